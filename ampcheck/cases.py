@@ -1,0 +1,99 @@
+"""Cases: which op, with which inputs, under which region, on which device. Frozen, and cheap to make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ampcheck import ops
+from ampcheck.ids import case_id, one_off
+from ampcheck.ops.describe import Op, Sample, leaves
+from ampcheck.spec.dtypes import LOW
+
+if TYPE_CHECKING:
+    from ampcheck.devices import Device
+
+# Beyond this many floating arguments (recurrent cells, fused attention) only the first and last ones are varied.
+_VARIED = 6
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to run and check.
+
+    `suite`: eager, jit, autograd or scaler. `rule`: the suite's file. `op`: an overload, or the name of a scenario.
+    `sample`: "" for the op's main sample. `inputs`: the dtype assignment, as `ampcheck.ids.assign` reads it. `amp`: the
+    region's dtype. `device`: the device's name on the command line, `token` its name in ids.
+    """
+
+    suite: str
+    rule: str
+    op: str
+    sample: str
+    inputs: str
+    amp: str
+    device: str
+    token: str
+
+    @cached_property
+    def id(self) -> str:
+        return case_id(self.op, self.sample, self.inputs, self.amp, self.token)
+
+
+def op_cases(device: Device, rule: str, suite: str = "eager") -> Iterator[Case]:
+    """Every op case of a rule on a device. Runs no op."""
+    policies = device.policies()
+    for op in ops.catalogue().values():
+        policy = policies.get(op.overload, "fallthrough")
+        if policy == rule:
+            yield from _of_op(device, rule, suite, op)
+
+
+def _of_op(device: Device, rule: str, suite: str, op: Op) -> Iterator[Case]:
+    for number, sample in enumerate(op.samples):
+        for amp, inputs in _variants(device, rule, sample, main=number == 0):
+            yield Case(suite, rule, op.overload, sample.name if number else "", inputs, amp, device.name, device.token)
+
+
+def floating_count(sample: Sample) -> int:
+    """How many arguments of a sample take the case's dtypes."""
+    return sum(1 for leaf in leaves(sample) if leaf.dtype is None)
+
+
+def _variants(device: Device, rule: str, sample: Sample, *, main: bool) -> Iterator[tuple[str, str]]:
+    """Pairs of region dtype and dtype assignment, each once."""
+    count = floating_count(sample)
+    default = device.default_amp
+    if count == 0:
+        yield default, "given"
+        return
+    if not main or rule == "fallthrough":
+        low = default
+        yield default, "fp32"
+        yield default, one_off(low, "fp32", 0, count) if count > 1 else low
+        return
+    for amp in device.amp_dtypes:
+        seen = set()
+        for inputs in _assignments(count, amp, integers=amp == default):
+            if inputs not in seen:
+                seen.add(inputs)
+                yield amp, inputs
+
+
+def _assignments(count: int, amp: str, *, integers: bool) -> Iterator[str]:
+    other = LOW[1] if amp == LOW[0] else LOW[0]
+    yield from ("fp32", amp, other, "fp64")
+    if integers:
+        yield from ("int64", "bool")
+    if count == 1:
+        return
+    positions = range(count) if count <= _VARIED else (0, 1, count - 1)
+    for position in positions:
+        yield one_off(amp, "fp32", position, count)
+    yield one_off(amp, other, count - 1, count)
+    yield one_off(amp, "fp64", 0, count)
+    yield one_off("fp32", "fp64", count - 1, count)
+    if integers:
+        yield one_off("fp32", "int64", count - 1, count)

@@ -1,0 +1,169 @@
+"""The checks: compare an observation with the specification and say every difference in a sentence.
+
+They know nothing of suites, devices or executors, so each suite shares them. Every function returns the differences it
+found; none means the behaviour is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ampcheck.observe import KernelCall, Observation
+from ampcheck.spec.casting import Expectation
+from ampcheck.spec.rules import RULES
+from ampcheck.torch_dtypes import name_of
+
+
+class CheckFailure(AssertionError):
+    """The device does not do what PyTorch promises; carries each difference as a sentence."""
+
+    def __init__(self, differences: Sequence[str]) -> None:
+        super().__init__("\n".join(differences))
+        self.differences = list(differences)
+
+
+def kernel(observation: Observation, expected: Expectation, sources: Sequence[str], rule: str) -> list[str]:
+    """The dtypes the op's kernel received, its `dtype=` and the number of casts.
+
+    `sources`: the dtype of each tensor of the call as the caller gave it.
+    """
+    because = f"rule {rule}: {RULES[rule].sentence}"
+    name = f"aten::{expected.overload}"
+    call = observation.of(expected.overload)
+    if call is None:
+        if observation.error is not None:
+            return [f"{name} raised before its kernel ran: {one_line(observation.error)} ({because})"]
+        ran = ", ".join(k.overload for k in observation.kernels) or "nothing"
+        return [f"the kernel of {name} never ran; what ran was: {ran} ({because})"]
+    differences = _arguments(call, expected, name, because)
+    if call.dtype_kwarg != expected.dtype_kwarg and expected.dtype_kwarg is not None:
+        differences.append(
+            f"{name} ran with dtype={call.dtype_kwarg}; expected dtype={expected.dtype_kwarg} ({because})"
+        )
+    wanted = sum(1 for given, got in zip(sources, expected.leaves, strict=True) if given != got)
+    made = sum(1 for cast in observation.casts if cast.source is not None)
+    if made != wanted and not differences:
+        differences.append(f"autocast made {made} casts of the arguments of {name}; expected {wanted} ({because})")
+    return differences
+
+
+def _arguments(call: KernelCall, expected: Expectation, name: str, because: str) -> list[str]:
+    differences = []
+    for place, seen in enumerate(call.leaves):
+        if seen.source is None:
+            continue
+        wanted = expected.leaves[seen.source]
+        if seen.got != wanted:
+            differences.append(
+                f"argument {place} of {name} was given as {seen.given} and reached the kernel as {seen.got}; "
+                f"expected {wanted} ({because})"
+            )
+    return differences
+
+
+def untouched_dtype(call: KernelCall | None, given: str | None, rule: str) -> list[str]:
+    """A `dtype=` that the caller chose, or left out where autocast must not fill it in."""
+    if call is None or call.dtype_kwarg == given:
+        return []
+    return [
+        f"aten::{call.overload} ran with dtype={call.dtype_kwarg}; the caller's dtype={given} was to be left alone "
+        f"(rule {rule}: {RULES[rule].sentence})"
+    ]
+
+
+def refused(error: Exception | None, overload: str, mention: str, rule: str) -> list[str]:
+    """A banned overload: raises a RuntimeError that names what to use instead."""
+    because = f"rule {rule}: {RULES[rule].sentence}"
+    if error is None:
+        return [f"aten::{overload} ran; expected a RuntimeError that names {mention} ({because})"]
+    if not isinstance(error, RuntimeError) or mention not in str(error):
+        return [f"aten::{overload} raised {one_line(error)}; expected a RuntimeError that names {mention} ({because})"]
+    return []
+
+
+def same_error(got: Exception | None, reference: Exception | None, name: str) -> list[str]:
+    """Under autocast a call raises exactly where the same call on inputs cast by hand raises."""
+    if (got is None) == (reference is None):
+        if got is None or type(got) is type(reference):
+            return []
+        return [f"{name} raised {one_line(got)}; the same call on inputs cast by hand raised {one_line(reference)}"]
+    if got is not None:
+        return [f"{name} raised {one_line(got)}; the same call on inputs cast by hand succeeds"]
+    return [f"{name} succeeded; the same call on inputs cast by hand raised {one_line(reference)}"]
+
+
+def output_dtypes(got: Sequence[torch.Tensor], wanted: Sequence[str], name: str) -> list[str]:
+    """The dtype of every output."""
+    seen = [name_of(tensor.dtype) for tensor in got]
+    if len(seen) != len(wanted):
+        return [f"{name} returned {len(seen)} tensors; expected {len(wanted)}"]
+    return [
+        f"output {place} of {name} is {s}; expected {w}"
+        for place, (s, w) in enumerate(zip(seen, wanted, strict=True))
+        if s != w
+    ]
+
+
+def bitwise(got: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], name: str) -> list[str]:
+    """Every output equals, bit for bit, that of the same op called on inputs cast by hand."""
+    differences = []
+    for place, (a, b) in enumerate(zip(got, reference, strict=True)):
+        if a.shape != b.shape:
+            differences.append(f"output {place} of {name} has shape {tuple(a.shape)}; expected {tuple(b.shape)}")
+        elif a.dtype == b.dtype and not _identical(a, b):
+            difference = (a.to(torch.complex128) - b.to(torch.complex128)).abs().max().item()
+            differences.append(
+                f"output {place} of {name} differs from the same op on inputs cast by hand by up to {difference:.3g}; "
+                "expected the same bits"
+            )
+    return differences
+
+
+def _identical(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if torch.equal(a, b):
+        return True
+    if not (a.is_floating_point() or a.is_complex()):
+        return False
+    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+# Rounding grows with the length of the sums inside an op; the samples are small, so a fixed multiple serves them all.
+_ROUNDINGS = 48
+
+
+def accuracy(
+    got: Sequence[torch.Tensor], exact: Sequence[torch.Tensor], kernel_dtype: torch.dtype, name: str
+) -> list[str]:
+    """Every floating output lies within a bound of the float64 result on the same, already cast, inputs.
+
+    The bound is a fixed number of roundings of the less precise of kernel and output dtype, relative to the largest
+    value of the result.
+    """
+    differences = []
+    for place, (tensor, reference) in enumerate(zip(got, exact, strict=False)):
+        if not tensor.is_floating_point() or tensor.shape != reference.shape or tensor.numel() == 0:
+            continue
+        step = max(torch.finfo(tensor.dtype).eps, torch.finfo(kernel_dtype).eps)
+        wide = reference.to(torch.float64)
+        finite = wide.isfinite()
+        if not finite.any():
+            continue
+        scale = max(wide[finite].abs().max().item(), 1.0)
+        error = (tensor.to(torch.float64) - wide)[finite].abs().max().item()
+        if not error <= _ROUNDINGS * step * scale:
+            differences.append(
+                f"output {place} of {name} is {error:.3g} away from the float64 result; "
+                f"expected at most {_ROUNDINGS * step * scale:.3g} for {name_of(tensor.dtype)} computed in "
+                f"{name_of(kernel_dtype)}"
+            )
+    return differences
+
+
+def one_line(error: BaseException | None) -> str:
+    """An exception as one line of text."""
+    if error is None:
+        return "nothing"
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:200] if text else ''}"

@@ -1,0 +1,81 @@
+"""What a device must give to be tested: a base class with few methods."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+
+from ampcheck.inputs import host_tensor
+from ampcheck.ops.describe import TensorArg
+from ampcheck.spec.policies import closest, table
+from ampcheck.torch_dtypes import DTYPES
+
+
+class Device(ABC):
+    """A device under test.
+
+    A third party subclasses this in its own package and declares it under the entry point group `ampcheck.devices`, or
+    names the module with `--device-module`; `docs/add_a_device.md` has a complete example. Only `unavailable` must be
+    written; the rest has defaults that suit a device whose tensors hold values.
+    """
+
+    name: str
+    """Its name on the command line, e.g. "cpu" or "virtual:cuda"."""
+    token: str
+    """Its name in case ids. No other device's token, dtype or rule may occur in it."""
+    type: str
+    """The PyTorch device type, e.g. "cuda"."""
+    key: str
+    """Its autocast dispatch key, e.g. "AutocastCUDA"."""
+    default_amp: str = "fp16"
+    """The dtype `torch.autocast(type)` takes when given none."""
+    amp_dtypes: tuple[str, ...] = ("fp16", "bf16")
+    """The lower precisions it supports."""
+    has_values: bool = True
+    """False for a device without arithmetic: only dtypes are checked, and the report says so."""
+    deviations: Path | None = None
+    """Its `deviations.toml`."""
+
+    @abstractmethod
+    def unavailable(self) -> str | None:
+        """Why the device cannot be used on this machine, in a sentence, or None where it can."""
+
+    def policies(self) -> Mapping[str, str]:
+        """The policy promised for each overload. By default PyTorch's table for the device's key and this torch."""
+        return table(self.key, closest(torch.__version__))
+
+    def tensor(self, arg: TensorArg, dtype: str, position: int) -> torch.Tensor:
+        """A fresh tensor for an argument; on the CPU where the description says so."""
+        made = host_tensor(arg, dtype, position)
+        return made if arg.device == "cpu" else made.to(self.type)
+
+    def autocast(
+        self, dtype: str | None = None, *, enabled: bool = True, cache_enabled: bool | None = None
+    ) -> torch.autocast:
+        """A `torch.autocast` region for the device, not yet entered."""
+        amp_dtype = DTYPES[dtype] if dtype else None
+        return torch.autocast(self.type, dtype=amp_dtype, enabled=enabled, cache_enabled=cache_enabled)
+
+    def running(self) -> AbstractContextManager[object]:
+        """Entered around everything that makes or uses tensors of the device, once in each thread."""
+        return contextlib.nullcontext()
+
+    def host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor's values on the CPU. Called only where `has_values`."""
+        return tensor.detach().cpu()
+
+    def seed(self) -> None:
+        """Reset the random state that ops on the device draw from."""
+        torch.manual_seed(0)
+
+    def synchronize(self) -> None:
+        """Returns when all work given to the device is done."""
+
+    def describe(self) -> dict[str, str]:
+        """What a reader of a run file should know of the device: model, driver, versions."""
+        return {}

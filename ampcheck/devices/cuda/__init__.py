@@ -1,0 +1,36 @@
+"""A CUDA device: real, used where present."""
+
+from pathlib import Path
+
+import torch
+
+from ampcheck.devices.base import Device
+
+
+class Cuda(Device):
+    """PyTorch's CUDA backend."""
+
+    name = "cuda"
+    token = "cuda"
+    type = "cuda"
+    key = "AutocastCUDA"
+    deviations = Path(__file__).parent / "deviations.toml"
+
+    def unavailable(self) -> str | None:
+        if not torch.backends.cuda.is_built():
+            return "this torch was built without CUDA"
+        if not torch.cuda.is_available():
+            return "no CUDA device was found"
+        return None
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def describe(self) -> dict[str, str]:
+        major, minor = torch.cuda.get_device_capability()
+        return {
+            "model": torch.cuda.get_device_name(),
+            "capability": f"{major}.{minor}",
+            "cuda": str(torch.version.cuda),
+            "cudnn": str(torch.backends.cudnn.version()),
+        }

@@ -1,0 +1,28 @@
+"""How a case is run. Each executor turns a sample's call path into a function of its arguments."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import lru_cache, reduce
+from typing import Any
+
+import torch
+
+from ampcheck.observe import overload
+from ampcheck.ops.describe import Op, Sample
+
+
+@lru_cache(maxsize=None)
+def eager(op: str, call: str) -> Callable[..., Any]:
+    """The function a path names; "aten" is the overload itself. Raises AttributeError where torch has no such function."""
+    if call == "aten":
+        return overload(op)
+    root, *names = call.split(".")
+    found: Callable[..., Any] = reduce(getattr, names, {"torch": torch, "operator": operator}[root])
+    return found
+
+
+def function(op: Op, sample: Sample) -> Callable[..., Any]:
+    """What a sample calls, run eagerly."""
+    return eager(op.overload, sample.call)

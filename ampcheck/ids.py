@@ -1,0 +1,59 @@
+"""Case ids: one function makes them, one takes the dtype assignment out of them again.
+
+`op-inputs-amp-device`, e.g. `atan2-fp32_bf16-bf16-cpu`. A sample other than an op's main one stands behind a plus sign:
+`mm+method-fp32-bf16-cpu`. Ids are stable: a published run can be compared with one made years later.
+"""
+
+from __future__ import annotations
+
+import re
+
+MAX_LENGTH = 79
+_SHELL_SAFE = re.compile(r"[A-Za-z0-9_.+-]+")
+
+# An op's name must hold no dtype, rule or device token, else `-k cpu` would select it on every device.
+_ALIASES = {"_grid_sampler_2d_cpu_fallback": "_grid_sampler_2d_fallback"}
+
+
+def op_token(op: str, sample: str = "") -> str:
+    """How an op, and a sample other than its main one, is written in an id."""
+    name = _ALIASES.get(op, op)
+    return f"{name}+{sample}" if sample else name
+
+
+def case_id(op: str, sample: str, inputs: str, amp: str, device_token: str) -> str:
+    """The id of a case. Raises ValueError where it would be too long or hold a character shells interpret."""
+    parts = [op_token(op, sample), inputs, amp, device_token]
+    text = "-".join(part for part in parts if part)
+    if len(text) > MAX_LENGTH or not _SHELL_SAFE.fullmatch(text):
+        raise ValueError(f"case id {text!r} is longer than {MAX_LENGTH} or holds a character outside {_SHELL_SAFE.pattern}")
+    return text
+
+
+_ONE_OFF = re.compile(r"(?P<base>\w+?)_(?P<other>\w+?)at(?P<position>\d+)")
+
+
+def assign(inputs: str, count: int) -> tuple[str, ...]:
+    """The dtype of each of `count` floating arguments.
+
+    "fp32": all of them. "fp32_bf16": the first and the second of two. "bf16_fp32at2": all bf16 but number 2, from 0.
+    """
+    if match := _ONE_OFF.fullmatch(inputs):
+        dtypes = [match["base"]] * count
+        dtypes[int(match["position"])] = match["other"]
+        return tuple(dtypes)
+    parts = inputs.split("_")
+    if len(parts) == 1:
+        return (inputs,) * count
+    if len(parts) != count:
+        raise ValueError(f"{inputs!r} names {len(parts)} dtypes for {count} arguments")
+    return tuple(parts)
+
+
+def one_off(base: str, other: str, position: int, count: int) -> str:
+    """The token for `count` arguments of dtype `base` but one of dtype `other`; the inverse of `assign`."""
+    if count == 1:
+        return other
+    if count == 2:
+        return f"{other}_{base}" if position == 0 else f"{base}_{other}"
+    return f"{base}_{other}at{position}"

@@ -1,0 +1,109 @@
+"""The casting oracle: what autocast does to the arguments of one call.
+
+Source: https://docs.pytorch.org/docs/2.13/amp.html (op eligibility, the op lists per device) and
+`aten/src/ATen/autocast_mode.h` of PyTorch 2.13 for what the page leaves to the reader: which tensors are eligible
+and which policy each overload has. Where the code falls short of the page, the page wins and the difference is a
+deviation (`ampcheck/devices/deviations.toml`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ampcheck.spec.dtypes import is_floating, widest
+
+Policy = str
+"""One of `POLICIES`, or "fallthrough" for an overload that has none."""
+
+POLICIES = ("downcast", "upcast", "optdtype", "append", "promote", "banned")
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One tensor among the arguments of a call, as far as autocast looks at it.
+
+    `dtype` is a name of `ampcheck.spec.dtypes`; `on_device` says whether it lives on the region's device type.
+    """
+
+    dtype: str
+    on_device: bool = True
+
+    @property
+    def eligible(self) -> bool:
+        """Floating point, not double, on the region's device type."""
+        return self.on_device and is_floating(self.dtype) and self.dtype != "fp64"
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What must be seen when the kernel of one call runs.
+
+    `leaves`: dtype of each tensor argument, in order. `overload`: the overload whose kernel runs (another one than was
+    called only for `append`). `dtype_kwarg`: the value autocast fills in for `dtype=`, or None where it must leave the
+    caller's choice alone. `error`: a part of the message where the call must be refused, else None.
+    `casts`: how many tensor arguments change dtype.
+    """
+
+    leaves: tuple[str, ...]
+    overload: str
+    dtype_kwarg: str | None = None
+    error: str | None = None
+
+    def casts(self, given: Sequence[Leaf]) -> int:
+        return sum(1 for leaf, dtype in zip(given, self.leaves, strict=True) if leaf.dtype != dtype)
+
+
+# fp32_append_dtype sends a call to the overload that takes a dtype; its schema differs, so the name does too.
+APPENDED = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
+
+# A refused overload names what to call instead.
+BANNED_MESSAGE = {"binary_cross_entropy": "binary_cross_entropy_with_logits"}
+
+
+def expect(
+    policy: Policy,
+    overload: str,
+    given: Sequence[Leaf],
+    amp_dtype: str,
+    *,
+    dtype_given: bool = False,
+    enabled: bool = True,
+) -> Expectation:
+    """What autocast must do to a call.
+
+    Args:
+        policy: the overload's policy under the region's dispatch key, or "fallthrough".
+        overload: the overload called, without the namespace, e.g. `mm` or `sum.dim_IntList`.
+        given: the tensors among the arguments, in order, lists flattened.
+        amp_dtype: the region's dtype.
+        dtype_given: whether the caller passed `dtype=`.
+        enabled: whether autocast is enabled for the device type.
+
+    Returns: the expectation. Raises ValueError for an unknown policy.
+    """
+    untouched = Expectation(tuple(leaf.dtype for leaf in given), overload)
+    if policy not in POLICIES and policy != "fallthrough":
+        raise ValueError(f"unknown policy {policy!r}; known: {', '.join((*POLICIES, 'fallthrough'))}")
+    if not enabled or policy == "fallthrough":
+        return untouched
+    if policy == "banned":
+        return Expectation(untouched.leaves, overload, error=BANNED_MESSAGE.get(overload, "unsafe to autocast"))
+    if policy == "downcast":
+        return _cast(given, overload, amp_dtype)
+    if policy == "upcast":
+        return _cast(given, overload, "fp32")
+    if policy == "promote":
+        eligible = [leaf.dtype for leaf in given if leaf.eligible]
+        return _cast(given, overload, widest(eligible)) if eligible else untouched
+    first_eligible = bool(given) and given[0].eligible
+    if policy == "optdtype":
+        fill = first_eligible and not dtype_given
+        return Expectation(untouched.leaves, overload, dtype_kwarg="fp32" if fill else None)
+    # append: the other overload is always called, with the first argument's own dtype where it is not eligible.
+    own = given[0].dtype if given else None
+    return Expectation(untouched.leaves, APPENDED[overload], dtype_kwarg="fp32" if first_eligible else own)
+
+
+def _cast(given: Sequence[Leaf], overload: str, dtype: str) -> Expectation:
+    return Expectation(tuple(dtype if leaf.eligible else leaf.dtype for leaf in given), overload)

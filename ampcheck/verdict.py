@@ -1,0 +1,142 @@
+"""Run one op case on a device and check it: the shared body of every op suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ampcheck import checks, ops
+from ampcheck.cases import Case, floating_count
+from ampcheck.devices.base import Device
+from ampcheck.executors import function
+from ampcheck.ids import assign
+from ampcheck.inputs import build
+from ampcheck.observe import Observation, observe, overload, tensors
+from ampcheck.ops.describe import Op, Sample, leaves
+from ampcheck.spec.casting import Expectation, Leaf, expect
+from ampcheck.torch_dtypes import DTYPES, name_of
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A case with everything the specification says of it. `given`: the call's tensors, `dtype_given`: the caller's `dtype=`."""
+
+    op: Op
+    sample: Sample
+    dtypes: tuple[str, ...]
+    given: tuple[Leaf, ...]
+    dtype_given: str | None
+    expected: Expectation
+
+
+def plan(case: Case, device: Device) -> Plan:
+    """What the specification expects of a case."""
+    op = ops.catalogue()[case.op]
+    sample = op.sample(case.sample) if case.sample else op.samples[0]
+    count = floating_count(sample)
+    dtypes = assign(case.inputs, count) if count else ()
+    remaining = iter(dtypes)
+    own = device.type
+    given = tuple(
+        Leaf(leaf.dtype or next(remaining), on_device=leaf.device != "cpu" or own == "cpu") for leaf in leaves(sample)
+    )
+    chosen = _dtype_argument(op, sample)
+    expected = expect(case.rule, op.overload, given, case.amp, dtype_given=chosen is not None)
+    return Plan(op, sample, dtypes, given, chosen, expected)
+
+
+def _dtype_argument(op: Op, sample: Sample) -> str | None:
+    """The dtype the caller asks for: samples hold `torch.dtype`s only as `dtype=` arguments."""
+    values = (*sample.args, *sample.kwargs.values())
+    return next((name_of(v) for v in values if isinstance(v, torch.dtype)), None)
+
+
+def check_op(case: Case, device: Device) -> list[str]:
+    """Run an op case and return every difference from the specification."""
+    with device.running():
+        todo = plan(case, device)
+        name = f"aten::{case.op}" if todo.sample.call == "aten" else todo.sample.call
+        watched = _run(case, device, todo, record=True)
+        if todo.expected.error:
+            return checks.refused(watched.error, case.op, todo.expected.error, case.rule)
+        differences = checks.kernel(watched, todo.expected, [leaf.dtype for leaf in todo.given], case.rule)
+        if todo.expected.dtype_kwarg is None and case.rule in ("optdtype", "append"):
+            differences += checks.untouched_dtype(watched.of(todo.expected.overload), todo.dtype_given, case.rule)
+        if differences:
+            return differences
+        reference = _reference(device, todo)
+        native = _run(case, device, todo, record=False) if device.has_values else watched
+        differences = checks.same_error(native.error, reference.error, name)
+        if differences or native.error is not None:
+            return differences
+        differences = checks.output_dtypes(native.outputs, [name_of(t.dtype) for t in reference.outputs], name)
+        if differences or not device.has_values or todo.op.values == "none":
+            return differences
+        return _values(device, todo, native, reference, name)
+
+
+def _values(device: Device, todo: Plan, native: Observation, reference: Observation, name: str) -> list[str]:
+    got = [device.host(t) for t in native.outputs]
+    differences = checks.bitwise(got, [device.host(t) for t in reference.outputs], name)
+    floating = [d for d in todo.expected.leaves if d in ("fp16", "bf16", "fp32")]
+    if differences or todo.op.values != "exact" or not floating:
+        return differences
+    exact = _reference(device, todo, dtype="fp64")
+    if exact.error is not None:  # no float64 kernel: the bitwise comparison stands alone
+        return []
+    narrowest = max(floating, key=lambda d: torch.finfo(DTYPES[d]).eps)
+    return checks.accuracy(got, [device.host(t) for t in exact.outputs], DTYPES[narrowest], name)
+
+
+def _run(case: Case, device: Device, todo: Plan, *, record: bool) -> Observation:
+    call = function(todo.op, todo.sample)
+    args, kwargs = build(todo.sample, todo.dtypes, device)
+    device.seed()
+    region = device.autocast(case.amp)
+    if not record:
+        return _plain(lambda: call(*args, **kwargs), region)
+    inputs = list(tensors((args, kwargs)))
+    with region:
+        return observe(lambda: call(*args, **kwargs), device.type, {*device.policies(), case.op}, inputs)
+
+
+def _plain(call: Callable[[], Any], region: AbstractContextManager[object]) -> Observation:
+    observation = Observation()
+    try:
+        with region:
+            observation.outputs = list(tensors(call()))
+    except Exception as error:  # the call under test may raise anything, and that is what is to be seen
+        observation.error = error
+    return observation
+
+
+def _reference(device: Device, todo: Plan, dtype: str | None = None) -> Observation:
+    """The same call outside autocast on inputs cast by hand; all floating ones to `dtype` where it is given."""
+    args, kwargs = build(todo.sample, todo.dtypes, device)
+    wanted = iter(todo.expected.leaves)
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        out = tensor.to(DTYPES[next(wanted)])
+        return out.to(DTYPES[dtype]) if dtype and out.is_floating_point() else out
+
+    args = _cast_all(args, cast)
+    kwargs = {name: _cast_all(value, cast) for name, value in kwargs.items()}
+    call = function(todo.op, todo.sample)
+    if todo.expected.overload != todo.op.overload:
+        call = overload(todo.expected.overload)
+    if todo.expected.dtype_kwarg:
+        kwargs["dtype"] = DTYPES[dtype or todo.expected.dtype_kwarg]
+    device.seed()
+    return _plain(lambda: call(*args, **kwargs), nullcontext())
+
+
+def _cast_all(value: Any, cast: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return cast(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(_cast_all(item, cast) for item in value)
+    return value
