@@ -7,6 +7,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+
+from ampcheck.errors import UsageError
 
 MAX_LENGTH = 79
 _SHELL_SAFE = re.compile(r"[A-Za-z0-9_.+-]+")
@@ -57,3 +60,52 @@ def one_off(base: str, other: str, position: int, count: int) -> str:
     if count == 2:
         return f"{other}_{base}" if position == 0 else f"{base}_{other}"
     return f"{base}_{other}at{position}"
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A case as far as its name tells: `id`, and the parts of it."""
+
+    suite: str
+    rule: str
+    id: str
+
+    @property
+    def key(self) -> str:
+        """Its name across runs: `suite/rule/id`."""
+        return f"{self.suite}/{self.rule}/{self.id}"
+
+    def fields(self) -> dict[str, str]:
+        """The fields of a result that the name tells. The device is the id's token."""
+        head, *middle, amp, device = self.id.split("-") if self.id.count("-") >= 2 else (self.id, "", "")
+        op, _, sample = head.partition("+")
+        return {
+            "id": self.id,
+            "suite": self.suite,
+            "rule": self.rule,
+            "op": op,
+            "sample": sample,
+            "inputs": "-".join(middle),
+            "amp": amp,
+            "device": device,
+        }
+
+
+_NODE = re.compile(r"(?:.*/)?(?P<suite>\w+)/test_(?P<rule>\w+)\.py::test_(?P<name>\w+)\[(?P<params>.+)\]")
+
+
+def parse_node(node: str) -> Parsed:
+    """The case of a pytest node id. A scenario's id is its function's name and its parameters."""
+    match = _NODE.fullmatch(node)
+    if match is None:
+        raise ValueError(f"{node!r} is no node id of a case")
+    own = match["name"] == match["rule"]
+    return Parsed(match["suite"], match["rule"], match["params"] if own else f"{match['name']}-{match['params']}")
+
+
+def parse_key(key: str) -> Parsed:
+    """The case of a key `suite/rule/id`. Raises UsageError for another form."""
+    parts = key.split("/")
+    if len(parts) != 3 or not all(parts):
+        raise UsageError(f"{key!r} is no case; a case is written suite/rule/id")
+    return Parsed(*parts)

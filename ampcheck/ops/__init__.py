@@ -8,7 +8,22 @@ from importlib import import_module
 
 from ampcheck.ops.describe import Op
 
-FAMILIES = ("matmul",)
+FAMILIES = (
+    "matmul",
+    "convolution",
+    "recurrent",
+    "attention",
+    "pointwise",
+    "indexing",
+    "reduction",
+    "loss",
+    "normalization",
+    "fft",
+    "linalg",
+    "pooling",
+    "padding",
+    "resampling",
+)
 
 
 @cache

@@ -2,15 +2,18 @@
 
 The tables lie beside this file, one CSV per torch minor version: `key,overload,policy,builds,verified,source`. `builds`
 names the library a build must have ("cudnn", "miopen"), else empty. `verified`: "run" where the casts were seen on that
-version, "dispatcher" where its dispatcher lists the registration, "source" where it was read only. `source` says where the
-registration stands in PyTorch. `tests/test_spec_policies.py` holds the newest table against the live dispatcher.
+version, "dispatcher" where its dispatcher lists the registration, "source" where it was read only (in the sources, or
+in the headers and symbols of a published wheel), "assumed" where it could not be read and is taken over from the newest
+table. `source` says where the registration stands in PyTorch. `tests/test_spec_policies.py` holds the installed
+version's table against the live dispatcher.
 """
 
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
@@ -34,35 +37,84 @@ class Row:
     source: str
 
 
+COLUMNS = tuple(field.name for field in fields(Row))
+VERIFIED = ("run", "dispatcher", "source", "assumed")
+
+_MINOR = re.compile(r"(\d+)\.(\d+)(?!\d)")
+
+
 def versions() -> tuple[str, ...]:
     """The torch minor versions that have a table, oldest first, e.g. ("2.11", "2.12", "2.13")."""
     found = [p.stem.removeprefix("torch-") for p in TABLES.glob("torch-*.csv")]
-    return tuple(sorted(found, key=lambda v: tuple(map(int, v.split(".")))))
+    return tuple(sorted(found, key=_numbers))
 
 
 def closest(torch_version: str) -> str:
-    """The table for a torch version such as "2.13.0+cpu": its own, else the newest one older than it, else the oldest."""
-    wanted = tuple(int(part) for part in torch_version.split("+")[0].split(".")[:2])
+    """The table for a torch version such as "2.13.0+cpu": its own, else the newest one older than it, else the oldest.
+
+    Raises ValueError for a text that does not start with two numbers.
+    """
+    wanted = _numbers(torch_version)
     known = versions()
-    older = [v for v in known if tuple(map(int, v.split("."))) <= wanted]
+    older = [v for v in known if _numbers(v) <= wanted]
     return older[-1] if older else known[0]
+
+
+def minor(torch_version: str) -> str:
+    """The minor version of a torch version: "2.13" of "2.13.0+cpu". Raises ValueError like `closest`."""
+    return ".".join(map(str, _numbers(torch_version)))
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    """Major and minor as numbers, so that 2.9 comes before 2.11; "2.14.0a0+git1" and "2.14a0" are both 2.14."""
+    match = _MINOR.match(version)
+    if not match:
+        raise ValueError(f"{version!r} is not a torch version such as '2.13.0+cpu'")
+    return int(match[1]), int(match[2])
 
 
 @cache
 def rows(version: str) -> tuple[Row, ...]:
-    """Every row of the table of a torch minor version. Raises ValueError where there is none or a row is malformed."""
+    """Every row of the table of a torch minor version.
+
+    Raises ValueError where there is no such table, or where a row is malformed, names an unknown key, policy or
+    `verified`, or repeats an earlier one; the sentence names the file and the line.
+    """
     path = TABLES / f"torch-{version}.csv"
     if not path.exists():
         raise ValueError(f"no policy table for torch {version}; there are {', '.join(versions())}")
-    with path.open(newline="") as file:
-        out = tuple(Row(**line) for line in csv.DictReader(file))
-    for row in out:
-        if row.policy not in POLICIES or row.key not in KEYS:
-            raise ValueError(f"{path.name}: {row.key} {row.overload} has policy {row.policy!r}")
-    return out
+    out: dict[tuple[str, str], Row] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.reader(file)
+        if tuple(next(reader, ())) != COLUMNS:
+            raise ValueError(f"{path.name}: the first line must be {','.join(COLUMNS)}")
+        for line in reader:
+            where = f"{path.name} line {reader.line_num}"
+            if len(line) != len(COLUMNS):
+                raise ValueError(f"{where} has {len(line)} fields instead of {len(COLUMNS)}")
+            row = Row(*line)
+            _check(row, where)
+            if out.setdefault((row.key, row.overload), row) is not row:
+                raise ValueError(f"{where} repeats {row.key} {row.overload}")
+    return tuple(out.values())
+
+
+def _check(row: Row, where: str) -> None:
+    if not row.overload:
+        raise ValueError(f"{where} names no overload")
+    for what, value, known in (
+        ("key", row.key, KEYS),
+        ("policy", row.policy, POLICIES),
+        ("verified", row.verified, VERIFIED),
+    ):
+        if value not in known:
+            raise ValueError(f"{where}: {row.overload} has {what} {value!r}; known: {', '.join(known)}")
 
 
 @cache
 def table(key: str, version: str) -> Mapping[str, str]:
-    """The policy of each overload that every build registers under a dispatch key, e.g. `table("AutocastCPU", "2.13")["mm"]`."""
+    """The policy of each overload that every build registers under a dispatch key.
+
+    E.g. `table("AutocastCPU", "2.13")["mm"]` is "downcast". Raises ValueError like `rows`.
+    """
     return {row.overload: row.policy for row in rows(version) if row.key == key and not row.builds}

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 
 _AMP = "https://docs.pytorch.org/docs/2.13/amp.html"
 _OPS = _AMP + "#autocast-op-reference"
+_REGION = _AMP + "#torch.autocast"
+_EXAMPLES = "https://docs.pytorch.org/docs/2.13/notes/amp_examples.html"
 _MODE = "aten/src/ATen/autocast_mode.h"
+_PYTHON = "torch/amp/autocast_mode.py"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`sentence`: the promise, in the present tense. `source`: where PyTorch makes it. `since`, `until`: torch versions."""
+    """`sentence`: the promise, in the present tense. `source`: where PyTorch makes it. `since`, `until`: its versions."""
 
     name: str
     sentence: str
@@ -31,6 +34,47 @@ _ALL = (
     Rule("promote", "eligible arguments are cast to the widest dtype among them", _OPS),
     Rule("banned", "the call is refused with an error that says what to use instead", _OPS),
     Rule("fallthrough", "an op without a policy does under autocast what it does without", _OPS),
+    Rule(
+        "eligibility",
+        "only floating-point tensors other than float64 on the region's device type are cast, and in-place and out= "
+        "calls go through as they are",
+        _AMP + "#autocast-eligibility",
+    ),
+    Rule(
+        "nesting", "an inner region decides alone until it ends, enabled or not, then the outer one does again", _REGION
+    ),
+    Rule("context", "a with statement sets enabled, dtype and cache for its body and puts all three back", _REGION),
+    # Refusing to decorate what cannot be called is newer than the rule: torch 2.12 (pytorch#172178); 2.11 wrapped it.
+    Rule("decorator", "a decorated function runs in the region on every call and keeps its name", _REGION),
+    Rule(
+        "cache",
+        "a float32 leaf that requires grad is cast to the region's dtype once per outermost region, if the cache is on",
+        "aten/src/ATen/autocast_mode.cpp",
+    ),
+    Rule("threads", "a new thread starts outside of every region, and regions of one thread touch no other", _REGION),
+    # The functions that take a device type came with pytorch#124359.
+    Rule(
+        "state",
+        "the state functions read and set what a region uses and refuse arguments of a wrong type",
+        "torch/csrc/autograd/init.cpp",
+        since="2.4",
+    ),
+    # The functions in pytorch#124359, the classes in pytorch#126062.
+    Rule(
+        "deprecated",
+        "a deprecated spelling warns, names its replacement and does the same",
+        _AMP + "#torch.cuda.amp.autocast",
+        since="2.4",
+    ),
+    Rule(
+        "defaults",
+        "a region given no options is enabled, uses the device type's default dtype and leaves the cache as it was",
+        _REGION,
+    ),
+    Rule("errors", "a wrong argument is refused, or warned of and the region disabled, in words that name it", _PYTHON),
+    Rule("exceptions", "an exception leaves a region unchanged, and the state from before the region is back", _PYTHON),
+    Rule("modules", "a module in a region does what the functions it calls do there", _EXAMPLES),
+    Rule("programs", "a program of ops and nested regions does what the other rules say of its steps", _AMP),
 )
 
 RULES = {rule.name: rule for rule in _ALL}

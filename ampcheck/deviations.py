@@ -1,0 +1,141 @@
+"""Known differences between a device and the specification: data beside the device, each with its reason and link.
+
+    [[deviation]]
+    id = "promote-mixed-low"
+    cases = ["promote/*-bf16-fp16-*"]
+    kind = "deviation"
+    reason = "promote refuses a lower precision other than the region's dtype."
+    link = "https://github.com/pytorch/pytorch/pull/191125"
+    raises = "Unexpected floating ScalarType"
+    torch = ">=2.11"
+    added = "2026-11-20"
+
+`cases` are globs over `rule/id`. `kind`: "deviation" (expected to fail), "unsupported" (the device lacks it) or "flaky".
+`raises` is a regular expression that the failure must match, so another failure of the same case stays red. `link` is a
+URL, or "unreported" for one that `docs/findings.md` holds with its reproduction.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fnmatch import translate
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from ampcheck.devices.base import Device
+from ampcheck.errors import UsageError
+
+SHARED = Path(__file__).parent / "devices" / "deviations.toml"
+"""Deviations of PyTorch itself, on more than one device."""
+
+KINDS = ("deviation", "unsupported", "flaky")
+_TEXT = ("id", "kind", "reason", "link", "raises", "torch", "added")
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One entry of a deviations file; `file` is where it stands."""
+
+    id: str
+    cases: tuple[str, ...]
+    kind: str
+    reason: str
+    link: str
+    raises: str
+    torch: str
+    added: str
+    file: str = field(default="", compare=False)
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(translate(glob) for glob in self.cases))
+
+    def covers(self, name: str) -> bool:
+        """Whether it speaks of the case `rule/id`."""
+        return self._pattern.match(name) is not None
+
+    def explains(self, failure: str) -> bool:
+        """Whether the failure text is the one it describes."""
+        return re.search(self.raises, failure) is not None
+
+
+def load(path: Path) -> list[Deviation]:
+    """The deviations of a file that apply to this torch. Raises UsageError where the file is malformed."""
+    try:
+        entries = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"the deviations file {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"the deviations file {path} is not valid TOML: {error}") from error
+    unknown = [key for key in entries if key != "deviation"]
+    if unknown or not isinstance(entries.get("deviation", []), list):
+        raise UsageError(f"{path}: expected [[deviation]] tables only, found {', '.join(unknown) or 'another form'}")
+    out = [_entry(path, number, raw) for number, raw in enumerate(entries.get("deviation", []), 1)]
+    ids = [deviation.id for deviation in out]
+    for name in ids:
+        if ids.count(name) > 1:
+            raise UsageError(f"{path}: deviation {name!r} stands there more than once")
+    version = torch.__version__.split("+")[0]
+    return [d for d in out if SpecifierSet(d.torch, prereleases=True).contains(version)]
+
+
+def _entry(path: Path, number: int, raw: dict[str, object]) -> Deviation:
+    where = f"{path}: deviation {raw.get('id', number)!r}"
+    for key in _TEXT:
+        if not isinstance(raw.get(key), str) or not str(raw[key]).strip():
+            raise UsageError(f"{where} has no {key}")
+    if extra := set(raw) - {*_TEXT, "cases"}:
+        raise UsageError(f"{where} has unknown fields: {', '.join(sorted(extra))}")
+    cases = raw.get("cases")
+    if not isinstance(cases, list) or not cases or not all(isinstance(c, str) and "/" in c for c in cases):
+        raise UsageError(f'{where}: cases must be a list of globs of the form "rule/id"')
+    if raw["kind"] not in KINDS:
+        raise UsageError(f"{where}: kind is {raw['kind']!r}; it is one of {', '.join(KINDS)}")
+    link = str(raw["link"])
+    if link != "unreported" and not link.startswith("https://"):
+        raise UsageError(f'{where}: link is {link!r}; it is a URL or "unreported"')
+    try:
+        re.compile(str(raw["raises"]))
+        SpecifierSet(str(raw["torch"]))
+    except re.error as error:
+        raise UsageError(f"{where}: raises is no regular expression: {error}") from error
+    except InvalidSpecifier as error:
+        raise UsageError(f"{where}: torch is no version range: {error}") from error
+    return Deviation(cases=tuple(cases), file=str(path), **{key: str(raw[key]) for key in _TEXT})
+
+
+class Waivers:
+    """The deviations that apply to some devices, looked up by case."""
+
+    def __init__(self, devices: Iterable[Device], extra: Iterable[Path] = ()) -> None:
+        devices = list(devices)
+        shared = load(SHARED)
+        third = [d for path in extra for d in load(path)]
+        self._by_device = {
+            device.name: [*shared, *(load(device.deviations) if device.deviations else ()), *third] for device in devices
+        }
+
+    def of(self, device: str, name: str) -> Deviation | None:
+        """The deviation that speaks of the case `rule/id` on a device, or None."""
+        return next((d for d in self._by_device.get(device, ()) if d.covers(name)), None)
+
+    def all(self) -> list[Deviation]:
+        """Every deviation once."""
+        return list(dict.fromkeys(d for found in self._by_device.values() for d in found))
+
+    def stale(self, names: Iterable[str]) -> list[str]:
+        """A sentence for each glob that matches none of the cases `rule/id`."""
+        names = list(names)
+        out = []
+        for deviation in self.all():
+            for glob in deviation.cases:
+                pattern = re.compile(translate(glob))
+                if not any(pattern.match(name) for name in names):
+                    out.append(f"{deviation.file}: deviation {deviation.id!r}: no case matches {glob!r}")
+        return out

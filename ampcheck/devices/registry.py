@@ -1,0 +1,82 @@
+"""Which devices there are: PyTorch's own, virtual ones, entry points, and modules named on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from ampcheck.devices.base import Device
+from ampcheck.devices.cpu import Cpu
+from ampcheck.devices.cuda import Cuda
+from ampcheck.devices.virtual import DEVICES as VIRTUAL
+from ampcheck.errors import UsageError
+
+GROUP = "ampcheck.devices"
+_REQUIRED = ("name", "token", "type", "key")
+
+
+def known(modules: Sequence[str] = ()) -> dict[str, Device]:
+    """Every device by its name on the command line, whether or not this machine has it.
+
+    `modules`: what `--device-module` named; each defines `DEVICES`, a sequence of `Device`. An entry point of the group
+    `ampcheck.devices` names a `Device`, or a sequence of them. Raises UsageError for one that cannot be used.
+    """
+    out: dict[str, Device] = {}
+    _add(out, (Cpu(), Cuda(), *VIRTUAL), "ampcheck")
+    for point in entry_points(group=GROUP):
+        _add(out, _loaded(f"entry point {point.name}", point.load), f"entry point {point.name}")
+    for module in modules:
+        _add(out, _loaded(module, lambda m=module: import_module(m).DEVICES), f"device module {module}")
+    return out
+
+
+def select(names: Sequence[str], modules: Sequence[str] = ()) -> list[Device]:
+    """The devices of those names; without names, every one this machine has.
+
+    Raises UsageError for a name that is unknown, or that this machine does not have.
+    """
+    devices = known(modules)
+    if not names:
+        return [device for device in devices.values() if device.unavailable() is None]
+    out = []
+    for name in dict.fromkeys(names):
+        if name not in devices:
+            raise UsageError(f"there is no device named {name!r}; there are {', '.join(devices)}")
+        if reason := devices[name].unavailable():
+            raise UsageError(f"device {name!r} cannot be used here: {reason}")
+        out.append(devices[name])
+    return out
+
+
+def absent(modules: Sequence[str] = ()) -> dict[str, str]:
+    """Why each device that this machine does not have is not there, by name."""
+    return {name: reason for name, device in known(modules).items() if (reason := device.unavailable())}
+
+
+def _loaded(origin: str, load: object) -> object:
+    try:
+        return load()  # type: ignore[operator]  # a function of no arguments, of an entry point or the lambda above
+    except Exception as error:  # anything a third party's import can raise is this one message
+        raise UsageError(f"{origin} cannot be loaded as a device: {type(error).__name__}: {error}") from error
+
+
+def _add(out: dict[str, Device], found: object, origin: str) -> None:
+    if isinstance(found, type) and issubclass(found, Device):
+        found = _loaded(origin, found)
+    items: Iterable[object] = found if isinstance(found, (tuple, list)) else (found,)
+    for device in items:
+        if not isinstance(device, Device):
+            raise UsageError(f"{origin} gives {device!r}, which is no ampcheck.devices.Device")
+        missing = [name for name in _REQUIRED if not isinstance(getattr(device, name, None), str)]
+        if missing:
+            raise UsageError(f"{origin}: {type(device).__name__} does not set {', '.join(missing)}")
+        for other in out.values():
+            if device.name == other.name:
+                raise UsageError(f"{origin} declares device {device.name!r}, which exists already")
+            if device.token in other.token or other.token in device.token:
+                raise UsageError(
+                    f"{origin}: the id token {device.token!r} of {device.name!r} cannot be told from {other.token!r} "
+                    f"of {other.name!r}"
+                )
+        out[device.name] = device

@@ -1,0 +1,55 @@
+"""What this build's dispatcher registers for autocast, and what of it no policy table knows.
+
+Only aten overloads count: torchvision and other libraries register policies of their own under the same keys
+(`torchvision::nms`), which are theirs to promise and to test.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ampcheck.spec.drift import covered, drift
+from ampcheck.spec.policies import KEYS, closest, rows
+
+_ATEN = "aten::"
+
+UNKNOWN = "unknown"
+"""The policy of an overload that is registered but stands in no table; no casting can be expected of it."""
+
+
+def live_registrations() -> dict[str, frozenset[str]]:
+    """Per autocast dispatch key, the aten overloads registered in this process, without the namespace.
+
+    A key is there even where nothing is registered under it. No device is needed: a CPU build registers all six keys.
+    """
+    return {key: _registered(key) for key in KEYS}
+
+
+def live_drift() -> list[str]:
+    """How this build differs from the table closest to its version, one sentence each; none where they agree.
+
+    On a version that has no table of its own a first sentence says which table it is compared with.
+    """
+    version = closest(torch.__version__)
+    found = drift(live_registrations(), version)
+    if found and not covered(torch.__version__):
+        found.insert(
+            0, f"torch {torch.__version__} has no policy table; it is compared with the table of torch {version}"
+        )
+    return found
+
+
+def unlisted(key: str) -> list[str]:
+    """The overloads registered under a key that the closest table does not list, sorted; their policy is `UNKNOWN`.
+
+    Raises ValueError for a key that is none of `ampcheck.spec.policies.KEYS`.
+    """
+    if key not in KEYS:
+        raise ValueError(f"unknown autocast key {key!r}; known: {', '.join(KEYS)}")
+    listed = {row.overload for row in rows(closest(torch.__version__)) if row.key == key}
+    return sorted(_registered(key) - listed)
+
+
+def _registered(key: str) -> frozenset[str]:
+    names: list[str] = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    return frozenset(name.removeprefix(_ATEN) for name in names if name.startswith(_ATEN))

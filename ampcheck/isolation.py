@@ -1,0 +1,25 @@
+"""Autocast state before and after a case: a case that leaves it changed must not spoil the next one."""
+
+from __future__ import annotations
+
+import torch
+
+from ampcheck.torch_dtypes import DTYPES
+
+DEFAULT_DTYPES = {"cpu": "bf16", "cuda": "fp16", "xpu": "fp16", "mps": "fp16", "mtia": "fp16"}
+"""The dtype `torch.autocast` takes for a device type when given none; the documentation's defaults."""
+
+
+def reset() -> None:
+    """Put enabled, dtype, cache_enabled and the nesting depth back to a fresh thread's; drop cached casts."""
+    for device_type, dtype in DEFAULT_DTYPES.items():
+        if torch.is_autocast_enabled(device_type):
+            torch.set_autocast_enabled(device_type, False)
+        if torch.get_autocast_dtype(device_type) != DTYPES[dtype]:
+            torch.set_autocast_dtype(device_type, DTYPES[dtype])
+    if not torch.is_autocast_cache_enabled():
+        torch.set_autocast_cache_enabled(True)
+    torch.autocast_increment_nesting()
+    while torch.autocast_decrement_nesting() > 0:
+        pass
+    torch.clear_autocast_cache()

@@ -1,0 +1,155 @@
+"""The pytest plugin: options, the cases of each suite file, and what becomes of each case.
+
+Importing it imports neither torch nor jax; both wait until a suite is collected.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+
+from ampcheck.errors import UsageError
+
+_T = TypeVar("_T")
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from ampcheck.runlog import RunLog
+    from ampcheck.session import Session
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add = parser.getgroup("ampcheck").addoption
+    add("--device", action="append", default=[], metavar="NAME", help="a device to test; again for more")
+    add("--device-module", action="append", default=[], metavar="MODULE", help="a module that defines DEVICES")
+    add("--op", action="append", default=[], metavar="OVERLOAD", help="run the cases of this op alone")
+    add("--rule", action="append", default=[], metavar="RULE", help="run the cases of this rule alone")
+    add("--amp-dtype", action="append", default=[], metavar="DTYPE", help="run the cases of this region dtype alone")
+    add("--unwaive", action="store_true", help="let deviations fail like any other difference")
+    add("--deviations", action="append", default=[], metavar="FILE", type=Path, help="a further deviations file")
+    add("--manifest", metavar="FILE", type=Path, help="the cases that must run; one that does not is missing")
+    add("--write-manifest", metavar="FILE", type=Path, help="write down which cases this run has")
+    add("--reports", metavar="FOLDER", type=Path, default=Path("reports"), help="where run files go")
+    add("--run-file", metavar="FILE", type=Path, help="the run file to write; by default a new one in the folder")
+    add("--no-run-file", action="store_true", help="write no run file")
+    add("--in-flight", metavar="FILE", type=Path, help="keep the id of the running case in this file")
+    add("--nightly", action="store_true", help="let the random programs explore, with more of them")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "op_cases(rule): run once for every op case of a rule")
+    config.addinivalue_line("markers", "scenario(types, dtypes, values): run on every device; see ampcheck.scenario")
+    config.pluginmanager.register(Plugin(config), "ampcheck-run")
+
+
+class Plugin:
+    """One pytest run. `session` is there once a suite file is collected, `log` once there is something to write."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.is_worker = hasattr(config, "workerinput")
+        self.session: Session | None = None
+        self.log: RunLog | None = None
+
+    @pytest.hookimpl(trylast=True)  # after pytest's own, so that a scenario's own parameters come first in its id
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if marker := _marker(metafunc.definition):
+            if self.session is None:
+                self.session = _or_exit(lambda: _new_session(self.config))
+            self.session.generate(metafunc, marker)
+
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        if self.session is not None and _marker(item):
+            self.session.collected(item)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if self.session is not None:
+            self.session.drop_empty(items)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if self.session is None:
+            return
+        nodes = [item.nodeid for item in session.items if self.session.knows(item)]
+        if self.config.option.write_manifest:
+            _or_exit(lambda: _write_manifest(self.config.option.write_manifest, nodes))
+        if not self.is_worker and not self.config.option.collectonly:
+            self._open(nodes)
+
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        self._open([node for node in ids if node.startswith("suites/") or "/suites/" in node])
+
+    def _open(self, nodes: list[str]) -> None:
+        if self.log is None and nodes:
+            self.log = _or_exit(lambda: _new_log(self.config, nodes))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        if self.session is None or not self.session.knows(item):
+            return (yield)
+        with self.session.running(item):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if self.session is not None and self.session.knows(item):
+            self.session.judge(item, call, report)
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self.log is not None:
+            self.log.take(report)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.log is not None:
+            session.exitstatus = self.log.finish(session.exitstatus, self.session)
+
+    def pytest_report_header(self) -> list[str]:
+        from ampcheck.runlog import header_lines
+
+        # Only a run that names a suite gets the header: the library's own tests use this plugin too.
+        if not any("suites" in str(arg) for arg in self.config.args):
+            return []
+        return _or_exit(lambda: header_lines(self.config))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self.log is not None:
+            self.log.summarize(terminalreporter)
+
+
+def _marker(definition: Any) -> pytest.Mark | None:
+    found: pytest.Mark | None = definition.get_closest_marker("op_cases") or definition.get_closest_marker("scenario")
+    return found
+
+
+def _new_session(config: pytest.Config) -> Session:
+    from ampcheck.session import Session
+
+    return Session(config)
+
+
+def _new_log(config: pytest.Config, nodes: list[str]) -> RunLog:
+    from ampcheck.runlog import RunLog
+
+    return RunLog(config, nodes)
+
+
+def _write_manifest(path: Path, nodes: list[str]) -> None:
+    from ampcheck.runlog import write_manifest
+
+    write_manifest(path, nodes)
+
+
+def _or_exit(make: Callable[[], _T]) -> _T:
+    """What `make` returns; where the user's input is at fault, its sentence and exit code 2."""
+    try:
+        return make()
+    except UsageError as error:
+        pytest.exit(str(error), returncode=2)

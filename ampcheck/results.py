@@ -1,0 +1,159 @@
+"""Run files: one JSON object a line: a header, a line per case, a footer. Never rewritten.
+
+Without a footer the run was interrupted; what was measured until then is all there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from ampcheck.errors import UsageError
+
+SCHEMA = 1
+
+STATUSES = ("pass", "fail", "deviation", "fixed", "unsupported", "error", "crash", "timeout", "missing")
+"""pass: as promised. fail: not as promised. deviation: known, still failing. fixed: known, passing now (red: the entry is
+stale). unsupported: the device lacks it, and says so. error: of the harness. crash: it ended the process. timeout: it
+hung. missing: in the manifest, not run."""
+
+RED = ("fail", "fixed", "error", "crash", "timeout", "missing")
+"""The statuses that make a run fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one case.
+
+    `id` is unique within `suite` and `rule`. `node` is its pytest node id. `message`: each difference, a line each.
+    `deviation`: the id of the entry that explains it. `pytest` and `torch`: how to reproduce it, as a pytest line and as
+    plain torch. `seconds`: wall time of the case.
+    """
+
+    id: str
+    suite: str
+    rule: str
+    op: str
+    inputs: str
+    amp: str
+    device: str
+    status: str
+    seconds: float
+    sample: str = ""
+    node: str = ""
+    message: str = ""
+    deviation: str = ""
+    pytest: str = ""
+    torch: str = ""
+
+    @property
+    def key(self) -> str:
+        """Its name across runs: `suite/rule/id`."""
+        return f"{self.suite}/{self.rule}/{self.id}"
+
+
+@dataclass(slots=True)
+class Run:
+    """A run file that was read. `footer` is None for an interrupted run. `note` says what is wrong with its end, if anything."""
+
+    path: Path
+    header: dict[str, Any]
+    results: dict[str, Result] = field(default_factory=dict)
+    footer: dict[str, Any] | None = None
+    note: str = ""
+
+    def counts(self) -> Counter[str]:
+        """How many cases have each status."""
+        return Counter(result.status for result in self.results.values())
+
+
+def manifest_hash(keys: Iterable[str]) -> str:
+    """One value for a set of case keys: equal manifests have equal hashes."""
+    return sha256("\n".join(sorted(keys)).encode()).hexdigest()[:16]
+
+
+class Writer:
+    """Writes a run file line by line; each case is on disk when `add` returns."""
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("x", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise UsageError(f"the run file {path} cannot be written: {error.strerror}") from error
+        self.path = path
+        self.counts: Counter[str] = Counter()
+        self._put({"kind": "header", "schema": SCHEMA, **header})
+
+    def add(self, result: Result) -> None:
+        """Append a case."""
+        self.counts[result.status] += 1
+        self._put({"kind": "case", **{k: v for k, v in asdict(result).items() if v != ""}})
+
+    def close(self, footer: Mapping[str, Any]) -> None:
+        """Append the footer; the run is complete."""
+        self._put({"kind": "footer", "counts": dict(self.counts), **footer})
+        self._file.close()
+
+    def _put(self, line: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+def read(path: Path) -> Run:
+    """Read a run file.
+
+    A file cut off in the middle is read up to its last whole line and has a `note`. Raises UsageError where it is no run
+    file, is of another schema, or is damaged before its last line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UsageError(f"the run file {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no run file: {error.reason} at byte {error.start}") from error
+    run: Run | None = None
+    for number, text in enumerate(lines, 1):
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError as error:
+            if run is None or number < len(lines):
+                raise UsageError(f"{path}, line {number}: not JSON, so this is no whole run file") from error
+            run.note = f"line {number} is cut off"
+            break
+        if run is None:
+            run = Run(path, _header(path, line))
+        elif line.get("kind") == "case":
+            result = _result(path, number, line)
+            run.results[result.key] = result
+        elif line.get("kind") == "footer":
+            run.footer = line
+        else:
+            raise UsageError(f"{path}, line {number}: kind is {line.get('kind')!r}; expected case or footer")
+    if run is None:
+        raise UsageError(f"{path} is empty")
+    if run.footer is None and not run.note:
+        run.note = "the run was interrupted"
+    return run
+
+
+def _header(path: Path, line: Any) -> dict[str, Any]:
+    if not isinstance(line, dict) or line.get("kind") != "header":
+        raise UsageError(f"{path} is no run file: its first line is no header")
+    if line.get("schema") != SCHEMA:
+        raise UsageError(f"{path} has schema {line.get('schema')!r}; this ampcheck reads schema {SCHEMA}")
+    return line
+
+
+def _result(path: Path, number: int, line: dict[str, Any]) -> Result:
+    try:
+        result = Result(**{k: v for k, v in line.items() if k != "kind"})
+    except TypeError as error:
+        raise UsageError(f"{path}, line {number}: not a case: {error}") from error
+    if result.status not in STATUSES:
+        raise UsageError(f"{path}, line {number}: unknown status {result.status!r}")
+    return result

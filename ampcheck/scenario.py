@@ -1,0 +1,127 @@
+"""Scenarios: small programs about regions and state, written in plain torch with the help of `amp`.
+
+    @scenario()
+    def test_exit_restores(amp):
+        with amp.region():
+            pass
+        amp.expect("is autocast enabled after the region", amp.state()[0], False)
+
+The rule is the name of the file. Each scenario runs on every device and in each of its lower precisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import pytest
+import torch
+
+from ampcheck.checks import CheckFailure
+from ampcheck.devices.base import Device
+from ampcheck.inputs import host_tensor
+from ampcheck.observe import Observation, observe
+from ampcheck.ops.describe import TensorArg
+from ampcheck.torch_dtypes import DTYPES, name_of
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def scenario(*, types: Sequence[str] = (), dtypes: str = "all", values: bool = False) -> Callable[[F], F]:
+    """Mark a test function with a parameter `amp` as a scenario.
+
+    Args:
+        types: the device types it makes sense for; none means every one.
+        dtypes: "all" runs it in each lower precision of the device, "default" in the one `torch.autocast` defaults to.
+        values: whether it needs a device whose tensors hold values.
+    """
+    if dtypes not in ("all", "default"):
+        raise TypeError(f'dtypes is {dtypes!r}; it is "all" or "default"')
+
+    def mark(function: F) -> F:
+        marked: F = pytest.mark.scenario(types=tuple(types), dtypes=dtypes, values=values)(function)
+        return marked
+
+    return mark
+
+
+class Amp:
+    """What a scenario is given: a device, a lower precision, and a place to put what it finds."""
+
+    def __init__(self, device: Device, dtype: str) -> None:
+        self.device = device
+        self.type = device.type
+        self.dtype = DTYPES[dtype]
+        self.differences: list[str] = []
+        self._made = 0
+
+    @property
+    def other(self) -> torch.dtype:
+        """The other lower precision."""
+        return torch.float16 if self.dtype == torch.bfloat16 else torch.bfloat16
+
+    @property
+    def default(self) -> torch.dtype:
+        """The dtype a region takes when it is given none."""
+        return DTYPES[self.device.default_amp]
+
+    def region(self, dtype: torch.dtype | None = None, *, enabled: bool = True, cache_enabled: bool | None = None) -> Any:
+        """A region on the device, not yet entered; in the scenario's lower precision unless told otherwise."""
+        return self.device.autocast(name_of(dtype or self.dtype), enabled=enabled, cache_enabled=cache_enabled)
+
+    def rand(self, *shape: int, dtype: torch.dtype = torch.float32, requires_grad: bool = False) -> torch.Tensor:
+        """A fresh tensor on the device, with other values each time."""
+        self._made += 1
+        arg = TensorArg(shape, None, "unit", seed=self._made)
+        if self.device.has_values:
+            made = self.device.tensor(arg, name_of(dtype), 0)
+        else:  # a fake tensor of one description is shared; a scenario may change its own
+            made = self.device.tensor(arg, name_of(dtype), 0).clone()
+        return made.requires_grad_(requires_grad)
+
+    def probe(self) -> torch.dtype:
+        """The dtype a product of two float32 matrices runs in now: float32 where autocast is off."""
+        return torch.mm(self.rand(2, 2), self.rand(2, 2)).dtype
+
+    def state(self) -> tuple[bool, torch.dtype, bool]:
+        """Enabled, dtype and cache_enabled of the device type, as torch reports them."""
+        return (
+            torch.is_autocast_enabled(self.type),
+            torch.get_autocast_dtype(self.type),
+            torch.is_autocast_cache_enabled(),
+        )
+
+    def observe(self, call: Callable[[], Any], *inputs: torch.Tensor) -> Observation:
+        """Run a call inside the current region and record its kernels and casts."""
+        return observe(call, self.type, self.device.policies(), inputs)
+
+    def values(self, tensor: torch.Tensor) -> list[Any]:
+        """A tensor's values, on a device that has any."""
+        found: list[Any] = self.device.host(tensor).tolist()
+        return found
+
+    def expect(self, what: str, got: object, want: object) -> None:
+        """Note a difference between what was seen and what PyTorch promises; the scenario goes on."""
+        if got != want:
+            self.differences.append(f"{what}: got {_shown(got)}; expected {_shown(want)}")
+
+    def raises(self, what: str, kind: type[BaseException], text: str, call: Callable[[], object]) -> None:
+        """Note a call that does not raise `kind` with `text` in its message."""
+        try:
+            call()
+        except kind as error:
+            if text not in str(error):
+                self.differences.append(f"{what}: raised {type(error).__name__} {str(error)!r}; expected it to say {text!r}")
+        except Exception as error:  # another error than the promised one is the finding
+            self.differences.append(f"{what}: raised {type(error).__name__} {str(error)!r}; expected {kind.__name__}")
+        else:
+            self.differences.append(f"{what}: raised nothing; expected {kind.__name__} saying {text!r}")
+
+    def finish(self) -> None:
+        """Raise CheckFailure with every difference noted."""
+        if self.differences:
+            raise CheckFailure(self.differences)
+
+
+def _shown(value: object) -> str:
+    return str(value) if isinstance(value, torch.dtype) else repr(value)

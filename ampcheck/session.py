@@ -1,0 +1,219 @@
+"""One pytest run over the suites: makes the cases of each file, runs them apart from each other, judges them."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcheck import ops, repro
+from ampcheck.cases import Case, op_cases
+from ampcheck.checks import CheckFailure, one_line
+from ampcheck.deviations import Deviation, Waivers
+from ampcheck.devices.base import Device
+from ampcheck.devices.registry import select
+from ampcheck.errors import UsageError
+from ampcheck.isolation import reset
+from ampcheck.results import Result
+from ampcheck.scenario import Amp
+from ampcheck.spec.dtypes import LOW
+from ampcheck.spec.rules import RULES
+from ampcheck.torch_dtypes import DTYPES
+
+_CASE = pytest.StashKey[Case]()
+_PACKAGE = str(Path(__file__).parent)
+
+
+class Session:
+    """Devices, deviations and cases of one run. Raises UsageError where an option names something unknown."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        option = config.option
+        self.modules = tuple(option.device_module)
+        self.devices = select(option.device, option.device_module)
+        self.waivers = Waivers(self.devices, option.deviations)
+        self.unwaive = bool(option.unwaive)
+        self.names: list[str] = []
+        self._device = {device.name: device for device in self.devices}
+        self._ops = _chosen(option.op, ops.catalogue(), "op")
+        self._rules = _chosen(option.rule, RULES, "rule")
+        self._dtypes = _chosen(option.amp_dtype, LOW, "region dtype")
+        self._in_flight = os.open(option.in_flight, os.O_RDWR | os.O_CREAT) if option.in_flight else None
+        self.whole = not (self._ops or self._rules or self._dtypes)
+        """Whether every case of the devices is generated, so that stale deviations can be told."""
+
+    # ---- cases
+
+    def generate(self, metafunc: pytest.Metafunc, marker: pytest.Mark) -> None:
+        """Parametrize a suite function over its cases on the chosen devices."""
+        rule = metafunc.module.__name__.rpartition(".")[2].removeprefix("test_")
+        if self._rules and rule not in self._rules:
+            metafunc.parametrize("case" if marker.name == "op_cases" else "amp", [])
+        elif marker.name == "op_cases":
+            suite = Path(metafunc.module.__file__ or "").parent.name
+            pairs = [(case, d) for d in self.devices for case in op_cases(d, marker.args[0], suite) if self._wanted(case)]
+            metafunc.parametrize(("case", "device"), pairs, ids=[case.id for case, _ in pairs])
+        else:
+            amps = [
+                (device, dtype)
+                for device in self.devices
+                if _suits(device, **marker.kwargs)
+                for dtype in (device.amp_dtypes if marker.kwargs["dtypes"] == "all" else (device.default_amp,))
+                if (not self._dtypes or dtype in self._dtypes) and not self._ops
+            ]
+            metafunc.parametrize("amp", amps, ids=[f"{dtype}-{device.token}" for device, dtype in amps], indirect=False)
+
+    def _wanted(self, case: Case) -> bool:
+        return (not self._ops or case.op in self._ops) and (not self._dtypes or case.amp in self._dtypes)
+
+    def collected(self, item: pytest.Item) -> None:
+        """Remember what a collected item is a case of."""
+        params = item.callspec.params  # type: ignore[attr-defined]  # every item here is a parametrized function
+        if "case" in params:
+            case = params["case"]
+        elif isinstance(params.get("amp"), tuple):
+            device, dtype = params["amp"]
+            variant = item.callspec.id.removesuffix(f"{dtype}-{device.token}").rstrip("-")  # type: ignore[attr-defined]
+            name = item.originalname.removeprefix("test_")  # type: ignore[attr-defined]
+            rule = item.path.stem.removeprefix("test_")
+            case = Case(item.path.parent.name, rule, name, "", variant, dtype, device.name, device.token)
+        else:
+            return
+        item.stash[_CASE] = case
+        self.names.append(f"{case.rule}/{case.id}")
+
+    def knows(self, item: pytest.Item) -> bool:
+        """Whether an item is a case."""
+        return _CASE in item.stash
+
+    def drop_empty(self, items: list[pytest.Item]) -> None:
+        """Leave out the placeholders pytest makes for a function without cases: absent is not skipped."""
+        items[:] = [item for item in items if "NOTSET" not in item.nodeid]
+
+    # ---- running
+
+    @contextmanager
+    def running(self, item: pytest.Item) -> Iterator[None]:
+        """Around the call of a case: fresh autocast state, the device entered, and a scenario's findings raised."""
+        case = item.stash[_CASE]
+        if self._in_flight is not None:
+            os.pwrite(self._in_flight, f"{item.nodeid}\n".ljust(512).encode(), 0)
+        amp = None
+        if "amp" in item.funcargs:  # type: ignore[attr-defined]
+            device, dtype = item.funcargs["amp"]  # type: ignore[attr-defined]
+            amp = item.funcargs["amp"] = Amp(device, dtype)  # type: ignore[attr-defined]
+        reset()
+        try:
+            with self._device[case.device].running() if amp else nullcontext():
+                yield
+            if amp:
+                amp.finish()
+        finally:
+            reset()
+
+    # ---- judging
+
+    def judge(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+        """Turn pytest's outcome of a case into a status, and put the result on the report."""
+        failed = call.excinfo is not None
+        if report.when != "call" and not failed:
+            return
+        case = item.stash[_CASE]
+        deviation = self.waivers.of(case.device, f"{case.rule}/{case.id}") if not self.unwaive else None
+        status, message = "pass", ""
+        if call.excinfo is not None:
+            status, message = _failure(call.excinfo, report.when or "call")
+        shown, why = self._waive(status, message, deviation)
+        details = {}
+        if shown != "pass":
+            details = self._details(item, case, message or why)
+        result = Result(
+            id=case.id,
+            suite=case.suite,
+            rule=case.rule,
+            op=case.op,
+            sample=case.sample,
+            inputs=case.inputs,
+            amp=case.amp,
+            device=case.device,
+            status=shown,
+            seconds=round(call.duration, 5),
+            deviation=deviation.id if deviation else "",
+            **details,
+        )
+        report.ampcheck = asdict(result)  # type: ignore[attr-defined]  # travels from xdist's workers with the report
+        _mark(report, shown, why, _text(result, why))
+
+    def _waive(self, status: str, message: str, deviation: Deviation | None) -> tuple[str, str]:
+        """The status after deviations, and the reason to show for it."""
+        if deviation is None:
+            return status, ""
+        if status == "pass":
+            if deviation.kind == "flaky":
+                return "pass", ""
+            return "fixed", f"deviation {deviation.id!r} is stale: the case passes now ({deviation.file})"
+        if status == "fail" and deviation.explains(message):
+            kind = "unsupported" if deviation.kind == "unsupported" else "deviation"
+            return kind, f"{deviation.reason} {deviation.link}"
+        return status, f"deviation {deviation.id!r} expects another failure: {deviation.raises!r}"
+
+    def _details(self, item: pytest.Item, case: Case, message: str) -> dict[str, str]:
+        device = self._device[case.device]
+        details = {"node": item.nodeid, "message": message, "pytest": repro.pytest_line(item.nodeid, device, self.modules)}
+        body = item.function  # type: ignore[attr-defined]
+        if case.op in ops.catalogue():
+            details["torch"] = repro.of_op(case, device)
+        else:
+            details["torch"] = repro.of_scenario(body, device, DTYPES[case.amp])
+        return details
+
+
+def _chosen(names: list[str], known: Any, what: str) -> frozenset[str]:
+    for name in names:
+        if name not in known:
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, list(known), 3)
+            hint = f"; did you mean {', '.join(close)}?" if close else ""
+            raise UsageError(f"there is no {what} named {name!r}{hint}")
+    return frozenset(names)
+
+
+def _suits(device: Device, types: tuple[str, ...], values: bool, dtypes: str) -> bool:
+    return (not types or device.type in types) and (device.has_values or not values)
+
+
+def _failure(excinfo: pytest.ExceptionInfo[BaseException], when: str) -> tuple[str, str]:
+    """fail, or error where the harness itself broke: outside the call, or with ampcheck's own code raising."""
+    error = excinfo.value
+    if isinstance(error, CheckFailure):
+        return "fail", str(error)
+    last = traceback.extract_tb(error.__traceback__)[-1].filename if error.__traceback__ else ""
+    ours = last.startswith(_PACKAGE) and not isinstance(error, AssertionError)
+    return ("error" if ours or when != "call" else "fail"), one_line(error)
+
+
+def _mark(report: pytest.TestReport, status: str, why: str, text: str) -> None:
+    if status in ("deviation", "unsupported"):
+        report.outcome = "skipped"
+        report.wasxfail = why
+    elif status == "fixed":
+        report.outcome = "failed"
+    if status != "pass":
+        report.longrepr = text
+
+
+def _text(result: Result, why: str) -> str:
+    """What a person reads of a case that is not as promised."""
+    parts = [f"{result.key}: {result.status}", *(f"  - {line}" for line in result.message.splitlines())]
+    if why and why not in result.message:
+        parts.append(f"  ({why})")
+    parts += ["", "Reproduce it with pytest:", f"  {result.pytest}", "or in plain torch:", ""]
+    parts += [f"  {line}" for line in result.torch.splitlines()]
+    return "\n".join(parts)

@@ -1,0 +1,41 @@
+"""What a suite file needs: the decorators that make its cases, and the check that runs one.
+
+    from ampcheck.suite import check, op_cases
+
+    @op_cases("promote")
+    def test_promote(case, device):
+        check(case, device)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+from ampcheck.cases import Case
+from ampcheck.checks import CheckFailure
+from ampcheck.devices.base import Device
+from ampcheck.scenario import Amp, scenario
+from ampcheck.verdict import check_op
+
+__all__ = ["Amp", "check", "op_cases", "scenario"]
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def op_cases(rule: str) -> Callable[[F], F]:
+    """Run the function, which takes `case` and `device`, once for every op case of a rule."""
+
+    def mark(function: F) -> F:
+        marked: F = pytest.mark.op_cases(rule)(function)
+        return marked
+
+    return mark
+
+
+def check(case: Case, device: Device) -> None:
+    """Run an op case. Raises CheckFailure with every difference from the specification."""
+    if differences := check_op(case, device):
+        raise CheckFailure(differences)
