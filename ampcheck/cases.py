@@ -42,10 +42,12 @@ class Case:
         return case_id(self.op, self.sample, self.inputs, self.amp, self.token)
 
 
-def op_cases(device: Device, rule: str, suite: str = "eager") -> Iterator[Case]:
-    """Every op case of a rule on a device. Runs no op."""
+def op_cases(device: Device, rule: str, suite: str = "eager", *, only: str | None = None) -> Iterator[Case]:
+    """Every op case of a rule on a device, or those of one overload. Runs no op."""
     policies = device.policies()
     for op in ops.catalogue().values():
+        if only is not None and op.overload != only:
+            continue
         policy = policies.get(op.overload, "fallthrough")
         if policy == rule:
             yield from _of_op(device, rule, suite, op)

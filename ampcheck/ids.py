@@ -43,6 +43,8 @@ def assign(inputs: str, count: int) -> tuple[str, ...]:
     """
     if match := _ONE_OFF.fullmatch(inputs):
         dtypes = [match["base"]] * count
+        if int(match["position"]) >= count:
+            raise ValueError(f"{inputs!r} names argument {match['position']} of {count}")
         dtypes[int(match["position"])] = match["other"]
         return tuple(dtypes)
     parts = inputs.split("_")

@@ -60,7 +60,7 @@ def check_op(case: Case, device: Device) -> list[str]:
     with device.running():
         todo = plan(case, device)
         name = f"aten::{case.op}" if todo.sample.call == "aten" else todo.sample.call
-        watched = _run(case, device, todo, record=True)
+        watched = watch(case, device, todo)
         if todo.expected.error:
             return checks.refused(watched.error, case.op, todo.expected.error, case.rule)
         differences = checks.kernel(watched, todo.expected, [leaf.dtype for leaf in todo.given], case.rule)
@@ -69,7 +69,7 @@ def check_op(case: Case, device: Device) -> list[str]:
         if differences:
             return differences
         reference = _reference(device, todo)
-        native = _run(case, device, todo, record=False) if device.has_values else watched
+        native = _native(case, device, todo) if device.has_values else watched
         differences = checks.same_error(native.error, reference.error, name)
         if differences or native.error is not None:
             return differences
@@ -92,16 +92,24 @@ def _values(device: Device, todo: Plan, native: Observation, reference: Observat
     return checks.accuracy(got, [device.host(t) for t in exact.outputs], DTYPES[narrowest], name)
 
 
-def _run(case: Case, device: Device, todo: Plan, *, record: bool) -> Observation:
-    call = function(todo.op, todo.sample)
+def watch(case: Case, device: Device, todo: Plan) -> Observation:
+    """Run a case under its region with the recorder on. The device must be entered."""
+    call, args, kwargs = _prepared(device, todo)
+    inputs = list(tensors((args, kwargs)))
+    with device.autocast(case.amp):
+        return observe(lambda: call(*args, **kwargs), device.type, {*device.policies(), case.op}, inputs)
+
+
+def _native(case: Case, device: Device, todo: Plan) -> Observation:
+    """Run a case as a user does, with nothing between it and PyTorch."""
+    call, args, kwargs = _prepared(device, todo)
+    return _plain(lambda: call(*args, **kwargs), device.autocast(case.amp))
+
+
+def _prepared(device: Device, todo: Plan) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     args, kwargs = build(todo.sample, todo.dtypes, device)
     device.seed()
-    region = device.autocast(case.amp)
-    if not record:
-        return _plain(lambda: call(*args, **kwargs), region)
-    inputs = list(tensors((args, kwargs)))
-    with region:
-        return observe(lambda: call(*args, **kwargs), device.type, {*device.policies(), case.op}, inputs)
+    return function(todo.op, todo.sample), args, kwargs
 
 
 def _plain(call: Callable[[], Any], region: AbstractContextManager[object]) -> Observation:

@@ -2,19 +2,23 @@
 
 from ampcheck.ops.describe import at, f, op, via
 
+# The flags benchmark, deterministic and cudnn_enabled. A benchmark picks an algorithm anew, so bits would differ.
+_CUDNN = (False, True, True)
+_NATIVE = (False, True, False)
+
 OPS = (
     op(
         "_convolution",
-        at("bias", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4), [1, 1], [0, 0], [1, 1], False, [0, 0], 1, *[False] * 4),
-        at("nobias", f(2, 3, 5, 4), f(4, 3, 3, 2), None, [2, 1], [1, 1], [1, 1], False, [0, 0], 1, *[True] * 4),
-        at("transposed", f(2, 3, 5), f(3, 2, 3), f(2), [2], [0], [1], True, [1], 1, *[False] * 4),
+        at("bias", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4), [1, 1], [0, 0], [1, 1], False, [0, 0], 1, *_CUDNN, False),
+        at("nobias", f(2, 3, 5, 4), f(4, 3, 3, 2), None, [2, 1], [1, 1], [1, 1], False, [0, 0], 1, *_NATIVE, True),
+        at("transposed", f(2, 3, 5), f(3, 2, 3), f(2), [2], [0], [1], True, [1], 1, *_CUDNN, False),
         also=("torch._convolution",),
     ),
     op(
         "_convolution.deprecated",
-        at("bias", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4), [1, 1], [0, 0], [1, 1], False, [0, 0], 1, *[False] * 3),
-        at("nobias", f(2, 3, 5, 4), f(4, 3, 3, 2), None, [2, 1], [1, 1], [1, 1], False, [0, 0], 1, *[True] * 3),
-        at("transposed", f(2, 3, 5), f(3, 2, 3), f(2), [2], [0], [1], True, [1], 1, *[False] * 3),
+        at("bias", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4), [1, 1], [0, 0], [1, 1], False, [0, 0], 1, *_CUDNN),
+        at("nobias", f(2, 3, 5, 4), f(4, 3, 3, 2), None, [2, 1], [1, 1], [1, 1], False, [0, 0], 1, *_NATIVE),
+        at("transposed", f(2, 3, 5), f(3, 2, 3), f(2), [2], [0], [1], True, [1], 1, *_CUDNN),
         also=("torch._convolution",),
     ),
     op(
@@ -113,14 +117,14 @@ OPS = (
     ),
     op(
         "cudnn_convolution",
-        at("2d", f(2, 3, 5, 4), f(4, 3, 3, 2), [0, 0], [1, 1], [1, 1], 1, False, False, False),
-        at("groups", f(2, 4, 5, 4), f(6, 2, 3, 2), [1, 0], [2, 1], [1, 1], 2, True, True, True),
+        at("2d", f(2, 3, 5, 4), f(4, 3, 3, 2), [0, 0], [1, 1], [1, 1], 1, False, True, False),
+        at("groups", f(2, 4, 5, 4), f(6, 2, 3, 2), [1, 0], [2, 1], [1, 1], 2, False, True, True),
         also=("torch.cudnn_convolution",),
     ),
     op(
         "cudnn_convolution_transpose",
-        at("2d", f(2, 3, 5, 4), f(3, 2, 3, 2), [0, 0], [0, 0], [1, 1], [1, 1], 1, False, False, False),
-        at("groups", f(2, 4, 5, 4), f(4, 3, 3, 2), [1, 0], [1, 0], [2, 1], [1, 1], 2, True, True, True),
+        at("2d", f(2, 3, 5, 4), f(3, 2, 3, 2), [0, 0], [0, 0], [1, 1], [1, 1], 1, False, True, False),
+        at("groups", f(2, 4, 5, 4), f(4, 3, 3, 2), [1, 0], [1, 0], [2, 1], [1, 1], 2, False, True, True),
         also=("torch.cudnn_convolution_transpose",),
     ),
     op(

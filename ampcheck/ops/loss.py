@@ -8,7 +8,7 @@ OPS = (
         at("weight", f(3, 4, fill="unit"), f(3, 4, fill="unit"), f(3, 4, fill="positive"), 0),
         at("mean", f(3, 4, fill="unit"), f(3, 4, fill="unit")),
         at("empty", f(0, 4, fill="unit"), f(0, 4, fill="unit"), None, 2),
-        via("torch.nn.functional.binary_cross_entropy", f(3, 4, fill="unit"), f(3, 4, fill="unit"), f(4, fill="unit")),
+        via("torch.nn.functional.binary_cross_entropy", f(3, 4, fill="unit"), f(3, 4, fill="unit"), reduction="sum"),
         also=("torch._C._nn.binary_cross_entropy",),
     ),
     op(

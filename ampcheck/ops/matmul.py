@@ -128,9 +128,9 @@ OPS = (
     ),
     op(
         "cross",
-        at("last", f(4, 3), f(4, 3)),
-        at("dim", f(3, 4), f(3, 4), 0),
-        at("vectors", f(3), f(3)),
+        at("last", f(4, 3), f(4, 3), 1),
+        at("first", f(3, 4), f(3, 4), 0),
+        at("broadcast", f(2, 1, 3), f(5, 3), -1),
         also=("torch.cross", "torch.Tensor.cross"),
     ),
     op(

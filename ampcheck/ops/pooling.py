@@ -14,6 +14,12 @@ OPS = (
         "adaptive_max_pool3d",
         at("batched", f(1, 2, 3, 4, 5, fill="distinct"), (2, 2, 3)),
         at("unbatched", f(2, 3, 4, 5, fill="distinct"), (1, 2, 2)),
+        via(
+            "torch.nn.functional.adaptive_max_pool3d",
+            f(1, 2, 3, 4, 5, fill="distinct"),
+            (2, None, 3),
+            return_indices=True,
+        ),
         also=("torch._C._nn.adaptive_max_pool3d", "torch.nn.functional.adaptive_max_pool3d"),
     ),
     op(

@@ -46,6 +46,8 @@ OPS = (
             *(True, [], _MKLDNN_LSTM, 4, 1, True, True, False, False),
         ),
         also=("torch.mkldnn_rnn_layer",),
+        values="none",
+        reason="the fourth output is a scratch buffer that is never filled",
     ),
     op(
         "rnn_relu_cell",

@@ -55,7 +55,11 @@ class Expectation:
 
 
 # fp32_append_dtype sends a call to the overload that takes a dtype; its schema differs, so the name does too.
-APPENDED = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
+APPENDED = {
+    "norm.Scalar": "norm.ScalarOpt_dtype",
+    "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
+    "norm.names_ScalarOpt_dim": "norm.names_ScalarOpt_dim_dtype",  # named tensors, until 2.12
+}
 
 # A refused overload names what to call instead.
 BANNED_MESSAGE = {"binary_cross_entropy": "binary_cross_entropy_with_logits"}

@@ -28,8 +28,8 @@ def drift(registrations: Mapping[str, Collection[str]], version: str) -> list[st
             is not compared.
         version: the table's minor version, e.g. "2.13".
 
-    Returns: the sentences, ordered by key; none where they agree. A row with a `builds` value may be registered or not. Raises ValueError where
-    there is no such table.
+    Returns: the sentences, ordered by key; none where they agree. A row with a `builds` value may be registered or not.
+    Raises ValueError where there is no such table.
     """
     known = rows(version)
     out = []

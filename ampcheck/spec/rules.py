@@ -17,7 +17,10 @@ _PYTHON = "torch/amp/autocast_mode.py"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`sentence`: the promise, in the present tense. `source`: where PyTorch makes it. `since`, `until`: its versions."""
+    """One promise.
+
+    `sentence`: the promise, in the present tense. `source`: where PyTorch makes it. `since`, `until`: torch versions.
+    """
 
     name: str
     sentence: str
