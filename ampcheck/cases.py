@@ -55,6 +55,8 @@ def op_cases(device: Device, rule: str, suite: str = "eager", *, only: str | Non
 
 def _of_op(device: Device, rule: str, suite: str, op: Op) -> Iterator[Case]:
     for number, sample in enumerate(op.samples):
+        if device.type in sample.not_on:
+            continue
         for amp, inputs in _variants(device, rule, sample, main=number == 0):
             yield Case(suite, rule, op.overload, sample.name if number else "", inputs, amp, device.name, device.token)
 

@@ -6,12 +6,12 @@ found; none means the behaviour is right.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from ampcheck.observe import KernelCall, Observation
-from ampcheck.spec.casting import Expectation
+from ampcheck.spec.casting import Expectation, expect
 from ampcheck.spec.rules import RULES
 from ampcheck.torch_dtypes import name_of
 
@@ -44,7 +44,8 @@ def kernel(observation: Observation, expected: Expectation, sources: Sequence[st
         )
     wanted = sum(1 for given, got in zip(sources, expected.leaves, strict=True) if given != got)
     made = sum(1 for cast in observation.casts if cast.source is not None)
-    if made != wanted and not differences:
+    followed = all(leaf.source is not None for leaf in call.leaves)  # else the call's own tensors were changed on the way
+    if made != wanted and followed and not differences:
         differences.append(f"autocast made {made} casts of the arguments of {name}; expected {wanted} ({because})")
     return differences
 
@@ -60,6 +61,27 @@ def _arguments(call: KernelCall, expected: Expectation, name: str, because: str)
                 f"argument {place} of {name} was given as {seen.given} and reached the kernel as {seen.got}; "
                 f"expected {wanted} ({because})"
             )
+    return differences
+
+
+def parts(observation: Observation, policies: Mapping[str, str], amp_dtype: str) -> list[str]:
+    """Every kernel with a policy that a composite op ran received what its policy says.
+
+    What the parts without one receive is the composite op's own affair: it may cast.
+    """
+    differences = []
+    for call in observation.kernels:
+        policy = policies.get(call.overload)
+        if policy is None:
+            continue
+        given = [seen.leaf for seen in call.leaves]
+        expected = expect(policy, call.overload, given, amp_dtype)
+        differences += [
+            f"argument {place} of aten::{call.overload} was given as {seen.given} and reached the kernel as {seen.got}; "
+            f"expected {wanted} (rule {policy}: {RULES[policy].sentence})"
+            for place, (seen, wanted) in enumerate(zip(call.leaves, expected.leaves, strict=True))
+            if seen.got != wanted
+        ]
     return differences
 
 

@@ -75,9 +75,11 @@ class _Signature(NamedTuple):
     overload: str
     is_cast: bool
     composite: bool
+    is_view: bool
     dtype_position: int | None
 
 
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _CASTS = ("to.dtype", "to.device", "to.dtype_layout", "to.other", "_to_copy")
 
 
@@ -88,7 +90,15 @@ def _signature(func: OpOverload) -> _Signature:
     position = names.index("dtype") if "dtype" in names else None
     # prim operators belong to the TorchScript runtime; the dispatcher does not know them and refuses to be asked.
     composite = not overload.startswith("prim::") and func._can_decompose()
-    return _Signature(overload, overload in _CASTS, composite, position)
+    returns = func._schema.returns
+    alias = returns[0].alias_info if len(returns) == 1 else None
+    is_view = alias is not None and not alias.is_write and overload not in _CASTS
+    return _Signature(overload, overload in _CASTS, composite, is_view, position)
+
+
+def is_composite(name: str) -> bool:
+    """Whether an aten overload is made of other ops on every device, so that autocast acts on those."""
+    return _signature(overload(name)).composite
 
 
 def overload_name(func: OpOverload) -> str:
@@ -135,6 +145,8 @@ class Recorder(TorchDispatchMode):
         self._sources = {id(tensor): place for place, tensor in enumerate(inputs)}
         self._enabled = False
         self._depth = 0
+        # A view of a call's own tensor counts as that tensor; kept alive so that no identity is used twice.
+        self._views: list[torch.Tensor] = []
         # Cast tensors by identity, kept alive so that no identity is used twice: (tensor, dtype before, source).
         self._cast: dict[int, tuple[torch.Tensor, str, int | None]] = {}
 
@@ -154,7 +166,7 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        name, is_cast, composite, dtype_position = _signature(func)
+        name, is_cast, composite, is_view, dtype_position = _signature(func)
         if is_cast:
             return self._record_cast(func, args, kwargs)
         if composite and name not in self._whole:
@@ -165,7 +177,11 @@ class Recorder(TorchDispatchMode):
                 dtype = args[dtype_position]
             seen = tuple(self._seen(tensor) for tensor in tensors((args, kwargs)))
             self.kernels.append(KernelCall(name, seen, name_of(dtype) if isinstance(dtype, torch.dtype) else None))
-        return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if is_view and isinstance(out, torch.Tensor) and id(args[0]) in self._sources:
+            self._sources[id(out)] = self._sources[id(args[0])]
+            self._views.append(out)
+        return out
 
     def _parts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a composite op so that its parts are recorded, under the autocast state its caller has.
@@ -175,6 +191,9 @@ class Recorder(TorchDispatchMode):
         torch.set_autocast_enabled(self._device_type, self._enabled)
         try:
             with self:
+                # The dispatcher runs the C++ kernel; `decompose` would prefer a Python one that makes other calls.
+                if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
+                    return func._op_dk(_COMPOSITE, *args, **kwargs)
                 return func.decompose(*args, **kwargs)
         finally:
             torch.set_autocast_enabled(self._device_type, False)

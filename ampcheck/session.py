@@ -75,7 +75,7 @@ class Session:
     def collected(self, item: pytest.Item) -> None:
         """Remember what a collected item is a case of."""
         params = item.callspec.params  # type: ignore[attr-defined]  # every item here is a parametrized function
-        if "case" in params:
+        if isinstance(params.get("case"), Case):
             case = params["case"]
         elif isinstance(params.get("amp"), tuple):
             device, dtype = params["amp"]

@@ -14,7 +14,7 @@ that tell most. A spelling that takes its arguments differently is written with 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -59,12 +59,17 @@ def fixed(dtype: str, *shape: int, fill: str = "normal", seed: int = 0, device: 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One call: `call` is a path such as `torch.mm`, `torch.Tensor.mm`, `operator.matmul` or `aten` for the overload."""
+    """One call.
+
+    `call` is a path such as `torch.mm`, `torch.Tensor.mm`, `operator.matmul`, or `aten` for the overload itself. `not_on`:
+    device types on which the path leads to another overload.
+    """
 
     name: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     call: str = "aten"
+    not_on: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,11 @@ def at(sample_name: str, *args: Any, **kwargs: Any) -> Sample:
 def via(path: str, *args: Any, **kwargs: Any) -> Sample:
     """A spelling of the call that takes its own arguments; named after where the path leads."""
     return Sample(_spelling_name(path), args, kwargs, path)
+
+
+def not_on(device_types: tuple[str, ...], sample: Sample) -> Sample:
+    """The sample, left out on device types where its path leads to another overload."""
+    return replace(sample, not_on=device_types)
 
 
 _PREFIXES = (
@@ -144,7 +154,7 @@ def _numbered(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
         if count > 1 and sample.call == "aten":
             raise ValueError(f"two samples are named {sample.name!r}")
         name = sample.name if count == 1 else f"{sample.name}{count}"
-        out.append(Sample(name, sample.args, sample.kwargs, sample.call))
+        out.append(replace(sample, name=name))
     return tuple(out)
 
 

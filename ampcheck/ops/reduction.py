@@ -2,8 +2,10 @@
 
 import torch
 
-from ampcheck.ops.describe import at, f, op, via
+from ampcheck.ops.describe import at, f, not_on, op, via
 
+# torch.norm leads to linalg_vector_norm and linalg_matrix_norm except on these device types.
+_OLD_NORM = ("mps", "mtia")
 _NORMS = ("torch.linalg.norm", "torch.linalg.matrix_norm")
 
 OPS = (
@@ -36,8 +38,8 @@ OPS = (
         at("double", f(3, 4), "fro", dtype=torch.float64),
         at("batched", f(2, 3, 4), "fro", [0, 2], True),
         at("nuc", f(3, 4), "nuc"),
-        via("torch.norm", f(3, 4), "nuc"),
-        via("torch.Tensor.norm", f(3, 4), "nuc"),
+        not_on(_OLD_NORM, via("torch.norm", f(3, 4), "nuc")),
+        not_on(_OLD_NORM, via("torch.Tensor.norm", f(3, 4), "nuc")),
         also=_NORMS,
     ),
     op(
@@ -46,10 +48,12 @@ OPS = (
         at("double", f(3, 4), dtype=torch.float64),
         at("dim", f(3, 4), 3, [1], True),
         at("empty", f(0, 3), 2, [0]),
-        via("torch.norm", f(3, 4), 2, dim=1),
-        via("torch.Tensor.norm", f(3, 4), 2, dim=1),
+        not_on(_OLD_NORM, via("torch.norm", f(3, 4), 2, dim=1)),
+        not_on(_OLD_NORM, via("torch.Tensor.norm", f(3, 4), 2, dim=1)),
+        not_on(_OLD_NORM, via("torch.norm", f(3, 4))),
+        not_on(_OLD_NORM, via("torch.Tensor.norm", f(3, 4))),
         via("torch.linalg.norm", f(3, 4), dim=1),
-        also=("torch.linalg.vector_norm", "torch.linalg.norm", "torch.norm", "torch.Tensor.norm"),
+        also=("torch.linalg.vector_norm", "torch.linalg.norm"),
     ),
     op(
         "log_softmax.int",

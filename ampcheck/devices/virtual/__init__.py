@@ -5,9 +5,8 @@ A fake tensor has a device, a dtype and a shape but no values, so only dtypes, c
 
 from __future__ import annotations
 
-import warnings
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from collections.abc import Iterator
+import logging
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
 from unittest.mock import patch
@@ -38,6 +37,8 @@ class Virtual(Device):
         return None
 
     def running(self) -> AbstractContextManager[object]:
+        # An op that refuses its arguments is an observation here; PyTorch would log a traceback for each.
+        logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
         return self._mode
 
     def tensor(self, arg: TensorArg, dtype: str, position: int) -> torch.Tensor:

@@ -1,0 +1,7 @@
+"""The static site, the badge and the job summary, made from run files."""
+
+from __future__ import annotations
+
+from ampcheck.report.site import build
+
+__all__ = ["build"]
