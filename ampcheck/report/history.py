@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ampcheck.compare import devices, interrupted, merge
 from ampcheck.errors import UsageError
-from ampcheck.results import Run, read
+from ampcheck.results import RED, Run, read
 
 CAP = 20
 """How many runs a site holds; older ones are left out, and the site says so."""
@@ -98,8 +98,6 @@ def stale(run: Run) -> list[str]:
 
 def is_red(run: Run) -> bool:
     """Whether something in the run needs a person."""
-    from ampcheck.results import RED
-
     return interrupted(run) or bool(stale(run)) or any(run.counts()[status] for status in RED)
 
 
@@ -120,7 +118,7 @@ def _same_night(parts: Iterable[Run], run: Run) -> bool:
     known = [time for time in begun if time is not None]
     close = len(known) == len(begun) and max(known) - min(known) < NIGHT
     alike = len({torch_release(part) for part in (*parts, run)}) == 1
-    return close and alike and not done & mine
+    return close and alike and bool(done) and bool(mine) and not done & mine
 
 
 def _time(run: Run) -> datetime | None:

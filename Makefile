@@ -1,0 +1,36 @@
+# The two commands of the README. Each makes its own virtual environment and needs nothing but Python 3.11 or later.
+PYTHON ?= python3
+RUN := .venv-run
+TEST := .venv-test
+
+.PHONY: run test check clean
+
+# The main job: the suites on every device this machine has, then the report. DEVICES="cpu virtual:cuda" chooses.
+run: $(RUN)/ready
+	$(RUN)/bin/ampcheck run $(foreach device,$(DEVICES),--device $(device))$(if $(ARGS), $(ARGS)); \
+	status=$$?; $(RUN)/bin/ampcheck report && exit $$status
+
+# Every test: the library's own, the suites, types and lint.
+test: $(TEST)/ready
+	./scripts/ensure-chromium
+	$(MAKE) check
+	$(TEST)/bin/python -m pytest tests -q -n auto $(ARGS)
+	$(TEST)/bin/python -m pytest suites -q
+
+check: $(TEST)/ready
+	$(TEST)/bin/ruff check .
+	$(TEST)/bin/ruff format --check .
+	$(TEST)/bin/mypy
+
+$(RUN)/ready: pyproject.toml
+	$(PYTHON) -m venv $(RUN)
+	$(RUN)/bin/pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(TEST)/ready: pyproject.toml
+	$(PYTHON) -m venv $(TEST)
+	$(TEST)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev,jax]'
+	touch $@
+
+clean:
+	rm -rf $(RUN) $(TEST) build *.egg-info reports/runs reports/site

@@ -1,0 +1,95 @@
+"""Autocast by hand: run plain torch code outside of a region with the casts that the specification asks for.
+
+The reference for anything made of several ops, such as a module: `torch.autocast` must give the same dtypes and the same
+bits. Like the recorder it sits above every decomposition, so an op with a policy is cast once and runs whole, and a
+composite op without one is taken apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampcheck.observe import Observation, is_composite, overload, overload_name, tensors
+from ampcheck.spec.casting import Leaf, expect
+from ampcheck.torch_dtypes import DTYPES, name_of
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+class Replay(TorchDispatchMode):
+    """Casts the arguments of each op with a policy as the specification says, while entered outside of any region.
+
+    `device_type` and `dtype`: of the region that is replayed. `policies`: of the device, by overload.
+    """
+
+    def __init__(self, device_type: str, dtype: str, policies: Mapping[str, str]) -> None:
+        super().__init__()
+        self._type = device_type
+        self._dtype = dtype
+        self._policies = policies
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        name = overload_name(func)
+        policy = self._policies.get(name)
+        if policy is None:
+            if not name.startswith("prim::") and "::" not in name and is_composite(name):
+                with self:
+                    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
+                        return func._op_dk(_COMPOSITE, *args, **kwargs)
+                    return func.decompose(*args, **kwargs)
+            return func(*args, **kwargs)
+        positions = [argument.name for argument in func._schema.arguments]
+        place = positions.index("dtype") if "dtype" in positions else len(args)
+        chosen = kwargs.get("dtype", args[place] if place < len(args) else None)
+        given = [Leaf(name_of(t.dtype), t.device.type == self._type) for t in tensors((args, kwargs))]
+        wanted = expect(policy, name, given, self._dtype, dtype_given=chosen is not None)
+        if wanted.error:
+            raise RuntimeError(wanted.error)
+        remaining = iter(wanted.leaves)
+        args = _map(args, lambda tensor: tensor.to(DTYPES[next(remaining)]))
+        kwargs = {key: _map(value, lambda tensor: tensor.to(DTYPES[next(remaining)])) for key, value in kwargs.items()}
+        if wanted.dtype_kwarg:
+            args, kwargs["dtype"] = args[:place], DTYPES[wanted.dtype_kwarg]
+        return overload(wanted.overload)(*args, **kwargs)
+
+
+def _map(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(_map(item, change) for item in value)
+    return value
+
+
+@contextmanager
+def _reported(device_type: str) -> Iterator[None]:
+    """Python code that asks whether autocast is on is told what it would be told inside the region."""
+
+    def enabled(asked: str = "cuda") -> bool:
+        return asked == device_type
+
+    with patch("torch.is_autocast_enabled", enabled), patch("torch._C._is_any_autocast_enabled", lambda: True):
+        yield
+
+
+def replay(call: Callable[[], Any], device_type: str, dtype: str, policies: Mapping[str, str]) -> Observation:
+    """Run `call` outside of any region with the casts of one, and return its outputs or its error.
+
+    No gradient is recorded: the autograd keys are excluded, so that composite ops arrive whole.
+    """
+    seen = Observation()
+    with torch._C._AutoDispatchBelowAutograd(), _reported(device_type), Replay(device_type, dtype, policies):
+        try:
+            seen.outputs = list(tensors(call()))
+        except Exception as error:  # the call under test may raise anything, and that is what is to be seen
+            seen.error = error
+    return seen
