@@ -24,6 +24,10 @@ class CheckFailure(AssertionError):
         self.differences = list(differences)
 
 
+class Unsupported(Exception):
+    """The device has no kernel for what it was asked, and says so; its text is the device's."""
+
+
 def kernel(observation: Observation, expected: Expectation, sources: Sequence[str], rule: str) -> list[str]:
     """The dtypes the op's kernel received, its `dtype=` and the number of casts.
 

@@ -85,7 +85,9 @@ def load(path: Path) -> list[Deviation]:
     return [d for d in out if SpecifierSet(d.torch, prereleases=True).contains(version)]
 
 
-def _entry(path: Path, number: int, raw: dict[str, object]) -> Deviation:
+def _entry(path: Path, number: int, raw: object) -> Deviation:
+    if not isinstance(raw, dict):
+        raise UsageError(f"{path}: deviation {number} is no table")
     where = f"{path}: deviation {raw.get('id', number)!r}"
     for key in _TEXT:
         if not isinstance(raw.get(key), str) or not str(raw[key]).strip():
@@ -110,15 +112,25 @@ def _entry(path: Path, number: int, raw: dict[str, object]) -> Deviation:
     return Deviation(cases=tuple(cases), file=str(path), **{key: str(raw[key]) for key in _TEXT})
 
 
+def _distinct(deviations: list[Deviation]) -> list[Deviation]:
+    """The deviations of one device as they are. Raises UsageError where two files use one id."""
+    first: dict[str, Deviation] = {}
+    for deviation in deviations:
+        if (other := first.setdefault(deviation.id, deviation)) is not deviation:
+            raise UsageError(f"{deviation.file}: deviation {deviation.id!r} stands already in {other.file}")
+    return deviations
+
+
 class Waivers:
     """The deviations that apply to some devices, looked up by case."""
 
     def __init__(self, devices: Iterable[Device], extra: Iterable[Path] = ()) -> None:
         devices = list(devices)
         shared = load(SHARED)
-        third = [d for path in extra for d in load(path)]
+        third = [d for path in dict.fromkeys(extra) for d in load(path)]
         self._by_device = {
-            device.name: [*shared, *(load(device.deviations) if device.deviations else ()), *third] for device in devices
+            device.name: _distinct([*shared, *(load(device.deviations) if device.deviations else ()), *third])
+            for device in devices
         }
 
     def of(self, device: str, name: str) -> Deviation | None:
@@ -129,11 +141,16 @@ class Waivers:
         """Every deviation once."""
         return list(dict.fromkeys(d for found in self._by_device.values() for d in found))
 
-    def stale(self, names: Iterable[str]) -> list[str]:
-        """A sentence for each glob that matches none of the cases `rule/id`."""
+    def stale(self, names: Iterable[str], *, shared: bool = True) -> list[str]:
+        """A sentence for each glob that matches none of the cases `rule/id`.
+
+        `shared`: whether to judge PyTorch's own file too, which speaks of more devices than a run may have.
+        """
         names = list(names)
         out = []
         for deviation in self.all():
+            if deviation.file == str(SHARED) and not shared:
+                continue
             for glob in deviation.cases:
                 pattern = re.compile(translate(glob))
                 if not any(pattern.match(name) for name in names):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from ampcheck.torch_dtypes import DTYPES
@@ -10,9 +12,12 @@ DEFAULT_DTYPES = {"cpu": "bf16", "cuda": "fp16", "xpu": "fp16", "mps": "fp16", "
 """The dtype `torch.autocast` takes for a device type when given none; the documentation's defaults."""
 
 
-def reset() -> None:
-    """Put enabled, dtype, cache_enabled and the nesting depth back to a fresh thread's; drop cached casts."""
-    for device_type, dtype in DEFAULT_DTYPES.items():
+def reset(further: Mapping[str, str]) -> None:
+    """Put enabled, dtype, cache_enabled and the nesting depth back to a fresh thread's; drop cached casts.
+
+    `further`: the default dtype of device types that PyTorch's documentation does not list.
+    """
+    for device_type, dtype in {**further, **DEFAULT_DTYPES}.items():
         if torch.is_autocast_enabled(device_type):
             torch.set_autocast_enabled(device_type, False)
         if torch.get_autocast_dtype(device_type) != DTYPES[dtype]:

@@ -19,6 +19,8 @@ from ampcheck.observe import Observation, is_composite, overload, overload_name,
 from ampcheck.spec.casting import Leaf, expect
 from ampcheck.torch_dtypes import DTYPES, name_of
 
+# Kernels of a backend, without a policy, that call ops with one: autocast acts inside of them.
+_CALLERS = ("_transformer_encoder_layer_fwd",)
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
@@ -41,12 +43,7 @@ class Replay(TorchDispatchMode):
         name = overload_name(func)
         policy = self._policies.get(name)
         if policy is None:
-            if not name.startswith("prim::") and "::" not in name and is_composite(name):
-                with self:
-                    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
-                        return func._op_dk(_COMPOSITE, *args, **kwargs)
-                    return func.decompose(*args, **kwargs)
-            return func(*args, **kwargs)
+            return self._without_policy(func, name, args, kwargs)
         positions = [argument.name for argument in func._schema.arguments]
         place = positions.index("dtype") if "dtype" in positions else len(args)
         chosen = kwargs.get("dtype", args[place] if place < len(args) else None)
@@ -60,6 +57,23 @@ class Replay(TorchDispatchMode):
         if wanted.dtype_kwarg:
             args, kwargs["dtype"] = args[:place], DTYPES[wanted.dtype_kwarg]
         return overload(wanted.overload)(*args, **kwargs)
+
+    def _without_policy(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name in _CALLERS:
+            with self:
+                return func._op_dk(_backend(args), *args, **kwargs)
+        if "::" not in name and is_composite(name):
+            with self:
+                if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
+                    return func._op_dk(_COMPOSITE, *args, **kwargs)
+                return func.decompose(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _backend(args: tuple[Any, ...]) -> torch._C.DispatchKey:
+    """The dispatch key of the kernel that serves the first tensor."""
+    keys = torch._C._dispatch_keys(next(tensors(args)))
+    return next(key for key in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA) if keys.has(key))
 
 
 def _map(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

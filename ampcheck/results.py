@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcheck.errors import UsageError
+from ampcheck.ids import Parsed
 
 SCHEMA = 1
 
@@ -57,6 +58,16 @@ class Result:
         return f"{self.suite}/{self.rule}/{self.id}"
 
 
+def unmeasured(case: Parsed, status: str, tokens: Mapping[str, str], **fields: Any) -> Result:
+    """A result of a case of which no more than its name is known: one that crashed, hung or did not run.
+
+    `tokens`: the devices' names by their id tokens. `fields`: further fields of the result.
+    """
+    known = case.fields()
+    known["device"] = tokens.get(known["device"], known["device"])
+    return Result(**known, status=status, **{"seconds": 0.0, **fields})
+
+
 @dataclass(slots=True)
 class Run:
     """A run file that was read. `footer` is None for an interrupted run. `note` says what is wrong with its end, if anything."""
@@ -87,17 +98,17 @@ class Writer:
         except OSError as error:
             raise UsageError(f"the run file {path} cannot be written: {error.strerror}") from error
         self.path = path
-        self.counts: Counter[str] = Counter()
+        self._status: dict[str, str] = {}
         self._put({"kind": "header", "schema": SCHEMA, **header})
 
     def add(self, result: Result) -> None:
-        """Append a case."""
-        self.counts[result.status] += 1
+        """Append a case. Of a case that is added twice, the later result counts."""
+        self._status[result.key] = result.status
         self._put({"kind": "case", **{k: v for k, v in asdict(result).items() if v != ""}})
 
     def close(self, footer: Mapping[str, Any]) -> None:
         """Append the footer; the run is complete."""
-        self._put({"kind": "footer", "counts": dict(self.counts), **footer})
+        self._put({"kind": "footer", "counts": dict(Counter(self._status.values())), **footer})
         self._file.close()
 
     def _put(self, line: Mapping[str, Any]) -> None:
@@ -127,6 +138,8 @@ def read(path: Path) -> Run:
             break
         if run is None:
             run = Run(path, _header(path, line))
+        elif not isinstance(line, dict):
+            raise UsageError(f"{path}, line {number}: not an object, so this is no whole run file")
         elif line.get("kind") == "case":
             result = _result(path, number, line)
             run.results[result.key] = result
@@ -149,11 +162,17 @@ def _header(path: Path, line: Any) -> dict[str, Any]:
     return line
 
 
+_KINDS: dict[str, tuple[type, ...]] = {"seconds": (int, float)}
+
+
 def _result(path: Path, number: int, line: dict[str, Any]) -> Result:
     try:
         result = Result(**{k: v for k, v in line.items() if k != "kind"})
     except TypeError as error:
         raise UsageError(f"{path}, line {number}: not a case: {error}") from error
+    wrong = [name for name, value in asdict(result).items() if not isinstance(value, _KINDS.get(name, str))]
+    if wrong:
+        raise UsageError(f"{path}, line {number}: not a case: {', '.join(wrong)} of the wrong type")
     if result.status not in STATUSES:
         raise UsageError(f"{path}, line {number}: unknown status {result.status!r}")
     return result

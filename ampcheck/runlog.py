@@ -6,22 +6,19 @@ import os
 import platform
 import sys
 import time
-from collections import Counter
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from tabulate import tabulate
 
-from ampcheck.devices.registry import absent, select
+from ampcheck import summary
+from ampcheck.devices.registry import absent, known, select
 from ampcheck.errors import UsageError
 from ampcheck.ids import parse_key, parse_node
-from ampcheck.results import RED, STATUSES, Result, Writer, manifest_hash
-
-if TYPE_CHECKING:
-    from ampcheck.session import Session
+from ampcheck.results import RED, Result, Writer, manifest_hash, unmeasured
 
 _PACKAGES = ("ampcheck", "torch", "jax", "torchax", "numpy", "pytest", "hypothesis")
 
@@ -56,6 +53,50 @@ def write_manifest(path: Path, nodes: list[str]) -> None:
         raise UsageError(f"the manifest {path} cannot be written: {error.strerror}") from error
 
 
+def expected(config: pytest.Config, nodes: Iterable[str]) -> dict[str, str]:
+    """The node ids of the cases that must run, by key: those collected and those of the manifest, which have no node id."""
+    found = {parse_node(node).key: node for node in nodes}
+    if config.option.manifest:
+        found = {**dict.fromkeys(_read_manifest(config.option.manifest), ""), **found}
+    return found
+
+
+def header(config: pytest.Config, cases: Iterable[str], now: datetime) -> dict[str, Any]:
+    """The header of a run file for the cases of those keys."""
+    option = config.option
+    cases = list(cases)
+    return {
+        "started": f"{now:%Y-%m-%dT%H:%M:%SZ}",
+        "command": ["pytest", *config.invocation_params.args],
+        "manifest": manifest_hash(cases),
+        "cases": len(cases),
+        "seed": 0,
+        "nightly": bool(option.nightly),
+        "versions": versions(),
+        "devices": [
+            {"name": d.name, "token": d.token, "type": d.type, "key": d.key, "has_values": d.has_values, **d.describe()}
+            for d in select(option.device, option.device_module)
+        ],
+        "absent": absent(option.device_module),
+        "machine": {
+            "system": platform.system(),
+            "release": platform.release(),
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+        },
+    }
+
+
+def tokens(modules: Sequence[str] = ()) -> dict[str, str]:
+    """The name of every device by its token in ids."""
+    return {device.token: name for name, device in known(modules).items()}
+
+
+def run_file_path(reports: Path, now: datetime) -> Path:
+    """Where a run that starts now keeps its file, unless told otherwise."""
+    return reports / "runs" / f"{now:%Y%m%dT%H%M%SZ}-{os.getpid()}.jsonl"
+
+
 class RunLog:
     """Takes each result as it comes; writes the run file; at the end counts what is missing."""
 
@@ -64,65 +105,41 @@ class RunLog:
         self.started = time.monotonic()
         self.results: dict[str, Result] = {}
         self.stale: list[str] = []
-        # A case that has results from two phases (its call and a broken teardown) counts once, as the worse of them.
-        self._expected = {parse_node(node).key: node for node in nodes}
-        if option.manifest:
-            self._expected |= {key: "" for key in _read_manifest(option.manifest)}
+        self._expected = expected(config, nodes)
+        self._tokens = tokens(option.device_module)
         self._writer: Writer | None = None
         if not option.no_run_file:
             now = datetime.now(timezone.utc)
-            name = f"{now:%Y%m%dT%H%M%SZ}-{os.getpid()}.jsonl"
-            path = option.run_file or option.reports / "runs" / name
-            self._writer = Writer(path, self._header(config, now))
-
-    def _header(self, config: pytest.Config, now: datetime) -> dict[str, Any]:
-        option = config.option
-        return {
-            "started": f"{now:%Y-%m-%dT%H:%M:%SZ}",
-            "command": ["pytest", *config.invocation_params.args],
-            "manifest": manifest_hash(self._expected),
-            "cases": len(self._expected),
-            "seed": 0,
-            "nightly": bool(option.nightly),
-            "versions": versions(),
-            "devices": [
-                {"name": d.name, "type": d.type, "key": d.key, "has_values": d.has_values, **d.describe()}
-                for d in select(option.device, option.device_module)
-            ],
-            "absent": absent(option.device_module),
-            "machine": {
-                "system": platform.system(),
-                "release": platform.release(),
-                "machine": platform.machine(),
-                "cores": os.cpu_count(),
-            },
-        }
+            path = option.run_file or run_file_path(option.reports, now)
+            self._writer = Writer(path, header(config, self._expected, now))
 
     def take(self, report: pytest.TestReport) -> None:
         """Keep the result a report carries, or make one for a worker process that died under a case."""
         raw = getattr(report, "ampcheck", None)
-        if raw is None and report.when == "???":  # how pytest-xdist reports a crashed worker
-            raw = {**parse_node(report.nodeid).fields(), "status": "crash", "seconds": 0.0, "message": str(report.longrepr)}
-        if raw is None:
-            return
-        result = Result(**raw)
+        if raw is not None:
+            self._add(Result(**raw))
+        elif report.when == "???":  # how pytest-xdist reports a crashed worker
+            message, node = str(report.longrepr), report.nodeid
+            self._add(unmeasured(parse_node(node), "crash", self._tokens, node=node, message=message))
+
+    def _add(self, result: Result) -> None:
+        # A case that has results from two phases, its call and a broken teardown, counts as the later says.
         self.results[result.key] = result
         if self._writer is not None:
             self._writer.add(result)
 
-    def finish(self, exitstatus: int, session: Session | None) -> int:
-        """Write what is missing, and the footer unless the run was interrupted; returns the exit status."""
+    def finish(self, exitstatus: int, stale: Iterable[str]) -> int:
+        """Write what is missing, and the footer unless the run was interrupted.
+
+        `stale`: a sentence for each deviation that speaks of no case. Returns the exit status.
+        """
         interrupted = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
         if interrupted:
             return exitstatus
         for key, node in self._expected.items():
             if key not in self.results:
-                result = Result(**parse_key(key).fields(), status="missing", seconds=0.0, node=node)
-                self.results[key] = result
-                if self._writer is not None:
-                    self._writer.add(result)
-        if session is not None and session.whole:
-            self.stale = session.waivers.stale(session.names)
+                self._add(unmeasured(parse_key(key), "missing", self._tokens, node=node))
+        self.stale = list(stale)
         if self._writer is not None:
             self._writer.close({"seconds": round(time.monotonic() - self.started, 3), "stale": self.stale})
         red = self.stale or any(result.status in RED for result in self.results.values())
@@ -130,25 +147,15 @@ class RunLog:
 
     def summarize(self, terminal: Any) -> None:
         """The closing table: a line per device and rule, a column per status that occurs."""
-        counts: dict[tuple[str, str], Counter[str]] = {}
-        for result in self.results.values():
-            counts.setdefault((result.device, result.rule), Counter())[result.status] += 1
-        if not counts:
+        if not self.results:
             return
-        used = [status for status in STATUSES if any(c[status] for c in counts.values())]
-        rows = [[device, rule, sum(c.values()), *(c[s] or "" for s in used)] for (device, rule), c in sorted(counts.items())]
-        total: Counter[str] = sum(counts.values(), Counter())
-        rows.append(["all", "all", sum(total.values()), *(total[s] for s in used)])
         terminal.write_sep("=", "conformance")
-        terminal.write_line(tabulate(rows, headers=["device", "rule", "cases", *used]))
+        terminal.write_line(summary.table(self.results.values()))
         for line in self.stale:
             terminal.write_line(f"stale: {line}", red=True)
         deselected = len(terminal.stats.get("deselected", ()))
         seconds = time.monotonic() - self.started
-        done = len(self.results) - total["missing"]
-        terminal.write_line(
-            f"{done} of {len(self._expected)} cases ran in {seconds:.1f} s; {deselected} more were not selected"
-        )
+        terminal.write_line(summary.ran(self.results.values(), len(self._expected), deselected, seconds))
         if self._writer is not None:
             terminal.write_line(f"run file: {self._writer.path}")
 

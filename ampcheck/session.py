@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ampcheck import ops, repro
+from ampcheck import ops, repro, summary
 from ampcheck.cases import Case, op_cases
-from ampcheck.checks import CheckFailure, one_line
+from ampcheck.checks import CheckFailure, Unsupported, one_line
 from ampcheck.deviations import Deviation, Waivers
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import select
@@ -41,18 +40,20 @@ class Session:
         self.unwaive = bool(option.unwaive)
         self.names: list[str] = []
         self._device = {device.name: device for device in self.devices}
+        self._defaults = {device.type: device.default_amp for device in self.devices}
         self._ops = _chosen(option.op, ops.catalogue(), "op")
         self._rules = _chosen(option.rule, RULES, "rule")
         self._dtypes = _chosen(option.amp_dtype, LOW, "region dtype")
-        self._in_flight = os.open(option.in_flight, os.O_RDWR | os.O_CREAT) if option.in_flight else None
-        self.whole = not (self._ops or self._rules or self._dtypes)
-        """Whether every case of the devices is generated, so that stale deviations can be told."""
+        self._named = bool(option.device)
+        self._arguments = [config.invocation_params.dir / str(argument) for argument in config.args]
+        self._root: Path | None = None
 
     # ---- cases
 
     def generate(self, metafunc: pytest.Metafunc, marker: pytest.Mark) -> None:
         """Parametrize a suite function over its cases on the chosen devices."""
         rule = metafunc.module.__name__.rpartition(".")[2].removeprefix("test_")
+        self._root = Path(metafunc.module.__file__ or "").resolve().parent.parent
         if self._rules and rule not in self._rules:
             metafunc.parametrize("case" if marker.name == "op_cases" else "amp", [])
         elif marker.name == "op_cases":
@@ -96,26 +97,31 @@ class Session:
         """Leave out the placeholders pytest makes for a function without cases: absent is not skipped."""
         items[:] = [item for item in items if "NOTSET" not in item.nodeid]
 
+    def stale(self) -> list[str]:
+        """A sentence for each deviation that speaks of no case, where every case of the devices was collected."""
+        everything = self._root is not None and any(self._root.is_relative_to(a.resolve()) for a in self._arguments)
+        if self._ops or self._rules or self._dtypes or not everything:
+            return []
+        return self.waivers.stale(self.names, shared=not self._named)
+
     # ---- running
 
     @contextmanager
     def running(self, item: pytest.Item) -> Iterator[None]:
         """Around the call of a case: fresh autocast state, the device entered, and a scenario's findings raised."""
         case = item.stash[_CASE]
-        if self._in_flight is not None:
-            os.pwrite(self._in_flight, f"{item.nodeid}\n".ljust(512).encode(), 0)
         amp = None
         if "amp" in item.funcargs:  # type: ignore[attr-defined]
             device, dtype = item.funcargs["amp"]  # type: ignore[attr-defined]
             amp = item.funcargs["amp"] = Amp(device, dtype)  # type: ignore[attr-defined]
-        reset()
+        reset(self._defaults)
         try:
             with self._device[case.device].running() if amp else nullcontext():
                 yield
             if amp:
                 amp.finish()
         finally:
-            reset()
+            reset(self._defaults)
 
     # ---- judging
 
@@ -132,7 +138,7 @@ class Session:
         shown, why = self._waive(status, message, deviation)
         details = {}
         if shown != "pass":
-            details = self._details(item, case, message or why)
+            details = self.details(item, message or why)
         result = Result(
             id=case.id,
             suite=case.suite,
@@ -148,10 +154,12 @@ class Session:
             **details,
         )
         report.ampcheck = asdict(result)  # type: ignore[attr-defined]  # travels from xdist's workers with the report
-        _mark(report, shown, why, _text(result, why))
+        _mark(report, shown, why, summary.text(result, why))
 
     def _waive(self, status: str, message: str, deviation: Deviation | None) -> tuple[str, str]:
         """The status after deviations, and the reason to show for it."""
+        if status == "unsupported":
+            return status, message
         if deviation is None:
             return status, ""
         if status == "pass":
@@ -163,9 +171,14 @@ class Session:
             return kind, f"{deviation.reason} {deviation.link}"
         return status, f"deviation {deviation.id!r} expects another failure: {deviation.raises!r}"
 
-    def _details(self, item: pytest.Item, case: Case, message: str) -> dict[str, str]:
+    def details(self, item: pytest.Item, message: str) -> dict[str, str]:
+        """The fields of a result that say what happened to a case and how to reproduce it."""
+        case = item.stash[_CASE]
         device = self._device[case.device]
-        details = {"node": item.nodeid, "message": message, "pytest": repro.pytest_line(item.nodeid, device, self.modules)}
+        node = item.nodeid
+        if item.config.rootpath != item.config.invocation_params.dir:  # an installed suite: its place, not its name
+            node = f"{item.path}{node[node.index('::') :]}"
+        details = {"node": item.nodeid, "message": message, "pytest": repro.pytest_line(node, device, self.modules)}
         body = item.function  # type: ignore[attr-defined]
         if case.op in ops.catalogue():
             details["torch"] = repro.of_op(case, device)
@@ -194,6 +207,8 @@ def _failure(excinfo: pytest.ExceptionInfo[BaseException], when: str) -> tuple[s
     error = excinfo.value
     if isinstance(error, CheckFailure):
         return "fail", str(error)
+    if isinstance(error, Unsupported):
+        return "unsupported", str(error)
     last = traceback.extract_tb(error.__traceback__)[-1].filename if error.__traceback__ else ""
     ours = last.startswith(_PACKAGE) and not isinstance(error, AssertionError)
     return ("error" if ours or when != "call" else "fail"), one_line(error)
@@ -207,13 +222,3 @@ def _mark(report: pytest.TestReport, status: str, why: str, text: str) -> None:
         report.outcome = "failed"
     if status != "pass":
         report.longrepr = text
-
-
-def _text(result: Result, why: str) -> str:
-    """What a person reads of a case that is not as promised."""
-    parts = [f"{result.key}: {result.status}", *(f"  - {line}" for line in result.message.splitlines())]
-    if why and why not in result.message:
-        parts.append(f"  ({why})")
-    parts += ["", "Reproduce it with pytest:", f"  {result.pytest}", "or in plain torch:", ""]
-    parts += [f"  {line}" for line in result.torch.splitlines()]
-    return "\n".join(parts)

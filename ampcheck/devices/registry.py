@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -11,9 +12,12 @@ from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.cuda import Cuda
 from ampcheck.devices.virtual import DEVICES as VIRTUAL
 from ampcheck.errors import UsageError
+from ampcheck.spec.dtypes import FLOATING, LOW
+from ampcheck.spec.rules import RULES
 
 GROUP = "ampcheck.devices"
 _REQUIRED = ("name", "token", "type", "key")
+_TOKEN = re.compile(r"[A-Za-z0-9_.]+")
 
 
 def known(modules: Sequence[str] = ()) -> dict[str, Device]:
@@ -57,8 +61,24 @@ def absent(modules: Sequence[str] = ()) -> dict[str, str]:
 def _loaded(origin: str, load: object) -> object:
     try:
         return load()  # type: ignore[operator]  # a function of no arguments, of an entry point or the lambda above
-    except Exception as error:  # anything a third party's import can raise is this one message
+    except (Exception, SystemExit) as error:  # anything a third party's import can raise is this one message
         raise UsageError(f"{origin} cannot be loaded as a device: {type(error).__name__}: {error}") from error
+
+
+def _faults(device: Device) -> str:
+    """What is wrong with a device's attributes, as the rest of a sentence about it; "" for nothing."""
+    missing = [name for name in _REQUIRED if not isinstance(getattr(device, name, None), str)]
+    if missing:
+        return f"does not set {', '.join(missing)}"
+    if not _TOKEN.fullmatch(device.token):
+        return f"has the id token {device.token!r}; it is made of letters, digits, _ and ."
+    if word := next((word for word in (*FLOATING, *RULES) if word in device.token), None):
+        return f"has the id token {device.token!r}, in which {word!r} occurs, so that -k {word} would select the device"
+    if unknown := [dtype for dtype in (*device.amp_dtypes, device.default_amp) if dtype not in LOW]:
+        return f"has the lower precision {unknown[0]!r}; there are {', '.join(LOW)}"
+    if device.default_amp not in device.amp_dtypes:
+        return f"has the default {device.default_amp!r}, which is not among its amp_dtypes"
+    return ""
 
 
 def _add(out: dict[str, Device], found: object, origin: str) -> None:
@@ -68,9 +88,8 @@ def _add(out: dict[str, Device], found: object, origin: str) -> None:
     for device in items:
         if not isinstance(device, Device):
             raise UsageError(f"{origin} gives {device!r}, which is no ampcheck.devices.Device")
-        missing = [name for name in _REQUIRED if not isinstance(getattr(device, name, None), str)]
-        if missing:
-            raise UsageError(f"{origin}: {type(device).__name__} does not set {', '.join(missing)}")
+        if wrong := _faults(device):
+            raise UsageError(f"{origin}: {type(device).__name__} {wrong}")
         for other in out.values():
             if device.name == other.name:
                 raise UsageError(f"{origin} declares device {device.name!r}, which exists already")

@@ -1,0 +1,14 @@
+"""What autocast does to a program: every op it runs, the casts made for each, and where in the program that is.
+
+`ampcheck.trace()` around user code, or `ampcheck trace SCRIPT.py` on the command line. How it looks:
+a function mode sees each public call before autocast (`linear`), a dispatch mode sees what runs below autocast (the casts,
+then `t` and `addmm`); what the second sees belongs to the innermost call of the first.
+"""
+
+from __future__ import annotations
+
+from ampcheck.tracing.records import CastRecord, OpRecord
+from ampcheck.tracing.script import command
+from ampcheck.tracing.session import Trace, trace
+
+__all__ = ["CastRecord", "OpRecord", "Trace", "command", "trace"]
