@@ -30,9 +30,13 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError
+from ampcheck.spec.policies import KEYS
 
 SHARED = Path(__file__).parent / "devices" / "deviations.toml"
 """Deviations of PyTorch itself, on more than one device."""
+
+KERNELS = SHARED.with_name("kernels.toml")
+"""Deviations of PyTorch's autocast kernels; a backend that brings its own kernels does not inherit them."""
 
 KINDS = ("deviation", "unsupported", "flaky")
 _TEXT = ("id", "kind", "reason", "link", "raises", "torch", "added")
@@ -126,10 +130,17 @@ class Waivers:
 
     def __init__(self, devices: Iterable[Device], extra: Iterable[Path] = ()) -> None:
         devices = list(devices)
-        shared = load(SHARED)
+        shared, kernels = load(SHARED), load(KERNELS)
         third = [d for path in dict.fromkeys(extra) for d in load(path)]
         self._by_device = {
-            device.name: _distinct([*shared, *(load(device.deviations) if device.deviations else ()), *third])
+            device.name: _distinct(
+                [
+                    *shared,
+                    *(kernels if device.key in KEYS else ()),
+                    *(load(device.deviations) if device.deviations else ()),
+                    *third,
+                ]
+            )
             for device in devices
         }
 
@@ -144,12 +155,12 @@ class Waivers:
     def stale(self, names: Iterable[str], *, shared: bool = True) -> list[str]:
         """A sentence for each glob that matches none of the cases `rule/id`.
 
-        `shared`: whether to judge PyTorch's own file too, which speaks of more devices than a run may have.
+        `shared`: whether to judge PyTorch's own files too, which speak of more devices than a run may have.
         """
         names = list(names)
         out = []
         for deviation in self.all():
-            if deviation.file == str(SHARED) and not shared:
+            if deviation.file in (str(SHARED), str(KERNELS)) and not shared:
                 continue
             for glob in deviation.cases:
                 pattern = re.compile(translate(glob))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ampcheck.runlog import RunLog
     from ampcheck.session import Session
+    from ampcheck.supervisor.channel import Channel
 
 
 # PyTorch warns once a process when a deprecated op is called; that is no part of what is tested, and calling each of them is.
@@ -47,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--reports", metavar="FOLDER", type=Path, default=Path("reports"), help="where run files go")
     add("--run-file", metavar="FILE", type=Path, help="the run file to write; by default a new one in the folder")
     add("--no-run-file", action="store_true", help="write no run file")
-    add("--in-flight", metavar="FILE", type=Path, help="keep the id of the running case in this file")
+    add("--supervised", metavar="FILE", type=Path, help="run as a child of ampcheck run, by the plan in this file")
     add("--nightly", action="store_true", help="let the random programs explore, with more of them")
 
 
@@ -67,38 +68,68 @@ class Plugin:
         self.is_worker = hasattr(config, "workerinput")
         self.session: Session | None = None
         self.log: RunLog | None = None
+        self.channel = _new_channel(config.option.supervised) if config.option.supervised else None
+        self._deselected = 0
+        self._selected: list[pytest.Item] = []
+        self._stale: list[str] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        # The library's own tests use this plugin too. A bad option is told here, before xdist starts its workers.
+        if not self.is_worker and self._names_suite():
+            self._or_exit(lambda: _new_session(self.config))
 
     @pytest.hookimpl(trylast=True)  # after pytest's own, so that a scenario's own parameters come first in its id
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if marker := _marker(metafunc.definition):
             if self.session is None:
-                self.session = _or_exit(lambda: _new_session(self.config))
+                self.session = self._or_exit(lambda: _new_session(self.config))
             self.session.generate(metafunc, marker)
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         if self.session is not None and _marker(item):
             self.session.collected(item)
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, None, None]:
         if self.session is not None:
             self.session.drop_empty(items)
+        yield
+        if self.session is not None:
+            self._selected = [item for item in items if self.session.knows(item)]
+        if self.channel is not None:
+            items[:] = self.channel.choose(items)
+
+    def pytest_deselected(self, items: list[pytest.Item]) -> None:
+        self._deselected += len(items)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        if self.session is None:
+        if self.session is None or session.testsfailed:  # what could not be collected is pytest's to say
             return
-        nodes = [item.nodeid for item in session.items if self.session.knows(item)]
+        nodes = [item.nodeid for item in self._selected]
         if self.config.option.write_manifest:
-            _or_exit(lambda: _write_manifest(self.config.option.write_manifest, nodes))
-        if not self.is_worker and not self.config.option.collectonly:
+            self._or_exit(lambda: _write_manifest(self.config.option.write_manifest, nodes))
+        if (channel := self.channel) is not None:
+            cases = self.session
+            self._or_exit(lambda: channel.collected(cases, self.config, self._selected, self._deselected))
+        elif not self.is_worker and not self.config.option.collectonly:
             self._open(nodes)
 
+    @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
         self._open([node for node in ids if node.startswith("suites/") or "/suites/" in node])
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._stale = getattr(node, "workeroutput", {}).get("ampcheck_stale", self._stale)
+
     def _open(self, nodes: list[str]) -> None:
         if self.log is None and nodes:
-            self.log = _or_exit(lambda: _new_log(self.config, nodes))
+            self.log = self._or_exit(lambda: _new_log(self.config, nodes))
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        if self.channel is not None:
+            self.channel.start(nodeid)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -117,53 +148,34 @@ class Plugin:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if self.log is not None:
-            self.log.take(report)
+        for taker in (self.log, self.channel):
+            if taker is not None:
+                taker.take(report)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        stale = self.session.stale() if self.session is not None else self._stale
+        if self.is_worker:
+            self.config.workeroutput["ampcheck_stale"] = stale  # type: ignore[attr-defined]  # xdist's own
+        if self.channel is not None:
+            self.channel.finish(int(session.exitstatus))
         if self.log is not None:
-            session.exitstatus = self.log.finish(session.exitstatus, self.session)
+            session.exitstatus = self.log.finish(session.exitstatus, stale)
 
     def pytest_report_header(self) -> list[str]:
         from ampcheck.runlog import header_lines
 
-        # Only a run that names a suite gets the header: the library's own tests use this plugin too.
-        if not any("suites" in str(arg) for arg in self.config.args):
-            return []
-        return _or_exit(lambda: header_lines(self.config))
+        return self._or_exit(lambda: header_lines(self.config)) if self._names_suite() else []
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.log is not None:
             self.log.summarize(terminalreporter)
 
-
-def _marker(definition: Any) -> pytest.Mark | None:
-    found: pytest.Mark | None = definition.get_closest_marker("op_cases") or definition.get_closest_marker("scenario")
-    return found
+    def _names_suite(self) -> bool:
+        return any("suites" in str(argument) for argument in self.config.args)
 
 
-def _new_session(config: pytest.Config) -> Session:
-    from ampcheck.session import Session
+def _new_channel(plan: Path) -> Channel:
+    from ampcheck.supervisor.channel import Channel, Plan
 
-    return Session(config)
-
-
-def _new_log(config: pytest.Config, nodes: list[str]) -> RunLog:
-    from ampcheck.runlog import RunLog
-
-    return RunLog(config, nodes)
-
-
-def _write_manifest(path: Path, nodes: list[str]) -> None:
-    from ampcheck.runlog import write_manifest
-
-    write_manifest(path, nodes)
-
-
-def _or_exit(make: Callable[[], _T]) -> _T:
-    """What `make` returns; where the user's input is at fault, its sentence and exit code 2."""
-    try:
-        return make()
-    except UsageError as error:
-        pytest.exit(str(error), returncode=2)
+    return Channel(Plan.read(plan))

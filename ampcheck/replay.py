@@ -1,7 +1,7 @@
 """Autocast by hand: run plain torch code outside of a region with the casts that the specification asks for.
 
-The reference for anything made of several ops, such as a module: `torch.autocast` must give the same dtypes and the same
-bits. Like the recorder it sits above every decomposition, so an op with a policy is cast once and runs whole, and a
+The reference for anything made of several ops, such as a module: `torch.autocast` must give the same dtypes and
+the same bits. Like the recorder it sits above every decomposition, so an op with a policy is cast once and runs whole, and a
 composite op without one is taken apart.
 """
 
@@ -21,6 +21,7 @@ from ampcheck.torch_dtypes import DTYPES, name_of
 
 # Kernels of a backend, without a policy, that call ops with one: autocast acts inside of them.
 _CALLERS = ("_transformer_encoder_layer_fwd",)
+_BACKENDS = tuple(getattr(torch._C.DispatchKey, name) for name in ("CPU", "CUDA", "XPU", "MPS", "MTIA", "PrivateUse1"))
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
@@ -35,6 +36,8 @@ class Replay(TorchDispatchMode):
         self._type = device_type
         self._dtype = dtype
         self._policies = policies
+        self.kernels: list[tuple[str, tuple[str, ...]]] = []
+        """Each op with a policy that ran: its overload and the dtypes of its tensor arguments."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -51,6 +54,8 @@ class Replay(TorchDispatchMode):
         wanted = expect(policy, name, given, self._dtype, dtype_given=chosen is not None)
         if wanted.error:
             raise RuntimeError(wanted.error)
+        if wanted.overload == name:
+            self.kernels.append((name, wanted.leaves))
         remaining = iter(wanted.leaves)
         args = _map(args, lambda tensor: tensor.to(DTYPES[next(remaining)]))
         kwargs = {key: _map(value, lambda tensor: tensor.to(DTYPES[next(remaining)])) for key, value in kwargs.items()}
@@ -70,10 +75,10 @@ class Replay(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _backend(args: tuple[Any, ...]) -> torch._C.DispatchKey:
+def _backend(args: tuple[Any, ...]) -> Any:
     """The dispatch key of the kernel that serves the first tensor."""
     keys = torch._C._dispatch_keys(next(tensors(args)))
-    return next(key for key in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA) if keys.has(key))
+    return next(key for key in _BACKENDS if keys.has(key))
 
 
 def _map(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -95,15 +100,20 @@ def _reported(device_type: str) -> Iterator[None]:
         yield
 
 
-def replay(call: Callable[[], Any], device_type: str, dtype: str, policies: Mapping[str, str]) -> Observation:
-    """Run `call` outside of any region with the casts of one, and return its outputs or its error.
+def replay(
+    call: Callable[[], Any], device_type: str, dtype: str, policies: Mapping[str, str]
+) -> tuple[Observation, list[tuple[str, tuple[str, ...]]]]:
+    """Run `call` outside of any region with the casts of one.
 
     No gradient is recorded: the autograd keys are excluded, so that composite ops arrive whole.
+
+    Returns: its outputs or its error, and each op with a policy that ran, with the dtypes it received.
     """
     seen = Observation()
-    with torch._C._AutoDispatchBelowAutograd(), _reported(device_type), Replay(device_type, dtype, policies):
+    mode = Replay(device_type, dtype, policies)
+    with torch._C._AutoDispatchBelowAutograd(), _reported(device_type), mode:
         try:
             seen.outputs = list(tensors(call()))
         except Exception as error:  # the call under test may raise anything, and that is what is to be seen
             seen.error = error
-    return seen
+    return seen, mode.kernels

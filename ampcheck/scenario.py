@@ -11,15 +11,17 @@ The rule is the name of the file. Each scenario runs on every device and in each
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.checks import CheckFailure
 from ampcheck.devices.base import Device
-from ampcheck.inputs import host_tensor
 from ampcheck.observe import Observation, observe
 from ampcheck.ops.describe import TensorArg
 from ampcheck.torch_dtypes import DTYPES, name_of
@@ -65,7 +67,9 @@ class Amp:
         """The dtype a region takes when it is given none."""
         return DTYPES[self.device.default_amp]
 
-    def region(self, dtype: torch.dtype | None = None, *, enabled: bool = True, cache_enabled: bool | None = None) -> Any:
+    def region(
+        self, dtype: torch.dtype | None = None, *, enabled: bool = True, cache_enabled: bool | None = None
+    ) -> Any:
         """A region on the device, not yet entered; in the scenario's lower precision unless told otherwise."""
         return self.device.autocast(name_of(dtype or self.dtype), enabled=enabled, cache_enabled=cache_enabled)
 
@@ -95,6 +99,38 @@ class Amp:
         """Run a call inside the current region and record its kernels and casts."""
         return observe(call, self.type, self.device.policies(), inputs)
 
+    def casts(self, call: Callable[[], Any], tensor: torch.Tensor) -> int:
+        """How often a tensor is cast while a call runs in the current region. No gradient is recorded meanwhile."""
+        return sum(cast.source is not None for cast in self.observe(call, tensor).casts)
+
+    def received(self, overload: str, call: Callable[[], Any]) -> tuple[str, ...] | None:
+        """The dtypes an overload's kernel received while a call ran in the current region; None where it never ran."""
+        kernel = self.observe(call).of(overload)
+        return tuple(leaf.got for leaf in kernel.leaves) if kernel else None
+
+    def copies(self, call: Callable[[], Any], tensor: torch.Tensor) -> list[weakref.ref[torch.Tensor]]:
+        """The casts of a tensor that a call makes, gradients recorded as usual; each a reference that keeps nothing."""
+        copier = _Copies(tensor)
+        with copier:
+            call()
+        return copier.made
+
+    def module(self, make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+        """A module on the device, its parameters float32, fixed, and the same values each time."""
+        self.device.seed()
+        made = make().requires_grad_(False)
+        if self.device.has_values:
+            return made.to(self.type)
+        for part in made.modules():  # a fake tensor cannot be moved, so each is made anew
+            for held in (part._parameters, part._buffers):
+                for name, tensor in held.items():
+                    if tensor is not None:
+                        moved: Any = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.type)
+                        held[name] = moved
+            if isinstance(part, torch.nn.RNNBase):
+                part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]
+        return made
+
     def values(self, tensor: torch.Tensor) -> list[Any]:
         """A tensor's values, on a device that has any."""
         found: list[Any] = self.device.host(tensor).tolist()
@@ -111,16 +147,56 @@ class Amp:
             call()
         except kind as error:
             if text not in str(error):
-                self.differences.append(f"{what}: raised {type(error).__name__} {str(error)!r}; expected it to say {text!r}")
+                self.differences.append(
+                    f"{what}: raised {type(error).__name__} {str(error)!r}; expected it to say {text!r}"
+                )
         except Exception as error:  # another error than the promised one is the finding
             self.differences.append(f"{what}: raised {type(error).__name__} {str(error)!r}; expected {kind.__name__}")
         else:
             self.differences.append(f"{what}: raised nothing; expected {kind.__name__} saying {text!r}")
 
+    def warns(self, what: str, kind: type[Warning], text: str, call: Callable[[], Any]) -> Any:
+        """Note a call that gives no warning of `kind` with `text` in it. Returns what the call returns."""
+        out, seen = _warned(call)
+        if not any(issubclass(w.category, kind) and text in str(w.message) for w in seen):
+            found = "; ".join(f"{w.category.__name__} {str(w.message)!r}" for w in seen) or "nothing"
+            self.differences.append(f"{what}: warned of {found}; expected {kind.__name__} saying {text!r}")
+        return out
+
+    def quiet(self, what: str, call: Callable[[], Any]) -> Any:
+        """Note a call that gives a warning. Returns what the call returns."""
+        out, seen = _warned(call)
+        for warning in seen:
+            said = f"{warning.category.__name__} {str(warning.message)!r}"
+            self.differences.append(f"{what}: warned of {said}; expected no warning")
+        return out
+
     def finish(self) -> None:
         """Raise CheckFailure with every difference noted."""
         if self.differences:
             raise CheckFailure(self.differences)
+
+
+class _Copies(TorchDispatchMode):
+    """Collects the casts of one tensor. Inference mode reaches it with `to.dtype`, everything else with `_to_copy`."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__()
+        self.made: list[weakref.ref[torch.Tensor]] = []
+        self._tensor = weakref.ref(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out: Any = func(*args, **(kwargs or {}))
+        cast = func in (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
+        if cast and args[0] is self._tensor() and args[0].dtype != out.dtype:
+            self.made.append(weakref.ref(out))
+        return out
+
+
+def _warned(call: Callable[[], Any]) -> tuple[Any, list[warnings.WarningMessage]]:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        return call(), seen
 
 
 def _shown(value: object) -> str:

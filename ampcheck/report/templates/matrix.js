@@ -1,0 +1,179 @@
+"use strict";
+(() => {
+  const A = window.ampcheck;
+  const { data, words, columns, el } = A;
+  const form = document.getElementById("filters");
+  const head = document.querySelector("#matrix thead");
+  const body = document.querySelector("#matrix tbody");
+  const more = document.getElementById("more");
+  const FIELDS = ["suite", "rule", "device", "amp", "deviation"];
+  const FIRST_ROWS = 250;
+  const MOST_CASES = 1000;
+  const order = data.statuses.map((_, s) => s).sort((a, b) => data.statuses[b].red - data.statuses[a].red || a - b);
+  let lowered = null;
+  let open = new Set();
+  let rowsShown = FIRST_ROWS;
+
+  const option = (value, label) => el("option", { value }, label);
+  const fill = (name, options) => form.elements[name].append(...options);
+  for (const name of FIELDS) {
+    const texts = words[name].filter(Boolean).sort();
+    fill(name, [option("", "any"), ...texts.map((text) => option(text, text))]);
+  }
+  fill("status", [option("", "any"), option("red", "red, any"), ...data.statuses.map((s) => option(s.name, s.label))]);
+  fill("run", data.runs.map((run, n) => option(n ? run.name : "", (n ? "" : "newest: ") + A.runLabel(run))));
+
+  const read = () => {
+    const wanted = A.address();
+    for (const field of form.elements) {
+      if (!field.name) continue;
+      const value = wanted.get(field.name) || "";
+      if (field.tagName === "SELECT" && ![...field.options].some((o) => o.value === value)) {
+        field.append(option(value, value)); // a link to what this site does not have must say so, not show all
+      }
+      field.value = value;
+    }
+    open = new Set(wanted.getAll("open"));
+    rowsShown = FIRST_ROWS;
+  };
+  const write = () => {
+    const parameters = new URLSearchParams();
+    for (const field of form.elements) if (field.name && field.value) parameters.set(field.name, field.value);
+    for (const op of open) parameters.append("open", op);
+    A.setAddress(parameters);
+  };
+
+  const matching = (run) => {
+    const status = A.statuses(run);
+    const wanted = FIELDS.map((name) => [columns[name], form.elements[name].value, words[name]])
+      .filter(([, value]) => value)
+      .map(([column, value, texts]) => [column, texts.indexOf(value)]);
+    const name = form.elements.status.value;
+    const allowed = data.statuses.map((s) => !name || s.name === name || (name === "red" && s.red));
+    const parts = form.elements.q.value.toLowerCase().split(/\s+/).filter(Boolean);
+    if (parts.length && !lowered) {
+      lowered = Array.from({ length: data.count }, (_, i) => (A.key(i) + " " + A.text("device", i)).toLowerCase());
+    }
+    const found = [];
+    for (let i = 0; i < data.count; i++) {
+      if (status[i] < 0 || !allowed[status[i]]) continue;
+      if (wanted.every(([column, value]) => column[i] === value) && parts.every((part) => lowered[i].includes(part))) {
+        found.push(i);
+      }
+    }
+    return found;
+  };
+
+  const cell = (cases, status) => {
+    const counts = new Array(data.statuses.length).fill(0);
+    for (const i of cases) counts[status[i]] += 1;
+    const chips = order.filter((s) => counts[s]).map((s) => A.chip(data.statuses[s], A.number(counts[s])));
+    return el("td", {}, ...(chips.length ? chips : [el("span", { class: "none", title: "no case" }, "–")]));
+  };
+
+  const casesOf = (row, devices, status) => {
+    const lines = new Map();
+    for (const i of row.cases) {
+      const about = ["suite", "rule", "sample", "inputs", "amp"].map((name) => A.text(name, i));
+      const name = about.join(" ");
+      if (!lines.has(name)) lines.set(name, { about, at: new Map() });
+      lines.get(name).at.set(columns.device[i], i);
+    }
+    const shown = [...lines.values()].slice(0, MOST_CASES).map(({ about, at }) =>
+      el(
+        "tr",
+        {},
+        el("th", { scope: "row", class: "key" }, about[3] || "–"),
+        el("td", {}, about[4]),
+        el("td", {}, about[2]),
+        el("td", {}, about[0] + "/" + about[1]),
+        ...devices.map((device) => {
+          const i = at.get(device);
+          return el("td", {}, i === undefined ? "" : A.chip(data.statuses[status[i]], "", A.caseHref(i)));
+        }),
+      ),
+    );
+    const left = lines.size - shown.length;
+    const headings = ["inputs", "region", "sample", "suite/rule", ...devices.map((device) => words.device[device])];
+    return [A.table("", headings, shown), left ? el("p", {}, `${A.number(left)} more lines; narrow the filters.`) : ""];
+  };
+
+  const rowNodes = (row, devices, status) => {
+    const op = words.op[row.op];
+    const expanded = open.has(op);
+    const rules = [...row.rules].map((rule) => words.rule[rule]).join(", ");
+    const button = el("button", { type: "button", "aria-expanded": String(expanded), "data-op": op }, op);
+    const cells = devices.map((device) => cell(row.at.get(device) || [], status));
+    const line = el("tr", {}, el("th", { scope: "row", class: "op" }, button, el("span", { class: "rules" }, rules)), ...cells);
+    if (!expanded) return [line];
+    return [line, el("tr", {}, el("td", { class: "open", colspan: devices.length + 1 }, ...casesOf(row, devices, status)))];
+  };
+
+  const render = () => {
+    performance.mark("matrix-start");
+    const run = Math.max(0, A.runNumber(form.elements.run.value));
+    const status = A.statuses(run);
+    const found = matching(run);
+    const rows = new Map();
+    const used = new Set();
+    let reds = 0;
+    for (const i of found) {
+      const op = columns.op[i];
+      if (!rows.has(op)) rows.set(op, { op, cases: [], at: new Map(), rules: new Set(), red: 0 });
+      const row = rows.get(op);
+      const device = columns.device[i];
+      row.cases.push(i);
+      row.rules.add(columns.rule[i]);
+      if (!row.at.has(device)) row.at.set(device, []);
+      row.at.get(device).push(i);
+      used.add(device);
+      if (data.statuses[status[i]].red) reds += ++row.red ? 1 : 0;
+    }
+    const devices = [...used].sort((a, b) => A.isVirtual(words.device[a]) - A.isVirtual(words.device[b]) || a - b);
+    const byName = (a, b) => (words.op[a.op] < words.op[b.op] ? -1 : 1);
+    const redFirst = form.elements.sort.value === "red";
+    const all = [...rows.values()].sort((a, b) => (redFirst && b.red - a.red) || byName(a, b));
+    const shown = all.slice(0, rowsShown);
+    head.replaceChildren(
+      el(
+        "tr",
+        {},
+        el("th", { scope: "col" }, "op or scenario"),
+        ...devices.map((device) => {
+          const name = words.device[device];
+          return el("th", { scope: "col" }, name, ...(A.isVirtual(name) ? [el("br"), "dtypes and casts only"] : []));
+        }),
+      ),
+    );
+    body.replaceChildren(...shown.flatMap((row) => rowNodes(row, devices, status)));
+    more.hidden = shown.length === all.length;
+    more.textContent = `Show the other ${A.number(all.length - shown.length)} rows`;
+    const cut = data.runs[run].interrupted ? " This run was interrupted." : "";
+    const unknown = form.elements.run.value && A.runNumber(form.elements.run.value) < 0 ? " The linked run is not here; this is the newest." : "";
+    document.getElementById("summary").textContent =
+      `${A.number(found.length)} cases in ${A.number(all.length)} rows, ${A.number(reds)} of them red.${cut}${unknown}`;
+    performance.measure("matrix", "matrix-start");
+  };
+
+  form.addEventListener("input", () => { rowsShown = FIRST_ROWS; write(); render(); });
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.addEventListener("reset", (event) => {
+    event.preventDefault();
+    A.setAddress(new URLSearchParams());
+    read();
+    render();
+  });
+  body.addEventListener("click", (event) => {
+    const button = event.target.closest("button[data-op]");
+    if (!button) return;
+    const op = button.dataset.op;
+    if (!open.delete(op)) open.add(op);
+    write();
+    render();
+    [...body.querySelectorAll("button[data-op]")].find((other) => other.dataset.op === op)?.focus();
+  });
+  more.addEventListener("click", () => { rowsShown = Infinity; render(); });
+  window.addEventListener("hashchange", () => { read(); render(); });
+  read();
+  render();
+})();

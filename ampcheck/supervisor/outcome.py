@@ -1,0 +1,85 @@
+"""What a supervised run has found so far, and the files it is kept in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ampcheck import summary
+from ampcheck.ids import parse_key
+from ampcheck.results import RED, Result, Writer, unmeasured
+from ampcheck.supervisor import junit
+
+
+class Outcome:
+    """The results of one run. Each is in the run file when `take` returns; the JUnit file is written at the end.
+
+    `command`: what the user typed. `run_file`, `junit_file`: where the files go; `run_file` must not exist yet.
+    """
+
+    def __init__(self, command: Sequence[str], run_file: Path, junit_file: Path) -> None:
+        self.results: dict[str, Result] = {}
+        self.cases: dict[str, str] = {}
+        self.tokens: Mapping[str, str] = {}
+        self.lines: list[str] = []
+        self.stale: list[str] = []
+        self.notes: list[str] = []
+        """What went wrong outside of every case."""
+        self.run_file = run_file
+        self.junit_file = junit_file
+        self._command = list(command)
+        self._clock = time.monotonic()
+        self._deselected = 0
+        self._header: dict[str, Any] = {}
+        self._writer: Writer | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether the cases are known and the run file is there."""
+        return self._writer is not None
+
+    @property
+    def seconds(self) -> float:
+        """The time since the run was begun."""
+        return time.monotonic() - self._clock
+
+    def begin(self, event: Mapping[str, Any]) -> None:
+        """Take the first `header` event. Raises UsageError where the run file cannot be written."""
+        self._header = {**event["header"], "command": self._command}
+        self.cases, self.tokens = event["cases"], event["tokens"]
+        self.lines, self.stale = event["lines"], event["stale"]
+        self._deselected = event["deselected"]
+        if self.cases:
+            self._writer = Writer(self.run_file, self._header)
+
+    def take(self, result: Result) -> None:
+        """Keep a result. Of a case that has two, the later counts."""
+        self.results[result.key] = result
+        if self._writer is not None:
+            self._writer.add(result)
+
+    def finish(self) -> None:
+        """Write what is missing, the footer and the JUnit file."""
+        for key, node in self.cases.items():
+            if key not in self.results:
+                self.take(unmeasured(parse_key(key), "missing", self.tokens, node=node))
+        if self._writer is not None:
+            footer = {"seconds": round(self.seconds, 3), "stale": self.stale}
+            self._writer.close({**footer, "notes": self.notes} if self.notes else footer)
+        self.write_junit()
+
+    def write_junit(self) -> None:
+        """Write the JUnit file of what there is. Raises UsageError where that cannot be done."""
+        started = str(self._header["started"])
+        results = list(self.results.values())
+        junit.write(self.junit_file, results, started=started, seconds=self.seconds, stale=[*self.stale, *self.notes])
+
+    def red(self) -> list[Result]:
+        """The results that make the run fail."""
+        return [result for result in self.results.values() if result.status in RED]
+
+    def ran(self) -> str:
+        """How much ran, in a sentence."""
+        return summary.ran(self.results.values(), len(self.cases), self._deselected, self.seconds)

@@ -1,0 +1,435 @@
+"""Rule cache: `ampcheck.spec.rules` says what it promises.
+
+PyTorch promises little of the cache in its documentation; the comments and the heuristic of
+`aten/src/ATen/autocast_mode.cpp` (`cached_cast`, `clear_cache`) are the source where a case names no other.
+"""
+
+import gc
+import weakref
+from threading import Thread
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+
+@scenario()
+def test_one_cast_for_many_uses(amp: Amp) -> None:
+    """A float32 leaf that requires grad is cast once however many ops use it (autocast_mode.cpp, cached_cast)."""
+    weight, x, batch = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4), amp.rand(2, 4, 4)
+    parameter = torch.nn.Parameter(amp.rand(4, 4))
+    with amp.region():
+        uses = amp.casts(
+            lambda: [torch.mm(x, weight), weight @ x, torch.baddbmm(batch, batch, batch), x @ weight], weight
+        )
+        amp.expect("casts of a leaf used by three products", uses, 1)
+        uses = amp.casts(lambda: [torch.mm(x, parameter) for _ in range(5)], parameter)
+        amp.expect("casts of a parameter used by five products", uses, 1)
+
+
+@scenario()
+def test_each_leaf_has_its_own(amp: Amp) -> None:
+    """Two leaves are two casts (autocast_mode.cpp: the key is the source tensor)."""
+    one, two = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4, requires_grad=True)
+    with amp.region():
+        casts = amp.observe(lambda: [torch.mm(one, two) for _ in range(3)], one, two).casts
+        amp.expect("which of two leaves were cast", sorted(c.source for c in casts if c.source is not None), [0, 1])
+
+
+@scenario()
+def test_not_for_tensors_without_grad(amp: Amp) -> None:
+    """Only weights are kept: a tensor that requires no grad is cast at each use (autocast_mode.cpp, cached_cast)."""
+    plain, x = amp.rand(4, 4), amp.rand(4, 4)
+    with amp.region():
+        amp.expect("casts of a plain tensor", amp.casts(lambda: [torch.mm(x, plain) for _ in range(3)], plain), 3)
+
+
+@scenario()
+def test_not_for_low_leaves(amp: Amp) -> None:
+    """Only float32 weights are kept: one in the other lower precision is cast at each use (autocast_mode.cpp)."""
+    leaf, x = amp.rand(4, 4, dtype=amp.other, requires_grad=True), amp.rand(4, 4)
+    with amp.region():
+        amp.expect(f"casts of a {amp.other} leaf", amp.casts(lambda: [torch.mm(x, leaf) for _ in range(3)], leaf), 3)
+
+
+@scenario(values=True)
+def test_not_for_views(amp: Amp) -> None:
+    """A view is cast at each use, also one that is a leaf (autocast_mode.cpp: `!arg.is_view()`)."""
+    base, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    with torch.no_grad():
+        leaf = amp.rand(4, 4)[:]
+    leaf.requires_grad_()
+    for what, view in (("a view of a leaf", base.t()), ("a view that is a leaf", leaf)):
+        with amp.region():
+            amp.expect(f"casts of {what}", len(amp.copies(lambda v=view: [torch.mm(x, v) for _ in range(3)], view)), 3)
+
+
+@scenario(values=True)
+def test_not_for_results(amp: Amp) -> None:
+    """A tensor that was computed is cast at each use (autocast_mode.cpp: `arg.is_leaf()`)."""
+    computed, x = amp.rand(4, 4, requires_grad=True) * 2, amp.rand(4, 4)
+    with amp.region():
+        amp.expect("casts of a result", len(amp.copies(lambda: [torch.mm(x, computed) for _ in range(3)], computed)), 3)
+
+
+@scenario()
+def test_not_for_casts_to_float32(amp: Amp) -> None:
+    """Only casts to the region's dtype are kept, not those to float32 (autocast_mode.cpp, cached_cast)."""
+    leaf, wide = amp.rand(4, 4, dtype=amp.dtype, requires_grad=True), amp.rand(4, 4)
+    loss = torch.nn.functional.mse_loss
+    with amp.region():
+        amp.expect("casts of a low leaf by a loss", amp.casts(lambda: [loss(leaf, wide) for _ in range(3)], leaf), 3)
+        policies = amp.device.policies()
+        op = torch.atan2 if policies.get("atan2") == "promote" else lambda a, b: torch.cat([a, b])
+        amp.expect(
+            "casts of a low leaf by a widening op", amp.casts(lambda: [op(leaf, wide) for _ in range(3)], leaf), 3
+        )
+        parameter = amp.rand(4, 4, requires_grad=True)
+        amp.expect("casts of a float32 leaf by a loss", amp.casts(lambda: loss(parameter, wide), parameter), 0)
+
+
+@scenario()
+def test_off(amp: Amp) -> None:
+    """cache_enabled=False casts at each use (amp.html#torch.autocast, cache_enabled)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    with amp.region(cache_enabled=False):
+        amp.expect("casts without the cache", amp.casts(lambda: [torch.mm(x, weight) for _ in range(3)], weight), 3)
+
+
+@scenario()
+def test_off_inside_on(amp: Amp) -> None:
+    """An inner region with cache_enabled=False neither uses nor drops what the outer one keeps (amp.html)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    with amp.region():
+        amp.expect("casts at first", amp.casts(lambda: torch.mm(x, weight), weight), 1)
+        with amp.region(cache_enabled=False):
+            amp.expect("casts inside", amp.casts(lambda: [torch.mm(x, weight) for _ in range(2)], weight), 2)
+        amp.expect("casts after the inner region", amp.casts(lambda: torch.mm(x, weight), weight), 0)
+
+
+@scenario()
+def test_switched_inside(amp: Amp) -> None:
+    """set_autocast_cache_enabled acts on the ops that follow (autocast_mode.cpp, cached_cast)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+
+    def use() -> int:
+        return amp.casts(lambda: [torch.mm(x, weight) for _ in range(2)], weight)
+
+    with amp.region():
+        torch.set_autocast_cache_enabled(False)
+        amp.expect("casts after switching the cache off", use(), 2)
+        torch.set_autocast_cache_enabled(True)
+        amp.expect("casts after switching it on", use(), 1)
+
+
+@scenario()
+def test_dropped_at_outermost_exit(amp: Amp) -> None:
+    """Casts do not outlive the outermost region, and an inner exit keeps them (autocast_mode.cpp, nesting)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+
+    def use() -> int:
+        return amp.casts(lambda: torch.mm(x, weight), weight)
+
+    with amp.region():
+        amp.expect("casts at first", use(), 1)
+        with amp.region():
+            amp.expect("casts in an inner region", use(), 0)
+        amp.expect("casts after an inner region", use(), 0)
+        with amp.region(enabled=False):
+            pass
+        amp.expect("casts after a disabled inner region", use(), 0)
+    with amp.region():
+        amp.expect("casts in the next outermost region", use(), 1)
+
+
+@scenario()
+def test_dropped_by_an_exception(amp: Amp) -> None:
+    """An exception that leaves the outermost region drops the casts too (torch/amp/autocast_mode.py, __exit__)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    try:
+        with amp.region():
+            amp.observe(lambda: torch.mm(x, weight))
+            raise KeyError
+    except KeyError:
+        pass
+    with amp.region():
+        amp.expect("casts in the next region", amp.casts(lambda: torch.mm(x, weight), weight), 1)
+
+
+@scenario()
+def test_cleared_on_request(amp: Amp) -> None:
+    """torch.clear_autocast_cache drops the casts (autocast_mode.cpp, clear_cache)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    with amp.region():
+        amp.observe(lambda: torch.mm(x, weight))
+        torch.clear_autocast_cache()
+        amp.expect("casts after clearing", amp.casts(lambda: torch.mm(x, weight), weight), 1)
+
+
+@scenario(values=True)
+def test_cleared_by_another_thread(amp: Amp) -> None:
+    """Clearing drops the casts of every thread (autocast_mode.cpp: one map, behind a lock; pytorch#86136)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    with amp.region():
+        torch.mm(x, weight)
+        thread = Thread(target=torch.clear_autocast_cache)
+        thread.start()
+        thread.join()
+        amp.expect("casts after clearing", len(amp.copies(lambda: torch.mm(x, weight), weight)), 1)
+
+
+@scenario(values=True)
+def test_survives_another_thread(amp: Amp) -> None:
+    """A region that ends in another thread changes no result here (amp.html: state is thread-local).
+
+    It may cost casts: the kept casts are shared and go when any thread's outermost region ends.
+    """
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+
+    def elsewhere() -> None:
+        with amp.device.running(), amp.region():
+            torch.mm(x, weight)
+
+    with amp.region():
+        first = torch.mm(x, weight)
+        thread = Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        second = torch.mm(x, weight)
+    amp.expect("values after another thread's region", amp.values(second), amp.values(first))
+    (first.sum() + second.sum()).backward()
+    amp.expect("whether the leaf has a gradient", weight.grad is not None, True)
+
+
+@scenario()
+def test_inner_region_of_another_dtype(amp: Amp) -> None:
+    """In a nested region ops run in that region's dtype, whatever was kept before (amp.html#torch.autocast, dtype)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    inside = "fp16" if amp.other == torch.float16 else "bf16"
+    with amp.region():
+        amp.observe(lambda: torch.mm(x, weight))
+        with amp.region(amp.other):
+            got = amp.received("mm", lambda: torch.mm(x, weight))
+            amp.expect("dtypes a product receives in the inner region", got, (inside, inside))
+
+
+@scenario(values=True)
+def test_other_dtype_set_inside(amp: Amp) -> None:
+    """After set_autocast_dtype ops run in the new dtype, whatever was kept before (torch.get_autocast_dtype)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    with amp.region():
+        torch.mm(x, weight)
+        torch.set_autocast_dtype(amp.type, amp.other)
+        amp.expect("dtype of a product of two weights", torch.mm(weight, weight).dtype, amp.other)
+
+
+@scenario()
+def test_inference_mode(amp: Amp) -> None:
+    """Casts made in inference mode are not kept: no gradient could flow through them (pytorch#165068)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    with amp.region():
+        with torch.inference_mode():
+            amp.observe(lambda: torch.mm(x, weight))
+        amp.expect("casts after inference mode", amp.casts(lambda: torch.mm(x, weight), weight), 1)
+
+
+@scenario()
+def test_registered_as_reused(amp: Amp) -> None:
+    """A tensor that CUDA graphs write again and again is cast at each use (autocast_mode.cpp, is_cached_tensor)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    torch._C._set_cached_tensors_enabled(True)
+    torch._C._add_cached_tensor(weight)
+    try:
+        with amp.region():
+            uses = amp.casts(lambda: [torch.mm(x, weight) for _ in range(3)], weight)
+            amp.expect("casts of a registered tensor", uses, 3)
+    finally:
+        torch._C._remove_cached_tensor(weight)
+        torch._C._set_cached_tensors_enabled(False)
+
+
+@scenario(values=True)
+def test_one_cast_with_gradients(amp: Amp) -> None:
+    """Two uses share one cast, so both lead to the same node of the graph (autocast_mode.cpp, cached_cast)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    for enabled in (True, False):
+        with amp.region(cache_enabled=enabled):
+            one, two = torch.mm(x, weight), torch.mm(x, weight)
+        nodes = [out.grad_fn.next_functions[1][0] for out in (one, two) if out.grad_fn]
+        amp.expect(f"nodes behind two uses, cache_enabled={enabled}", len(set(nodes)), 1 if enabled else 2)
+
+
+@scenario(values=True)
+def test_three_forwards_three_backwards(amp: Amp) -> None:
+    """Kept casts carry gradients to the leaf, in its dtype, as often as it is used (pytorch#158232)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    by_hand = weight.detach().clone().requires_grad_()
+    for turn in range(3):
+        for with_other_losses in (False, True):
+            weight.grad = by_hand.grad = None
+            with amp.region():
+                out = torch.mm(x, weight) if not with_other_losses else torch.mm(torch.mm(x, weight), weight)
+            out.float().sum().backward()
+            low = by_hand.to(amp.dtype)
+            again = torch.mm(x.to(amp.dtype), low)
+            (again if not with_other_losses else torch.mm(again, low)).float().sum().backward()
+            amp.expect(f"gradient dtype in turn {turn}", weight.grad.dtype, torch.float32)
+            amp.expect(f"gradient in turn {turn}", amp.values(weight.grad), amp.values(by_hand.grad))
+
+
+@scenario(values=True)
+def test_gradient_once_per_use(amp: Amp) -> None:
+    """A leaf used three times through one kept cast gets the gradient of all three uses (autocast_mode.cpp)."""
+    weight = amp.rand(4, 4, requires_grad=True)
+    xs = [amp.rand(4, 4) for _ in range(3)]
+    by_hand = weight.detach().clone().requires_grad_()
+    with amp.region():
+        outs = [torch.mm(x, weight) for x in xs]
+    sum(out.float().sum() for out in outs).backward()  # type: ignore[union-attr]  # the sum of a list of tensors is one
+    low = by_hand.to(amp.dtype)
+    sum(torch.mm(x.to(amp.dtype), low).float().sum() for x in xs).backward()  # type: ignore[union-attr]
+    amp.expect("gradient of three uses", amp.values(weight.grad), amp.values(by_hand.grad))
+
+
+@scenario(values=True)
+def test_no_grad_before_grad(amp: Amp) -> None:
+    """A forward under no_grad does not cost a later one in the same region its gradient (pytorch#158232)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    with amp.region():
+        with torch.no_grad():
+            amp.expect("whether a result requires grad under no_grad", torch.mm(x, weight).requires_grad, False)
+        out = torch.mm(x, weight)
+    amp.expect("whether a later result requires grad", out.requires_grad, True)
+    if out.requires_grad:
+        out.sum().backward()
+    amp.expect("whether the leaf has a gradient", weight.grad is not None, True)
+
+
+@scenario(values=True)
+def test_grad_before_no_grad(amp: Amp) -> None:
+    """no_grad holds for a weight whose cast was kept with a gradient (pytorch#65766), and ends with it (pytorch#112583)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    with amp.region():
+        first = torch.mm(x, weight)
+        with torch.no_grad():
+            amp.expect("whether a result requires grad under no_grad", torch.mm(x, weight).requires_grad, False)
+        last = torch.mm(x, weight)
+    for what, out in (("before", first), ("after", last)):
+        amp.expect(f"whether the result {what} no_grad requires grad", out.requires_grad, True)
+    (first.sum() + last.sum()).backward()
+    amp.expect("whether the leaf has a gradient", weight.grad is not None, True)
+
+
+@pytest.mark.parametrize("outer", ["region", "inference"])
+@scenario(values=True)
+def test_inference_either_way_round(amp: Amp, outer: str) -> None:
+    """Ops in inference mode are autocast and need no grad, and the next forward does again (pytorch#165068)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    inference, region = torch.inference_mode(), amp.region()
+    with region if outer == "region" else inference, inference if outer == "region" else region:
+        out = torch.mm(x, weight)
+        amp.expect("dtype in inference mode", out.dtype, amp.dtype)
+        amp.expect("whether it requires grad in inference mode", out.requires_grad, False)
+    with amp.region():
+        with torch.inference_mode():
+            torch.mm(x, weight)
+        out = torch.mm(x, weight)
+    amp.expect("dtype after inference mode", out.dtype, amp.dtype)
+    amp.expect("whether it requires grad after inference mode", out.requires_grad, True)
+    if out.requires_grad:
+        out.sum().backward()
+    amp.expect("dtype of the gradient", getattr(weight.grad, "dtype", None), torch.float32)
+
+
+@scenario(values=True)
+def test_alternating_grad_modes(amp: Amp) -> None:
+    """Each forward of one region obeys the grad mode it runs in (pytorch#158232)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    with amp.region():
+        for turn, grad in enumerate((False, True, False, True, True, False)):
+            with torch.set_grad_enabled(grad):
+                amp.expect(f"whether result {turn} requires grad", torch.mm(x, weight).requires_grad, grad)
+
+
+@scenario(values=True)
+def test_no_growth_without_grad(amp: Amp) -> None:
+    """Under no_grad three more forwards keep nothing more (pytorch#48049, pytorch#45910)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    with amp.region(), torch.no_grad():
+        made = amp.copies(lambda: torch.mm(x, weight), weight)
+        for _ in range(3):
+            made += amp.copies(lambda: torch.mm(x, weight), weight)
+        gc.collect()
+        amp.expect("casts kept after four forwards", sum(cast() is not None for cast in made), 1)
+
+
+@scenario(values=True)
+def test_freed_after_the_region(amp: Amp) -> None:
+    """Casts and the weights they belong to do not leak out of the region (autocast_mode.cpp, nesting)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    with amp.region():
+        made = amp.copies(lambda: torch.mm(x, weight), weight)
+        gc.collect()
+        amp.expect("casts alive inside the region", sum(cast() is not None for cast in made), 1)
+    source = weakref.ref(weight)
+    del weight
+    gc.collect()
+    amp.expect("casts alive after the region", sum(cast() is not None for cast in made), 0)
+    amp.expect("whether the weight is alive after its last use", source() is not None, False)
+
+
+@scenario(values=True)
+def test_address_used_again(amp: Amp) -> None:
+    """A new weight at the address of a deleted one is not taken for it (autocast_mode.cpp: the weak reference)."""
+    x = torch.ones(2, 2, device=amp.type)
+    with amp.region():
+        for number in range(40):
+            weight = torch.full((2, 2), float(number), device=amp.type, requires_grad=True)
+            amp.expect(f"product with weight {number}", amp.values(torch.mm(x, weight))[0][0], 2.0 * number)
+            del weight
+
+
+@scenario(values=True)
+def test_new_values_after_a_step(amp: Amp) -> None:
+    """A region after an optimizer step uses the new weights (amp.html: a region wraps the forward pass)."""
+    weight = torch.ones(2, 2, device=amp.type, requires_grad=True)
+    x = torch.ones(2, 2, device=amp.type)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    with amp.region():
+        out = torch.mm(x, weight)
+    out.sum().backward()
+    optimizer.step()
+    with amp.region():
+        amp.expect("product after the step", amp.values(torch.mm(x, weight)), [[-2.0, -2.0], [-2.0, -2.0]])
+
+
+@scenario(values=True)
+def test_shared_with_the_backward_pass(amp: Amp) -> None:
+    """A backward pass that enters a region itself finds the casts of the forward pass (pytorch#48696).
+
+    The end of the forward region is kept from dropping them.
+    """
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight):  # type: ignore[no-untyped-def]
+            ctx.save_for_backward(x, weight)
+            return torch.mm(x, weight)
+
+        @staticmethod
+        def backward(ctx, grad):  # type: ignore[no-untyped-def]
+            x, weight = ctx.saved_tensors
+            with amp.region():
+                return torch.mm(grad, weight), torch.mm(x, grad)
+
+    def step() -> None:
+        with amp.region():
+            out = Product.apply(x, weight)
+        out.sum().backward()
+
+    with patch("torch.clear_autocast_cache", lambda: None):
+        amp.expect("casts of the weight", len(amp.copies(step, weight)), 1)
+    torch.clear_autocast_cache()
