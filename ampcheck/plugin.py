@@ -174,6 +174,38 @@ class Plugin:
     def _names_suite(self) -> bool:
         return any("suites" in str(argument) for argument in self.config.args)
 
+    def _or_exit(self, make: Callable[[], _T]) -> _T:
+        """What `make` returns; where the user's input is at fault, its sentence and exit code 2."""
+        try:
+            return make()
+        except UsageError as error:
+            if self.channel is not None:
+                self.channel.refused(str(error))
+            pytest.exit(str(error), returncode=2)
+
+
+def _marker(definition: Any) -> pytest.Mark | None:
+    found: pytest.Mark | None = definition.get_closest_marker("op_cases") or definition.get_closest_marker("scenario")
+    return found
+
+
+def _new_session(config: pytest.Config) -> Session:
+    from ampcheck.session import Session
+
+    return Session(config)
+
+
+def _new_log(config: pytest.Config, nodes: list[str]) -> RunLog:
+    from ampcheck.runlog import RunLog
+
+    return RunLog(config, nodes)
+
+
+def _write_manifest(path: Path, nodes: list[str]) -> None:
+    from ampcheck.runlog import write_manifest
+
+    write_manifest(path, nodes)
+
 
 def _new_channel(plan: Path) -> Channel:
     from ampcheck.supervisor.channel import Channel, Plan

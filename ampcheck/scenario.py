@@ -183,7 +183,7 @@ class _Copies(TorchDispatchMode):
     def __init__(self, tensor: torch.Tensor) -> None:
         super().__init__()
         self.made: list[weakref.ref[torch.Tensor]] = []
-        self._tensor = weakref.ref(tensor)
+        self._tensor: Any = weakref.ref(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out: Any = func(*args, **(kwargs or {}))

@@ -72,8 +72,8 @@ class Entry:
     amp: str
 
     def run(self, device: Device) -> None:
-        """Call it both ways, each in a region of its own. Raises whatever the last way raises that has the op."""
-        with device.autocast(self.amp), suppress(Exception):  # what a kernel refuses was entered all the same
+        """Call it both ways, each in a region of its own; what a kernel refuses was entered all the same."""
+        with device.autocast(self.amp), suppress(Exception):
             if self.module is not None and hasattr(self.module, self.op):
                 getattr(self.module, self.op)(*self.args, **self.kwargs)
         with device.autocast(self.amp), suppress(Exception):
@@ -119,9 +119,7 @@ def _entries(row: tuple[Any, ...], module: Any, third: str, device_type: str) ->
         yield Entry(op, args, kwargs, where, amp)
 
 
-def by_upstream_lists(
-    devices: Iterable[Device], progress: Callable[[str], None] = lambda text: None
-) -> list[Entered]:
+def by_upstream_lists(devices: Iterable[Device], progress: Callable[[str], None] = lambda text: None) -> list[Entered]:
     """Run PyTorch's own lists on each device and say which registered overloads they entered.
 
     Raises UsageError where this torch has no such lists.
@@ -148,31 +146,36 @@ def by_upstream_lists(
 
 @cache
 def internal(name: str) -> ModuleType:
-    """Import `torch.testing._internal.<name>` and undo what importing it changes for the rest of the process.
+    """Import `torch.testing._internal.<name>` without what importing it does to the rest of the process.
 
-    It forbids setting `torch.backends` flags, wraps calls of scripted functions, and loads a hypothesis profile of its
-    own. Raises UsageError where a package it needs is not installed.
+    Imported plainly it forbids setting `torch.backends` flags, wraps calls of scripted functions, and loads a hypothesis
+    profile of its own. Raises UsageError where a package it needs is not installed.
     """
-    frozen = torch.backends.flags_frozen()
-    calls = [(kind, kind.__call__) for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod)]
+    scripted = (torch._C.ScriptFunction, torch._C.ScriptMethod)
+    calls = [kind.__call__ for kind in scripted]
     try:
-        with warnings.catch_warnings(), patch.dict(sys.modules), _without_hypothesis():
+        with (
+            warnings.catch_warnings(),
+            patch.object(torch.backends, "disable_global_flags", lambda: None),
+            _absent("hypothesis"),  # PyTorch's test library goes on without it
+        ):
             warnings.simplefilter("ignore")
-            module = import_module(f"torch.testing._internal.{name}")
-            loaded = {n: m for n, m in sys.modules.items() if n != "hypothesis"}
+            return import_module(f"torch.testing._internal.{name}")
     except ImportError as error:
         raise UsageError(f"torch.testing._internal.{name} cannot be imported: {error}") from error
     finally:
-        if not frozen:
-            setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
-        for kind, call in calls:
+        for kind, call in zip(scripted, calls, strict=True):
             kind.__call__ = call  # type: ignore[method-assign]
-    sys.modules.update(loaded)
-    return module
 
 
 @contextmanager
-def _without_hypothesis() -> Iterator[None]:
-    """Let imports of hypothesis fail, which PyTorch's test library takes as its absence."""
-    sys.modules["hypothesis"] = None  # type: ignore[assignment]
-    yield
+def _absent(package: str) -> Iterator[None]:
+    """Let imports of a package fail."""
+    before = sys.modules.get(package)
+    sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+        if before is not None:
+            sys.modules[package] = before

@@ -113,8 +113,15 @@ class _Run:
         finally:
             self.states(where, "after the region")
 
-    def inside(self, region: torch.autocast, program: Program, where: str) -> None:
-        self.around(region, lambda: self.body(program, where), where)
+    def inside(self, region: torch.autocast, program: Program, where: str, again: Program | None = None) -> None:
+        """The region around a program, and around itself again around `again`."""
+
+        def run() -> None:
+            self.body(program, where)
+            if again is not None:
+                self.inside(region, again, where)
+
+        self.around(region, run, where)
 
     def step(self, step: Step, where: str) -> None:
         match step:
@@ -124,10 +131,8 @@ class _Run:
                 self.decorated(step, where)
             case Reenter(options, body, again, nested):
                 region = self.construct(options)
-                if nested:
-                    self.around(region, lambda: (self.body(body, where), self.inside(region, again, where))[0], where)
-                else:
-                    self.inside(region, body, where)
+                self.inside(region, body, where, None if not nested else again)
+                if not nested:
                     self.inside(region, again, where)
             case Generator(options, body, between):
                 self.generator(options, body, between, where)
@@ -262,7 +267,8 @@ def run(program: Program, devices: Sequence[Device]) -> list[Seen]:
     It starts from a fresh state, and leaves one. An exception that is not the program's own is raised.
     """
     machine = _Run(devices)
-    isolation.reset()
+    own = {device.type: device.default_amp for device in devices}
+    isolation.reset(own)
     try:
         machine.states("0", "at the start")
         try:
@@ -272,6 +278,6 @@ def run(program: Program, devices: Sequence[Device]) -> list[Seen]:
         machine.states("end", "at the end")
         return machine.seen
     finally:
-        isolation.reset()
+        isolation.reset(own)
 
 

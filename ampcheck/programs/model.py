@@ -64,9 +64,15 @@ class _Model:
         for number, step in enumerate(program, 1):
             self.step(step, f"{where}.{number}" if where else str(number))
 
-    def inside(self, region: state.Region, program: Program, where: str) -> None:
-        """A region around a program; the state is looked at inside and afterwards, exceptions included."""
-        self.around(region, lambda: self.body(program, where), where)
+    def inside(self, region: state.Region, program: Program, where: str, again: Program | None = None) -> None:
+        """The region around a program, and around itself again around `again`."""
+
+        def run() -> None:
+            self.body(program, where)
+            if again is not None:
+                self.inside(region, again, where)
+
+        self.around(region, run, where)
 
     def around(self, region: state.Region, run: Callable[[], None], where: str) -> None:
         if region.saved:
@@ -101,10 +107,8 @@ class _Model:
                     self.around(self.construct(around), call, where)
             case Reenter(options, body, again, nested):
                 region = self.construct(options)
-                if nested:
-                    self.around(region, lambda: (self.body(body, where), self.inside(region, again, where))[0], where)
-                else:
-                    self.inside(region, body, where)
+                self.inside(region, body, where, None if not nested else again)
+                if not nested:
                     self.inside(region, again, where)
             case Generator(options, body, between):
                 # The state is the thread's, so a region that a suspended generator holds stays in force.

@@ -309,7 +309,7 @@ def test_no_grad_before_grad(amp: Amp) -> None:
 
 @scenario(values=True)
 def test_grad_before_no_grad(amp: Amp) -> None:
-    """no_grad holds for a weight whose cast was kept with a gradient (pytorch#65766), and ends with it (pytorch#112583)."""
+    """no_grad holds for a weight cast with a gradient before (pytorch#65766), and no longer (pytorch#112583)."""
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
     with amp.region():
         first = torch.mm(x, weight)
@@ -374,7 +374,7 @@ def test_freed_after_the_region(amp: Amp) -> None:
         gc.collect()
         amp.expect("casts alive inside the region", sum(cast() is not None for cast in made), 1)
     source = weakref.ref(weight)
-    del weight
+    weight = x  # the last reference
     gc.collect()
     amp.expect("casts alive after the region", sum(cast() is not None for cast in made), 0)
     amp.expect("whether the weight is alive after its last use", source() is not None, False)
@@ -407,9 +407,9 @@ def test_new_values_after_a_step(amp: Amp) -> None:
 
 @scenario(values=True)
 def test_shared_with_the_backward_pass(amp: Amp) -> None:
-    """A backward pass that enters a region itself finds the casts of the forward pass (pytorch#48696).
+    """A backward pass that enters a region itself finds the casts of the forward pass.
 
-    The end of the forward region is kept from dropping them.
+    As in test_cast_cache_is_global of PyTorch, the end of the forward region is kept from dropping them.
     """
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
 

@@ -1,0 +1,56 @@
+"""docs/coverage.md maps upstream tests and reports to cases; every case it names must exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOC = ROOT / "docs" / "coverage.md"
+
+
+def rows(text: str) -> list[tuple[str, list[str], str]]:
+    """(upstream, case globs, note) of each table row below a header."""
+    out = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if not line.startswith("|") or len(cells) != 3 or set(cells[0]) <= {"-", " ", ":"} or cells[1] == "cases":
+            continue
+        out.append((cells[0], re.findall(r"`([^`]+)`", cells[1]), cells[2]))
+    return out
+
+
+def unknown(text: str, names: set[str]) -> list[str]:
+    """A sentence for each row that names a case which does not exist, or names none and says not why."""
+    out = []
+    for upstream, globs, note in rows(text):
+        out += [f"{upstream}: no case matches {glob}" for glob in globs if not any(fnmatch(n, glob) for n in names)]
+        if not globs and not note:
+            out.append(f"{upstream}: neither a case nor a reason")
+    return out
+
+
+@pytest.fixture(scope="session")
+def case_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    manifest = tmp_path_factory.mktemp("manifest") / "cases"
+    command = [sys.executable, "-m", "pytest", "suites", "--collect-only", "-q", "--no-run-file"]
+    subprocess.run([*command, f"--write-manifest={manifest}"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return {key.split("/", 1)[1] for key in manifest.read_text().split()}
+
+
+def test_every_case_named_exists(case_names: set[str]) -> None:
+    assert unknown(DOC.read_text(), case_names) == []
+    assert len(rows(DOC.read_text())) >= 150
+
+
+def test_a_row_that_names_nothing_is_reported() -> None:
+    text = "| upstream | cases | note |\n|---|---|---|\n| test_a | `promote/gone-*` | |\n| test_b | | |\n| test_c | | CUDA |\n"
+    assert unknown(text, {"promote/cat-fp32-bf16-cpu"}) == [
+        "test_a: no case matches promote/gone-*",
+        "test_b: neither a case nor a reason",
+    ]
