@@ -47,7 +47,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs over their common cases. `a`, `b`: the earlier and the later run in words; `notes` limit what it says."""
+    """Two runs over their common cases. `a`, `b`: the earlier and the later run in words; `notes` limit it."""
 
     a: str
     b: str

@@ -1,8 +1,8 @@
 """Autocast by hand: run plain torch code outside of a region with the casts that the specification asks for.
 
-The reference for anything made of several ops, such as a module: `torch.autocast` must give the same dtypes and
-the same bits. Like the recorder it sits above every decomposition, so an op with a policy is cast once and runs whole, and a
-composite op without one is taken apart.
+The reference for anything made of several ops, such as a module: `torch.autocast` must give the same dtypes and the
+same bits. Like the recorder it sits above every decomposition, so an op with a policy is cast once and runs whole, and
+a composite op without one is taken apart.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ampcheck.observe import Observation, is_composite, overload, overload_name,
 from ampcheck.spec.casting import Leaf, expect
 from ampcheck.torch_dtypes import DTYPES, name_of
 
-# Kernels of a backend, without a policy, that call ops with one: autocast acts inside of them.
-_CALLERS = ("_transformer_encoder_layer_fwd",)
+CALLERS = ("_transformer_encoder_layer_fwd",)
+"""Kernels of a backend, without a policy, that call ops with one: autocast acts inside of them."""
 _BACKENDS = tuple(getattr(torch._C.DispatchKey, name) for name in ("CPU", "CUDA", "XPU", "MPS", "MTIA", "PrivateUse1"))
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
@@ -61,12 +61,17 @@ class Replay(TorchDispatchMode):
         kwargs = {key: _map(value, lambda tensor: tensor.to(DTYPES[next(remaining)])) for key, value in kwargs.items()}
         if wanted.dtype_kwarg:
             args, kwargs["dtype"] = args[:place], DTYPES[wanted.dtype_kwarg]
+            if wanted.overload != name:  # the other overload has no defaults
+                args += tuple(argument.default_value for argument in func._schema.arguments[len(args) :])
         return overload(wanted.overload)(*args, **kwargs)
 
     def _without_policy(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if name in _CALLERS:
+        if name in CALLERS:
+            seen = len(self.kernels)
             with self:
-                return func._op_dk(_backend(args), *args, **kwargs)
+                out = func._op_dk(_backend(args), *args, **kwargs)
+            del self.kernels[seen:]  # a recorder does not see inside it either
+            return out
         if "::" not in name and is_composite(name):
             with self:
                 if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):

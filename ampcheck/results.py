@@ -63,14 +63,14 @@ def unmeasured(case: Parsed, status: str, tokens: Mapping[str, str], **fields: A
 
     `tokens`: the devices' names by their id tokens. `fields`: further fields of the result.
     """
-    known = case.fields()
+    known: dict[str, Any] = case.fields()
     known["device"] = tokens.get(known["device"], known["device"])
     return Result(**known, status=status, **{"seconds": 0.0, **fields})
 
 
 @dataclass(slots=True)
 class Run:
-    """A run file that was read. `footer` is None for an interrupted run. `note` says what is wrong with its end, if anything."""
+    """A run file that was read. `footer` is None for an interrupted run; `note` says what is wrong with its end."""
 
     path: Path
     header: dict[str, Any]
@@ -118,8 +118,8 @@ class Writer:
 def read(path: Path) -> Run:
     """Read a run file.
 
-    A file cut off in the middle is read up to its last whole line and has a `note`. Raises UsageError where it is no run
-    file, is of another schema, or is damaged before its last line.
+    A file cut off in the middle is read up to its last whole line and has a `note`. Raises UsageError where it is no
+    run file, is of another schema, or is damaged before its last line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

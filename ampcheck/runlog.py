@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 import time
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ def write_manifest(path: Path, nodes: list[str]) -> None:
 
 
 def expected(config: pytest.Config, nodes: Iterable[str]) -> dict[str, str]:
-    """The node ids of the cases that must run, by key: those collected and those of the manifest, which have no node id."""
+    """The node ids of the cases that must run, by key: those collected, and those of the manifest with ""."""
     found = {parse_node(node).key: node for node in nodes}
     if config.option.manifest:
         found = {**dict.fromkeys(_read_manifest(config.option.manifest), ""), **found}
@@ -109,7 +108,7 @@ class RunLog:
         self._tokens = tokens(option.device_module)
         self._writer: Writer | None = None
         if not option.no_run_file:
-            now = datetime.now(timezone.utc)
+            now = datetime.now(UTC)
             path = option.run_file or run_file_path(option.reports, now)
             self._writer = Writer(path, header(config, self._expected, now))
 
@@ -118,7 +117,7 @@ class RunLog:
         raw = getattr(report, "ampcheck", None)
         if raw is not None:
             self._add(Result(**raw))
-        elif report.when == "???":  # how pytest-xdist reports a crashed worker
+        elif str(report.when) == "???":  # how pytest-xdist reports a crashed worker
             message, node = str(report.longrepr), report.nodeid
             self._add(unmeasured(parse_node(node), "crash", self._tokens, node=node, message=message))
 

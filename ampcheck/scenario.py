@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -24,9 +24,11 @@ from ampcheck.checks import CheckFailure
 from ampcheck.devices.base import Device
 from ampcheck.observe import Observation, observe
 from ampcheck.ops.describe import TensorArg
+from ampcheck.threads import in_thread, interleave
 from ampcheck.torch_dtypes import DTYPES, name_of
 
 F = TypeVar("F", bound=Callable[..., object])
+T = TypeVar("T")
 
 
 def scenario(*, types: Sequence[str] = (), dtypes: str = "all", values: bool = False) -> Callable[[F], F]:
@@ -94,6 +96,19 @@ class Amp:
             torch.get_autocast_dtype(self.type),
             torch.is_autocast_cache_enabled(),
         )
+
+    def depth(self) -> int:
+        """How many regions this thread is inside, whatever their device type."""
+        torch.autocast_increment_nesting()
+        return int(torch.autocast_decrement_nesting())
+
+    def thread(self, call: Callable[[], T]) -> T:
+        """The value of a call made in a new thread that has entered the device; what it raises is raised here."""
+        return in_thread(call, self.device.running)
+
+    def interleave(self, *workers: Callable[[], Iterator[None]]) -> None:
+        """Run generator functions in threads of their own, in turns: each up to its next `yield`, then the next one."""
+        interleave(workers, self.device.running)
 
     def observe(self, call: Callable[[], Any], *inputs: torch.Tensor) -> Observation:
         """Run a call inside the current region and record its kernels and casts."""

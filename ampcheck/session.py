@@ -19,6 +19,8 @@ from ampcheck.devices.base import Device
 from ampcheck.devices.registry import select
 from ampcheck.errors import UsageError
 from ampcheck.isolation import reset
+from ampcheck.opinfo_verdict import reproduce
+from ampcheck.ops import opinfo
 from ampcheck.results import Result
 from ampcheck.scenario import Amp
 from ampcheck.spec.dtypes import LOW
@@ -41,7 +43,8 @@ class Session:
         self.names: list[str] = []
         self._device = {device.name: device for device in self.devices}
         self._defaults = {device.type: device.default_amp for device in self.devices}
-        self._ops = _chosen(option.op, ops.catalogue(), "op")
+        self._nightly = bool(option.nightly)
+        self._ops = _chosen(option.op, {**ops.catalogue(), **opinfo.rows()}, "op")
         self._rules = _chosen(option.rule, RULES, "rule")
         self._dtypes = _chosen(option.amp_dtype, LOW, "region dtype")
         self._named = bool(option.device)
@@ -58,7 +61,7 @@ class Session:
             metafunc.parametrize("case" if marker.name == "op_cases" else "amp", [])
         elif marker.name == "op_cases":
             suite = Path(metafunc.module.__file__ or "").parent.name
-            pairs = [(case, d) for d in self.devices for case in op_cases(d, marker.args[0], suite) if self._wanted(case)]
+            pairs = [(case, d) for d in self.devices for case in self._cases(d, suite, marker) if self._wanted(case)]
             metafunc.parametrize(("case", "device"), pairs, ids=[case.id for case, _ in pairs])
         else:
             amps = [
@@ -69,6 +72,12 @@ class Session:
                 if (not self._dtypes or dtype in self._dtypes) and not self._ops
             ]
             metafunc.parametrize("amp", amps, ids=[f"{dtype}-{device.token}" for device, dtype in amps], indirect=False)
+
+    def _cases(self, device: Device, suite: str, marker: pytest.Mark) -> Iterator[Case]:
+        yield from op_cases(device, marker.args[0], suite)
+        # Fake tensors cannot run much of the database, and take as long over it as over everything else.
+        if marker.kwargs.get("database") and (device.has_values or self._nightly):
+            yield from opinfo.cases(device, suite)
 
     def _wanted(self, case: Case) -> bool:
         return (not self._ops or case.op in self._ops) and (not self._dtypes or case.amp in self._dtypes)
@@ -180,7 +189,9 @@ class Session:
             node = f"{item.path}{node[node.index('::') :]}"
         details = {"node": item.nodeid, "message": message, "pytest": repro.pytest_line(node, device, self.modules)}
         body = item.function  # type: ignore[attr-defined]
-        if case.op in ops.catalogue():
+        if case.sample == opinfo.SAMPLE:
+            details["torch"] = reproduce(case, device)
+        elif case.op in ops.catalogue():
             details["torch"] = repro.of_op(case, device)
         else:
             details["torch"] = repro.of_scenario(body, device, DTYPES[case.amp])

@@ -17,6 +17,8 @@ import pytest
 from ampcheck.cases import Case
 from ampcheck.checks import CheckFailure
 from ampcheck.devices.base import Device
+from ampcheck.opinfo_verdict import check_database
+from ampcheck.ops.opinfo import SAMPLE
 from ampcheck.scenario import Amp, scenario
 from ampcheck.verdict import check_op
 
@@ -25,11 +27,14 @@ __all__ = ["Amp", "check", "op_cases", "scenario"]
 F = TypeVar("F", bound=Callable[..., object])
 
 
-def op_cases(rule: str) -> Callable[[F], F]:
-    """Run the function, which takes `case` and `device`, once for every op case of a rule."""
+def op_cases(rule: str, *, database: bool = False) -> Callable[[F], F]:
+    """Run the function, which takes `case` and `device`, once for every op case of a rule.
+
+    `database`: and for every op of PyTorch's own op database that has no policy; see `ampcheck.ops.opinfo`.
+    """
 
     def mark(function: F) -> F:
-        marked: F = pytest.mark.op_cases(rule)(function)
+        marked: F = pytest.mark.op_cases(rule, database=database)(function)
         return marked
 
     return mark
@@ -37,5 +42,6 @@ def op_cases(rule: str) -> Callable[[F], F]:
 
 def check(case: Case, device: Device) -> None:
     """Run an op case. Raises CheckFailure with every difference from the specification."""
-    if differences := check_op(case, device):
+    differences = check_database(case, device) if case.sample == SAMPLE else check_op(case, device)
+    if differences:
         raise CheckFailure(differences)

@@ -18,7 +18,9 @@ def table(results: Collection[Result]) -> str:
     if not counts:
         return ""
     used = [status for status in STATUSES if any(c[status] for c in counts.values())]
-    rows = [[device, rule, sum(c.values()), *(c[s] or "" for s in used)] for (device, rule), c in sorted(counts.items())]
+    rows = [
+        [device, rule, sum(c.values()), *(c[s] or "" for s in used)] for (device, rule), c in sorted(counts.items())
+    ]
     total: Counter[str] = sum(counts.values(), Counter())
     rows.append(["all", "all", sum(total.values()), *(total[s] for s in used)])
     return str(tabulate(rows, headers=["device", "rule", "cases", *used]))

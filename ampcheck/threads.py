@@ -12,26 +12,30 @@ Within = Callable[[], AbstractContextManager[object]]
 """Makes the context each new thread is entered into, such as a device's `running`."""
 
 
-class _Worker(threading.Thread):
-    """A thread that runs a generator up to its next yield each time it is told to go on."""
+class _Worker:
+    """A generator function that runs in a thread of its own, up to its next yield each time it is told to go on."""
 
     def __init__(self, steps: Callable[[], Iterator[None]], within: Within) -> None:
-        super().__init__(daemon=True)
         self._steps = steps
         self._within = within
         self._go = threading.Semaphore(0)
         self._stopped = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self.ended = False
         self.error: BaseException | None = None
+
+    def start(self) -> None:
+        """Start the thread; it waits for the first step."""
+        self._thread.start()
 
     def step(self) -> None:
         """Let the thread run to its next yield, or to its end."""
         self._go.release()
         self._stopped.acquire()
         if self.ended:
-            self.join()
+            self._thread.join()
 
-    def run(self) -> None:
+    def _run(self) -> None:
         self._go.acquire()
         try:
             with self._within():

@@ -22,15 +22,15 @@ from unittest.mock import patch
 import torch
 
 from ampcheck.devices.base import Device
-from ampcheck.dispatcher import live_registrations
-from ampcheck.entered import REPLACEABLE, Entered, recording
+from ampcheck.entered import Entered, recording, registrations, replaceable
 from ampcheck.errors import UsageError
 
-_PLACES: dict[str, Any] = {"torch": torch, "nn": torch._C._nn, "linalg": torch._C._linalg, "methods": None}
+_C: Any = torch._C  # its stubs do not know every submodule
+_PLACES: dict[str, Any] = {"torch": torch, "nn": _C._nn, "linalg": _C._linalg, "methods": None}
 
-# What the third element of a list's rows is to the file that runs them: keyword arguments, a flag to leave the row out,
-# the arguments for float16, the dtype of the output, or the module. einsum's row has its tensors there, where test_cuda.py
-# and test_xpu.py look for the flag.
+# What the third element of a list's rows is to the file that runs them: keyword arguments, a flag to leave the row
+# out, the arguments for float16, the dtype of the output, or the module. einsum's row has its tensors where
+# test_cuda.py and test_xpu.py look for the flag.
 _CPU = {
     "torch_expect_builtin_promote": "fp16 arguments",
     "methods_expect_builtin_promote": "fp16 arguments",
@@ -122,14 +122,14 @@ def _entries(row: tuple[Any, ...], module: Any, third: str, device_type: str) ->
 def by_upstream_lists(devices: Iterable[Device], progress: Callable[[str], None] = lambda text: None) -> list[Entered]:
     """Run PyTorch's own lists on each device and say which registered overloads they entered.
 
-    Raises UsageError where this torch has no such lists.
+    Raises UsageError where this torch has no such lists, and for a device as `ampcheck.entered.by_suite` does.
     """
     out = []
-    registered = live_registrations()
     for device in devices:
+        registered = registrations(device)
         with device.running():
             calls = entries(device)
-            if calls and device.key not in REPLACEABLE:
+            if calls and not replaceable(device.key):
                 raise UsageError(f"the kernels of {device.key} cannot be replaced by a recorder")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # calling deprecated ops is what the lists do
@@ -140,7 +140,7 @@ def by_upstream_lists(devices: Iterable[Device], progress: Callable[[str], None]
                         call.run(device)
         own = frozenset(overload for key, overload in entered if key == device.key)
         progress(f"{device.name}: PyTorch's lists make {len(calls)} calls and enter {len(own)} overloads")
-        out.append(Entered(device.key, registered[device.key], own))
+        out.append(Entered(device.key, registered, own))
     return out
 
 
@@ -148,8 +148,8 @@ def by_upstream_lists(devices: Iterable[Device], progress: Callable[[str], None]
 def internal(name: str) -> ModuleType:
     """Import `torch.testing._internal.<name>` without what importing it does to the rest of the process.
 
-    Imported plainly it forbids setting `torch.backends` flags, wraps calls of scripted functions, and loads a hypothesis
-    profile of its own. Raises UsageError where a package it needs is not installed.
+    Imported plainly it forbids setting `torch.backends` flags, wraps calls of scripted functions, and loads a
+    hypothesis profile of its own. Raises UsageError where a package it needs is not installed.
     """
     scripted = (torch._C.ScriptFunction, torch._C.ScriptMethod)
     calls = [kind.__call__ for kind in scripted]

@@ -40,17 +40,25 @@ def select(names: Sequence[str], modules: Sequence[str] = ()) -> list[Device]:
 
     Raises UsageError for a name that is unknown, or that this machine does not have.
     """
-    devices = known(modules)
+    devices = named(names, modules)
     if not names:
-        return [device for device in devices.values() if device.unavailable() is None]
-    out = []
-    for name in dict.fromkeys(names):
+        return [device for device in devices if device.unavailable() is None]
+    for device in devices:
+        if reason := device.unavailable():
+            raise UsageError(f"device {device.name!r} cannot be used here: {reason}")
+    return devices
+
+
+def named(names: Sequence[str], modules: Sequence[str] = ()) -> list[Device]:
+    """The devices of those names, or every one, whether or not this machine has it.
+
+    Raises UsageError for a name that is unknown.
+    """
+    devices = known(modules)
+    for name in names:
         if name not in devices:
             raise UsageError(f"there is no device named {name!r}; there are {', '.join(devices)}")
-        if reason := devices[name].unavailable():
-            raise UsageError(f"device {name!r} cannot be used here: {reason}")
-        out.append(devices[name])
-    return out
+    return [devices[name] for name in dict.fromkeys(names or devices)]
 
 
 def absent(modules: Sequence[str] = ()) -> dict[str, str]:

@@ -134,10 +134,13 @@ class _Model:
                 self.body(body, where)
             case InferenceMode(body):
                 outer, self.inference = self.inference, True
+                before = [self.thread.state(device).enabled for device in self.facts]
                 try:
                     self.body(body, where)
                 finally:
                     self.inference = outer
+                    if before != [self.thread.state(device).enabled for device in self.facts]:
+                        self.touched.add("enabled set in inference mode")
             case Thread(body):
                 self.in_thread(body, where)
 

@@ -46,16 +46,16 @@ def new(device, dtype, **kwargs):
 def state(where):
     depth = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
-    for device in {devices!r}:
+    for device in DEVICES:
         print(where, device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device),
               "cache", torch.is_autocast_cache_enabled(), "depth", depth)
 
 
-last = {{}}
+last = {}
 
 
 def op(where, device, call):
-    print(where, call.__doc__ or "")
+    print(where)
     try:
         with torch._C._AutoDispatchBelowAutograd(), Show():
             last[device] = new(device, call().dtype)
@@ -72,7 +72,7 @@ def render(program: Program, devices: Sequence[Device]) -> str:
     lines = preamble(virtual[0] if virtual else devices[0])
     if "threading" not in lines and _threads(program):
         lines.insert(0, "import threading")
-    lines += [_HELPERS.format(devices=[device.type for device in devices]), ""]
+    lines += [_HELPERS, "", f"DEVICES = {[device.type for device in devices]!r}"]
     weights = sorted(_weights(program))
     for device, name in weights:
         own = next(d for d in devices if d.type == device)

@@ -38,6 +38,16 @@ class Interner:
         return list(self._numbers)
 
 
+def run_names(history: History) -> list[str]:
+    """A name for each run that addresses can hold and that later sites give it again: when it started."""
+    names: list[str] = []
+    for run in history.runs:
+        started = str(run.header.get("started", ""))
+        twins = sum(1 for name in names if name.partition("~")[0] == started)
+        names.append(f"{started}~{twins + 1}" if twins or not started else started)
+    return names
+
+
 def union(history: History) -> list[Result]:
     """Every case of any run, as its newest run has it, in the order the columns compress best."""
     found: dict[str, Result] = {}
@@ -87,7 +97,10 @@ def cases(history: History, ops: Collection[str]) -> dict[str, Any]:
         "columns": {name: _packed(column) for name, column in columns.items()},
         "ids": odd,
         "count": len(results),
-        "runs": [_run(run, [result.key for result in results]) for run in history.runs],
+        "runs": [
+            {"name": name, **_run(run, [result.key for result in results])}
+            for name, run in zip(run_names(history), history.runs, strict=True)
+        ],
     }
 
 

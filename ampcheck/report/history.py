@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -33,22 +33,26 @@ class History:
 
     @property
     def previous(self) -> Run | None:
-        """What the newest run is compared with: the latest earlier one with common cases, of the same torch if any."""
-        usable = [
-            run
-            for run in self.runs[1:]
-            if run.results.keys() & self.newest.results.keys() and set(devices(run)) & set(devices(self.newest))
-        ]
-        same = [run for run in usable if torch_release(run) == torch_release(self.newest)]
-        return next(iter(same or usable), None)
+        """What the newest run is compared with: of the earlier ones with a case and a device in common, the latest.
+
+        One of the same torch release goes first, then one that was not interrupted, then one that has at least half of
+        the newest run's cases: a short run in between must not hide what regressed.
+        """
+        mine, ours = self.newest.results.keys(), set(devices(self.newest))
+
+        def rank(run: Run) -> tuple[bool, bool, bool]:
+            half = 2 * len(run.results.keys() & mine) >= len(mine)
+            return torch_release(run) == torch_release(self.newest), not interrupted(run), half
+
+        usable = [run for run in self.runs[1:] if run.results.keys() & mine and set(devices(run)) & ours]
+        return max(usable, key=rank, default=None)
 
 
-def load(paths: Sequence[Path], tokens: Mapping[str, str], cap: int = CAP) -> History:
+def load(paths: Sequence[Path], cap: int = CAP) -> History:
     """Read the newest run files and merge those of one night.
 
     Args:
         paths: run files in any order; one that is named twice counts once.
-        tokens: the device name of each token that ids use.
         cap: the largest number of runs.
 
     Raises UsageError for no files and for one that is no run file of this schema.
@@ -60,7 +64,7 @@ def load(paths: Sequence[Path], tokens: Mapping[str, str], cap: int = CAP) -> Hi
     nights: list[list[Run]] = []
     read_so_far = 0
     for path in newest_first:
-        run = _named(read(path), tokens)
+        run = read(path)
         if nights and _same_night(nights[-1], run):
             nights[-1].append(run)
         elif len(nights) == cap:
@@ -126,16 +130,3 @@ def _time(run: Run) -> datetime | None:
         return datetime.fromisoformat(str(run.header.get("started", "")))
     except ValueError:
         return None
-
-
-def _named(run: Run, tokens: Mapping[str, str]) -> Run:
-    """Results known by their id alone (missing, crashed workers) have the device's token; give them its name."""
-    names = set(devices(run))
-    found = dict(tokens)
-    for result in run.results.values():
-        if result.device in names:
-            found[result.id.rpartition("-")[2]] = result.device
-    for key, result in run.results.items():
-        if result.device not in names and result.device in found:
-            run.results[key] = replace(result, device=found[result.device])
-    return run

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Plan:
     """What a child is to do.
 
-    `events`: the file it appends events to. `shard`: it runs the cases of share number `shard` of `shards`. `done`: node
-    ids to leave out. `describe`: node ids to send a `repro` event for. `parent`: the supervisor's process id.
+    `events`: the file it appends events to. `shard`: it runs the cases of share number `shard` of `shards`. `done`:
+    node ids to leave out. `describe`: node ids to send a `repro` event for. `parent`: the supervisor's process id.
     """
 
     events: str
@@ -74,7 +74,7 @@ class Channel:
 
         cases = runlog.expected(config, (item.nodeid for item in items))
         fields = {
-            "header": runlog.header(config, cases, datetime.now(timezone.utc)),
+            "header": runlog.header(config, cases, datetime.now(UTC)),
             "lines": runlog.header_lines(config),
             "cases": cases,
             "tokens": runlog.tokens(config.option.device_module),
@@ -101,8 +101,8 @@ class Channel:
 
     def finish(self, exitstatus: int) -> None:
         """Say how pytest ended."""
-        stopped = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
-        self._put("broken" if stopped else "footer", {"status": int(exitstatus)})
+        done = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+        self._put("footer" if exitstatus in done else "broken", {"status": int(exitstatus)})
 
     def _put(self, kind: str, fields: Mapping[str, Any]) -> None:
         self._file.write(json.dumps({"kind": kind, **fields}, separators=(",", ":")) + "\n")

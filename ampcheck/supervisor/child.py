@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,8 @@ class Child:
     def abort(self) -> None:
         """End it, with its Python traceback in the log where it can still write one."""
         self._signal(signal.SIGABRT)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE)
-        except subprocess.TimeoutExpired:
-            pass
         self.kill()
 
     def kill(self) -> None:
@@ -63,10 +62,8 @@ class Child:
         self._events.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        try:
+        with suppress(ProcessLookupError, PermissionError):  # it ended by itself
             os.killpg(self._process.pid, number)
-        except (ProcessLookupError, PermissionError):  # it ended by itself
-            pass
 
     def how(self) -> str:
         """How it ended, in words, with the innermost Python frames where its log has them."""
@@ -81,7 +78,7 @@ class Child:
         return f"{words}{self.where()}"
 
     def where(self) -> str:
-        """The error and the innermost Python frames of a process that was ended by a signal; "" where there are none."""
+        """The error and the innermost Python frames of a process that a signal ended; "" where there are none."""
         text = self.printed()
         out = f": {what[1].strip()}" if (what := _WHAT.search(text)) else ""
         _, _, fatal = text.rpartition("Fatal Python error:")

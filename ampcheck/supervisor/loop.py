@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-
-import os
 
 from ampcheck.errors import UsageError
 from ampcheck.ids import parse_node
@@ -22,6 +22,9 @@ START_LIMIT = 600.0
 """Seconds a child may take to collect the suites."""
 
 _POLL = 0.03
+
+_REFUSED = re.compile(r"^ERROR: (.+)", re.MULTILINE)
+"""How pytest says that it cannot use its command line, such as the expression behind -k."""
 
 
 class HarnessError(Exception):
@@ -184,12 +187,11 @@ class Supervisor:
     def _dead(self, share: _Share, status: str, how: str) -> None:
         """The case that a child died under gets its result; the others get a fresh child."""
         if not share.current:
+            if refused := _REFUSED.search(share.child.printed()):
+                raise UsageError(refused[1])
             raise HarnessError(f"a process that runs the suites ended with {how}\n{_tail(share.child.printed(), 30)}")
         self._release(share)
-        if status == "timeout":
-            message = how
-        else:
-            message = f"the process ended with {how}"
+        message = how if status == "timeout" else f"the process ended with {how}"
         if share.answered:
             message = f"after the case: {message}"
         elif status == "error":

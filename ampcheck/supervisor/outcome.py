@@ -16,11 +16,14 @@ from ampcheck.supervisor import junit
 class Outcome:
     """The results of one run. Each is in the run file when `take` returns; the JUnit file is written at the end.
 
-    `command`: what the user typed. `run_file`, `junit_file`: where the files go; `run_file` must not exist yet.
+    `command`: what the user typed. `run_file`, `junit_file`: where the files go, None for no file; `run_file` must not
+    exist yet.
     """
 
-    def __init__(self, command: Sequence[str], run_file: Path, junit_file: Path) -> None:
+    def __init__(self, command: Sequence[str], run_file: Path | None, junit_file: Path | None) -> None:
         self.results: dict[str, Result] = {}
+        self.log: list[Result] = []
+        """Every result in the order it came."""
         self.cases: dict[str, str] = {}
         self.tokens: Mapping[str, str] = {}
         self.lines: list[str] = []
@@ -31,14 +34,14 @@ class Outcome:
         self.junit_file = junit_file
         self._command = list(command)
         self._clock = time.monotonic()
-        self._deselected = 0
+        self.deselected = 0
         self._header: dict[str, Any] = {}
         self._writer: Writer | None = None
 
     @property
     def begun(self) -> bool:
-        """Whether the cases are known and the run file is there."""
-        return self._writer is not None
+        """Whether the cases are known, and the run file is there."""
+        return bool(self._header)
 
     @property
     def seconds(self) -> float:
@@ -50,13 +53,14 @@ class Outcome:
         self._header = {**event["header"], "command": self._command}
         self.cases, self.tokens = event["cases"], event["tokens"]
         self.lines, self.stale = event["lines"], event["stale"]
-        self._deselected = event["deselected"]
-        if self.cases:
+        self.deselected = event["deselected"]
+        if self.cases and self.run_file is not None:
             self._writer = Writer(self.run_file, self._header)
 
     def take(self, result: Result) -> None:
         """Keep a result. Of a case that has two, the later counts."""
         self.results[result.key] = result
+        self.log.append(result)
         if self._writer is not None:
             self._writer.add(result)
 
@@ -72,6 +76,8 @@ class Outcome:
 
     def write_junit(self) -> None:
         """Write the JUnit file of what there is. Raises UsageError where that cannot be done."""
+        if self.junit_file is None:
+            return
         started = str(self._header["started"])
         results = list(self.results.values())
         junit.write(self.junit_file, results, started=started, seconds=self.seconds, stale=[*self.stale, *self.notes])
@@ -82,4 +88,4 @@ class Outcome:
 
     def ran(self) -> str:
         """How much ran, in a sentence."""
-        return summary.ran(self.results.values(), len(self.cases), self._deselected, self.seconds)
+        return summary.ran(self.results.values(), len(self.cases), self.deselected, self.seconds)

@@ -1,8 +1,8 @@
 """What autocast does to a program: every op it runs, the casts made for each, and where in the program that is.
 
-`ampcheck.trace()` around user code, or `ampcheck trace SCRIPT.py` on the command line. How it looks:
-a function mode sees each public call before autocast (`linear`), a dispatch mode sees what runs below autocast (the casts,
-then `t` and `addmm`); what the second sees belongs to the innermost call of the first.
+`ampcheck.trace()` around user code, or `ampcheck trace SCRIPT.py` on the command line. A function mode sees each public
+call before autocast (`linear`), a dispatch mode sees the casts and what runs below autocast (`t` and `addmm`); what the
+second sees belongs to the innermost call of the first.
 """
 
 from __future__ import annotations

@@ -17,21 +17,26 @@ from ampcheck.spec.policies import KEYS, closest, table
 _KEY_OF = {key.removeprefix("Autocast").lower(): key for key in KEYS}
 
 # The operators' methods whose name is not the op's between underscores.
-_OPERATORS = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "invert": "bitwise_not", "getitem": "index"}
+_OPERATORS = {
+    "truediv": "div",
+    "floordiv": "floor_divide",
+    "mod": "remainder",
+    "invert": "bitwise_not",
+    "getitem": "index",
+}
 _REFLECTED = ("radd", "rmul", "rmatmul", "rpow", "rdiv", "rtruediv", "rfloordiv", "rmod")
 _IN_PLACE = ("iadd", "isub", "imul", "itruediv", "idiv", "ipow")
 _DUNDER = re.compile(r"__(\w+)__")
 
-CONVERSIONS = frozenset(
-    "to type type_as float half bfloat16 double cpu cuda xpu npu mtia hpu int long short char byte bool cfloat cdouble "
-    "chalf ipu __float__".split()
-)
+_SCALAR_TYPES = ("float", "half", "bfloat16", "double", "int", "long", "short", "char", "byte", "bool")
+_DEVICES = ("cpu", "cuda", "xpu", "npu", "mtia", "hpu", "ipu")
+CONVERSIONS = frozenset(("to", "type", "type_as", "cfloat", "cdouble", "chalf", *_SCALAR_TYPES, *_DEVICES))
 """The tensor methods a program converts dtypes with."""
 
 
 @lru_cache(maxsize=4096)
 def public_name(func: Callable[..., Any]) -> str:
-    """The op's name: `matmul` for `Tensor.__rmatmul__`, `sum.dim_IntList` for that overload, else the function's name."""
+    """The op's name: `matmul` for `Tensor.__rmatmul__`, `sum.dim_IntList` for that overload, else its own."""
     if isinstance(func, OpOverload):
         return overload_name(func)
     if isinstance(func, OpOverloadPacket):

@@ -9,7 +9,7 @@ from ampcheck.spec.dtypes import LOW
 
 Origin = Literal["autocast", "gradient", "user", "op"]
 """Who asked for a cast. autocast: a region. gradient: the backward of a cast that autocast made. user: a conversion
-written in the program (`.to`, `.float`, …), its gradient included. op: the op casts by itself, with and without autocast."""
+called by name (`.to`, `.float`, …), its gradient included. op: the op casts by itself, with and without autocast."""
 
 Kind = Literal["weight", "frozen", "view", "buffer", "input", "activation"]
 """What was cast. weight: a leaf that requires grad. frozen: a parameter that does not. view: a view of a parameter.
@@ -20,9 +20,9 @@ buffer: a module's. activation: something the traced program computed. input: an
 class CastRecord:
     """One tensor cast.
 
-    `given`, `got`: its dtype before and after. `elements`: how many. `bytes`: read and written, elements times both item
-    sizes. `source`: the parameter's name or the tensor's shape. `version`: PyTorch's count of in-place changes of it.
-    `key`: equal for two casts of the same tensor. `cacheable`: "" where autocast keeps it for reuse, else why it does not.
+    `given`, `got`: its dtype before and after. `elements`: how many. `bytes`: read and written, elements times both
+    item sizes. `source`: the parameter's name or the tensor's shape. `version`: PyTorch's count of in-place changes of
+    it. `key`: equal for two casts of the same tensor. `cacheable`: "" where autocast keeps it for reuse, else why not.
     """
 
     given: str
@@ -56,9 +56,9 @@ class OpRecord:
 
     Attributes:
         number: its place in the program's order.
-        name: the public call's overload or overload packet, e.g. `linear`, or the autograd node, e.g. `AddmmBackward0`.
-        policy: that of the public call under the region's dispatch key; "fallthrough" where it has none, "unknown" where
-            it is registered but in no table, "" for a step of the backward.
+        name: the public call's overload or overload packet, e.g. `linear`, or the autograd node, e.g. `MmBackward0`.
+        policy: that of the public call under the region's dispatch key; "fallthrough" where it has none, "unknown"
+            where it is registered but in no table, "" for a step of the backward.
         phase: "forward" or "backward".
         module: path of the innermost module, below the class of the outermost one.
         location: file and line of the program.
@@ -91,12 +91,14 @@ class OpRecord:
 
     @property
     def ran_in(self) -> str:
-        """"low", "float32" or "other": a mixture, another floating dtype, or none."""
+        """How it ran: in "low" precision, in "float32", in "other" dtypes or a mixture, or "none" that is floating."""
         # These policies leave the input alone and have the kernel compute and return float32.
         dtypes = self.out if self.policy in ("optdtype", "append") else self.dtype
+        if not dtypes:
+            return "none"
         if dtypes == "fp32":
             return "float32"
-        return "low" if dtypes and all(name in LOW for name in dtypes.split("+")) else "other"
+        return "low" if all(name in LOW for name in dtypes.split("+")) else "other"
 
     @property
     def autocasts(self) -> list[CastRecord]:

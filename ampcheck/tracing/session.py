@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FunctionType, TracebackType
 from typing import Any, Literal
 from unittest.mock import patch
@@ -15,10 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.errors import UsageError
 from ampcheck.tracing import names, report
-from ampcheck.tracing.recorder import Call, Recorder
+from ampcheck.tracing.casts import Call
+from ampcheck.tracing.recorder import Recorder
 from ampcheck.tracing.records import OpRecord
 
 _active = threading.local()
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_DISABLED = torch._C._disabled_torch_function_impl
 _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
@@ -38,7 +41,7 @@ class Trace(AbstractContextManager["Trace"]):
         names.forget()
         with ExitStack() as stack:
             # Otherwise the backward of another device runs in a thread of its own, in no order with this one.
-            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            stack.enter_context(_one_thread())
             stack.enter_context(patch.object(torch.overrides, "has_torch_function", _overridden))
             stack.callback(self._recorder.finish)
             stack.enter_context(_PublicCalls(self._recorder))
@@ -58,8 +61,8 @@ class Trace(AbstractContextManager["Trace"]):
     def table(self, sort: report.Sort = "order", limit: int | None = None) -> str:
         """A text table, a row per op and place, calls of the same line taken together.
 
-        `sort`: "order" of the program, or most "bytes" or "casts" first. `limit`: at most so many rows; a last line then
-        says how many there are. Raises UsageError for another `sort` or a limit below 1.
+        `sort`: "order" of the program, or most "bytes" or "casts" first. `limit`: at most so many rows; a last line
+        then says how many there are. Raises UsageError for another `sort` or a limit below 1.
         """
         return report.table(self.ops, sort, limit)
 
@@ -87,6 +90,19 @@ def trace() -> Trace:
     return Trace()
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Autograd on the calling thread. The program's function modes do not see the trace switch it."""
+    before = torch._C._is_multithreading_enabled()
+    with torch._C.DisableTorchFunction():
+        torch._C._set_multithreading_enabled(False)
+    try:
+        yield
+    finally:
+        with torch._C.DisableTorchFunction():
+            torch._C._set_multithreading_enabled(before)
+
+
 class _PublicCalls(TorchFunctionMode):
     """Sees each call into PyTorch before autocast does."""
 
@@ -101,9 +117,10 @@ class _PublicCalls(TorchFunctionMode):
         if getattr(func, "__name__", "") in ("__get__", "__set__"):
             return func(*args, **kwargs)
         call = Call(func, args, kwargs)
-        self._recorder.enter(call)
+        # Tensor methods in Python call the method of the base class, which comes back here under the same name.
+        again = self._recorder.enter(call)
         try:
-            body = None if types else _body(func)
+            body = _body(func) if not again and _plain(types) else None
             if body is None:
                 return func(*args, **kwargs)
             with self:
@@ -115,17 +132,17 @@ class _PublicCalls(TorchFunctionMode):
             self._recorder.leave(call)
 
 
-class _Kernels(TorchDispatchMode):
+class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own has no types
     """Sees the casts and the kernels."""
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return self._recorder.kernel(self, func, args, kwargs or {})
+        return self._recorder.kernel(self, func, types, args, kwargs or {})
 
 
 def _body(func: Any) -> Callable[..., Any] | None:
@@ -145,6 +162,11 @@ def _body(func: Any) -> Callable[..., Any] | None:
     return body
 
 
+def _plain(types: Iterable[type]) -> bool:
+    """Whether none of some types has a `__torch_function__` of its own, by the rule that PyTorch's arguments follow."""
+    return all(kind in _PLAIN or getattr(kind, "__torch_function__", _DISABLED) is _DISABLED for kind in types)
+
+
 def _never(*args: Any) -> bool:
     return False
 
@@ -161,5 +183,5 @@ def _overridden(args: Any) -> bool:
         return False
     modes = torch._C._len_torch_function_stack()
     if modes == 1 and isinstance(torch._C._get_function_stack_at(0), _PublicCalls):
-        return bool(torch.overrides._get_overloaded_args(args))
+        return not _plain(map(type, args))
     return True

@@ -17,7 +17,7 @@ _MODULE_CALL = torch.nn.Module._call_impl.__code__
 
 
 class Sources:
-    """Names and places, looked up while a trace runs. It keeps the modules it has seen alive, so that ids stay theirs."""
+    """Names and places, looked up while a trace runs. Modules seen are kept alive, so that their ids stay theirs."""
 
     def __init__(self) -> None:
         self._library: dict[CodeType, bool] = {}
@@ -38,13 +38,6 @@ class Sources:
             frame = frame.f_back
         return (self._path(modules[-1], modules[0]) if modules else ""), location
 
-    def called_by_library(self) -> bool:
-        """Whether the call that runs now was written in PyTorch's own Python code, not in the program."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(_OWN):
-            frame = frame.f_back
-        return frame is not None and self._in_library(frame.f_code)
-
     def name(self, tensor: torch.Tensor) -> str:
         """The parameter's or buffer's name in the outermost module seen, else dtype and shape."""
         known = self._tensors.get(id(tensor))
@@ -61,7 +54,7 @@ class Sources:
         """What a tensor is to the program. `made`: whether the traced program computed it."""
         if tensor._is_view() and isinstance(tensor._base, torch.nn.Parameter):
             return "view"
-        if tensor.is_leaf and tensor.requires_grad:
+        if tensor.is_leaf and tensor.requires_grad and not tensor._is_view():
             return "weight"
         if isinstance(tensor, torch.nn.Parameter):
             return "frozen"

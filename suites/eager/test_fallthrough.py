@@ -5,6 +5,6 @@ from ampcheck.devices import Device
 from ampcheck.suite import check, op_cases
 
 
-@op_cases("fallthrough")
+@op_cases("fallthrough", database=True)
 def test_fallthrough(case: Case, device: Device) -> None:
     check(case, device)

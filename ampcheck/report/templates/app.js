@@ -70,6 +70,11 @@ window.ampcheck = (() => {
       el("tbody", {}, ...rows),
     );
 
+  // The address holds what is shown, so the skip link must not put its own target there.
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault();
+    document.getElementById("main").focus();
+  });
   const address = () => new URLSearchParams(location.hash.slice(1));
   const setAddress = (parameters) => {
     const hash = parameters.toString();

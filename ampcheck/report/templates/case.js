@@ -79,7 +79,7 @@
     } catch {
       key = location.hash.slice(1); // a stray percent sign: no case has one
     }
-    if (!key || key === "main") return;
+    if (!key) return;
     const i = keys.get(key);
     document.title = key + " · ampcheck";
     if (i === undefined) {

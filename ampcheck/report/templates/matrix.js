@@ -106,7 +106,7 @@
     const cells = devices.map((device) => cell(row.at.get(device) || [], status));
     const line = el("tr", {}, el("th", { scope: "row", class: "op" }, button, el("span", { class: "rules" }, rules)), ...cells);
     if (!expanded) return [line];
-    return [line, el("tr", {}, el("td", { class: "open", colspan: devices.length + 1 }, ...casesOf(row, devices, status)))];
+    return [line, el("tr", {}, el("td", { class: "open", colspan: devices.length + 1 }, ...casesOf(row, devices.filter((device) => row.at.has(device)), status)))];
   };
 
   const render = () => {

@@ -1,0 +1,30 @@
+"""Does automatic mixed precision on a PyTorch device do what PyTorch promises, and what does it gain?
+
+`ampcheck.trace` shows what autocast does to your own program. The command line is `ampcheck`; see `ampcheck --help`.
+Importing this package imports neither torch nor jax.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ampcheck.tracing import trace
+
+__all__ = ["trace"]
+
+_HOME = {"trace": "ampcheck.tracing"}
+"""Where each public name is made; it is imported when first asked for, because that imports torch."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'ampcheck' has no attribute {name!r}")
+    value: object = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -1,0 +1,98 @@
+"""`ampcheck entered`: the registered autocast kernels that the op cases enter, and that PyTorch's own lists enter."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ampcheck.entered import Entered
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command to the command line's parsers."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "entered",
+        help="which autocast kernels the op cases really enter",
+        description="Put a recorder in place of every registered autocast kernel, run the op cases and PyTorch's own "
+        "lists, and print what each entered. Ends with 1 where the op cases miss an overload.",
+    )
+    parser.add_argument(
+        "--device", action="append", default=[], metavar="NAME", help="a device to measure on; again for more"
+    )
+    parser.add_argument(
+        "--device-module", action="append", default=[], metavar="MODULE", help="a module that defines DEVICES"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print, and return 1 where the op cases miss an overload, else 0.
+
+    Raises UsageError for an unknown device, and for one whose key PyTorch registers no policies under.
+    """
+    from ampcheck.devices.registry import known, select
+    from ampcheck.entered import by_suite
+    from ampcheck.spec.policies import KEYS
+    from ampcheck.upstream import by_upstream_lists
+
+    names = args.device or [d.name for d in known(args.device_module).values() if d.key in KEYS and not d.unavailable()]
+    devices = select(names, args.device_module)
+    suite, lists = by_suite(devices, _progress), by_upstream_lists(devices, _progress)
+    rows = {device.name: (mine, theirs) for device, mine, theirs in zip(devices, suite, lists, strict=True)}
+    print(json.dumps(_fields(rows), indent=2) if args.json else _table(rows))
+    return int(any(mine.missed for mine in suite))
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr)
+
+
+def _fields(rows: dict[str, tuple[Entered, Entered]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "device": device,
+            "key": mine.key,
+            "registered": len(mine.registered),
+            "entered": sorted(mine.entered),
+            "missed": mine.missed,
+            "entered_by_pytorch": sorted(theirs.entered),
+            "missed_by_pytorch": theirs.missed,
+        }
+        for device, (mine, theirs) in rows.items()
+    ]
+
+
+def _table(rows: dict[str, tuple[Entered, Entered]]) -> str:
+    import torch
+    from tabulate import tabulate
+
+    headers = [
+        "device",
+        "dispatch key",
+        "registered",
+        "entered by this suite",
+        "by PyTorch's lists",
+        "missed by this suite",
+    ]
+    body = [
+        [
+            device,
+            mine.key,
+            len(mine.registered),
+            len(mine.entered),
+            len(theirs.entered),
+            ", ".join(mine.missed) or "none",
+        ]
+        for device, (mine, theirs) in rows.items()
+    ]
+    parts = [f"Autocast kernels entered, torch {torch.__version__}", tabulate(body, headers=headers), ""]
+    for device, (_, theirs) in rows.items():
+        if theirs.missed:
+            what = ", ".join(theirs.missed) if theirs.entered else f"all {len(theirs.missed)}: no list is run on it"
+            parts.append(f"PyTorch's lists miss on {device}: {what}")
+    return "\n".join(parts)

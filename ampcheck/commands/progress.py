@@ -1,0 +1,57 @@
+"""What a user sees while a run goes on."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from ampcheck.results import RED
+from ampcheck.supervisor.outcome import Outcome
+
+_EVERY = (0.2, 30.0)
+"""Seconds between two lines: on a terminal, where the line is written over, and elsewhere."""
+_NAMED = 30
+"""How many red cases are named as they come."""
+
+
+class Progress:
+    """Writes to stderr how far a run is, and to stdout the devices and each red case as it comes."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+        self._over = sys.stderr.isatty()
+        self._every = _EVERY[0] if self._over else _EVERY[1]
+        self._last = time.monotonic()
+        self._taken = 0
+        self._red = 0
+        self._told = False
+
+    def show(self) -> None:
+        """Show what is new."""
+        outcome = self._outcome
+        if outcome.begun and not self._told:
+            self._told = True
+            for line in outcome.lines:
+                print(line, flush=True)
+        new = outcome.log[self._taken :]
+        self._taken += len(new)
+        for result in new:
+            if result.status in RED:
+                self._red += 1
+                if self._red <= _NAMED:
+                    self._wipe()
+                    print(f"{result.status}: {result.key}: {result.message.partition(chr(10))[0]}", flush=True)
+        now = time.monotonic()
+        if outcome.begun and now - self._last >= self._every:
+            self._last = now
+            text = f"{len(outcome.results)} of {len(outcome.cases)} cases, {self._red} red, {outcome.seconds:.0f} s"
+            print(f"\r{text}" if self._over else text, end="" if self._over else "\n", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Show what came last, and leave the cursor at the start of a line."""
+        self.show()
+        self._wipe()
+
+    def _wipe(self) -> None:
+        if self._over:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

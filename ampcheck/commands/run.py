@@ -1,0 +1,183 @@
+"""`ampcheck run`: the suites on some devices, a crash or a hang costing one case."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ampcheck import summary
+from ampcheck.commands.common import add_device
+from ampcheck.commands.progress import Progress
+from ampcheck.commands.suites import command, environment
+from ampcheck.errors import UsageError
+
+if TYPE_CHECKING:
+    from ampcheck.commands.common import Subparsers
+    from ampcheck.supervisor.loop import Supervisor
+    from ampcheck.supervisor.outcome import Outcome
+
+_SHOWN = 10
+"""How many red cases are shown in full at the end."""
+
+
+def add(commands: Subparsers) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("run", help="run the suites; exit code 1 where something is red")
+    add_selection(parser)
+    parser.add_argument("--manifest", metavar="FILE", help="the cases that must run; one that does not is missing")
+    parser.add_argument("--unwaive", action="store_true", help="let deviations fail like any other difference")
+    parser.add_argument("--nightly", action="store_true", help="let the random programs explore, with more of them")
+    parser.add_argument("-n", dest="processes", type=_processes, default=1, metavar="N", help='processes, or "auto"')
+    parser.add_argument(
+        "--timeout", type=_seconds, default=120.0, metavar="SECONDS", help="what a case may take; default: 120"
+    )
+    parser.add_argument("--reports", type=Path, default=Path("reports"), metavar="FOLDER", help="where run files go")
+    parser.add_argument(
+        "--run-file", type=Path, metavar="FILE", help="the run file; by default REPORTS/runs/TIME.jsonl"
+    )
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="the JUnit file; by default beside the run file")
+    parser.add_argument("--list", action="store_true", help="show the cases and run none")
+    parser.set_defaults(run=run)
+
+
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose cases."""
+    add_device(parser, "a device to test, by default every one this machine has")
+    add = parser.add_argument
+    add("--suite", action="append", default=[], metavar="NAME", help="run this suite alone; again for more")
+    add("--op", action="append", default=[], metavar="OVERLOAD", help="run the cases of this op alone")
+    add("--rule", action="append", default=[], metavar="RULE", help="run the cases of this rule alone")
+    add("--amp-dtype", action="append", default=[], metavar="DTYPE", help="run the cases of this region dtype alone")
+    add("-k", dest="keyword", metavar="EXPRESSION", help="run the cases whose ids match, as pytest does")
+    add("--deviations", action="append", default=[], metavar="FILE", help="a further deviations file")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the suites.
+
+    Returns 0 where nothing is red, 1 where something is, 3 where the suites could not be run to their end, 130 after
+    Ctrl-C. Raises UsageError where an option names something unknown, or a file cannot be written.
+    """
+    from ampcheck.supervisor.loop import HarnessError
+
+    if args.list:
+        return _list(args)
+    outcome = _outcome(args)
+    progress = Progress(outcome)
+    supervisor = _supervisor(args, outcome, progress)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was measured is kept then, too
+    try:
+        supervisor.run()
+    except KeyboardInterrupt:
+        progress.end()
+        return _interrupted(outcome)
+    except HarnessError as error:
+        progress.end()
+        print(f"ampcheck: {error}", file=sys.stderr)
+        _files(outcome)
+        return 3
+    progress.end()
+    if not outcome.cases:
+        raise UsageError("no case was selected")
+    outcome.finish()
+    return _conclude(outcome)
+
+
+def collect(args: argparse.Namespace) -> Outcome:
+    """Collect the cases that the options choose and run none. Raises UsageError like `run`."""
+    from ampcheck.supervisor.loop import HarnessError, Supervisor
+    from ampcheck.supervisor.outcome import Outcome
+
+    outcome = Outcome([], None, None)
+    try:
+        Supervisor([*command(args), "--collect-only"], environment(1), outcome).run()
+    except HarnessError as error:
+        raise UsageError(str(error)) from error
+    if not outcome.cases:
+        raise UsageError("no case was selected")
+    return outcome
+
+
+def _list(args: argparse.Namespace) -> int:
+    outcome = collect(args)
+    for key in sorted(outcome.cases):
+        print(key)
+    for line in (*outcome.lines, f"{len(outcome.cases)} cases; {outcome.deselected} more were not selected"):
+        print(line, file=sys.stderr)
+    return 0
+
+
+def _outcome(args: argparse.Namespace) -> Outcome:
+    from ampcheck.supervisor.outcome import Outcome
+
+    started = datetime.now(UTC)
+    run_file = args.run_file or args.reports / "runs" / f"{started:%Y%m%dT%H%M%SZ}-{os.getpid()}.jsonl"
+    junit = args.junit or run_file.with_suffix(".xml")
+    for path in (run_file, junit):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"the folder {path.parent} cannot be written: {error.strerror}") from error
+    if run_file.exists():
+        raise UsageError(f"the run file {run_file} cannot be written: it exists, and run files are never overwritten")
+    return Outcome(["ampcheck", *sys.argv[1:]], run_file, junit)
+
+
+def _supervisor(args: argparse.Namespace, outcome: Outcome, progress: Progress) -> Supervisor:
+    from ampcheck.supervisor.loop import Supervisor
+
+    return Supervisor(
+        command(args),
+        environment(args.processes),
+        outcome,
+        processes=args.processes,
+        timeout=args.timeout,
+        tick=progress.show,
+    )
+
+
+def _conclude(outcome: Outcome) -> int:
+    red = outcome.red()
+    for result in red[:_SHOWN]:
+        print(f"\n{summary.text(result)}")
+    if len(red) > _SHOWN:
+        print(f"\n{len(red) - _SHOWN} more red cases are in the run file; ampcheck report shows them all")
+    print(f"\n{summary.table(outcome.results.values())}")
+    for line in outcome.stale:
+        print(f"stale: {line}")
+    for line in outcome.notes:
+        print(f"note: {line}")
+    print(outcome.ran())
+    _files(outcome)
+    return 1 if red or outcome.stale or outcome.notes else 0
+
+
+def _interrupted(outcome: Outcome) -> int:
+    print(f"interrupted: {outcome.ran()}" if outcome.begun else "interrupted before the first case")
+    _files(outcome)
+    return 130
+
+
+def _files(outcome: Outcome) -> None:
+    if outcome.begun:
+        outcome.write_junit()
+        print(f"run file: {outcome.run_file}\nJUnit: {outcome.junit_file}")
+
+
+def _processes(text: str) -> int:
+    count = (os.cpu_count() or 1) if text == "auto" else int(text)
+    if count < 1:
+        raise ValueError
+    return count
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise ValueError
+    return value

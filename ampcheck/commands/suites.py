@@ -1,0 +1,60 @@
+"""Where the installed suites are, and the pytest command and environment that run them from anywhere."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import ampcheck
+from ampcheck.errors import UsageError
+
+_PACKAGE = Path(ampcheck.__file__).resolve().parent
+
+
+def folder() -> Path:
+    """The folder of the installed suites. Raises UsageError where they are not installed."""
+    spec = find_spec("suites")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        if (Path(place) / "eager").is_dir():
+            return Path(place).resolve()
+    raise UsageError("the package `suites`, which ships with ampcheck, is not installed")
+
+
+def names() -> list[str]:
+    """The suites there are."""
+    return sorted(path.name for path in folder().iterdir() if any(path.glob("test_*.py")))
+
+
+def command(args: argparse.Namespace) -> list[str]:
+    """The pytest command line for the options of `ampcheck run`. Raises UsageError for an unknown suite."""
+    root = folder()
+    for name in args.suite:
+        if name not in names():
+            raise UsageError(f"there is no suite named {name!r}; there are {', '.join(names())}")
+    out = [sys.executable, "-m", "pytest", "-c", str(_PACKAGE / "pytest.ini"), f"--rootdir={root.parent}"]
+    out += [f"--confcutdir={root}", "-p", "ampcheck.plugin", "-q", "--no-header", "--tb=no"]
+    out += ["--capture=sys"]  # what a dying process says below Python stays in its log
+    for option in ("device", "device_module", "op", "rule", "amp_dtype", "deviations"):
+        out += [f"--{option.replace('_', '-')}={value}" for value in getattr(args, option)]
+    if args.keyword is not None:
+        out += ["-k", args.keyword]
+    if args.manifest is not None:
+        out += [f"--manifest={args.manifest}"]
+    out += [f"--{option}" for option in ("unwaive", "nightly") if getattr(args, option)]
+    return [*out, *([str(root / name) for name in dict.fromkeys(args.suite)] or [str(root)])]
+
+
+def environment(processes: int) -> dict[str, str]:
+    """The environment of a child: it finds this ampcheck and the user's modules, and shares the cores."""
+    env = dict(os.environ)
+    env.pop("PYTEST_ADDOPTS", None)
+    here = _PACKAGE.parent
+    # A folder of installed packages is on the path anyway, and must not come before the standard library.
+    own = [] if here.name in ("site-packages", "dist-packages") else [str(here)]
+    env["PYTHONPATH"] = os.pathsep.join([*own, os.getcwd(), *filter(None, [env.get("PYTHONPATH", "")])])
+    if processes > 1:
+        env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    return env

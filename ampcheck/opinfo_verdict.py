@@ -1,0 +1,225 @@
+"""Run one case of PyTorch's op database and check it: with and without autocast it does the same, or its parts explain why.
+
+An op without a policy may be made of ops that have one, in Python or inside its kernel. Each of those that the recorder
+sees must have received what its policy says. Where no kernel with a policy was entered, outputs have the same dtypes and
+the same bits as without autocast.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from ampcheck import checks, repro
+from ampcheck.cases import Case
+from ampcheck.devices.base import Device
+from ampcheck.entered import recording, replaceable
+from ampcheck.errors import UsageError
+from ampcheck.observe import observe, tensors
+from ampcheck.ops import opinfo
+from ampcheck.torch_dtypes import DTYPES, name_of
+
+SAMPLES = 3
+"""How many of an op's samples a case runs: the first ones, which take the arguments in different ways."""
+
+_UNINITIALISED = (
+    "empty",
+    "empty_like",
+    "empty_permuted",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "resize_",
+    "resize_as_",
+)
+"""Ops whose outputs hold whatever the memory held, so that only dtypes and shapes are compared."""
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What a call gave: its tensors in order, everything else of it, or its error."""
+
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    rest: list[Any] = field(default_factory=list)
+    error: Exception | None = None
+
+
+def check_database(case: Case, device: Device) -> list[str]:
+    """Run a case of the op database and return every difference from what the rule fallthrough says.
+
+    Raises `checks.Unsupported` where the device refuses every sample, with and without autocast, and UsageError where the
+    installed torch has no such op or its database cannot be imported.
+    """
+    infos = opinfo.database()
+    if case.op not in infos:
+        raise UsageError(f"the op database of torch {torch.__version__} has no {case.op}")
+    info = infos[case.op]
+    with device.running(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated and experimental ops are called as well, and warn
+        refusals = []
+        made = _samples(info, case, device)
+        for number, sample in enumerate(made):
+            call = _Calls(info, case, device, number, sample)
+            try:
+                differences = _check(call, case, device)
+            except checks.Unsupported as refusal:
+                refusals.append(refusal)
+                continue
+            if differences:
+                return [f"sample {number}: {difference}" for difference in differences]
+    if refusals and len(refusals) == len(made):
+        raise refusals[0]
+    return [] if made else [f"the op database has no {case.inputs} sample of {case.op}"]
+
+
+def _samples(info: Any, case: Case, device: Device) -> list[Any]:
+    """The samples on the device; without values they are made on the CPU and only look like it."""
+    if device.has_values:
+        return opinfo.samples(info, case.inputs, device.type, SAMPLES)
+    with unset_fake_temporarily():
+        made = opinfo.samples(info, case.inputs, "cpu", SAMPLES)
+    return [sample.transform(lambda value: _fake(value, device)) for sample in made]
+
+
+def _fake(value: Any, device: Device) -> Any:
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_nested:
+        return value
+    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=device.type)
+
+
+class _Calls:
+    """Calls of an op on equal arguments: the same ones as long as no call changed them, else ones made anew."""
+
+    def __init__(self, info: Any, case: Case, device: Device, number: int, sample: Any) -> None:
+        self._info, self._case, self._device, self._number = info, case, device, number
+        self._take(sample)
+
+    def _take(self, sample: Any) -> None:
+        self._sample = sample
+        self.inputs = list(tensors((sample.input, sample.args, sample.kwargs)))
+        self._versions = [tensor._version for tensor in self.inputs]
+
+    def prepare(self) -> None:
+        """Before each call: arguments as they were made, random state as it was."""
+        changed = [tensor._version for tensor in self.inputs] != self._versions
+        if changed or isinstance(self._sample.kwargs.get("generator"), torch.Generator):
+            self._take(_samples(self._info, self._case, self._device)[self._number])
+        self._device.seed()
+
+    def __call__(self) -> Any:
+        return self._info(self._sample.input, *self._sample.args, **self._sample.kwargs)
+
+
+def _check(call: _Calls, case: Case, device: Device) -> list[str]:
+    policies = device.policies()
+    call.prepare()
+    with device.autocast(case.amp):
+        seen = observe(call, device.type, policies, call.inputs)
+    if differences := checks.parts(seen, policies, case.amp):
+        return differences
+    if any(kernel.overload in policies for kernel in seen.kernels):
+        return []
+    under = _run(call, device.autocast(case.amp))
+    without = _run(call, nullcontext())
+    if under.error is not None and type(under.error) is type(without.error):
+        raise checks.Unsupported(checks.one_line(without.error))
+    differences = _compare(under, without, case.op, device)
+    if differences and _entered(call, case, device):
+        return []
+    return differences
+
+
+def _run(call: _Calls, region: AbstractContextManager[object]) -> _Outcome:
+    outcome = _Outcome()
+    call.prepare()
+    try:
+        with region:
+            result = call()
+    except Exception as error:  # the op may raise anything, and that is what is compared
+        outcome.error = error
+        return outcome
+    _sort(result, outcome)
+    return outcome
+
+
+def _sort(value: Any, outcome: _Outcome) -> None:
+    if isinstance(value, torch.Tensor):
+        outcome.outputs.append(value)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            _sort(item, outcome)
+    else:
+        outcome.rest.append(value)
+
+
+def _compare(under: _Outcome, without: _Outcome, name: str, device: Device) -> list[str]:
+    because = "without autocast (rule fallthrough: it has no policy and ran no kernel that has one)"
+    if under.error is not None or without.error is not None:
+        first, second = checks.one_line(under.error), checks.one_line(without.error)
+        return [f"{name} under autocast raised {first}; {because} it raised {second}"]
+    got, wanted = ([name_of(t.dtype) for t in outcome.outputs] for outcome in (under, without))
+    if got != wanted:
+        return [f"{name} returned {', '.join(got)}; expected {', '.join(wanted)} as {because}"]
+    for place, (a, b) in enumerate(zip(under.outputs, without.outputs, strict=True)):
+        if a.shape != b.shape:
+            return [f"output {place} of {name} has shape {tuple(a.shape)}; expected {tuple(b.shape)} as {because}"]
+        if device.has_values and name not in _UNINITIALISED and not _identical(device.host(a), device.host(b)):
+            return [f"output {place} of {name} differs in value; expected the same bits as {because}"]
+    if repr(under.rest) != repr(without.rest):
+        return [f"{name} returned {under.rest}; expected {without.rest} as {because}"]
+    return []
+
+
+def _identical(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.layout != torch.strided:
+        a, b = a.to_dense(), b.to_dense()
+    if a.is_complex():  # half precision complex cannot be compared
+        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
+    if torch.equal(a, b):
+        return True
+    if not a.is_floating_point():
+        return False
+    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def _entered(call: _Calls, case: Case, device: Device) -> bool:
+    """Whether a kernel with a policy was entered anywhere, inside other kernels too, where the recorder sees nothing."""
+    if not replaceable(device.key):
+        raise checks.Unsupported(
+            f"whether {case.op} runs kernels with a policy inside cannot be seen under {device.key}"
+        )
+    with recording([device.key]) as entered:
+        _run(call, device.autocast(case.amp))
+    return bool(entered)
+
+
+def reproduce(case: Case, device: Device) -> str:
+    """A case in plain torch."""
+    made = device.type if device.has_values else "cpu"
+    lines = [
+        *repro.preamble(device),
+        "from itertools import islice",
+        "from torch.testing._internal.common_methods_invocations import op_db",
+        "",
+        f"op = next(info for info in op_db if info.full_name == {case.op!r})",
+        "def samples():",
+        "    torch.manual_seed(0)",
+        f"    return list(islice(op.sample_inputs({made!r}, {DTYPES[case.inputs]}), {SAMPLES}))",
+        "for a, b in zip(samples(), samples()):",
+    ]
+    if not device.has_values:
+        lines.append(f"    a, b = (s.transform(lambda x: torch.empty_like(x, device={device.type!r})) for s in (a, b))")
+    lines += [
+        "    torch.manual_seed(0)",
+        f"    with torch.autocast({device.type!r}, dtype={DTYPES[case.amp]}):",
+        "        under = op(a.input, *a.args, **a.kwargs)",
+        "    torch.manual_seed(0)",
+        "    without = op(b.input, *b.args, **b.kwargs)",
+        "    print(under, without)",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,444 @@
+"""Rule decorator: `ampcheck.spec.rules` says what it promises. Sources are PyTorch 2.13's.
+
+PyTorch promises nothing of a decorated generator function or coroutine function: the region spans the call that makes
+the generator or coroutine, and its body runs later. Only what follows from that is checked here.
+"""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+# ---- what may be decorated
+
+
+@scenario()
+def test_function(amp: Amp) -> None:
+    """A decorated function runs in the region on each call (amp.html#torch.autocast: context managers or decorators)."""
+
+    @amp.region()
+    def function() -> tuple[object, torch.dtype]:
+        return amp.state(), amp.probe()
+
+    before = amp.state()
+    for time in range(3):
+        amp.expect(f"state and dtype of a product inside, call {time}", function(), ((True, amp.dtype, True), amp.dtype))
+        amp.expect(f"state after call {time}", amp.state(), before)
+    amp.expect("nesting depth after the calls", amp.depth(), 0)
+
+
+@scenario()
+def test_decoration_changes_nothing(amp: Amp) -> None:
+    """The region is entered by the call and not by the decoration (autocast_mode.py, autocast_decorator)."""
+    before = amp.state()
+
+    @amp.region()
+    def function() -> None:
+        """Not called."""
+
+    amp.expect("state after the decoration", amp.state(), before)
+    amp.expect("dtype a product runs in after the decoration", amp.probe(), torch.float32)
+    del function
+
+
+@scenario()
+def test_method(amp: Amp) -> None:
+    """A decorated method gets its object, on each object (amp.html: "e.g. on the forward method")."""
+
+    class Holder:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        @amp.region()
+        def method(self, more: int) -> tuple[str, int, torch.dtype]:
+            return self.name, more, amp.probe()
+
+        @staticmethod
+        @amp.region()
+        def static(more: int) -> tuple[int, torch.dtype]:
+            return more, amp.probe()
+
+        @classmethod
+        @amp.region()
+        def of_class(cls, more: int) -> tuple[str, int, torch.dtype]:
+            return cls.__name__, more, amp.probe()
+
+        @property
+        @amp.region()
+        def attribute(self) -> torch.dtype:
+            return amp.probe()
+
+        @amp.region()
+        def __call__(self) -> torch.dtype:
+            return amp.probe()
+
+    one, two = Holder("one"), Holder("two")
+    amp.expect("method", one.method(1), ("one", 1, amp.dtype))
+    amp.expect("method of a second object", two.method(2), ("two", 2, amp.dtype))
+    amp.expect("static method", (one.static(3), Holder.static(4)), ((3, amp.dtype), (4, amp.dtype)))
+    amp.expect("class method", Holder.of_class(5), ("Holder", 5, amp.dtype))
+    amp.expect("property", one.attribute, amp.dtype)
+    amp.expect("__call__", two(), amp.dtype)
+    amp.expect("state after the calls", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+def test_forward(amp: Amp) -> None:
+    """A module whose forward is decorated runs in mixed precision when called (amp.html, class AutocastModel)."""
+    weight = amp.rand(2, 2)
+
+    class Model(torch.nn.Module):
+        @amp.region()
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.mm(x, weight)
+
+    model = Model()
+    amp.expect("dtype of the module's output", model(amp.rand(2, 2)).dtype, amp.dtype)
+    amp.expect("dtype of forward's output", model.forward(amp.rand(2, 2)).dtype, amp.dtype)
+    amp.expect("dtype of a sequence of two", torch.nn.Sequential(model, Model())(amp.rand(2, 2)).dtype, amp.dtype)
+    amp.expect("state after the calls", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+def test_other_callables(amp: Amp) -> None:
+    """Whatever can be called can be decorated: a lambda, a partial, a torch function (autocast_mode.py, __call__)."""
+    a, b = amp.rand(2, 2), amp.rand(2, 2)
+    amp.expect("lambda", amp.region()(lambda: torch.mm(a, b).dtype)(), amp.dtype)
+    amp.expect("partial", amp.region()(partial(torch.mm, a))(b).dtype, amp.dtype)
+    amp.expect("torch.mm", amp.region()(torch.mm)(a, b).dtype, amp.dtype)
+    amp.expect("bound method", amp.region()(a.mm)(b).dtype, amp.dtype)
+    amp.expect("state after the calls", amp.state(), (False, amp.default, True))
+
+
+@scenario(dtypes="default")
+def test_not_callable(amp: Amp) -> None:
+    """What cannot be called is refused in words that say what it was (pytorch#172178; torch 2.12)."""
+    for wrong in (amp.rand(2), None, classmethod(lambda cls: None)):
+        said = f"requires a callable, but got {type(wrong).__name__}"
+        amp.raises(f"decorating a {type(wrong).__name__}", TypeError, said, lambda value=wrong: amp.region()(value))
+    amp.expect("state after the refusals", amp.state(), (False, amp.default, True))
+
+
+@scenario(dtypes="default")
+def test_class_itself(amp: Amp) -> None:
+    """`@torch.autocast` without a call is refused: the function stands for the device type (autocast_mode.py)."""
+    amp.raises("the bare class", ValueError, "`device_type` of type `str`", lambda: torch.autocast(lambda: None))
+
+
+# ---- what the caller sees
+
+
+@scenario(dtypes="default")
+def test_keeps_its_name(amp: Amp) -> None:
+    """functools.wraps: name, docstring, module, annotations and signature stay (autocast_mode.py, autocast_decorator)."""
+
+    def plain(x: int, *, y: str = "a") -> bool:
+        """What it does."""
+        return bool(x and y)
+
+    wrapped = amp.region()(plain)
+    for name in ("__name__", "__qualname__", "__doc__", "__module__", "__annotations__"):
+        amp.expect(name, getattr(wrapped, name), getattr(plain, name))
+    amp.expect("signature", str(inspect.signature(wrapped)), str(inspect.signature(plain)))
+    amp.expect("whether __wrapped__ is the function", inspect.unwrap(wrapped) is plain, True)
+    plain.mark = 1  # type: ignore[attr-defined]
+    amp.expect("an attribute of the function", getattr(amp.region()(plain), "mark", None), 1)
+
+
+@scenario(dtypes="default")
+def test_arguments_and_result(amp: Amp) -> None:
+    """Arguments and result go through as they are (autocast_mode.py, autocast_decorator)."""
+
+    @amp.region()
+    def function(first: object, *rest: object, key: object = None, **more: object) -> tuple[object, ...]:
+        return first, rest, key, more
+
+    one, two = object(), object()
+    amp.expect("arguments as received", function(one, two, 3, key=4, other=5), (one, (two, 3), 4, {"other": 5}))
+    amp.expect("default arguments", function(one), (one, (), None, {}))
+    result = amp.region()(lambda: one)()
+    amp.expect("whether the result is the function's own object", result is one, True)
+
+
+@scenario()
+def test_tensors_pass_through(amp: Amp) -> None:
+    """The decorator casts neither what goes in nor what comes out (amp.html: only ops cast)."""
+
+    @amp.region()
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, torch.mm(x, x)
+
+    x = amp.rand(2, 2)
+    same, low = function(x)
+    amp.expect("whether the argument came back as the same tensor", same is x, True)
+    amp.expect("dtypes that came out", (same.dtype, low.dtype), (torch.float32, amp.dtype))
+
+
+@scenario(dtypes="default")
+def test_exception_passes_through(amp: Amp) -> None:
+    """What the function raises reaches the caller, and the state is restored (autocast_mode.py, __exit__)."""
+    planned = KeyError("planned")
+
+    @amp.region()
+    def function() -> None:
+        raise planned
+
+    try:
+        function()
+        raised = None
+    except BaseException as error:  # whatever comes out is what is to be seen
+        raised = error
+    amp.expect("whether the function's own exception came out", raised is planned, True)
+    amp.expect("state after the exception", amp.state(), (False, amp.default, True))
+    amp.expect("nesting depth after the exception", amp.depth(), 0)
+
+
+# ---- the region
+
+
+@pytest.mark.parametrize("cache_enabled", [True, False], ids=["kept", "dropped"])
+@pytest.mark.parametrize("enabled", [True, False], ids=["on", "off"])
+@scenario()
+def test_options(amp: Amp, enabled: bool, cache_enabled: bool) -> None:
+    """The body has the dtype, enabled and cache_enabled of the decorator (amp.html#torch.autocast)."""
+
+    @amp.region(enabled=enabled, cache_enabled=cache_enabled)
+    def function() -> tuple[object, torch.dtype]:
+        return amp.state(), amp.probe()
+
+    want = ((enabled, amp.dtype, cache_enabled), amp.dtype if enabled else torch.float32)
+    amp.expect("state and dtype of a product inside", function(), want)
+    with amp.region(amp.other):
+        amp.expect("the same, called in a region", function(), want)
+        amp.expect("state of that region after the call", amp.state(), (True, amp.other, True))
+
+
+@scenario()
+def test_decorated_inside_a_region(amp: Amp) -> None:
+    """Where it was decorated does not matter, but for what the decorator leaves out (autocast_mode.py, __init__)."""
+    with amp.region(amp.other, cache_enabled=False):
+        explicit = amp.region(cache_enabled=True)(lambda: amp.state())
+        left_out = torch.autocast(amp.type, enabled=False)(lambda: amp.state())
+    amp.expect("state of a function with all options", explicit(), (True, amp.dtype, True))
+    amp.expect("state of one that takes dtype and cache_enabled over", left_out(), (False, amp.other, False))
+    amp.expect("state after the calls", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+def test_several_decorators(amp: Amp) -> None:
+    """The decorator next to the function is the innermost region (Python's order of decorators)."""
+
+    @amp.region(amp.other)
+    @amp.region(enabled=False)
+    @amp.region()
+    def inner_on() -> torch.dtype:
+        return amp.probe()
+
+    @amp.region()
+    @amp.region(amp.other, enabled=False)
+    def inner_off() -> torch.dtype:
+        return amp.probe()
+
+    amp.expect("dtype with this dtype innermost", inner_on(), amp.dtype)
+    amp.expect("dtype with a disabled region innermost", inner_off(), torch.float32)
+    amp.expect("state after the calls", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+def test_with_inside(amp: Amp) -> None:
+    """A with statement in a decorated function is an inner region (amp.html: subregions)."""
+
+    @amp.region()
+    def function() -> list[torch.dtype]:
+        found = [amp.probe()]
+        with amp.region(enabled=False):
+            found.append(amp.probe())
+        return [*found, amp.probe()]
+
+    amp.expect("dtypes before, in and after the subregion", function(), [amp.dtype, torch.float32, amp.dtype])
+
+
+@scenario()
+def test_one_calls_another(amp: Amp) -> None:
+    """A decorated function called by another one runs in its own region, and the caller's is back (amp.html)."""
+
+    @amp.region(enabled=False)
+    def callee() -> torch.dtype:
+        return amp.probe()
+
+    @amp.region()
+    def caller() -> list[torch.dtype]:
+        return [amp.probe(), callee(), amp.probe()]
+
+    amp.expect("dtypes in caller, callee, caller", caller(), [amp.dtype, torch.float32, amp.dtype])
+
+
+@scenario()
+def test_recursion(amp: Amp) -> None:
+    """A decorated function that calls itself is left as often as it is entered (amp.html; as no_grad, pytorch#44531)."""
+
+    @amp.region()
+    def function(times: int) -> int:
+        amp.expect(f"state with {times} calls to go", amp.state(), (True, amp.dtype, True))
+        return 1 + function(times - 1) if times else 0
+
+    amp.expect("result", function(3), 3)
+    amp.expect("state after the recursion", amp.state(), (False, amp.default, True))
+    amp.expect("dtype a product runs in after the recursion", amp.probe(), torch.float32)
+
+
+@scenario()
+def test_one_region_for_two_functions(amp: Amp) -> None:
+    """Two functions decorated with one region object, one calling the other, restore the state (amp.html)."""
+    region = amp.region()
+    inner = region(lambda: amp.probe())
+    outer = region(lambda: inner())
+    amp.expect("dtype a product runs in, inside both", outer(), amp.dtype)
+    amp.expect("state after both", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+def test_casts_per_call(amp: Amp) -> None:
+    """Each call is an outermost region: casts are shared within it and dropped after it (autocast_mode.cpp, nesting)."""
+    weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(2, 2)
+
+    @amp.region()
+    def function() -> int:
+        return amp.casts(lambda: [torch.mm(x, weight) for _ in range(3)], weight)
+
+    amp.expect("casts in the first and the second call", [function(), function()], [1, 1])
+    with amp.region():
+        amp.expect("casts in two calls in one region", [function(), function()], [1, 0])
+
+
+# ---- threads
+
+
+@scenario()
+def test_called_in_a_thread(amp: Amp) -> None:
+    """A decorated function may be called in a new thread; it is enabled there (amp.html: state is thread-local)."""
+
+    @amp.region()
+    def function() -> torch.dtype:
+        return amp.probe()
+
+    def worker() -> tuple[torch.dtype, tuple[object, ...]]:
+        return function(), amp.state()
+
+    amp.expect("dtype inside, and state after it", amp.thread(worker), (amp.dtype, (False, amp.default, True)))
+    amp.expect("state here", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+def test_called_in_two_threads_at_once(amp: Amp) -> None:
+    """Calls of one decorated function that overlap in two threads leave each thread as it was (amp.html: thread-local)."""
+    inside: list[object] = []
+
+    @amp.region()
+    def function(steps: Iterator[None]) -> None:
+        next(steps)
+        inside.append(amp.state())
+
+    def first() -> Iterator[None]:
+        # The call is in a generator, so that the other thread's call falls into it.
+        region = function.__closure__
+        del region
+        held = amp_call(function)
+        yield from held
+        amp.expect("state in the first thread after its call", amp.state(), (False, amp.default, True))
+
+    def second() -> Iterator[None]:
+        with amp.region(amp.other):
+            yield from amp_call(function)
+            amp.expect("state in the second thread after its call", amp.state(), (True, amp.other, True))
+
+    def amp_call(call: object) -> Iterator[None]:
+        yield
+
+    amp.interleave(first, second)
+
+
+# ---- generators and coroutines
+
+
+@scenario(dtypes="default")
+def test_generator_function(amp: Amp) -> None:
+    """A decorated generator function gives its values and leaks no state; its body's state is left open by PyTorch."""
+
+    @amp.region()
+    def count(start: int) -> Iterator[int]:
+        yield start
+        amp.expect("what was sent", (yield start + 1), "sent")
+
+    before = amp.state()
+    made = count(3)
+    amp.expect("state after the call", amp.state(), before)
+    amp.expect("first value", next(made), 3)
+    amp.expect("second value", next(made), 4)
+    amp.expect("values that are left", _rest(made, "sent"), [])
+    amp.expect("state after the generator's end", amp.state(), before)
+    amp.expect("nesting depth after the generator's end", amp.depth(), 0)
+
+
+def _rest(made: Iterator[int], value: object) -> list[int]:
+    try:
+        return [made.send(value), *made]  # type: ignore[attr-defined]  # a generator, which its annotation does not say
+    except StopIteration:
+        return []
+
+
+@scenario(dtypes="default")
+def test_coroutine_function(amp: Amp) -> None:
+    """A decorated coroutine function gives its result and leaks no state; its body's state is left open by PyTorch."""
+
+    @amp.region()
+    async def work(value: int) -> int:
+        await asyncio.sleep(0)
+        return value + 1
+
+    @amp.region()
+    async def count() -> AsyncIterator[int]:
+        yield 1
+        yield 2
+
+    async def main() -> list[int]:
+        return [await work(1), *[value async for value in count()]]
+
+    before = amp.state()
+    amp.expect("results", asyncio.run(main()), [2, 1, 2])
+    amp.expect("state after them", amp.state(), before)
+    amp.expect("nesting depth after them", amp.depth(), 0)
+
+
+@scenario()
+def test_region_in_a_generator(amp: Amp) -> None:
+    """A with statement in a generator holds for its body; where the generator ends, so does the region (amp.html)."""
+
+    def steps() -> Iterator[torch.dtype]:
+        with amp.region():
+            yield amp.probe()
+            yield amp.probe()
+
+    before = amp.state()
+    amp.expect("dtypes of products in the generator", list(steps()), [amp.dtype, amp.dtype])
+    amp.expect("state after the generator", amp.state(), before)
+
+
+@scenario()
+def test_region_in_a_coroutine(amp: Amp) -> None:
+    """A with statement in a coroutine holds for its body, over an await too while no other task runs (amp.html)."""
+
+    async def work() -> list[torch.dtype]:
+        with amp.region():
+            found = [amp.probe()]
+            await asyncio.sleep(0)
+            return [*found, amp.probe()]
+
+    before = amp.state()
+    amp.expect("dtypes before and after the await", asyncio.run(work()), [amp.dtype, amp.dtype])
+    amp.expect("state after the coroutine", amp.state(), before)

@@ -1,0 +1,127 @@
+"""Rule defaults: `ampcheck.spec.rules` says what it promises."""
+
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+_LOW, _HALF = torch.bfloat16, torch.float16
+DTYPES = {
+    "cpu": _LOW,
+    "xla": _LOW,
+    "hpu": _LOW,
+    "maia": _LOW,
+    "cuda": _HALF,
+    "xpu": _HALF,
+    "mps": _HALF,
+    "mtia": _HALF,
+    "privateuseone": _HALF,
+}
+"""The default dtype of each device type (amp.html#torch.autocast for CPU and CUDA, autocast_mode.cpp for the rest)."""
+
+
+@scenario(dtypes="default")
+def test_dtype(amp: Amp) -> None:
+    """A region given no dtype runs in the device type's default (amp.html#torch.autocast, dtype)."""
+    amp.expect("get_autocast_dtype", torch.get_autocast_dtype(amp.type), amp.default)
+    with amp.device.autocast():
+        amp.expect("dtype of the region", torch.get_autocast_dtype(amp.type), amp.default)
+        amp.expect("dtype of a product", amp.probe(), amp.default)
+
+
+@scenario(types=("cpu",), dtypes="default")
+def test_dtype_of_every_device_type(amp: Amp) -> None:
+    """The default dtypes need no device (autocast_mode.cpp, autocast_dtype)."""
+    for name, dtype in DTYPES.items():
+        amp.expect(f"default dtype of {name}", torch.get_autocast_dtype(name), dtype)
+
+
+@scenario(types=("cpu",), dtypes="default")
+def test_available_device_types(amp: Amp) -> None:
+    """Autocast is available for the documented device types and not for meta (amp.html, is_autocast_available)."""
+    for name in DTYPES:
+        amp.expect(f"is_autocast_available({name!r})", torch.amp.is_autocast_available(name), True)
+        available = torch.amp.autocast_mode.is_autocast_available(name)
+        amp.expect(f"autocast_mode.is_autocast_available({name!r})", available, True)
+    for name in ("meta", "vulkan"):
+        amp.expect(f"is_autocast_available({name!r})", torch.amp.is_autocast_available(name), False)
+
+
+@scenario(dtypes="default")
+def test_available(amp: Amp) -> None:
+    """Autocast is available for the device under test (amp.html, is_autocast_available)."""
+    amp.expect("is_autocast_available", torch.amp.is_autocast_available(amp.type), True)
+
+
+@scenario(dtypes="default")
+def test_enabled(amp: Amp) -> None:
+    """A region is enabled unless told otherwise, and gives no warning (amp.html#torch.autocast, enabled)."""
+    amp.expect("enabled outside of any region", torch.is_autocast_enabled(amp.type), False)
+    region = amp.quiet("making a region without options", lambda: amp.device.autocast())
+    with region:
+        amp.expect("enabled in a region without options", torch.is_autocast_enabled(amp.type), True)
+    with amp.region(enabled=False), amp.device.autocast():
+        amp.expect("enabled in a region inside a disabled one", torch.is_autocast_enabled(amp.type), True)
+
+
+@scenario()
+def test_dtype_in_force(amp: Amp) -> None:
+    """A region given no dtype takes the one get_autocast_dtype gives (amp.html#torch.autocast, dtype)."""
+    torch.set_autocast_dtype(amp.type, amp.dtype)
+    with amp.device.autocast():
+        amp.expect("dtype of a product after set_autocast_dtype", amp.probe(), amp.dtype)
+    torch.set_autocast_dtype(amp.type, amp.default)
+    with amp.region(), amp.device.autocast():
+        amp.expect("dtype of a product in an inner region without a dtype", amp.probe(), amp.dtype)
+
+
+@scenario()
+def test_dtype_at_construction(amp: Amp) -> None:
+    """What a region is comes from the time it is made, not entered (torch/amp/autocast_mode.py, __init__)."""
+    torch.set_autocast_dtype(amp.type, amp.dtype)
+    region = amp.device.autocast()
+    torch.set_autocast_dtype(amp.type, amp.other)
+    with region:
+        amp.expect("dtype of a product", amp.probe(), amp.dtype)
+    amp.expect("dtype afterwards", torch.get_autocast_dtype(amp.type), amp.other)
+
+
+@scenario(dtypes="default")
+def test_reuse_setting(amp: Amp) -> None:
+    """Without cache_enabled a region leaves the setting as it finds it (torch/amp/autocast_mode.py, __init__)."""
+    for setting in (True, False):
+        torch.set_autocast_cache_enabled(setting)
+        with amp.region():
+            amp.expect(f"cache_enabled, not given, where it was {setting}", torch.is_autocast_cache_enabled(), setting)
+        for asked in (True, False):
+            with amp.region(cache_enabled=asked):
+                amp.expect(f"cache_enabled={asked} where it was {setting}", torch.is_autocast_cache_enabled(), asked)
+            amp.expect(f"cache_enabled after cache_enabled={asked}", torch.is_autocast_cache_enabled(), setting)
+
+
+@scenario(dtypes="default")
+def test_reuse_setting_at_construction(amp: Amp) -> None:
+    """A region made while the cache is off keeps it off (torch/amp/autocast_mode.py, __init__; pytorch#63552)."""
+    torch.set_autocast_cache_enabled(False)
+    region = amp.region()
+    torch.set_autocast_cache_enabled(True)
+    with region:
+        amp.expect("cache_enabled in a region made while it was off", torch.is_autocast_cache_enabled(), False)
+    amp.expect("cache_enabled afterwards", torch.is_autocast_cache_enabled(), True)
+
+
+@scenario()
+def test_disabled_region(amp: Amp) -> None:
+    """enabled=False runs ops as they are, in whatever dtype the region names (amp.html#torch.autocast, enabled)."""
+    with amp.region(enabled=False):
+        amp.expect("enabled", torch.is_autocast_enabled(amp.type), False)
+        amp.expect("dtype of a product", amp.probe(), torch.float32)
+    with amp.region(), amp.region(enabled=False):
+        amp.expect("dtype of a product in a disabled inner region", amp.probe(), torch.float32)
+
+
+@scenario(dtypes="default")
+def test_spellings_of_the_class(amp: Amp) -> None:
+    """torch.autocast and torch.amp.autocast are one class (amp.html: both names are used for it)."""
+    amp.expect("torch.amp.autocast", torch.amp.autocast is torch.autocast, True)
+    amp.expect("torch.amp.autocast_mode.autocast", torch.amp.autocast_mode.autocast is torch.autocast, True)
+    amp.expect("kind of the device's region", isinstance(amp.region(), torch.autocast), True)

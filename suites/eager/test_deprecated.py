@@ -1,0 +1,203 @@
+"""Rule deprecated: `ampcheck.spec.rules` says what it promises."""
+
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+# torch.cuda.amp.autocast switches itself off where CUDA is absent; a virtual device stands in for it.
+_CUDA_IS_THERE = "torch.cuda.amp.common.amp_definitely_not_available"
+
+
+def _autocast(amp: Amp, *args: object, **kwargs: object) -> torch.autocast:
+    """A region made by the device type's deprecated class; a missing warning is noted."""
+    module = getattr(torch, amp.type).amp
+    said = f"`torch.{amp.type}.amp.autocast(args...)` is deprecated. Please use `torch.amp.autocast('{amp.type}'"
+    with patch(_CUDA_IS_THERE, lambda: False), patch("torch.cuda.is_bf16_supported", lambda: True):
+        region: torch.autocast = amp.warns(
+            "the deprecated class", FutureWarning, said, lambda: module.autocast(*args, **kwargs)
+        )
+    return region
+
+
+@scenario(types=("cpu", "cuda"))
+def test_class(amp: Amp) -> None:
+    """torch.<type>.amp.autocast warns, names torch.amp.autocast and makes the same region (amp.html, warning)."""
+    before = amp.state()
+    with _autocast(amp, dtype=amp.dtype):
+        amp.expect("state in the region", amp.state(), (True, amp.dtype, True))
+        amp.expect("dtype of a product", amp.probe(), amp.dtype)
+    amp.expect("state after the region", amp.state(), before)
+
+
+@scenario(types=("cpu", "cuda"))
+def test_class_options(amp: Amp) -> None:
+    """Its enabled, dtype and cache_enabled, by place or by name, do what they do in torch.autocast (amp.html)."""
+    with amp.region():
+        with _autocast(amp, False):
+            amp.expect("dtype of a product with enabled=False", amp.probe(), torch.float32)
+        with _autocast(amp, True, amp.other, False):
+            amp.expect("state with all three by place", amp.state(), (True, amp.other, False))
+        with _autocast(amp, enabled=False, dtype=amp.other, cache_enabled=False):
+            amp.expect("state with all three by name", amp.state(), (False, amp.other, False))
+        amp.expect("state afterwards", amp.state(), (True, amp.dtype, True))
+
+
+@scenario(types=("cpu", "cuda"), dtypes="default")
+def test_class_default(amp: Amp) -> None:
+    """Without options it is enabled in the device type's default dtype (amp.html#torch.cuda.amp.autocast)."""
+    with _autocast(amp):
+        amp.expect("state in the region", amp.state(), (True, amp.default, True))
+
+
+@scenario(types=("cpu", "cuda"), dtypes="default")
+def test_class_around_a_function(amp: Amp) -> None:
+    """It decorates as torch.autocast does, and is one (amp.html#torch.cuda.amp.autocast)."""
+    region = _autocast(amp)
+
+    @region
+    def product() -> torch.dtype:
+        """A product."""
+        return amp.probe()
+
+    amp.expect("dtype of a product in the function", product(), amp.default)
+    amp.expect("name and docstring", (product.__name__, product.__doc__), ("product", "A product."))
+    amp.expect("whether it is a torch.autocast", isinstance(region, torch.autocast), True)
+
+
+@scenario(types=("cpu",), dtypes="default")
+def test_class_refuses_a_dtype(amp: Amp) -> None:
+    """An unsupported dtype disables it in the same words (torch/amp/autocast_mode.py, __init__)."""
+    said = "the target dtype is not supported. Disabling autocast."
+    region = amp.warns(
+        "the deprecated class with float32", UserWarning, said, lambda: _unsupported(torch.cpu.amp.autocast)
+    )
+    with region:
+        amp.expect("dtype of a product", amp.probe(), torch.float32)
+
+
+def _unsupported(kind: type[torch.autocast]) -> torch.autocast:
+    return kind(dtype=torch.float32)  # type: ignore[call-arg]  # the deprecated class names no device type
+
+
+@scenario(dtypes="default")
+def test_replacement_is_quiet(amp: Amp) -> None:
+    """The spellings that the warnings name give none (amp.html, warning)."""
+
+    def use() -> None:
+        with amp.region():
+            torch.set_autocast_enabled(amp.type, torch.is_autocast_enabled(amp.type))
+            torch.set_autocast_dtype(amp.type, torch.get_autocast_dtype(amp.type))
+        torch.amp.custom_fwd(lambda ctx: None, device_type=amp.type)
+        torch.amp.custom_bwd(lambda ctx: None, device_type=amp.type)
+
+    amp.quiet("the current spellings", use)
+
+
+def _functions(amp: Amp, old: str, new: str) -> None:
+    """The four functions of a device type, `old` in their names, do what those that take `new` do."""
+    before = torch.is_autocast_enabled(new), torch.get_autocast_dtype(new)
+    try:
+        if old != "gpu":
+            for enabled in (True, False):
+                said = (
+                    f"set_autocast_{old}_enabled(enabled) is deprecated. Please use torch.set_autocast_enabled('{new}'"
+                )
+                setter = getattr(torch, f"set_autocast_{old}_enabled")
+                amp.warns(f"set_autocast_{old}_enabled", DeprecationWarning, said, lambda s=setter, e=enabled: s(e))
+                amp.expect(f"enabled after set_autocast_{old}_enabled", torch.is_autocast_enabled(new), enabled)
+                said = f"torch.is_autocast_{old}_enabled() is deprecated. Please use torch.is_autocast_enabled('{new}')"
+                getter = getattr(torch, f"is_autocast_{old}_enabled")
+                got = amp.warns(f"is_autocast_{old}_enabled", DeprecationWarning, said, getter)
+                amp.expect(f"what is_autocast_{old}_enabled reads", got, enabled)
+            amp.raises(f"set_autocast_{old}_enabled(1)", TypeError, "must be a bool", lambda: setter(1))
+        for dtype in (torch.bfloat16, torch.float16):
+            said = f"set_autocast_{old}_dtype(dtype) is deprecated. Please use torch.set_autocast_dtype('{new}', dtype)"
+            set_dtype = getattr(torch, f"set_autocast_{old}_dtype")
+            amp.warns(f"set_autocast_{old}_dtype", DeprecationWarning, said, lambda s=set_dtype, d=dtype: s(d))
+            amp.expect(f"dtype after set_autocast_{old}_dtype", torch.get_autocast_dtype(new), dtype)
+            said = f"torch.get_autocast_{old}_dtype() is deprecated. Please use torch.get_autocast_dtype('{new}')"
+            got = amp.warns(
+                f"get_autocast_{old}_dtype", DeprecationWarning, said, getattr(torch, f"get_autocast_{old}_dtype")
+            )
+            amp.expect(f"what get_autocast_{old}_dtype reads", got, dtype)
+        amp.raises(f"set_autocast_{old}_dtype(3)", TypeError, "must be a torch.dtype", lambda: set_dtype(3))
+    finally:
+        torch.set_autocast_enabled(new, before[0])
+        torch.set_autocast_dtype(new, before[1])
+
+
+@scenario(types=("cpu", "cuda"), dtypes="default")
+def test_functions(amp: Amp) -> None:
+    """torch.is_autocast_cpu_enabled, torch.get_autocast_gpu_dtype and the like (init.cpp: TORCH_WARN_DEPRECATION)."""
+    _functions(amp, "gpu" if amp.type == "cuda" else amp.type, amp.type)
+
+
+@pytest.mark.parametrize("name", ["xla", "ipu"])
+@scenario(types=("cpu",), dtypes="default")
+def test_functions_of(amp: Amp, name: str) -> None:
+    """The functions of XLA and IPU need no device (init.cpp: TORCH_WARN_DEPRECATION)."""
+    _functions(amp, name, name)
+
+
+@scenario(types=("cuda",))
+def test_custom_functions(amp: Amp) -> None:
+    """torch.cuda.amp.custom_fwd and custom_bwd warn and name the device type (amp.html#torch.cuda.amp.custom_fwd).
+
+    Behaviour is that of torch.amp.custom_fwd: backward runs in the autocast state forward ran in.
+    """
+    ctx = SimpleNamespace()
+
+    def probe(ctx: object) -> torch.dtype:
+        return amp.probe()
+
+    said = "`torch.cuda.amp.{}(args...)` is deprecated. Please use `torch.amp.{}(args..., device_type='cuda')`"
+    for name in ("custom_fwd", "custom_bwd"):
+        call = getattr(torch.cuda.amp, name)
+        amp.warns(name, FutureWarning, said.format(name, name), lambda c=call: c(lambda ctx: None))
+    forward, backward = _decorated(amp, probe)
+    with amp.region():
+        amp.expect("dtype of a product in forward", forward(ctx), amp.dtype)
+    with patch(_CUDA_IS_THERE, lambda: False), patch("torch.cuda.is_bf16_supported", lambda: True):
+        amp.expect("dtype of a product in backward, outside", backward(ctx), amp.dtype)
+        amp.expect("dtype of a product in forward, outside", forward(ctx), torch.float32)
+        with amp.region():
+            amp.expect("dtype of a product in backward, inside", backward(ctx), torch.float32)
+
+
+def _decorated(amp: Amp, function: object) -> tuple[object, object]:
+    """A function under each of the deprecated decorators."""
+    forward = amp.warns("custom_fwd", FutureWarning, "deprecated", lambda: torch.cuda.amp.custom_fwd(function))
+    backward = amp.warns("custom_bwd", FutureWarning, "deprecated", lambda: torch.cuda.amp.custom_bwd(function))
+    return forward, backward
+
+
+@scenario(types=("cuda",))
+def test_custom_forward_that_casts(amp: Amp) -> None:
+    """cast_inputs casts eligible tensors and disables autocast (amp.html#torch.cuda.amp.custom_fwd)."""
+    x, whole = amp.rand(2, 2, dtype=amp.dtype), amp.rand(2, 2, dtype=torch.int64)
+
+    def forward(ctx: object, x: torch.Tensor, whole: torch.Tensor) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
+        return x.dtype, whole.dtype, amp.probe()
+
+    decorate = amp.warns(
+        "custom_fwd(cast_inputs=)",
+        FutureWarning,
+        "deprecated",
+        lambda: torch.cuda.amp.custom_fwd(cast_inputs=torch.float32),
+    )
+    decorated = decorate(forward)
+    with amp.region():
+        got = decorated(SimpleNamespace(), x, whole)
+        amp.expect(
+            "dtypes inside a region: low input, int64 input, a product",
+            got,
+            (torch.float32, torch.int64, torch.float32),
+        )
+    got = decorated(SimpleNamespace(), x, whole)
+    amp.expect(
+        "dtypes outside a region: low input, int64 input, a product", got, (amp.dtype, torch.int64, torch.float32)
+    )

@@ -1,0 +1,252 @@
+"""Rule errors: `ampcheck.spec.rules` says what it promises."""
+
+import warnings
+from collections.abc import Callable
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+UNSUPPORTED = {
+    "single": torch.float32,
+    "double": torch.float64,
+    "whole": torch.int8,
+    "complex": torch.complex64,
+    "boolean": torch.bool,
+}
+CHECKED = ("cpu", "xpu", "mps", "mtia")
+"""Device types whose regions take float16 and bfloat16 alone (torch/amp/autocast_mode.py, __init__)."""
+
+
+@pytest.mark.parametrize("kind", list(UNSUPPORTED))
+@scenario(types=CHECKED, dtypes="default")
+def test_unsupported_dtype(amp: Amp, kind: str) -> None:
+    """Any dtype but the lower precisions warns, lists those and disables the region (autocast_mode.py, __init__)."""
+    dtype = UNSUPPORTED[kind]
+    name = amp.type.upper()
+    said = (
+        f"In {name} autocast, but the target dtype is not supported. Disabling autocast.\n{name} Autocast only supports"
+    )
+    region = amp.warns(f"a region of {dtype}", UserWarning, said, lambda: torch.autocast(amp.type, dtype=dtype))
+    lists = "torch.bfloat16, torch.float16"
+    amp.warns(f"a region of {dtype}", UserWarning, lists, lambda: torch.autocast(amp.type, dtype=dtype))
+    with region:
+        amp.expect("enabled in the region", torch.is_autocast_enabled(amp.type), False)
+        amp.expect("dtype of a product in the region", amp.probe(), torch.float32)
+    amp.expect("state after the region", amp.state(), (False, amp.default, True))
+
+
+@scenario(types=CHECKED)
+def test_unsupported_dtype_inside_a_region(amp: Amp) -> None:
+    """A region that disables itself does so inside another one too, until it ends (autocast_mode.py)."""
+    said = "Disabling autocast"
+    with amp.region():
+        inner = amp.warns(
+            "a region of float32", UserWarning, said, lambda: torch.autocast(amp.type, dtype=torch.float32)
+        )
+        with inner:
+            amp.expect("dtype of a product in the inner region", amp.probe(), torch.float32)
+        amp.expect("state after the inner region", amp.state(), (True, amp.dtype, True))
+        amp.expect("dtype of a product after the inner region", amp.probe(), amp.dtype)
+
+
+@pytest.mark.parametrize("kind", list(UNSUPPORTED))
+@scenario(dtypes="default")
+def test_unsupported_dtype_disabled(amp: Amp, kind: str) -> None:
+    """enabled=False takes any dtype without a word (pytorch#96097, pytorch#100565)."""
+    dtype = UNSUPPORTED[kind]
+    region = amp.quiet(f"a disabled region of {dtype}", lambda: torch.autocast(amp.type, dtype=dtype, enabled=False))
+    before = amp.state()
+    with region:
+        amp.expect("enabled in the region", torch.is_autocast_enabled(amp.type), False)
+        amp.expect("dtype of a product in the region", amp.probe(), torch.float32)
+    amp.expect("state after the region", amp.state(), before)
+
+
+@scenario()
+def test_supported_dtype_is_quiet(amp: Amp) -> None:
+    """A lower precision gives no warning and enables the region (pytorch#67598, pytorch#163446)."""
+    with amp.quiet(f"a region of {amp.dtype}", lambda: amp.region()):
+        amp.expect("enabled in the region", torch.is_autocast_enabled(amp.type), True)
+
+
+@pytest.mark.parametrize("kind", ["single", "double"])
+@scenario(types=("cuda",), dtypes="default")
+def test_any_dtype_where_unchecked(amp: Amp, kind: str) -> None:
+    """CUDA takes any dtype; ops on the list of lower precision then run in it (autocast_mode.py, __init__)."""
+    dtype = UNSUPPORTED[kind]
+    with amp.quiet(f"a region of {dtype}", lambda: amp.region(dtype)):
+        amp.expect("state in the region", amp.state(), (True, dtype, True))
+        amp.expect("dtype of a product in the region", amp.probe(), dtype)
+
+
+@scenario(types=("cuda",), dtypes="default")
+def test_absent_hardware(amp: Amp) -> None:
+    """Without CUDA a region warns and disables itself, a disabled one is quiet (autocast_mode.py; pytorch#67598)."""
+    with patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: True):
+        said = "CUDA is not available"
+        region = amp.warns("a region without CUDA", UserWarning, said, lambda: torch.autocast(amp.type))
+        amp.quiet("a disabled region without CUDA", lambda: torch.autocast(amp.type, enabled=False))
+    with region:
+        amp.expect("enabled in the region", torch.is_autocast_enabled(amp.type), False)
+
+
+@scenario(types=("cuda",), dtypes="default")
+def test_hardware_without_bfloat16(amp: Amp) -> None:
+    """CUDA hardware without bfloat16 refuses a region of it and says what to use (autocast_mode.py, __init__)."""
+    here = patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
+    with here, patch("torch.cuda.is_bf16_supported", lambda: False):
+        said = "does not support bfloat16. Please switch dtype to float16."
+        amp.raises("a region", RuntimeError, said, lambda: torch.autocast(amp.type, dtype=torch.bfloat16))
+        amp.quiet("a region of float16", lambda: torch.autocast(amp.type, dtype=torch.float16))
+
+
+Make = Callable[[str], object]
+REFUSED: dict[str, tuple[type[Exception], str, Make]] = {
+    "unknown": (RuntimeError, "nosuchdevice", lambda name: torch.autocast("nosuchdevice")),
+    "meta": (
+        RuntimeError,
+        "unsupported autocast device_type 'meta'",
+        lambda name: torch.autocast("meta", torch.float16),
+    ),
+    "device": (ValueError, "Expected `device_type` of type `str`", lambda name: torch.autocast(torch.device(name))),
+    "nothing": (ValueError, "Expected `device_type` of type `str`", lambda name: torch.autocast(None)),
+    "number": (ValueError, "Expected `device_type` of type `str`", lambda name: torch.autocast(0)),
+    "dtype_first": (
+        ValueError,
+        "Expected `device_type` of type `str`",
+        lambda name: torch.autocast(torch.float16, name),
+    ),
+    "missing": (TypeError, "'device_type'", lambda name: torch.autocast()),
+    "dtype_alone": (TypeError, "'device_type'", lambda name: torch.autocast(dtype=torch.float16)),
+    "class_on_function": (ValueError, "Expected `device_type` of type `str`", lambda name: torch.autocast(lambda: 0)),
+    "upper_case": (RuntimeError, "device type at start of device string", lambda name: torch.autocast(name.upper())),
+    "empty": (RuntimeError, "must not be empty", lambda name: torch.autocast("")),
+    "unknown_option": (TypeError, "'fast'", lambda name: torch.autocast(name, fast=True)),
+    "custom_fwd": (
+        ValueError,
+        "Expected `device_type` of type `str`",
+        lambda name: torch.amp.custom_fwd(device_type=torch.device(name)),
+    ),
+    "custom_bwd": (
+        ValueError,
+        "Expected `device_type` of type `str`",
+        lambda name: torch.amp.custom_bwd(device_type=torch.device(name)),
+    ),
+    "custom_missing": (TypeError, "'device_type'", lambda name: torch.amp.custom_fwd(lambda ctx: None)),
+}
+"""What each refused call raises and says. `name` is the device type."""
+
+
+@pytest.mark.parametrize("wrong", list(REFUSED))
+@scenario(dtypes="default")
+def test_refused(amp: Amp, wrong: str) -> None:
+    """A wrong argument is refused in words that name it, and the state stays as it was (autocast_mode.py)."""
+    kind, text, make = REFUSED[wrong]
+    with amp.region():
+        before = amp.state()
+        amp.raises(f"the wrong call {wrong}", kind, text, lambda: make(amp.type))
+        amp.expect(f"state after the wrong call {wrong}", amp.state(), before)
+
+
+@pytest.mark.parametrize("wrong", ["enabled_second", "text"])
+@scenario(dtypes="default")
+def test_dtype_that_is_none(amp: Amp, wrong: str) -> None:
+    """What is no dtype is refused at the latest on entry, and the outer state is back (rule exceptions).
+
+    `torch.autocast(type, True)` is read as a dtype, for `enabled` stands third.
+    """
+    value: object = {"enabled_second": True, "text": "half"}[wrong]
+
+    def enter() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            region = torch.autocast(amp.type, value)  # type: ignore[arg-type]  # the wrong call
+        with region:
+            pass
+
+    with amp.region():
+        before = amp.state()
+        amp.raises(f"a region with dtype {value!r}", TypeError, "must be torch.dtype", enter)
+        amp.expect(f"state after dtype {value!r} was refused", amp.state(), before)
+
+
+@scenario(dtypes="default")
+def test_index_in_the_device_type(amp: Amp) -> None:
+    """A device with an index is refused or means its type, checks and all (amp.html: `Tensor.device.type`)."""
+    for dtype in (amp.default, torch.float32):
+        try:
+            indexed, said = _made(f"{amp.type}:0", dtype)
+        except (RuntimeError, ValueError):
+            continue
+        plain, usual = _made(amp.type, dtype)
+        amp.expect(f"warnings for {amp.type}:0 and {dtype}, as against {amp.type}", said, usual)
+        amp.expect(f"enabled for {amp.type}:0 and {dtype}, as against {amp.type}", indexed, plain)
+
+
+def _made(name: str, dtype: torch.dtype) -> tuple[bool, int]:
+    """Whether a region of a device string enables autocast, and how many warnings it gives."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with torch.autocast(name, dtype=dtype):
+            return torch.is_autocast_enabled(name.partition(":")[0]), len(seen)
+
+
+@scenario(dtypes="default")
+def test_not_callable(amp: Amp) -> None:
+    """A region called with what cannot be called says what it got (pytorch#172178)."""
+    said = "requires a callable, but got int"
+    amp.raises("a region called with a number", TypeError, said, lambda: amp.region()(3))
+
+
+@scenario(dtypes="default")
+def test_warning_names_the_caller(amp: Amp) -> None:
+    """A warning about a dtype points at the line that made the region (autocast_mode.py: stacklevel=2)."""
+    if amp.type == "cuda":  # CUDA takes any dtype; its warning is about the hardware
+        with patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: True):
+            seen = _seen(amp)
+    else:
+        seen = _seen(amp)
+    amp.expect("files that the warning points at", [w.filename for w in seen], [__file__])
+    amp.expect("kind of the warning", [issubclass(w.category, UserWarning) for w in seen], [True])
+
+
+def _seen(amp: Amp) -> list[warnings.WarningMessage]:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.autocast(amp.type, dtype=torch.float32)
+    return list(seen)
+
+
+@scenario(dtypes="default")
+def test_refused_loss(amp: Amp) -> None:
+    """binary_cross_entropy raises, names the safe loss and harms nothing, where it is refused (amp.html).
+
+    Where the device type refuses no op, it runs: in float32 if that is its policy.
+    """
+    x, target = amp.rand(3, 2), amp.rand(3, 2)
+    policy = amp.device.policies().get("binary_cross_entropy")
+    with amp.region():
+        before = amp.state()
+        for what, loss in (
+            ("the function", torch.nn.functional.binary_cross_entropy),
+            ("the module", torch.nn.BCELoss()),
+        ):
+            if policy == "banned":
+                said = "binary_cross_entropy_with_logits"
+                amp.raises(what, RuntimeError, said, lambda call=loss: call(x, target))
+                amp.raises(what, RuntimeError, "unsafe to autocast", lambda call=loss: call(x, target))
+            else:
+                amp.expect(f"dtype of {what}", loss(x, target).dtype, torch.float32)
+                low, goal = x.to(amp.dtype), target.to(amp.dtype)
+                wanted = torch.float32 if policy == "upcast" else amp.dtype
+                amp.expect(f"dtype of {what} of low inputs", loss(low, goal).dtype, wanted)
+        safe = torch.nn.functional.binary_cross_entropy_with_logits(x.to(amp.dtype), target)
+        amp.expect("dtype of the safe loss", safe.dtype, torch.float32)
+        amp.expect("state after the loss", amp.state(), before)
+    with amp.region(enabled=False):
+        amp.expect(
+            "dtype in a disabled region", torch.nn.functional.binary_cross_entropy(x, target).dtype, torch.float32
+        )

@@ -1,0 +1,288 @@
+"""Rule modules: `ampcheck.spec.rules` says what it promises.
+
+Each module runs twice: in a region, and by hand with the casts that the specification asks for of every op inside
+(`ampcheck.replay`). Both must give the same dtypes, the same kernels with the same dtypes and, where there are values,
+the same bits. Parameters are float32.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from ampcheck import checks
+from ampcheck.observe import tensors
+from ampcheck.replay import CALLERS, replay
+from ampcheck.suite import Amp, scenario
+from ampcheck.torch_dtypes import name_of
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module to make, and the shapes of its inputs.
+
+    `op`: the op that makes the output, so that its policy decides the dtype; none where several do. `whole`: how many
+    of the inputs, from the last, are indices below 3.
+    """
+
+    make: Callable[[], nn.Module]
+    shapes: tuple[Shape, ...]
+    op: str = ""
+    whole: int = 0
+
+
+IMAGE, LINE, SEQUENCE, PAIR = (2, 4, 5, 5), (2, 4, 5), (2, 3, 4), (3, 4)
+LAYERS = {
+    "Linear": Layer(lambda: nn.Linear(4, 3), (PAIR,), "linear"),
+    "Linear_nobias": Layer(lambda: nn.Linear(4, 3, bias=False), (PAIR,), "linear"),
+    "Bilinear": Layer(lambda: nn.Bilinear(4, 4, 2), (PAIR, PAIR), "bilinear"),
+    "Conv1d": Layer(lambda: nn.Conv1d(4, 2, 3), (LINE,), "conv1d"),
+    "Conv1d_same": Layer(lambda: nn.Conv1d(4, 2, 3, padding="same"), (LINE,), "conv1d.padding"),
+    "Conv2d": Layer(lambda: nn.Conv2d(4, 2, 3), (IMAGE,), "conv2d"),
+    "Conv2d_groups": Layer(lambda: nn.Conv2d(4, 4, 3, groups=4, stride=2, padding=1), (IMAGE,), "conv2d"),
+    "Conv2d_reflect": Layer(lambda: nn.Conv2d(4, 2, 3, padding=1, padding_mode="reflect"), (IMAGE,), "conv2d"),
+    "Conv3d": Layer(lambda: nn.Conv3d(2, 2, 2), ((1, 2, 3, 3, 3),), "conv3d"),
+    "ConvTranspose1d": Layer(lambda: nn.ConvTranspose1d(4, 2, 3), (LINE,), "conv_transpose1d"),
+    "ConvTranspose2d": Layer(lambda: nn.ConvTranspose2d(4, 2, 3), (IMAGE,), "conv_transpose2d.input"),
+    "ConvTranspose3d": Layer(lambda: nn.ConvTranspose3d(2, 2, 2), ((1, 2, 3, 3, 3),), "conv_transpose3d.input"),
+    "LayerNorm": Layer(lambda: nn.LayerNorm(4), (PAIR,), "layer_norm"),
+    "LayerNorm_plain": Layer(lambda: nn.LayerNorm(4, elementwise_affine=False), (PAIR,), "layer_norm"),
+    "RMSNorm": Layer(lambda: nn.RMSNorm(4), (PAIR,), "rms_norm"),
+    "GroupNorm": Layer(lambda: nn.GroupNorm(2, 4), (IMAGE,), "group_norm"),
+    "PReLU": Layer(lambda: nn.PReLU(), (PAIR,), "prelu"),
+    "Softmax": Layer(lambda: nn.Softmax(-1), (PAIR,), "softmax.int"),
+    "LogSoftmax": Layer(lambda: nn.LogSoftmax(-1), (PAIR,), "log_softmax.int"),
+    "Softplus": Layer(lambda: nn.Softplus(), (PAIR,), "softplus"),
+    "ReLU": Layer(lambda: nn.ReLU(), (PAIR,), "relu"),
+    "GELU": Layer(lambda: nn.GELU(), (PAIR,), "gelu"),
+    "Sigmoid": Layer(lambda: nn.Sigmoid(), (PAIR,), "sigmoid"),
+    "Tanh": Layer(lambda: nn.Tanh(), (PAIR,), "tanh"),
+    "Dropout": Layer(lambda: nn.Dropout(0.5).eval(), (PAIR,), "dropout"),
+    "Upsample_nearest": Layer(lambda: nn.Upsample(scale_factor=2), (IMAGE,)),
+    "MaxPool2d": Layer(lambda: nn.MaxPool2d(2), (IMAGE,), "max_pool2d"),
+    "AvgPool2d": Layer(lambda: nn.AvgPool2d(2), (IMAGE,), "avg_pool2d"),
+    "AvgPool3d": Layer(lambda: nn.AvgPool3d(2), ((1, 2, 4, 4, 4),), "avg_pool3d"),
+    "AdaptiveAvgPool2d": Layer(lambda: nn.AdaptiveAvgPool2d(2), (IMAGE,), "adaptive_avg_pool2d"),
+    "ReflectionPad2d": Layer(lambda: nn.ReflectionPad2d(1), (IMAGE,), "reflection_pad2d"),
+    "CosineSimilarity": Layer(lambda: nn.CosineSimilarity(), (PAIR, PAIR), "cosine_similarity"),
+    "PairwiseDistance": Layer(lambda: nn.PairwiseDistance(), (PAIR, PAIR)),
+    "L1Loss": Layer(lambda: nn.L1Loss(), (PAIR, PAIR), "l1_loss"),
+    "MSELoss": Layer(lambda: nn.MSELoss(), (PAIR, PAIR), "mse_loss"),
+    "SmoothL1Loss": Layer(lambda: nn.SmoothL1Loss(), (PAIR, PAIR), "smooth_l1_loss"),
+    "HuberLoss": Layer(lambda: nn.HuberLoss(), (PAIR, PAIR), "huber_loss"),
+    "KLDivLoss": Layer(lambda: nn.KLDivLoss(reduction="batchmean"), (PAIR, PAIR)),
+    "BCEWithLogitsLoss": Layer(lambda: nn.BCEWithLogitsLoss(), (PAIR, PAIR), "binary_cross_entropy_with_logits"),
+    "PoissonNLLLoss": Layer(lambda: nn.PoissonNLLLoss(), (PAIR, PAIR), "poisson_nll_loss"),
+    "SoftMarginLoss": Layer(lambda: nn.SoftMarginLoss(), (PAIR, PAIR), "soft_margin_loss"),
+    "HingeEmbeddingLoss": Layer(lambda: nn.HingeEmbeddingLoss(), (PAIR, PAIR), "hinge_embedding_loss"),
+    "MarginRankingLoss": Layer(lambda: nn.MarginRankingLoss(), ((3,), (3,), (3,)), "margin_ranking_loss"),
+    "CosineEmbeddingLoss": Layer(lambda: nn.CosineEmbeddingLoss(), (PAIR, PAIR, (3,)), "cosine_embedding_loss"),
+    "TripletMarginLoss": Layer(lambda: nn.TripletMarginLoss(), (PAIR,) * 3, "triplet_margin_loss"),
+    "BCELoss": Layer(lambda: nn.BCELoss(), (PAIR, PAIR), "binary_cross_entropy"),
+    "CrossEntropyLoss": Layer(lambda: nn.CrossEntropyLoss(), (PAIR, (3,)), whole=1),
+    "NLLLoss": Layer(lambda: nn.NLLLoss(), (PAIR, (3,)), "nll_loss_nd", whole=1),
+    "MultiMarginLoss": Layer(lambda: nn.MultiMarginLoss(), (PAIR, (3,)), "multi_margin_loss", whole=1),
+    "MultiLabelMarginLoss": Layer(lambda: nn.MultiLabelMarginLoss(), (PAIR, PAIR), "multilabel_margin_loss", whole=1),
+    "Embedding": Layer(lambda: nn.Embedding(3, 4), ((2, 5),), "embedding", whole=1),
+    "RNNCell_tanh": Layer(lambda: nn.RNNCell(4, 3), (PAIR,)),
+    "RNNCell_relu": Layer(lambda: nn.RNNCell(4, 3, nonlinearity="relu"), (PAIR,)),
+    "LSTMCell": Layer(lambda: nn.LSTMCell(4, 3), (PAIR,)),
+    "RNN_one": Layer(lambda: nn.RNN(4, 3), (SEQUENCE,)),
+    "LSTM_one": Layer(lambda: nn.LSTM(4, 3), (SEQUENCE,)),
+    "MultiheadAttention": Layer(lambda: nn.MultiheadAttention(4, 2), (SEQUENCE,) * 3),
+    "Sequential": Layer(lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4), nn.Linear(4, 2)), (PAIR,)),
+}
+"""Modules that every device can run."""
+
+NETWORKS = {
+    "BatchNorm1d": Layer(lambda: nn.BatchNorm1d(4), (PAIR,)),
+    "BatchNorm1d_eval": Layer(lambda: nn.BatchNorm1d(4).eval(), (PAIR,)),
+    "BatchNorm2d": Layer(lambda: nn.BatchNorm2d(4), (IMAGE,)),
+    "BatchNorm2d_eval": Layer(lambda: nn.BatchNorm2d(4).eval(), (IMAGE,)),
+    "BatchNorm3d": Layer(lambda: nn.BatchNorm3d(2), ((1, 2, 3, 3, 3),)),
+    "InstanceNorm2d": Layer(lambda: nn.InstanceNorm2d(4, affine=True), (IMAGE,)),
+    "RNN": Layer(lambda: nn.RNN(4, 3, 2), (SEQUENCE,)),
+    "RNN_relu": Layer(lambda: nn.RNN(4, 3, nonlinearity="relu", bidirectional=True), (SEQUENCE,)),
+    "GRU": Layer(lambda: nn.GRU(4, 3), (SEQUENCE,)),
+    "GRU_layers": Layer(lambda: nn.GRU(4, 3, 2, bidirectional=True, batch_first=True), (SEQUENCE,)),
+    "GRU_nobias": Layer(lambda: nn.GRU(4, 3, bias=False), (SEQUENCE,)),
+    "LSTM_layers": Layer(lambda: nn.LSTM(4, 3, 2, bidirectional=True, batch_first=True), (SEQUENCE,)),
+    "LSTM_nobias": Layer(lambda: nn.LSTM(4, 3, bias=False), (SEQUENCE,)),
+    "LSTM_projection": Layer(lambda: nn.LSTM(4, 3, proj_size=2), (SEQUENCE,)),
+    "GRUCell": Layer(lambda: nn.GRUCell(4, 3), (PAIR,)),
+    "EmbeddingBag": Layer(lambda: nn.EmbeddingBag(3, 4), ((2, 5),), whole=1),
+    "MultiheadAttention_eval": Layer(lambda: nn.MultiheadAttention(4, 2, batch_first=True).eval(), (SEQUENCE,) * 3),
+    "MultiheadAttention_bias": Layer(lambda: nn.MultiheadAttention(4, 2, add_bias_kv=True), (SEQUENCE,) * 3),
+    "EncoderLayer": Layer(lambda: nn.TransformerEncoderLayer(4, 2, 8, 0.0), (SEQUENCE,)),
+    "EncoderLayer_first": Layer(lambda: nn.TransformerEncoderLayer(4, 2, 8, 0.0, norm_first=True), (SEQUENCE,)),
+    "EncoderLayer_fast": Layer(lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval(), (SEQUENCE,)),
+    "DecoderLayer": Layer(lambda: nn.TransformerDecoderLayer(4, 2, 8, 0.0), (SEQUENCE,) * 2),
+    "DecoderLayer_eval": Layer(lambda: nn.TransformerDecoderLayer(4, 2, 8).eval(), (SEQUENCE,) * 2),
+    "Transformer": Layer(lambda: nn.Transformer(4, 2, 1, 1, 8, 0.0, batch_first=True), (SEQUENCE,) * 2),
+    "Transformer_eval": Layer(lambda: nn.Transformer(4, 2, 1, 1, 8, batch_first=True).eval(), (SEQUENCE,) * 2),
+    "AdaptiveSoftmax": Layer(lambda: nn.AdaptiveLogSoftmaxWithLoss(16, 6, [2, 4]), ((3, 16), (3,)), whole=1),
+    "CTCLoss": Layer(lambda: _Ctc(), ((6, 2, 4),)),
+    "MultiLabelSoftMarginLoss": Layer(lambda: nn.MultiLabelSoftMarginLoss(), (PAIR, PAIR)),
+    "GaussianNLLLoss": Layer(lambda: nn.GaussianNLLLoss(), (PAIR,) * 3),
+    "Dropout_train": Layer(lambda: nn.Dropout(0.5), (PAIR,)),
+    "Upsample_linear": Layer(lambda: nn.Upsample(scale_factor=2, mode="bilinear"), (IMAGE,)),
+    "MaxPool3d": Layer(lambda: nn.MaxPool3d(2), ((1, 2, 4, 4, 4),)),
+    "FractionalMaxPool2d": Layer(lambda: nn.FractionalMaxPool2d(2, output_size=2), (IMAGE,)),
+}
+"""Modules whose kernels a device without values lacks, or that call many ops."""
+
+
+class _Ctc(nn.Module):
+    """nn.CTCLoss with targets of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        targets = torch.tensor([[1, 2], [3, 1]], device=x.device)
+        lengths = torch.tensor([6, 6], device=x.device), torch.tensor([2, 2], device=x.device)
+        loss: torch.Tensor = nn.CTCLoss()(x.log_softmax(-1), targets, *lengths)
+        return loss
+
+
+def _inputs(amp: Amp, layer: Layer, dtype: torch.dtype) -> list[torch.Tensor]:
+    """The inputs of a layer, floating ones in a dtype."""
+    made = []
+    for place, shape in enumerate(layer.shapes):
+        if place < len(layer.shapes) - layer.whole:
+            made.append(amp.rand(*shape, dtype=dtype))
+        elif amp.device.has_values:
+            made.append((amp.rand(*shape) * 3).long())
+        else:
+            made.append(torch.empty(shape, dtype=torch.int64, device=amp.type))
+    return made
+
+
+def _compare(amp: Amp, call: Callable[[], object], name: str) -> list[torch.Tensor]:
+    """Note where a call in a region differs from the same by hand. Returns what it gives in the region."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a module's advice on how to run faster is no matter here
+        amp.device.seed()
+        policies = amp.device.policies()
+        wanted, kernels = replay(call, amp.type, name_of(amp.dtype), policies)
+        amp.device.seed()
+        with amp.region():
+            seen = amp.observe(call)
+        native, error = seen.outputs, seen.error
+        if amp.device.has_values:  # once more as a user runs it
+            amp.device.seed()
+            native, error = [], None
+            try:
+                with amp.region():
+                    native = list(tensors(call()))
+            except Exception as raised:  # the call under test may raise anything
+                error = raised
+    ran = [(k.overload, tuple(leaf.got for leaf in k.leaves)) for k in seen.kernels if k.overload in policies]
+    if not any(kernel.overload in CALLERS for kernel in seen.kernels):  # autocast is off in those while it is watched
+        amp.expect(f"ops with a policy in {name}, with the dtypes they received", ran, kernels)
+    amp.differences += checks.same_error(error, wanted.error, name)
+    if error is None and wanted.error is None:
+        amp.differences += checks.output_dtypes(native, [name_of(t.dtype) for t in wanted.outputs], name)
+        if amp.device.has_values:
+            host = amp.device.host
+            amp.differences += checks.bitwise([host(t) for t in native], [host(t) for t in wanted.outputs], name)
+    if not ran and not amp.device.has_values and error is not None and "unsafe to autocast" not in str(error):
+        amp.differences.append(f"{name} ran no op with a policy and raised {checks.one_line(error)}")
+    return native
+
+
+@pytest.mark.parametrize("given", ["wide", "low"])
+@pytest.mark.parametrize("layer", list(LAYERS))
+@scenario(dtypes="default")
+def test_layer(amp: Amp, layer: str, given: str) -> None:
+    """A layer does what its op's policy says, whatever the dtype of its input (amp.html, Module/function/method)."""
+    what = LAYERS[layer]
+    module = amp.module(what.make)
+    inputs = _inputs(amp, what, amp.dtype if given == "low" else torch.float32)
+    out = _compare(amp, lambda: module(*inputs), layer)
+    policy = amp.device.policies().get(what.op)
+    if out and what.op and policy in ("downcast", "upcast"):
+        amp.expect(f"dtype of {layer}", out[0].dtype, amp.dtype if policy == "downcast" else torch.float32)
+    elif out and what.op and policy is None and not list(module.parameters()) and not what.whole:
+        amp.expect(f"dtype of {layer}, which is not listed", out[0].dtype, inputs[0].dtype)
+
+
+@pytest.mark.parametrize("given", ["wide", "low"])
+@pytest.mark.parametrize("network", list(NETWORKS))
+@scenario(values=True)
+def test_network(amp: Amp, network: str, given: str) -> None:
+    """A module of many ops does what those do (amp.html, Module/function/method)."""
+    what = NETWORKS[network]
+    inputs = _inputs(amp, what, amp.dtype if given == "low" else torch.float32)
+    module = amp.module(what.make)
+    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+    def call() -> object:
+        module.load_state_dict(state)
+        return module(*inputs)
+
+    _compare(amp, call, network)
+
+
+@pytest.mark.parametrize("mask", ["none", "boolean", "single", "low", "causal"])
+@scenario()
+def test_attention_mask(amp: Amp, mask: str) -> None:
+    """Attention takes any mask and any mixture of inputs (pytorch#99012, #141774, #161489, #161936)."""
+    wide, low = amp.rand(1, 2, 3, 4), amp.rand(1, 2, 3, 4, dtype=amp.dtype)
+    masks = {"boolean": torch.bool, "single": torch.float32, "low": amp.dtype}
+    given = amp.rand(3, 3).to(masks[mask]) if mask in masks else None
+    attention = nn.functional.scaled_dot_product_attention
+    policy = amp.device.policies().get("scaled_dot_product_attention")
+    for what, qkv in (("float32", (wide,) * 3), ("low", (low,) * 3), ("a mixture", (wide, low, wide))):
+        name = f"attention of {what}"
+        out = _compare(amp, lambda qkv=qkv: attention(*qkv, attn_mask=given, is_causal=mask == "causal"), name)
+        if out and policy == "downcast":
+            amp.expect(f"dtypes of {name}", [t.dtype for t in out], [amp.dtype])
+
+
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+@scenario(values=True)
+def test_recurrent_dtypes(amp: Amp, kind: str) -> None:
+    """A recurrent network takes weights, inputs and states of any dtypes (test_autocast_rnn of PyTorch)."""
+    make = getattr(nn, kind)
+    for weights in (torch.float32, amp.dtype):
+        module = amp.module(lambda: make(4, 3)).to(weights)
+        for given in (torch.float32, amp.dtype):
+            x = amp.rand(*SEQUENCE, dtype=given)
+            for hidden in (torch.float32, amp.dtype):
+                state = amp.rand(1, 3, 3, dtype=hidden)
+                start = (state, amp.rand(1, 3, 3, dtype=hidden)) if kind == "LSTM" else state
+                what = f"{kind} of weights {weights}, input {given} and state {hidden}"
+                _compare(amp, lambda m=module, x=x, start=start: m(x, start), what)
+        if weights == amp.dtype:
+            amp.raises(f"{kind} of low weights outside", ValueError, "dtype", lambda m=module: m(amp.rand(*SEQUENCE)))
+
+
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+@scenario(values=True)
+def test_packed_sequence(amp: Amp, kind: str) -> None:
+    """A packed sequence is autocast as a padded one is (test_autocast_rnn of PyTorch)."""
+    module = amp.module(lambda: getattr(nn, kind)(4, 3, bidirectional=True))
+    for dtype in (torch.float32, amp.dtype):
+        x, lengths = amp.rand(3, 2, 4, dtype=dtype), torch.tensor([3, 1])
+
+        def call(x: torch.Tensor = x, lengths: torch.Tensor = lengths) -> object:
+            packed, state = module(nn.utils.rnn.pack_padded_sequence(x, lengths))
+            return packed.data, state
+
+        _compare(amp, call, f"{kind} of a packed {dtype} sequence")
+
+
+@scenario(values=True)
+def test_gradients_of_a_module(amp: Amp) -> None:
+    """Gradients have the dtype of the parameter they belong to, float32 (amp_examples.html, typical training)."""
+    make = lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4), nn.Linear(4, 2))  # noqa: E731
+    module = amp.module(make).requires_grad_()
+    with amp.region():
+        loss = nn.functional.mse_loss(module(amp.rand(3, 4)), amp.rand(3, 2))
+    amp.expect("dtype of the loss", loss.dtype, torch.float32)
+    loss.backward()
+    for name, parameter in module.named_parameters():
+        amp.expect(f"dtype of the gradient of {name}", getattr(parameter.grad, "dtype", None), torch.float32)

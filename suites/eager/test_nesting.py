@@ -1,0 +1,307 @@
+"""Rule nesting: `ampcheck.spec.rules` says what it promises. Sources are PyTorch 2.13's."""
+
+from contextlib import ExitStack
+from itertools import product
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+ORDERS = [order for depth in (2, 3, 4) for order in product((True, False), repeat=depth)]
+
+
+def _name(order: tuple[bool, ...]) -> str:
+    return "_".join("on" if enabled else "off" for enabled in order)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=_name)
+@scenario(dtypes="default")
+def test_order(amp: Amp, order: tuple[bool, ...]) -> None:
+    """On and off in every order to depth 4: each region decides alone, on the way in and on the way out (amp.html)."""
+
+    def check(enabled: bool, depth: int, when: str) -> None:
+        amp.expect(f"state at depth {depth} {when}", amp.state(), (enabled, amp.dtype, True))
+        amp.expect(f"nesting depth {when}", amp.depth(), depth)
+        amp.expect(f"dtype a product runs in at depth {depth} {when}", amp.probe(), amp.dtype if enabled else torch.float32)
+
+    def down(depth: int) -> None:
+        if depth == len(order):
+            return
+        with amp.region(enabled=order[depth]):
+            check(order[depth], depth + 1, "on the way in")
+            down(depth + 1)
+            check(order[depth], depth + 1, "on the way out")
+
+    down(0)
+    amp.expect("state after all regions", amp.state(), (False, amp.default, True))
+
+
+DTYPES = {"low": "dtype", "other": "other"}
+DTYPE_ORDERS = [order for depth in (2, 3, 4) for order in product(DTYPES, repeat=depth) if len(set(order)) == 2]
+
+
+@pytest.mark.parametrize("order", DTYPE_ORDERS, ids=lambda order: "_".join(order))
+@scenario()
+def test_dtype_order(amp: Amp, order: tuple[str, ...]) -> None:
+    """Ops run in the innermost region's dtype; the outer one's is back after it (amp.html#torch.autocast, dtype)."""
+    dtypes = [getattr(amp, DTYPES[name]) for name in order]
+
+    def down(depth: int) -> None:
+        if depth == len(dtypes):
+            return
+        with amp.region(dtypes[depth]):
+            amp.expect(f"dtype a product runs in at depth {depth + 1}", amp.probe(), dtypes[depth])
+            down(depth + 1)
+            amp.expect(f"dtype a product runs in, back at depth {depth + 1}", amp.probe(), dtypes[depth])
+            amp.expect(f"state, back at depth {depth + 1}", amp.state(), (True, dtypes[depth], True))
+
+    down(0)
+    amp.expect("state after all regions", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+def test_other_dtype_through_a_disabled_region(amp: Amp) -> None:
+    """A disabled region between two enabled ones changes the dtype of neither (amp.html#torch.autocast)."""
+    with amp.region():
+        with amp.region(amp.other, enabled=False):
+            amp.expect("dtype a product runs in, disabled", amp.probe(), torch.float32)
+            with amp.region(amp.other):
+                amp.expect("dtype a product runs in, enabled again", amp.probe(), amp.other)
+            amp.expect("dtype a product runs in, disabled again", amp.probe(), torch.float32)
+        amp.expect("dtype a product runs in, back outside", amp.probe(), amp.dtype)
+
+
+@scenario()
+def test_low_meets_full_in_a_disabled_region(amp: Amp) -> None:
+    """A disabled region casts nothing: a low tensor and a float32 one reach the kernel as they are (amp.html)."""
+    full = amp.rand(2, 2)
+    with amp.region():
+        low = torch.mm(full, full)
+        with amp.region(enabled=False):
+            names = amp.received("mm", lambda: torch.mm(low, full))
+            want = "bf16" if amp.dtype == torch.bfloat16 else "fp16"
+            amp.expect("dtypes a product received in the disabled region", names, (want, "fp32"))
+            amp.expect("dtype of a product of low tensors there", torch.mm(low, low).dtype, amp.dtype)
+            amp.expect("dtype of a product after .float() there", torch.mm(low.float(), full).dtype, torch.float32)
+
+
+@scenario()
+def test_documented_example(amp: Amp) -> None:
+    """The documentation's example of a subregion, line by line (amp.html#torch.autocast, a_float32 to g_float16)."""
+    a, b, c, d = (amp.rand(8, 8) for _ in range(4))
+    with amp.region():
+        e = torch.mm(a, b)
+        with amp.region(enabled=False):
+            f = torch.mm(c, e.float())
+        g = torch.mm(d, f)
+    for name, tensor, want in (("e", e, amp.dtype), ("f", f, torch.float32), ("g", g, amp.dtype)):
+        amp.expect(f"dtype of {name}", tensor.dtype, want)
+
+
+@scenario(dtypes="default")
+def test_deep(amp: Amp) -> None:
+    """Sixty regions inside each other, alternately on and off and in both dtypes, unwind to where they began."""
+    with ExitStack() as stack:
+        states = []
+        for level in range(60):
+            states.append(amp.state())
+            stack.enter_context(amp.region(amp.dtype if level % 3 else amp.other, enabled=level % 2 == 0))
+        amp.expect("nesting depth in sixty regions", amp.depth(), 60)
+        amp.expect("state in the innermost region", amp.state(), (False, amp.dtype, True))
+    with ExitStack() as stack:
+        for level in range(60):
+            amp.expect(f"state before level {level}", amp.state(), states[level])
+            stack.enter_context(amp.region(amp.dtype if level % 3 else amp.other, enabled=level % 2 == 0))
+    amp.expect("state after sixty regions", amp.state(), states[0])
+    amp.expect("nesting depth after sixty regions", amp.depth(), 0)
+
+
+# ---- several device types at once
+
+
+def _beside(amp: Amp) -> str:
+    """Another device type, the CPU where that is another one: its tensors can be made beside any device's."""
+    return "xpu" if amp.type == "cpu" else "cpu"
+
+
+def _other_state(name: str) -> tuple[bool, torch.dtype]:
+    return torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)
+
+
+@scenario()
+def test_two_device_types(amp: Amp) -> None:
+    """Regions of two device types hold at once, each for its own tensors (amp.html: device_type; pytorch#57386)."""
+    name = _beside(amp)
+    with torch.autocast(name, dtype=amp.other):
+        amp.expect("state of this device in the other's region", amp.state(), (False, amp.default, True))
+        amp.expect("dtype a product on this device runs in", amp.probe(), torch.float32)
+        with amp.region():
+            amp.expect("state of this device in both regions", amp.state(), (True, amp.dtype, True))
+            amp.expect(f"state of {name} in both regions", _other_state(name), (True, amp.other))
+            amp.expect("dtype a product on this device runs in, in both", amp.probe(), amp.dtype)
+            amp.expect("nesting depth in both regions", amp.depth(), 2)
+        amp.expect(f"state of {name} after the inner region", _other_state(name), (True, amp.other))
+    amp.expect("state of this device after both", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+def test_two_device_types_other_way_round(amp: Amp) -> None:
+    """A region of another device type inside this one's ends without a trace (autocast_mode.py, __exit__)."""
+    name = _beside(amp)
+    before = _other_state(name)
+    with amp.region():
+        with torch.autocast(name, dtype=amp.other):
+            amp.expect("dtype a product on this device runs in", amp.probe(), amp.dtype)
+        amp.expect(f"state of {name} after its region", _other_state(name), before)
+        with torch.autocast(name, enabled=False):
+            amp.expect("state while the other type is disabled", amp.state(), (True, amp.dtype, True))
+            amp.expect("dtype a product runs in while it is", amp.probe(), amp.dtype)
+        amp.expect("state after the other type's regions", amp.state(), (True, amp.dtype, True))
+
+
+@scenario()
+def test_disabled_beside_enabled(amp: Amp) -> None:
+    """Disabling one device type leaves the other's region in force (autocast_mode.cpp: one dispatch key for each)."""
+    name = _beside(amp)
+    with torch.autocast(name, dtype=amp.other), amp.region(enabled=False):
+        amp.expect(f"state of {name}", _other_state(name), (True, amp.other))
+        amp.expect("dtype a product on this device runs in", amp.probe(), torch.float32)
+    with amp.region(), torch.autocast(name, enabled=False):
+        amp.expect(f"whether {name} is enabled", torch.is_autocast_enabled(name), False)
+        amp.expect("dtype a product on this device runs in, enabled", amp.probe(), amp.dtype)
+
+
+@scenario(types=("cuda", "xpu", "mps", "mtia"))
+def test_ops_on_two_devices(amp: Amp) -> None:
+    """In regions of two types a product runs in the dtype of its tensors' type (amp.html: op eligibility)."""
+
+    def on_cpu() -> torch.dtype:
+        return torch.mm(torch.ones(2, 2, device="cpu"), torch.ones(2, 2, device="cpu")).dtype
+
+    with amp.region():
+        amp.expect("dtype of a product on the CPU in this device's region", on_cpu(), torch.float32)
+        with torch.autocast("cpu", dtype=amp.other):
+            amp.expect("dtypes of products on both in both regions", (amp.probe(), on_cpu()), (amp.dtype, amp.other))
+            with amp.region(enabled=False):
+                amp.expect("dtypes with this device disabled", (amp.probe(), on_cpu()), (torch.float32, amp.other))
+            with torch.autocast("cpu", enabled=False):
+                amp.expect("dtypes with the CPU disabled", (amp.probe(), on_cpu()), (amp.dtype, torch.float32))
+        amp.expect("dtypes after the CPU's region", (amp.probe(), on_cpu()), (amp.dtype, torch.float32))
+
+
+@scenario()
+def test_reuse_across_device_types(amp: Amp) -> None:
+    """cache_enabled is one flag for all device types: an inner region of another type sets it, and puts it back."""
+    name = _beside(amp)
+    with amp.region():
+        with torch.autocast(name, dtype=amp.other, cache_enabled=False):
+            amp.expect("cache_enabled in the other type's region", torch.is_autocast_cache_enabled(), False)
+        amp.expect("cache_enabled after it", torch.is_autocast_cache_enabled(), True)
+
+
+@scenario()
+def test_casts_kept_across_device_types(amp: Amp) -> None:
+    """An inner region of another device type is not the outermost, so it drops no casts (autocast_mode.cpp, nesting)."""
+    weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(2, 2)
+    with amp.region():
+        amp.expect("casts of a weight at first", amp.casts(lambda: torch.mm(x, weight), weight), 1)
+        with torch.autocast(_beside(amp), dtype=amp.other):
+            pass
+        amp.expect("casts after another type's region", amp.casts(lambda: torch.mm(x, weight), weight), 0)
+
+
+# ---- what a region takes over when it is made
+
+
+@scenario()
+def test_dtype_left_out(amp: Amp) -> None:
+    """Without a dtype a region takes the one in force where it is made (amp.html: get_autocast_dtype)."""
+    with amp.region(amp.other):
+        inner = torch.autocast(amp.type, enabled=False)
+        with inner:
+            amp.expect("dtype in force inside", torch.get_autocast_dtype(amp.type), amp.other)
+    with amp.region(), inner:
+        amp.expect("dtype in force where it is entered later", torch.get_autocast_dtype(amp.type), amp.other)
+    with inner:
+        amp.expect("dtype in force where it is entered outside", torch.get_autocast_dtype(amp.type), amp.other)
+
+
+@pytest.mark.parametrize("outer", [True, False], ids=["kept", "dropped"])
+@scenario()
+def test_reuse_left_out(amp: Amp, outer: bool) -> None:
+    """Without cache_enabled a region takes the flag in force where it is made (autocast_mode.py, __init__)."""
+    with amp.region(cache_enabled=outer):
+        inner = amp.region()
+        with inner:
+            amp.expect("cache_enabled inside", torch.is_autocast_cache_enabled(), outer)
+    with amp.region(cache_enabled=not outer):
+        with inner:
+            amp.expect("cache_enabled where it is entered later", torch.is_autocast_cache_enabled(), outer)
+        amp.expect("cache_enabled after that", torch.is_autocast_cache_enabled(), not outer)
+
+
+@pytest.mark.parametrize("order", list(product((True, False), repeat=3)), ids=_name)
+@scenario(dtypes="default")
+def test_reuse_order(amp: Amp, order: tuple[bool, ...]) -> None:
+    """cache_enabled on and off in every order: the innermost region's holds, the outer one's is back after it."""
+
+    def down(depth: int) -> None:
+        if depth == len(order):
+            return
+        with amp.region(cache_enabled=order[depth]):
+            amp.expect(f"cache_enabled at depth {depth + 1}", torch.is_autocast_cache_enabled(), order[depth])
+            down(depth + 1)
+            amp.expect(f"cache_enabled, back at depth {depth + 1}", torch.is_autocast_cache_enabled(), order[depth])
+
+    down(0)
+    amp.expect("state after all regions", amp.state(), (False, amp.default, True))
+
+
+# ---- one region object
+
+
+@scenario()
+def test_one_object_inside_itself(amp: Amp) -> None:
+    """A region object entered inside itself is left twice, and the state from before it is back (amp.html)."""
+    before = amp.state()
+    region = amp.region()
+    with region:
+        with region:
+            amp.expect("state inside twice", amp.state(), (True, amp.dtype, True))
+        amp.expect("state inside once", amp.state(), (True, amp.dtype, True))
+    amp.expect("state after the region", amp.state(), before)
+
+
+@scenario()
+def test_one_object_around_another(amp: Amp) -> None:
+    """The same with another region between: each exit puts back what that entry found (amp.html)."""
+    region = amp.region()
+    with region:
+        with amp.region(amp.other, cache_enabled=False):
+            with region:
+                amp.expect("state innermost", amp.state(), (True, amp.dtype, True))
+            amp.expect("state between", amp.state(), (True, amp.other, False))
+        amp.expect("state outermost", amp.state(), (True, amp.dtype, True))
+    amp.expect("state after the region", amp.state(), (False, amp.default, True))
+
+
+# ---- weights
+
+
+@scenario()
+def test_siblings_share_casts(amp: Amp) -> None:
+    """Two inner regions, one after the other, share the casts of the outermost one (autocast_mode.cpp, nesting)."""
+    weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(2, 2)
+
+    def use() -> int:
+        return amp.casts(lambda: torch.mm(x, weight), weight)
+
+    with amp.region(enabled=False):
+        with amp.region():
+            amp.expect("casts in the first inner region", use(), 1)
+        with amp.region():
+            amp.expect("casts in the second inner region", use(), 0)
+        amp.expect("casts in the disabled outer region", use(), 0)
+    with amp.region():
+        amp.expect("casts in the next outermost region", use(), 1)

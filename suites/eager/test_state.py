@@ -1,0 +1,224 @@
+"""Rule state: `ampcheck.spec.rules` says what it promises.
+
+The functions take and refuse the arguments that their signatures in `torch/csrc/autograd/init.cpp` name.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+TYPES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia", "xla", "hpu", "ipu", "privateuseone")
+"""Every device type that has an autocast state (autocast_mode.h, is_autocast_available)."""
+
+
+@scenario()
+def test_enabled_round_trip(amp: Amp) -> None:
+    """set_autocast_enabled(type, bool) sets what is_autocast_enabled(type) reads, and ops obey it (init.cpp)."""
+    torch.set_autocast_dtype(amp.type, amp.dtype)
+    for enabled in (True, False, False, True):
+        torch.set_autocast_enabled(amp.type, enabled)
+        amp.expect(f"enabled after setting {enabled}", torch.is_autocast_enabled(amp.type), enabled)
+        amp.expect(f"dtype of a product after setting {enabled}", amp.probe(), amp.dtype if enabled else torch.float32)
+
+
+@scenario()
+def test_dtype_round_trip(amp: Amp) -> None:
+    """set_autocast_dtype sets what get_autocast_dtype reads, and ops obey it (init.cpp)."""
+    torch.set_autocast_enabled(amp.type, True)
+    for dtype in (amp.dtype, amp.other, amp.dtype):
+        torch.set_autocast_dtype(amp.type, dtype)
+        amp.expect(f"dtype after setting {dtype}", torch.get_autocast_dtype(amp.type), dtype)
+        amp.expect(f"dtype of a product after setting {dtype}", amp.probe(), dtype)
+
+
+@scenario()
+def test_reuse_round_trip(amp: Amp) -> None:
+    """set_autocast_cache_enabled sets what is_autocast_cache_enabled reads (init.cpp)."""
+    for enabled in (False, True, True, False):
+        torch.set_autocast_cache_enabled(enabled)
+        amp.expect(f"cache_enabled after setting {enabled}", torch.is_autocast_cache_enabled(), enabled)
+
+
+@scenario()
+def test_setters_return_nothing(amp: Amp) -> None:
+    """The setters return None and reading twice reads the same (init.cpp)."""
+    amp.expect("set_autocast_enabled", torch.set_autocast_enabled(amp.type, True), None)
+    amp.expect("set_autocast_dtype", torch.set_autocast_dtype(amp.type, amp.dtype), None)
+    amp.expect("set_autocast_cache_enabled", torch.set_autocast_cache_enabled(True), None)
+    amp.expect("clear_autocast_cache", torch.clear_autocast_cache(), None)
+    amp.expect("the second reading", amp.state(), amp.state())
+    amp.expect("state after it all", amp.state(), (True, amp.dtype, True))
+
+
+@scenario()
+def test_device_types_are_independent(amp: Amp) -> None:
+    """Enabled and dtype belong to one device type (autocast_mode.cpp: a key and an array element for each)."""
+    others = [name for name in TYPES if name != amp.type]
+
+    def rest() -> list[tuple[bool, torch.dtype]]:
+        return [(torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in others]
+
+    before = rest()
+    torch.set_autocast_enabled(amp.type, True)
+    amp.expect("the other types after enabling this one", rest(), before)
+    torch.set_autocast_dtype(amp.type, amp.other)
+    amp.expect("the other types after setting this one's dtype", rest(), before)
+    with amp.region():
+        amp.expect("the other types in a region", rest(), before)
+    amp.expect("the other types after a region", rest(), before)
+
+
+@scenario()
+def test_others_leave_this_alone(amp: Amp) -> None:
+    """What is set for another device type is no matter of this one (autocast_mode.cpp)."""
+    for name in [name for name in TYPES if name != amp.type]:
+        before, dtype = amp.state(), torch.get_autocast_dtype(name)
+        torch.set_autocast_enabled(name, True)
+        torch.set_autocast_dtype(name, torch.float32)
+        try:
+            amp.expect(f"state while {name} is enabled", amp.state(), before)
+            amp.expect(f"dtype of a product while {name} is enabled", amp.probe(), torch.float32)
+        finally:
+            torch.set_autocast_enabled(name, False)
+            torch.set_autocast_dtype(name, dtype)
+
+
+@scenario(types=("cuda",))
+def test_without_a_device_type(amp: Amp) -> None:
+    """Without a device type the functions speak of CUDA (init.cpp: the signature kept for that use)."""
+    for enabled in (True, False):
+        torch.set_autocast_enabled(enabled)
+        amp.expect("is_autocast_enabled(type)", torch.is_autocast_enabled(amp.type), enabled)
+        amp.expect("is_autocast_enabled()", torch.is_autocast_enabled(), enabled)
+    with amp.region():
+        amp.expect("is_autocast_enabled() in a region", torch.is_autocast_enabled(), True)
+        with amp.region(enabled=False):
+            amp.expect("is_autocast_enabled() in a disabled region", torch.is_autocast_enabled(), False)
+
+
+@scenario()
+def test_depth(amp: Amp) -> None:
+    """Each region is one level, and the functions return the new depth (autocast_mode.cpp, increment_nesting)."""
+
+    def depth() -> int:
+        torch.autocast_increment_nesting()
+        return torch.autocast_decrement_nesting()
+
+    amp.expect("depth outside", depth(), 0)
+    amp.expect("what incrementing returns", torch.autocast_increment_nesting(), 1)
+    amp.expect("what decrementing returns", torch.autocast_decrement_nesting(), 0)
+    with amp.region():
+        amp.expect("depth in a region", depth(), 1)
+        with amp.region(enabled=False), amp.region():
+            amp.expect("depth in three regions", depth(), 3)
+        amp.expect("depth after two of them", depth(), 1)
+    amp.expect("depth afterwards", depth(), 0)
+
+
+@scenario()
+def test_changes_inside_a_region(amp: Amp) -> None:
+    """What is set inside a region holds until its end, then the outer state is back (torch/amp/autocast_mode.py)."""
+    before = amp.state()
+    with amp.region():
+        torch.set_autocast_enabled(amp.type, False)
+        amp.expect("dtype of a product after disabling", amp.probe(), torch.float32)
+        torch.set_autocast_enabled(amp.type, True)
+        torch.set_autocast_dtype(amp.type, amp.other)
+        torch.set_autocast_cache_enabled(False)
+        amp.expect("dtype of a product after another dtype", amp.probe(), amp.other)
+    amp.expect("state after the region", amp.state(), before)
+
+
+@scenario()
+def test_any_dtype_can_be_set(amp: Amp) -> None:
+    """set_autocast_dtype takes every dtype; whether a region takes it is the region's business (init.cpp)."""
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        torch.set_autocast_dtype(amp.type, dtype)
+        amp.expect("dtype read back", torch.get_autocast_dtype(amp.type), dtype)
+
+
+Call = Callable[[str], object]
+WRONG: dict[str, tuple[type[Exception], str, Call]] = {
+    "read_number": (TypeError, "must be str, not int", lambda name: torch.is_autocast_enabled(1)),
+    "read_nothing": (TypeError, "must be str, not NoneType", lambda name: torch.is_autocast_enabled(None)),
+    "read_device": (
+        TypeError,
+        "must be str, not torch.device",
+        lambda name: torch.is_autocast_enabled(torch.device(name)),
+    ),
+    "read_unknown": (RuntimeError, "nosuchdevice", lambda name: torch.is_autocast_enabled("nosuchdevice")),
+    "read_meta": (RuntimeError, "unknown device type for autocast", lambda name: torch.is_autocast_enabled("meta")),
+    "set_missing": (TypeError, "must be bool, not str", lambda name: torch.set_autocast_enabled(name)),
+    "set_none": (TypeError, "set_autocast_enabled", lambda name: torch.set_autocast_enabled()),
+    "set_number": (TypeError, "must be bool, not int", lambda name: torch.set_autocast_enabled(name, 1)),
+    "set_nothing": (TypeError, "must be bool, not NoneType", lambda name: torch.set_autocast_enabled(name, None)),
+    "set_swapped": (TypeError, "must be str, not bool", lambda name: torch.set_autocast_enabled(True, name)),
+    "set_device": (
+        TypeError,
+        "must be str, not torch.device",
+        lambda name: torch.set_autocast_enabled(torch.device(name), True),
+    ),
+    "set_unknown": (RuntimeError, "nosuchdevice", lambda name: torch.set_autocast_enabled("nosuchdevice", True)),
+    "set_meta": (
+        RuntimeError,
+        "unknown device type for autocast",
+        lambda name: torch.set_autocast_enabled("meta", True),
+    ),
+    "set_one_number": (TypeError, "must be bool, not int", lambda name: torch.set_autocast_enabled(1)),
+    "set_three": (TypeError, "set_autocast_enabled", lambda name: torch.set_autocast_enabled(name, True, True)),
+    "dtype_missing": (TypeError, '"device_type"', lambda name: torch.get_autocast_dtype()),
+    "dtype_nothing": (TypeError, "must be str, not NoneType", lambda name: torch.get_autocast_dtype(None)),
+    "dtype_device": (
+        TypeError,
+        "must be str, not torch.device",
+        lambda name: torch.get_autocast_dtype(torch.device(name)),
+    ),
+    "dtype_unknown": (RuntimeError, "nosuchdevice", lambda name: torch.get_autocast_dtype("nosuchdevice")),
+    "setdtype_text": (TypeError, "must be torch.dtype, not str", lambda name: torch.set_autocast_dtype(name, "half")),
+    "setdtype_nothing": (
+        TypeError,
+        "must be torch.dtype, not NoneType",
+        lambda name: torch.set_autocast_dtype(name, None),
+    ),
+    "setdtype_missing": (TypeError, '"dtype"', lambda name: torch.set_autocast_dtype(name)),
+    "setdtype_swapped": (
+        TypeError,
+        "must be str, not torch.dtype",
+        lambda name: torch.set_autocast_dtype(torch.float16, name),
+    ),
+    "setdtype_unknown": (
+        RuntimeError,
+        "nosuchdevice",
+        lambda name: torch.set_autocast_dtype("nosuchdevice", torch.float16),
+    ),
+    "reuse_number": (TypeError, "must be a bool", lambda name: torch.set_autocast_cache_enabled(1)),
+    "reuse_nothing": (TypeError, "must be a bool", lambda name: torch.set_autocast_cache_enabled(None)),
+    "reuse_missing": (TypeError, "one argument", lambda name: torch.set_autocast_cache_enabled()),
+    "readreuse_extra": (TypeError, "no arguments", lambda name: torch.is_autocast_cache_enabled(1)),
+    "clear_extra": (TypeError, "no arguments", lambda name: torch.clear_autocast_cache(1)),
+    "depth_extra": (TypeError, "no arguments", lambda name: torch.autocast_increment_nesting(1)),
+    "available_number": (TypeError, "must be str, not int", lambda name: torch.amp.is_autocast_available(1)),
+    "available_nothing": (TypeError, "must be str, not NoneType", lambda name: torch.amp.is_autocast_available(None)),
+    "available_device": (
+        TypeError,
+        "must be str, not torch.device",
+        lambda name: torch.amp.is_autocast_available(torch.device(name)),
+    ),
+    "available_missing": (TypeError, "device_type", lambda name: torch.amp.is_autocast_available()),
+    "available_unknown": (RuntimeError, "nosuchdevice", lambda name: torch.amp.is_autocast_available("nosuchdevice")),
+}
+"""What each wrong call raises and says. `name` is the device type."""
+
+
+@pytest.mark.parametrize("wrong", list(WRONG))
+@scenario(dtypes="default")
+def test_wrong_argument(amp: Amp, wrong: str) -> None:
+    """A wrong argument is refused in words that name it, and the state stays as it was (init.cpp)."""
+    kind, text, call = WRONG[wrong]
+    with amp.region():
+        before = amp.state()
+        amp.raises(f"the wrong call {wrong}", kind, text, lambda: call(amp.type))
+        amp.expect(f"state after the wrong call {wrong}", amp.state(), before)

@@ -1,0 +1,91 @@
+"""Helpers for the tests of the command line: run it in a process of its own, and small devices to run it on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ampcheck import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+
+MODULE = '''
+import os, signal, time
+import torch
+from torch.overrides import TorchFunctionMode
+from ampcheck.devices.cpu import Cpu
+
+
+def bad(what):
+    """What the tests plant, for the one case op-fp64-bf16."""
+    if what == "addmm":
+        os._exit(7)
+    if what == "baddbmm":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if what == "addbmm":
+        time.sleep(1000)
+
+
+class Bombs(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "").partition(".")[0]
+        if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is torch.bfloat16:
+            if args and all(isinstance(a, torch.Tensor) and a.dtype is torch.float64 for a in args):
+                bad(name)
+        return func(*args, **(kwargs or {}))
+
+
+class Dying(Cpu):
+    name = "dying"
+    token = "dying"
+    deviations = None
+
+    def running(self):
+        return Bombs()
+
+
+class Swapped(Cpu):
+    """A region of fp16 runs in bf16."""
+
+    name = "swapped"
+    token = "swapped"
+    deviations = None
+
+    def autocast(self, dtype=None, **kw):
+        return super().autocast("bf16", **kw)
+
+
+DEVICES = (Dying(), Swapped())
+'''
+
+
+def environment() -> dict[str, str]:
+    """The environment of a child: this ampcheck, wherever the current folder is."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    return {**env, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`ampcheck` in a process of its own, in a folder outside of the repository."""
+    command = [sys.executable, "-m", "ampcheck", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
+
+
+def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Plain pytest, as a user of the repository types it, with the suites by their place."""
+    command = [sys.executable, "-m", "pytest", "-q", f"--rootdir={ROOT}", "-c", str(ROOT / "pyproject.toml"), *arguments]
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The sentence with which the command line refuses its arguments; asserts that it is one, and exit code 2."""
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("ampcheck: ")
+    assert err.count("\n") == 1
+    return err.removeprefix("ampcheck: ").rstrip("\n")

@@ -1,0 +1,271 @@
+"""State functions that read or set the wrong thing, refuse too little, or are deprecated and do not say so."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from tests.faults.fault import Fault
+from tests.faults.regions import TYPES
+
+_IS = torch.is_autocast_enabled
+_SET = torch.set_autocast_enabled
+_GET_DTYPE = torch.get_autocast_dtype
+_SET_DTYPE = torch.set_autocast_dtype
+_IS_CACHE = torch.is_autocast_cache_enabled
+_SET_CACHE = torch.set_autocast_cache_enabled
+_CLEAR = torch.clear_autocast_cache
+_INCREMENT = torch.autocast_increment_nesting
+_AVAILABLE = torch.amp.autocast_mode.is_autocast_available
+
+
+def functions(
+    name: str, rule: str, *says: str, device: str = "cpu", where: Any = torch, **wrong: Callable[..., Any]
+) -> Fault:
+    """A fault that replaces functions of `where`."""
+
+    def plant() -> AbstractContextManager[object]:
+        stack = ExitStack()
+        for function, body in wrong.items():
+            stack.enter_context(patch.object(where, function, body))
+        return stack
+
+    return Fault(name, rule, plant, says, (f"--device={device}",))
+
+
+def never_enabled(*args: Any) -> bool:
+    _IS(*args)
+    return False
+
+
+def enabled_for_cpu_only(*args: Any) -> bool:
+    return _IS(*args) and args == ("cpu",)
+
+
+def enabled_if_any(*args: Any) -> bool:
+    _IS(*args)
+    return any(_IS(name) for name in TYPES)
+
+
+def enabled_takes_devices(*args: Any) -> bool:
+    return _IS(*(getattr(arg, "type", arg) for arg in args))
+
+
+def enabled_takes_unknown(*args: Any) -> bool:
+    try:
+        return _IS(*args)
+    except RuntimeError:
+        return False
+
+
+def enabled_vague(*args: Any) -> bool:
+    try:
+        return _IS(*args)
+    except Exception as error:
+        raise type(error)("invalid argument") from None
+
+
+def stale_dtype(device_type: str) -> torch.dtype:
+    _GET_DTYPE(device_type)
+    return torch.bfloat16 if device_type == "cpu" else torch.float16
+
+
+def set_enabled_everywhere(*args: Any) -> None:
+    _SET(*args)
+    for name in TYPES:
+        _SET(name, args[-1])
+
+
+def set_enabled_once(*args: Any) -> None:
+    """What is on stays on."""
+    if args[-1] is not False or len(args) != 2:
+        _SET(*args)
+
+
+def set_enabled_takes_numbers(*args: Any) -> None:
+    _SET(*args[:-1], bool(args[-1]) if isinstance(args[-1], int) else args[-1])
+
+
+def set_dtype_everywhere(*args: Any) -> None:
+    _SET_DTYPE(*args)
+    for name in TYPES:
+        _SET_DTYPE(name, args[-1])
+
+
+def set_dtype_low_only(*args: Any) -> None:
+    if len(args) == 2 and args[1] in (torch.float32, torch.float64):
+        raise RuntimeError(f"{args[1]} is not supported")
+    _SET_DTYPE(*args)
+
+
+def set_dtype_nothing(*args: Any) -> None:
+    pass
+
+
+def set_dtype_returns(*args: Any) -> Any:
+    before = _GET_DTYPE(args[0])
+    _SET_DTYPE(*args)
+    return before
+
+
+def set_cache_nothing(enabled: bool) -> None:
+    pass
+
+
+def set_cache_takes_numbers(enabled: Any) -> None:
+    _SET_CACHE(bool(enabled))
+
+
+def cache_always_on() -> bool:
+    return True
+
+
+def increment_one_too_many() -> int:
+    return _INCREMENT() + 1
+
+
+def always_available(device_type: str) -> bool:
+    return True
+
+
+def available_on_cpu_only(device_type: str) -> bool:
+    return _AVAILABLE(device_type) and device_type == "cpu"
+
+
+STATE = (
+    functions("is-enabled-never", "state", is_autocast_enabled=never_enabled),
+    functions("is-enabled-on-cpu-only", "state", device="virtual:cuda", is_autocast_enabled=enabled_for_cpu_only),
+    functions("is-enabled-if-any", "state", is_autocast_enabled=enabled_if_any),
+    functions("is-enabled-takes-device", "state", is_autocast_enabled=enabled_takes_devices),
+    functions("is-enabled-takes-unknown", "state", is_autocast_enabled=enabled_takes_unknown),
+    functions("is-enabled-refuses-vaguely", "state", is_autocast_enabled=enabled_vague),
+    functions("get-dtype-stale", "state", get_autocast_dtype=stale_dtype),
+    functions("set-enabled-everywhere", "state", set_autocast_enabled=set_enabled_everywhere),
+    functions("set-enabled-never-off", "state", device="virtual:xpu", set_autocast_enabled=set_enabled_once),
+    functions("set-enabled-takes-number", "state", set_autocast_enabled=set_enabled_takes_numbers),
+    functions("set-dtype-everywhere", "state", set_autocast_dtype=set_dtype_everywhere),
+    functions("set-dtype-low-only", "state", set_autocast_dtype=set_dtype_low_only),
+    functions("set-dtype-nothing", "state", device="virtual:mps", set_autocast_dtype=set_dtype_nothing),
+    functions("set-dtype-returns-old", "state", set_autocast_dtype=set_dtype_returns),
+    functions("set-cache-nothing", "state", set_autocast_cache_enabled=set_cache_nothing),
+    functions("set-cache-takes-number", "state", set_autocast_cache_enabled=set_cache_takes_numbers),
+    functions("is-cache-always-on", "state", is_autocast_cache_enabled=cache_always_on),
+    functions("depth-one-too-many", "state", autocast_increment_nesting=increment_one_too_many),
+    functions(
+        "available-everywhere",
+        "defaults",
+        where=torch.amp.autocast_mode,
+        is_autocast_available=always_available,
+    ),
+    functions("available-on-cpu-only", "defaults", device="virtual:cuda", where=torch.amp, is_autocast_available=available_on_cpu_only),
+)
+
+
+# ---- deprecated spellings
+
+
+def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same without its warning."""
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return function(*args, **kwargs)
+
+    return wrong
+
+
+def loud(function: Callable[..., Any], category: type[Warning], text: str) -> Callable[..., Any]:
+    """The same with another warning."""
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        warnings.warn(text, category, stacklevel=2)
+        return quiet(function)(*args, **kwargs)
+
+    return wrong
+
+
+_CPU_REGION = torch.cpu.amp.autocast
+_CPU_INIT = _CPU_REGION.__init__
+_CUDA_INIT = torch.cuda.amp.autocast.__init__
+
+
+def cpu_region_in_float16(self: Any, enabled: bool = True, dtype: Any = torch.float16, cache_enabled: bool = True) -> None:
+    quiet(_CPU_INIT)(self, enabled, torch.float16, cache_enabled)
+
+
+def cpu_region_always_enabled(self: Any, enabled: bool = True, *args: Any, **kwargs: Any) -> None:
+    _CPU_INIT(self, True, *args, **kwargs)
+
+
+def cuda_region_of_cpu(self: Any, enabled: bool = True, dtype: Any = torch.float16, cache_enabled: bool = True) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.autocast.__init__(self, "cpu", dtype, enabled, cache_enabled)
+    warnings.warn(
+        "`torch.cuda.amp.autocast(args...)` is deprecated. "
+        "Please use `torch.amp.autocast('cuda', args...)` instead.",
+        FutureWarning,
+        stacklevel=2,
+    )
+
+
+def _aliased(name: str, replacement: str, body: Callable[..., Any]) -> Callable[..., Any]:
+    """A deprecated function with its warning, that does something else."""
+
+    def wrong(*args: Any) -> Any:
+        warnings.warn(
+            f"torch.{name} is deprecated. Please use torch.{replacement} instead.", DeprecationWarning, stacklevel=2
+        )
+        return body(*args)
+
+    return wrong
+
+
+DEPRECATED = (
+    functions("cpu-region-does-not-warn", "deprecated", where=torch.cpu.amp, autocast=quiet(_CPU_REGION)),
+    functions("cpu-region-in-float16", "deprecated", where=_CPU_REGION, __init__=cpu_region_in_float16),
+    functions("cpu-region-always-enabled", "deprecated", where=_CPU_REGION, __init__=cpu_region_always_enabled),
+    functions(
+        "cuda-region-of-cpu", "deprecated", device="virtual:cuda", where=torch.cuda.amp.autocast, __init__=cuda_region_of_cpu
+    ),
+    functions(
+        "is-cpu-enabled-does-not-warn", "deprecated", is_autocast_cpu_enabled=quiet(torch.is_autocast_cpu_enabled)
+    ),
+    functions(
+        "is-cpu-enabled-names-nothing",
+        "deprecated",
+        is_autocast_cpu_enabled=loud(torch.is_autocast_cpu_enabled, DeprecationWarning, "deprecated"),
+    ),
+    functions(
+        "is-cpu-enabled-reads-cuda",
+        "deprecated",
+        is_autocast_cpu_enabled=_aliased(
+            "is_autocast_cpu_enabled()", "is_autocast_enabled('cpu')", lambda: _IS("cuda")
+        ),
+    ),
+    functions(
+        "set-cpu-dtype-does-nothing",
+        "deprecated",
+        set_autocast_cpu_dtype=_aliased(
+            "set_autocast_cpu_dtype(dtype)", "set_autocast_dtype('cpu', dtype)", lambda dtype: None
+        ),
+    ),
+    functions(
+        "set-gpu-dtype-sets-cpu",
+        "deprecated",
+        device="virtual:cuda",
+        set_autocast_gpu_dtype=_aliased(
+            "set_autocast_gpu_dtype(dtype)",
+            "set_autocast_dtype('cuda', dtype)",
+            lambda dtype: _SET_DTYPE("cpu", dtype),
+        ),
+    ),
+)
+
+FAULTS = (*STATE, *DEPRECATED)

@@ -1,0 +1,254 @@
+"""A headless Chromium that the page tests drive over its debugging pipe, and made-up runs to fill a site with."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcheck.results import Result, Writer
+
+# ---- the browser
+
+_NO_BROWSER = "AMPCHECK_NO_BROWSER"
+_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--remote-debugging-pipe",
+)
+# Chromium reads commands from descriptor 3 and answers on 4. The pipes go through copies above 9 first, so that neither
+# of them is 3 or 4 already.
+_LAUNCH = """
+import fcntl, os, sys
+copies = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]
+os.dup2(copies[0], 3)
+os.dup2(copies[1], 4)
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
+
+
+class Browser:
+    """One Chromium page. `problems`: each uncaught exception, console error and failed or foreign load since `open`."""
+
+    def __init__(self, program: str, profile: Path) -> None:
+        theirs_in, ours_out = os.pipe()
+        ours_in, theirs_out = os.pipe()
+        launch = [sys.executable, "-c", _LAUNCH, str(theirs_in), str(theirs_out)]
+        self._process = subprocess.Popen(
+            [*launch, program, *_FLAGS, f"--user-data-dir={profile}", "about:blank"],
+            pass_fds=(theirs_in, theirs_out),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self._out = os.fdopen(ours_out, "wb", buffering=0)
+        self._in = os.fdopen(ours_in, "rb", buffering=0)
+        self._buffer = b""
+        self._number = 0
+        self._session: str | None = None
+        self._loaded = False
+        self.problems: list[str] = []
+        target = self.send("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.send(f"{domain}.enable")
+
+    def close(self) -> None:
+        """End the browser."""
+        self._out.close()
+        self._in.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def send(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Send a command and return its result."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        self._out.write(json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._receive()
+            if answer.get("id") == self._number:
+                if "error" in answer:
+                    raise RuntimeError(f"{method}: {answer['error']}")
+                return answer["result"]
+            self._note(answer)
+
+    def open(self, page: Path, fragment: str = "") -> None:
+        """Load a page from disk and wait until its scripts have run."""
+        self.send("Page.navigate", url="about:blank")  # so that a new fragment alone is a new load too
+        self.problems = []
+        self._loaded = False
+        self.send("Page.navigate", url=page.as_uri() + (f"#{fragment}" if fragment else ""))
+        deadline = time.monotonic() + 60
+        while self.evaluate("document.readyState + location.protocol") != "completefile:":
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{page} did not load in a minute")
+
+    def evaluate(self, script: str) -> Any:
+        """The value of a JavaScript expression in the page; a promise is awaited."""
+        answer = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in answer:
+            raise RuntimeError(f"{script}: {answer['exceptionDetails']}")
+        return answer["result"].get("value")
+
+    def text(self, selector: str = "main") -> str:
+        """The text that the first element shows."""
+        return self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText")
+
+    def show(self, width: int = 1280, height: int = 900, *, dark: bool = False) -> None:
+        """Set the size of the window and the preferred colours."""
+        phone = width < 600
+        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.send("Emulation.setEmulatedMedia", features=[scheme])
+
+    def press(self, key: str) -> None:
+        """Press a key, as a keyboard does."""
+        codes = {"Tab": 9, "Enter": 13, " ": 32}
+        text = {"Enter": "\r", " ": " "}.get(key, "")
+        for kind in ("keyDown", "keyUp"):
+            self.send(
+                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key], text=text
+            )
+
+    def screenshot(self, path: Path, *, whole: bool = False) -> None:
+        """Write a picture of the window, or of the whole page."""
+        answer = self.send("Page.captureScreenshot", captureBeyondViewport=whole)
+        path.write_bytes(base64.b64decode(answer["data"]))
+
+    def _receive(self) -> dict[str, Any]:
+        while b"\0" not in self._buffer:
+            chunk = self._in.read(1 << 16)
+            if not chunk:
+                raise RuntimeError("chromium ended while it was driven")
+            self._buffer += chunk
+        message, _, self._buffer = self._buffer.partition(b"\0")
+        return json.loads(message)
+
+    def _note(self, event: dict[str, Any]) -> None:
+        about = event.get("params", {})
+        match event.get("method"):
+            case "Runtime.exceptionThrown":
+                self.problems.append(str(about["exceptionDetails"]))
+            case "Runtime.consoleAPICalled" if about["type"] in ("error", "warning", "assert"):
+                self.problems.append(f"console.{about['type']}: {about['args']}")
+            case "Log.entryAdded" if about["entry"]["level"] in ("error", "warning"):
+                self.problems.append(f"log: {about['entry']}")
+            case "Network.requestWillBeSent":
+                url = about["request"]["url"]
+                if not url.startswith(("file:", "data:", "about:")):
+                    self.problems.append(f"loads {url}")
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A Chromium for all page tests. Without one they fail, unless AMPCHECK_NO_BROWSER=1 says that none is wanted."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if os.environ.get(_NO_BROWSER) == "1":
+        pytest.skip(f"{_NO_BROWSER}=1: pages are not opened in a browser")
+    if program is None:
+        pytest.fail(
+            f"no chromium was found, and pages are tested in a real one; {_NO_BROWSER}=1 leaves them out", False
+        )
+    found = Browser(program, tmp_path_factory.mktemp("chromium"))
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+# ---- made-up runs
+
+CPU = {"name": "cpu", "token": "cpu", "type": "cpu", "key": "AutocastCPU", "has_values": True, "processor": "x86_64"}
+CUDA = {"name": "virtual:cuda", "token": "vcu", "type": "cuda", "key": "AutocastCUDA", "has_values": False}
+HEADER = {
+    "started": "2026-11-20T02:00:00Z",
+    "command": ["pytest", "suites"],
+    "manifest": "abc",
+    "seed": 0,
+    "nightly": False,
+    "versions": {"python": "3.11.7", "torch": "2.13.0+cpu"},
+    "devices": [CPU, CUDA],
+    "absent": {"cuda": "no CUDA device was found"},
+    "machine": {"system": "Linux", "cores": 2},
+}
+
+
+def made(op: str, status: str = "pass", *, device: str = "cpu", rule: str = "promote", **fields: Any) -> Result:
+    """A result of an op case, bf16 inputs under a bf16 region unless told otherwise."""
+    token = {"virtual:cuda": "vcu"}.get(device, device)
+    inputs, amp = fields.pop("inputs", "bf16"), fields.pop("amp", "bf16")
+    name = f"{op}-{inputs}-{amp}-{token}"
+    values = {"id": name, "suite": "eager", "rule": rule, "op": op, "inputs": inputs, "amp": amp, "device": device}
+    return Result(**{**values, "status": status, "seconds": 0.001, **fields})
+
+
+def written(path: Path, results: list[Result], *, footer: bool = True, **header: Any) -> Path:
+    """A run file of some results."""
+    writer = Writer(path, {**HEADER, "cases": len(results), **header})
+    for result in results:
+        writer.add(result)
+    writer.close({"seconds": 1.5, "stale": []})
+    if not footer:
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    return path
+
+
+@pytest.fixture(scope="session")
+def make() -> Callable[..., Result]:
+    """The function that makes a result."""
+    return made
+
+
+@pytest.fixture(scope="session")
+def write() -> Callable[..., Path]:
+    """The function that writes a run file."""
+    return written
+
+
+@pytest.fixture(scope="session")
+def many() -> Callable[[int, int], list[Result]]:
+    """The function that makes some number of results on eight devices, one in eight not as promised."""
+
+    def make_many(count: int, seed: int) -> list[Result]:
+        random_ = random.Random(seed)
+        inputs = ("fp32", "bf16", "fp16", "fp64", "int64", "bool", "bf16_fp32", "fp32_bf16", "fp16_bf16")
+        out = []
+        for number in range(count):
+            device = f"device{number % 8}"
+            status = random_.choices(("pass", "deviation", "unsupported", "fail"), (88, 9, 2, 1))[0]
+            op = f"operator_{number // 144:03}"
+            fields: dict[str, Any] = {"inputs": inputs[number // 16 % 9], "amp": ("bf16", "fp16")[number // 8 % 2]}
+            if status != "pass":
+                fields |= {
+                    "message": f"argument 1 of aten::{op} got torch.bfloat16; expected torch.float32 (rule promote)",
+                    "torch": f"import torch\n\na = torch.randn(2, 3).to('{device}')\nprint(torch.ops.aten.{op}(a))",
+                    "deviation": "promote-mixed-low" if status == "deviation" else "",
+                }
+            out.append(made(op, status, device=device, **fields))
+        return out
+
+    return make_many

@@ -1,0 +1,230 @@
+"""Which runs a site shows, how its data is packed, its badge and summary; no browser is needed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from ampcheck.errors import UsageError
+from ampcheck.report import badge, build
+from ampcheck.report.data import cases, device_modules, letters, script, union
+from ampcheck.report.history import load
+from ampcheck.report.statuses import SHOWN
+from ampcheck.results import STATUSES, Result, read
+
+Make = Callable[..., Result]
+Write = Callable[..., Path]
+
+
+def night(day: int, hour: int = 2) -> str:
+    return f"2026-11-{day:02}T{hour:02}:00:00Z"
+
+
+def test_every_status_is_shown_with_a_mark_of_its_own() -> None:
+    assert tuple(SHOWN) == STATUSES
+    assert len({status.mark for status in SHOWN.values()}) == len(STATUSES)
+    assert len({status.label for status in SHOWN.values()}) == len(STATUSES)
+
+
+def test_no_run_file_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no run file to make a site of"):
+        build([], tmp_path / "site")
+
+
+def test_a_damaged_run_file_is_a_usage_error_and_nothing_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text("hello\n")
+    with pytest.raises(UsageError, match="line 1: not JSON"):
+        build([path], tmp_path / "site")
+    assert not (tmp_path / "site").exists()
+
+
+def test_an_output_folder_that_is_a_file_is_a_usage_error(tmp_path: Path, make: Make, write: Write) -> None:
+    (tmp_path / "site").write_text("mine")
+    with pytest.raises(UsageError, match=r"cannot be written to .*site: "):
+        build([write(tmp_path / "run.jsonl", [make("mm")])], tmp_path / "site")
+    assert (tmp_path / "site").read_text() == "mine"
+
+
+def test_other_files_of_the_folder_are_left_alone(tmp_path: Path, make: Make, write: Write) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "notes.txt").write_text("mine")
+    page = build([write(tmp_path / "run.jsonl", [make("mm")])], tmp_path / "site")
+    assert page == tmp_path / "site" / "index.html"
+    assert (tmp_path / "site" / "notes.txt").read_text() == "mine"
+    assert not list((tmp_path / "site").glob("*.part"))
+
+
+def test_files_of_one_night_are_one_run(tmp_path: Path, make: Make, write: Write) -> None:
+    paths = [
+        write(tmp_path / "cpu.jsonl", [make("mm")], started=night(20, 2)),
+        write(tmp_path / "gpu.jsonl", [make("mm", device="cuda")], started=night(20, 4), manifest="b"),
+        write(tmp_path / "old.jsonl", [make("dot")], started=night(19, 2)),
+        write(tmp_path / "again.jsonl", [make("mm", "fail")], started=night(20, 6)),
+        write(tmp_path / "torch.jsonl", [make("mv")], started=night(20, 7), versions={"torch": "2.12.0"}),
+    ]
+    history = load([*paths, paths[0]])
+    assert [len(run.results) for run in history.runs] == [1, 2, 1, 1]
+    assert [part["file"] for part in history.runs[1].header["parts"]] == ["gpu.jsonl", "again.jsonl"]
+
+
+def test_the_newest_runs_are_kept_and_the_rest_counted(tmp_path: Path, make: Make, write: Write) -> None:
+    paths = [write(tmp_path / f"{day}.jsonl", [make("mm")], started=night(day)) for day in range(1, 24)]
+    history = load(paths)
+    assert len(history.runs) == 20
+    assert history.left_out == 3
+    assert history.newest.header["started"] == night(23)
+    build(paths, tmp_path / "site")
+    assert (
+        "Only the newest 20 runs are shown; 3 older run files are left out"
+        in (tmp_path / "site/index.html").read_text()
+    )
+
+
+def test_the_previous_run_has_the_same_torch_if_there_is_one(tmp_path: Path, make: Make, write: Write) -> None:
+    other = {"versions": {"torch": "2.12.0"}}
+    first = write(tmp_path / "1.jsonl", [make("mm")], started=night(17))
+    second = write(tmp_path / "2.jsonl", [make("mm")], started=night(18), **other)
+    newest = write(tmp_path / "4.jsonl", [make("mm")], started=night(20))
+    foreign = write(tmp_path / "3.jsonl", [make("dot")], started=night(19))
+    for paths, want in (([first, second, foreign], night(17)), ([second, foreign], night(18)), ([foreign], None)):
+        previous = load([newest, *paths]).previous
+        assert (previous.header["started"] if previous else None) == want
+
+
+def test_a_short_or_interrupted_run_in_between_is_passed_over(tmp_path: Path, make: Make, write: Write) -> None:
+    ops = [make(f"op{number}") for number in range(4)]
+    whole = write(tmp_path / "1.jsonl", ops, started=night(17))
+    cut = write(tmp_path / "2.jsonl", ops[:3], started=night(18), footer=False)
+    short = write(tmp_path / "3.jsonl", ops[:1], started=night(19))
+    newest = write(tmp_path / "4.jsonl", ops, started=night(20))
+    for paths, want in (([whole, cut, short], whole), ([cut, short], short), ([cut], cut)):
+        previous = load([newest, *paths]).previous
+        assert previous is not None
+        assert previous.path == want
+    build([newest, whole, cut, short], tmp_path / "site")
+    assert "2 runs in between passed over" in (tmp_path / "site/index.html").read_text()
+
+
+def test_letters_are_run_lengths() -> None:
+    assert letters(["pass", "pass", "fail", "", "", "", "missing"]) == "p2f.3m"
+    assert len(set(letters(STATUSES))) == len(STATUSES)
+
+
+def test_an_odd_id_and_an_alias_are_kept(tmp_path: Path, make: Make, write: Write) -> None:
+    odd = make("mm", id="something-else-cpu")
+    aliased = make("_grid_sampler_2d_cpu_fallback", id="_grid_sampler_2d_fallback-bf16-bf16-cpu")
+    history = load([write(tmp_path / "run.jsonl", [odd, aliased, make("dot")])])
+    packed = cases(history, {"mm", "dot", "_grid_sampler_2d_cpu_fallback"})
+    place = {result.id: number for number, result in enumerate(union(history))}
+    assert packed["ids"] == {place["something-else-cpu"]: "something-else-cpu"}
+    assert packed["written"] == {"_grid_sampler_2d_cpu_fallback": "_grid_sampler_2d_fallback"}
+    assert packed["scenarios"] == []
+
+
+def test_device_modules_are_taken_from_the_command(tmp_path: Path, make: Make, write: Write) -> None:
+    command = ["pytest", "--device-module", "mine.a", "--device-module=b", "suites"]
+    path = write(tmp_path / "run.jsonl", [make("mm")], command=command)
+    assert device_modules(load([path]).newest) == "--device-module=mine.a --device-module=b"
+
+
+def test_pages_escape_what_runs_hold(tmp_path: Path, make: Make, write: Write) -> None:
+    evil = "<script>alert(1)</script>"
+    results = [make("mm", "fail", message=evil, torch=evil), make("dot", "deviation", deviation=evil)]
+    devices = [{"name": "cpu", "has_values": True, "model": evil}]
+    build(
+        [write(tmp_path / "r.jsonl", results, absent={"x": evil}, command=[evil], devices=devices)], tmp_path / "site"
+    )
+    for page in (tmp_path / "site").glob("*.html"):
+        assert evil not in page.read_text()
+    assert "&lt;script&gt;" in (tmp_path / "site/index.html").read_text()
+    assert evil not in (tmp_path / "site/badge.svg").read_text()
+    assert evil not in (tmp_path / "site/summary.md").read_text()
+
+
+def test_nothing_is_loaded_from_elsewhere(tmp_path: Path, make: Make, write: Write) -> None:
+    build([write(tmp_path / "run.jsonl", [make("mm", "fail")])], tmp_path / "site")
+    for file in (tmp_path / "site").iterdir():
+        text = file.read_text()
+        assert not re.search(
+            r'(?:src|href)="(?:https?:)?//[^"]*"[^>]*>\s*</script|<link[^>]*href="http|@import|url\((?!#)', text
+        )
+        for source in re.findall(r'<script[^>]* src="([^"]+)"|<link rel="stylesheet" href="([^"]+)"', text):
+            assert (tmp_path / "site" / "".join(source)).exists()
+    assert script("A", {"x": "\u2028</script>"}).isascii()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_differ_and_can_be_read(scheme: str, tmp_path: Path, make: Make, write: Write) -> None:
+    build([write(tmp_path / "run.jsonl", [make("mm")])], tmp_path / "site")
+    css = (tmp_path / "site/style.css").read_text()
+    light, dark = css.split("@media (prefers-color-scheme: dark)")
+    colors = dict(re.findall(r"--([\w-]+): (#\w{6})", light if scheme == "light" else dark))
+    pairs = {(colors[f"{status}-bg"], colors[f"{status}-fg"]) for status in STATUSES}
+    assert len(pairs) == len(STATUSES)
+    for background, text in [
+        *pairs,
+        (colors["bg"], colors["fg"]),
+        (colors["bg"], colors["muted"]),
+        (colors["panel"], colors["muted"]),
+        (colors["bg"], colors["link"]),
+    ]:
+        assert contrast(background, text) >= 4.5, f"{text} on {background}"
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of WCAG 2.2."""
+
+    def luminance(color: str) -> float:
+        parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "footer", "text", "color"),
+    [
+        (["pass"] * 1234, True, "1 234 as promised", "green"),
+        (["pass", "deviation"], True, "1 as promised · 1 known deviation", "green"),
+        (["pass", "deviation", "deviation", "fail"], True, "1 as promised · 2 known deviations · 1 red", "red"),
+        (["pass"], False, "interrupted: 1 of 1 ran", "grey"),
+        ([], True, "not measured", "grey"),
+        (["missing"], True, "not measured", "grey"),
+    ],
+)
+def test_badge(
+    statuses: list[str], footer: bool, text: str, color: str, tmp_path: Path, make: Make, write: Write
+) -> None:
+    results = [make(f"op{number}", status) for number, status in enumerate(statuses)]
+    run = read(write(tmp_path / "run.jsonl", results, footer=footer))
+    plain = badge.message(run)[0].replace("\N{NO-BREAK SPACE}", " ")
+    assert (plain, badge.message(run)[1]) == (text, color)
+    assert json.loads(badge.shields(run))["color"] == badge.COLORS[color]
+    assert json.loads(badge.shields(run))["schemaVersion"] == 1
+    root = ElementTree.fromstring(badge.svg(run))
+    assert root.attrib["aria-label"] == f"ampcheck: {badge.message(run)[0]}"
+
+
+def test_the_badge_names_virtual_cases(tmp_path: Path, make: Make, write: Write) -> None:
+    run = read(write(tmp_path / "run.jsonl", [make("mm"), make("mm", device="virtual:cuda")]))
+    assert badge.message(run)[0] == "2 as promised (1 virtual)"
+    assert "virtual:cuda (virtual: dtypes and casts only) | 1 | 1 |" in badge.summary(run)
+
+
+def test_the_summary_leads_with_the_verdict_and_the_changes(tmp_path: Path, make: Make, write: Write) -> None:
+    before = write(tmp_path / "1.jsonl", [make("mm"), make("dot")], started=night(19))
+    after = write(tmp_path / "2.jsonl", [make("mm", "fail", message="got a|b"), make("dot")], started=night(20))
+    text = badge.files(load([before, after]))["summary.md"]
+    assert "**1 case needs a person.** 2 of 2 cases ran." in text
+    assert text.index("1 regressed, 0 fixed") < text.index("| device |")
+    assert r"`eager/promote/mm-bf16-bf16-cpu` pass → fail: got a\|b" in text
+    cut = read(write(tmp_path / "3.jsonl", [make("mm")], footer=False, cases=9))
+    assert "**The run was interrupted.** the run was interrupted. 1 of 9 cases ran." in badge.summary(cut)
