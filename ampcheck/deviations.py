@@ -113,7 +113,7 @@ def _entry(path: Path, number: int, raw: object) -> Deviation:
         raise UsageError(f"{where}: raises is no regular expression: {error}") from error
     except InvalidSpecifier as error:
         raise UsageError(f"{where}: torch is no version range: {error}") from error
-    return Deviation(cases=tuple(cases), file=str(path), **{key: str(raw[key]) for key in _TEXT})
+    return Deviation(cases=tuple(cases), file=_shown(path), **{key: str(raw[key]) for key in _TEXT})
 
 
 def _distinct(deviations: list[Deviation]) -> list[Deviation]:
@@ -123,6 +123,12 @@ def _distinct(deviations: list[Deviation]) -> list[Deviation]:
         if (other := first.setdefault(deviation.id, deviation)) is not deviation:
             raise UsageError(f"{deviation.file}: deviation {deviation.id!r} stands already in {other.file}")
     return deviations
+
+
+def _shown(path: Path) -> str:
+    """A file's name for people: this package's own files without the folder it is installed in."""
+    root = Path(__file__).parent.parent
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
 class Waivers:
@@ -152,15 +158,16 @@ class Waivers:
         """Every deviation once."""
         return list(dict.fromkeys(d for found in self._by_device.values() for d in found))
 
-    def stale(self, names: Iterable[str], *, shared: bool = True) -> list[str]:
+    def stale(self, names: Iterable[str], *, unjudged: Iterable[Path] = ()) -> list[str]:
         """A sentence for each glob that matches none of the cases `rule/id`.
 
-        `shared`: whether to judge PyTorch's own files too, which speak of more devices than a run may have.
+        `unjudged`: files that speak of devices whose cases are not among the names, too.
         """
         names = list(names)
+        left_out = {_shown(path) for path in unjudged}
         out = []
         for deviation in self.all():
-            if deviation.file in (str(SHARED), str(KERNELS)) and not shared:
+            if deviation.file in left_out:
                 continue
             for glob in deviation.cases:
                 pattern = re.compile(translate(glob))

@@ -26,7 +26,7 @@ from ampcheck.cases import op_cases
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError
 from ampcheck.observe import Observation
-from ampcheck.spec.casting import POLICIES
+from ampcheck.spec.casting import APPENDED, POLICIES
 from ampcheck.verdict import plan, watch
 
 
@@ -51,7 +51,7 @@ class Entered:
 
 @contextmanager
 def recording(keys: Iterable[str]) -> Iterator[set[tuple[str, str]]]:
-    """Put a recorder in place of every registered kernel of the keys; gives the (key, overload) pairs entered so far."""
+    """Put a recorder in place of every registered kernel of the keys; gives the (key, overload) pairs entered."""
     entered: set[tuple[str, str]] = set()
     library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
@@ -127,19 +127,20 @@ def _enters(device: Device, overload: str, entered: set[tuple[str, str]]) -> boo
     for case in op_cases(device, device.policies()[overload], only=overload):
         with device.running(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            seen = watch(case, device, plan(case, device))
+            todo = plan(case, device)
+            seen = watch(case, device, todo)
         if (device.key, overload) in entered:
             return True
-        if not replaceable(device.key) and _acted(seen, overload):
+        if not replaceable(device.key) and _acted(seen, overload, todo.dtype_given):
             return True
     return False
 
 
-def _acted(seen: Observation, overload: str) -> bool:
+def _acted(seen: Observation, overload: str, dtype_given: str | None) -> bool:
     """Whether an observation shows something only the autocast kernel of the overload does."""
     if seen.error is not None and "autocast" in str(seen.error):
         return True
     call = seen.of(overload)
-    if call is None:  # sent to another overload
-        return bool(seen.kernels)
-    return call.dtype_kwarg is not None or any(leaf.given != leaf.got for leaf in call.leaves)
+    if call is None:
+        return overload in APPENDED and seen.of(APPENDED[overload]) is not None
+    return call.dtype_kwarg != dtype_given or any(leaf.given != leaf.got for leaf in call.leaves)

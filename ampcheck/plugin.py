@@ -15,7 +15,7 @@ from ampcheck.errors import UsageError
 _T = TypeVar("_T")
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterable
 
     from ampcheck.runlog import RunLog
     from ampcheck.session import Session
@@ -106,26 +106,29 @@ class Plugin:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         if self.session is None or session.testsfailed:  # what could not be collected is pytest's to say
             return
-        nodes = [item.nodeid for item in self._selected]
+        cases = self.session
+        found = {cases.key(item): item.nodeid for item in self._selected}
         if self.config.option.write_manifest:
-            self._or_exit(lambda: _write_manifest(self.config.option.write_manifest, nodes))
+            self._or_exit(lambda: _write_manifest(self.config.option.write_manifest, found))
         if (channel := self.channel) is not None:
-            cases = self.session
             self._or_exit(lambda: channel.collected(cases, self.config, self._selected, self._deselected))
         elif not self.is_worker and not self.config.option.collectonly:
-            self._open(nodes)
+            self._open(found)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
-        self._open([node for node in ids if node.startswith("suites/") or "/suites/" in node])
+        from ampcheck.ids import parse_node
+
+        nodes = [node for node in ids if node.startswith("suites/") or "/suites/" in node]
+        self._open({parse_node(node).key: node for node in nodes})
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         self._stale = getattr(node, "workeroutput", {}).get("ampcheck_stale", self._stale)
 
-    def _open(self, nodes: list[str]) -> None:
-        if self.log is None and nodes:
-            self.log = self._or_exit(lambda: _new_log(self.config, nodes))
+    def _open(self, found: dict[str, str]) -> None:
+        if self.log is None and found:
+            self.log = self._or_exit(lambda: _new_log(self.config, found))
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         if self.channel is not None:
@@ -195,16 +198,16 @@ def _new_session(config: pytest.Config) -> Session:
     return Session(config)
 
 
-def _new_log(config: pytest.Config, nodes: list[str]) -> RunLog:
+def _new_log(config: pytest.Config, found: dict[str, str]) -> RunLog:
     from ampcheck.runlog import RunLog
 
-    return RunLog(config, nodes)
+    return RunLog(config, found)
 
 
-def _write_manifest(path: Path, nodes: list[str]) -> None:
+def _write_manifest(path: Path, keys: Iterable[str]) -> None:
     from ampcheck.runlog import write_manifest
 
-    write_manifest(path, nodes)
+    write_manifest(path, keys)
 
 
 def _new_channel(plan: Path) -> Channel:

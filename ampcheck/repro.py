@@ -27,10 +27,14 @@ _VALUES = {
 }
 
 
-def pytest_line(node: str, device: Device, modules: tuple[str, ...] = ()) -> str:
-    """The command that runs one case and nothing else."""
+def pytest_line(node: str, device: Device, modules: tuple[str, ...] = (), *, installed: bool = False) -> str:
+    """The command that runs one case and nothing else.
+
+    `installed`: where the repository's conftest.py, which loads the plugin, may not be there.
+    """
+    program = ["pytest", "-p", "ampcheck.plugin"] if installed else ["pytest"]
     options = [f"--device-module={module}" for module in modules]
-    return shlex.join(["pytest", node, f"--device={device.name}", *options])
+    return shlex.join([*program, node, f"--device={device.name}", *options])
 
 
 def preamble(device: Device) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -40,11 +40,11 @@ class Result:
     suite: str
     rule: str
     op: str
-    inputs: str
     amp: str
     device: str
     status: str
     seconds: float
+    inputs: str = ""
     sample: str = ""
     node: str = ""
     message: str = ""
@@ -56,6 +56,13 @@ class Result:
     def key(self) -> str:
         """Its name across runs: `suite/rule/id`."""
         return f"{self.suite}/{self.rule}/{self.id}"
+
+    def filled(self) -> dict[str, Any]:
+        """The fields that say something, by name."""
+        return {name: value for name in _FIELDS if (value := getattr(self, name)) != ""}
+
+
+_FIELDS = tuple(f.name for f in fields(Result))
 
 
 def unmeasured(case: Parsed, status: str, tokens: Mapping[str, str], **fields: Any) -> Result:
@@ -104,7 +111,7 @@ class Writer:
     def add(self, result: Result) -> None:
         """Append a case. Of a case that is added twice, the later result counts."""
         self._status[result.key] = result.status
-        self._put({"kind": "case", **{k: v for k, v in asdict(result).items() if v != ""}})
+        self._put({"kind": "case", **result.filled()})
 
     def close(self, footer: Mapping[str, Any]) -> None:
         """Append the footer; the run is complete."""
@@ -170,7 +177,7 @@ def _result(path: Path, number: int, line: dict[str, Any]) -> Result:
         result = Result(**{k: v for k, v in line.items() if k != "kind"})
     except TypeError as error:
         raise UsageError(f"{path}, line {number}: not a case: {error}") from error
-    wrong = [name for name, value in asdict(result).items() if not isinstance(value, _KINDS.get(name, str))]
+    wrong = [k for k, value in line.items() if not isinstance(value, _KINDS.get(k, str))]
     if wrong:
         raise UsageError(f"{path}, line {number}: not a case: {', '.join(wrong)} of the wrong type")
     if result.status not in STATUSES:

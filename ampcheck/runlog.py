@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -43,21 +43,19 @@ def header_lines(config: pytest.Config) -> list[str]:
     return lines
 
 
-def write_manifest(path: Path, nodes: list[str]) -> None:
+def write_manifest(path: Path, keys: Iterable[str]) -> None:
     """Write the keys of the cases, one a line, sorted."""
-    keys = sorted(parse_node(node).key for node in nodes)
     try:
-        path.write_text("".join(f"{key}\n" for key in keys), encoding="utf-8")
+        path.write_text("".join(f"{key}\n" for key in sorted(keys)), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"the manifest {path} cannot be written: {error.strerror}") from error
 
 
-def expected(config: pytest.Config, nodes: Iterable[str]) -> dict[str, str]:
+def expected(config: pytest.Config, found: Mapping[str, str]) -> dict[str, str]:
     """The node ids of the cases that must run, by key: those collected, and those of the manifest with ""."""
-    found = {parse_node(node).key: node for node in nodes}
-    if config.option.manifest:
-        found = {**dict.fromkeys(_read_manifest(config.option.manifest), ""), **found}
-    return found
+    if not config.option.manifest:
+        return dict(found)
+    return {**dict.fromkeys(_read_manifest(config.option.manifest), ""), **found}
 
 
 def header(config: pytest.Config, cases: Iterable[str], now: datetime) -> dict[str, Any]:
@@ -99,12 +97,12 @@ def run_file_path(reports: Path, now: datetime) -> Path:
 class RunLog:
     """Takes each result as it comes; writes the run file; at the end counts what is missing."""
 
-    def __init__(self, config: pytest.Config, nodes: list[str]) -> None:
+    def __init__(self, config: pytest.Config, found: Mapping[str, str]) -> None:
         option = config.option
         self.started = time.monotonic()
         self.results: dict[str, Result] = {}
         self.stale: list[str] = []
-        self._expected = expected(config, nodes)
+        self._expected = expected(config, found)
         self._tokens = tokens(option.device_module)
         self._writer: Writer | None = None
         if not option.no_run_file:

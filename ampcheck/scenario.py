@@ -57,6 +57,8 @@ class Amp:
         self.type = device.type
         self.dtype = DTYPES[dtype]
         self.differences: list[str] = []
+        self.script = ""
+        """How to reproduce what was found in plain torch, where that is not the scenario's own source."""
         self._made = 0
 
     @property

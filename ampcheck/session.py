@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ import pytest
 from ampcheck import ops, repro, summary
 from ampcheck.cases import Case, op_cases
 from ampcheck.checks import CheckFailure, Unsupported, one_line
-from ampcheck.deviations import Deviation, Waivers
+from ampcheck.deviations import KERNELS, SHARED, Deviation, Waivers
 from ampcheck.devices.base import Device
-from ampcheck.devices.registry import select
+from ampcheck.devices.registry import known, select
 from ampcheck.errors import UsageError
 from ampcheck.isolation import reset
 from ampcheck.opinfo_verdict import reproduce
@@ -102,6 +101,11 @@ class Session:
         """Whether an item is a case."""
         return _CASE in item.stash
 
+    def key(self, item: pytest.Item) -> str:
+        """The name across runs of an item that is a case."""
+        case = item.stash[_CASE]
+        return f"{case.suite}/{case.rule}/{case.id}"
+
     def drop_empty(self, items: list[pytest.Item]) -> None:
         """Leave out the placeholders pytest makes for a function without cases: absent is not skipped."""
         items[:] = [item for item in items if "NOTSET" not in item.nodeid]
@@ -111,7 +115,9 @@ class Session:
         everything = self._root is not None and any(self._root.is_relative_to(a.resolve()) for a in self._arguments)
         if self._ops or self._rules or self._dtypes or not everything:
             return []
-        return self.waivers.stale(self.names, shared=not self._named)
+        others = [device for name, device in known(self.modules).items() if name not in self._device]
+        files = [device.deviations for device in others if device.deviations]
+        return self.waivers.stale(self.names, unjudged=[*files, SHARED, KERNELS] if self._named else files)
 
     # ---- running
 
@@ -162,7 +168,7 @@ class Session:
             deviation=deviation.id if deviation else "",
             **details,
         )
-        report.ampcheck = asdict(result)  # type: ignore[attr-defined]  # travels from xdist's workers with the report
+        report.ampcheck = result.filled()  # type: ignore[attr-defined]  # travels from xdist's workers with the report
         _mark(report, shown, why, summary.text(result, why))
 
     def _waive(self, status: str, message: str, deviation: Deviation | None) -> tuple[str, str]:
@@ -185,14 +191,18 @@ class Session:
         case = item.stash[_CASE]
         device = self._device[case.device]
         node = item.nodeid
-        if item.config.rootpath != item.config.invocation_params.dir:  # an installed suite: its place, not its name
+        away = item.config.rootpath != item.config.invocation_params.dir
+        if away:
             node = f"{item.path}{node[node.index('::') :]}"
-        details = {"node": item.nodeid, "message": message, "pytest": repro.pytest_line(node, device, self.modules)}
+        line = repro.pytest_line(node, device, self.modules, installed=away)
+        details = {"node": item.nodeid, "message": message, "pytest": line}
         body = item.function  # type: ignore[attr-defined]
         if case.sample == opinfo.SAMPLE:
             details["torch"] = reproduce(case, device)
         elif case.op in ops.catalogue():
             details["torch"] = repro.of_op(case, device)
+        elif script := getattr(item.funcargs.get("amp"), "script", ""):  # type: ignore[attr-defined]
+            details["torch"] = script
         else:
             details["torch"] = repro.of_scenario(body, device, DTYPES[case.amp])
         return details

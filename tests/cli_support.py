@@ -77,7 +77,16 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Plain pytest, as a user of the repository types it, with the suites by their place."""
-    command = [sys.executable, "-m", "pytest", "-q", f"--rootdir={ROOT}", "-c", str(ROOT / "pyproject.toml"), *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        f"--rootdir={ROOT}",
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        *arguments,
+    ]
     return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
 
 

@@ -7,24 +7,22 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ampcheck.commands.common import add_device
+
 if TYPE_CHECKING:
+    from ampcheck.commands.common import Subparsers
     from ampcheck.entered import Entered
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command to the command line's parsers."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+def add(commands: Subparsers) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
         "entered",
         help="which autocast kernels the op cases really enter",
         description="Put a recorder in place of every registered autocast kernel, run the op cases and PyTorch's own "
         "lists, and print what each entered. Ends with 1 where the op cases miss an overload.",
     )
-    parser.add_argument(
-        "--device", action="append", default=[], metavar="NAME", help="a device to measure on; again for more"
-    )
-    parser.add_argument(
-        "--device-module", action="append", default=[], metavar="MODULE", help="a module that defines DEVICES"
-    )
+    add_device(parser, "a device to measure on")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -32,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, print, and return 1 where the op cases miss an overload, else 0.
 
-    Raises UsageError for an unknown device, and for one whose key PyTorch registers no policies under.
+    Raises UsageError for an unknown device, and for one whose key no policies are registered under.
     """
     from ampcheck.devices.registry import known, select
     from ampcheck.entered import by_suite

@@ -6,6 +6,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -14,6 +15,11 @@ from ampcheck.inputs import host_tensor
 from ampcheck.ops.describe import TensorArg
 from ampcheck.spec.policies import closest, table
 from ampcheck.torch_dtypes import DTYPES
+
+
+@cache  # finding the closest table looks through a folder, and every case asks more than once
+def _promised(key: str, torch_version: str) -> Mapping[str, str]:
+    return table(key, closest(torch_version))
 
 
 class Device(ABC):
@@ -47,7 +53,7 @@ class Device(ABC):
 
     def policies(self) -> Mapping[str, str]:
         """The policy promised for each overload. By default PyTorch's table for the device's key and this torch."""
-        return table(self.key, closest(torch.__version__))
+        return _promised(self.key, torch.__version__)
 
     def tensor(self, arg: TensorArg, dtype: str, position: int) -> torch.Tensor:
         """A fresh tensor for an argument; on the CPU where the description says so."""

@@ -1,8 +1,8 @@
 """The ops of PyTorch's own op database, as cases of the rule fallthrough.
 
-Importing the database takes seconds, so the names lie in `opinfo.csv` and samples are made when a case runs. A line is an
-OpInfo that the CPU has: `op`, the database's full name; `dtypes`, those it has samples in; `overloads`, what a call of it
-reaches first; `torch`, the minor version all this is of.
+Importing the database takes seconds, so the names lie in `opinfo.csv` and samples are made when a case runs. A line is
+an OpInfo that the CPU has: `op`, the database's full name; `dtypes`, those it has samples in; `overloads`, what a call
+of it reaches first; `torch`, the minor version all this is of.
 
     python -m ampcheck.ops.opinfo --write
 
@@ -17,7 +17,7 @@ import random
 import warnings
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +54,7 @@ COLUMNS = tuple(field.name for field in fields(Row))
 
 @cache
 def rows(version: str | None = None) -> dict[str, Row]:
-    """The lines of a torch minor version by op; of the installed one where none is given. None where it has no lines."""
+    """The lines of a torch minor version, by op; of the installed one where none is given."""
     wanted = version or minor(torch.__version__)
     return {row.op: row for row in _read() if row.torch == wanted}
 
@@ -143,7 +143,7 @@ def _overloads(info: Any, dtype: str) -> list[str] | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for sample in samples(info, dtype, "cpu", 1):
-            seen = observe(lambda s=sample: info(s.input, *s.args, **s.kwargs), "cpu", _Every())
+            seen = observe(partial(info, sample.input, *sample.args, **sample.kwargs), "cpu", _Every())
             return None if seen.error else sorted({call.overload for call in seen.kernels})
     return None
 

@@ -3,8 +3,8 @@
     program = (With(Options("cpu", "bf16"), (Op("mm", "cpu", ("fp32", "fp32")),)),)
     differences = compare(run(program, [device]), model(program, facts([device])))
 
-`steps` is the data, `execute` runs it, `model` predicts it with `ampcheck.spec.state`, `render` writes it as plain torch,
-`strategies` draws random ones with Hypothesis.
+`steps` is the data, `execute` runs it, `model` predicts it with `ampcheck.spec.state`, `render` writes it as plain
+torch, `strategies` draws random ones with Hypothesis, `explore` looks for one on which torch and the model differ.
 """
 
 from ampcheck.programs.execute import facts, run

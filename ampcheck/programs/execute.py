@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 
@@ -163,15 +162,16 @@ class _Run:
                 self.in_thread(body, where)
 
     def decorated(self, step: Decorated, where: str) -> None:
-        @self.construct(step.options)
         def function() -> None:
             self.states(where, "inside the region")
             self.body(step.body, where)
 
+        decorated: Callable[[], None] = self.construct(step.options)(function)
+
         def call() -> None:
             for _ in range(step.calls):
                 try:
-                    function()
+                    decorated()
                 finally:
                     self.states(where, "after the region")
 
@@ -279,5 +279,3 @@ def run(program: Program, devices: Sequence[Device]) -> list[Seen]:
         return machine.seen
     finally:
         isolation.reset(own)
-
-

@@ -163,9 +163,7 @@ class _Model:
             self.thread.set_cache_enabled(bool(value))
 
     def op(self, step: Op, where: str) -> None:
-        given = [
-            state.Tensor(self.last.get(step.device, "fp32") if dtype == LAST else dtype) for dtype in step.inputs
-        ]
+        given = [state.Tensor(self.last.get(step.device, "fp32") if dtype == LAST else dtype) for dtype in step.inputs]
         self.call(step.op, step.device, given, where)
 
     def weight(self, step: UseWeight, where: str) -> None:
@@ -225,8 +223,8 @@ def _run(program: Program, facts: Mapping[str, DeviceFacts]) -> _Model:
 def model(program: Program, facts: Mapping[str, DeviceFacts]) -> list[Seen]:
     """Everything that must be seen when a program runs in a fresh thread.
 
-    `facts` has an entry for each device type whose state is to be looked at, the program's own among them. Raises KeyError
-    for a device that has no facts.
+    `facts` has an entry for each device type whose state is to be looked at, the program's own among them. Raises
+    KeyError for a device that has no facts.
     """
     return _run(program, facts).seen
 
@@ -243,7 +241,8 @@ def compare(got: Sequence[Seen], want: Sequence[Seen]) -> str | None:
     """The first difference in a sentence, or None."""
     for seen, expected in zip(got, want, strict=False):
         if seen.where != expected.where or seen.what != expected.what:
-            return f"step {seen.where}: {seen.what} is {shown(seen.value)}; expected to see {expected.what} at step {expected.where}"
+            wanted = f"expected to see {expected.what} at step {expected.where}"
+            return f"step {seen.where}: {seen.what} is {shown(seen.value)}; {wanted}"
         if seen.value != expected.value:
             return f"step {seen.where}: {seen.what} is {shown(seen.value)}; expected {shown(expected.value)}"
     if len(got) < len(want):

@@ -28,7 +28,7 @@ from ampcheck.programs.steps import (
 from ampcheck.repro import preamble
 from ampcheck.torch_dtypes import DTYPES
 
-_HELPERS = '''\
+_HELPERS = """\
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -54,13 +54,14 @@ def state(where):
 last = {}
 
 
-def op(where, device, call):
+def op(where, device, call, *inputs):
     print(where)
     try:
         with torch._C._AutoDispatchBelowAutograd(), Show():
-            last[device] = new(device, call().dtype)
+            out = call(*inputs)
+        last[device] = new(device, out.dtype)
     except RuntimeError as error:
-        print("   ", error)'''
+        print("   ", error)"""
 
 
 def render(program: Program, devices: Sequence[Device]) -> str:
@@ -156,13 +157,15 @@ def _step(step: Step, where: str) -> list[str]:
             return [*lines, "        yield", "", f"for _ in g{name}():", *later, after]
         case Op(op, device, inputs):
             tensors = [
-                f"last.get({device!r}, new({device!r}, torch.float32))" if dtype == LAST else f"new({device!r}, {DTYPES[dtype]})"
+                f"last.get({device!r}, new({device!r}, torch.float32))"
+                if dtype == LAST
+                else f"new({device!r}, {DTYPES[dtype]})"
                 for dtype in inputs
             ]
-            return [f'op("{where} {op}", {device!r}, lambda: {OPS[op].source.format(*tensors)})']
+            return [f'op("{where} {op}", {device!r}, {", ".join([OPS[op].source, *tensors])})']
         case UseWeight(device, weight):
-            product = f"torch.mm(new({device!r}, torch.float32), {_variable(device, weight)})"
-            return [f'op("{where} mm with {weight}", {device!r}, lambda: {product})']
+            given = f"new({device!r}, torch.float32), {_variable(device, weight)}"
+            return [f'op("{where} mm with {weight}", {device!r}, torch.mm, {given})']
         case Set("cache_enabled", _, value):
             return [f"torch.set_autocast_cache_enabled({value})", after]
         case Set(what, device, value):
@@ -179,4 +182,12 @@ def _step(step: Step, where: str) -> list[str]:
             return ["with torch.inference_mode():", *(_body(body, where, "    ") or ["    pass"])]
         case Thread(body):
             inner = [f'    state("{where} in a new thread")', *_body(body, where, "    ")]
-            return [f"def t{name}():", *inner, "", f"t = threading.Thread(target=t{name})", "t.start()", "t.join()", after]
+            return [
+                f"def t{name}():",
+                *inner,
+                "",
+                f"t = threading.Thread(target=t{name})",
+                "t.start()",
+                "t.join()",
+                after,
+            ]

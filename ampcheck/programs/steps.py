@@ -52,7 +52,7 @@ class Reenter:
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """A generator that holds a region over its one yield: `body` in it, `between` while it is suspended, then its end."""
+    """A generator that holds a region over its one yield: `body` in it, `between` while suspended, then its end."""
 
     options: Options
     body: Program
@@ -70,8 +70,10 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class UseWeight:
-    """A product with the weight of that name, made at first use: "leaf…" is a float32 leaf that requires grad, "frozen…"
-    one that does not, "low…" a leaf of the device's lower precision."""
+    """A product with the weight of that name, made at first use.
+
+    "leaf…" is a float32 leaf that requires grad, "frozen…" one that does not, "low…" one of the device's default dtype.
+    """
 
     device: str
     weight: str
@@ -144,8 +146,11 @@ Program: TypeAlias = tuple[Step, ...]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One thing seen, or to be seen, while a program runs. `where` is the step's place, e.g. "1.2" for the second step of
-    the first; `what` names the op or state; `value` is comparable."""
+    """One thing seen, or to be seen, while a program runs.
+
+    `where` is the step's place, e.g. "1.2" for the second step of the first; `what` names the op or state; `value` is
+    comparable.
+    """
 
     where: str
     what: str
@@ -155,7 +160,7 @@ class Seen:
 @dataclass(frozen=True, slots=True)
 class OpFacts:
     """What is known of an op that programs use: its overload, how many tensors it takes, whether it refuses inputs of
-    different dtypes in some implementations (then programs leave the result open), and how it is called."""
+    different dtypes in some implementations (then programs leave the result open), and the function to call."""
 
     overload: str
     tensors: int
@@ -164,12 +169,12 @@ class OpFacts:
 
 
 OPS = {
-    "mm": OpFacts("mm", 2, True, "torch.mm({}, {})"),
-    "mse_loss": OpFacts("mse_loss", 2, False, "torch.nn.functional.mse_loss({}, {})"),
-    "atan2": OpFacts("atan2", 2, False, "torch.atan2({}, {})"),
-    "cat": OpFacts("cat", 2, False, "torch.cat([{}, {}])"),
-    "sum": OpFacts("sum", 1, False, "torch.sum({})"),
-    "mul": OpFacts("mul.Tensor", 2, False, "torch.mul({}, {})"),
-    "bce": OpFacts("binary_cross_entropy", 2, True, "torch.nn.functional.binary_cross_entropy({}, {})"),
+    "mm": OpFacts("mm", 2, True, "torch.mm"),
+    "mse_loss": OpFacts("mse_loss", 2, False, "torch.nn.functional.mse_loss"),
+    "atan2": OpFacts("atan2", 2, False, "torch.atan2"),
+    "cat": OpFacts("cat", 2, False, "lambda *tensors: torch.cat(tensors)"),
+    "sum": OpFacts("sum", 1, False, "torch.sum"),
+    "mul": OpFacts("mul.Tensor", 2, False, "torch.mul"),
+    "bce": OpFacts("binary_cross_entropy", 2, True, "torch.nn.functional.binary_cross_entropy"),
 }
 """The ops of programs. Between them they meet every policy but append, on a device or other."""

@@ -37,7 +37,9 @@ def _one_of(*weighted: tuple[int, Steps]) -> Steps:
     return st.sampled_from([each for weight, each in weighted for _ in range(weight)]).flatmap(lambda chosen: chosen)
 
 
-def options(devices: Sequence[str], dtypes: Sequence[str | None] = ("fp16", "bf16", None, "fp32")) -> st.SearchStrategy[Options]:
+def options(
+    devices: Sequence[str], dtypes: Sequence[str | None] = ("fp16", "bf16", None, "fp32")
+) -> st.SearchStrategy[Options]:
     """The arguments of a region of one of some device types; most are enabled and of the first type."""
     return st.builds(
         Options,
@@ -79,7 +81,9 @@ def sets(devices: Sequence[str]) -> st.SearchStrategy[Set]:
 def programs(devices: Sequence[str]) -> st.SearchStrategy[Program]:
     """Programs of every kind of step over some device types, the first of them before all."""
     weights = st.builds(UseWeight, _mostly_first(devices), st.sampled_from(("leaf", "leaf2", "frozen", "low")))
-    leaves = _one_of((8, ops(devices)), (4, weights), (3, sets(devices)), (1, st.just(ClearCache())), (1, st.just(Raise())))
+    leaves = _one_of(
+        (8, ops(devices)), (4, weights), (3, sets(devices)), (1, st.just(ClearCache())), (1, st.just(Raise()))
+    )
     return _program(leaves, options(devices))
 
 

@@ -118,11 +118,12 @@ def deviations(history: History, entries: Sequence[Deviation]) -> dict[str, Any]
     rows = []
     for entry in entries:
         about = {name: getattr(entry, name) for name in ("id", "kind", "reason", "link", "raises", "torch", "added")}
-        rows.append({**about, "cases": entry.cases, "file": _short(entry.file), **_hit(hits.pop(entry.id, []))})
-    for name, results in sorted(hits.items()):
-        reason = (
-            "The run names this entry, but no deviations file here has it: it is another package's, or was deleted."
-        )
+        found = hits.get(entry.id, [])
+        mine = [result for result in found if entry.covers(f"{result.rule}/{result.id}")]
+        hits[entry.id] = [result for result in found if not entry.covers(f"{result.rule}/{result.id}")]
+        rows.append({**about, "cases": entry.cases, "file": _short(entry.file), **_hit(mine)})
+    for name, results in sorted((name, results) for name, results in hits.items() if results):
+        reason = "The run names this entry, but none here covers these cases: it is another package's, or was changed."
         rows.append({"id": name, "kind": "unknown", "reason": reason, "link": "", "file": "", **_hit(results)})
     return {"entries": rows}
 

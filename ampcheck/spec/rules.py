@@ -77,6 +77,11 @@ _ALL = (
     Rule("errors", "a wrong argument is refused, or warned of and the region disabled, in words that name it", _PYTHON),
     Rule("exceptions", "an exception leaves a region unchanged, and the state from before the region is back", _PYTHON),
     Rule("modules", "a module in a region does what the functions it calls do there", _EXAMPLES),
+    Rule(
+        "reports",
+        "what users reported as wrong, and PyTorch has neither promised nor mended, is as they ask",
+        "https://github.com/pytorch/pytorch/issues",
+    ),
     Rule("programs", "a program of ops and nested regions does what the other rules say of its steps", _AMP),
 )
 

@@ -7,8 +7,8 @@ one nesting depth. The weight cache belongs to the process. Sources, all of PyTo
 - what is thread-local, and the cache: `aten/src/ATen/autocast_mode.cpp`;
 - which cast is cached: `cached_cast` in the same file, with pytorch/pytorch#165068 for inference mode.
 
-Where an implementation keeps its books in a way that breaks a promise (a region object that holds one saved state and is
-entered twice, a cache that forgets the dtype), the model keeps the promise and the difference is a deviation.
+Where an implementation breaks a promise by the way it keeps its books (a region object that holds one saved state and
+is entered twice, a cache that forgets the dtype), the model keeps the promise and the difference is a deviation.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class Region:
 class Process:
     """All threads of a process, and the weight cache they share.
 
-    `defaults`: the dtype each device type starts with. `supported`: the dtypes a region of a device type may have; a type
-    that is missing takes fp16 and bf16, and None means any (CUDA asks its driver and not a list).
+    `defaults`: the dtype each device type starts with. `supported`: the dtypes a region of a device type may have; a
+    type that is missing takes fp16 and bf16, and None means any (CUDA asks its driver and not a list).
     """
 
     defaults: Mapping[str, str] = field(default_factory=lambda: dict(DEFAULTS))
@@ -130,8 +130,9 @@ class Thread:
     ) -> Region:
         """`torch.autocast(device_type, dtype, enabled, cache_enabled)`.
 
-        Without a dtype the region takes the current `get_autocast_dtype(device_type)`, without `cache_enabled` the current
-        flag; both stay what they are now, wherever the region is entered. An unsupported dtype warns and disables it.
+        Without a dtype the region takes the current `get_autocast_dtype(device_type)`, without `cache_enabled` the
+        current flag; both stay what they are now, wherever the region is entered. An unsupported dtype warns and
+        disables it.
         """
         now = self.state(device_type)
         taken = dtype or now.dtype

@@ -72,7 +72,7 @@ class Channel:
         """Say what all children together have to run, and how to reproduce the cases the plan asks about."""
         from ampcheck import runlog
 
-        cases = runlog.expected(config, (item.nodeid for item in items))
+        cases = runlog.expected(config, {session.key(item): item.nodeid for item in items})
         fields = {
             "header": runlog.header(config, cases, datetime.now(UTC)),
             "lines": runlog.header_lines(config),

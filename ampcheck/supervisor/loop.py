@@ -21,6 +21,9 @@ from ampcheck.supervisor.outcome import Outcome
 START_LIMIT = 600.0
 """Seconds a child may take to collect the suites."""
 
+END_LIMIT = 120.0
+"""Seconds a child may take to end after its last case."""
+
 _POLL = 0.03
 
 _REFUSED = re.compile(r"^ERROR: (.+)", re.MULTILINE)
@@ -173,12 +176,12 @@ class Supervisor:
     def _finished(self, share: _Share) -> None:
         """A child that ran all its cases; it still has to end, and to end well."""
         self._release(share)
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + END_LIMIT
         while share.child.status is None and time.monotonic() < deadline:
             time.sleep(_POLL)
         if share.child.status is None:
             share.child.abort()
-            self._outcome.notes.append(f"a process did not end within {self._timeout:g} s of its last case")
+            self._outcome.notes.append(f"a process did not end within {END_LIMIT:g} s of its last case")
         elif share.child.status not in (0, 1, 5):  # pytest's codes for passed, failed and nothing to do
             self._outcome.notes.append(f"a process ended after its last case with {share.child.how()}")
         elif share.child.status == 1 and not any(r.status in RED for r in self._outcome.results.values()):

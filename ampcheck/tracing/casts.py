@@ -90,6 +90,7 @@ class Casts:
             base._version if not base.is_inference() else 0,
             id(base),
             _cacheable(record, before, given, got, kind),
+            int(torch.is_grad_enabled()),
         )
         record.casts.append(cast)
         leaf = Leaf(given, before.device.type == record.region.device)
@@ -127,6 +128,7 @@ class Casts:
         if kept is None or kept.call is call or storage in call.hits or _expired(kept.storage):
             return
         call.hits.add(storage)
+        kept.cast.uses += torch.is_grad_enabled()
         record.cache_hits += 1
         weight = kept.weight()
         if weight is not None and weight._version != kept.cast.version:

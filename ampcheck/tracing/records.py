@@ -23,6 +23,7 @@ class CastRecord:
     `given`, `got`: its dtype before and after. `elements`: how many. `bytes`: read and written, elements times both
     item sizes. `source`: the parameter's name or the tensor's shape. `version`: PyTorch's count of in-place changes of
     it. `key`: equal for two casts of the same tensor. `cacheable`: "" where autocast keeps it for reuse, else why not.
+    `uses`: how many ops took the result with gradients on, later ones through the weight cache included.
     """
 
     given: str
@@ -35,6 +36,7 @@ class CastRecord:
     version: int
     key: int
     cacheable: str
+    uses: int = 0
 
 
 @dataclass(slots=True)

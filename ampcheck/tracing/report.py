@@ -16,6 +16,8 @@ from ampcheck.tracing.records import CastRecord, OpRecord
 Sort = Literal["order", "bytes", "casts"]
 SORTS: tuple[str, ...] = get_args(Sort)
 _TOP = 5
+# A quarter of the number of equal terms after which a sum in that precision stops growing.
+_MANY_TERMS = {"bf16": 64, "fp16": 512}
 
 
 @dataclass(slots=True)
@@ -159,7 +161,7 @@ def times(count: int) -> str:
 
 def hints(ops: list[OpRecord]) -> list[str]:
     """See `Trace.hints`."""
-    return [*_stale(ops), *_repeated(ops), *_inputs(ops), *_kept_wide(ops), *_errors(ops)]
+    return [*_stale(ops), *_summed_low(ops), *_repeated(ops), *_inputs(ops), *_kept_wide(ops), *_errors(ops)]
 
 
 def _stale(ops: list[OpRecord]) -> list[str]:
@@ -168,6 +170,21 @@ def _stale(ops: list[OpRecord]) -> list[str]:
         f"weight {name} was changed in place inside the region, but the op at {place} got the copy that the weight "
         f"cache made before ({times(count)}): end the region before weights are changed"
         for (name, place), count in found.items()
+    ]
+
+
+def _summed_low(ops: list[OpRecord]) -> list[str]:
+    """Weights whose gradient is a sum of so many terms that the lower precision cannot hold it."""
+    found: dict[tuple[str, str], int] = {}
+    for op in ops:
+        for cast in op.casts:
+            if cast.origin == "autocast" and cast.uses >= _MANY_TERMS.get(cast.got, cast.uses + 1):
+                found[cast.source, cast.got] = max(cast.uses, found.get((cast.source, cast.got), 0))
+    ordered = sorted(found.items(), key=lambda item: -item[1])
+    return [
+        f"weight {source} is used {times(uses)} through one cached copy, so that many terms of its gradient are summed "
+        f"in {got}; cache_enabled=False sums them in float32"
+        for (source, got), uses in ordered[:_TOP]
     ]
 
 

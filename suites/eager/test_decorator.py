@@ -6,7 +6,7 @@ the generator or coroutine, and its body runs later. Only what follows from that
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 
 import pytest
@@ -19,7 +19,7 @@ from ampcheck.suite import Amp, scenario
 
 @scenario()
 def test_function(amp: Amp) -> None:
-    """A decorated function runs in the region on each call (amp.html#torch.autocast: context managers or decorators)."""
+    """A decorated function runs in the region on each call (amp.html: context managers or decorators)."""
 
     @amp.region()
     def function() -> tuple[object, torch.dtype]:
@@ -27,7 +27,9 @@ def test_function(amp: Amp) -> None:
 
     before = amp.state()
     for time in range(3):
-        amp.expect(f"state and dtype of a product inside, call {time}", function(), ((True, amp.dtype, True), amp.dtype))
+        amp.expect(
+            f"state and dtype of a product inside, call {time}", function(), ((True, amp.dtype, True), amp.dtype)
+        )
         amp.expect(f"state after call {time}", amp.state(), before)
     amp.expect("nesting depth after the calls", amp.depth(), 0)
 
@@ -135,7 +137,7 @@ def test_class_itself(amp: Amp) -> None:
 
 @scenario(dtypes="default")
 def test_keeps_its_name(amp: Amp) -> None:
-    """functools.wraps: name, docstring, module, annotations and signature stay (autocast_mode.py, autocast_decorator)."""
+    """functools.wraps: name, docstring, module, annotations and signature stay (autocast_mode.py)."""
 
     def plain(x: int, *, y: str = "a") -> bool:
         """What it does."""
@@ -280,7 +282,7 @@ def test_one_calls_another(amp: Amp) -> None:
 
 @scenario()
 def test_recursion(amp: Amp) -> None:
-    """A decorated function that calls itself is left as often as it is entered (amp.html; as no_grad, pytorch#44531)."""
+    """A decorated function that calls itself is left as often as it is entered (amp.html; pytorch#44531)."""
 
     @amp.region()
     def function(times: int) -> int:
@@ -304,7 +306,7 @@ def test_one_region_for_two_functions(amp: Amp) -> None:
 
 @scenario()
 def test_casts_per_call(amp: Amp) -> None:
-    """Each call is an outermost region: casts are shared within it and dropped after it (autocast_mode.cpp, nesting)."""
+    """Each call is an outermost region: casts are shared in it and dropped after it (autocast_mode.cpp, nesting)."""
     weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(2, 2)
 
     @amp.region()
@@ -336,31 +338,20 @@ def test_called_in_a_thread(amp: Amp) -> None:
 
 @scenario()
 def test_called_in_two_threads_at_once(amp: Amp) -> None:
-    """Calls of one decorated function that overlap in two threads leave each thread as it was (amp.html: thread-local)."""
-    inside: list[object] = []
+    """Calls of one decorated function that overlap in two threads leave each as it was (amp.html: thread-local)."""
 
     @amp.region()
-    def function(steps: Iterator[None]) -> None:
-        next(steps)
-        inside.append(amp.state())
+    def function(meanwhile: Callable[[], None]) -> None:
+        amp.expect("state inside", amp.state(), (True, amp.dtype, True))
+        meanwhile()
 
-    def first() -> Iterator[None]:
-        # The call is in a generator, so that the other thread's call falls into it.
-        region = function.__closure__
-        del region
-        held = amp_call(function)
-        yield from held
-        amp.expect("state in the first thread after its call", amp.state(), (False, amp.default, True))
-
-    def second() -> Iterator[None]:
+    def second() -> None:
         with amp.region(amp.other):
-            yield from amp_call(function)
+            function(lambda: None)
             amp.expect("state in the second thread after its call", amp.state(), (True, amp.other, True))
 
-    def amp_call(call: object) -> Iterator[None]:
-        yield
-
-    amp.interleave(first, second)
+    function(lambda: amp.thread(second))
+    amp.expect("state in the first thread after its call", amp.state(), (False, amp.default, True))
 
 
 # ---- generators and coroutines

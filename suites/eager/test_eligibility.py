@@ -408,3 +408,29 @@ def test_unlisted_ops(amp: Amp) -> None:
             amp.expect(f"dtype of {name} of low", call(low).dtype, amp.dtype)
         product = torch.mm(amp.rand(3, 3), amp.rand(3, 3))
         amp.expect("dtype of relu of a product", torch.relu(product).dtype, amp.dtype)
+
+
+@scenario()
+def test_custom_op(amp: Amp) -> None:
+    """An op of one's own casts eligible tensors where register_autocast asks (torch.library.register_autocast)."""
+    library = torch.library
+    if amp.type not in ("cpu", "cuda") and "any device type" not in str(library.register_autocast.__doc__):
+        return  # torch before 2.13 promises those two alone
+    whole, double = _of(amp, torch.int64, 2, 2), _of(amp, torch.float64, 2, 2)
+    with library._scoped_library("ampcheck_eligibility", "FRAGMENT") as lib:
+        library.define("ampcheck_eligibility::twice", "(Tensor x) -> Tensor", lib=lib)
+        library.impl("ampcheck_eligibility::twice", "CompositeExplicitAutograd", lambda x: x + x, lib=lib)
+        try:
+            library.register_autocast("ampcheck_eligibility::twice", amp.type, amp.dtype, lib=lib)
+        except Exception as error:  # whatever it raises is the finding
+            amp.expect(f"what registering for {amp.type} raises", f"{type(error).__name__}: {error}", None)
+            return
+        twice = torch.ops.ampcheck_eligibility.twice
+        x = amp.rand(2, 2)
+        amp.expect("dtype outside", twice(x).dtype, torch.float32)
+        with amp.region():
+            amp.expect("dtype inside", twice(x).dtype, amp.dtype)
+            amp.expect("dtype of int64 inside", twice(whole).dtype, torch.int64)
+            amp.expect("dtype of float64 inside", twice(double).dtype, torch.float64)
+        with amp.region(enabled=False):
+            amp.expect("dtype in a disabled region", twice(x).dtype, torch.float32)

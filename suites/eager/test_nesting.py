@@ -23,7 +23,9 @@ def test_order(amp: Amp, order: tuple[bool, ...]) -> None:
     def check(enabled: bool, depth: int, when: str) -> None:
         amp.expect(f"state at depth {depth} {when}", amp.state(), (enabled, amp.dtype, True))
         amp.expect(f"nesting depth {when}", amp.depth(), depth)
-        amp.expect(f"dtype a product runs in at depth {depth} {when}", amp.probe(), amp.dtype if enabled else torch.float32)
+        amp.expect(
+            f"dtype a product runs in at depth {depth} {when}", amp.probe(), amp.dtype if enabled else torch.float32
+        )
 
     def down(depth: int) -> None:
         if depth == len(order):
@@ -202,7 +204,7 @@ def test_reuse_across_device_types(amp: Amp) -> None:
 
 @scenario()
 def test_casts_kept_across_device_types(amp: Amp) -> None:
-    """An inner region of another device type is not the outermost, so it drops no casts (autocast_mode.cpp, nesting)."""
+    """An inner region of another device type is not the outermost, so it drops no casts (autocast_mode.cpp)."""
     weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(2, 2)
     with amp.region():
         amp.expect("casts of a weight at first", amp.casts(lambda: torch.mm(x, weight), weight), 1)

@@ -1,22 +1,28 @@
 """Planted faults: ways in which torch could break a promise of autocast, each undone again.
 
-`FAULTS` is what `tests/test_planted_faults.py` goes through. A fault belongs to the rule it breaks, and the suite file of
-that rule must catch it. To add one, add it to the list of the module whose kind it is.
+`FAULTS` is what `tests/test_planted_faults.py` goes through. A fault belongs to the rule it breaks, and the suite file
+of that rule must catch it. To add one, add it to the list of the module whose kind it is.
 """
 
 from __future__ import annotations
 
-from tests.faults import caches, casts, functions, modules, policies, regions
+from tests.faults import (
+    caches,
+    casts,
+    construction,
+    decorators,
+    eligibility,
+    functions,
+    modules,
+    policies,
+    regions,
+    threads,
+)
 from tests.faults.fault import Fault
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS: tuple[Fault, ...] = (
-    *casts.FAULTS,
-    *policies.FAULTS,
-    *regions.FAULTS,
-    *functions.FAULTS,
-    *caches.FAULTS,
-    *modules.FAULTS,
-)
+_KINDS = (casts, policies, eligibility, regions, construction, decorators, threads, functions, caches, modules)
+
+FAULTS: tuple[Fault, ...] = tuple(fault for kind in _KINDS for fault in kind.FAULTS)
 """Every fault."""

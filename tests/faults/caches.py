@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
 from tests.faults.fault import Fault
 from tests.faults.kernels import Call, kernel
-from tests.faults.regions import region
+from tests.faults.regions import autocast, region, replaced
 
-autocast = torch.amp.autocast_mode.autocast
 _EXIT = autocast.__exit__
 _CLEAR = torch.clear_autocast_cache
+_PRODUCTS = ("mm", "matmul", "baddbmm", "linear")
 Test = Callable[[Call, torch.Tensor], bool]
 
 
@@ -32,6 +31,7 @@ def promised(call: Call, t: torch.Tensor) -> bool:
         and t.requires_grad
         and not t._is_view()
         and not torch.is_inference_mode_enabled()
+        and not torch._C._is_cached_tensor(t)
     )
 
 
@@ -40,26 +40,28 @@ def by_identity(call: Call, t: torch.Tensor) -> Hashable:
     return id(t), call.low, torch.is_grad_enabled()
 
 
-def caching(
-    name: str,
-    *says: str,
+def without_grad_mode(call: Call, t: torch.Tensor) -> Hashable:
+    """A cast made while no gradients are recorded serves later, when they are."""
+    return id(t), call.low
+
+
+def cache(
     keeps: Test = promised,
     key: Callable[[Call, torch.Tensor], Hashable] = by_identity,
     clears: bool = True,
     strong: bool = True,
-    rule: str = "cache",
-) -> Fault:
-    """A fault of a cache that `mm` has on its own.
+) -> AbstractContextManager[object]:
+    """Products with a cache of their own while entered.
 
     `keeps`: whether a cast is kept. `key`: under what. `clears`: whether clearing empties it. `strong`: whether the
     tensor is kept alive, so that its identity is not used again.
     """
-    kept: dict[Hashable, tuple[Any, torch.Tensor]] = {}
+    kept: dict[Hashable, tuple[torch.Tensor | None, torch.Tensor]] = {}
 
     def cast(call: Call, t: torch.Tensor) -> torch.Tensor:
-        if not call.eligible(t):
+        if not call.eligible(t) or t.dtype == call.low:
             return t
-        if t.dtype == call.low or not keeps(call, t):
+        if not keeps(call, t):
             return t.to(call.low)
         place = key(call, t)
         if place not in kept:
@@ -71,22 +73,23 @@ def caching(
         if clears:
             kept.clear()
 
+    stack = ExitStack()
+    for op in _PRODUCTS:
+        stack.enter_context(kernel("cpu", op, lambda call: call.run(lambda place, t: cast(call, t))))
+    stack.enter_context(replaced(torch, clear_autocast_cache=clear))
+    stack.callback(kept.clear)
+    return stack
+
+
+def caching(name: str, *says: str, suite: str = "eager", **how: Any) -> Fault:
+    """A fault of a cache that products have on their own; `how` as `cache` takes it."""
+    return Fault(name, "cache", lambda: cache(**how), says, ("--device=cpu",), suite)
+
+
+def _clearing(name: str, *says: str, clear: Callable[[], None]) -> Fault:
     def plant() -> AbstractContextManager[object]:
-        kept.clear()
         stack = ExitStack()
-        stack.enter_context(kernel("cpu", "mm", lambda call: call.run(lambda place, t: cast(call, t))))
-        stack.enter_context(patch.object(torch, "clear_autocast_cache", clear))
-        stack.callback(kept.clear)
-        return stack
-
-    return Fault(name, rule, plant, says, ("--device=cpu",))
-
-
-def _functions(name: str, *says: str, **wrong: Callable[..., Any]) -> Fault:
-    def plant() -> AbstractContextManager[object]:
-        stack = ExitStack()
-        for function, body in wrong.items():
-            stack.enter_context(patch.object(torch, function, body))
+        stack.enter_context(replaced(torch, clear_autocast_cache=clear))
         stack.callback(_CLEAR)
         return stack
 
@@ -113,7 +116,7 @@ def exit_of_disabled_clears(self: Any, *exc: Any) -> Any:
 def exit_clears_without_exception_only(self: Any, *exc: Any) -> Any:
     if exc[0] is None:
         return _EXIT(self, *exc)
-    with patch.object(torch, "clear_autocast_cache", clear_nothing):
+    with replaced(torch, clear_autocast_cache=clear_nothing):
         return _EXIT(self, *exc)
 
 
@@ -128,6 +131,7 @@ def _when(**ignored: bool) -> Test:
             "grad": t.requires_grad,
             "view": not t._is_view(),
             "inference": not torch.is_inference_mode_enabled(),
+            "registered": not torch._C._is_cached_tensor(t),
         }
         return all(holds for condition, holds in conditions.items() if condition not in ignored)
 
@@ -144,25 +148,35 @@ def _losing_gradient(name: str, *says: str) -> Fault:
     def plant() -> AbstractContextManager[object]:
         return kernel("cpu", "mm", lambda call: call.run(lambda p, t: detached(call, t) if call.eligible(t) else t))
 
-    return Fault(name, "cache", plant, says, ("--device=cpu",))
+    return Fault(name, "cache", plant, says, ("--device=cpu",), "autograd")
 
 
 FAULTS = (
-    caching("cache-never-used", keeps=lambda call, t: False),
-    caching("cache-never-cleared", clears=False),
-    _functions("clear-does-nothing", clear_autocast_cache=clear_nothing),
-    region("cache-dropped-at-inner-exit", "cache", exit=exit_clears_always),
-    region("cache-dropped-by-disabled-region", "cache", exit=exit_of_disabled_clears),
-    region("cache-kept-by-an-exception", "cache", exit=exit_clears_without_exception_only),
-    caching("cache-ignores-setting", keeps=_when(setting=True)),
-    caching("cache-of-low-leaves", keeps=_when(dtype=True)),
-    caching("cache-of-results", keeps=_when(leaf=True)),
-    caching("cache-without-grad", keeps=_when(grad=True)),
-    caching("cache-of-views", keeps=_when(view=True, leaf=True)),
-    caching("cache-in-inference-mode", keeps=_when(inference=True)),
-    caching("cache-ignores-dtype", key=lambda call, t: (id(t), torch.is_grad_enabled())),
-    caching("cache-ignores-grad-mode", key=lambda call, t: (id(t), call.low)),
-    caching("cache-by-address", key=lambda call, t: (t.data_ptr(), call.low, torch.is_grad_enabled()), strong=False),
-    caching("cache-by-shape", key=lambda call, t: (t.shape, call.low, torch.is_grad_enabled())),
-    _losing_gradient("cast-loses-gradient"),
+    caching("cache-never-used", "casts of a leaf used by three products", keeps=lambda call, t: False),
+    caching("cache-never-cleared", "casts in the next outermost region: got 0", clears=False),
+    _clearing("clear-does-nothing", "casts in the next outermost region: got 0", clear=clear_nothing),
+    region("cache-dropped-at-inner-exit", "cache", "casts after an inner region: got 1", exit=exit_clears_always),
+    region("cache-dropped-by-disabled-region", "cache", "disabled inner region: got 1", exit=exit_of_disabled_clears),
+    region(
+        "cache-kept-by-an-exception",
+        "cache",
+        "casts in the next region: got 0",
+        exit=exit_clears_without_exception_only,
+    ),
+    caching("cache-ignores-setting", "casts without the cache: got 1", keeps=_when(setting=True)),
+    caching("cache-of-low-leaves", "leaf: got 1; expected 3", keeps=_when(dtype=True)),
+    caching("cache-of-results", "casts of a result: got 1", keeps=_when(leaf=True)),
+    caching("cache-without-grad", "casts of a plain tensor: got 1", keeps=_when(grad=True)),
+    caching("cache-of-views", "casts of a view of a leaf: got 1", keeps=_when(view=True, leaf=True)),
+    caching("cache-in-inference-mode", "inference mode", keeps=_when(inference=True), key=without_grad_mode),
+    caching("cache-of-registered", "casts of a registered tensor: got 1", keeps=_when(registered=True)),
+    caching("cache-ignores-grad-mode", "requires grad", suite="autograd", key=without_grad_mode),
+    caching(
+        "cache-by-address",
+        "product with weight",
+        key=lambda call, t: (t.data_ptr(), call.low, torch.is_grad_enabled()),
+        strong=False,
+    ),
+    caching("cache-by-shape", "two leaves", key=lambda call, t: (t.shape, call.low, torch.is_grad_enabled())),
+    _losing_gradient("cast-loses-gradient", "gradient"),
 )

@@ -6,12 +6,11 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
 from tests.faults.fault import Fault
-from tests.faults.regions import TYPES
+from tests.faults.regions import TYPES, replaced
 
 _IS = torch.is_autocast_enabled
 _SET = torch.set_autocast_enabled
@@ -29,13 +28,7 @@ def functions(
 ) -> Fault:
     """A fault that replaces functions of `where`."""
 
-    def plant() -> AbstractContextManager[object]:
-        stack = ExitStack()
-        for function, body in wrong.items():
-            stack.enter_context(patch.object(where, function, body))
-        return stack
-
-    return Fault(name, rule, plant, says, (f"--device={device}",))
+    return Fault(name, rule, lambda: replaced(where, **wrong), says, (f"--device={device}",))
 
 
 def never_enabled(*args: Any) -> bool:
@@ -137,32 +130,113 @@ def available_on_cpu_only(device_type: str) -> bool:
     return _AVAILABLE(device_type) and device_type == "cpu"
 
 
+def available(wrong: Callable[..., Any]) -> AbstractContextManager[object]:
+    """is_autocast_available replaced under both its names."""
+    stack = ExitStack()
+    stack.enter_context(replaced(torch.amp, is_autocast_available=wrong))
+    stack.enter_context(replaced(torch.amp.autocast_mode, is_autocast_available=wrong))
+    return stack
+
+
 STATE = (
-    functions("is-enabled-never", "state", is_autocast_enabled=never_enabled),
-    functions("is-enabled-on-cpu-only", "state", device="virtual:cuda", is_autocast_enabled=enabled_for_cpu_only),
-    functions("is-enabled-if-any", "state", is_autocast_enabled=enabled_if_any),
-    functions("is-enabled-takes-device", "state", is_autocast_enabled=enabled_takes_devices),
-    functions("is-enabled-takes-unknown", "state", is_autocast_enabled=enabled_takes_unknown),
-    functions("is-enabled-refuses-vaguely", "state", is_autocast_enabled=enabled_vague),
-    functions("get-dtype-stale", "state", get_autocast_dtype=stale_dtype),
-    functions("set-enabled-everywhere", "state", set_autocast_enabled=set_enabled_everywhere),
-    functions("set-enabled-never-off", "state", device="virtual:xpu", set_autocast_enabled=set_enabled_once),
-    functions("set-enabled-takes-number", "state", set_autocast_enabled=set_enabled_takes_numbers),
-    functions("set-dtype-everywhere", "state", set_autocast_dtype=set_dtype_everywhere),
-    functions("set-dtype-low-only", "state", set_autocast_dtype=set_dtype_low_only),
-    functions("set-dtype-nothing", "state", device="virtual:mps", set_autocast_dtype=set_dtype_nothing),
-    functions("set-dtype-returns-old", "state", set_autocast_dtype=set_dtype_returns),
-    functions("set-cache-nothing", "state", set_autocast_cache_enabled=set_cache_nothing),
-    functions("set-cache-takes-number", "state", set_autocast_cache_enabled=set_cache_takes_numbers),
-    functions("is-cache-always-on", "state", is_autocast_cache_enabled=cache_always_on),
-    functions("depth-one-too-many", "state", autocast_increment_nesting=increment_one_too_many),
+    functions("is-enabled-never", "state", "enabled after setting True: got False", is_autocast_enabled=never_enabled),
     functions(
+        "is-enabled-on-cpu-only",
+        "state",
+        "enabled after setting True: got False",
+        device="virtual:cuda",
+        is_autocast_enabled=enabled_for_cpu_only,
+    ),
+    functions("is-enabled-if-any", "state", "while cuda is enabled: got (True, ", is_autocast_enabled=enabled_if_any),
+    functions(
+        "is-enabled-takes-device", "state", "read_device", "raised nothing", is_autocast_enabled=enabled_takes_devices
+    ),
+    functions(
+        "is-enabled-takes-unknown", "state", "read_unknown", "raised nothing", is_autocast_enabled=enabled_takes_unknown
+    ),
+    functions(
+        "is-enabled-refuses-vaguely", "state", "invalid argument", "must be str", is_autocast_enabled=enabled_vague
+    ),
+    functions(
+        "get-dtype-stale",
+        "state",
+        "dtype after setting torch.float16: got torch.bfloat16",
+        get_autocast_dtype=stale_dtype,
+    ),
+    functions(
+        "set-enabled-everywhere",
+        "state",
+        "other types after enabling",
+        "(True, torch.float16)",
+        set_autocast_enabled=set_enabled_everywhere,
+    ),
+    functions(
+        "set-enabled-never-off",
+        "state",
+        "enabled after setting False: got True",
+        device="virtual:xpu",
+        set_autocast_enabled=set_enabled_once,
+    ),
+    functions(
+        "set-enabled-takes-number",
+        "state",
+        "set_number",
+        "raised nothing",
+        set_autocast_enabled=set_enabled_takes_numbers,
+    ),
+    functions(
+        "set-dtype-everywhere", "state", "other types", "this one's dtype", set_autocast_dtype=set_dtype_everywhere
+    ),
+    functions("set-dtype-low-only", "state", "torch.float32 is not supported", set_autocast_dtype=set_dtype_low_only),
+    functions(
+        "set-dtype-nothing",
+        "state",
+        "dtype after setting torch.bfloat16: got torch.float16",
+        device="virtual:mps",
+        set_autocast_dtype=set_dtype_nothing,
+    ),
+    functions(
+        "set-dtype-returns-old",
+        "state",
+        "set_autocast_dtype: got torch.bfloat16; expected None",
+        set_autocast_dtype=set_dtype_returns,
+    ),
+    functions(
+        "set-cache-nothing",
+        "state",
+        "cache_enabled after setting False: got True",
+        set_autocast_cache_enabled=set_cache_nothing,
+    ),
+    functions(
+        "set-cache-takes-number",
+        "state",
+        "reuse_number",
+        "raised nothing",
+        set_autocast_cache_enabled=set_cache_takes_numbers,
+    ),
+    functions(
+        "is-cache-always-on",
+        "state",
+        "cache_enabled after setting False: got True",
+        is_autocast_cache_enabled=cache_always_on,
+    ),
+    functions(
+        "depth-one-too-many", "state", "incrementing returns: got 2", autocast_increment_nesting=increment_one_too_many
+    ),
+    Fault(
         "available-everywhere",
         "defaults",
-        where=torch.amp.autocast_mode,
-        is_autocast_available=always_available,
+        lambda: available(always_available),
+        ("is_autocast_available('meta'): got True",),
+        ("--device=cpu",),
     ),
-    functions("available-on-cpu-only", "defaults", device="virtual:cuda", where=torch.amp, is_autocast_available=available_on_cpu_only),
+    Fault(
+        "available-on-cpu-only",
+        "defaults",
+        lambda: available(available_on_cpu_only),
+        ("is_autocast_available: got False",),
+        ("--device=virtual:cuda",),
+    ),
 )
 
 
@@ -195,7 +269,9 @@ _CPU_INIT = _CPU_REGION.__init__
 _CUDA_INIT = torch.cuda.amp.autocast.__init__
 
 
-def cpu_region_in_float16(self: Any, enabled: bool = True, dtype: Any = torch.float16, cache_enabled: bool = True) -> None:
+def cpu_region_in_float16(
+    self: Any, enabled: bool = True, dtype: Any = torch.float16, cache_enabled: bool = True
+) -> None:
     quiet(_CPU_INIT)(self, enabled, torch.float16, cache_enabled)
 
 
@@ -208,8 +284,7 @@ def cuda_region_of_cpu(self: Any, enabled: bool = True, dtype: Any = torch.float
         warnings.simplefilter("ignore")
         torch.autocast.__init__(self, "cpu", dtype, enabled, cache_enabled)
     warnings.warn(
-        "`torch.cuda.amp.autocast(args...)` is deprecated. "
-        "Please use `torch.amp.autocast('cuda', args...)` instead.",
+        "`torch.cuda.amp.autocast(args...)` is deprecated. Please use `torch.amp.autocast('cuda', args...)` instead.",
         FutureWarning,
         stacklevel=2,
     )
@@ -228,23 +303,49 @@ def _aliased(name: str, replacement: str, body: Callable[..., Any]) -> Callable[
 
 
 DEPRECATED = (
-    functions("cpu-region-does-not-warn", "deprecated", where=torch.cpu.amp, autocast=quiet(_CPU_REGION)),
-    functions("cpu-region-in-float16", "deprecated", where=_CPU_REGION, __init__=cpu_region_in_float16),
-    functions("cpu-region-always-enabled", "deprecated", where=_CPU_REGION, __init__=cpu_region_always_enabled),
     functions(
-        "cuda-region-of-cpu", "deprecated", device="virtual:cuda", where=torch.cuda.amp.autocast, __init__=cuda_region_of_cpu
+        "cpu-region-does-not-warn",
+        "deprecated",
+        "warned of nothing",
+        "torch.cpu.amp.autocast",
+        where=torch.cpu.amp,
+        autocast=quiet(_CPU_REGION),
     ),
     functions(
-        "is-cpu-enabled-does-not-warn", "deprecated", is_autocast_cpu_enabled=quiet(torch.is_autocast_cpu_enabled)
+        "cpu-region-in-float16", "deprecated", "got torch.float16", where=_CPU_REGION, __init__=cpu_region_in_float16
+    ),
+    functions(
+        "cpu-region-always-enabled",
+        "deprecated",
+        "enabled=False: got torch.bfloat16",
+        where=_CPU_REGION,
+        __init__=cpu_region_always_enabled,
+    ),
+    functions(
+        "cuda-region-of-cpu",
+        "deprecated",
+        "state in the region: got (False, ",
+        device="virtual:cuda",
+        where=torch.cuda.amp.autocast,
+        __init__=cuda_region_of_cpu,
+    ),
+    functions(
+        "is-cpu-enabled-does-not-warn",
+        "deprecated",
+        "is_autocast_cpu_enabled: warned of nothing",
+        is_autocast_cpu_enabled=quiet(torch.is_autocast_cpu_enabled),
     ),
     functions(
         "is-cpu-enabled-names-nothing",
         "deprecated",
+        "is_autocast_cpu_enabled",
+        "DeprecationWarning 'deprecated'",
         is_autocast_cpu_enabled=loud(torch.is_autocast_cpu_enabled, DeprecationWarning, "deprecated"),
     ),
     functions(
         "is-cpu-enabled-reads-cuda",
         "deprecated",
+        "is_autocast_cpu_enabled reads: got False",
         is_autocast_cpu_enabled=_aliased(
             "is_autocast_cpu_enabled()", "is_autocast_enabled('cpu')", lambda: _IS("cuda")
         ),
@@ -252,6 +353,7 @@ DEPRECATED = (
     functions(
         "set-cpu-dtype-does-nothing",
         "deprecated",
+        "set_autocast_cpu_dtype: got torch.bfloat16",
         set_autocast_cpu_dtype=_aliased(
             "set_autocast_cpu_dtype(dtype)", "set_autocast_dtype('cpu', dtype)", lambda dtype: None
         ),
@@ -259,6 +361,7 @@ DEPRECATED = (
     functions(
         "set-gpu-dtype-sets-cpu",
         "deprecated",
+        "set_autocast_gpu_dtype: got torch.float16",
         device="virtual:cuda",
         set_autocast_gpu_dtype=_aliased(
             "set_autocast_gpu_dtype(dtype)",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -68,24 +69,23 @@ class Call:
         **extra: Any,
     ) -> Any:
         """Run the op, or `call`, outside of autocast, with each tensor replaced by `change(its place, it)`."""
-        place = -1
-
-        def walk(value: Any) -> Any:
-            nonlocal place
-            if isinstance(value, torch.Tensor):
-                place += 1
-                return change(place, value)
-            if isinstance(value, (tuple, list)):
-                return type(value)(walk(item) for item in value)
-            return value
-
-        args = walk(self.args)
-        kwargs = {name: walk(value) for name, value in self.kwargs.items()}
+        places = count()
+        args = _changed(self.args, change, places)
+        kwargs = {name: _changed(value, change, places) for name, value in self.kwargs.items()}
         return (call or self.op)(*args, **kwargs, **extra)
 
     def cast(self, dtype: torch.dtype, unless: Callable[[int, torch.Tensor], bool] = lambda place, t: False) -> Any:
         """Run the op with every eligible tensor cast to `dtype`, except those that `unless` picks out."""
         return self.run(lambda place, t: t.to(dtype) if self.eligible(t) and not unless(place, t) else t)
+
+
+def _changed(value: Any, change: Callable[[int, torch.Tensor], torch.Tensor], places: Iterator[int]) -> Any:
+    """An argument with its tensors replaced. No closure calls itself here: such a cycle would keep tensors alive."""
+    if isinstance(value, torch.Tensor):
+        return change(next(places), value)
+    if isinstance(value, (tuple, list)):
+        return type(value)([_changed(item, change, places) for item in value])
+    return value
 
 
 Body = Callable[[Call], Any]

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from functools import wraps
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
 
 from ampcheck.executors import eager
 from tests.faults.fault import Fault
+from tests.faults.regions import replaced
 
 
 def outside(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,13 +61,13 @@ def narrowed(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
-def module(name: str, where: Any, change: Callable[..., Any], *says: str, method: str = "forward") -> Fault:
-    """A fault of a module's method, or of a function."""
+def module(name: str, where: type[nn.Module], change: Callable[..., Any], cases: str, *says: str) -> Fault:
+    """A fault of a module's `forward`; `cases`: which cases to run."""
 
     def plant() -> AbstractContextManager[object]:
-        return patch.object(where, method, change(getattr(where, method)))
+        return replaced(where, forward=change(where.forward))
 
-    return Fault(name, "modules", plant, says, ("--device=cpu",))
+    return Fault(name, "modules", plant, says, ("--device=cpu", "-k", cases))
 
 
 def functional(name: str, rule: str, op: str, function: str) -> Fault:
@@ -76,29 +76,29 @@ def functional(name: str, rule: str, op: str, function: str) -> Fault:
     def plant() -> AbstractContextManager[object]:
         stack = ExitStack()
         wrong = outside(getattr(nn.functional, function))
-        stack.enter_context(patch.object(nn.functional, function, wrong))
+        stack.enter_context(replaced(nn.functional, **{function: wrong}))
         eager.cache_clear()  # functions that were looked up before are not replaced
         stack.callback(eager.cache_clear)
         return stack
 
-    return Fault(name, rule, plant, (f"torch.nn.functional.{function}",), ("--device=cpu", f"--op={op}"))
+    return Fault(name, rule, plant, (f"aten::{op}",), ("--device=cpu", f"--op={op}"))
 
 
 FAULTS = (
     functional("functional-linear-outside", "downcast", "linear", "linear"),
     functional("functional-loss-outside", "upcast", "smooth_l1_loss", "smooth_l1_loss"),
-    module("linear-outside", nn.Linear, outside),
-    module("linear-casts-parameters", nn.Linear, casting_parameters),
-    module("linear-widened", nn.Linear, widened),
-    module("conv-outside", nn.Conv2d, outside),
-    module("layer-norm-outside", nn.LayerNorm, outside),
-    module("layer-norm-narrowed", nn.LayerNorm, narrowed),
-    module("lstm-outside", nn.LSTM, outside),
-    module("gru-outside", nn.GRU, outside),
-    module("attention-outside", nn.MultiheadAttention, outside),
-    module("encoder-layer-outside", nn.TransformerEncoderLayer, outside),
-    module("sequential-outside", nn.Sequential, outside),
-    module("batch-norm-narrowed", nn.BatchNorm2d, narrowed),
-    module("loss-narrowed", nn.MSELoss, narrowed),
-    module("embedding-widened", nn.Embedding, widened),
+    module("linear-outside", nn.Linear, outside, "Linear-", "linear", "fp32"),
+    module("linear-casts-parameters", nn.Linear, casting_parameters, "Linear- or gradients", "gradient"),
+    module("linear-widened", nn.Linear, widened, "Linear-", "Linear: got torch.float32"),
+    module("conv-outside", nn.Conv2d, outside, "Conv2d-", "conv2d", "fp32"),
+    module("layer-norm-outside", nn.LayerNorm, outside, "EncoderLayer-", "EncoderLayer"),
+    module("layer-norm-narrowed", nn.LayerNorm, narrowed, "LayerNorm", "LayerNorm", "got torch.bfloat16"),
+    module("lstm-outside", nn.LSTM, outside, "LSTM_one", "LSTM_one is fp32"),
+    module("gru-outside", nn.GRU, outside, "GRU-", "GRU", "linear"),
+    module("attention-outside", nn.MultiheadAttention, outside, "MultiheadAttention-", "linear", "fp32"),
+    module("encoder-layer-outside", nn.TransformerEncoderLayer, outside, "EncoderLayer-", "EncoderLayer", "linear"),
+    module("sequential-outside", nn.Sequential, outside, "Sequential-", "Sequential", "fp32"),
+    module("batch-norm-narrowed", nn.BatchNorm2d, narrowed, "BatchNorm2d", "BatchNorm2d"),
+    module("loss-narrowed", nn.MSELoss, narrowed, "MSELoss or function", "MSELoss"),
+    module("embedding-widened", nn.Embedding, widened, "Embedding- or function", "Embedding"),
 )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ampcheck.observe import overload
-from tests.faults.casts import CPU, CUDA, FP32, MPS, XPU, as_given, in_float32, in_low, float32_result_back
-from tests.faults.kernels import Call, outputs, wrong
+from tests.faults.casts import CPU, CUDA, FP32, MPS, XPU, as_given, float32_result_back, in_float32, in_low
+from tests.faults.fault import Fault
+from tests.faults.kernels import Body, Call, outputs, wrong
 
 
 def _position(call: Call) -> int:
@@ -96,6 +98,15 @@ def slightly_off(call: Call) -> Any:
     return outputs(call.run(), lambda place, t: t * 1.001 if t.is_floating_point() else t)
 
 
+def unlisted(name: str, device: str, op: str, spelling: str, body: Body) -> Fault:
+    """A fault of an op that has a policy nowhere; `spelling`: what the op database calls it."""
+    return replace(
+        wrong(name, "fallthrough", device, op, body),
+        says=(spelling,),
+        options=(f"--device={device}", f"--op={spelling}"),
+    )
+
+
 OPTDTYPE = (
     wrong("softmax-overrides-the-caller", "optdtype", CUDA, "softmax.int", overrides),
     wrong("cumsum-fills-low", "optdtype", CUDA, "cumsum", fills_low),
@@ -133,11 +144,13 @@ FALLTHROUGH = (
     wrong("stack-downcast-on-xpu", "fallthrough", XPU, "stack", in_low),
     wrong("cross-entropy-policy-on-mps", "fallthrough", MPS, "binary_cross_entropy", in_float32),
     wrong("upsample-policy-on-mps", "fallthrough", MPS, "upsample_nearest2d", in_float32),
-    wrong("relu-downcast-on-cpu", "fallthrough", CPU, "relu", in_low),
-    wrong("add-downcast-on-cpu", "fallthrough", CPU, "add.Tensor", in_low),
-    wrong("gelu-policy-on-cuda", "fallthrough", CUDA, "gelu", in_float32),
-    wrong("embedding-downcast-on-cuda", "fallthrough", CUDA, "embedding", in_low),
-    wrong("view-downcast-on-cpu", "fallthrough", CPU, "view", in_low),
+    unlisted("relu-downcast-on-cpu", CPU, "relu", "nn.functional.relu", in_low),
+    unlisted("add-downcast-on-cpu", CPU, "add.Tensor", "add", in_low),
+    unlisted("view-downcast-on-cpu", CPU, "view", "view", in_low),
+    unlisted("sqrt-slightly-off-on-cpu", CPU, "sqrt", "sqrt", slightly_off),
+    unlisted("gelu-policy-on-cuda", CUDA, "gelu", "nn.functional.gelu", in_float32),
+    unlisted("embedding-downcast-on-cuda", CUDA, "embedding", "nn.functional.embedding", in_low),
+    unlisted("sigmoid-policy-on-xpu", XPU, "sigmoid", "sigmoid", in_float32),
 )
 
 FAULTS = (*OPTDTYPE, *APPEND, *BANNED, *FALLTHROUGH)

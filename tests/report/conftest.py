@@ -163,16 +163,26 @@ class Browser:
                     self.problems.append(f"loads {url}")
 
 
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """A Chromium for all page tests. Without one they fail, unless AMPCHECK_NO_BROWSER=1 says that none is wanted."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+def chromium() -> str:
+    """The browser's program. Without one the page tests fail, unless AMPCHECK_NO_BROWSER=1 says that none is wanted."""
     if os.environ.get(_NO_BROWSER) == "1":
         pytest.skip(f"{_NO_BROWSER}=1: pages are not opened in a browser")
-    if program is None:
-        pytest.fail(
-            f"no chromium was found, and pages are tested in a real one; {_NO_BROWSER}=1 leaves them out", False
-        )
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if program := shutil.which(name):
+            return program
+    pytest.fail(f"no chromium was found, and pages are tested in a real one; {_NO_BROWSER}=1 leaves them out", False)
+
+
+@pytest.fixture(scope="session")
+def find_chromium() -> Callable[[], str]:
+    """The function that looks for the browser."""
+    return chromium
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A Chromium for all page tests."""
+    program = chromium()
     found = Browser(program, tmp_path_factory.mktemp("chromium"))
     try:
         yield found

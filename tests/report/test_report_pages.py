@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -274,29 +273,3 @@ def test_the_compare_page_agrees_with_the_library(a: int, b: int, runs: list[Pat
         shown = f"[...document.querySelectorAll('[aria-label={name}] tbody a')].map(a => a.textContent).sort()"
         assert browser.evaluate(shown) == [change.key for change in want.group(name)]
     assert ("was interrupted" in browser.text()) == (1 in (a, b))
-
-
-def test_twenty_thousand_cases_are_drawn_below_a_second(
-    tmp_path: Path, many: Callable[..., Any], write: Any, browser: Any
-) -> None:
-    devices = [{"name": f"device{number}", "has_values": number < 2} for number in range(8)]
-    paths = [
-        write(tmp_path / f"{day}.jsonl", many(20_000, day), started=f"2026-11-{day}T02:00:00Z", devices=devices)
-        for day in (18, 19, 20)
-    ]
-    assert len(load(paths).newest.results) == 20_000
-    site = build(paths, tmp_path / "site").parent
-    browser.show()
-    browser.open(site / "matrix.html")
-    assert "20\u00a0000 cases in 139 rows" in browser.text("#summary")
-    assert browser.evaluate("performance.getEntriesByName('matrix').at(-1).startTime") < 1000, (
-        "script and data are read"
-    )
-    assert browser.evaluate("performance.getEntriesByName('matrix').at(-1).duration") < 1000
-    fill(browser, "q", "operator_01 bf16")
-    assert len(rows(browser)) == 10
-    assert browser.evaluate("performance.getEntriesByName('matrix').at(-1).duration") < 1000
-    size = {file.name: file.stat().st_size for file in site.iterdir()}
-    assert size["data.js"] < 1_500_000
-    assert size["details.js"] < 3_000_000
-    assert browser.problems == []

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import logging
 from contextlib import AbstractContextManager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from unittest.mock import patch
+from typing import TYPE_CHECKING
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.cuda.amp import common
 
 from ampcheck.devices.base import Device
 from ampcheck.ops.describe import TensorArg
 from ampcheck.torch_dtypes import DTYPES
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 class Virtual(Device):
@@ -30,8 +33,14 @@ class Virtual(Device):
         self.token = token
         self.type = type_
         self.key = key
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._make = lru_cache(maxsize=4096)(self._empty)
+
+    @cached_property
+    def _mode(self) -> FakeTensorMode:
+        # Importing it takes over a second, which a run on other devices need not wait for.
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        return FakeTensorMode(allow_non_fake_inputs=True)
 
     def unavailable(self) -> str | None:
         return None
@@ -55,10 +64,16 @@ class Virtual(Device):
     def autocast(
         self, dtype: str | None = None, *, enabled: bool = True, cache_enabled: bool | None = None
     ) -> torch.autocast:
+        if self.type != "cuda":
+            return super().autocast(dtype, enabled=enabled, cache_enabled=cache_enabled)
         # torch.autocast("cuda") disables itself where CUDA is absent; the kernels behind it are there all the same.
-        with patch("torch.cuda.amp.common.amp_definitely_not_available", return_value=False):
-            with patch("torch.cuda.is_bf16_supported", return_value=True):
-                return super().autocast(dtype, enabled=enabled, cache_enabled=cache_enabled)
+        absent, supported = common.amp_definitely_not_available, torch.cuda.is_bf16_supported
+        common.amp_definitely_not_available = lambda: False
+        torch.cuda.is_bf16_supported = lambda including_emulation=True: True
+        try:
+            return super().autocast(dtype, enabled=enabled, cache_enabled=cache_enabled)
+        finally:
+            common.amp_definitely_not_available, torch.cuda.is_bf16_supported = absent, supported
 
 
 DEVICES = (

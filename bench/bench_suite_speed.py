@@ -1,0 +1,193 @@
+"""How fast the suite is: cases a second beside PyTorch's own lists, and what collecting costs.
+
+    pytest bench/bench_suite_speed.py
+
+Both sides of each ratio are measured in the same run, each in a fresh process, imports included, by processor time,
+which other work on the machine disturbs less than wall time. Only ratios are asserted; absolute figures depend on the machine
+and are printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+# PyTorch's CPU lists through PyTorch's own checker, in both lower precisions, as test/test_autocast.py runs them. The
+# runner of unittest is left out, which is in their favour. A second pass tells the rate without imports.
+UPSTREAM = """
+import json, time
+import torch
+from torch.testing._internal.autocast_test_lists import AutocastCPUTestLists, TestAutocast
+
+LOW = (torch.bfloat16, torch.float16)
+
+def everything():
+    test, lists, count = TestAutocast(), AutocastCPUTestLists(torch.device("cpu")), 0
+    def check(op, args, runs_in, amp, **more):
+        nonlocal count
+        test._run_autocast_outofplace(op, args, runs_in, device="cpu", amp_dtype=amp, **more)
+        count += 1
+    for name, module, runs_in in (
+        ("torch_16", torch, None), ("nn_16", torch._C._nn, None),
+        ("torch_fp32", torch, torch.float32), ("nn_fp32", torch._C._nn, torch.float32),
+    ):
+        for row in getattr(lists, name):
+            op, args, kwargs = test.args_maybe_kwargs(row)
+            for amp in LOW:
+                check(op, args, runs_in or amp, amp, module=module, add_kwargs=kwargs)
+    for name, module in (
+        ("torch_expect_builtin_promote", torch), ("methods_expect_builtin_promote", None),
+        ("torch_need_autocast_promote", torch),
+    ):
+        for op, *arguments in getattr(lists, name):
+            out_type = arguments[2] if len(arguments) > 2 else None
+            for args, amp in zip(arguments, LOW):
+                check(op, args, torch.float32, amp, module=module, out_type=out_type)
+    return count
+
+cases = everything()
+started = time.process_time()
+everything()
+print(json.dumps({"cases": cases, "warm": time.process_time() - started}))
+"""
+
+# Counts what reaches the dispatcher from Python while pytest collects, and what is imported at the end of it.
+COUNTER = """
+import json, pathlib, sys
+import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Counter(TorchDispatchMode):
+    ops = 0
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.ops += 1
+        return func(*args, **(kwargs or dict()))
+
+counter = Counter()
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection(session):
+    with counter:
+        result = yield
+        if {planted}:
+            import torch
+            torch.ones(1)
+    pathlib.Path({path!r}).write_text(json.dumps([counter.ops, len(session.items), sorted(sys.modules)]))
+    return result
+"""
+
+
+def _run(*arguments: str, path: str = "") -> tuple[float, str]:
+    """Run Python in a process of its own; returns its processor time and output."""
+    environment = {**ENVIRONMENT, "PYTHONPATH": f"{path}{os.pathsep}{ROOT}"} if path else ENVIRONMENT
+    before = os.times()
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    after = os.times()
+    seconds = after.children_user + after.children_system - before.children_user - before.children_system
+    assert done.returncode == 0, done.stdout[-3000:]
+    return seconds, done.stdout
+
+
+def _pytest(*arguments: str, path: str = "") -> tuple[float, str]:
+    return _run("-m", "pytest", "suites/eager", "-q", "-p", "no:benchmark", *arguments, path=path)
+
+
+def _collect(*arguments: str) -> tuple[float, int]:
+    """Collect; returns the seconds and how many cases there were."""
+    seconds, output = _pytest("--collect-only", *arguments)
+    return seconds, sum("::" in line for line in output.splitlines())
+
+
+@pytest.fixture
+def show(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[str], None]]:
+    def write(text: str) -> None:
+        with capsys.disabled():
+            print(f"\n  {text}", end="")
+
+    yield write
+    write("\n")
+
+
+def test_cases_a_second(benchmark: Any, tmp_path: Path, show: Callable[[str], None]) -> None:
+    """Our cases against PyTorch's, end to end."""
+    theirs = min(_run("-c", UPSTREAM) for _ in range(2))
+    upstream = json.loads(theirs[1].splitlines()[-1])
+    runs = []
+
+    def ours() -> None:
+        path = tmp_path / f"{len(runs)}.jsonl"
+        seconds, _ = _pytest("--device", "cpu", "--run-file", str(path))
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        runs.append((seconds, [line for line in lines if line["kind"] == "case"]))
+
+    benchmark.pedantic(ours, rounds=1, iterations=1)
+    seconds, cases = runs[0]
+    rates = {
+        "ours_end_to_end": len(cases) / seconds,
+        "ours_inside_cases": len(cases) / sum(case["seconds"] for case in cases),
+        "pytorch_end_to_end": upstream["cases"] / theirs[0],
+        "pytorch_warm": upstream["cases"] / upstream["warm"],
+    }
+    ratio = rates["ours_end_to_end"] / rates["pytorch_end_to_end"]
+    benchmark.extra_info.update({**rates, "cases": len(cases), "seconds": seconds, "ratio": ratio})
+    show(f"this suite: {len(cases)} cases in {seconds:.1f} s, {rates['ours_end_to_end']:.0f} a second end to end")
+    show(f"  without pytest, imports and collection {rates['ours_inside_cases']:.0f} a second")
+    show(f"PyTorch's CPU lists: {upstream['cases']} in {theirs[0]:.1f} s, {rates['pytorch_end_to_end']:.0f} a second")
+    show(f"  without imports {rates['pytorch_warm']:.0f} a second")
+    show(f"ratio end to end: {ratio:.1f} (at least 5)")
+    assert ratio >= 5
+
+
+def test_collecting(benchmark: Any, show: Callable[[str], None]) -> None:
+    """Thousands of cases are collected in little more time than a hundred."""
+    few = ("--device", "cpu", "--rule", "promote", "--amp-dtype", "bf16")
+    many = ("--device", "cpu", "--device", "virtual:cuda")
+    timed: dict[str, list[tuple[float, int]]] = {"few": [], "many": []}
+
+    def both() -> None:
+        timed["few"].append(_collect(*few))
+        timed["many"].append(_collect(*many))
+
+    benchmark.pedantic(both, rounds=2, iterations=1)
+    (short, hundred), (long, thousands) = min(timed["few"]), min(timed["many"])
+    ratio = long / short
+    benchmark.extra_info.update({"few": hundred, "many": thousands, "seconds": [short, long], "ratio": ratio})
+    show(f"collecting {hundred} cases {short:.2f} s, {thousands} cases {long:.2f} s, ratio {ratio:.2f} (at most 1.8)")
+    assert thousands >= 8000 > 200 >= hundred > 0
+    assert ratio <= 1.8
+
+
+@pytest.mark.parametrize("planted", [False, True], ids=["as-it-is", "planted"])
+def test_collecting_runs_no_op(benchmark: Any, tmp_path: Path, show: Callable[[str], None], planted: bool) -> None:
+    """Collecting every device's cases runs no op and imports neither jax nor PyTorch's op database."""
+    path = tmp_path / "seen.json"
+    (tmp_path / "op_counter.py").write_text(COUNTER.format(planted=planted, path=str(path)))
+    benchmark.pedantic(
+        lambda: _pytest("--collect-only", "-q", "-p", "op_counter", path=str(tmp_path)), rounds=1, iterations=1
+    )
+    ops, items, modules = json.loads(path.read_text())
+    heavy = {"jax", "torchax", "torch.testing._internal.common_methods_invocations"} & set(modules)
+    benchmark.extra_info.update({"ops": ops, "items": items, "heavy": sorted(heavy)})
+    show(f"collecting {items} cases runs {ops} ops{' (one planted)' if planted else ''}")
+    assert items > 8000
+    assert ops == int(planted)
+    assert not heavy

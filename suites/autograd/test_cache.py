@@ -1,0 +1,156 @@
+"""Rule cache, with gradients: `ampcheck.spec.rules` says what it promises, `suites/eager/test_cache.py` where."""
+
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+
+@scenario(values=True)
+def test_one_cast_with_gradients(amp: Amp) -> None:
+    """Two uses share one cast, so both lead to the same node of the graph (autocast_mode.cpp, cached_cast)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    for enabled in (True, False):
+        with amp.region(cache_enabled=enabled):
+            one, two = torch.mm(x, weight), torch.mm(x, weight)
+        nodes = [out.grad_fn.next_functions[1][0] for out in (one, two) if out.grad_fn]
+        amp.expect(f"nodes behind two uses, cache_enabled={enabled}", len(set(nodes)), 1 if enabled else 2)
+
+
+@scenario(values=True)
+def test_three_forwards_three_backwards(amp: Amp) -> None:
+    """Kept casts carry gradients to the leaf, in its dtype, as often as it is used (pytorch#158232)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    by_hand = weight.detach().clone().requires_grad_()
+    for turn in range(3):
+        for with_other_losses in (False, True):
+            weight.grad = by_hand.grad = None
+            with amp.region():
+                out = torch.mm(x, weight) if not with_other_losses else torch.mm(torch.mm(x, weight), weight)
+            out.float().sum().backward()
+            low = by_hand.to(amp.dtype)
+            again = torch.mm(x.to(amp.dtype), low)
+            (again if not with_other_losses else torch.mm(again, low)).float().sum().backward()
+            amp.expect(f"gradient dtype in turn {turn}", weight.grad.dtype, torch.float32)
+            amp.expect(f"gradient in turn {turn}", amp.values(weight.grad), amp.values(by_hand.grad))
+
+
+@scenario(values=True)
+def test_gradient_once_per_use(amp: Amp) -> None:
+    """A leaf used three times through one kept cast gets the gradient of all three uses (autocast_mode.cpp)."""
+    weight = amp.rand(4, 4, requires_grad=True)
+    xs = [amp.rand(4, 4) for _ in range(3)]
+    by_hand = weight.detach().clone().requires_grad_()
+    with amp.region():
+        outs = [torch.mm(x, weight) for x in xs]
+    sum(out.float().sum() for out in outs).backward()  # type: ignore[union-attr]  # the sum of a list of tensors is one
+    low = by_hand.to(amp.dtype)
+    sum(torch.mm(x.to(amp.dtype), low).float().sum() for x in xs).backward()  # type: ignore[union-attr]
+    amp.expect("gradient of three uses", amp.values(weight.grad), amp.values(by_hand.grad))
+
+
+@scenario(values=True)
+def test_no_grad_before_grad(amp: Amp) -> None:
+    """A forward under no_grad does not cost a later one in the same region its gradient (pytorch#158232)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    with amp.region():
+        with torch.no_grad():
+            amp.expect("whether a result requires grad under no_grad", torch.mm(x, weight).requires_grad, False)
+        out = torch.mm(x, weight)
+    amp.expect("whether a later result requires grad", out.requires_grad, True)
+    if out.requires_grad:
+        out.sum().backward()
+    amp.expect("whether the leaf has a gradient", weight.grad is not None, True)
+
+
+@scenario(values=True)
+def test_grad_before_no_grad(amp: Amp) -> None:
+    """no_grad holds for a weight cast with a gradient before (pytorch#65766), and no longer (pytorch#112583)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    with amp.region():
+        first = torch.mm(x, weight)
+        with torch.no_grad():
+            amp.expect("whether a result requires grad under no_grad", torch.mm(x, weight).requires_grad, False)
+        last = torch.mm(x, weight)
+    for what, out in (("before", first), ("after", last)):
+        amp.expect(f"whether the result {what} no_grad requires grad", out.requires_grad, True)
+    if first.requires_grad and last.requires_grad:
+        (first.sum() + last.sum()).backward()
+    amp.expect("whether the leaf has a gradient", weight.grad is not None, True)
+
+
+@pytest.mark.parametrize("outer", ["region", "inference"])
+@scenario(values=True)
+def test_inference_either_way_round(amp: Amp, outer: str) -> None:
+    """Ops in inference mode are autocast and need no grad, and the next forward does again (pytorch#165068)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    inference, region = torch.inference_mode(), amp.region()
+    with region if outer == "region" else inference, inference if outer == "region" else region:
+        out = torch.mm(x, weight)
+        amp.expect("dtype in inference mode", out.dtype, amp.dtype)
+        amp.expect("whether it requires grad in inference mode", out.requires_grad, False)
+    with amp.region():
+        with torch.inference_mode():
+            torch.mm(x, weight)
+        out = torch.mm(x, weight)
+    amp.expect("dtype after inference mode", out.dtype, amp.dtype)
+    amp.expect("whether it requires grad after inference mode", out.requires_grad, True)
+    if out.requires_grad:
+        out.sum().backward()
+    amp.expect("dtype of the gradient", getattr(weight.grad, "dtype", None), torch.float32)
+
+
+@scenario(values=True)
+def test_alternating_grad_modes(amp: Amp) -> None:
+    """Each forward of one region obeys the grad mode it runs in (pytorch#158232)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    with amp.region():
+        for turn, grad in enumerate((False, True, False, True, True, False)):
+            with torch.set_grad_enabled(grad):
+                amp.expect(f"whether result {turn} requires grad", torch.mm(x, weight).requires_grad, grad)
+
+
+@scenario(values=True)
+def test_new_values_after_a_step(amp: Amp) -> None:
+    """A region after an optimizer step uses the new weights (amp.html: a region wraps the forward pass)."""
+    weight = torch.ones(2, 2, device=amp.type, requires_grad=True)
+    x = torch.ones(2, 2, device=amp.type)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    with amp.region():
+        out = torch.mm(x, weight)
+    out.sum().backward()
+    optimizer.step()
+    with amp.region():
+        amp.expect("product after the step", amp.values(torch.mm(x, weight)), [[-2.0, -2.0], [-2.0, -2.0]])
+
+
+@scenario(values=True)
+def test_shared_with_the_backward_pass(amp: Amp) -> None:
+    """A backward pass that enters a region itself finds the casts of the forward pass (autocast_mode.cpp).
+
+    As in test_cast_cache_is_global of PyTorch, the end of the forward region is kept from dropping them.
+    """
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight):  # type: ignore[no-untyped-def]
+            ctx.save_for_backward(x, weight)
+            return torch.mm(x, weight)
+
+        @staticmethod
+        def backward(ctx, grad):  # type: ignore[no-untyped-def]
+            x, weight = ctx.saved_tensors
+            with amp.region():
+                return torch.mm(grad, weight), torch.mm(x, grad)
+
+    def step() -> None:
+        with amp.region():
+            out = Product.apply(x, weight)
+        out.sum().backward()
+
+    with patch("torch.clear_autocast_cache", lambda: None):
+        amp.expect("casts of the weight", len(amp.copies(step, weight)), 1)
+    torch.clear_autocast_cache()

@@ -1,0 +1,355 @@
+"""Rule exceptions: `ampcheck.spec.rules` says what it promises. Sources are PyTorch 2.13's."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+RAISED = {
+    "value": ValueError("planned"),
+    "interrupt": KeyboardInterrupt("planned"),
+    "exit": SystemExit(3),
+    "stop": StopIteration("planned"),
+    "generator": GeneratorExit("planned"),
+    "group": ExceptionGroup("planned", [ValueError("one"), KeyError("two")]),
+    "memory": MemoryError("planned"),
+}
+"""Exceptions of every branch of the hierarchy."""
+
+
+def _restored(amp: Amp, what: str) -> None:
+    amp.expect(f"state {what}", amp.state(), (False, amp.default, True))
+    amp.expect(f"nesting depth {what}", amp.depth(), 0)
+    amp.expect(f"dtype a product runs in {what}", amp.probe(), torch.float32)
+
+
+@pytest.mark.parametrize("kind", list(RAISED))
+@scenario()
+def test_leaves_the_region(amp: Amp, kind: str) -> None:
+    """Whatever is raised comes out unchanged and the state is restored (autocast_mode.py: __exit__ returns False)."""
+    planned = RAISED[kind]
+    try:
+        with amp.region(cache_enabled=False):
+            raise planned
+    except BaseException as error:  # whatever comes out is what is to be seen
+        amp.expect("whether the same exception came out", error is planned, True)
+    else:
+        amp.expect("what came out of the region", "nothing", type(planned).__name__)
+    _restored(amp, "after the exception")
+
+
+@scenario()
+def test_leaves_several_regions(amp: Amp) -> None:
+    """On its way out an exception restores each region's outer state in turn (autocast_mode.py, __exit__)."""
+    seen = []
+    try:
+        with amp.region():
+            try:
+                with amp.region(amp.other, cache_enabled=False):
+                    try:
+                        with amp.region(enabled=False):
+                            raise KeyError
+                    finally:
+                        seen.append(amp.state())
+            finally:
+                seen.append(amp.state())
+    except KeyError:
+        pass
+    amp.expect("states on the way out", seen, [(True, amp.other, False), (True, amp.dtype, True)])
+    _restored(amp, "after the exception")
+
+
+@scenario()
+def test_leaves_several_regions_at_once(amp: Amp) -> None:
+    """An exception that passes three regions without a stop ends all of them (autocast_mode.py, __exit__)."""
+    try:
+        with amp.region(), amp.region(amp.other), amp.region(enabled=False, cache_enabled=False):
+            raise KeyError
+    except KeyError:
+        pass
+    _restored(amp, "after the exception")
+
+
+@scenario()
+def test_caught_inside(amp: Amp) -> None:
+    """An exception that is caught inside leaves the region in force (Python's with statement)."""
+    with amp.region():
+        try:
+            raise KeyError
+        except KeyError:
+            amp.expect("state in the handler", amp.state(), (True, amp.dtype, True))
+        amp.expect("state after the handler", amp.state(), (True, amp.dtype, True))
+        amp.expect("dtype a product runs in after the handler", amp.probe(), amp.dtype)
+    _restored(amp, "after the region")
+
+
+@scenario()
+def test_caught_between(amp: Amp) -> None:
+    """An exception that leaves an inner region and is caught in the outer one leaves that on (autocast_mode.py)."""
+    with amp.region():
+        try:
+            with amp.region(amp.other, enabled=False, cache_enabled=False):
+                raise KeyError
+        except KeyError:
+            pass
+        amp.expect("state in the outer region", amp.state(), (True, amp.dtype, True))
+        amp.expect("nesting depth in the outer region", amp.depth(), 1)
+        amp.expect("dtype a product runs in there", amp.probe(), amp.dtype)
+    _restored(amp, "after the outer region")
+
+
+@scenario()
+def test_finally_inside(amp: Amp) -> None:
+    """A finally clause inside the region still runs in it (Python's with statement)."""
+    seen = []
+    try:
+        with amp.region():
+            try:
+                raise KeyError
+            finally:
+                seen.append((amp.state(), amp.probe()))
+    except KeyError:
+        pass
+    amp.expect("state and dtype of a product in the clause", seen, [((True, amp.dtype, True), amp.dtype)])
+    _restored(amp, "after the exception")
+
+
+# ---- ops that raise
+
+
+@scenario()
+def test_op_raises(amp: Amp) -> None:
+    """An op that refuses its arguments, cast already, leaves the state as it is (autocast_mode.h, a guard)."""
+    with amp.region():
+        amp.raises("a product of wrong shapes", RuntimeError, "", lambda: torch.mm(amp.rand(2, 2), amp.rand(3, 3)))
+        amp.expect("state after the op", amp.state(), (True, amp.dtype, True))
+        amp.expect("dtype the next product runs in", amp.probe(), amp.dtype)
+    _restored(amp, "after the region")
+
+
+@scenario()
+def test_op_raises_out_of_the_region(amp: Amp) -> None:
+    """An op's error that leaves the region restores the state (autocast_mode.py, __exit__)."""
+    try:
+        with amp.region(), amp.region(amp.other):
+            torch.mm(amp.rand(2, 2), amp.rand(3, 3))
+    except RuntimeError:
+        pass
+    _restored(amp, "after the exception")
+
+
+@scenario(types=("cuda", "xpu", "mtia"))
+def test_refused_op(amp: Amp) -> None:
+    """An op that autocast refuses leaves the region in force (autocast_mode.cpp, binary_cross_entropy_banned)."""
+    loss = torch.nn.functional.binary_cross_entropy
+    with amp.region():
+        amp.raises("the refused loss", RuntimeError, "unsafe to autocast", lambda: loss(amp.rand(2), amp.rand(2)))
+        amp.expect("state after it", amp.state(), (True, amp.dtype, True))
+        amp.expect("dtype the next product runs in", amp.probe(), amp.dtype)
+    _restored(amp, "after the region")
+
+
+@scenario(values=True)
+def test_kernel_raises_in_backward(amp: Amp) -> None:
+    """An error in backward, inside a region, leaves the state as it is (autocast_mode.py)."""
+
+    class Breaks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+            raise KeyError("planned")
+
+    x = amp.rand(2, 2, requires_grad=True)
+    with amp.region():
+        amp.raises("backward", KeyError, "planned", lambda: Breaks.apply(x).sum().backward())
+        amp.expect("state after it", amp.state(), (True, amp.dtype, True))
+    _restored(amp, "after the region")
+
+
+# ---- other ways out of a body
+
+
+def _returns(amp: Amp) -> torch.dtype:
+    with amp.region():
+        return amp.probe()
+
+
+@scenario()
+def test_return(amp: Amp) -> None:
+    """return out of the body ends the region (Python's with statement)."""
+    amp.expect("dtype a product runs in", _returns(amp), amp.dtype)
+    _restored(amp, "after the return")
+
+
+@scenario()
+def test_break_and_continue(amp: Amp) -> None:
+    """break and continue out of the body end the region (Python's with statement)."""
+    for turn in range(4):
+        with amp.region():
+            amp.expect("nesting depth in the body", amp.depth(), 1)
+            if turn == 1:
+                continue
+            if turn == 2:
+                break
+        amp.expect(f"state after turn {turn}", amp.state(), (False, amp.default, True))
+    amp.expect("turn of the break", turn, 2)
+    _restored(amp, "after the loop")
+
+
+def _held(amp: Amp) -> Iterator[torch.dtype]:
+    with amp.region():
+        yield amp.probe()
+        yield amp.probe()
+
+
+@scenario()
+def test_generator_closed(amp: Amp) -> None:
+    """A generator that is closed in a region leaves it (Python: GeneratorExit is raised at the yield)."""
+    made = _held(amp)
+    amp.expect("dtype a product runs in", next(made), amp.dtype)
+    made.close()  # type: ignore[attr-defined]  # a generator, which its annotation does not say
+    _restored(amp, "after close")
+
+
+@scenario()
+def test_generator_dropped(amp: Amp) -> None:
+    """A generator that is dropped in a region leaves it (CPython closes it at once)."""
+    made = _held(amp)
+    amp.expect("dtype a product runs in", next(made), amp.dtype)
+    del made
+    _restored(amp, "after the generator is gone")
+
+
+@scenario()
+def test_thrown_into_a_generator(amp: Amp) -> None:
+    """An exception thrown into a generator leaves the region in it (Python's generators)."""
+    made = _held(amp)
+    next(made)
+    planned = KeyError("planned")
+    try:
+        made.throw(planned)  # type: ignore[attr-defined]
+    except KeyError as error:
+        amp.expect("whether the same exception came out", error is planned, True)
+    _restored(amp, "after throw")
+
+
+# ---- decorators, stacks, construction
+
+
+@pytest.mark.parametrize("kind", list(RAISED))
+@scenario(dtypes="default")
+def test_leaves_a_decorated_function(amp: Amp, kind: str) -> None:
+    """The same holds for a decorated function (autocast_mode.py, autocast_decorator)."""
+    planned = RAISED[kind]
+
+    @amp.region(amp.other, cache_enabled=False)
+    def function() -> None:
+        raise planned
+
+    try:
+        with amp.region():
+            try:
+                function()
+            finally:
+                amp.expect("state in the caller's region", amp.state(), (True, amp.dtype, True))
+    except BaseException as error:  # whatever comes out is what is to be seen
+        amp.expect("whether the same exception came out", error is planned, True)
+    else:
+        amp.expect("what came out of the function", "nothing", type(planned).__name__)
+    _restored(amp, "after the exception")
+
+
+@scenario()
+def test_region_after_an_exception(amp: Amp) -> None:
+    """A region object that an exception left works as before (autocast_mode.py, __enter__)."""
+    region = amp.region()
+    for time in range(3):
+        try:
+            with region:
+                amp.expect(f"state inside, time {time}", amp.state(), (True, amp.dtype, True))
+                raise KeyError
+        except KeyError:
+            pass
+        _restored(amp, f"after time {time}")
+
+
+@scenario()
+def test_exit_stack(amp: Amp) -> None:
+    """An ExitStack that an exception unwinds leaves its regions in reverse (contextlib's protocol)."""
+    seen: list[object] = []
+    try:
+        with ExitStack() as stack:
+            stack.callback(lambda: seen.append(amp.state()))
+            stack.enter_context(amp.region())
+            stack.callback(lambda: seen.append(amp.state()))
+            stack.enter_context(amp.region(amp.other))
+            raise KeyError
+    except KeyError:
+        pass
+    amp.expect("states while unwinding", seen, [(True, amp.dtype, True), (False, amp.default, True)])
+    _restored(amp, "after the stack")
+
+
+@scenario()
+def test_exit_with_an_exception_by_hand(amp: Amp) -> None:
+    """__exit__ given an exception returns something false, so it swallows nothing, and restores (autocast_mode.py)."""
+    region = amp.region()
+    region.__enter__()
+    error = KeyError("planned")
+    swallowed = region.__exit__(type(error), error, None)
+    amp.expect("whether __exit__ asks for the exception to be swallowed", bool(swallowed), False)
+    _restored(amp, "after __exit__")
+
+
+@scenario(dtypes="default")
+def test_construction_fails(amp: Amp) -> None:
+    """A region that cannot be made changes nothing (autocast_mode.py: __init__ sets no state)."""
+    with amp.region(cache_enabled=False):
+        amp.raises("an unknown device type", RuntimeError, "nosuchdevice", lambda: torch.autocast("nosuchdevice"))
+        amp.raises("no string", ValueError, "device_type", lambda: torch.autocast(torch.device(amp.type)))
+        amp.expect("state after it", amp.state(), (True, amp.dtype, False))
+        amp.expect("nesting depth after it", amp.depth(), 1)
+    _restored(amp, "after the region")
+
+
+# ---- casts that are kept
+
+
+@scenario()
+def test_outermost_region_drops_casts(amp: Amp) -> None:
+    """An exception that leaves the outermost region drops its casts, one that leaves an inner region does not."""
+    weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(2, 2)
+
+    def use() -> int:
+        return amp.casts(lambda: torch.mm(x, weight), weight)
+
+    try:
+        with amp.region():
+            amp.expect("casts at first", use(), 1)
+            try:
+                with amp.region():
+                    raise KeyError
+            except KeyError:
+                pass
+            amp.expect("casts after an exception left the inner region", use(), 0)
+            raise KeyError
+    except KeyError:
+        pass
+    with amp.region():
+        amp.expect("casts after an exception left the outermost region", use(), 1)
+
+
+@scenario()
+def test_op_that_raises_keeps_casts(amp: Amp) -> None:
+    """An op that raises leaves what is kept as it is (autocast_mode.cpp, cached_cast)."""
+    weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(2, 2)
+    with amp.region():
+        amp.casts(lambda: torch.mm(x, weight), weight)
+        amp.observe(lambda: torch.mm(amp.rand(3, 3), weight))
+        amp.expect("casts after an op raised", amp.casts(lambda: torch.mm(x, weight), weight), 0)

@@ -1,0 +1,84 @@
+"""Rule programs: random programs of regions and ops do what `ampcheck.spec.state` predicts.
+
+Each case draws its programs from a fixed seed. With `--nightly` it draws many more, from the seed that
+`--hypothesis-seed` gives or else from the day's date, which stands in the run file.
+"""
+
+import pytest
+
+from ampcheck.programs import (
+    Catch,
+    Decorated,
+    Generator,
+    InferenceMode,
+    Op,
+    Options,
+    Program,
+    Raise,
+    Reenter,
+    Set,
+    Thread,
+    UseWeight,
+    With,
+)
+from ampcheck.programs.explore import Explorer
+from ampcheck.programs.strategies import programs, weight_programs
+from ampcheck.suite import Amp, scenario
+
+STRATEGIES = {"mixed": programs, "weights": weight_programs}
+
+
+@pytest.mark.parametrize("kind", list(STRATEGIES))
+@scenario(dtypes="default")
+def test_random(amp: Amp, kind: str, request: pytest.FixtureRequest) -> None:
+    """Random programs over this device and a second one (amp.html; the sources are those of ampcheck/spec/state.py)."""
+    option = request.config.option
+    explorer = Explorer(amp.device, nightly=option.nightly, seed=getattr(option, "hypothesis_seed", None))
+    if found := explorer.explore(STRATEGIES[kind]):
+        _note(amp, explorer, *found)
+
+
+def _note(amp: Amp, explorer: Explorer, difference: str, program: Program) -> None:
+    amp.differences.append(difference)
+    amp.script = explorer.script(program)
+
+
+def _known(device: str, low: str, other: str) -> dict[str, Program]:
+    here, there = Options(device, low), Options(device, other)
+    product = Op("mm", device, ("fp32", "fp32"))
+    weight = UseWeight(device, "leaf")
+    return {
+        "documented_example": (
+            With(here, (product, With(Options(device, enabled=False), (product,)), Op("mm", device, ("fp32", "last")))),
+        ),
+        "dtypes_in_turn": (With(here, (product, With(there, (product,)), product)),),
+        "exception_through_regions": (Catch((With(here, (With(there, (product, Raise())),)),)), product),
+        "cast_once": (With(here, (weight, weight, With(here, (weight,)), weight)), With(here, (weight,))),
+        "thread_ends_a_region": (With(here, (weight, Thread((With(here, (weight,)),)), weight)),),
+        "decorated_calls": (Decorated(here, (weight, weight), calls=2, around=there), product),
+        "suspended_generator": (Generator(here, (product,), (product,)), product),
+        "object_used_again": (Reenter(here, (product,), (product,)), product),
+        "set_in_a_region": (
+            With(here, (Set("dtype", device, other), product, Set("enabled", device, False), product)),
+        ),
+        "inference_casts_again": (With(here, (weight, InferenceMode((weight, weight)), weight)),),
+        # Known deviations.
+        "one_object_inside_itself": (Reenter(here, (product,), (product,), nested=True), product),
+        "enabled_set_in_inference_mode": (
+            InferenceMode((Set("dtype", device, low), Set("enabled", device, True), product)),
+            product,
+        ),
+    }
+
+
+NAMES = list(_known("cpu", "bf16", "fp16"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@scenario()
+def test_known(amp: Amp, name: str) -> None:
+    """Programs written down: one for each kind of step, and those on which PyTorch deviates (spec/state.py)."""
+    low, other = ("bf16", "fp16") if "bfloat16" in str(amp.dtype) else ("fp16", "bf16")
+    explorer, program = Explorer(amp.device), _known(amp.type, low, other)[name]
+    if difference := explorer.difference(program):
+        _note(amp, explorer, difference, program)

@@ -1,0 +1,109 @@
+"""Rule reports: what users reported as wrong and PyTorch has neither promised nor mended.
+
+Each is a deviation with the link of its report. None belongs to the promises the other files check; a case that starts to
+pass turns red as fixed, which is how a change of PyTorch's mind is noticed.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+INDEX = torch.arange(4)
+
+MIXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "index_put": lambda wide, low: torch.index_put(wide, (INDEX,), low),
+    "scatter_add": lambda wide, low: torch.scatter_add(wide, 0, INDEX, low),
+    "dot": torch.dot,
+    "vdot": torch.vdot,
+    "tensordot": lambda wide, low: torch.tensordot(wide, low, 1),
+    "cross": lambda wide, low: torch.linalg.cross(wide[:3], low[:3]),
+    "lerp": lambda wide, low: torch.lerp(wide, low, 0.5),
+    "masked_scatter": lambda wide, low: torch.masked_scatter(wide, wide > 0, low),
+}
+
+
+def outcome(call: Callable[[], torch.Tensor]) -> str:
+    """The dtype a call gives, or the error it raises."""
+    try:
+        return str(call().dtype)
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+
+
+@pytest.mark.parametrize("op", MIXED)
+@scenario(types=("cpu",), dtypes="default")
+def test_mixed_dtypes_on_the_host(amp: Amp, op: str) -> None:
+    """These ops take mixed dtypes under CUDA's autocast and refuse them under the CPU's (pytorch/pytorch#41035)."""
+    wide, low = amp.rand(4), amp.rand(4, dtype=amp.dtype)
+    with amp.region():
+        amp.expect(f"{op} of float32 and {amp.dtype}", outcome(lambda: MIXED[op](wide, low)), "torch.float32")
+
+
+@scenario(types=("cpu",), dtypes="default")
+def test_grouped_products(amp: Amp) -> None:
+    """torch._grouped_mm is a matrix product that autocast leaves alone (pytorch/pytorch#174763)."""
+    left, right = amp.rand(2, 16, 16), amp.rand(2, 16, 16, dtype=amp.dtype)
+    with amp.region():
+        amp.expect("dtype of _grouped_mm", outcome(lambda: torch._grouped_mm(left, right)), str(amp.dtype))
+
+
+@scenario(types=("cpu", "xpu", "mps", "mtia"), dtypes="default")
+def test_question_without_a_device_type(amp: Amp) -> None:
+    """torch.is_autocast_enabled() speaks of CUDA alone, in a region of another device (pytorch/pytorch#110966)."""
+    with amp.region():
+        amp.expect("torch.is_autocast_enabled() in the region", torch.is_autocast_enabled(), True)
+
+
+@scenario(dtypes="default")
+def test_device_object(amp: Amp) -> None:
+    """torch.autocast refuses a torch.device (pytorch/pytorch#153539)."""
+    amp.expect(
+        "torch.autocast of a torch.device",
+        outcome_of_region(lambda: torch.autocast(torch.device(amp.type))),  # type: ignore[arg-type]  # what is asked for
+        "a region",
+    )
+
+
+@scenario(types=("cpu",), dtypes="default")
+def test_meta_tensors(amp: Amp) -> None:
+    """torch.autocast has no region for the meta device (pytorch/pytorch#130067)."""
+    amp.expect('torch.autocast("meta")', outcome_of_region(lambda: torch.autocast("meta")), "a region")
+
+
+def outcome_of_region(make: Callable[[], torch.autocast]) -> str:
+    """"a region", or the error that making one raises."""
+    try:
+        make()
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return "a region"
+
+
+@scenario(types=("cpu",), dtypes="default")
+def test_float32_region(amp: Amp) -> None:
+    """A region in float32 is switched off on the CPU where CUDA has one (pytorch/pytorch#100565, sglang#36632)."""
+    with pytest.warns(UserWarning, match="target dtype is not supported"):
+        region = torch.autocast(amp.type, dtype=torch.float32)
+    with region:
+        amp.expect("is autocast enabled in a float32 region", torch.is_autocast_enabled(amp.type), True)
+
+
+@scenario(types=("cpu",), dtypes="default")
+def test_recurrent_net_in_half(amp: Amp) -> None:
+    """nn.LSTM in float16 needs a kernel that not every CPU has (OpenVerifiableLLM#100)."""
+    layer, x = torch.nn.LSTM(4, 4), amp.rand(3, 2, 4)
+    with amp.region(torch.float16):
+        amp.expect("dtype of nn.LSTM's output", outcome(lambda: layer(x)[0]), "torch.float16")
+
+
+@scenario(dtypes="default")
+def test_frozen_weight(amp: Amp) -> None:
+    """A weight that does not require grad is cast at each use (Lightning-AI/pytorch-lightning#19950)."""
+    x, weight = amp.rand(3, 3), amp.rand(3, 3)
+    with amp.region():
+        low = x.to(amp.default)
+        seen = amp.observe(lambda: [torch.mm(low, weight) for _ in range(5)], low, weight)
+    amp.expect("casts of a frozen weight used five times", sum(cast.source == 1 for cast in seen.casts), 1)

@@ -1,0 +1,401 @@
+"""Rule threads: `ampcheck.spec.rules` says what it promises.
+
+The documentation says one thing: the state is thread-local (amp.html#torch.autocast). So asyncio tasks, which share a
+thread, share the state; PyTorch does not promise to keep overlapping regions of two tasks apart, and no case asks for
+it.
+"""
+
+import asyncio
+import contextvars
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+# ---- what a new thread starts with
+
+
+@scenario()
+def test_starts_outside(amp: Amp) -> None:
+    """A thread started in a region is outside of it: off, default dtype, cache on, depth 0 (amp.html: thread-local)."""
+
+    def look() -> tuple[object, ...]:
+        return amp.state(), amp.depth(), amp.probe()
+
+    want = ((False, amp.default, True), 0, torch.float32)
+    amp.expect("state, depth and dtype of a product in a thread", amp.thread(look), want)
+    with amp.region(amp.other, cache_enabled=False), amp.region(cache_enabled=False):
+        amp.expect("the same, started in a region", amp.thread(look), want)
+        amp.expect("state here", amp.state(), (True, amp.dtype, False))
+
+
+@scenario()
+def test_does_not_take_over_what_was_set(amp: Amp) -> None:
+    """What the state functions set in one thread is not in a thread started later (autocast_mode.cpp: thread_local)."""
+    torch.set_autocast_enabled(amp.type, True)
+    torch.set_autocast_dtype(amp.type, amp.other if amp.default == amp.dtype else amp.dtype)
+    torch.set_autocast_cache_enabled(False)
+    amp.expect("state in a new thread", amp.thread(amp.state), (False, amp.default, True))
+    amp.expect("dtype a product runs in there", amp.thread(amp.probe), torch.float32)
+
+
+@scenario()
+def test_default_dtype_of_its_own(amp: Amp) -> None:
+    """A region without a dtype, in a new thread, takes that thread's dtype, not the starter's (get_autocast_dtype)."""
+
+    def look() -> torch.dtype:
+        with torch.autocast(amp.type, enabled=False):
+            return torch.get_autocast_dtype(amp.type)
+
+    with amp.region(amp.other), amp.region(amp.dtype):
+        amp.expect("dtype in force in the thread's region", amp.thread(look), amp.default)
+
+
+# ---- what a thread does stays in it
+
+
+@scenario()
+def test_region_stays_in_its_thread(amp: Amp) -> None:
+    """A region entered in a thread, and never left there, does not reach another one (amp.html: thread-local)."""
+
+    def enter() -> tuple[object, torch.dtype]:
+        amp.region(cache_enabled=False).__enter__()
+        return amp.state(), amp.probe()
+
+    amp.expect("state and dtype in the thread", amp.thread(enter), ((True, amp.dtype, False), amp.dtype))
+    amp.expect("state here", amp.state(), (False, amp.default, True))
+    amp.expect("nesting depth here", amp.depth(), 0)
+    amp.expect("dtype a product runs in here", amp.probe(), torch.float32)
+
+
+@scenario()
+def test_what_is_set_stays_in_its_thread(amp: Amp) -> None:
+    """The state functions act on the thread that calls them (autocast_mode.cpp: thread_local)."""
+
+    def change() -> None:
+        torch.set_autocast_enabled(amp.type, False)
+        torch.set_autocast_dtype(amp.type, amp.other)
+        torch.set_autocast_cache_enabled(False)
+
+    with amp.region():
+        amp.thread(change)
+        amp.expect("state here", amp.state(), (True, amp.dtype, True))
+        amp.expect("dtype a product runs in here", amp.probe(), amp.dtype)
+
+
+@scenario()
+def test_exception_in_a_thread(amp: Amp) -> None:
+    """An exception that ends a region in one thread ends none in another (amp.html: thread-local)."""
+
+    def fail() -> None:
+        with amp.region(amp.other):
+            raise KeyError("planned")
+
+    with amp.region():
+        amp.raises("the thread", KeyError, "planned", lambda: amp.thread(fail))
+        amp.expect("state here", amp.state(), (True, amp.dtype, True))
+    amp.expect("nesting depth after the region", amp.depth(), 0)
+
+
+# ---- several threads at once
+
+
+@scenario()
+def test_two_dtypes_in_turns(amp: Amp) -> None:
+    """Two threads whose regions overlap each have their own dtype (amp.html: thread-local)."""
+
+    def worker(dtype: torch.dtype) -> Iterator[None]:
+        amp.expect("state before the region", amp.state(), (False, amp.default, True))
+        yield
+        with amp.region(dtype):
+            for _ in range(3):
+                amp.expect("state inside", amp.state(), (True, dtype, True))
+                amp.expect("dtype a product runs in", amp.probe(), dtype)
+                yield
+        amp.expect("state after the region", amp.state(), (False, amp.default, True))
+        yield
+        amp.expect("dtype a product runs in after the region", amp.probe(), torch.float32)
+
+    amp.interleave(lambda: worker(amp.dtype), lambda: worker(amp.other))
+
+
+@scenario()
+def test_left_in_another_order(amp: Amp) -> None:
+    """Regions of three threads entered in one order and left in another disturb none of them (amp.html)."""
+
+    def worker(turns: int, enabled: bool) -> Iterator[None]:
+        with amp.region(enabled=enabled, cache_enabled=enabled):
+            for _ in range(turns):
+                amp.expect("state inside", amp.state(), (enabled, amp.dtype, enabled))
+                amp.expect("dtype a product runs in", amp.probe(), amp.dtype if enabled else torch.float32)
+                amp.expect("nesting depth inside", amp.depth(), 1)
+                yield
+        amp.expect("state after the region", amp.state(), (False, amp.default, True))
+
+    amp.interleave(lambda: worker(4, True), lambda: worker(1, False), lambda: worker(2, True))
+    amp.expect("state here", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+def test_nested_in_turns(amp: Amp) -> None:
+    """The nesting depth counts the regions of one thread (autocast_mode.cpp: thread_local nesting)."""
+
+    def worker(depth: int) -> Iterator[None]:
+        for level in range(1, depth + 1):
+            region = amp.region(amp.dtype if level % 2 else amp.other)
+            region.__enter__()
+            regions.setdefault(depth, []).append(region)
+            yield
+            amp.expect(f"nesting depth at level {level} of {depth}", amp.depth(), level)
+        while regions[depth]:
+            regions[depth].pop().__exit__(None, None, None)
+            yield
+        amp.expect("state at the end", amp.state(), (False, amp.default, True))
+
+    regions: dict[int, list[torch.autocast]] = {}
+    amp.interleave(lambda: worker(4), lambda: worker(2), lambda: worker(3))
+
+
+@scenario()
+def test_one_region_object_in_two_threads(amp: Amp) -> None:
+    """A region object that two threads are inside at once gives each its own state back (amp.html: thread-local)."""
+    region = amp.region()
+
+    def second() -> None:
+        with amp.region(amp.other, cache_enabled=False):
+            with region:
+                amp.expect("state in the second thread", amp.state(), (True, amp.dtype, True))
+            amp.expect("state in the second thread afterwards", amp.state(), (True, amp.other, False))
+
+    with region:
+        amp.thread(second)
+        amp.expect("state in the first thread", amp.state(), (True, amp.dtype, True))
+    amp.expect("state in the first thread afterwards", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+def test_made_here_entered_there(amp: Amp) -> None:
+    """A region object made in one thread works in another; its options are fixed (autocast_mode.py, __init__)."""
+    with amp.region(amp.other, cache_enabled=False):
+        region = torch.autocast(amp.type, enabled=False)
+
+    def enter() -> tuple[object, object]:
+        with region:
+            inside = amp.state()
+        return inside, amp.state()
+
+    want = ((False, amp.other, False), (False, amp.default, True))
+    amp.expect("state inside and after it, in the thread", amp.thread(enter), want)
+    amp.expect("state here", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+def test_pool(amp: Amp) -> None:
+    """A pool's thread, used again, is as the job before left it: outside of that job's region (amp.html)."""
+
+    def job(dtype: torch.dtype | None) -> tuple[object, torch.dtype]:
+        with amp.device.running():
+            before = amp.state()
+            if dtype is None:
+                return before, amp.probe()
+            with amp.region(dtype):
+                return before, amp.probe()
+
+    outside = (False, amp.default, True)
+    with amp.region(), ThreadPoolExecutor(1) as pool:
+        for dtype in (amp.dtype, None, amp.other, None):
+            want = (outside, dtype or torch.float32)
+            amp.expect(
+                f"state before, and dtype of a product, in a job of {dtype}", pool.submit(job, dtype).result(), want
+            )
+        amp.expect("state here", amp.state(), (True, amp.dtype, True))
+
+
+@scenario(dtypes="default", values=True)
+def test_really_at_once(amp: Amp) -> None:
+    """Four threads that enter and leave regions at the same time never see each other's dtype (amp.html)."""
+    barrier = Barrier(4)
+
+    def job(dtype: torch.dtype) -> list[object]:
+        with amp.device.running():
+            wrong: list[object] = []
+            x = amp.device.host(amp.rand(4, 4)).to(amp.type)
+            barrier.wait(10)
+            for turn in range(40):
+                with amp.device.autocast("bf16" if dtype == torch.bfloat16 else "fp16", enabled=turn % 3 > 0):
+                    got = torch.mm(x, x).dtype
+                    wrong += [got] if got != (dtype if turn % 3 else torch.float32) else []
+                wrong += [amp.state()] if amp.state() != (False, amp.default, True) else []
+            return wrong
+
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(job, dtype) for dtype in (amp.dtype, amp.other, amp.dtype, amp.other)]
+        for number, done in enumerate(jobs):
+            amp.expect(f"what thread {number} saw of the others", done.result(), [])
+
+
+# ---- casts that are kept
+
+
+@scenario()
+def test_casts_are_shared(amp: Amp) -> None:
+    """What is kept is the process's: a thread uses another's casts (autocast_mode.cpp; test_cast_cache_is_global)."""
+    weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(2, 2)
+
+    def use() -> int:
+        with amp.region():
+            return amp.casts(lambda: torch.mm(x, weight), weight)
+
+    with amp.region():
+        amp.expect("casts here", amp.casts(lambda: torch.mm(x, weight), weight), 1)
+        amp.expect("casts in a thread", amp.thread(use), 0)
+
+
+@scenario()
+def test_weight_after_a_thread(amp: Amp) -> None:
+    """A region that ends in a thread leaves weights usable here, in the right dtype (amp.html: thread-local)."""
+    weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(2, 2)
+    low = "bf16" if amp.dtype == torch.bfloat16 else "fp16"
+
+    def use() -> tuple[str, ...] | None:
+        with amp.region():
+            return amp.received("mm", lambda: torch.mm(x, weight))
+
+    with amp.region():
+        for time in range(2):
+            amp.expect(f"dtypes here, time {time}", amp.received("mm", lambda: torch.mm(x, weight)), (low, low))
+            amp.expect(f"dtypes in a thread, time {time}", amp.thread(use), (low, low))
+
+
+# ---- backward
+
+
+@scenario(values=True)
+def test_backward_in_another_thread(amp: Amp) -> None:
+    """Backward ops run in the forward's dtype, in whichever thread backward is called (amp.html#torch.autocast)."""
+    weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(2, 2)
+    dtypes: list[torch.dtype] = []
+    with amp.region():
+        product = torch.mm(x, weight)
+        product.register_hook(lambda gradient: dtypes.append(gradient.dtype))
+        loss = product.float().sum()
+        amp.thread(loss.backward)
+        amp.expect("state here after backward", amp.state(), (True, amp.dtype, True))
+    amp.expect("dtype of the product's gradient", dtypes, [amp.dtype])
+    amp.expect("dtype of the weight's gradient", weight.grad.dtype if weight.grad is not None else None, torch.float32)
+
+
+@scenario(values=True)
+def test_backward_outside(amp: Amp) -> None:
+    """A forward in a thread's region and backward here, outside of one, give the forward's dtypes (amp.html)."""
+    weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(2, 2)
+
+    def forward() -> torch.Tensor:
+        with amp.region():
+            return torch.mm(x, weight)
+
+    out = amp.thread(forward)
+    amp.expect("dtype of the output", out.dtype, amp.dtype)
+    out.float().sum().backward()
+    amp.expect("dtype of the weight's gradient", weight.grad.dtype if weight.grad is not None else None, torch.float32)
+
+
+@scenario(values=True)
+def test_backward_sees_the_callers_region(amp: Amp) -> None:
+    """Python code in backward sees the dtype of the thread that called backward (pytorch#132715, autograd threads)."""
+    seen: list[tuple[object, ...]] = []
+
+    class Looks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+            seen.append(amp.state())
+            return gradient * 2
+
+    x = amp.rand(2, 2, requires_grad=True)
+    with amp.region(amp.other):
+        out = Looks.apply(x).sum()
+    with amp.region():
+        out.backward()
+        amp.expect("state here after backward", amp.state(), (True, amp.dtype, True))
+    amp.expect("states in backward", seen, [(True, amp.dtype, True)])
+
+
+@scenario(values=True)
+def test_promotion_in_backward(amp: Amp) -> None:
+    """A backward in a region with an op that widens does not raise (test_autocast_prioritize, pytorch#132715)."""
+    x = amp.rand(4, 4, requires_grad=True)
+    with amp.region():
+        out = torch.mm(x, x)
+        (out[:, torch.tensor([0, 1]).to(amp.type)] * 2).sum().backward()
+    amp.expect("dtype of the gradient", x.grad.dtype if x.grad is not None else None, torch.float32)
+
+
+# ---- tasks and contexts
+
+
+@scenario()
+def test_context_copy(amp: Amp) -> None:
+    """The state is the thread's and no context variable: a copied context sees it (amp.html: thread-local)."""
+    context = contextvars.copy_context()
+    with amp.region():
+        amp.expect("state in a context copied before the region", context.run(amp.state), (True, amp.dtype, True))
+    amp.expect("state in it after the region", context.run(amp.state), (False, amp.default, True))
+
+
+@scenario()
+def test_to_thread(amp: Amp) -> None:
+    """asyncio.to_thread copies the context and not the autocast state: its thread is outside (amp.html)."""
+
+    def look() -> object:
+        with amp.device.running():
+            return amp.state(), amp.probe()
+
+    async def main() -> object:
+        with amp.region(amp.other), amp.region():
+            return await asyncio.to_thread(look)
+
+    amp.expect("state and dtype of a product there", asyncio.run(main()), ((False, amp.default, True), torch.float32))
+    amp.expect("state here", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+def test_tasks_share_the_thread(amp: Amp) -> None:
+    """Tasks of one thread share its state: one that runs while another awaits in a region is in it (amp.html)."""
+
+    async def look() -> object:
+        return amp.state()
+
+    async def main() -> object:
+        with amp.region():
+            return await asyncio.create_task(look())
+
+    amp.expect("state in the other task", asyncio.run(main()), (True, amp.dtype, True))
+    amp.expect("state after the tasks", amp.state(), (False, amp.default, True))
+
+
+@pytest.mark.parametrize("count", [2, 5], ids=["two", "five"])
+@scenario(dtypes="default")
+def test_tasks_that_do_not_overlap(amp: Amp, count: int) -> None:
+    """Tasks whose regions hold over no await are each in their own (amp.html: a region is its body)."""
+
+    async def work(number: int) -> object:
+        await asyncio.sleep(0)
+        with amp.region(amp.dtype if number % 2 else amp.other):
+            found = amp.probe()
+        await asyncio.sleep(0)
+        return found, amp.state()
+
+    async def main() -> list[object]:
+        return list(await asyncio.gather(*(work(number) for number in range(count))))
+
+    outside = (False, amp.default, True)
+    want = [(amp.dtype if number % 2 else amp.other, outside) for number in range(count)]
+    amp.expect("dtypes in the tasks' regions, and states after them", asyncio.run(main()), want)

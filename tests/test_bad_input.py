@@ -1,0 +1,375 @@
+"""Bad input: one sentence on stderr, exit code 2, nothing lost; by `ampcheck` and by plain pytest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ampcheck import results
+from ampcheck.deviations import load
+from ampcheck.devices.base import Device
+from ampcheck.devices.cpu import Cpu
+from ampcheck.devices.registry import known
+from ampcheck.errors import UsageError
+from tests.cli_support import ROOT, refused, run, run_pytest
+
+Refused = Callable[..., str]
+
+_ENTRY = {
+    "id": "one",
+    "cases": ["downcast/*"],
+    "kind": "deviation",
+    "reason": "Because.",
+    "link": "unreported",
+    "raises": "x",
+    "torch": ">=2.11",
+    "added": "2026-11-20",
+}
+
+
+def toml(*entries: dict[str, object]) -> str:
+    """A deviations file."""
+    return "\n".join(
+        "[[deviation]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in entry.items())
+        for entry in entries
+    )
+
+
+# ---- options, by a child of ampcheck run and by pytest
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ("--device=nope", "there is no device named 'nope'; there are cpu, cuda, virtual:cuda"),
+        ("--op=mmm", "there is no op named 'mmm'; did you mean"),
+        ("--rule=downcats", "there is no rule named 'downcats'; did you mean downcast"),
+        ("--amp-dtype=fp8", "there is no region dtype named 'fp8'"),
+        ("--device-module=no_such_module", "no_such_module cannot be loaded as a device: ModuleNotFoundError:"),
+        ("--deviations=no.toml", "the deviations file no.toml cannot be read: No such file or directory"),
+        ("--manifest=no.txt", "the manifest no.txt cannot be read:"),
+    ],
+)
+def test_run_refuses(tmp_path: Path, option: str, sentence: str) -> None:
+    for done in (run(tmp_path, "run", "--device=cpu", option), run_pytest(tmp_path, str(ROOT / "suites"), option)):
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert sentence in done.stderr
+        assert "Traceback" not in done.stdout + done.stderr
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+def test_run_says_one_sentence(tmp_path: Path) -> None:
+    done = run(tmp_path, "run", "--device=nope")
+    assert done.stdout == ""
+    assert done.stderr.startswith("ampcheck: there is no device named 'nope'")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_malformed_selection_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    done = run(tmp_path, "run", "-k", "mm and (")
+    assert done.returncode == 2
+    assert "ampcheck: Wrong expression passed to '-k'" in done.stderr
+
+
+def test_a_selection_without_cases_is_refused(tmp_path: Path) -> None:
+    done = run(tmp_path, "run", "--device=cpu", "--rule=banned")
+    assert done.returncode == 2
+    assert done.stderr == "ampcheck: no case was selected\n"
+
+
+def test_unknown_suite(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, "run", "--suite=nope").startswith("there is no suite named 'nope'; there are ")
+
+
+@pytest.mark.parametrize("option", ["--timeout=0", "--timeout=soon", "-n0", "-nmany"])
+def test_numbers(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        refused(capsys, "run", option)
+    assert ended.value.code == 2
+    assert "invalid" in capsys.readouterr().err
+
+
+def test_an_absent_device_is_said_with_its_reason(tmp_path: Path) -> None:
+    reason = known()["cuda"].unavailable()
+    if reason is None:
+        pytest.skip("this machine has CUDA")
+    done = run(tmp_path, "run", "--device=cuda")
+    assert done.returncode == 2
+    assert done.stderr == f"ampcheck: device 'cuda' cannot be used here: {reason}\n"
+
+
+# ---- files that are written
+
+
+def test_an_existing_run_file_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text("precious")
+    sentence = f"the run file {path} cannot be written: it exists, and run files are never overwritten"
+    assert refused(capsys, "run", f"--run-file={path}") == sentence
+    assert path.read_text() == "precious"
+    done = run_pytest(tmp_path, str(ROOT / "suites" / "eager"), "--device=cpu", "--op=mm", f"--run-file={path}")
+    assert done.returncode == 2
+    assert f"the run file {path} cannot be written: File exists" in done.stderr
+    assert path.read_text() == "precious"
+
+
+@pytest.mark.parametrize("option", ["--reports=file/reports", "--run-file=file/run.jsonl", "--junit=file/run.xml"])
+def test_an_unwritable_folder(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("not a folder")
+    sentence = refused(capsys, "run", option)
+    assert sentence.startswith("the folder file")
+    assert sentence.endswith("cannot be written: Not a directory") or sentence.endswith("File exists")
+
+
+def test_an_unwritable_manifest(tmp_path: Path) -> None:
+    done = run(tmp_path, "manifest", "--device=cpu", "--rule=promote", "--out=gone/all.txt")
+    assert done.returncode == 2
+    assert done.stderr == "ampcheck: the manifest gone/all.txt cannot be written: No such file or directory\n"
+
+
+def test_a_malformed_manifest(tmp_path: Path) -> None:
+    (tmp_path / "all.txt").write_text("eager/downcast/mm-fp32-bf16-cpu\nnonsense\n")
+    for done in (
+        run(tmp_path, "run", "--device=cpu", "--op=mm", "--manifest=all.txt"),
+        run_pytest(tmp_path, str(ROOT / "suites"), "--device=cpu", "--op=mm", "--manifest=all.txt"),
+    ):
+        assert done.returncode == 2
+        assert "'nonsense' is no case; a case is written suite/rule/id" in done.stderr
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+# ---- deviations
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[[deviation", "is not valid TOML"),
+        ("[[deviations]]\n", "expected [[deviation]] tables only, found deviations"),
+        ('deviation = ["x"]\n', "deviation 1 is no table"),
+        (toml({**_ENTRY, "reason": " "}), "deviation 'one' has no reason"),
+        (toml({k: v for k, v in _ENTRY.items() if k != "reason"}), "deviation 'one' has no reason"),
+        (toml({**_ENTRY, "colour": "red"}), "deviation 'one' has unknown fields: colour"),
+        (toml({**_ENTRY, "kind": "bug"}), "kind is 'bug'; it is one of deviation, unsupported, flaky"),
+        (toml({**_ENTRY, "cases": []}), 'cases must be a list of globs of the form "rule/id"'),
+        (toml({**_ENTRY, "link": "somewhere"}), "link is 'somewhere'"),
+        (toml({**_ENTRY, "raises": "("}), "raises is no regular expression"),
+        (toml({**_ENTRY, "torch": "new"}), "torch is no version range"),
+        (toml(_ENTRY, _ENTRY), "deviation 'one' stands there more than once"),
+    ],
+)
+def test_a_malformed_deviations_file(text: str, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "deviations.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as refusal:
+        load(path)
+    assert sentence in str(refusal.value)
+    assert str(path) in str(refusal.value)
+
+
+def test_a_well_formed_deviations_file(tmp_path: Path) -> None:
+    path = tmp_path / "deviations.toml"
+    path.write_text(toml(_ENTRY, {**_ENTRY, "id": "two"}, {**_ENTRY, "id": "old", "torch": "<2"}))
+    assert [deviation.id for deviation in load(path)] == ["one", "two"]
+
+
+def test_run_refuses_a_reasonless_deviation_and_an_id_of_another_file(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(toml({**_ENTRY, "reason": ""}))
+    done = run(tmp_path, "run", "--device=cpu", "--op=mm", "--deviations=a.toml")
+    assert done.returncode == 2
+    assert done.stderr == "ampcheck: a.toml: deviation 'one' has no reason\n"
+    (tmp_path / "a.toml").write_text(toml(_ENTRY))
+    (tmp_path / "b.toml").write_text(toml(_ENTRY))
+    done = run_pytest(
+        tmp_path, str(ROOT / "suites"), "--device=cpu", "--op=mm", "--deviations=a.toml", "--deviations=b.toml"
+    )
+    assert done.returncode == 2
+    assert "b.toml: deviation 'one' stands already in a.toml" in done.stderr
+
+
+@pytest.fixture
+def rule_folder(tmp_path: Path) -> Path:
+    """A suite with one small file, so that every case of the devices can be collected quickly."""
+    folder = tmp_path / "suites" / "eager"
+    folder.mkdir(parents=True)
+    (folder / "test_append.py").write_text((ROOT / "suites" / "eager" / "test_append.py").read_text())
+    (folder.parent / "__init__.py").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize("parallel", [(), ("-n2",)], ids=["one", "xdist"])
+def test_a_stale_deviation_is_red(rule_folder: Path, parallel: tuple[str, ...]) -> None:
+    (rule_folder / "mine.toml").write_text(toml({**_ENTRY, "cases": ["append/nothing-*"]}))
+    options = ("--device=virtual:xpu", "--deviations=mine.toml", "--run-file=run.jsonl", "-p", "ampcheck.plugin")
+    done = run_pytest(rule_folder, "suites", "--import-mode=importlib", f"--rootdir={rule_folder}", *options, *parallel)
+    assert done.returncode == 1, done.stdout + done.stderr
+    sentence = "mine.toml: deviation 'one': no case matches 'append/nothing-*'"
+    assert f"stale: {sentence}" in done.stdout
+    footer = results.read(rule_folder / "run.jsonl").footer
+    assert footer is not None
+    assert footer["stale"] == [sentence]
+
+
+def test_a_selection_does_not_judge_deviations_stale(rule_folder: Path) -> None:
+    (rule_folder / "mine.toml").write_text(toml({**_ENTRY, "cases": ["append/nothing-*"]}))
+    options = ("--device=virtual:xpu", "--deviations=mine.toml", "--no-run-file", "-p", "ampcheck.plugin")
+    one = "suites/eager/test_append.py"
+    done = run_pytest(rule_folder, one, "--import-mode=importlib", f"--rootdir={rule_folder}", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ---- device modules
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        (
+            "import no_such_package",
+            "cannot be loaded as a device: ModuleNotFoundError: No module named 'no_such_package'",
+        ),
+        ("raise SystemExit(0)", "cannot be loaded as a device: SystemExit"),
+        ("x = 1", "cannot be loaded as a device: AttributeError"),
+        ("DEVICES = (1,)", "gives 1, which is no ampcheck.devices.Device"),
+        (
+            "from ampcheck.devices import Device\nclass D(Device):\n  pass\nDEVICES = (D(),)",
+            "TypeError: Can't instantiate abstract class D",
+        ),
+        (
+            "from ampcheck.devices.cpu import Cpu\nclass D(Cpu):\n  token = None\nDEVICES = (D(),)",
+            "D does not set token",
+        ),
+        (
+            "from ampcheck.devices.cpu import Cpu\nclass D(Cpu):\n  name = 'd'\nDEVICES = (D(),)",
+            "the id token 'cpu' of 'd' cannot be told from 'cpu' of 'cpu'",
+        ),
+        (
+            "from ampcheck.devices.cpu import Cpu\nclass D(Cpu):\n  token = 'd'\nDEVICES = (D(),)",
+            "declares device 'cpu', which exists already",
+        ),
+        (
+            "from ampcheck.devices.cpu import Cpu\nclass D(Cpu):\n  name, token = 'd', 'my-d'\nDEVICES = (D(),)",
+            "has the id token 'my-d'; it is made of letters, digits, _ and .",
+        ),
+        (
+            "from ampcheck.devices.cpu import Cpu\nclass D(Cpu):\n  name, token = 'd', 'fp16chip'\nDEVICES = (D(),)",
+            "in which 'fp16' occurs",
+        ),
+        (
+            "from ampcheck.devices.cpu import Cpu\nclass D(Cpu):\n  name = token = 'd'\n  amp_dtypes = ('fp8',)\n"
+            "DEVICES = (D(),)",
+            "has the lower precision 'fp8'; there are fp16, bf16",
+        ),
+        (
+            "from ampcheck.devices.cpu import Cpu\nclass D(Cpu):\n  name = token = 'd'\n  amp_dtypes = ('fp16',)\n"
+            "DEVICES = (D(),)",
+            "has the default 'bf16', which is not among its amp_dtypes",
+        ),
+    ],
+)
+def test_a_bad_device_module(
+    source: str,
+    sentence: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    module = f"bad_device_{request.node.callspec.indices['source']}"
+    (tmp_path / f"{module}.py").write_text(source + "\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = refused(capsys, "devices", f"--device-module={module}")
+    assert module in found
+    assert sentence in found
+
+
+def test_a_good_device_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "good_device.py").write_text(
+        "from ampcheck.devices.cpu import Cpu\nclass D(Cpu):\n  name = token = 'myd'\nDEVICES = (D(),)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    device = known(("good_device",))["myd"]
+    assert isinstance(device, Cpu)
+    assert isinstance(device, Device)
+
+
+def test_run_and_pytest_refuse_a_bad_module(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("raise RuntimeError('no driver')\n")
+    for done in (
+        run(tmp_path, "run", "--device-module=bad"),
+        run_pytest(tmp_path, str(ROOT / "suites"), "--device-module=bad"),
+    ):
+        assert done.returncode == 2
+        assert "bad cannot be loaded as a device: RuntimeError: no driver" in done.stderr
+
+
+# ---- run files
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    """A small whole run file."""
+    path = tmp_path / "whole.jsonl"
+    writer = results.Writer(path, {"devices": [{"name": "cpu"}], "versions": {"torch": "2.13.0"}})
+    for op in ("mm", "bmm", "addmm"):
+        fields = {"suite": "eager", "rule": "downcast", "op": op, "inputs": "fp32", "amp": "bf16", "device": "cpu"}
+        writer.add(results.Result(id=f"{op}-fp32-bf16-cpu", status="pass", seconds=0.1, **fields))
+    writer.close({"seconds": 1.0, "stale": []})
+    return path
+
+
+def test_a_run_file_cut_anywhere_in_its_last_line_is_read(whole: Path, tmp_path: Path) -> None:
+    text = whole.read_text()
+    assert results.read(whole).note == ""
+    cut = tmp_path / "cut.jsonl"
+    for keep, found, note in ((3, 2, "line 4 is cut off"), (2, 2, "the run was interrupted")):
+        lines = text.splitlines(keepends=True)
+        cut.write_text("".join(lines[:3]) + (lines[3][:40] if keep == 3 else ""))
+        run_ = results.read(cut)
+        assert (len(run_.results), run_.note, run_.footer) == (found, note, None)
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda lines: [*lines[:2], "{{{", *lines[3:]], "line 3: not JSON"),
+        (lambda lines: [*lines[:2], "[1]", *lines[3:]], "line 3: not an object"),
+        (lambda lines: [*lines[:2], '{"kind":"case"}', *lines[3:]], "line 3: not a case"),
+        (lambda lines: [*lines[:2], lines[2].replace('"pass"', '"good"'), *lines[3:]], "line 3: unknown status 'good'"),
+        (lambda lines: [*lines[:2], lines[2].replace("0.1", '"x"'), *lines[3:]], "line 3: not a case: seconds of the"),
+        (lambda lines: [*lines[:2], '{"kind":"poem"}', *lines[3:]], "line 3: kind is 'poem'; expected case or footer"),
+        (lambda lines: lines[1:], "is no run file: its first line is no header"),
+        (lambda lines: ["hello", "world"], "line 1: not JSON"),
+        (lambda lines: [], "is empty"),
+        (lambda lines: [lines[0].replace('"schema":1', '"schema":9'), *lines[1:]], "has schema 9; this ampcheck reads"),
+    ],
+)
+def test_a_damaged_run_file_is_refused(
+    damage: Callable[[list[str]], list[str]], sentence: str, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = whole.with_name("damaged.jsonl")
+    path.write_text("".join(f"{line}\n" for line in damage(whole.read_text().splitlines())))
+    before = path.read_bytes()
+    assert sentence in refused(capsys, "compare", str(whole), str(path))
+    assert sentence in refused(capsys, "waivers", "suggest", str(path))
+    assert sentence in refused(capsys, "report", str(path), f"--out={whole.parent / 'site'}")
+    assert not (whole.parent / "site").exists()
+    assert path.read_bytes() == before
+
+
+def test_what_is_no_text_or_not_there(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "picture").write_bytes(b"\x89PNG\xff\xfe")
+    assert "is no run file" in refused(capsys, "compare", str(whole), str(tmp_path / "picture"))
+    assert "cannot be read: No such file" in refused(capsys, "compare", str(whole), str(tmp_path / "gone"))
+    assert "cannot be read: Is a directory" in refused(capsys, "waivers", "suggest", str(tmp_path))
+
+
+def test_no_run_to_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, "report", f"--reports={tmp_path}").startswith("there is no run file in ")

@@ -1,0 +1,308 @@
+"""Programs: torch and the model agree, faults planted in torch are found, and what is rendered runs."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from ampcheck.devices.base import Device
+from ampcheck.devices.registry import known
+from ampcheck.isolation import reset
+from ampcheck.programs import (
+    Catch,
+    ClearCache,
+    Decorated,
+    Generator,
+    InferenceMode,
+    NoGrad,
+    Op,
+    Options,
+    Program,
+    Raise,
+    Reenter,
+    Seen,
+    Set,
+    Thread,
+    UseWeight,
+    With,
+    compare,
+    facts,
+    model,
+    open_to,
+    render,
+    run,
+)
+from ampcheck.programs.explore import Explorer, second
+from ampcheck.programs.strategies import programs, weight_programs
+from ampcheck.spec.state import State
+from ampcheck.threads import in_thread, interleave
+
+CPU = known()["cpu"]
+CUDA = known()["virtual:cuda"]
+AUTOCAST = torch.amp.autocast_mode.autocast
+HERE, OTHER = Options("cpu", "bf16"), Options("cpu", "fp16")
+MM = Op("mm", "cpu", ("fp32", "fp32"))
+WEIGHT = UseWeight("cpu", "leaf")
+
+EVERY_STEP: Program = (
+    Catch((With(HERE, (MM, With(OTHER, (MM, Raise())))),)),
+    Decorated(HERE, (WEIGHT, NoGrad((WEIGHT,))), calls=2, around=OTHER),
+    Reenter(HERE, (Op("cat", "cpu", ("fp32", "last")),), (ClearCache(), WEIGHT)),
+    Generator(Options("cpu", enabled=False, cache_enabled=False), (MM,), (Set("enabled", "cpu", True), MM)),
+    With(HERE, (InferenceMode((WEIGHT,)), Thread((With(OTHER, (MM,)),)), UseWeight("cpu", "low"))),
+    Set("dtype", "cpu", "fp16"),
+    Set("cache_enabled", "cpu", False),
+)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    reset({})
+    yield
+    reset({})
+
+
+def _difference(program: Program, device: Device = CPU) -> str | None:
+    return Explorer(device).difference(program)
+
+
+# ---- agreement
+
+
+def test_every_step_does_what_the_model_says() -> None:
+    assert _difference(EVERY_STEP) is None
+
+
+def test_what_the_model_says_of_a_small_program() -> None:
+    program = (With(HERE, (MM, With(Options("cpu", enabled=False), (Op("mm", "cpu", ("fp32", "last")),)))),)
+    seen = {(s.where, s.what): s.value for s in model(program, facts([CPU]))}
+    assert seen["1.1", "dtypes in the kernel of mm on cpu"] == ("bf16", "bf16")
+    assert seen["1.1", "casts made for mm on cpu"] == 2
+    assert seen["1.1", "result of mm on cpu"] == "bf16"
+    assert seen["1.2.1", "dtypes in the kernel of mm on cpu"] == ("fp32", "bf16")
+    assert ("1.2.1", "result of mm on cpu") not in seen  # open: implementations refuse or promote
+    assert seen["1.2", "state of cpu inside the region"] == State(False, "bf16", True, 2)
+    assert seen["end", "state of cpu at the end"] == State(False, "bf16", True, 0)
+
+
+def test_ops_of_each_policy_on_a_virtual_device() -> None:
+    body = (
+        Op("mse_loss", "cuda", ("fp16", "fp16")),
+        Op("atan2", "cuda", ("fp32", "fp16")),
+        Op("sum", "cuda", ("fp16",)),
+        Op("bce", "cuda", ("fp32", "fp32")),
+        Op("mul", "cuda", ("fp16", "fp64")),
+    )
+    program = (With(Options("cuda"), body),)
+    seen = {(s.where, s.what): s.value for s in model(program, facts([CUDA, CPU]))}
+    assert seen["1.1", "dtypes in the kernel of mse_loss on cuda"] == ("fp32", "fp32")
+    assert seen["1.2", "dtypes in the kernel of atan2 on cuda"] == ("fp32", "fp32")
+    assert seen["1.3", "dtype= of sum on cuda"] == "fp32"
+    assert seen["1.4", "bce on cuda"] == "refused"
+    assert seen["1.5", "casts made for mul on cuda"] == 0
+    assert _difference(program, CUDA) is None
+
+
+@pytest.mark.parametrize("device", ["cpu", "virtual:mps"])
+def test_random_programs_agree(device: str) -> None:
+    for strategy in (programs, weight_programs):
+        assert Explorer(known()[device]).explore(strategy) is None
+
+
+def test_an_uncaught_exception_ends_a_program() -> None:
+    seen = model((With(HERE, (Raise(),)), MM), facts([CPU]))
+    assert Seen("end", "exception", "not caught") in seen
+    assert not any("mm" in s.what for s in seen)
+    assert _difference((With(HERE, (Raise(),)), MM)) is None
+
+
+def test_a_run_leaves_no_state() -> None:
+    run((Set("enabled", "cpu", True), Set("dtype", "cpu", "fp16"), Set("cache_enabled", "cpu", False)), [CPU])
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+    assert torch.is_autocast_cache_enabled()
+
+
+# ---- known deviations
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ((Reenter(HERE, (), (), nested=True),), "one region object inside itself"),
+        ((With(HERE, (WEIGHT, With(OTHER, (WEIGHT,)))),), "one weight in two lower precisions"),
+        ((With(HERE, (Op("cat", "cpu", ("fp16", "fp32")),)),), "promote with the other lower precision"),
+        ((InferenceMode((Set("enabled", "cpu", True),)),), "enabled set in inference mode"),
+    ],
+)
+def test_known_deviations_are_told(program: Program, words: str) -> None:
+    assert open_to(program, facts([CPU])) == {words}
+
+
+def test_a_program_without_known_deviations() -> None:
+    assert open_to(EVERY_STEP, facts([CPU])) == set()
+
+
+# ---- planted faults
+
+
+def _exit_keeps(what: str) -> Any:
+    right = AUTOCAST.__exit__
+
+    def leave(self: Any, *error: Any) -> Any:
+        inside = (torch.get_autocast_dtype(self.device), torch.is_autocast_enabled(self.device))
+        out = right(self, *error)
+        if what == "dtype":
+            torch.set_autocast_dtype(self.device, inside[0])
+        elif what == "enabled" and error[0] is not None:
+            torch.set_autocast_enabled(self.device, inside[1])
+        elif what == "depth":
+            torch.autocast_increment_nesting()
+        return out
+
+    return leave
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("dtype", "after the region is off in fp16 with the cache on, depth 0; expected off in bf16"),
+        ("enabled", "after the region is on in"),
+        ("depth", "depth 1; expected off in bf16 with the cache on, depth 0"),
+    ],
+)
+def test_a_wrong_exit_is_found(what: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AUTOCAST, "__exit__", _exit_keeps(what))
+    found = Explorer(CPU).explore(programs)
+    assert found is not None
+    sentence, program = found
+    assert words in sentence
+    assert len(program) == 1, "the program was not made small"
+
+
+def test_a_cache_that_is_never_dropped_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: None)
+    found = Explorer(CPU).explore(weight_programs)
+    assert found is not None
+    assert "casts made for mm on cpu is 1; expected 2" in found[0]
+
+
+def test_a_cast_that_is_not_made_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "set_autocast_enabled", lambda *arguments: None)
+    sentence = _difference((With(HERE, (MM,)),))
+    assert sentence == (
+        "step 1: state of cpu inside the region is off in bf16 with the cache on, depth 1; "
+        "expected on in bf16 with the cache on, depth 1"
+    )
+
+
+def test_a_wrong_op_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = CPU.policies()
+    monkeypatch.setattr(type(CPU), "policies", lambda self: {**right, "mm": "upcast"})
+    assert _difference((With(HERE, (MM,)),)) == (
+        "step 1.1: dtypes in the kernel of mm on cpu is bf16, bf16; expected fp32, fp32"
+    )
+
+
+def test_an_exception_of_torch_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    def enter(self: Any) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(AUTOCAST, "__enter__", enter)
+    assert _difference((With(HERE, ()),)) == ("running the program raised RuntimeError: broken; expected it to run")
+
+
+def test_a_nightly_finding_names_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ampcheck.programs.explore.NIGHTLY", 40)
+    monkeypatch.setattr(AUTOCAST, "__exit__", _exit_keeps("depth"))
+    found = Explorer(CPU, nightly=True, seed="7").explore(programs)
+    assert found is not None
+    assert found[0].endswith("(found with --hypothesis-seed=7)")
+
+
+def test_nightly_seeds() -> None:
+    assert Explorer(CPU, seed=12).seed == 12
+    assert len(str(Explorer(CPU).seed)) == 8  # the date
+    assert Explorer(CPU, seed="night").seed == Explorer(CPU, seed="night").seed
+
+
+# ---- comparing
+
+
+def test_compare_says_what_differs() -> None:
+    one, two = Seen("1", "result of mm on cpu", "bf16"), Seen("2", "casts made for mm on cpu", 2)
+    assert compare([one, two], [one, two]) is None
+    assert compare([one], [one, two]) == "the program ended early; expected casts made for mm on cpu 2 at step 2"
+    assert compare([one, two], [one]) == ("step 2: casts made for mm on cpu is 2; expected the program to have ended")
+    assert compare([two], [one]) == (
+        "step 2: casts made for mm on cpu is 2; expected to see result of mm on cpu at step 1"
+    )
+
+
+# ---- rendering
+
+
+def _printed(source: str) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(source, "<rendered>", "exec"), {"__name__": "rendered"})
+    return out.getvalue()
+
+
+def test_rendered_programs_run() -> None:
+    text = _printed(render(EVERY_STEP, [CPU]))
+    assert "1.1 inside cpu True torch.bfloat16 cache True depth 1" in text
+    assert "1.1.2 inside cpu True torch.float16 cache True depth 2" in text
+    assert "5.2 in a new thread cpu False torch.bfloat16 cache True depth 0" in text
+    assert "aten.mm.default [torch.bfloat16, torch.bfloat16]" in text
+
+
+def test_rendered_programs_say_what_runs_see() -> None:
+    """The states a rendered program prints are those that `run` sees, in order."""
+    text = _printed(render((With(HERE, (With(OTHER, (MM,)),)),), [CPU]))
+    printed = [line.split(" cpu ")[1] for line in text.splitlines() if " cpu " in line]
+    seen = [s.value for s in run((With(HERE, (With(OTHER, (MM,)),)),), [CPU]) if isinstance(s.value, State)][1:]
+    dtypes = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
+    assert printed == [f"{s.enabled} {dtypes[s.dtype]} cache {s.cache_enabled} depth {s.depth}" for s in seen]
+
+
+def test_a_virtual_device_is_rendered_with_fake_tensors() -> None:
+    source = render((With(Options("cuda"), (Op("sum", "cuda", ("fp16",)),)),), [CUDA, CPU])
+    compile(source, "<rendered>", "exec")
+    assert "FakeTensorMode" in source
+    assert "amp_definitely_not_available" in source
+    assert "op(\"1.1 sum\", 'cuda', torch.sum, new('cuda', torch.float16))" in source
+
+
+def test_a_second_device_is_of_another_type() -> None:
+    for device in (CPU, CUDA):
+        assert second(device).type != device.type
+
+
+# ---- threads
+
+
+def test_threads_run_in_turns() -> None:
+    order: list[str] = []
+
+    def worker(name: str, steps: int) -> Iterator[None]:
+        for step in range(steps):
+            order.append(f"{name}{step}")
+            yield
+
+    interleave([lambda: worker("a", 3), lambda: worker("b", 1), lambda: worker("c", 2)], contextlib.nullcontext)
+    assert order == ["a0", "b0", "c0", "a1", "c1", "a2"]
+
+
+def test_an_exception_in_a_thread_is_raised_here() -> None:
+    def fail() -> None:
+        raise KeyError("planned")
+
+    with pytest.raises(KeyError, match="planned"):
+        in_thread(fail, contextlib.nullcontext)
+    assert in_thread(lambda: 3, contextlib.nullcontext) == 3

@@ -1,0 +1,179 @@
+"""The model of the autocast state: what it says, and that torch says the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ampcheck.isolation import reset
+from ampcheck.programs.execute import state_of
+from ampcheck.spec.state import DEFAULTS, Process, State, Tensor, Thread
+from ampcheck.torch_dtypes import DTYPES
+
+WEIGHT = Tensor("fp32", name="w", requires_grad=True)
+
+
+@pytest.fixture
+def thread() -> Thread:
+    return Process().thread()
+
+
+def _casts(thread: Thread, tensor: Tensor = WEIGHT, *, inference: bool = False, policy: str = "downcast") -> int:
+    return thread.op("cpu", policy, "mm", [tensor], inference=inference).casts
+
+
+def test_a_new_thread_is_outside(thread: Thread) -> None:
+    assert thread.state("cpu") == State(False, "bf16", True, 0)
+    assert thread.state("cuda") == State(False, "fp16", True, 0)
+    with pytest.raises(KeyError, match="meta"):
+        thread.state("meta")
+
+
+@pytest.mark.parametrize("name", [name for name in DEFAULTS if name != "privateuseone"])
+def test_defaults_are_those_of_torch(name: str) -> None:
+    assert torch.get_autocast_dtype(name) == DTYPES[DEFAULTS[name]]
+
+
+def test_regions_nest_and_restore(thread: Thread) -> None:
+    outer = thread.construct("cpu", "fp16")
+    inner = thread.construct("cpu", "bf16", enabled=False, cache_enabled=False)
+    thread.enter(outer)
+    assert thread.state("cpu") == State(True, "fp16", True, 1)
+    thread.enter(inner)
+    assert thread.state("cpu") == State(False, "bf16", False, 2)
+    assert thread.state("xpu") == State(False, "fp16", False, 2)
+    thread.exit(inner)
+    assert thread.state("cpu") == State(True, "fp16", True, 1)
+    thread.exit(outer)
+    assert thread.state("cpu") == State(False, "bf16", True, 0)
+
+
+def test_a_region_inside_itself_restores(thread: Thread) -> None:
+    region = thread.construct("cpu")
+    for _ in range(3):
+        thread.enter(region)
+    for _ in range(3):
+        thread.exit(region)
+    assert thread.state("cpu") == State(False, "bf16", True, 0)
+    with pytest.raises(ValueError, match="not inside this region of cpu"):
+        thread.exit(region)
+
+
+def test_a_region_in_two_threads_restores_each() -> None:
+    process = Process()
+    one, two = process.thread(), process.thread()
+    two.set_enabled("cpu", True)
+    region = one.construct("cpu", "fp16")
+    one.enter(region)
+    two.enter(region)
+    one.exit(region)
+    assert one.state("cpu") == State(False, "bf16", True, 0)
+    two.exit(region)
+    assert two.state("cpu") == State(True, "bf16", True, 0)
+
+
+def test_options_are_fixed_at_construction(thread: Thread) -> None:
+    thread.set_dtype("cpu", "fp16")
+    thread.set_cache_enabled(False)
+    region = thread.construct("cpu")
+    thread.set_dtype("cpu", "bf16")
+    thread.set_cache_enabled(True)
+    thread.enter(region)
+    assert thread.state("cpu") == State(True, "fp16", False, 1)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "enabled", "region_enabled", "warns"),
+    [
+        ("cpu", "fp32", True, False, True),
+        ("cpu", "fp32", False, False, False),
+        ("cpu", "fp16", True, True, False),
+        ("cuda", "fp32", True, True, False),
+    ],
+)
+def test_unsupported_dtypes(
+    thread: Thread, device: str, dtype: str, enabled: bool, region_enabled: bool, warns: bool
+) -> None:
+    region = thread.construct(device, dtype, enabled=enabled)
+    assert (region.enabled, region.warns, region.dtype) == (region_enabled, warns, dtype)
+
+
+def test_what_is_cast_once(thread: Thread) -> None:
+    thread.enter(thread.construct("cpu"))
+    assert [_casts(thread) for _ in range(3)] == [1, 0, 0]
+    others = {
+        "no grad": Tensor("fp32", name="a"),
+        "view": Tensor("fp32", name="b", requires_grad=True, is_view=True),
+        "result": Tensor("fp32", name="c", requires_grad=True, is_leaf=False),
+        "low": Tensor("fp16", name="d", requires_grad=True),
+    }
+    for what, tensor in others.items():
+        assert [_casts(thread, tensor) for _ in range(2)] == [1, 1], what
+    elsewhere = Tensor("fp32", on_device=False, name="e", requires_grad=True)
+    assert _casts(thread, elsewhere) == 0
+
+
+def test_one_weight_twice_in_one_call(thread: Thread) -> None:
+    thread.enter(thread.construct("cpu"))
+    assert thread.op("cpu", "downcast", "mm", [WEIGHT, WEIGHT]).casts == 1
+
+
+def test_cache_off_and_inference_mode(thread: Thread) -> None:
+    thread.enter(thread.construct("cpu"))
+    assert [_casts(thread, inference=True), _casts(thread)] == [1, 1]
+    assert _casts(thread, inference=True) == 1
+    off = thread.construct("cpu", cache_enabled=False)
+    thread.enter(off)
+    assert _casts(thread) == 1
+    thread.exit(off)
+    assert _casts(thread) == 0
+    thread.clear_cache()
+    assert _casts(thread) == 1
+
+
+def test_casts_go_with_the_outermost_region_of_any_thread() -> None:
+    process = Process()
+    one, two = process.thread(), process.thread()
+    one.enter(one.construct("cpu"))
+    inner = one.construct("cpu")
+    one.enter(inner)
+    _casts(one)
+    one.exit(inner)
+    assert _casts(one) == 0
+    region = two.construct("cpu", enabled=False)
+    two.enter(region)
+    assert _casts(one) == 0
+    two.exit(region)
+    assert _casts(one) == 1
+
+
+def test_a_kept_cast_is_for_its_dtype(thread: Thread) -> None:
+    thread.enter(thread.construct("cpu", "bf16"))
+    _casts(thread)
+    thread.enter(thread.construct("cpu", "fp16"))
+    outcome = thread.op("cpu", "downcast", "mm", [WEIGHT])
+    assert (outcome.expectation.leaves, outcome.casts) == (("fp16",), 1)
+
+
+def test_casts_outside_of_a_region_or_without_a_policy(thread: Thread) -> None:
+    assert _casts(thread) == 0
+    thread.enter(thread.construct("cpu"))
+    assert _casts(thread, policy="fallthrough") == 0
+    assert _casts(thread, policy="upcast") == 0
+
+
+def test_torch_starts_where_the_model_does() -> None:
+    """The state functions on torch and on the model, call by call."""
+    reset({})
+    thread = Process().thread()
+    try:
+        for name, value in (("enabled", True), ("dtype", "fp16"), ("cache_enabled", False), ("enabled", False)):
+            if name == "cache_enabled":
+                torch.set_autocast_cache_enabled(bool(value))
+                thread.set_cache_enabled(bool(value))
+            else:
+                getattr(torch, f"set_autocast_{name}")("cpu", DTYPES[value] if isinstance(value, str) else value)
+                getattr(thread, f"set_{name}")("cpu", value)
+            assert state_of("cpu") == thread.state("cpu")
+    finally:
+        reset({})
