@@ -112,9 +112,10 @@ def _check(row: Row, where: str) -> None:
 
 
 @cache
-def table(key: str, version: str) -> Mapping[str, str]:
-    """The policy of each overload that every build registers under a dispatch key.
+def table(key: str, version: str, builds: tuple[str, ...] = ()) -> Mapping[str, str]:
+    """The policy of each overload registered under a dispatch key: in every build, and in those with the libraries named.
 
     E.g. `table("AutocastCPU", "2.13")["mm"]` is "downcast". Raises ValueError like `rows`.
     """
-    return {row.overload: row.policy for row in rows(version) if row.key == key and not row.builds}
+    found = (row for row in rows(version) if row.key == key and (not row.builds or row.builds in builds))
+    return {row.overload: row.policy for row in found}

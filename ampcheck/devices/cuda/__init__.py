@@ -1,10 +1,12 @@
 """A CUDA device: real, used where present."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from ampcheck.devices.base import Device
+from ampcheck.spec.policies import closest, table
 
 
 class Cuda(Device):
@@ -22,6 +24,10 @@ class Cuda(Device):
         if not torch.cuda.is_available():
             return "no CUDA device was found"
         return None
+
+    def policies(self) -> Mapping[str, str]:
+        library = "miopen" if torch.version.hip else "cudnn"
+        return table(self.key, closest(torch.__version__), (library,) if torch.backends.cudnn.is_available() else ())
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
