@@ -53,7 +53,7 @@ class Entered:
 def recording(keys: Iterable[str]) -> Iterator[set[tuple[str, str]]]:
     """Put a recorder in place of every registered kernel of the keys; gives the (key, overload) pairs entered."""
     entered: set[tuple[str, str]] = set()
-    library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library = Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
             # Replacing a kernel warns, once for each of them; here it is the purpose, and undone at the end.
@@ -61,12 +61,10 @@ def recording(keys: Iterable[str]) -> Iterator[set[tuple[str, str]]]:
             for key in keys:
                 for overload in _registered(key):
                     replacement = _recorder(key, overload, entered)
-                    library.impl(  # type: ignore[no-untyped-call]
-                        overload, replacement, key, with_keyset=True, allow_override=True
-                    )
+                    library.impl(overload, replacement, key, with_keyset=True, allow_override=True)
         yield entered
     finally:
-        library._destroy()  # type: ignore[no-untyped-call]
+        library._destroy()
 
 
 def _recorder(key: str, overload: str, entered: set[tuple[str, str]]) -> Callable[..., Any]:

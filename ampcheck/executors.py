@@ -19,7 +19,8 @@ def eager(op: str, call: str) -> Callable[..., Any]:
     if call == "aten":
         return overload(op)
     root, *names = call.split(".")
-    found: Callable[..., Any] = reduce(getattr, names, {"torch": torch, "operator": operator}[root])
+    roots: dict[str, Any] = {"torch": torch, "operator": operator}
+    found: Callable[..., Any] = reduce(getattr, names, roots[root])
     return found
 
 

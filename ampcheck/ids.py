@@ -93,7 +93,12 @@ class Parsed:
         }
 
 
-_NODE = re.compile(r"(?:.*/)?(?P<suite>\w+)/test_(?P<rule>\w+)\.py::test_(?P<name>\w+)\[(?P<params>.+)\]")
+def rule_of(stem: str) -> str:
+    """The rule of a suite file, given its name without ".py": `test_cache` and `test_cache__results` are of `cache`."""
+    return stem.removeprefix("test_").partition("__")[0]
+
+
+_NODE = re.compile(r"(?:.*/)?(?P<suite>\w+)/(?P<stem>test_\w+)\.py::test_(?P<name>\w+)\[(?P<params>.+)\]")
 
 
 def parse_node(node: str) -> Parsed:
@@ -101,8 +106,9 @@ def parse_node(node: str) -> Parsed:
     match = _NODE.fullmatch(node)
     if match is None:
         raise ValueError(f"{node!r} is no node id of a case")
-    own = match["name"] == match["rule"]
-    return Parsed(match["suite"], match["rule"], match["params"] if own else f"{match['name']}-{match['params']}")
+    rule = rule_of(match["stem"])
+    own = match["name"] == rule
+    return Parsed(match["suite"], rule, match["params"] if own else f"{match['name']}-{match['params']}")
 
 
 def parse_key(key: str) -> Parsed:

@@ -25,6 +25,9 @@ def reset(further: Mapping[str, str]) -> None:
     if not torch.is_autocast_cache_enabled():
         torch.set_autocast_cache_enabled(True)
     torch.autocast_increment_nesting()
-    while torch.autocast_decrement_nesting() > 0:
-        pass
+    depth = torch.autocast_decrement_nesting()
+    while depth > 0:
+        depth = torch.autocast_decrement_nesting()
+    while depth < 0:  # a region that was left and never entered
+        depth = torch.autocast_increment_nesting()
     torch.clear_autocast_cache()

@@ -77,7 +77,7 @@ class Plugin:
     def pytest_sessionstart(self) -> None:
         # The library's own tests use this plugin too. A bad option is told here, before xdist starts its workers.
         if not self.is_worker and self._names_suite():
-            self._or_exit(lambda: _new_session(self.config))
+            self._or_exit(lambda: _check(self.config))
 
     @pytest.hookimpl(trylast=True)  # after pytest's own, so that a scenario's own parameters come first in its id
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -190,6 +190,14 @@ class Plugin:
 def _marker(definition: Any) -> pytest.Mark | None:
     found: pytest.Mark | None = definition.get_closest_marker("op_cases") or definition.get_closest_marker("scenario")
     return found
+
+
+def _check(config: pytest.Config) -> None:
+    """Raise UsageError for options that cannot be used."""
+    from ampcheck.runlog import check_files
+
+    check_files(config)
+    _new_session(config)
 
 
 def _new_session(config: pytest.Config) -> Session:

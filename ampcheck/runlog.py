@@ -84,6 +84,15 @@ def header(config: pytest.Config, cases: Iterable[str], now: datetime) -> dict[s
     }
 
 
+def check_files(config: pytest.Config) -> None:
+    """Raise UsageError for a manifest that cannot be used, or a run file that is there already."""
+    option = config.option
+    if option.manifest:
+        _read_manifest(option.manifest)
+    if option.run_file and option.run_file.exists():
+        raise UsageError(f"the run file {option.run_file} cannot be written: File exists")
+
+
 def tokens(modules: Sequence[str] = ()) -> dict[str, str]:
     """The name of every device by its token in ids."""
     return {device.token: name for name, device in known(modules).items()}

@@ -17,6 +17,7 @@ from ampcheck.deviations import KERNELS, SHARED, Deviation, Waivers
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known, select
 from ampcheck.errors import UsageError
+from ampcheck.ids import rule_of
 from ampcheck.isolation import reset
 from ampcheck.opinfo_verdict import reproduce
 from ampcheck.ops import opinfo
@@ -54,7 +55,7 @@ class Session:
 
     def generate(self, metafunc: pytest.Metafunc, marker: pytest.Mark) -> None:
         """Parametrize a suite function over its cases on the chosen devices."""
-        rule = metafunc.module.__name__.rpartition(".")[2].removeprefix("test_")
+        rule = rule_of(metafunc.module.__name__.rpartition(".")[2])
         self._root = Path(metafunc.module.__file__ or "").resolve().parent.parent
         if self._rules and rule not in self._rules:
             metafunc.parametrize("case" if marker.name == "op_cases" else "amp", [])
@@ -90,7 +91,7 @@ class Session:
             device, dtype = params["amp"]
             variant = item.callspec.id.removesuffix(f"{dtype}-{device.token}").rstrip("-")  # type: ignore[attr-defined]
             name = item.originalname.removeprefix("test_")  # type: ignore[attr-defined]
-            rule = item.path.stem.removeprefix("test_")
+            rule = rule_of(item.path.stem)
             case = Case(item.path.parent.name, rule, name, "", variant, dtype, device.name, device.token)
         else:
             return

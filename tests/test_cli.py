@@ -179,7 +179,11 @@ def write(path: Path, statuses: dict[str, str], **fields: Any) -> Path:
         "devices": [{"name": "cpu", "type": "cpu", "key": "AutocastCPU", "has_values": True}],
         "cases": len(statuses),
     }
-    header |= {"started": f"2026-11-20T10:00:0{fields.pop('second', 0)}Z", "versions": {"torch": "2.13.0"}}
+    header |= {
+        "started": f"2026-11-20T10:00:0{fields.pop('second', 0)}Z",
+        "versions": {"torch": "2.13.0"},
+        "command": ["ampcheck", "run"],
+    }
     writer = Writer(path, header)
     for name, found in statuses.items():
         suite, rule, case = name.split("/")

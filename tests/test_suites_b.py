@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 from ampcheck.devices.registry import known
+from ampcheck.ids import rule_of
 from ampcheck.isolation import reset
 from ampcheck.replay import replay
 from ampcheck.scenario import Amp
@@ -33,10 +35,10 @@ def _module(path: str) -> ModuleType:
     return module
 
 
-MODULES = {
-    path.stem.removeprefix("test_"): _module(f"eager/{path.stem}") for path in (SUITES / "eager").glob("test_*.py")
-}
-MODULES["gradients"] = _module("autograd/test_cache")
+MODULES: dict[str, dict[str, Any]] = {}
+for path in (SUITES / "eager").glob("test_*.py"):
+    MODULES.setdefault(rule_of(path.stem), {}).update(vars(_module(f"eager/{path.stem}")))
+MODULES["gradients"] = vars(_module("autograd/test_cache"))
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +53,7 @@ def run(file: str, scenario: str, device: str = "cpu", /, **parameters: object) 
     amp = Amp(DEVICES[device], DEVICES[device].default_amp)
     with amp.device.running():
         try:
-            getattr(MODULES[file], f"test_{scenario}")(amp, **parameters)
+            MODULES[file][f"test_{scenario}"](amp, **parameters)
         except RuntimeError as error:  # a fault may keep the scenario from going on
             amp.differences.append(str(error))
     return "\n".join(amp.differences)
@@ -72,7 +74,7 @@ def test_a_planted_fault_is_named(case: Case, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("file", sorted({case.file for case in CASES}))
 def test_every_scenario_cites_its_source(file: str) -> None:
-    for name, function in vars(MODULES[file]).items():
+    for name, function in MODULES[file].items():
         if name.startswith("test_"):
             text = inspect.getdoc(function) or ""
             assert "(" in text, f"{name} names no source"

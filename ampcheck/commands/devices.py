@@ -29,9 +29,8 @@ def run(args: argparse.Namespace) -> int:
     rows = [_row(device) for device in known(args.device_module).values()]
     headers = ["device", "type", "dispatch key", "here", "amp dtypes", "checked", "policies", "deviations"]
     print(tabulate(rows, headers=headers, disable_numparse=True))
-    print(
-        f"\nThe first amp dtype is the default. {len(load(SHARED)) + len(load(KERNELS))} more deviations are PyTorch's own, on any device."
-    )
+    everywhere = len(load(SHARED)) + len(load(KERNELS))
+    print(f"\nThe first amp dtype is the default. {everywhere} more deviations are PyTorch's own, on any device.")
     return 0
 
 

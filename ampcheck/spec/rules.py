@@ -1,6 +1,7 @@
 """The rules: what PyTorch promises of autocast, one name and one sentence each.
 
-A rule's name is the name of its file in every suite, so `pytest suites -k promote` runs the rule everywhere.
+A rule's name is the name of its file in every suite, so `pytest suites -k promote` runs the rule everywhere. A long
+one has several files there: `test_<rule>.py` and `test_<rule>__<part>.py`.
 """
 
 from __future__ import annotations

@@ -281,3 +281,14 @@ def test_address_used_again(amp: Amp) -> None:
             weight = torch.full((2, 2), float(number), device=amp.type, requires_grad=True)
             amp.expect(f"product with weight {number}", amp.values(torch.mm(x, weight))[0][0], 2.0 * number)
             del weight
+
+
+@scenario(values=True)
+def test_address_used_again_without_grad(amp: Amp) -> None:
+    """The same under no_grad, where no graph keeps the deleted weight alive (autocast_mode.cpp: the weak reference)."""
+    x = torch.ones(2, 2, device=amp.type)
+    with amp.region(), torch.no_grad():
+        for number in range(40):
+            weight = torch.full((2, 2), float(number), device=amp.type, requires_grad=True)
+            amp.expect(f"product with weight {number}", amp.values(torch.mm(x, weight))[0][0], 2.0 * number)
+            del weight

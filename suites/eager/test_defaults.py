@@ -63,6 +63,18 @@ def test_enabled(amp: Amp) -> None:
         amp.expect("enabled in a region inside a disabled one", torch.is_autocast_enabled(amp.type), True)
 
 
+@scenario(values=True, dtypes="default")
+def test_options_by_place(amp: Amp) -> None:
+    """torch.autocast needs a device type alone, and takes dtype, enabled and cache_enabled by place (amp.html)."""
+    with torch.autocast(amp.type):
+        amp.expect("state in a region given nothing else", amp.state(), (True, amp.default, True))
+        amp.expect("dtype of a product", amp.probe(), amp.default)
+        with torch.autocast(amp.type, amp.other, False, False):
+            amp.expect("state in a region given all by place", amp.state(), (False, amp.other, False))
+        with torch.autocast(amp.type, None, True, False):
+            amp.expect("state in a region given no dtype", amp.state(), (True, amp.default, False))
+
+
 @scenario()
 def test_dtype_in_force(amp: Amp) -> None:
     """A region given no dtype takes the one get_autocast_dtype gives (amp.html#torch.autocast, dtype)."""

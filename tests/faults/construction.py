@@ -102,8 +102,8 @@ def init_needs_names(
 
 
 DEFAULTS = (
-    region("disabled-by-default", "defaults", "enabled", "got False", init=init_disabled),
-    region("options-by-name-only", "defaults", init=init_needs_names),
+    region("disabled-by-default", "defaults", "given nothing else: got (False, ", init=init_disabled),
+    region("options-by-name-only", "defaults", "positional", init=init_needs_names),
     region("cpu-default-float16", "defaults", "dtype of the region: got torch.float16", init=init_default_float16),
     region(
         "cuda-default-bfloat16",

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
+
+from ampcheck.ids import rule_of
+
+_SUITES = Path(__file__).resolve().parents[2] / "suites"
 
 
 @dataclass(frozen=True)
@@ -25,4 +30,5 @@ class Fault:
     @property
     def slice(self) -> tuple[str, ...]:
         """The pytest arguments that select its cases."""
-        return (f"suites/{self.suite}/test_{self.rule}.py", *self.options)
+        files = (_SUITES / self.suite).glob(f"test_{self.rule}*.py")
+        return (*sorted(str(file) for file in files if rule_of(file.stem) == self.rule), *self.options)

@@ -37,6 +37,17 @@ def widened(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
+def lowered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The method with its result cast to the region's dtype."""
+
+    @wraps(function)
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        out = function(*args, **kwargs)
+        return out.to(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else out
+
+    return wrong
+
+
 def casting_parameters(function: Callable[..., Any]) -> Callable[..., Any]:
     """The method, which turns its module's parameters into the region's dtype for good."""
 
@@ -99,6 +110,6 @@ FAULTS = (
     module("encoder-layer-outside", nn.TransformerEncoderLayer, outside, "EncoderLayer-", "EncoderLayer", "linear"),
     module("sequential-outside", nn.Sequential, outside, "Sequential-", "Sequential", "fp32"),
     module("batch-norm-narrowed", nn.BatchNorm2d, narrowed, "BatchNorm2d", "BatchNorm2d"),
-    module("loss-narrowed", nn.MSELoss, narrowed, "MSELoss or function", "MSELoss"),
-    module("embedding-widened", nn.Embedding, widened, "Embedding- or function", "Embedding"),
+    module("loss-narrowed", nn.MSELoss, narrowed, "same_as_its_function", "MSELoss"),
+    module("embedding-lowered", nn.Embedding, lowered, "same_as_its_function", "Embedding"),
 )

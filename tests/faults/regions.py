@@ -194,10 +194,13 @@ def exit_disables_other_types(self: Any, *exc: Any) -> Any:
 
 
 def exit_twice_the_level(self: Any, *exc: Any) -> Any:
-    """Ends two levels at once, so that the cache is dropped and the depth is wrong."""
+    """Ends two levels at once where there are two."""
     if torch.autocast_decrement_nesting() < 1:
         torch.autocast_increment_nesting()
-    return _EXIT(self, *exc)
+    out = _EXIT(self, *exc)
+    if torch.autocast_increment_nesting() > 0:
+        torch.autocast_decrement_nesting()
+    return out
 
 
 CONTEXT = (

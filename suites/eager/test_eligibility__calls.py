@@ -1,0 +1,207 @@
+"""Rule eligibility, of calls: `ampcheck.spec.rules` says what it promises; `test_eligibility.py` is about tensors."""
+
+import operator
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+mse_loss = torch.nn.functional.mse_loss
+
+
+@pytest.mark.parametrize("op", ["mm", "addmm", "bmm", "baddbmm"])
+@scenario()
+def test_out(amp: Amp, op: str) -> None:
+    """A call with out= does what it does outside of a region (amp.html#op-eligibility; csarofeen/pytorch#672)."""
+    shape = (2, 3, 3) if op in ("bmm", "baddbmm") else (3, 3)
+    call = getattr(torch, op)
+    x, out = amp.rand(*shape), amp.rand(*shape)
+    arguments = (x, x, x) if op in ("addmm", "baddbmm") else (x, x)
+    with amp.region():
+        seen = amp.observe(lambda: call(*arguments, out=out), x, out)
+        kernel = seen.of(f"{op}.out")
+        received = [leaf.got for leaf in kernel.leaves] if kernel else []
+        amp.expect("dtypes the kernel receives", received, ["fp32"] * (len(arguments) + 1))
+        amp.expect("casts", len(seen.casts), 0)
+        if amp.device.has_values:
+            amp.expect("whether out is what is returned", call(*arguments, out=out) is out, True)
+
+
+@pytest.mark.parametrize("op", ["addmm_", "baddbmm_", "addmv_", "addr_"])
+@scenario()
+def test_in_place(amp: Amp, op: str) -> None:
+    """An in-place call does what it does outside of a region (amp.html#op-eligibility; csarofeen/pytorch#672)."""
+    matrix, vector, batch = amp.rand(3, 3), amp.rand(3), amp.rand(2, 3, 3)
+    own, arguments = {
+        "addmm_": (amp.rand(3, 3), (matrix, matrix)),
+        "baddbmm_": (amp.rand(2, 3, 3), (batch, batch)),
+        "addmv_": (amp.rand(3), (matrix, vector)),
+        "addr_": (amp.rand(3, 3), (vector, vector)),
+    }[op]
+    with amp.region():
+        seen = amp.observe(lambda: getattr(own, op)(*arguments), own, *arguments)
+        amp.expect("dtype of the result", [t.dtype for t in seen.outputs], [torch.float32])
+        amp.expect("casts", len(seen.casts), 0)
+        kernel = seen.of(op)
+        received = [leaf.got for leaf in kernel.leaves] if kernel else []
+        amp.expect("dtypes the kernel receives", received, ["fp32"] * (len(arguments) + 1))
+
+
+@scenario(values=True)
+def test_low_tensors_without_autocast(amp: Amp) -> None:
+    """Dtypes that an in-place call or one with out= refuses outside, it refuses in a region too (amp.html)."""
+    single, low = amp.rand(3, 3), amp.rand(3, 3, dtype=amp.dtype)
+    for what, call in (
+        ("addmm_ of float32 and low", lambda: amp.rand(3, 3).addmm_(single, low)),
+        ("addmm_ of a low tensor", lambda: amp.rand(3, 3, dtype=amp.dtype).addmm_(single, single)),
+        ("mm with a low out", lambda: torch.mm(single, single, out=amp.rand(3, 3, dtype=amp.dtype))),
+    ):
+        amp.raises(f"{what}, outside", RuntimeError, "", call)
+        with amp.region():
+            amp.raises(f"{what}, inside", RuntimeError, "", call)
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "cumsum", "cumprod", "softmax", "log_softmax"])
+@scenario()
+def test_explicit_dtype(amp: Amp, op: str) -> None:
+    """A call with dtype= gives that dtype (amp.html#op-eligibility)."""
+    x, low = amp.rand(3, 3), amp.rand(3, 3, dtype=amp.dtype)
+    call = getattr(torch, op)
+    with amp.region():
+        for dtype in (amp.dtype, torch.float32, torch.float64):
+            for what, given in (("float32", x), ("low", low)):
+                amp.expect(f"dtype of {op}({what}, dtype={dtype})", call(given, 0, dtype=dtype).dtype, dtype)
+
+
+@scenario()
+def test_every_spelling(amp: Amp) -> None:
+    """Functions, methods and operators of an op are autocast alike (amp.html#cuda-op-specific-behavior)."""
+    x, y = amp.rand(3, 3), amp.rand(3, 3)
+    spellings: dict[str, Callable[[], torch.Tensor]] = {
+        "torch.mm": lambda: torch.mm(x, y),
+        "Tensor.mm": lambda: x.mm(y),
+        "torch.matmul": lambda: torch.matmul(x, y),
+        "Tensor.matmul": lambda: x.matmul(y),
+        "torch.linalg.matmul": lambda: torch.linalg.matmul(x, y),
+        "@": lambda: x @ y,
+        "operator.matmul": lambda: operator.matmul(x, y),
+        "__matmul__": lambda: x.__matmul__(y),
+        "__rmatmul__": lambda: x.__rmatmul__(y),
+        "nn.functional.linear": lambda: torch.nn.functional.linear(x, y),
+        "torch.ops.aten.mm": lambda: torch.ops.aten.mm(x, y),
+    }
+    with amp.region():
+        for name, call in spellings.items():
+            amp.expect(f"dtype of {name}", call().dtype, amp.dtype)
+
+
+@scenario()
+def test_every_spelling_of_powers(amp: Amp) -> None:
+    """Operators that call an op on the list for float32 give float32 (amp.html#cuda-op-specific-behavior)."""
+    low = amp.rand(3, dtype=amp.dtype)
+    policies = amp.device.policies()
+    power = torch.float32 if policies.get("pow.Tensor_Scalar") == "upcast" else amp.dtype
+    inverse = torch.float32 if policies.get("reciprocal") == "upcast" else amp.dtype
+    with amp.region():
+        for name, call, wanted in (
+            ("x ** 2", lambda: low**2, power),
+            ("__pow__", lambda: low.__pow__(2.0), power),
+            ("2 ** x", lambda: 2.0**low, power),
+            ("__rpow__", lambda: low.__rpow__(2.0), power),
+            ("1 / x", lambda: 1.0 / low, inverse),
+            ("__rtruediv__", lambda: low.__rtruediv__(1.0), inverse),
+        ):
+            amp.expect(f"dtype of {name}", call().dtype, wanted)
+
+
+@pytest.mark.parametrize("op", ["eq", "ge", "gt", "le", "lt", "ne", "add", "div", "mul"])
+@scenario()
+def test_builtin_promotion(amp: Amp, op: str) -> None:
+    """Ops that widen by themselves do so in a region as outside (amp.html: ops not listed here natively promote)."""
+    single, low = amp.rand(3), amp.rand(3, dtype=amp.dtype)
+    special = {"div": "truediv"}.get(op, op)
+    wanted = torch.float32 if op in ("add", "div", "mul") else torch.bool
+    with amp.region():
+        for what, left, right in (("float32 and low", single, low), ("low and float32", low, single)):
+            amp.expect(f"dtype of torch.{op} of {what}", getattr(torch, op)(left, right).dtype, wanted)
+            amp.expect(f"dtype of Tensor.{op} of {what}", getattr(left, op)(right).dtype, wanted)
+            got = getattr(left, f"__{special}__")(right).dtype
+            amp.expect(f"dtype of __{special}__ of {what}", got, wanted)
+        same = low.dtype if wanted == torch.float32 else torch.bool
+        amp.expect(f"dtype of torch.{op} of low tensors", getattr(torch, op)(low, low).dtype, same)
+
+
+@scenario()
+def test_other_ops_that_widen(amp: Amp) -> None:
+    """cat, stack and equal of a mixture are what they are outside (amp.html: ops not listed here natively promote)."""
+    single, low = amp.rand(3), amp.rand(3, dtype=amp.dtype)
+    with amp.region():
+        amp.expect("dtype of cat", torch.cat([single, low]).dtype, torch.float32)
+        amp.expect("dtype of stack", torch.stack([low, single]).dtype, torch.float32)
+        amp.expect("dtype of where", torch.where(single > 0, single, low).dtype, torch.float32)
+        if amp.device.has_values:
+            amp.expect("equal", torch.equal(low.float(), low), True)
+
+
+class _Marked(torch.Tensor):
+    """A tensor of a class of its own, with the behaviour PyTorch gives it."""
+
+
+@scenario(values=True)
+def test_tensor_subclass(amp: Amp) -> None:
+    """Tensors of a subclass are autocast as tensors are (autocast_mode.h asks for device and dtype alone)."""
+    x = amp.rand(3, 3).as_subclass(_Marked)
+    with amp.region():
+        out = torch.mm(x, x)
+        loss = mse_loss(x.to(amp.dtype), x.to(amp.dtype))
+    amp.expect("dtype and class of a product", (out.dtype, type(out)), (amp.dtype, _Marked))
+    amp.expect("dtype and class of a loss", (loss.dtype, type(loss)), (torch.float32, _Marked))
+
+
+@scenario()
+def test_unlisted_ops(amp: Amp) -> None:
+    """An op that is not listed runs in the dtype of its input, downstream ones included (amp.html)."""
+    single, low = amp.rand(2, 3, 4, 4), amp.rand(2, 3, 4, 4, dtype=amp.dtype)
+    functional = torch.nn.functional
+    with amp.region():
+        for name, call in (
+            ("relu", torch.relu),
+            ("gelu", functional.gelu),
+            ("tanh", torch.tanh),
+            ("max_pool2d", lambda x: functional.max_pool2d(x, 2)),
+            ("avg_pool2d", lambda x: functional.avg_pool2d(x, 2)),
+            ("flatten", torch.flatten),
+            ("abs", torch.abs),
+        ):
+            amp.expect(f"dtype of {name} of float32", call(single).dtype, torch.float32)
+            amp.expect(f"dtype of {name} of low", call(low).dtype, amp.dtype)
+        product = torch.mm(amp.rand(3, 3), amp.rand(3, 3))
+        amp.expect("dtype of relu of a product", torch.relu(product).dtype, amp.dtype)
+
+
+@scenario()
+def test_custom_op(amp: Amp) -> None:
+    """An op of one's own casts eligible tensors where register_autocast asks (torch.library.register_autocast)."""
+    library = torch.library
+    if amp.type not in ("cpu", "cuda") and "any device type" not in str(library.register_autocast.__doc__):
+        return  # torch before 2.13 promises those two alone
+    whole, double = (torch.zeros(2, 2, dtype=dtype, device=amp.type) for dtype in (torch.int64, torch.float64))
+    with library._scoped_library("ampcheck_eligibility", "FRAGMENT") as lib:
+        library.define("ampcheck_eligibility::twice", "(Tensor x) -> Tensor", lib=lib)
+        library.impl("ampcheck_eligibility::twice", "CompositeExplicitAutograd", lambda x: x + x, lib=lib)
+        try:
+            library.register_autocast("ampcheck_eligibility::twice", amp.type, amp.dtype, lib=lib)
+        except Exception as error:  # whatever it raises is the finding
+            amp.expect(f"what registering for {amp.type} raises", f"{type(error).__name__}: {error}", None)
+            return
+        twice = torch.ops.ampcheck_eligibility.twice
+        x = amp.rand(2, 2)
+        amp.expect("dtype outside", twice(x).dtype, torch.float32)
+        with amp.region():
+            amp.expect("dtype inside", twice(x).dtype, amp.dtype)
+            amp.expect("dtype of int64 inside", twice(whole).dtype, torch.int64)
+            amp.expect("dtype of float64 inside", twice(double).dtype, torch.float64)
+        with amp.region(enabled=False):
+            amp.expect("dtype in a disabled region", twice(x).dtype, torch.float32)
