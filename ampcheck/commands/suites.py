@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import ampcheck
@@ -15,12 +14,11 @@ _PACKAGE = Path(ampcheck.__file__).resolve().parent
 
 
 def folder() -> Path:
-    """The folder of the installed suites. Raises UsageError where they are not installed."""
-    spec = find_spec("suites")
-    for place in (spec.submodule_search_locations or ()) if spec else ():
-        if (Path(place) / "eager").is_dir():
-            return Path(place).resolve()
-    raise UsageError("the package `suites`, which ships with ampcheck, is not installed")
+    """The folder of the suites: inside an installed package, beside it in a checkout. Raises UsageError where it is in neither."""
+    for place in (_PACKAGE / "suites", _PACKAGE.parent / "suites"):
+        if (place / "eager").is_dir():
+            return place
+    raise UsageError(f"the suites are neither in {_PACKAGE} nor beside it; install ampcheck again")
 
 
 def names() -> list[str]:
