@@ -44,6 +44,7 @@ class Session:
         self._device = {device.name: device for device in self.devices}
         self._defaults = {device.type: device.default_amp for device in self.devices}
         self._nightly = bool(option.nightly)
+        self._further = _further(option)
         self._ops = _chosen(option.op, {**ops.catalogue(), **opinfo.rows()}, "op")
         self._rules = _chosen(option.rule, RULES, "rule")
         self._dtypes = _chosen(option.amp_dtype, LOW, "region dtype")
@@ -188,25 +189,38 @@ class Session:
         return status, f"deviation {deviation.id!r} expects another failure: {deviation.raises!r}"
 
     def details(self, item: pytest.Item, message: str) -> dict[str, str]:
-        """The fields of a result that say what happened to a case and how to reproduce it."""
+        """The fields of a result that say what happened to a case and how to reproduce it.
+
+        `message`: "" for a case that ended its process; then nothing of it is run here.
+        """
         case = item.stash[_CASE]
         device = self._device[case.device]
         node = item.nodeid
         away = item.config.rootpath != item.config.invocation_params.dir
         if away:
             node = f"{item.path}{node[node.index('::') :]}"
-        line = repro.pytest_line(node, device, self.modules, installed=away)
+        line = repro.pytest_line(node, device, self.modules, installed=away, further=self._further)
         details = {"node": item.nodeid, "message": message, "pytest": line}
         body = item.function  # type: ignore[attr-defined]
         if case.sample == opinfo.SAMPLE:
             details["torch"] = reproduce(case, device)
         elif case.op in ops.catalogue():
-            details["torch"] = repro.of_op(case, device)
+            details["torch"] = repro.of_op(case, device, message, self.modules, ran=bool(message))
         elif script := getattr(item.funcargs.get("amp"), "script", ""):  # type: ignore[attr-defined]
             details["torch"] = script
         else:
-            details["torch"] = repro.of_scenario(body, device, DTYPES[case.amp])
+            given = {name: value for name, value in item.callspec.params.items() if name != "amp"}  # type: ignore[attr-defined]
+            dtype = DTYPES[case.amp]
+            details["torch"] = repro.of_scenario(body, device, dtype, given, self.modules, ran=bool(message))
         return details
+
+
+def _further(option: Any) -> list[str]:
+    """The options that a line which reproduces one case has to repeat."""
+    if not option.nightly:
+        return []
+    seed = getattr(option, "hypothesis_seed", None)
+    return ["--nightly", *([f"--hypothesis-seed={seed}"] if seed is not None else [])]
 
 
 def _chosen(names: list[str], known: Any, what: str) -> frozenset[str]:

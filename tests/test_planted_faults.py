@@ -25,7 +25,7 @@ class Suite:
         """The result of a slice now."""
         path = self.folder / f"{next(_NUMBERS)}.jsonl"
         without = [word for plugin in _PLUGINS for word in ("-p", f"no:{plugin}")]
-        code = pytest.main([*arguments, *without, "-q", "--capture=no", "--no-header", f"--run-file={path}"])
+        code = pytest.main([*arguments, *without, "-q", "--capture=no", "--no-header", "--tb=no", f"--run-file={path}"])
         assert code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), f"{' '.join(arguments)} ended with {code!r}"
         return read(path)
 

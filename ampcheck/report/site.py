@@ -9,6 +9,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ampcheck import ops
+from ampcheck.ops import opinfo
 from ampcheck.deviations import Deviation, Waivers
 from ampcheck.devices.registry import known
 from ampcheck.errors import UsageError
@@ -71,6 +72,6 @@ def render(history: History, entries: Sequence[Deviation]) -> dict[str, str]:
         for file, (title, scripts, values) in fill.items()
     }
     files |= {name: (TEMPLATES / name).read_text(encoding="utf-8") for name in _PLAIN}
-    files["data.js"] = data.script("AMPCHECK_DATA", data.cases(history, {*catalogue, *written}))
+    files["data.js"] = data.script("AMPCHECK_DATA", data.cases(history, {*catalogue, *written, *opinfo.rows()}))
     files["details.js"] = data.script("AMPCHECK_DETAILS", data.details(history))
     return files | badge.files(history)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ampcheck.devices.base import Device
 
@@ -51,6 +51,33 @@ def _backend(device: Device, modules: Sequence[str]) -> list[str]:
     return lines
 
 
-def named(values: Sequence[tuple[str, str]]) -> str:
-    """Keyword arguments as written in a call."""
-    return "".join(f", {name}={value}" for name, value in values)
+_IMPORTS = {
+    "SimpleNamespace(": "from types import SimpleNamespace",
+    "tree_leaves(": "from torch.utils._pytree import tree_leaves",
+    "tree_map(": "from torch.utils._pytree import tree_map",
+    "(TorchDispatchMode)": "from torch.utils._python_dispatch import TorchDispatchMode",
+    "patch(": "from unittest.mock import patch",
+    "warnings.": "import warnings",
+    "weakref.": "import weakref",
+    "ThreadPoolExecutor(": "from concurrent.futures import ThreadPoolExecutor",
+    "nullcontext": "from contextlib import nullcontext",
+}
+"""The imports of what `ampcheck.repro` writes, each by a mark in the text that needs it."""
+
+
+def assembled(device: Device, modules: Sequence[str], blocks: Sequence[str], imports: Iterable[str] = ()) -> str:
+    """Blocks of a program behind its imports and the lines that make the device usable.
+
+    `imports`: those that the blocks need beside the ones of `ampcheck.repro`'s own text.
+    """
+    text = "\n".join(blocks)
+    wanted = {*imports, *(line for mark, line in _IMPORTS.items() if mark in text)}
+    merged: dict[str, set[str]] = {}
+    for line in wanted:
+        start, word, names = line.partition(" import ")
+        if word:
+            merged.setdefault(start, set()).update(names.split(", "))
+    lines = [line for line in wanted if line.startswith("import ") and line != "import torch"]
+    lines += [f"{start} import {', '.join(sorted(names))}" for start, names in merged.items()]
+    ordered = sorted(lines, key=lambda line: (line.startswith("from"), line))
+    return "\n\n".join(["\n".join([*ordered, *preamble(device, modules)]), *blocks])

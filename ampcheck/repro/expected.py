@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ampcheck.devices.base import Device
 from ampcheck.isolation import reset
 from ampcheck.observe import overload_name, tensors
-from ampcheck.replay import CALLERS, replay
+from ampcheck.replay import replay
 from ampcheck.scenario import Amp
 from ampcheck.torch_dtypes import name_of
 
@@ -27,14 +27,11 @@ class _Seen(TorchDispatchMode):
     def __init__(self, policies: Mapping[str, str]) -> None:
         super().__init__()
         self.lines: list[str] = []
-        self.hidden = False
-        """Whether a kernel ran ops of its own that a recorder does not see."""
         self._policies = policies
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = overload_name(func)
-        self.hidden = self.hidden or name in CALLERS
         if name in self._policies:
             given = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **kwargs}
             dtype = given.get("dtype")
@@ -51,9 +48,9 @@ def of_call(call: Callable[[], Any], device: Device, dtype: str) -> tuple[list[s
     policies = device.policies()
     seen = _Seen(policies)
     with seen:
-        found, _ = replay(call, device.type, dtype, policies)
+        found, outside = replay(call, device.type, dtype, policies)
     raised = [f"raises {type(found.error).__name__}"] if found.error is not None else []
-    return [*seen.lines, *raised], seen.hidden, found.outputs
+    return [*seen.lines, *raised], len(outside) < len(seen.lines), found.outputs
 
 
 def of_scenario(

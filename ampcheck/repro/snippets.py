@@ -1,60 +1,192 @@
-"""Plain torch for what a scenario asks of `amp`, and for what an op case is checked with.
+"""Plain torch for what a reproduction needs beside the code of its case.
 
 The text between the quotes is pasted by people into reports: it is short, and its comments say what it stands for.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ampcheck.devices.base import Device
 
-CHECK = '''\
+CHECK = """\
 def check(what, got, want):
-    print("ok  " if got == want else "FAIL", what, "| got", got, "| expected", want)'''
+    print("ok  " if got == want else "FAIL", what, "| got", got, "| expected", want)"""
 
-NAME_OF = '''\
+NAME_OF = """\
 def name_of(dtype):
-    return str(dtype)[6:].replace("bfloat", "bf").replace("float", "fp")'''
+    return str(dtype)[6:].replace("bfloat", "bf").replace("float", "fp")"""
 
 # A line that starts with c is there where casts are asked for, one with k where kernels are.
-_RECORDER = '''\
- |class Recorder(TorchDispatchMode):  # sits below autocast: sees what it casts, and what each kernel receives
+_RECORDER = """\
+ |class Recorder(TorchDispatchMode):  # sits below autocast: sees the casts it makes and what each kernel receives
  |    def __init__(self, *inputs):
  |        super().__init__()
 k|        self.kernels = []
-c|        self.casts, self.cast = [], {}
-c|        self.inputs, self.source = inputs, {id(tensor): place for place, tensor in enumerate(inputs)}
+c|        self.casts, self.made, self.kept = [], {}, [*inputs]
+c|        self.source = {id(tensor): place for place, tensor in enumerate(inputs)}
  |        self.outputs, self.error, self.on = [], None, torch.is_autocast_enabled(TYPE)
  |
  |    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
  |        kwargs, has = kwargs or {}, torch._C._dispatch_has_kernel_for_dispatch_key
- |        known = func.namespace != "prim"
- |        if known and not has(func.name(), KEY) and has(func.name(), "CompositeImplicitAutograd"):
- |            torch.set_autocast_enabled(TYPE, self.on)  # not listed: taken apart, for autocast acts on its parts
+ |        listed = func.namespace != "prim" and has(func.name(), KEY)
+ |        if not listed and func.namespace != "prim" and has(func.name(), "CompositeImplicitAutograd"):
+ |            torch.set_autocast_enabled(TYPE, self.on)  # taken apart, for autocast acts on its parts
  |            try:
  |                with self:
  |                    return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
  |            finally:
  |                torch.set_autocast_enabled(TYPE, False)
- |        name = str(func).removeprefix("aten.").removesuffix(".default")
-k|        if name != "_to_copy":
-k|            given = dict(zip((a.name for a in func._schema.arguments), args)) | kwargs
-k|            told = [name_of(x) for key, x in given.items() if key == "dtype" and isinstance(x, torch.dtype)]
-k|            got = [x for x in tree_leaves(given) if isinstance(x, torch.Tensor)]
- |        X
+k|        name = str(func).removeprefix("aten.").removesuffix(".default")
+k|        given = dict(zip((a.name for a in func._schema.arguments), args)) | kwargs
+k|        leaves = [SimpleNamespace(got=name_of(x.dtype), source=SOURCE) for x in tensors(given)]
+k|        told = name_of(given["dtype"]) if isinstance(given.get("dtype"), torch.dtype) else None
+k|        self.kernels.append(SimpleNamespace(overload=name, leaves=leaves, dtype_kwarg=told, listed=listed))
  |        out = func(*args, **kwargs)
-c|        if name == "_to_copy" and out.dtype != args[0].dtype:
+c|        if func is torch.ops.aten._to_copy.default and out.dtype != args[0].dtype:
 c|            self.casts.append(SimpleNamespace(source=self.source.get(id(args[0]))))
-c|            self.cast[id(out)] = self.casts[-1].source, out
+c|            self.made[id(out)] = self.casts[-1].source
+c|            self.kept.append(out)
 c|        elif func.is_view and isinstance(out, torch.Tensor) and id(args[0]) in self.source:
-c|            self.source[id(out)], self.inputs = self.source[id(args[0])], (*self.inputs, out)
- |        return out'''
+c|            self.source[id(out)] = self.source[id(args[0])]
+c|            self.kept.append(out)
+ |        return out"""
 
-_KERNEL = '''\
-            leaves = [SimpleNamespace(got=name_of(x.dtype){source}) for x in got]
-            self.kernels.append(
-                SimpleNamespace(overload=name, leaves=leaves, dtype_kwarg=(told or [None])[0], listed=known and has(func.name(), KEY))
-            )'''
+_OF = """
 
-OF = '''\
     def of(self, overload):
-        return next((kernel for kernel in self.kernels if kernel.overload == overload), None)'''
+        return next((kernel for kernel in self.kernels if kernel.overload == overload), None)"""
+
+TENSORS = """\
+def tensors(nested):
+    return [x for x in tree_leaves(nested) if isinstance(x, torch.Tensor)]"""
+
+OBSERVE = """\
+def observe(call, *inputs):
+    seen = Recorder(*inputs)
+    with torch._C._AutoDispatchBelowAutograd(), seen:
+        try:
+            seen.outputs = tensors(call())
+        except Exception as error:
+            seen.error = error
+    return seen"""
+
+LINES = """\
+def lines(seen):  # the listed ops that ran, with the dtypes their kernels received, and what was raised
+    ran = [k for k in seen.kernels if k.listed]
+    ran = [[k.overload, *(x.got for x in k.leaves), *[f"dtype={k.dtype_kwarg}"] * bool(k.dtype_kwarg)] for k in ran]
+    return [" ".join(words) for words in ran] + [f"raises {type(seen.error).__name__}"] * (seen.error is not None)"""
+
+RUN = """\
+def run(call, *tensors):
+    torch.manual_seed(0)
+    try:
+        return [x for x in tree_leaves(call(*tensors)) if isinstance(x, torch.Tensor)]
+    except Exception as error:
+        print("     raised", error)
+        return [error]"""
+
+SAME = """\
+def same(a, b):  # the same bits; NaN is NaN
+    if isinstance(a, Exception) or isinstance(b, Exception):
+        return type(a) is type(b)
+    if a.is_complex():
+        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
+    return a.shape == b.shape and bool(((a == b) | (a != a) & (b != b)).all())"""
+
+_BY_HAND = """\
+class ByHand(Recorder):  # outside of any region: casts the arguments of each listed op as EXPECTED says
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = str(func).removeprefix("aten.").removesuffix(".default")
+h|        if name == "_transformer_encoder_layer_fwd":  # its kernel runs listed ops
+h|            with self:
+h|                return func._op_dk(getattr(torch._C.DispatchKey, TYPE.upper()), *args, **(kwargs or {}))
+        if not self.todo or self.todo[0].split()[0] != name:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        words = self.todo.pop(0).split()[1:]
+        dtypes = iter([DTYPES.get(word) for word in words])
+        args, kwargs = tree_map(lambda x: x.to(next(dtypes)) if isinstance(x, torch.Tensor) else x, (args, kwargs or {}))
+d|        if "dtype=fp32" in words:
+d|            kwargs = dict(zip((a.name for a in func._schema.arguments), args)) | kwargs | {"dtype": torch.float32}
+d|            args = ()
+        return func(*args, **kwargs)"""
+
+_COMPARE = """\
+def _compare(amp, call, name):
+s|    torch.manual_seed(0)
+s|    with amp.region():
+s|        seen = observe(call)
+s|    amp.expect(f"listed ops that ran in {name}", lines(seen), EXPECTED[name])
+s|    if "raises" in str(EXPECTED[name][-1:] + [seen.error and "raises"]):
+s|        return []
+    torch.manual_seed(0)
+    by_hand = ByHand()
+    by_hand.todo = [*EXPECTED[name]]
+    told = patch("torch.is_autocast_enabled", lambda asked="cuda": asked == TYPE), patch("torch._C._is_any_autocast_enabled", lambda: True)
+    with told[0], told[1], torch._C._AutoDispatchBelowAutograd(), by_hand:
+        want = tensors(call())
+v|    torch.manual_seed(0)
+v|    with amp.region():
+v|        got = tensors(call())
+f|    got = seen.outputs
+    amp.expect(f"output dtypes of {name}", [x.dtype for x in got], [x.dtype for x in want])
+v|    bits = all(map(same, got, want))
+v|    amp.expect(f"whether outputs of {name} have the bits of the same ops on arguments cast by hand", bits, True)
+    return got"""
+
+_COMPARE_LAST = """\
+# Of a case that ended its process it is not worked out what its ops should receive: this runs it.
+def _compare(amp, call, name):
+    with amp.region():
+        return tree_leaves(call())"""
+
+
+def _lines(template: str, wanted: str) -> str:
+    """The lines of a template that start with no mark, or with one that is wanted."""
+    marked = ((line[:1], line[2:]) if line[1:2] == "|" else ("", line) for line in template.splitlines())
+    return "\n".join(line for mark, line in marked if not mark.strip() or mark in wanted)
+
+
+def recorder(device: Device, *, casts: bool, kernels: bool) -> str:
+    """The class that records, as short as what is asked of it allows, and the function that runs a call under it."""
+    text = _lines(_RECORDER, "c" * casts + "k" * kernels)
+    source = ", source=self.made.get(id(x), self.source.get(id(x)))" if casts else ""
+    text = text.replace(", source=SOURCE", source) + _OF * kernels
+    head = f"TYPE, KEY = {device.type!r}, {device.key!r}"
+    return "\n\n".join([head, *([NAME_OF] if kernels else []), TENSORS, text, OBSERVE])
+
+
+def compare(device: Device, expected: dict[str, list[str]], hidden: bool) -> str:
+    """The function `_compare` of `suites/eager/test_modules.py`, with what each call's ops must receive as text.
+
+    `hidden`: whether listed ops run inside of a kernel, where a recorder does not see them. `expected`: nothing where
+    it could not be worked out.
+    """
+    if not expected:
+        return _COMPARE_LAST
+    told = any(line.endswith("dtype=fp32") for found in expected.values() for line in found)
+    rows = [f"    {name!r}: [{_wrapped(found)}]," for name, found in expected.items()]
+    named = "DTYPES = {name_of(x): x for x in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}"
+    by_hand = _lines(_BY_HAND, "h" * hidden + "d" * told)
+    body = _lines(_COMPARE, ("v" if device.has_values else "f") + "s" * (not hidden))
+    wanted = "\n".join(["EXPECTED = {", *rows, "}  # the listed ops, the dtypes they must receive, their dtype="])
+    return "\n\n".join([wanted, named, LINES, *([SAME] if device.has_values else []), by_hand, body])
+
+
+def _wrapped(lines: list[str]) -> str:
+    """Strings in rows of no more than about a hundred characters."""
+    rows = [""]
+    for line in lines:
+        if len(rows[-1]) + len(line) > 100:
+            rows.append("")
+        rows[-1] += f"{line!r}, "
+    rows = [row.rstrip() for row in rows]
+    return rows[0].removesuffix(",") if len(rows) == 1 else "\n        " + "\n        ".join(rows) + "\n    "
+
+
+CHECKS = """\
+class checks:
+    def output_dtypes(got, want, name):
+        amp.expect(f"output dtypes of {name}", [name_of(x.dtype) for x in got], want)
+        return []
+    def bitwise(got, want, name):
+        amp.expect(f"whether {name} gives the bits of the same by hand", all(map(same, got, want)), True)
+        return []"""

@@ -2,7 +2,7 @@
 
 PyTorch promises little of the cache in its documentation; the comments and the heuristic of
 `aten/src/ATen/autocast_mode.cpp` (`cached_cast`, `clear_cache`) are the source where a case names no other.
-With gradients: `suites/autograd/test_cache.py`.
+That it changes no result: `test_cache__results.py`. With gradients: `suites/autograd/test_cache.py`.
 """
 
 import weakref
@@ -199,28 +199,6 @@ def test_survives_another_thread(amp: Amp) -> None:
     amp.expect("values after another thread's region", amp.values(second), amp.values(first))
     (first.sum() + second.sum()).backward()
     amp.expect("whether the leaf has a gradient", weight.grad is not None, True)
-
-
-@scenario()
-def test_inner_region_of_another_dtype(amp: Amp) -> None:
-    """In a nested region ops run in that region's dtype, whatever was kept before (amp.html#torch.autocast, dtype)."""
-    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
-    inside = "fp16" if amp.other == torch.float16 else "bf16"
-    with amp.region():
-        amp.observe(lambda: torch.mm(x, weight))
-        with amp.region(amp.other):
-            got = amp.received("mm", lambda: torch.mm(x, weight))
-            amp.expect("dtypes a product receives in the inner region", got, (inside, inside))
-
-
-@scenario(values=True)
-def test_other_dtype_set_inside(amp: Amp) -> None:
-    """After set_autocast_dtype ops run in the new dtype, whatever was kept before (torch.get_autocast_dtype)."""
-    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
-    with amp.region():
-        torch.mm(x, weight)
-        torch.set_autocast_dtype(amp.type, amp.other)
-        amp.expect("dtype of a product of two weights", torch.mm(weight, weight).dtype, amp.other)
 
 
 @scenario()

@@ -205,3 +205,65 @@ def test_custom_op(amp: Amp) -> None:
             amp.expect("dtype of float64 inside", twice(double).dtype, torch.float64)
         with amp.region(enabled=False):
             amp.expect("dtype in a disabled region", twice(x).dtype, torch.float32)
+
+
+def _double(x: torch.Tensor) -> None:
+    x.mul_(2)
+
+
+@scenario(values=True)
+def test_custom_op_that_mutates(amp: Amp) -> None:
+    """An op of one's own changes the tensor that it says it changes (torch.library.custom_op, mutates_args).
+
+    Where register_autocast refuses such an op there is nothing to see.
+    """
+    library, name = torch.library, "ampcheck_eligibility::double_"
+    with library._scoped_library("ampcheck_eligibility", "FRAGMENT") as lib:
+        library.define(name, "(Tensor(a!) x) -> ()", lib=lib)
+        library.impl(name, "CompositeExplicitAutograd", _double, lib=lib)
+        try:
+            library.register_autocast(name, amp.type, amp.dtype, lib=lib)
+        except RuntimeError:
+            return
+        outside, inside = (torch.ones(2, device=amp.type) for _ in range(2))
+        torch.ops.ampcheck_eligibility.double_(outside)
+        with amp.region():
+            torch.ops.ampcheck_eligibility.double_(inside)
+        amp.expect("a tensor that was doubled outside", amp.values(outside), [2.0, 2.0])
+        amp.expect("a tensor that was doubled inside", amp.values(inside), [2.0, 2.0])
+
+
+LOW_AND_WIDE: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "mv": lambda low, wide: torch.mv(wide, low[0]),
+    "addmv": lambda low, wide: torch.addmv(low[0], wide, wide[0]),
+    "multi_dot": lambda low, wide: torch.linalg.multi_dot([low, wide, low]),
+    "complex": torch.complex,
+    "inner": torch.inner,
+    "index_add": lambda low, wide: low.index_add(0, torch.arange(4), wide),
+    "index_reduce": lambda low, wide: low.index_reduce(0, torch.arange(4), wide, "prod"),
+    "scatter": lambda low, wide: low.scatter(0, torch.zeros(4, 4, dtype=torch.int64), wide),
+    "scatter_reduce": lambda low, wide: low.scatter_reduce(0, torch.zeros(4, 4, dtype=torch.int64), wide, "sum"),
+    "put": lambda low, wide: low.put(torch.arange(4), wide[0]),
+    "embedding_bag": lambda low, wide: torch.nn.functional.embedding_bag(
+        torch.zeros(2, 2, dtype=torch.int64), low, per_sample_weights=wide[:2, :2], mode="sum"
+    ),
+    "isclose": torch.isclose,
+    "heaviside": torch.heaviside,
+    "meshgrid": lambda low, wide: torch.meshgrid(low[0], wide[0], indexing="ij"),
+}
+"""Calls of a low and a float32 tensor; more of them, with a report of their own, are in `test_reports.py`."""
+
+
+@pytest.mark.parametrize("op", list(LOW_AND_WIDE))
+@scenario(types=("cpu",), dtypes="default")
+def test_low_and_wide(amp: Amp, op: str) -> None:
+    """A result of a region and a float32 tensor do not raise for their types (amp.html: tensors may be any type)."""
+    wide = amp.rand(4, 4)
+    with amp.region():
+        low = torch.mm(wide, wide)
+        try:
+            LOW_AND_WIDE[op](low, wide)
+            raised = ""
+        except RuntimeError as error:
+            raised = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    amp.expect(f"what {op} of a low and a float32 tensor raises", raised, "")

@@ -78,7 +78,16 @@ NAMES = list(_known("cpu", "bf16", "fp16"))
 @scenario()
 def test_known(amp: Amp, name: str) -> None:
     """Programs written down: one for each kind of step, and those on which PyTorch deviates (spec/state.py)."""
-    low, other = ("bf16", "fp16") if "bfloat16" in str(amp.dtype) else ("fp16", "bf16")
-    explorer, program = Explorer(amp.device), _known(amp.type, low, other)[name]
+    explorer, program = Explorer(amp.device), _chosen(amp, name)
     if difference := explorer.difference(program):
         _note(amp, explorer, difference, program)
+
+
+def _chosen(amp: Amp, name: str) -> Program:
+    low, other = ("bf16", "fp16") if "bfloat16" in str(amp.dtype) else ("fp16", "bf16")
+    return _known(amp.type, low, other)[name]
+
+
+def in_plain_torch(body: object, amp: Amp, name: str = "", **others: object) -> str:
+    """A program that is written down as plain torch, for `ampcheck.repro`; "" for one that is drawn."""
+    return Explorer(amp.device).script(_chosen(amp, name)) if name else ""

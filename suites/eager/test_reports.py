@@ -11,11 +11,9 @@ import torch
 
 from ampcheck.suite import Amp, scenario
 
-INDEX = torch.arange(4)
-
 MIXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "index_put": lambda wide, low: torch.index_put(wide, (INDEX,), low),
-    "scatter_add": lambda wide, low: torch.scatter_add(wide, 0, INDEX, low),
+    "index_put": lambda wide, low: torch.index_put(wide, (torch.arange(4),), low),
+    "scatter_add": lambda wide, low: torch.scatter_add(wide, 0, torch.arange(4), low),
     "dot": torch.dot,
     "vdot": torch.vdot,
     "tensordot": lambda wide, low: torch.tensordot(wide, low, 1),
@@ -74,7 +72,7 @@ def test_meta_tensors(amp: Amp) -> None:
 
 
 def outcome_of_region(make: Callable[[], torch.autocast]) -> str:
-    """"a region", or the error that making one raises."""
+    """Say "a region", or the error that making one raises."""
     try:
         make()
     except (RuntimeError, ValueError) as error:

@@ -11,6 +11,7 @@ from tests.faults import (
     casts,
     construction,
     decorators,
+    deprecated,
     eligibility,
     functions,
     modules,
@@ -22,7 +23,19 @@ from tests.faults.fault import Fault
 
 __all__ = ["FAULTS", "Fault"]
 
-_KINDS = (casts, policies, eligibility, regions, construction, decorators, threads, functions, caches, modules)
+_KINDS = (
+    casts,
+    policies,
+    eligibility,
+    regions,
+    construction,
+    decorators,
+    threads,
+    functions,
+    deprecated,
+    caches,
+    modules,
+)
 
 FAULTS: tuple[Fault, ...] = tuple(fault for kind in _KINDS for fault in kind.FAULTS)
 """Every fault."""

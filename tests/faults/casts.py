@@ -74,6 +74,19 @@ def low_only_leading_half(call: Call) -> Any:
     return call.run() if mixed else call.cast(call.low)
 
 
+def low_but_batched(call: Call) -> Any:
+    """Three dimensions are one too many."""
+    return call.cast(call.low, unless=lambda place, t: t.dim() == 3)
+
+
+def low_for_good(call: Call) -> Any:
+    """The caller's own tensors become low, not copies of them."""
+    for t in call.tensors():
+        if call.eligible(t):
+            t.data = t.data.to(call.low)
+    return call.run()
+
+
 def float32_but_second(call: Call) -> Any:
     return call.cast(FP32, unless=lambda place, t: place == 1)
 
@@ -193,6 +206,9 @@ DOWNCAST = (
     wrong("addbmm-result-cast-back", "downcast", CPU, "addbmm", low_then_as_given),
     wrong("prelu-empty-forgotten", "downcast", CPU, "prelu", low_but_bare),
     wrong("conv-transpose-mixed-left-alone", "downcast", CPU, "conv_transpose2d.input", low_only_leading_half),
+    wrong("linear-batched-left-alone", "downcast", CPU, "linear", low_but_batched),
+    wrong("addmv-changes-its-arguments", "downcast", CUDA, "addmv", low_for_good),
+    wrong("mm-changes-its-arguments", "downcast", CPU, "mm", low_for_good),
     wrong("flattened-rnn-as-given", "downcast", CPU, "mkldnn_rnn_layer", as_given),
     wrong("attention-mask-forgotten", "downcast", CPU, "scaled_dot_product_attention", low_but_last),
     wrong("einsum-second-operand-forgotten", "downcast", CUDA, "einsum", low_but_second),

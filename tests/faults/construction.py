@@ -101,6 +101,13 @@ def init_needs_names(
     _INIT(self, device_type, dtype, enabled, cache_enabled)
 
 
+def init_only_low(self: Any, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+    """A region of float32 is disabled without a word, also where any dtype is taken."""
+    _INIT(self, device_type, dtype, *args, **kwargs)
+    if dtype is torch.float32:
+        self._enabled = False
+
+
 DEFAULTS = (
     region("disabled-by-default", "defaults", "given nothing else: got (False, ", init=init_disabled),
     region("options-by-name-only", "defaults", "positional", init=init_needs_names),
@@ -133,6 +140,13 @@ ERRORS = (
     region("unsupported-dtype-vague", "errors", "something is not supported", "torch.float32", init=init_warns_vaguely),
     region("unsupported-dtype-enabled", "errors", "enabled in the region: got True", init=init_enables_unsupported),
     region("unsupported-dtype-raises", "errors", "RuntimeError", "torch.float32", init=init_raises_for_unsupported),
+    region(
+        "cuda-float32-disabled",
+        "errors",
+        "state in the region: got (False, torch.float32",
+        device="virtual:cuda",
+        init=init_only_low,
+    ),
 )
 
 FAULTS = (*DEFAULTS, *ERRORS)

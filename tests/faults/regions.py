@@ -30,6 +30,8 @@ def region(
 ) -> Fault:
     """A fault that replaces methods of `torch.autocast`: `init`, `enter`, `exit` or `call`."""
     wrong = {f"__{method}__": body for method, body in methods.items()}
+    if rule in ("context", "nesting", "exceptions"):  # half the cases tell as much
+        options = ("--amp-dtype=fp16", *options)
     return Fault(name, rule, lambda: replaced(autocast, **wrong), says, (f"--device={device}", *options))
 
 
@@ -203,6 +205,19 @@ def exit_twice_the_level(self: Any, *exc: Any) -> Any:
     return out
 
 
+def enter_twice_disabled(self: Any) -> Any:
+    """An object that is entered again does nothing."""
+    out = _ENTER(self)
+    if getattr(self, "entered", False):
+        torch.set_autocast_enabled(self.device, False)
+    self.entered = True
+    return out
+
+
+def exit_of_disabled_keeps_dtype(self: Any, *exc: Any) -> Any:
+    return _EXIT(self, *exc) if self._enabled else exit_keeps_dtype(self, *exc)
+
+
 CONTEXT = (
     region("exit-keeps-enabled", "context", "state after the region", "got (True, ", exit=exit_keeps_enabled),
     region("exit-keeps-dtype", "context", "state after the region", "torch.float16", exit=exit_keeps_dtype),
@@ -224,9 +239,11 @@ CONTEXT = (
     region(
         "enter-enables-other-types", "context", "other device types", "'cuda', True", enter=enter_enables_other_types
     ),
+    region("second-entry-disabled", "context", "time 1: got (False, ", enter=enter_twice_disabled),
 )
 
 NESTING = (
+    region("disabled-region-keeps-dtype", "nesting", "back outside: got torch.", exit=exit_of_disabled_keeps_dtype),
     region("exit-always-disables", "nesting", "state at depth 1", "got (False, ", exit=exit_always_disables),
     region("exit-to-default-dtype", "nesting", "back at depth", "torch.bfloat16", exit=exit_to_default_dtype),
     region("inner-cannot-disable", "nesting", "state at depth", "got (True, ", enter=enter_cannot_disable),
@@ -253,4 +270,19 @@ EXCEPTIONS = (
     region("exception-changed", "exceptions", "same exception", exit=exit_changes_exception),
 )
 
-FAULTS = (*CONTEXT, *NESTING, *EXCEPTIONS)
+PROGRAMS = (
+    region(
+        "program-second-entry",
+        "programs",
+        "inside the region is off",
+        options=("-k", "known"),
+        enter=enter_twice_disabled,
+    ),
+    region("program-keeps-dtype", "programs", "fp16", options=("-k", "known"), exit=exit_keeps_dtype),
+    region("program-exception-open", "programs", "on", options=("-k", "known"), exit=exit_only_without_exception),
+    region(
+        "program-leaves-a-level", "programs", "depth 2; expected on", options=("-k", "known"), exit=exit_leaves_a_level
+    ),
+)
+
+FAULTS = (*CONTEXT, *NESTING, *EXCEPTIONS, *PROGRAMS)

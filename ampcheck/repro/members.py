@@ -1,0 +1,231 @@
+"""Plain torch for each member of `ampcheck.scenario.Amp`: a stand-in is made of those that a scenario uses.
+
+The text between the quotes is pasted by people into reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ampcheck.devices.base import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member: its text in the body of a class, and the members it needs.
+
+    `fake`: its text on a device without values, where that is another one.
+    """
+
+    text: str
+    needs: tuple[str, ...] = ()
+    fake: str = ""
+
+
+MEMBERS = {
+    "type": Member("type = {type!r}"),
+    "dtype": Member("dtype = {dtype}"),
+    "other": Member("other = {other}"),
+    "default": Member("default = {default}"),
+    "region": Member(
+        """\
+def region(dtype=dtype, **options):
+    return torch.autocast(amp.type, dtype=dtype, **options)""",
+        ("type", "dtype"),
+    ),
+    "rand": Member(
+        """\
+def rand(*shape, dtype=torch.float32, requires_grad=False):
+    return torch.rand(shape, device=amp.type).to(dtype).requires_grad_(requires_grad)""",
+        ("type",),
+    ),
+    "probe": Member(
+        """\
+def probe():
+    return torch.mm(amp.rand(2, 2), amp.rand(2, 2)).dtype""",
+        ("rand",),
+    ),
+    "state": Member(
+        """\
+def state():
+    return torch.is_autocast_enabled(amp.type), torch.get_autocast_dtype(amp.type), torch.is_autocast_cache_enabled()""",
+        ("type",),
+    ),
+    "depth": Member(
+        """\
+def depth():
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()"""
+    ),
+    "expect": Member(
+        """\
+def expect(what, got, want):
+    print("ok  " if got == want else "FAIL", what, "| got", got, "| expected", want)"""
+    ),
+    "raises": Member(
+        """\
+def raises(what, kind, text, call):
+    got = None
+    try:
+        call()
+    except Exception as error:
+        got = error
+    right = isinstance(got, kind) and text in str(got)
+    print("ok  " if right else "FAIL", what, "| raised", repr(got), "| expected", kind.__name__, text)"""
+    ),
+    "warns": Member(
+        """\
+def warns(what, kind, text, call):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        out = call()
+    right = any(issubclass(w.category, kind) and text in str(w.message) for w in seen)
+    print("ok  " if right else "FAIL", what, "| warned", [str(w.message) for w in seen], "| expected", kind.__name__, text)
+    return out""",
+    ),
+    "quiet": Member(
+        """\
+def quiet(what, call):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        out = call()
+    print("FAIL" if seen else "ok  ", what, "| warned", [str(w.message) for w in seen], "| expected no warning")
+    return out""",
+    ),
+    "thread": Member(
+        """\
+def thread(call):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()""",
+        fake="""\
+def thread(call):
+    with ThreadPoolExecutor(1, initializer=fake.__enter__) as pool:
+        return pool.submit(call).result()""",
+    ),
+    "interleave": Member(
+        """\
+def interleave(*workers):  # generators, each in a thread of its own, take turns: each up to its next yield
+    left = [(ThreadPoolExecutor(1), worker()) for worker in workers]
+    while left:
+        left = [(pool, steps) for pool, steps in left if pool.submit(next, steps, amp).result() is not amp]""",
+        fake="""\
+def interleave(*workers):  # generators, each in a thread of its own, take turns: each up to its next yield
+    left = [(ThreadPoolExecutor(1, initializer=fake.__enter__), worker()) for worker in workers]
+    while left:
+        left = [(pool, steps) for pool, steps in left if pool.submit(next, steps, amp).result() is not amp]""",
+    ),
+    "observe": Member("observe = observe", ("recorder",)),
+    "casts": Member(
+        """\
+def casts(call, tensor):
+    return sum(cast.source is not None for cast in observe(call, tensor).casts)""",
+        ("recorder",),
+    ),
+    "received": Member(
+        """\
+def received(overload, call):
+    kernel = observe(call).of(overload)
+    return tuple(leaf.got for leaf in kernel.leaves) if kernel else None""",
+        ("recorder",),
+    ),
+    "copies": Member(
+        """\
+class Copies(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {{}}))
+        cast = func in (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
+        if cast and args[0] is self.tensor() and args[0].dtype != out.dtype:
+            self.made.append(weakref.ref(out))
+        return out
+
+def copies(call, tensor):  # a reference to each cast of a tensor that a call makes
+    copier = amp.Copies()
+    copier.tensor, copier.made = weakref.ref(tensor), []
+    with copier:
+        call()
+    return copier.made""",
+    ),
+    "module": Member(
+        """\
+def module(make):
+    torch.manual_seed(0)
+    return make().requires_grad_(False).to(amp.type)""",
+        ("type",),
+        fake="""\
+def module(make):
+    torch.__future__.set_overwrite_module_params_on_conversion(True)  # a fake tensor cannot be moved
+    return make().requires_grad_(False).to_empty(device=amp.type)""",
+    ),
+    "values": Member(
+        """\
+def values(tensor):
+    return tensor.detach().cpu().tolist()"""
+    ),
+    "differences": Member("differences = []"),
+    "device.has_values": Member("has_values = {has_values}"),
+    "device.type": Member("type = {type!r}"),
+    "device.name": Member("name = {name!r}"),
+    "device.key": Member("key = {key!r}"),
+    "device.default_amp": Member("default_amp = {default_amp!r}"),
+    "device.amp_dtypes": Member("amp_dtypes = {amp_dtypes!r}"),
+    "device.policies": Member(
+        """\
+def policies():  # what PyTorch documents for those of its ops that are asked about
+    return {policies}"""
+    ),
+    "device.autocast": Member(
+        """\
+def autocast(dtype=None, **options):
+    dtypes = {{"fp16": torch.float16, "bf16": torch.bfloat16, None: None}}
+    return torch.autocast(amp.type, dtype=dtypes[dtype], **options)""",
+        ("type",),
+    ),
+    "device.running": Member("running = nullcontext", fake="running = lambda: fake"),
+    "device.host": Member(
+        """\
+def host(tensor):
+    return tensor.detach().cpu()"""
+    ),
+    "device.seed": Member("seed = lambda: torch.manual_seed(0)", fake="seed = lambda: None"),
+    "device.synchronize": Member("synchronize = lambda: None"),
+}
+"""Members of `amp`, and behind `device.` those of its device. The name "recorder" stands for `ampcheck.repro.snippets.recorder`."""
+
+
+def stand_in(used: Iterable[str], device: Device, facts: dict[str, object]) -> str:
+    """The class `amp` with the members used.
+
+    `facts`: the values that the texts name in braces.
+    """
+    wanted = _with_needs(used)
+    parts: list[str] = []
+    own: list[str] = []
+    for name, member in MEMBERS.items():
+        if name in wanted:
+            text = member.text if device.has_values else member.fake or member.text
+            (own if name.startswith("device.") else parts).append(text.format(**facts))
+    if own:
+        parts.append("class device:\n" + "\n".join(_indented(text) for text in own))
+    body = "\n".join(_indented(text) for text in parts) or "    pass"
+    return f"class amp:\n{body}"
+
+
+def needs_recorder(used: Iterable[str]) -> bool:
+    """Whether one of the members needs the recorder."""
+    return "recorder" in _with_needs(used)
+
+
+def _with_needs(used: Iterable[str]) -> set[str]:
+    wanted: set[str] = set()
+    waiting = list(used)
+    while waiting:
+        name = waiting.pop()
+        if name not in wanted:
+            wanted.add(name)
+            waiting += MEMBERS[name].needs if name in MEMBERS else ()
+    return wanted
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" if line else "" for line in text.splitlines())

@@ -1,0 +1,195 @@
+"""An op case in plain torch: its call in a region, beside the same call on inputs cast by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ampcheck.cases import Case
+from ampcheck.devices.base import Device
+from ampcheck.executors import function
+from ampcheck.inputs import build
+from ampcheck.observe import is_composite
+from ampcheck.ops.describe import TensorArg, leaves
+from ampcheck.repro import expected, snippets, values
+from ampcheck.repro.common import assembled
+from ampcheck.spec.dtypes import is_floating
+from ampcheck.torch_dtypes import DTYPES
+from ampcheck.verdict import Plan, plan
+
+_OF_KERNELS = ("reached the kernel", "ran with dtype=", "never ran", "its kernel ran", "casts of the arg", "ran no kernel")
+"""How the differences read that only a recorder shows."""
+_OF_ACCURACY = "float64 result"
+_SIGNS = {"matmul": "@", "pow": "**", "truediv": "/", "add": "+", "sub": "-", "mul": "*"}
+
+
+def of_op(case: Case, device: Device, message: str = "", modules: Sequence[str] = (), *, ran: bool = True) -> str:
+    """An op case in plain torch: prints a line for each thing it looks at, `ok` or `FAIL` with what was got and expected.
+
+    Args:
+        message: the differences that were found; what shows none of them is left out. "": everything is looked at.
+        modules: what `--device-module` named.
+        ran: False for a case that ended its process: nothing of it is run here, and it is not compared by hand.
+
+    Returns: a program that does not import ampcheck.
+    """
+    todo = plan(case, device)
+    names = list(_names(todo))
+    tensors = [
+        values.expression(leaf, given.dtype, place, device)
+        for place, (leaf, given) in enumerate(zip(leaves(todo.sample), todo.given, strict=True))
+    ]
+    blocks = [values.SEEDED] if any("seeded(" in text for text in tensors) else []
+    rows = "".join(f"        {text},\n" for text in tensors)
+    made = f"def inputs():\n    return [\n{rows}    ]" if len(tensors) > 1 else f"def inputs():\n    return [{''.join(tensors)}]"
+    call = f"def call({', '.join(names)}):\n    return {_call(todo, case, names)}"
+    region = f"with torch.autocast({device.type!r}, dtype={DTYPES[case.amp]}):"
+    if not ran:
+        return assembled(device, modules, [*blocks, made, call, f"{region}\n    print(call(*inputs()))"])
+    blocks += [snippets.CHECK]
+    if todo.expected.error:
+        return assembled(device, modules, [*blocks, made, call, _refused(todo, region)])
+    if case.rule == "fallthrough" and is_composite(case.op):
+        recorder = snippets.recorder(device, casts=False, kernels=True)
+        checks = _parts(case, device, todo, region)
+        return assembled(device, modules, [*blocks, recorder, snippets.LINES, made, call, checks])
+    kernels = not message or any(mark in message for mark in _OF_KERNELS)
+    outputs = not message or not kernels
+    exact = outputs and (_OF_ACCURACY in message) and device.has_values
+    if kernels or not device.has_values:
+        blocks.append(snippets.recorder(device, casts=True, kernels=True))
+    checks = [_kernel(case, todo, region)] if kernels else []
+    if outputs:
+        blocks += [snippets.RUN, snippets.SAME] if device.has_values else []
+        checks.append(_outputs(case, device, todo, names, region))
+    if exact:
+        checks.append(_accuracy(todo))
+    return assembled(device, modules, [*blocks, made, call, *checks])
+
+
+def _names(todo: Plan) -> Iterator[str]:
+    for place, _ in enumerate(leaves(todo.sample)):
+        yield "abcdefghijklmnopqrstuvw"[place] if place < 23 else f"t{place}"
+
+
+def _call(todo: Plan, case: Case, names: Sequence[str], *, dtype: bool = False) -> str:
+    """The call as people write it; with `dtype`, of the overload that takes the one autocast fills in."""
+    remaining = iter(names)
+    args = [_shown(value, remaining) for value in todo.sample.args]
+    kwargs = [f"{name}={_shown(value, remaining)}" for name, value in todo.sample.kwargs.items()]
+    path = todo.sample.call
+    own = bool(args) and isinstance(todo.sample.args[0], TensorArg)
+    if path == "aten":
+        packet, _, variant = (todo.expected.overload if dtype else case.op).partition(".")
+        path = f"torch.ops.aten.{packet}.{variant or 'default'}"
+        kwargs += ["dtype=dtype"] * dtype
+    elif path.startswith("operator.") and len(args) == 2:
+        return f"{args[0]} {_SIGNS[path.removeprefix('operator.')]} {args[1]}"
+    elif path.startswith("torch.Tensor.") and own:
+        path = f"{args.pop(0)}.{path.removeprefix('torch.Tensor.')}"
+    return f"{path}({', '.join([*args, *kwargs])})"
+
+
+def _shown(value: Any, names: Iterator[str]) -> str:
+    if isinstance(value, TensorArg):
+        return next(names)
+    if isinstance(value, (tuple, list)):
+        inner = ", ".join(_shown(item, names) for item in value)
+        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    return repr(value)
+
+
+def _dtypes(names: Sequence[str]) -> str:
+    return f"[{', '.join(str(DTYPES[name]) for name in names)}]"
+
+
+def _refused(todo: Plan, region: str) -> str:
+    return f"""\
+try:
+    {region}
+        call(*inputs())
+    got = None
+except RuntimeError as error:
+    got = str(error)
+check("whether it raises an error that names {todo.expected.error}", {todo.expected.error!r} in str(got) or got, True)"""
+
+
+def _parts(case: Case, device: Device, todo: Plan, region: str) -> str:
+    """A composite op without a policy: each listed op it is made of receives what the device's policy for that says."""
+    with device.running():
+        args, kwargs = build(todo.sample, todo.dtypes, device)
+        call = function(todo.op, todo.sample)
+        device.seed()
+        wanted, _, _ = expected.of_call(lambda: call(*args, **kwargs), device, case.amp)
+    return f"""\
+torch.manual_seed(0)
+{region}
+    seen = observe(lambda: call(*inputs()))
+check("listed ops in aten::{case.op}, with the dtypes they received", lines(seen), {wanted!r})"""
+
+
+def _kernel(case: Case, todo: Plan, region: str) -> str:
+    want = todo.expected
+    told = want.dtype_kwarg or todo.dtype_given
+    lines = [
+        "torch.manual_seed(0)",
+        "tensors_given = inputs()",
+        region,
+        "    seen = observe(lambda: call(*tensors_given), *tensors_given)",
+        f"kernel, wanted = seen.of({want.overload!r}), {list(want.leaves)!r}",
+        "followed = [x for x in kernel.leaves if x.source is not None] if kernel else []",
+        f'check("whether the kernel of aten::{want.overload} ran", kernel is not None or seen.error, True)',
+        'check("dtypes it received", [x.got for x in followed], [wanted[x.source] for x in followed])',
+    ]
+    if want.dtype_kwarg or case.rule in ("optdtype", "append"):
+        lines.append(f'check("dtype= it ran with", kernel and kernel.dtype_kwarg, {told!r})')
+    lines += [
+        "if kernel and len(followed) == len(kernel.leaves):",
+        f'    check("casts", sum(x.source is not None for x in seen.casts), {want.casts(todo.given)})',
+    ]
+    return "\n".join(lines)
+
+
+def _outputs(case: Case, device: Device, todo: Plan, names: Sequence[str], region: str) -> str:
+    want = todo.expected
+    filled = want.dtype_kwarg
+    lines = []
+    call = "call"
+    if filled and todo.sample.call == "aten":
+        lines += [f"def filled_in({', '.join(names)}, dtype={DTYPES[filled]}):", f"    return {_call(todo, case, names, dtype=True)}", ""]
+        call = "filled_in"
+    leaves = [filled if filled and call == "call" and is_floating(dtype) else dtype for dtype in want.leaves]
+    lines.append(f"by_hand = [x.to(dtype) for x, dtype in zip(inputs(), {_dtypes(leaves)})]  # rule {case.rule}")
+    if device.has_values:
+        lines += [region, "    got = run(call, *inputs())", f"want = run({call}, *by_hand)"]
+    else:
+        lines += [
+            region,
+            "    got = observe(lambda: call(*inputs()))",
+            f"want = observe(lambda: {call}(*by_hand))",
+            "got, want = ([x.error] if x.error else x.outputs for x in (got, want))",
+        ]
+    lines.append('check("dtypes of the outputs, or what was raised", *([getattr(x, "dtype", type(x)) for x in out] for out in (got, want)))')
+    if device.has_values and todo.op.values != "none" and not (filled and call == "call"):
+        lines.append('check("whether they have the bits of the same call on inputs cast by hand", all(map(same, got, want)), True)')
+    return "\n".join(lines)
+
+
+def _accuracy(todo: Plan) -> str:
+    floating = [name for name in todo.expected.leaves if name in ("fp16", "bf16", "fp32")]
+    narrowest = max((DTYPES[name] for name in floating), key=lambda dtype: torch.finfo(dtype).eps)
+    call = "filled_in" if todo.expected.dtype_kwarg and todo.sample.call == "aten" else "call"
+    dtype = ", dtype=torch.float64" if call == "filled_in" else ""
+    return f"""\
+exact = run(lambda *x: {call}(*x{dtype}), *[x.double() if x.is_floating_point() else x for x in by_hand])
+for x, y in zip(got, exact):
+    if x.is_floating_point():
+        finite, y = y.isfinite(), y.double()
+        bound = 48 * max(torch.finfo(x.dtype).eps, torch.finfo({narrowest}).eps) * max(1.0, y[finite].abs().max().item())
+        error = (x.double() - y)[finite].abs().max().item()
+        check(f"distance to the float64 result, at most {{bound:.3g}}", error <= bound or error, True)"""

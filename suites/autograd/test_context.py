@@ -1,0 +1,42 @@
+"""Rule context, with gradients: `ampcheck.spec.rules` says what it promises."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+
+@pytest.mark.parametrize("forward", [True, False], ids=["kept", "dropped"])
+@scenario(values=True)
+def test_custom_bwd_state(amp: Amp, forward: bool) -> None:
+    """custom_bwd runs backward with the autocast state of forward (amp.html#torch.amp.custom_bwd).
+
+    The state is what a region saves and sets: enabled, dtype and cache_enabled. Backward is called in a region of
+    another one.
+    """
+    seen: list[tuple[bool, torch.dtype, bool]] = []
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type=amp.type)
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            seen.append(amp.state())
+            return x * 2
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type=amp.type)
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            seen.append(amp.state())
+            return gradient * 2
+
+    x = amp.rand(2, requires_grad=True)
+    with amp.region(cache_enabled=forward):
+        out = Twice.apply(x)
+    with amp.region(amp.other, enabled=False, cache_enabled=not forward):
+        before = amp.state()
+        out.sum().backward()
+        amp.expect("state after backward", amp.state(), before)
+    for what, at in (("enabled", 0), ("dtype", 1), ("cache_enabled", 2)):
+        amp.expect(f"{what} in backward", seen[1][at], seen[0][at])

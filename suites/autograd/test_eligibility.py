@@ -1,0 +1,53 @@
+"""Rule eligibility, with gradients: `ampcheck.spec.rules` says what it promises."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+
+class _Pair(NamedTuple):
+    one: Any
+    two: Any
+
+
+CONTAINERS: dict[str, Callable[[Any, Any], Any]] = {
+    "tuple": lambda one, two: (one, two),
+    "list": lambda one, two: [one, two],
+    "dict": lambda one, two: {"one": one, "two": two},
+    "named": _Pair,
+}
+
+
+@pytest.mark.parametrize("kind", list(CONTAINERS))
+@scenario(values=True)
+def test_custom_fwd_container(amp: Amp, kind: str) -> None:
+    """custom_fwd casts the floating tensors in a container and leaves the rest (amp.html#torch.amp.custom_fwd)."""
+    received: list[Any] = []
+
+    class Takes(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type=amp.type, cast_inputs=torch.float32)
+        def forward(ctx: Any, x: torch.Tensor, container: Any) -> torch.Tensor:
+            received.append(container)
+            return x * 2
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type=amp.type)
+        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+            return gradient * 2, None
+
+    make = CONTAINERS[kind]
+    x, given = amp.rand(2, requires_grad=True), make(amp.rand(2, dtype=amp.dtype), torch.arange(2, device=amp.type))
+    with amp.region():
+        try:
+            Takes.apply(x, given)
+        except Exception as error:  # whatever it raises is the finding
+            amp.expect(f"what a {kind} raises", f"{type(error).__name__}: {error}", None)
+            return
+    got = list(received[0].values() if kind == "dict" else received[0])
+    amp.expect("class of the container", type(received[0]).__name__, type(given).__name__)
+    amp.expect("dtypes in the container", [tensor.dtype for tensor in got], [torch.float32, torch.int64])

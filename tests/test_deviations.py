@@ -1,0 +1,117 @@
+"""The deviations files: they load, their links are links, their globs select cases, and each finding has its page.
+
+The form of a file is tested with `ampcheck.deviations`; here it is about what this package's own files say.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ampcheck.deviations import KERNELS, SHARED, Deviation, Waivers, load
+from ampcheck.devices.registry import known, select
+from tests.test_findings import SECTIONS
+
+ROOT = Path(__file__).parents[1]
+FILES = list(dict.fromkeys([SHARED, KERNELS, *(d.deviations for d in known().values() if d.deviations)]))
+DEVIATIONS = [deviation for path in FILES for deviation in load(path)]
+
+_LINK = re.compile(
+    r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+|https://docs\.pytorch\.org/docs/\S+|unreported"
+)
+_CASE = re.compile(r"\*\*Case:\*\*\s(?P<text>.*?)\*\*Upstream:\*\*", re.DOTALL)
+
+
+def bad_links(deviations: Iterable[Deviation]) -> list[str]:
+    """The ids of deviations whose link is no issue, no pull request, no documentation and not "unreported"."""
+    return [deviation.id for deviation in deviations if not _LINK.fullmatch(deviation.link)]
+
+
+def without_page(deviations: Iterable[Deviation], sections: Mapping[str, str]) -> list[str]:
+    """The ids of unreported deviations that docs/findings.md has no section for."""
+    return [deviation.id for deviation in deviations if deviation.link == "unreported" and deviation.id not in sections]
+
+
+def wrong_cases(deviations: Iterable[Deviation], sections: Mapping[str, str]) -> list[str]:
+    """A sentence for each section that names a case of another deviation than its own, or has neither case nor reason.
+
+    Only a finding where PyTorch is silent may have no case.
+    """
+    own: dict[str, set[str]] = {}
+    for deviation in deviations:
+        own.setdefault(deviation.id, set()).update(deviation.cases)
+    everybody = set().union(*own.values())
+    out = []
+    for name, body in sections.items():
+        match = _CASE.search(body)
+        text = match["text"] if match else ""
+        named = set(re.findall(r"`(\w+/[^`]+)`", text))
+        if name not in own:
+            if "**Sure:** open" not in body or not text.startswith("none;"):
+                out.append(f"{name} is no deviation, and PyTorch is not silent on it")
+        elif not named & own[name]:
+            out.append(f"{name} names no case of its deviation")
+        elif missing := named - everybody:
+            out.append(f"{name} names {', '.join(sorted(missing))}, which no deviation does")
+    return out
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Every case of this machine's devices, `rule/id`."""
+    manifest = tmp_path_factory.mktemp("manifest") / "manifest"
+    command = [sys.executable, "-m", "pytest", "suites", "--collect-only", "-q", f"--write-manifest={manifest}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [key.partition("/")[2] for key in manifest.read_text(encoding="utf-8").split()]
+
+
+def test_every_file_loads() -> None:
+    assert len(FILES) >= 5
+    assert len(DEVIATIONS) >= 20
+    Waivers(known().values())  # no id stands in two files of one device
+
+
+def test_no_glob_is_stale(names: list[str]) -> None:
+    assert len(names) > 1000
+    waivers = Waivers(select([], []))
+    assert waivers.stale(names) == []
+    rest = [name for name in names if not name.startswith("nesting/one_object_inside_itself-")]
+    assert any("'nesting/one_object_inside_itself-*'" in line for line in waivers.stale(rest))
+
+
+def test_every_link_is_one() -> None:
+    assert bad_links(DEVIATIONS) == []
+    wrong = [replace(DEVIATIONS[0], link=link) for link in ("https://github.com/pytorch/pytorch", "unreported ", "x")]
+    assert bad_links(wrong) == [DEVIATIONS[0].id] * 3
+
+
+def test_every_unreported_one_has_its_page() -> None:
+    assert without_page(DEVIATIONS, SECTIONS) == []
+    assert without_page([replace(DEVIATIONS[0], id="another", link="unreported")], SECTIONS) == ["another"]
+
+
+def test_every_page_names_cases_of_its_deviation() -> None:
+    assert wrong_cases(DEVIATIONS, SECTIONS) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "sure", "case", "says"),
+    [
+        ("another", "certain", "`cache/changed_weight-*`", "is no deviation, and PyTorch is not silent on it"),
+        ("another", "open", "to be added", "is no deviation, and PyTorch is not silent on it"),
+        ("stale-cached-weight", "certain", "none;", "names no case of its deviation"),
+        ("stale-cached-weight", "certain", "`cache/off-*`", "names no case of its deviation"),
+        ("stale-cached-weight", "certain", "`cache/changed_weight-*`, `cache/off-*`", "names cache/off-*, which no"),
+    ],
+)
+def test_a_page_that_names_others_is_found(name: str, sure: str, case: str, says: str) -> None:
+    body = f"**Sure:** {sure}. **Case:** {case}. **Upstream:** unreported."
+    (found,) = wrong_cases(DEVIATIONS, {name: body})
+    assert found.startswith(f"{name} {says}")
