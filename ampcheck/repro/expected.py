@@ -6,6 +6,7 @@ tensor arguments and, where it has one, its `dtype=`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 from unittest.mock import patch
@@ -18,6 +19,7 @@ from ampcheck.isolation import reset
 from ampcheck.observe import overload_name, tensors
 from ampcheck.replay import replay
 from ampcheck.scenario import Amp
+from ampcheck.spec.casting import APPENDED
 from ampcheck.torch_dtypes import name_of
 
 
@@ -32,12 +34,21 @@ class _Seen(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = overload_name(func)
-        if name in self._policies:
+        if name in self._policies or name in APPENDED.values():
             given = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **kwargs}
             dtype = given.get("dtype")
             told = [f"dtype={name_of(dtype)}"] if isinstance(dtype, torch.dtype) else []
             self.lines.append(" ".join([name, *(name_of(t.dtype) for t in tensors((args, kwargs))), *told]))
         return func(*args, **kwargs)
+
+
+class _Amp(Amp):
+    """Gives the same values as the stand-in of a reproduction, for what runs may depend on them."""
+
+    def rand(self, *shape: int, dtype: torch.dtype = torch.float32, requires_grad: bool = False) -> torch.Tensor:
+        if not self.device.has_values:
+            return super().rand(*shape, dtype=dtype, requires_grad=requires_grad)
+        return torch.rand(shape, device=self.type).to(dtype).requires_grad_(requires_grad)
 
 
 def of_call(call: Callable[[], Any], device: Device, dtype: str) -> tuple[list[str], bool, list[torch.Tensor]]:
@@ -50,7 +61,7 @@ def of_call(call: Callable[[], Any], device: Device, dtype: str) -> tuple[list[s
     with seen:
         found, outside = replay(call, device.type, dtype, policies)
     raised = [f"raises {type(found.error).__name__}"] if found.error is not None else []
-    return [*seen.lines, *raised], len(outside) < len(seen.lines), found.outputs
+    return [*seen.lines, *raised], len(outside) < sum(line.split()[0] in policies for line in seen.lines), found.outputs
 
 
 def of_scenario(
@@ -72,8 +83,10 @@ def of_scenario(
 
     reset({device.type: device.default_amp})
     try:
-        with device.running(), patch.dict(body.__globals__, {helper: note}):
-            body(Amp(device, dtype), **params)
+        torch.manual_seed(0)
+        with device.running(), warnings.catch_warnings(), patch.dict(body.__globals__, {helper: note}):
+            warnings.simplefilter("ignore")  # it warned when it ran
+            body(_Amp(device, dtype), **params)
     except Exception:  # it failed when it ran, or there would be nothing to reproduce; what it reached is enough
         pass
     finally:

@@ -153,9 +153,15 @@ def module(make):
     return make().requires_grad_(False).to(amp.type)""",
         ("type",),
         fake="""\
-def module(make):
-    torch.__future__.set_overwrite_module_params_on_conversion(True)  # a fake tensor cannot be moved
-    return make().requires_grad_(False).to_empty(device=amp.type)""",
+def module(make):  # a fake tensor cannot be moved, so each is made anew
+    made = make().requires_grad_(False)
+    for part in made.modules():
+        for held in (part._parameters, part._buffers):
+            new = {{name: torch.empty_like(x, device=amp.type) for name, x in held.items() if x is not None}}
+            held.update(new)
+        if isinstance(part, torch.nn.RNNBase):
+            part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]
+    return made""",
     ),
     "values": Member(
         """\

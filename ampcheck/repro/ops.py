@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,14 @@ from ampcheck.spec.dtypes import is_floating
 from ampcheck.torch_dtypes import DTYPES
 from ampcheck.verdict import Plan, plan
 
-_OF_KERNELS = ("reached the kernel", "ran with dtype=", "never ran", "its kernel ran", "casts of the arg", "ran no kernel")
+_OF_KERNELS = (
+    "reached the kernel",
+    "ran with dtype=",
+    "never ran",
+    "its kernel ran",
+    "casts of the arg",
+    "ran no kernel",
+)
 """How the differences read that only a recorder shows."""
 _OF_ACCURACY = "float64 result"
 _SIGNS = {"matmul": "@", "pow": "**", "truediv": "/", "add": "+", "sub": "-", "mul": "*"}
@@ -44,7 +52,11 @@ def of_op(case: Case, device: Device, message: str = "", modules: Sequence[str] 
     ]
     blocks = [values.SEEDED] if any("seeded(" in text for text in tensors) else []
     rows = "".join(f"        {text},\n" for text in tensors)
-    made = f"def inputs():\n    return [\n{rows}    ]" if len(tensors) > 1 else f"def inputs():\n    return [{''.join(tensors)}]"
+    made = (
+        f"def inputs():\n    return [\n{rows}    ]"
+        if len(tensors) > 1
+        else f"def inputs():\n    return [{''.join(tensors)}]"
+    )
     call = f"def call({', '.join(names)}):\n    return {_call(todo, case, names)}"
     region = f"with torch.autocast({device.type!r}, dtype={DTYPES[case.amp]}):"
     if not ran:
@@ -54,8 +66,13 @@ def of_op(case: Case, device: Device, message: str = "", modules: Sequence[str] 
         return assembled(device, modules, [*blocks, made, call, _refused(todo, region)])
     if case.rule == "fallthrough" and is_composite(case.op):
         recorder = snippets.recorder(device, casts=False, kernels=True)
-        checks = _parts(case, device, todo, region)
-        return assembled(device, modules, [*blocks, recorder, snippets.LINES, made, call, checks])
+        wanted = _parts(case, device, todo)
+        checks = f"""\
+torch.manual_seed(0)
+{region}
+    seen = observe(lambda: call(*inputs()))
+check("listed ops in aten::{case.op}, with the dtypes they received", lines(seen), {wanted!r})"""
+        return assembled(device, modules, [*blocks, recorder, snippets.lines_of(wanted), made, call, checks])
     kernels = not message or any(mark in message for mark in _OF_KERNELS)
     outputs = not message or not kernels
     exact = outputs and (_OF_ACCURACY in message) and device.has_values
@@ -119,18 +136,14 @@ except RuntimeError as error:
 check("whether it raises an error that names {todo.expected.error}", {todo.expected.error!r} in str(got) or got, True)"""
 
 
-def _parts(case: Case, device: Device, todo: Plan, region: str) -> str:
+def _parts(case: Case, device: Device, todo: Plan) -> list[str]:
     """A composite op without a policy: each listed op it is made of receives what the device's policy for that says."""
-    with device.running():
+    with device.running(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warned when the case ran
         args, kwargs = build(todo.sample, todo.dtypes, device)
         call = function(todo.op, todo.sample)
         device.seed()
-        wanted, _, _ = expected.of_call(lambda: call(*args, **kwargs), device, case.amp)
-    return f"""\
-torch.manual_seed(0)
-{region}
-    seen = observe(lambda: call(*inputs()))
-check("listed ops in aten::{case.op}, with the dtypes they received", lines(seen), {wanted!r})"""
+        return expected.of_call(lambda: call(*args, **kwargs), device, case.amp)[0]
 
 
 def _kernel(case: Case, todo: Plan, region: str) -> str:
@@ -161,7 +174,11 @@ def _outputs(case: Case, device: Device, todo: Plan, names: Sequence[str], regio
     lines = []
     call = "call"
     if filled and todo.sample.call == "aten":
-        lines += [f"def filled_in({', '.join(names)}, dtype={DTYPES[filled]}):", f"    return {_call(todo, case, names, dtype=True)}", ""]
+        lines += [
+            f"def filled_in({', '.join(names)}, dtype={DTYPES[filled]}):",
+            f"    return {_call(todo, case, names, dtype=True)}",
+            "",
+        ]
         call = "filled_in"
     leaves = [filled if filled and call == "call" and is_floating(dtype) else dtype for dtype in want.leaves]
     lines.append(f"by_hand = [x.to(dtype) for x, dtype in zip(inputs(), {_dtypes(leaves)})]  # rule {case.rule}")
@@ -174,9 +191,13 @@ def _outputs(case: Case, device: Device, todo: Plan, names: Sequence[str], regio
             f"want = observe(lambda: {call}(*by_hand))",
             "got, want = ([x.error] if x.error else x.outputs for x in (got, want))",
         ]
-    lines.append('check("dtypes of the outputs, or what was raised", *([getattr(x, "dtype", type(x)) for x in out] for out in (got, want)))')
+    lines.append(
+        'check("dtypes of the outputs, or what was raised", *([getattr(x, "dtype", type(x)) for x in out] for out in (got, want)))'
+    )
     if device.has_values and todo.op.values != "none" and not (filled and call == "call"):
-        lines.append('check("whether they have the bits of the same call on inputs cast by hand", all(map(same, got, want)), True)')
+        lines.append(
+            'check("whether they have the bits of the same call on inputs cast by hand", all(map(same, got, want)), True)'
+        )
     return "\n".join(lines)
 
 

@@ -141,4 +141,3 @@ def _facts(device: Device, dtype: torch.dtype, text: str) -> dict[str, object]:
         "has_values": device.has_values,
         "policies": {name: policy for name, policy in device.policies().items() if name in said},
     }
-

@@ -6,6 +6,7 @@ The text between the quotes is pasted by people into reports: it is short, and i
 from __future__ import annotations
 
 from ampcheck.devices.base import Device
+from ampcheck.spec.casting import APPENDED
 
 CHECK = """\
 def check(what, got, want):
@@ -69,9 +70,9 @@ def observe(call, *inputs):
             seen.error = error
     return seen"""
 
-LINES = """\
+_LINES = """\
 def lines(seen):  # the listed ops that ran, with the dtypes their kernels received, and what was raised
-    ran = [k for k in seen.kernels if k.listed]
+    ran = [k for k in seen.kernels if k.listed or k.overload in APPENDED]
     ran = [[k.overload, *(x.got for x in k.leaves), *[f"dtype={k.dtype_kwarg}"] * bool(k.dtype_kwarg)] for k in ran]
     return [" ".join(words) for words in ran] + [f"raises {type(seen.error).__name__}"] * (seen.error is not None)"""
 
@@ -95,15 +96,18 @@ def same(a, b):  # the same bits; NaN is NaN
 _BY_HAND = """\
 class ByHand(Recorder):  # outside of any region: casts the arguments of each listed op as EXPECTED says
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
         name = str(func).removeprefix("aten.").removesuffix(".default")
 h|        if name == "_transformer_encoder_layer_fwd":  # its kernel runs listed ops
 h|            with self:
-h|                return func._op_dk(getattr(torch._C.DispatchKey, TYPE.upper()), *args, **(kwargs or {}))
+h|                return func._op_dk(getattr(torch._C.DispatchKey, TYPE.upper()), *args, **kwargs)
+a|        if name == "norm.ScalarOpt_dim":  # autocast calls the overload that takes a dtype instead
+a|            func, name, kwargs = torch.ops.aten.norm.ScalarOpt_dim_dtype, f"{name}_dtype", {"keepdim": False} | kwargs
         if not self.todo or self.todo[0].split()[0] != name:
             return super().__torch_dispatch__(func, types, args, kwargs)
         words = self.todo.pop(0).split()[1:]
         dtypes = iter([DTYPES.get(word) for word in words])
-        args, kwargs = tree_map(lambda x: x.to(next(dtypes)) if isinstance(x, torch.Tensor) else x, (args, kwargs or {}))
+        args, kwargs = tree_map(lambda x: x.to(next(dtypes)) if isinstance(x, torch.Tensor) else x, (args, kwargs))
 d|        if "dtype=fp32" in words:
 d|            kwargs = dict(zip((a.name for a in func._schema.arguments), args)) | kwargs | {"dtype": torch.float32}
 d|            args = ()
@@ -133,7 +137,7 @@ v|    amp.expect(f"whether outputs of {name} have the bits of the same ops on ar
     return got"""
 
 _COMPARE_LAST = """\
-# Of a case that ended its process it is not worked out what its ops should receive: this runs it.
+# What its ops should receive is not worked out here, for that would run them: this does no more than run them.
 def _compare(amp, call, name):
     with amp.region():
         return tree_leaves(call())"""
@@ -154,6 +158,12 @@ def recorder(device: Device, *, casts: bool, kernels: bool) -> str:
     return "\n\n".join([head, *([NAME_OF] if kernels else []), TENSORS, text, OBSERVE])
 
 
+def lines_of(expected: list[str]) -> str:
+    """The function that puts what a recorder saw in the form of the lines expected."""
+    appended = sorted({line.split()[0] for line in expected} & {*APPENDED.values()})
+    return _LINES.replace(" or k.overload in APPENDED", f" or k.overload in {appended}" if appended else "")
+
+
 def compare(device: Device, expected: dict[str, list[str]], hidden: bool) -> str:
     """The function `_compare` of `suites/eager/test_modules.py`, with what each call's ops must receive as text.
 
@@ -162,13 +172,15 @@ def compare(device: Device, expected: dict[str, list[str]], hidden: bool) -> str
     """
     if not expected:
         return _COMPARE_LAST
-    told = any(line.endswith("dtype=fp32") for found in expected.values() for line in found)
+    every = [line for found in expected.values() for line in found]
+    told = any(line.endswith("dtype=fp32") for line in every)
+    appended = any(line.startswith("norm.ScalarOpt_dim_dtype") for line in every)
     rows = [f"    {name!r}: [{_wrapped(found)}]," for name, found in expected.items()]
     named = "DTYPES = {name_of(x): x for x in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}"
-    by_hand = _lines(_BY_HAND, "h" * hidden + "d" * told)
+    by_hand = _lines(_BY_HAND, "h" * hidden + "d" * told + "a" * appended)
     body = _lines(_COMPARE, ("v" if device.has_values else "f") + "s" * (not hidden))
     wanted = "\n".join(["EXPECTED = {", *rows, "}  # the listed ops, the dtypes they must receive, their dtype="])
-    return "\n\n".join([wanted, named, LINES, *([SAME] if device.has_values else []), by_hand, body])
+    return "\n\n".join([wanted, named, lines_of(every), *([SAME] if device.has_values else []), by_hand, body])
 
 
 def _wrapped(lines: list[str]) -> str:

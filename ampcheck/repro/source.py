@@ -1,6 +1,6 @@
 """The source of a function and of what it needs of its module, without decorators, annotations and docstrings.
 
-Text is edited in place and not made anew from a syntax tree, so that comments and line breaks stay as they were written.
+Text is edited in place and not made anew from a syntax tree, so that comments and line breaks stay as written.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import symtable
 import tokenize
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class Plain:
 
 
 class Module:
-    """A module's source, and the statements that define its names. Read anew: a file may change while a run goes on."""
+    """A module's source, and the statements that define its names."""
 
     def __init__(self, path: Path) -> None:
         self._data = path.read_bytes()
@@ -86,7 +87,11 @@ class Module:
         of_class = {id(inner) for node in classes for inner in node.body}
         for node in ast.walk(self.tree):
             if isinstance(node, ast.arg) and node.annotation:
-                yield self._at(node.lineno, node.col_offset) + len(node.arg.encode()), self._span(node.annotation)[1], b""
+                yield (
+                    self._at(node.lineno, node.col_offset) + len(node.arg.encode()),
+                    self._span(node.annotation)[1],
+                    b"",
+                )
             elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.returns:
                 start, end = self._span(node.returns)
                 arrow = self._data.rindex(b"->", 0, start)
@@ -101,12 +106,18 @@ class Module:
         for node in self.tree.body:
             inner = getattr(node, "body", [])
             if len(inner) > 1 and isinstance(node, (ast.FunctionDef, ast.ClassDef)) and _docstring(inner[0]):
-                yield self._at(inner[0].lineno, 0), self._at(inner[1].lineno, 0), b""
+                after = min(node.lineno for node in (inner[1], *getattr(inner[1], "decorator_list", ())))
+                yield self._at(inner[0].lineno, 0), self._at(after, 0), b""
         for token in tokenize.tokenize(io.BytesIO(self._data).readline):
             if token.type == tokenize.COMMENT and token.string.startswith(_MARKS):
                 line = self._starts[token.start[0] - 1]
                 start = line + len(token.line[: token.start[1]].rstrip().encode())
                 yield start, line + len(token.line.rstrip("\r\n").encode()), b""
+
+
+@lru_cache(maxsize=8)
+def _module(path: Path, changed: int) -> Module:
+    return Module(path)
 
 
 def plain(
@@ -123,7 +134,8 @@ def plain(
     Raises Unreproducible where it needs another name of `ours`.
     """
     function = inspect.unwrap(function)
-    module = Module(Path(inspect.getsourcefile(function) or ""))
+    path = Path(inspect.getsourcefile(function) or "")
+    module = _module(path, path.stat().st_mtime_ns)
     main = module.defined[function.__name__]
     assert isinstance(main, (ast.FunctionDef, ast.AsyncFunctionDef))
     comment = (ast.get_docstring(main) or "").partition("\n\n")[0]
@@ -135,9 +147,7 @@ def plain(
     return out
 
 
-def _gathered(
-    module: Module, main: ast.stmt, kept: Mapping[str, str], stand_ins: Collection[str], ours: str
-) -> Plain:
+def _gathered(module: Module, main: ast.stmt, kept: Mapping[str, str], stand_ins: Collection[str], ours: str) -> Plain:
     out = Plain(module.text(main), "")
     found: dict[int, str] = {}
     imports: dict[int, set[str]] = {}
@@ -169,9 +179,7 @@ def _gathered(
     return out
 
 
-def _entries(
-    module: Module, main: ast.AST, bound: Mapping[str, object], texts: list[str]
-) -> Iterator[tuple[str, str]]:
+def _entries(module: Module, main: ast.AST, bound: Mapping[str, object], texts: list[str]) -> Iterator[tuple[str, str]]:
     """The dictionaries of which a function uses the entry that one of its given parameters names, and that entry."""
     uses: dict[str, list[ast.expr | None]] = {}
     for text in texts:

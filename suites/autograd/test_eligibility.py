@@ -1,5 +1,6 @@
 """Rule eligibility, with gradients: `ampcheck.spec.rules` says what it promises."""
 
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -51,3 +52,33 @@ def test_custom_fwd_container(amp: Amp, kind: str) -> None:
     got = list(received[0].values() if kind == "dict" else received[0])
     amp.expect("class of the container", type(received[0]).__name__, type(given).__name__)
     amp.expect("dtypes in the container", [tensor.dtype for tensor in got], [torch.float32, torch.int64])
+
+
+OTHERS: dict[str, Callable[[], Any]] = {
+    "modules": lambda: torch.nn.Sequential(torch.nn.Identity()),
+    "ordered": lambda: OrderedDict(one=1),
+    "queue": lambda: deque([1]),
+    "range": lambda: range(2),
+    "set": lambda: {1},
+    "size": lambda: torch.Size([1]),
+    "text": lambda: "one",
+}
+
+
+@pytest.mark.parametrize("kind", list(OTHERS))
+@scenario(values=True)
+def test_custom_fwd_other_argument(amp: Amp, kind: str) -> None:
+    """custom_fwd affects floating tensors alone, so an argument that holds none stays what it is (amp.html)."""
+    received: list[Any] = []
+
+    class Takes(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type=amp.type, cast_inputs=torch.float32)
+        def forward(ctx: Any, x: torch.Tensor, argument: Any) -> torch.Tensor:
+            received.append(argument)
+            return x * 2
+
+    given = OTHERS[kind]()
+    with amp.region():
+        Takes.apply(amp.rand(2), given)
+    amp.expect(f"class of a {kind}", type(received[0]).__name__, type(given).__name__)

@@ -233,6 +233,20 @@ def test_custom_op_that_mutates(amp: Amp) -> None:
         amp.expect("a tensor that was doubled inside", amp.values(inside), [2.0, 2.0])
 
 
+@scenario()
+def test_eight_bits_that_widen(amp: Amp) -> None:
+    """Tensors of one float8 dtype go through an op that widens as they do outside (amp.html: any type)."""
+    x = torch.empty(3, 3, dtype=torch.float8_e4m3fn, device=amp.type)
+    for name, op in (("cat", torch.cat), ("stack", torch.stack)):
+        amp.expect(f"dtype of {name} outside", op([x, x]).dtype, x.dtype)
+        with amp.region():
+            try:
+                found = str(op([x, x]).dtype)
+            except RuntimeError as error:
+                found = f"RuntimeError: {error}"
+        amp.expect(f"dtype of {name} inside", found, str(x.dtype))
+
+
 LOW_AND_WIDE: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "mv": lambda low, wide: torch.mv(wide, low[0]),
     "addmv": lambda low, wide: torch.addmv(low[0], wide, wide[0]),

@@ -207,7 +207,6 @@ DOWNCAST = (
     wrong("prelu-empty-forgotten", "downcast", CPU, "prelu", low_but_bare),
     wrong("conv-transpose-mixed-left-alone", "downcast", CPU, "conv_transpose2d.input", low_only_leading_half),
     wrong("linear-batched-left-alone", "downcast", CPU, "linear", low_but_batched),
-    wrong("addmv-changes-its-arguments", "downcast", CUDA, "addmv", low_for_good),
     wrong("mm-changes-its-arguments", "downcast", CPU, "mm", low_for_good),
     wrong("flattened-rnn-as-given", "downcast", CPU, "mkldnn_rnn_layer", as_given),
     wrong("attention-mask-forgotten", "downcast", CPU, "scaled_dot_product_attention", low_but_last),

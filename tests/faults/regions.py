@@ -244,10 +244,10 @@ CONTEXT = (
 
 NESTING = (
     region("disabled-region-keeps-dtype", "nesting", "back outside: got torch.", exit=exit_of_disabled_keeps_dtype),
-    region("exit-always-disables", "nesting", "state at depth 1", "got (False, ", exit=exit_always_disables),
+    region("exit-always-disables", "nesting", "back at depth 1: got torch.float32", exit=exit_always_disables),
     region("exit-to-default-dtype", "nesting", "back at depth", "torch.bfloat16", exit=exit_to_default_dtype),
-    region("inner-cannot-disable", "nesting", "state at depth", "got (True, ", enter=enter_cannot_disable),
-    region("inner-cannot-enable-again", "nesting", "state at depth", "got (False, ", enter=enter_cannot_enable_again),
+    region("inner-cannot-disable", "nesting", "disabled: got torch.bfloat16", enter=enter_cannot_disable),
+    region("inner-cannot-enable-again", "nesting", "enabled again: got torch.float32", enter=enter_cannot_enable_again),
     region(
         "inner-keeps-outer-dtype",
         "nesting",

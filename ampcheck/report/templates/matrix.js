@@ -130,7 +130,9 @@
       if (data.statuses[status[i]].red) reds += ++row.red ? 1 : 0;
     }
     const devices = [...used].sort((a, b) => A.isVirtual(words.device[a]) - A.isVirtual(words.device[b]) || a - b);
-    const byName = (a, b) => (words.op[a.op] < words.op[b.op] ? -1 : 1);
+    // Private overloads stand beside the public ones they serve.
+    const plain = (row) => words.op[row.op].replace(/^_+/, "").toLowerCase();
+    const byName = (a, b) => (plain(a) < plain(b) ? -1 : 1);
     const redFirst = form.elements.sort.value === "red";
     const all = [...rows.values()].sort((a, b) => (redFirst && b.red - a.red) || byName(a, b));
     const shown = all.slice(0, rowsShown);
