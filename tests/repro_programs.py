@@ -1,7 +1,7 @@
 """Reproductions for `tests/test_repro.py`: made by a pytest run, and run where ampcheck cannot be imported.
 
-    pytest suites --device=… --collect-only -p tests.repro_programs       writes them to $REPRO_PROGRAMS
-    python -I tests/repro_programs.py PROGRAMS RESULTS                     runs them, one after the other
+pytest suites --device=… --collect-only -p tests.repro_programs       writes them to $REPRO_PROGRAMS
+python -I tests/repro_programs.py PROGRAMS RESULTS                     runs them, one after the other
 """
 
 from __future__ import annotations

@@ -50,6 +50,21 @@ def named_tuples() -> AbstractContextManager[object]:
     return patch.object(torch.amp.autocast_mode, "_cast", cast)
 
 
+def containers_alone() -> AbstractContextManager[object]:
+    """A custom_fwd that looks into lists, tuples and plain dicts alone."""
+
+    def cast(value: Any, *how: Any) -> Any:
+        return CAST(value, *how) if type(value) in (list, tuple, dict, torch.Tensor) else value
+
+    return patch.object(torch.amp.autocast_mode, "_cast", cast)
+
+
+def nothing_enabled() -> AbstractContextManager[object]:
+    """Regions that cast nothing, where ops in it are what they are outside."""
+    make = CPU.autocast
+    return patch.object(CPU, "autocast", lambda *args, **options: make(*args, **{**options, "enabled": False}))
+
+
 def whole_state() -> AbstractContextManager[object]:
     """A custom_fwd and custom_bwd that carry cache_enabled too."""
 
@@ -75,6 +90,18 @@ def whole_state() -> AbstractContextManager[object]:
 
     stack = ExitStack()
     stack.enter_context(patch.object(torch.amp, "custom_fwd", custom_fwd))
+    stack.enter_context(patch.object(torch.amp, "custom_bwd", custom_bwd))
+    return stack
+
+
+def without_a_context() -> AbstractContextManager[object]:
+    """A custom_fwd that marks nothing, and a custom_bwd that enters a region."""
+
+    def custom_bwd(*, device_type: str) -> Callable[[Any], Any]:
+        return torch.autocast(device_type)
+
+    stack = ExitStack()
+    stack.enter_context(patch.object(torch.amp, "custom_fwd", lambda *, device_type: lambda forward: forward))
     stack.enter_context(patch.object(torch.amp, "custom_bwd", custom_bwd))
     return stack
 
@@ -105,6 +132,9 @@ def inner_that_widens() -> AbstractContextManager[object]:
 CACHED = "eager.test_cache__results"
 TRAINED = "autograd.test_cache__results"
 CALLS = "eager.test_eligibility__calls"
+CUSTOM = "eager.test_eligibility__custom_ops"
+ARGUMENTS = "autograd.test_eligibility"
+MAPPED = "eager.test_eligibility__vmap"
 CASES: dict[str, tuple[str, str, dict[str, Any], Callable[[], AbstractContextManager[object]]]] = {
     "cache/inner_region_of_another_dtype": (CACHED, "inner_region_of_another_dtype", {}, nothing_kept),
     "cache/other_dtype_set_inside": (CACHED, "other_dtype_set_inside", {}, nothing_kept),
@@ -129,13 +159,36 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Callable[[], AbstractContextMan
     ),
     "context/custom_bwd_state-kept": ("autograd.test_context", "custom_bwd_state", {"forward": True}, whole_state),
     "context/custom_bwd_state-dropped": ("autograd.test_context", "custom_bwd_state", {"forward": False}, whole_state),
+    "context/custom_fwd_with_setup_context": (
+        "autograd.test_context",
+        "custom_fwd_with_setup_context",
+        {},
+        without_a_context,
+    ),
     "eligibility/custom_fwd_container-named": (
-        "autograd.test_eligibility",
+        ARGUMENTS,
         "custom_fwd_container",
         {"kind": "named"},
         named_tuples,
     ),
-    "eligibility/custom_op_that_mutates": (CALLS, "custom_op_that_mutates", {}, refusing),
+    "eligibility/custom_op_that_mutates": (CUSTOM, "custom_op_that_mutates", {}, refusing),
+    "eligibility/custom_op_with_keyword": (CUSTOM, "custom_op_with_keyword", {}, refusing),
+    "eligibility/custom_fwd_other_argument-modules": (
+        ARGUMENTS,
+        "custom_fwd_other_argument",
+        {"kind": "modules"},
+        containers_alone,
+    ),
+    "eligibility/custom_fwd_other_argument-ordered": (
+        ARGUMENTS,
+        "custom_fwd_other_argument",
+        {"kind": "ordered"},
+        containers_alone,
+    ),
+    "eligibility/eight_bits_that_widen": (CALLS, "eight_bits_that_widen", {}, nothing_enabled),
+    "eligibility/under_vmap-linear_bias": (MAPPED, "under_vmap", {"op": "linear_bias"}, nothing_enabled),
+    "eligibility/under_vmap-cross_entropy": (MAPPED, "under_vmap", {"op": "cross_entropy"}, nothing_enabled),
+    "eligibility/attention_under_vmap": (MAPPED, "attention_under_vmap", {}, nothing_enabled),
     "eligibility/low_and_wide-inner": (
         "eager.test_eligibility__calls",
         "low_and_wide",

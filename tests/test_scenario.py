@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -17,6 +18,7 @@ import torch
 
 from ampcheck.deviations import Waivers
 from ampcheck.devices.registry import known
+from ampcheck.ids import rule_of
 from ampcheck.isolation import reset
 from ampcheck.scenario import Amp
 
@@ -27,9 +29,10 @@ INIT, ENTER, EXIT, CALL = AUTOCAST.__init__, AUTOCAST.__enter__, AUTOCAST.__exit
 
 def scenarios(family: str) -> dict[str, Callable[..., None]]:
     """The scenarios of a suite file by name, those with parameters bound to the first and the last of them."""
-    module = import_module(f"suites.eager.test_{family}")
+    folder = Path(__file__).parents[1] / "suites" / "eager"
+    stems = [path.stem for path in sorted(folder.glob(f"test_{family}*.py")) if rule_of(path.stem) == family]
     out = {}
-    for name, function in vars(module).items():
+    for name, function in [item for stem in stems for item in vars(import_module(f"suites.eager.{stem}")).items()]:
         if not name.startswith("test_"):
             continue
         parametrize = [mark.args for mark in function.pytestmark if mark.name == "parametrize"]

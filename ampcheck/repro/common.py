@@ -22,15 +22,15 @@ def pytest_line(
     return shlex.join([*program, node, f"--device={device.name}", *options, *further])
 
 
-def preamble(device: Device, modules: Sequence[str] = ()) -> list[str]:
+def preamble(device: Device, modules: Sequence[str] = (), *, there: bool = True) -> list[str]:
     """The lines that make a device usable in plain torch. On a virtual device `fake` is the mode its tensors live in.
 
-    `modules`: what `--device-module` named.
+    `modules`: what `--device-module` named. `there`: False leaves out that absent hardware is said to be there.
     """
     if device.has_values or not device.name.startswith("virtual:"):
         return ["import torch", *_backend(device, modules)]
     lines = ["import torch", "from torch._subclasses.fake_tensor import FakeTensorMode"]
-    if device.type == "cuda":  # torch.autocast("cuda") switches itself off where CUDA is absent
+    if device.type == "cuda" and there:  # torch.autocast("cuda") switches itself off where CUDA is absent
         lines += [
             "torch.cuda.amp.common.amp_definitely_not_available = lambda: False",
             "torch.cuda.is_bf16_supported = lambda *args: True",
@@ -60,15 +60,18 @@ _IMPORTS = {
     "warnings.": "import warnings",
     "weakref.": "import weakref",
     "ThreadPoolExecutor(": "from concurrent.futures import ThreadPoolExecutor",
+    "@contextmanager": "from contextlib import contextmanager",
     "nullcontext": "from contextlib import nullcontext",
 }
 """The imports of what `ampcheck.repro` writes, each by a mark in the text that needs it."""
 
 
-def assembled(device: Device, modules: Sequence[str], blocks: Sequence[str], imports: Iterable[str] = ()) -> str:
+def assembled(
+    device: Device, modules: Sequence[str], blocks: Sequence[str], imports: Iterable[str] = (), *, there: bool = True
+) -> str:
     """Blocks of a program behind its imports and the lines that make the device usable.
 
-    `imports`: those that the blocks need beside the ones of `ampcheck.repro`'s own text.
+    `imports`: those that the blocks need beside the ones of `ampcheck.repro`'s own text. `there`: as for `preamble`.
     """
     text = "\n".join(blocks)
     wanted = {*imports, *(line for mark, line in _IMPORTS.items() if mark in text)}
@@ -80,4 +83,4 @@ def assembled(device: Device, modules: Sequence[str], blocks: Sequence[str], imp
     lines = [line for line in wanted if line.startswith("import ") and line != "import torch"]
     lines += [f"{start} import {', '.join(sorted(names))}" for start, names in merged.items()]
     ordered = sorted(lines, key=lambda line: (line.startswith("from"), line))
-    return "\n\n".join(["\n".join([*ordered, *preamble(device, modules)]), *blocks])
+    return "\n\n".join(["\n".join([*ordered, *preamble(device, modules, there=there)]), *blocks])

@@ -49,7 +49,8 @@ def probe():
     "state": Member(
         """\
 def state():
-    return torch.is_autocast_enabled(amp.type), torch.get_autocast_dtype(amp.type), torch.is_autocast_cache_enabled()""",
+    enabled, dtype = torch.is_autocast_enabled(amp.type), torch.get_autocast_dtype(amp.type)
+    return enabled, dtype, torch.is_autocast_cache_enabled()""",
         ("type",),
     ),
     "depth": Member(
@@ -81,7 +82,8 @@ def warns(what, kind, text, call):
         warnings.simplefilter("always")
         out = call()
     right = any(issubclass(w.category, kind) and text in str(w.message) for w in seen)
-    print("ok  " if right else "FAIL", what, "| warned", [str(w.message) for w in seen], "| expected", kind.__name__, text)
+    got = [str(warning.message) for warning in seen]
+    print("ok  " if right else "FAIL", what, "| warned", got, "| expected", kind.__name__, text)
     return out""",
     ),
     "quiet": Member(
@@ -196,7 +198,21 @@ def host(tensor):
     "device.seed": Member("seed = lambda: torch.manual_seed(0)", fake="seed = lambda: None"),
     "device.synchronize": Member("synchronize = lambda: None"),
 }
-"""Members of `amp`, and behind `device.` those of its device. The name "recorder" stands for `ampcheck.repro.snippets.recorder`."""
+"""Members of `amp`, and behind `device.` those of its device. "recorder": that of `ampcheck.repro.snippets`."""
+
+
+_MAKES = "    return torch.autocast("
+THERE = """\
+@contextmanager
+def there():  # torch.autocast("cuda") switches itself off where CUDA is absent
+    absent, supported = "torch.cuda.amp.common.amp_definitely_not_available", "torch.cuda.is_bf16_supported"
+    with patch(absent, lambda: False), patch(supported, lambda *args: True):
+        yield"""
+
+
+def absent(device: Device) -> bool:
+    """Whether the device is one whose regions have to be told that it is there; see `ampcheck.devices.virtual`."""
+    return device.type == "cuda" and not device.has_values
 
 
 def stand_in(used: Iterable[str], device: Device, facts: dict[str, object]) -> str:
@@ -210,6 +226,8 @@ def stand_in(used: Iterable[str], device: Device, facts: dict[str, object]) -> s
     for name, member in MEMBERS.items():
         if name in wanted:
             text = member.text if device.has_values else member.fake or member.text
+            if absent(device):
+                text = text.replace(_MAKES, f"    with there():\n    {_MAKES}")
             (own if name.startswith("device.") else parts).append(text.format(**facts))
     if own:
         parts.append("class device:\n" + "\n".join(_indented(text) for text in own))

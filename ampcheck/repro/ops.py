@@ -35,7 +35,7 @@ _SIGNS = {"matmul": "@", "pow": "**", "truediv": "/", "add": "+", "sub": "-", "m
 
 
 def of_op(case: Case, device: Device, message: str = "", modules: Sequence[str] = (), *, ran: bool = True) -> str:
-    """An op case in plain torch: prints a line for each thing it looks at, `ok` or `FAIL` with what was got and expected.
+    """An op case in plain torch: prints a line for each thing looked at, `ok` or `FAIL` with what was got and expected.
 
     Args:
         message: the differences that were found; what shows none of them is left out. "": everything is looked at.
@@ -67,12 +67,12 @@ def of_op(case: Case, device: Device, message: str = "", modules: Sequence[str] 
     if case.rule == "fallthrough" and is_composite(case.op):
         recorder = snippets.recorder(device, casts=False, kernels=True)
         wanted = _parts(case, device, todo)
-        checks = f"""\
+        part = f"""\
 torch.manual_seed(0)
 {region}
     seen = observe(lambda: call(*inputs()))
 check("listed ops in aten::{case.op}, with the dtypes they received", lines(seen), {wanted!r})"""
-        return assembled(device, modules, [*blocks, recorder, snippets.lines_of(wanted), made, call, checks])
+        return assembled(device, modules, [*blocks, recorder, snippets.lines_of(wanted), made, call, part])
     kernels = not message or any(mark in message for mark in _OF_KERNELS)
     outputs = not message or not kernels
     exact = outputs and (_OF_ACCURACY in message) and device.has_values
@@ -133,7 +133,8 @@ try:
     got = None
 except RuntimeError as error:
     got = str(error)
-check("whether it raises an error that names {todo.expected.error}", {todo.expected.error!r} in str(got) or got, True)"""
+right = {todo.expected.error!r} in str(got)
+check("whether it raises an error that names {todo.expected.error}", right or got, True)"""
 
 
 def _parts(case: Case, device: Device, todo: Plan) -> list[str]:
@@ -192,11 +193,12 @@ def _outputs(case: Case, device: Device, todo: Plan, names: Sequence[str], regio
             "got, want = ([x.error] if x.error else x.outputs for x in (got, want))",
         ]
     lines.append(
-        'check("dtypes of the outputs, or what was raised", *([getattr(x, "dtype", type(x)) for x in out] for out in (got, want)))'
+        "dtypes = [[getattr(x, 'dtype', type(x)) for x in out] for out in (got, want)]\n"
+        'check("dtypes of the outputs, or what was raised", *dtypes)'
     )
     if device.has_values and todo.op.values != "none" and not (filled and call == "call"):
         lines.append(
-            'check("whether they have the bits of the same call on inputs cast by hand", all(map(same, got, want)), True)'
+            'check("whether they have the bits of a call on inputs cast by hand", all(map(same, got, want)), True)'
         )
     return "\n".join(lines)
 
@@ -211,6 +213,7 @@ exact = run(lambda *x: {call}(*x{dtype}), *[x.double() if x.is_floating_point() 
 for x, y in zip(got, exact):
     if x.is_floating_point():
         finite, y = y.isfinite(), y.double()
-        bound = 48 * max(torch.finfo(x.dtype).eps, torch.finfo({narrowest}).eps) * max(1.0, y[finite].abs().max().item())
+        step = max(torch.finfo(x.dtype).eps, torch.finfo({narrowest}).eps)
+        bound = 48 * step * max(1.0, y[finite].abs().max().item())
         error = (x.double() - y)[finite].abs().max().item()
         check(f"distance to the float64 result, at most {{bound:.3g}}", error <= bound or error, True)"""

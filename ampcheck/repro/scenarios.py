@@ -17,7 +17,7 @@ from ampcheck.scenario import Amp
 from ampcheck.torch_dtypes import DTYPES, name_of
 
 _COMPARE = "_compare"
-"""The helper of `suites/eager/test_modules.py` that compares with `ampcheck.replay`, for which `snippets.compare` stands."""
+"""The helper of `suites/eager/test_modules.py` that compares with `ampcheck.replay`; see `snippets.compare`."""
 _OWN = "in_plain_torch"
 """A function of a suite file whose scenarios are data: given a scenario and its arguments, its program, or ""."""
 _STAND_INS = {
@@ -49,9 +49,9 @@ def of_scenario(
     Returns: a program that does not import ampcheck. For a scenario that cannot be put so, a comment that says why.
     """
     params = dict(params or {})
-    if own := body.__globals__.get(_OWN):
-        if script := own(body, Amp(device, name_of(dtype)), **params):
-            return str(script)
+    own = body.__globals__.get(_OWN)
+    if own and (script := own(body, Amp(device, name_of(dtype)), **params)):
+        return str(script)
     try:
         return _program(body, device, dtype, params, modules, ran)
     except Unreproducible as error:
@@ -88,8 +88,11 @@ def _program(
     comment = textwrap.fill(" ".join(found.comment.split()), 116, initial_indent="# ", subsequent_indent="# ")
     code = f"{comment}\n{found.code}" if found.comment else found.code
     stand_in = members.stand_in(used, device, _facts(device, dtype, text))
+    if "there()" in stand_in:
+        first.append(members.THERE)
     call = f"{body.__name__}(amp{arguments})"
-    return assembled(device, modules, [*first, stand_in, *blocks, *found.helpers, code, call], found.imports)
+    parts = [*first, stand_in, *blocks, *found.helpers, code, call]
+    return assembled(device, modules, parts, found.imports, there=False)
 
 
 def _literal(value: object) -> str:
@@ -118,8 +121,8 @@ def _used(text: str) -> tuple[set[str], set[str]]:
                 raise Unreproducible("a device of ampcheck as a whole")
         elif isinstance(node.value, ast.Attribute) and ast.unparse(node.value) == "amp.device":
             used.add(f"device.{node.attr}")
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr" and ast.unparse(node.args[0]) == "amp":
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "getattr" and ast.unparse(call.args[0]) == "amp":
             used |= {"type", "dtype", "other", "default"}
     if unknown := sorted(used - set(members.MEMBERS)):
         raise Unreproducible(f"amp.{unknown[0]}")

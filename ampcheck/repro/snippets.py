@@ -124,8 +124,8 @@ s|        return []
     torch.manual_seed(0)
     by_hand = ByHand()
     by_hand.todo = [*EXPECTED[name]]
-    told = patch("torch.is_autocast_enabled", lambda asked="cuda": asked == TYPE), patch("torch._C._is_any_autocast_enabled", lambda: True)
-    with told[0], told[1], torch._C._AutoDispatchBelowAutograd(), by_hand:
+    asked, some = patch("torch.is_autocast_enabled", lambda x="cuda": x == TYPE), "torch._C._is_any_autocast_enabled"
+    with asked, patch(some, lambda: True), torch._C._AutoDispatchBelowAutograd(), by_hand:  # as in a region
         want = tensors(call())
 v|    torch.manual_seed(0)
 v|    with amp.region():

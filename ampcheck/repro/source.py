@@ -106,8 +106,10 @@ class Module:
         for node in self.tree.body:
             inner = getattr(node, "body", [])
             if len(inner) > 1 and isinstance(node, (ast.FunctionDef, ast.ClassDef)) and _docstring(inner[0]):
-                after = min(node.lineno for node in (inner[1], *getattr(inner[1], "decorator_list", ())))
-                yield self._at(inner[0].lineno, 0), self._at(after, 0), b""
+                after = inner[0].end_lineno or 0
+                while not self._data[self._at(after + 1, 0) : self._at(after + 2, 0)].strip():
+                    after += 1  # the blank lines behind it
+                yield self._at(inner[0].lineno, 0), self._at(after + 1, 0), b""
         for token in tokenize.tokenize(io.BytesIO(self._data).readline):
             if token.type == tokenize.COMMENT and token.string.startswith(_MARKS):
                 line = self._starts[token.start[0] - 1]

@@ -13,6 +13,7 @@ def seeded(make, shape, seed):
     return make(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))"""
 
 _RAND, _RANDN = "seeded(torch.rand, {shape}, {seed})", "seeded(torch.randn, {shape}, {seed})"
+_ORDER = "torch.randperm({count}, generator=torch.Generator().manual_seed({seed}))"
 _REGULAR = f"(0.3 * {_RANDN} + 2 * torch.eye({{rows}}, {{columns}}, dtype=torch.float64))"
 EXPRESSIONS = {
     "normal": _RANDN,
@@ -25,7 +26,7 @@ EXPRESSIONS = {
     "lower": f"{_REGULAR}.tril()",
     "upper": f"{_REGULAR}.triu()",
     "log_probability": f"{_RANDN}.log_softmax(-1)",
-    "distinct": "((torch.randperm({count}, generator=torch.Generator().manual_seed({seed})).double() - {half}) / 8).reshape({shape})",
+    "distinct": f"(({_ORDER}.double() - {{half}}) / 8).reshape({{shape}})",
     "zero": "torch.zeros({shape}, dtype=torch.float64)",
     "one": "torch.ones({shape}, dtype=torch.float64)",
 }

@@ -40,3 +40,35 @@ def test_custom_bwd_state(amp: Amp, forward: bool) -> None:
         amp.expect("state after backward", amp.state(), before)
     for what, at in (("enabled", 0), ("dtype", 1), ("cache_enabled", 2)):
         amp.expect(f"{what} in backward", seen[1][at], seen[0][at])
+
+
+@scenario(values=True)
+def test_custom_fwd_with_setup_context(amp: Amp) -> None:
+    """custom_fwd and custom_bwd work where setup_context stands apart from forward (torch.autograd.Function)."""
+    seen: list[bool] = []
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type=amp.type)
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+            pass
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type=amp.type)
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            seen.append(torch.is_autocast_enabled(amp.type))
+            return gradient * 2
+
+    x = amp.rand(2, requires_grad=True)
+    try:
+        with amp.region():
+            out = Twice.apply(x)
+        out.sum().backward()
+    except AttributeError as error:
+        amp.expect("what the function raises", f"AttributeError: {error}", None)
+    else:
+        amp.expect("enabled in backward", seen, [True])

@@ -1,7 +1,7 @@
 """Rule reports: what users reported as wrong and PyTorch has neither promised nor mended.
 
-Each is a deviation with the link of its report. None belongs to the promises the other files check; a case that starts to
-pass turns red as fixed, which is how a change of PyTorch's mind is noticed.
+Each is a deviation with the link of its report. None belongs to the promises the other files check; a case that starts
+to pass turns red as fixed, which is how a change of PyTorch's mind is noticed.
 """
 
 from collections.abc import Callable
