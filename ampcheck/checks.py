@@ -42,6 +42,10 @@ def kernel(observation: Observation, expected: Expectation, sources: Sequence[st
         ran = ", ".join(k.overload for k in observation.kernels) or "nothing"
         return [f"the kernel of {name} never ran; what ran was: {ran} ({because})"]
     differences = _arguments(call, expected, name, because)
+    differences += [
+        f"argument {place} of {name} was {given} before the call and is {after} after it; autocast casts copies"
+        for place, given, after in observation.changed
+    ]
     if call.dtype_kwarg != expected.dtype_kwarg and expected.dtype_kwarg is not None:
         differences.append(
             f"{name} ran with dtype={call.dtype_kwarg}; expected dtype={expected.dtype_kwarg} ({because})"
@@ -138,7 +142,7 @@ def bitwise(got: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], name
     for place, (a, b) in enumerate(zip(got, reference, strict=True)):
         if a.shape != b.shape:
             differences.append(f"output {place} of {name} has shape {tuple(a.shape)}; expected {tuple(b.shape)}")
-        elif a.dtype == b.dtype and not _identical(a, b):
+        elif a.dtype == b.dtype and not identical(a, b):
             difference = (a.to(torch.complex128) - b.to(torch.complex128)).abs().max().item()
             differences.append(
                 f"output {place} of {name} differs from the same op on inputs cast by hand by up to {difference:.3g}; "
@@ -147,7 +151,8 @@ def bitwise(got: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], name
     return differences
 
 
-def _identical(a: torch.Tensor, b: torch.Tensor) -> bool:
+def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype hold the same values, nan where the other has nan."""
     if a.is_complex():  # half-precision complex has no comparison of its own
         a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
     if torch.equal(a, b):

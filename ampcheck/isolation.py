@@ -8,7 +8,10 @@ import torch
 
 from ampcheck.torch_dtypes import DTYPES
 
-DEFAULT_DTYPES = {"cpu": "bf16", "cuda": "fp16", "xpu": "fp16", "mps": "fp16", "mtia": "fp16"}
+DEFAULT_DTYPES = {
+    **dict.fromkeys(("cpu", "xla", "hpu", "maia"), "bf16"),
+    **dict.fromkeys(("cuda", "xpu", "mps", "mtia"), "fp16"),
+}
 """The dtype `torch.autocast` takes for a device type when given none; the documentation's defaults."""
 
 

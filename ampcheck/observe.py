@@ -59,12 +59,16 @@ class Cast:
 
 @dataclass(slots=True)
 class Observation:
-    """What one call did. `outputs` are its tensors in order, nothing where it raised `error`."""
+    """What one call did. `outputs` are its tensors in order, nothing where it raised `error`.
+
+    `changed`: those of its own tensors that have another dtype afterwards, as (place, before, after).
+    """
 
     kernels: list[KernelCall] = field(default_factory=list)
     casts: list[Cast] = field(default_factory=list)
     outputs: list[torch.Tensor] = field(default_factory=list)
     error: Exception | None = None
+    changed: list[tuple[int, str, str]] = field(default_factory=list)
 
     def of(self, overload: str) -> KernelCall | None:
         """The first call of an overload's kernel, or None."""
@@ -203,6 +207,8 @@ class Recorder(TorchDispatchMode):
         before = args[0]
         if out.dtype != before.dtype:
             source = self._sources.get(id(before))
+            if source is None and id(before) in self._cast:  # cast for the second time
+                source = self._cast[id(before)][2]
             given = name_of(before.dtype)
             self._cast[id(out)] = (out, given, source)
             self.casts.append(Cast(given, name_of(out.dtype), source, out.numel()))
@@ -222,9 +228,12 @@ def observe(
     """Run `call` and record it. An exception it raises is part of the observation; see `Recorder` for the arguments."""
     recorder = Recorder(device_type, whole, inputs)
     observation = Observation(recorder.kernels, recorder.casts)
+    before = [name_of(tensor.dtype) for tensor in inputs]
     with torch._C._AutoDispatchBelowAutograd(), recorder:
         try:
             observation.outputs = list(tensors(call()))
         except Exception as error:  # the call under test may raise anything, and that is what is to be seen
             observation.error = error
+    after = [name_of(tensor.dtype) for tensor in inputs]
+    observation.changed = [(place, a, b) for place, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
     return observation

@@ -75,8 +75,8 @@ def check_op(case: Case, device: Device) -> list[str]:
         if differences:
             return differences
         reference = _reference(device, todo)
-        native = _native(case, device, todo) if device.has_values else watched
-        differences = checks.same_error(native.error, reference.error, name)
+        native, inputs = _native(case, device, todo) if device.has_values else (watched, [])
+        differences = checks.same_error(native.error, reference.error, name) or _kept(device, todo, inputs, name)
         if differences:
             return differences
         if native.error is not None:
@@ -97,6 +97,11 @@ def _asks_for_one_dtype(todo: Plan) -> bool:
 
 def _parts(case: Case, device: Device, todo: Plan) -> list[str]:
     """A composite op without a policy: each op it is made of follows its own. What comes out depends on them."""
+    arrived = watch(case, device, todo)
+    if arrived.of(case.op) is not None:  # a spelling may lead past it
+        sources = [leaf.dtype for leaf in todo.given]
+        if differences := checks.kernel(arrived, todo.expected, sources, case.rule):
+            return differences
     watched = watch(case, device, todo, whole=False)
     if not watched.kernels and watched.error is None:
         return [f"aten::{case.op} ran no kernel"]
@@ -127,10 +132,29 @@ def watch(case: Case, device: Device, todo: Plan, *, whole: bool = True) -> Obse
         return observe(lambda: call(*args, **kwargs), device.type, recorded, inputs)
 
 
-def _native(case: Case, device: Device, todo: Plan) -> Observation:
-    """Run a case as a user does, with nothing between it and PyTorch."""
+def _native(case: Case, device: Device, todo: Plan) -> tuple[Observation, list[torch.Tensor]]:
+    """Run a case as a user does, with nothing between it and PyTorch; also gives the call's tensors."""
     call, args, kwargs = _prepared(device, todo)
-    return _plain(lambda: call(*args, **kwargs), device.autocast(case.amp))
+    return _plain(lambda: call(*args, **kwargs), device.autocast(case.amp)), list(tensors((args, kwargs)))
+
+
+def _kept(device: Device, todo: Plan, inputs: list[torch.Tensor], name: str) -> list[str]:
+    """The call's own tensors hold the values they held before, unless the op changes them without autocast too."""
+    if not inputs:
+        return []
+    changed = _changed(device, todo, inputs)
+    if changed:
+        call, args, kwargs = _prepared(device, todo)
+        _plain(lambda: call(*args, **kwargs), nullcontext())
+        changed -= _changed(device, todo, list(tensors((args, kwargs))))
+    return [f"argument {place} of {name} holds other values after the call; autocast casts copies" for place in changed]
+
+
+def _changed(device: Device, todo: Plan, inputs: list[torch.Tensor]) -> set[int]:
+    """The places of the tensors that differ from what they were made as."""
+    fresh = tensors(build(todo.sample, todo.dtypes, device))
+    pairs = enumerate(zip(inputs, fresh, strict=True))
+    return {place for place, (now, then) in pairs if not checks.identical(device.host(now), device.host(then))}
 
 
 def _prepared(device: Device, todo: Plan) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:

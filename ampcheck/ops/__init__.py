@@ -23,6 +23,7 @@ FAMILIES = (
     "pooling",
     "padding",
     "resampling",
+    "unlisted",
 )
 
 

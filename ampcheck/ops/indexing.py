@@ -9,6 +9,7 @@ OPS = (
     op(
         "cat",
         at("three", _THREE),
+        at("large", [f(40, 33), f(50, 33)]),
         at("one", [f(2, 3)]),
         at("dim", [f(2, 3), f(2, 1)], -1),
         at("empty", [f(2, 3), f(0)]),

@@ -20,6 +20,7 @@ OPS = (
     op(
         "addmm",
         at("2d", f(3, 5), f(3, 4), f(4, 5)),
+        at("large", f(70, 80), f(70, 96), f(96, 80)),
         at("broadcast", f(5), f(3, 4), f(4, 5)),
         at("scaled", f(1, 5), f(3, 4), f(4, 5), beta=0.5, alpha=2),
         at("empty", f(3, 5), f(3, 0), f(0, 5)),
@@ -49,6 +50,7 @@ OPS = (
     op(
         "bmm",
         at("batched", f(2, 3, 4), f(2, 4, 5)),
+        at("large", f(3, 70, 65), f(3, 65, 80)),
         at("empty", f(0, 3, 4), f(0, 4, 5)),
         also=("torch.bmm", "torch.Tensor.bmm"),
     ),
@@ -86,6 +88,7 @@ OPS = (
     op(
         "linear",
         at("bias", f(2, 3), f(4, 3), f(4)),
+        at("large", f(70, 96), f(80, 96), f(80)),
         at("nobias", f(2, 3), f(4, 3)),
         at("batched", f(2, 5, 3), f(4, 3), f(4)),
         at("vector", f(3), f(4, 3), f(4)),
@@ -94,6 +97,7 @@ OPS = (
     op(
         "matmul",
         at("2d", f(3, 4), f(4, 5)),
+        at("large", f(2, 70, 96), f(96, 80)),
         at("broadcast", f(2, 1, 3, 4), f(5, 4, 2)),
         at("vectors", f(4), f(4)),
         at("vector", f(2, 3, 4), f(4)),
@@ -109,6 +113,7 @@ OPS = (
     op(
         "mm",
         at("2d", f(3, 4), f(4, 5)),
+        at("large", f(70, 96), f(96, 80)),
         at("empty", f(0, 4), f(4, 5)),
         at("inner", f(3, 0), f(0, 5)),
         also=("torch.mm", "torch.Tensor.mm"),

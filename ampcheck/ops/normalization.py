@@ -50,6 +50,7 @@ OPS = (
     op(
         "layer_norm",
         at("affine", f(2, 3, 4), (3, 4), f(3, 4, fill="positive"), f(3, 4)),
+        at("large", f(40, 130), (130,), f(130, fill="positive"), f(130)),
         at("bare", f(3, 4), (4,)),
         at("weight", f(3, 4), (4,), f(4, fill="positive"), None, 1e-3),
         at("empty", f(0, 4), (4,), f(4), f(4)),

@@ -8,6 +8,7 @@ def _unary(name: str, fill: str, *aliases: str) -> Op:
     return op(
         name,
         at("2d", f(3, 4, fill=fill)),
+        at("large", f(60, 70, fill=fill)),
         at("zerodim", f(fill=fill)),
         at("empty", f(0, 3, fill=fill)),
         also=(f"torch.{name}", f"torch.Tensor.{name}", *aliases),

@@ -84,6 +84,7 @@ OPS = (
     op(
         "softmax.int",
         at("dim", f(3, 4), 1),
+        at("large", f(40, 130), 1),
         at("double", f(3, 4), 0, torch.float64),
         at("low", f(3, 4), 1, torch.bfloat16),
         at("zerodim", f(), 0),

@@ -11,6 +11,9 @@ from torch.nn import functional
 
 from ampcheck.suite import Amp, scenario
 
+TYPES = ("cpu", "cuda", "xpu", "mps", "mtia")
+"""PyTorch's own device types: how vmap takes an op apart is no matter of another one's kernels."""
+
 WIDE: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
     "mm": (torch.mm, ((3, 3), (3, 3))),
     "linear": (functional.linear, ((3, 3), (3, 3))),
@@ -37,7 +40,7 @@ LOW: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] 
 
 
 @pytest.mark.parametrize("op", [*WIDE, *LOW])
-@scenario(dtypes="default")
+@scenario(types=TYPES, dtypes="default")
 def test_under_vmap(amp: Amp, op: str) -> None:
     """A mapped call gives the dtype that the call gives (torch.vmap; amp.html#autocast-eligibility: out of place)."""
     call, shapes = {**WIDE, **LOW}[op]
@@ -48,7 +51,7 @@ def test_under_vmap(amp: Amp, op: str) -> None:
     amp.expect(f"dtype of {op} under vmap", got, wanted)
 
 
-@scenario(values=True)
+@scenario(types=TYPES, values=True)
 def test_attention_under_vmap(amp: Amp) -> None:
     """The same for attention, whose choice of a kernel needs a real device (torch.vmap)."""
     attention = functional.scaled_dot_product_attention
