@@ -52,7 +52,8 @@ def kernel(observation: Observation, expected: Expectation, sources: Sequence[st
         )
     wanted = sum(1 for given, got in zip(sources, expected.leaves, strict=True) if given != got)
     made = sum(1 for cast in observation.casts if cast.source is not None)
-    followed = all(leaf.source is not None for leaf in call.leaves)  # else the call's own tensors were changed on the way
+    # Otherwise the call's own tensors were changed on the way.
+    followed = all(leaf.source is not None for leaf in call.leaves)
     if made != wanted and followed and not differences:
         differences.append(f"autocast made {made} casts of the arguments of {name}; expected {wanted} ({because})")
     return differences
@@ -85,8 +86,8 @@ def parts(observation: Observation, policies: Mapping[str, str], amp_dtype: str)
         given = [seen.leaf for seen in call.leaves]
         expected = expect(policy, call.overload, given, amp_dtype)
         differences += [
-            f"argument {place} of aten::{call.overload} was given as {seen.given} and reached the kernel as {seen.got}; "
-            f"expected {wanted} (rule {policy}: {RULES[policy].sentence})"
+            f"argument {place} of aten::{call.overload} was given as {seen.given} and reached the kernel as "
+            f"{seen.got}; expected {wanted} (rule {policy}: {RULES[policy].sentence})"
             for place, (seen, wanted) in enumerate(zip(call.leaves, expected.leaves, strict=True))
             if seen.got != wanted
         ]
@@ -153,6 +154,8 @@ def bitwise(got: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], name
 
 def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of one dtype hold the same values, nan where the other has nan."""
+    if a.layout != torch.strided:
+        a, b = a.to_dense(), b.to_dense()
     if a.is_complex():  # half-precision complex has no comparison of its own
         a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
     if torch.equal(a, b):

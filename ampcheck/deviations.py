@@ -10,9 +10,9 @@
     torch = ">=2.11"
     added = "2026-11-20"
 
-`cases` are globs over `rule/id`. `kind`: "deviation" (expected to fail), "unsupported" (the device lacks it) or "flaky".
-`raises` is a regular expression that the failure must match, so another failure of the same case stays red. `link` is a
-URL, or "unreported" for one that `docs/findings.md` holds with its reproduction.
+`cases` are globs over `rule/id`. `kind`: "deviation" (expected to fail), "unsupported" (the device lacks it) or
+"flaky". `raises` is a regular expression that the failure must match, so another failure of the same case stays red.
+`link` is a URL, or "unreported" for one that `docs/findings.md` holds with its reproduction.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from functools import lru_cache, reduce
+from functools import cache, reduce
 from typing import Any
 
 import torch
@@ -13,9 +13,12 @@ from ampcheck.observe import overload
 from ampcheck.ops.describe import Op, Sample
 
 
-@lru_cache(maxsize=None)
+@cache
 def eager(op: str, call: str) -> Callable[..., Any]:
-    """The function a path names; "aten" is the overload itself. Raises AttributeError where torch has no such function."""
+    """The function a path names; "aten" is the overload itself.
+
+    Raises AttributeError where torch has no such function.
+    """
     if call == "aten":
         return overload(op)
     root, *names = call.split(".")

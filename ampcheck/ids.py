@@ -29,7 +29,9 @@ def case_id(op: str, sample: str, inputs: str, amp: str, device_token: str) -> s
     parts = [op_token(op, sample), inputs, amp, device_token]
     text = "-".join(part for part in parts if part)
     if len(text) > MAX_LENGTH or not _SHELL_SAFE.fullmatch(text):
-        raise ValueError(f"case id {text!r} is longer than {MAX_LENGTH} or holds a character outside {_SHELL_SAFE.pattern}")
+        raise ValueError(
+            f"case id {text!r} is longer than {MAX_LENGTH} or holds a character outside {_SHELL_SAFE.pattern}"
+        )
     return text
 
 

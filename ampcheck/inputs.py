@@ -102,8 +102,8 @@ FILLS: dict[str, Callable[[Shape, torch.Generator], torch.Tensor]] = {
     "zero": _zero,
     "one": _one,
 }
-"""How floating values are made; `ampcheck.ops.describe.TensorArg.fill` names one. "integers", "arange" and "pivots" are for
-integers: uniform in [0, high), 0 … n-1, and LU pivots 1 … n."""
+"""How floating values are made; `ampcheck.ops.describe.TensorArg.fill` names one. "integers", "arange" and "pivots" are
+for integers: uniform in [0, high), 0 … n-1, and LU pivots 1 … n."""
 
 
 @lru_cache(maxsize=4096)

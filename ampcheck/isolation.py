@@ -15,6 +15,12 @@ DEFAULT_DTYPES = {
 """The dtype `torch.autocast` takes for a device type when given none; the documentation's defaults."""
 
 
+def depth() -> int:
+    """How many regions this thread is inside, whatever their device type."""
+    torch.autocast_increment_nesting()
+    return int(torch.autocast_decrement_nesting())
+
+
 def reset(further: Mapping[str, str]) -> None:
     """Put enabled, dtype, cache_enabled and the nesting depth back to a fresh thread's; drop cached casts.
 
@@ -27,10 +33,9 @@ def reset(further: Mapping[str, str]) -> None:
             torch.set_autocast_dtype(device_type, DTYPES[dtype])
     if not torch.is_autocast_cache_enabled():
         torch.set_autocast_cache_enabled(True)
-    torch.autocast_increment_nesting()
-    depth = torch.autocast_decrement_nesting()
-    while depth > 0:
-        depth = torch.autocast_decrement_nesting()
-    while depth < 0:  # a region that was left and never entered
-        depth = torch.autocast_increment_nesting()
+    inside = depth()
+    while inside > 0:
+        inside = torch.autocast_decrement_nesting()
+    while inside < 0:  # a region that was left and never entered
+        inside = torch.autocast_increment_nesting()
     torch.clear_autocast_cache()

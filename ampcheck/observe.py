@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -24,8 +24,8 @@ from ampcheck.torch_dtypes import name_of
 class SeenLeaf:
     """A tensor argument as the kernel got it.
 
-    `given`: its dtype before autocast cast it. `got`: the dtype the kernel received. `on_device`: whether it lives on the
-    region's device type. `source`: its place among the call's own tensors, None for one made on the way.
+    `given`: its dtype before autocast cast it. `got`: the dtype the kernel received. `on_device`: whether it lives on
+    the region's device type. `source`: its place among the call's own tensors, None for one made on the way.
     """
 
     given: str
@@ -40,7 +40,10 @@ class SeenLeaf:
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """One kernel that ran: `overload` without the aten namespace, its tensor arguments, its `dtype=` argument if it has one."""
+    """One kernel that ran.
+
+    `overload`: without the aten namespace. `leaves`: its tensor arguments. `dtype_kwarg`: its `dtype=`, if it has one.
+    """
 
     overload: str
     leaves: tuple[SeenLeaf, ...]
@@ -87,7 +90,7 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _CASTS = ("to.dtype", "to.device", "to.dtype_layout", "to.other", "_to_copy")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _signature(func: OpOverload) -> _Signature:
     overload = overload_name(func)
     names = [argument.name for argument in func._schema.arguments]
@@ -129,6 +132,23 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, dict):
         for item in value.values():
             yield from tensors(item)
+
+
+def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Nested arguments with each tensor in tuples and lists changed, in the order of `tensors`."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(map_tensors(item, change) for item in value)
+    return value
+
+
+def parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a composite op returns, run so that a dispatch mode that is entered sees the ops it is made of."""
+    # The dispatcher runs the C++ kernel; `decompose` would prefer a Python one that makes other calls.
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
+        return func._op_dk(_COMPOSITE, *args, **kwargs)
+    return func.decompose(*args, **kwargs)
 
 
 class Recorder(TorchDispatchMode):
@@ -195,10 +215,7 @@ class Recorder(TorchDispatchMode):
         torch.set_autocast_enabled(self._device_type, self._enabled)
         try:
             with self:
-                # The dispatcher runs the C++ kernel; `decompose` would prefer a Python one that makes other calls.
-                if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
-                    return func._op_dk(_COMPOSITE, *args, **kwargs)
-                return func.decompose(*args, **kwargs)
+                return parts(func, args, kwargs)
         finally:
             torch.set_autocast_enabled(self._device_type, False)
 

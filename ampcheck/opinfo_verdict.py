@@ -176,23 +176,11 @@ def _compare(under: _Outcome, without: _Outcome, name: str, device: Device) -> l
     for place, (a, b) in enumerate(zip(under.outputs, without.outputs, strict=True)):
         if a.shape != b.shape:
             return [f"output {place} of {name} has shape {tuple(a.shape)}; expected {tuple(b.shape)} as {because}"]
-        if device.has_values and name not in _UNINITIALISED and not _identical(device.host(a), device.host(b)):
+        if device.has_values and name not in _UNINITIALISED and not checks.identical(device.host(a), device.host(b)):
             return [f"output {place} of {name} differs in value; expected the same bits as {because}"]
     if repr(under.rest) != repr(without.rest):
         return [f"{name} returned {under.rest}; expected {without.rest} as {because}"]
     return []
-
-
-def _identical(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.layout != torch.strided:
-        a, b = a.to_dense(), b.to_dense()
-    if a.is_complex():  # half precision complex cannot be compared
-        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
-    if torch.equal(a, b):
-        return True
-    if not a.is_floating_point():
-        return False
-    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
 def _entered(call: _Calls, case: Case, device: Device) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
+from ampcheck import seeds
 from ampcheck.errors import UsageError
 
 _T = TypeVar("_T")
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     from ampcheck.supervisor.channel import Channel
 
 
-# PyTorch warns once a process when a deprecated op is called; that is no part of what is tested, and calling each of them is.
+# PyTorch warns once a process when a deprecated op is called; that is no part of what is tested, and calling each of
+# them is.
 _OP_WARNINGS = (
-    r"ignore:(?s).*(chain_matmul|frobenius_norm|nuclear_norm|cholesky|qr|lu|lu_solve|triangular_solve|svd)\b.* deprecated",
+    r"ignore:(?s).*(chain_matmul|frobenius_norm|nuclear_norm|cholesky|qr|lu|lu_solve|triangular_solve|svd)"
+    r"\b.* deprecated",
     # stft asks for a window, and is right without one.
     r"ignore:A window was not provided:UserWarning",
     # Half-precision complex is experimental; fft in half precision makes it on fake tensors.
@@ -54,9 +57,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "op_cases(rule): run once for every op case of a rule")
-    config.addinivalue_line("markers", "scenario(types, dtypes, values): run on every device; see ampcheck.scenario")
+    config.addinivalue_line("markers", "scenario(types, dtypes, values, since): run on every device; see ampcheck.scenario")
     for line in _OP_WARNINGS:
         config.addinivalue_line("filterwarnings", line)
+    if config.option.nightly:  # one seed for the whole run, past midnight and in every worker
+        config.option.hypothesis_seed = seeds.of_programs(True, getattr(config.option, "hypothesis_seed", None))
     config.pluginmanager.register(Plugin(config), "ampcheck-run")
 
 

@@ -15,14 +15,13 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck.observe import Observation, is_composite, overload, overload_name, tensors
+from ampcheck.observe import Observation, is_composite, map_tensors, overload, overload_name, parts, tensors
 from ampcheck.spec.casting import Leaf, expect
 from ampcheck.torch_dtypes import DTYPES, name_of
 
 CALLERS = ("_transformer_encoder_layer_fwd",)
 """Kernels of a backend, without a policy, that call ops with one: autocast acts inside of them."""
 _BACKENDS = tuple(getattr(torch._C.DispatchKey, name) for name in ("CPU", "CUDA", "XPU", "MPS", "MTIA", "PrivateUse1"))
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 class Replay(TorchDispatchMode):
@@ -57,8 +56,12 @@ class Replay(TorchDispatchMode):
         if wanted.overload == name:
             self.kernels.append((name, wanted.leaves))
         remaining = iter(wanted.leaves)
-        args = _map(args, lambda tensor: tensor.to(DTYPES[next(remaining)]))
-        kwargs = {key: _map(value, lambda tensor: tensor.to(DTYPES[next(remaining)])) for key, value in kwargs.items()}
+
+        def cast(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(DTYPES[next(remaining)])
+
+        args = map_tensors(args, cast)
+        kwargs = {key: map_tensors(value, cast) for key, value in kwargs.items()}
         if wanted.dtype_kwarg:
             args, kwargs["dtype"] = args[:place], DTYPES[wanted.dtype_kwarg]
             if wanted.overload != name:  # the other overload has no defaults
@@ -66,32 +69,23 @@ class Replay(TorchDispatchMode):
         return overload(wanted.overload)(*args, **kwargs)
 
     def _without_policy(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if name in CALLERS:
+        if name in CALLERS and (backend := _backend(func, args)) is not None:
             seen = len(self.kernels)
             with self:
-                out = func._op_dk(_backend(args), *args, **kwargs)
+                out = func._op_dk(backend, *args, **kwargs)
             del self.kernels[seen:]  # a recorder does not see inside it either
             return out
         if "::" not in name and is_composite(name):
             with self:
-                if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
-                    return func._op_dk(_COMPOSITE, *args, **kwargs)
-                return func.decompose(*args, **kwargs)
+                return parts(func, args, kwargs)
         return func(*args, **kwargs)
 
 
-def _backend(args: tuple[Any, ...]) -> Any:
-    """The dispatch key of the kernel that serves the first tensor."""
+def _backend(func: Any, args: tuple[Any, ...]) -> Any:
+    """The dispatch key of the kernel that serves the first tensor; None where its backend has none of its own."""
     keys = torch._C._dispatch_keys(next(tensors(args)))
-    return next(key for key in _BACKENDS if keys.has(key))
-
-
-def _map(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, (tuple, list)):
-        return type(value)(_map(item, change) for item in value)
-    return value
+    key = next(key for key in _BACKENDS if keys.has(key))
+    return key if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key) else None
 
 
 @contextmanager

@@ -19,9 +19,9 @@ from ampcheck.ids import Parsed
 SCHEMA = 1
 
 STATUSES = ("pass", "fail", "deviation", "fixed", "unsupported", "error", "crash", "timeout", "missing")
-"""pass: as promised. fail: not as promised. deviation: known, still failing. fixed: known, passing now (red: the entry is
-stale). unsupported: the device lacks it, and says so. error: of the harness. crash: it ended the process. timeout: it
-hung. missing: in the manifest, not run."""
+"""pass: as promised. fail: not as promised. deviation: known, still failing. fixed: known, passing now (red: the entry
+is stale). unsupported: the device lacks it, and says so. error: of the harness. crash: it ended the process. timeout:
+it hung. missing: in the manifest, not run."""
 
 RED = ("fail", "fixed", "error", "crash", "timeout", "missing")
 """The statuses that make a run fail."""
@@ -32,8 +32,8 @@ class Result:
     """What became of one case.
 
     `id` is unique within `suite` and `rule`. `node` is its pytest node id. `message`: each difference, a line each.
-    `deviation`: the id of the entry that explains it. `pytest` and `torch`: how to reproduce it, as a pytest line and as
-    plain torch. `seconds`: wall time of the case.
+    `deviation`: the id of the entry that explains it. `pytest` and `torch`: how to reproduce it, as a pytest line and
+    as plain torch. `seconds`: wall time of the case.
     """
 
     id: str

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ampcheck import summary
+from ampcheck import seeds, summary
 from ampcheck.devices.registry import absent, known, select
 from ampcheck.errors import UsageError
 from ampcheck.ids import parse_key, parse_node
@@ -67,7 +67,7 @@ def header(config: pytest.Config, cases: Iterable[str], now: datetime) -> dict[s
         "command": ["pytest", *config.invocation_params.args],
         "manifest": manifest_hash(cases),
         "cases": len(cases),
-        "seed": 0,
+        "seed": seeds.of_programs(option.nightly, getattr(option, "hypothesis_seed", None)),
         "nightly": bool(option.nightly),
         "versions": versions(),
         "devices": [

@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ampcheck import isolation
 from ampcheck.checks import CheckFailure
 from ampcheck.devices.base import Device
 from ampcheck.observe import Observation, observe
@@ -31,19 +32,22 @@ F = TypeVar("F", bound=Callable[..., object])
 T = TypeVar("T")
 
 
-def scenario(*, types: Sequence[str] = (), dtypes: str = "all", values: bool = False) -> Callable[[F], F]:
+def scenario(
+    *, types: Sequence[str] = (), dtypes: str = "all", values: bool = False, since: str = ""
+) -> Callable[[F], F]:
     """Mark a test function with a parameter `amp` as a scenario.
 
     Args:
         types: the device types it makes sense for; none means every one.
         dtypes: "all" runs it in each lower precision of the device, "default" in the one `torch.autocast` defaults to.
         values: whether it needs a device whose tensors hold values.
+        since: the torch minor version that made the promise, where that is newer than the oldest one supported.
     """
     if dtypes not in ("all", "default"):
         raise TypeError(f'dtypes is {dtypes!r}; it is "all" or "default"')
 
     def mark(function: F) -> F:
-        marked: F = pytest.mark.scenario(types=tuple(types), dtypes=dtypes, values=values)(function)
+        marked: F = pytest.mark.scenario(types=tuple(types), dtypes=dtypes, values=values, since=since)(function)
         return marked
 
     return mark
@@ -101,8 +105,7 @@ class Amp:
 
     def depth(self) -> int:
         """How many regions this thread is inside, whatever their device type."""
-        torch.autocast_increment_nesting()
-        return int(torch.autocast_decrement_nesting())
+        return isolation.depth()
 
     def thread(self, call: Callable[[], T]) -> T:
         """The value of a call made in a new thread that has entered the device; what it raises is raised here."""

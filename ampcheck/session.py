@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from packaging.version import Version
 
 from ampcheck import ops, repro, summary
 from ampcheck.cases import Case, op_cases
@@ -85,13 +87,14 @@ class Session:
 
     def collected(self, item: pytest.Item) -> None:
         """Remember what a collected item is a case of."""
-        params = item.callspec.params  # type: ignore[attr-defined]  # every item here is a parametrized function
+        function = _function(item)
+        params: dict[str, Any] = function.callspec.params
         if isinstance(params.get("case"), Case):
             case = params["case"]
         elif isinstance(params.get("amp"), tuple):
             device, dtype = params["amp"]
-            variant = item.callspec.id.removesuffix(f"{dtype}-{device.token}").rstrip("-")  # type: ignore[attr-defined]
-            name = item.originalname.removeprefix("test_")  # type: ignore[attr-defined]
+            variant = function.callspec.id.removesuffix(f"{dtype}-{device.token}").rstrip("-")
+            name = function.originalname.removeprefix("test_")
             rule = rule_of(item.path.stem)
             case = Case(item.path.parent.name, rule, name, "", variant, dtype, device.name, device.token)
         else:
@@ -128,9 +131,10 @@ class Session:
         """Around the call of a case: fresh autocast state, the device entered, and a scenario's findings raised."""
         case = item.stash[_CASE]
         amp = None
-        if "amp" in item.funcargs:  # type: ignore[attr-defined]
-            device, dtype = item.funcargs["amp"]  # type: ignore[attr-defined]
-            amp = item.funcargs["amp"] = Amp(device, dtype)  # type: ignore[attr-defined]
+        given: dict[str, Any] = _function(item).funcargs
+        if "amp" in given:
+            device, dtype = given["amp"]
+            amp = given["amp"] = Amp(device, dtype)
         reset(self._defaults)
         try:
             with self._device[case.device].running() if amp else nullcontext():
@@ -201,18 +205,24 @@ class Session:
             node = f"{item.path}{node[node.index('::') :]}"
         line = repro.pytest_line(node, device, self.modules, installed=away, further=self._further)
         details = {"node": item.nodeid, "message": message, "pytest": line}
-        body = item.function  # type: ignore[attr-defined]
+        function = _function(item)
         if case.sample == opinfo.SAMPLE:
             details["torch"] = reproduce(case, device)
         elif case.op in ops.catalogue():
             details["torch"] = repro.of_op(case, device, message, self.modules, ran=bool(message))
-        elif script := getattr(item.funcargs.get("amp"), "script", ""):  # type: ignore[attr-defined]
+        elif script := getattr(function.funcargs.get("amp"), "script", ""):
             details["torch"] = script
         else:
-            given = {name: value for name, value in item.callspec.params.items() if name != "amp"}  # type: ignore[attr-defined]
-            dtype = DTYPES[case.amp]
-            details["torch"] = repro.of_scenario(body, device, dtype, given, self.modules, ran=bool(message))
+            given = {name: value for name, value in function.callspec.params.items() if name != "amp"}
+            dtype, ran = DTYPES[case.amp], bool(message)
+            details["torch"] = repro.of_scenario(function.function, device, dtype, given, self.modules, ran=ran)
         return details
+
+
+def _function(item: pytest.Item) -> pytest.Function:
+    """An item that is a case, by its class."""
+    assert isinstance(item, pytest.Function)
+    return item
 
 
 def _further(option: Any) -> list[str]:
@@ -234,17 +244,21 @@ def _chosen(names: list[str], known: Any, what: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _suits(device: Device, types: tuple[str, ...], values: bool, dtypes: str) -> bool:
-    return (not types or device.type in types) and (device.has_values or not values)
+def _suits(device: Device, types: tuple[str, ...], values: bool, dtypes: str, since: str) -> bool:
+    promised = not since or Version(torch.__version__) >= Version(since)
+    return promised and (not types or device.type in types) and (device.has_values or not values)
 
 
 def _failure(excinfo: pytest.ExceptionInfo[BaseException], when: str) -> tuple[str, str]:
-    """fail, or error where the harness itself broke: outside the call, or with ampcheck's own code raising."""
+    """fail, unsupported, or error where the harness itself broke: outside the call, or with ampcheck's own code raising."""
     error = excinfo.value
     if isinstance(error, CheckFailure):
         return "fail", str(error)
     if isinstance(error, Unsupported):
         return "unsupported", str(error)
+    # A kernel that a device does not have; PyTorch's dispatcher words it so.
+    if isinstance(error, NotImplementedError) and str(error).startswith("Could not run 'aten::"):
+        return "unsupported", one_line(error)
     last = traceback.extract_tb(error.__traceback__)[-1].filename if error.__traceback__ else ""
     ours = last.startswith(_PACKAGE) and not isinstance(error, AssertionError)
     return ("error" if ours or when != "call" else "fail"), one_line(error)

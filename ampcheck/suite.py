@@ -5,6 +5,8 @@
     @op_cases("promote")
     def test_promote(case, device):
         check(case, device)
+
+`case` is an `ampcheck.cases.Case`, and `device` the device it is to run on.
 """
 
 from __future__ import annotations

@@ -165,14 +165,14 @@ def internal(name: str) -> ModuleType:
         raise UsageError(f"torch.testing._internal.{name} cannot be imported: {error}") from error
     finally:
         for kind, call in zip(scripted, calls, strict=True):
-            kind.__call__ = call  # type: ignore[method-assign]
+            kind.__call__ = call  # type: ignore[method-assign]  # as it was before the import
 
 
 @contextmanager
 def _absent(package: str) -> Iterator[None]:
     """Let imports of a package fail."""
     before = sys.modules.get(package)
-    sys.modules[package] = None  # type: ignore[assignment]
+    sys.modules[package] = None  # type: ignore[assignment]  # Python's own way to refuse an import
     try:
         yield
     finally:

@@ -15,7 +15,7 @@ from ampcheck.devices.base import Device
 from ampcheck.executors import function
 from ampcheck.ids import assign
 from ampcheck.inputs import build
-from ampcheck.observe import Observation, is_composite, observe, overload, tensors
+from ampcheck.observe import Observation, is_composite, map_tensors, observe, overload, tensors
 from ampcheck.ops.describe import Op, Sample, leaves
 from ampcheck.spec.casting import Expectation, Leaf, expect
 from ampcheck.spec.dtypes import is_floating
@@ -24,7 +24,10 @@ from ampcheck.torch_dtypes import DTYPES, name_of
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A case with everything the specification says of it. `given`: the call's tensors, `dtype_given`: the caller's `dtype=`."""
+    """A case with everything the specification says of it.
+
+    `given`: the call's tensors. `dtype_given`: the caller's `dtype=`, or None.
+    """
 
     op: Op
     sample: Sample
@@ -90,7 +93,7 @@ def check_op(case: Case, device: Device) -> list[str]:
 
 
 def _asks_for_one_dtype(todo: Plan) -> bool:
-    """Whether the kernel got one floating dtype throughout; refusing a mixture, or integers, is a kernel's good right."""
+    """Whether the kernel got one floating dtype throughout; it may refuse a mixture, or integers."""
     floating = {dtype for dtype in todo.expected.leaves if is_floating(dtype)}
     return len(floating) == 1 and not {"int64", "bool"} & set(todo.dtypes)
 
@@ -188,8 +191,8 @@ def _reference(device: Device, todo: Plan, dtype: str | None = None) -> Observat
         out = tensor.to(DTYPES[next(wanted)])
         return out.to(DTYPES[dtype]) if dtype and out.is_floating_point() else out
 
-    args = _cast_all(args, cast)
-    kwargs = {name: _cast_all(value, cast) for name, value in kwargs.items()}
+    args = map_tensors(args, cast)
+    kwargs = {name: map_tensors(value, cast) for name, value in kwargs.items()}
     call = function(todo.op, todo.sample)
     if todo.sample.call == "aten" and filled:
         call = overload(todo.expected.overload)
@@ -200,11 +203,3 @@ def _reference(device: Device, todo: Plan, dtype: str | None = None) -> Observat
         recorded = {*device.policies(), todo.op.overload, todo.expected.overload}
         return observe(lambda: call(*args, **kwargs), device.type, recorded)
     return _plain(lambda: call(*args, **kwargs), nullcontext())
-
-
-def _cast_all(value: Any, cast: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return cast(value)
-    if isinstance(value, (tuple, list)):
-        return type(value)(_cast_all(item, cast) for item in value)
-    return value

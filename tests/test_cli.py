@@ -43,7 +43,7 @@ def test_the_door_opens_when_asked() -> None:
     assert callable(ampcheck.trace)
     assert "trace" in dir(ampcheck)
     with pytest.raises(AttributeError, match="module 'ampcheck' has no attribute 'nope'"):
-        _ = ampcheck.nope  # type: ignore[attr-defined]
+        _ = ampcheck.nope  # type: ignore[attr-defined]  # what is refused
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

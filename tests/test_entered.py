@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -118,10 +118,10 @@ class _Bare(Cpu):
 
 
 @pytest.mark.parametrize("measure", [by_suite, by_upstream_lists])
-def test_a_key_without_policies_is_refused(measure: object) -> None:
+def test_a_key_without_policies_is_refused(measure: Callable[[list[Device]], object]) -> None:
     device: Device = _Bare()
     with pytest.raises(UsageError, match=r"^no autocast policies are registered under AutocastHPU, the key of device"):
-        measure([device])  # type: ignore[operator]
+        measure([device])
 
 
 def test_an_unknown_device_ends_with_two(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
@@ -12,6 +13,7 @@ import torch
 
 from ampcheck import checks, ops
 from ampcheck.cases import Case
+from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known
 from ampcheck.errors import UsageError
 from ampcheck.ids import MAX_LENGTH
@@ -63,9 +65,9 @@ def test_writing_keeps_other_versions(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.token)
-def test_ids_are_safe_and_hold_no_foreign_token(device: object) -> None:
+def test_ids_are_safe_and_hold_no_foreign_token(device: Device) -> None:
     tokens = {*RULES, *FLOATING, *(d.token for d in DEVICES), "jax", "tpu", "eager", "jit", "autograd", "scaler"}
-    ids = [c.id for c in opinfo.cases(device)]  # type: ignore[arg-type]
+    ids = [c.id for c in opinfo.cases(device)]
     assert len(ids) > 1000
     assert len(set(ids)) == len(ids)
     for name in ids:
@@ -150,11 +152,11 @@ def _planted(op: str, wrong: object) -> object:
     return patch.object(opinfo.database()[op], "op", wrong)
 
 
-def _only_under_autocast(change: object, otherwise: object) -> object:
+def _only_under_autocast(change: Callable[[object], object], otherwise: Callable[..., object]) -> object:
     def call(*args: object, **kwargs: object) -> object:
         if torch.is_autocast_enabled("cpu"):
-            return change(otherwise(*args, **kwargs))  # type: ignore[operator]
-        return otherwise(*args, **kwargs)  # type: ignore[operator]
+            return change(otherwise(*args, **kwargs))
+        return otherwise(*args, **kwargs)
 
     return call
 

@@ -24,13 +24,15 @@ def test_every_folder_ships() -> None:
 
 def test_every_kind_of_data_file_ships() -> None:
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["*"]
-    kept = subprocess.run(["git", "ls-files", "ampcheck"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    listed = subprocess.run(["git", "ls-files", "ampcheck"], cwd=ROOT, check=True, capture_output=True, text=True)
+    kept = listed.stdout.split()
     data = [Path(name) for name in kept if not name.endswith(".py")]
     assert data
     assert [p for p in data if not any(p.match(pattern) for pattern in patterns)] == []
 
 
 def test_the_door_imports_nothing_heavy() -> None:
-    code = "import sys, ampcheck, ampcheck.cli, ampcheck.plugin; print({'torch', 'jax', 'torchax', 'numpy'} & set(sys.modules))"
+    heavy = {"torch", "jax", "torchax", "numpy"}
+    code = f"import sys, ampcheck, ampcheck.cli, ampcheck.plugin; print({heavy} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert out.strip() == "set()"

@@ -40,7 +40,6 @@ from ampcheck.programs import (
 from ampcheck.programs.explore import Explorer, second
 from ampcheck.programs.strategies import programs, weight_programs
 from ampcheck.spec.state import State
-from ampcheck.threads import in_thread, interleave
 
 CPU = known()["cpu"]
 CUDA = known()["virtual:cuda"]
@@ -225,12 +224,6 @@ def test_a_nightly_finding_names_its_seed(monkeypatch: pytest.MonkeyPatch) -> No
     assert found[0].endswith("(found with --hypothesis-seed=7)")
 
 
-def test_nightly_seeds() -> None:
-    assert Explorer(CPU, seed=12).seed == 12
-    assert len(str(Explorer(CPU).seed)) == 8  # the date
-    assert Explorer(CPU, seed="night").seed == Explorer(CPU, seed="night").seed
-
-
 # ---- comparing
 
 
@@ -282,27 +275,3 @@ def test_a_virtual_device_is_rendered_with_fake_tensors() -> None:
 def test_a_second_device_is_of_another_type() -> None:
     for device in (CPU, CUDA):
         assert second(device).type != device.type
-
-
-# ---- threads
-
-
-def test_threads_run_in_turns() -> None:
-    order: list[str] = []
-
-    def worker(name: str, steps: int) -> Iterator[None]:
-        for step in range(steps):
-            order.append(f"{name}{step}")
-            yield
-
-    interleave([lambda: worker("a", 3), lambda: worker("b", 1), lambda: worker("c", 2)], contextlib.nullcontext)
-    assert order == ["a0", "b0", "c0", "a1", "c1", "a2"]
-
-
-def test_an_exception_in_a_thread_is_raised_here() -> None:
-    def fail() -> None:
-        raise KeyError("planned")
-
-    with pytest.raises(KeyError, match="planned"):
-        in_thread(fail, contextlib.nullcontext)
-    assert in_thread(lambda: 3, contextlib.nullcontext) == 3

@@ -155,7 +155,7 @@ def test_a_third_party_is_imported() -> None:
     assert lines[:2] == ["import torch", f"import {__name__}"]
     assert "x.to('theirs') must work" in lines[2]
     module = type(sys)("their_backend")
-    module.DEVICES = (device,)  # type: ignore[attr-defined]
+    module.DEVICES = (device,)  # type: ignore[attr-defined]  # a module takes any attribute
     sys.modules["their_backend"] = module
     try:
         assert preamble(device, ("json", "their_backend"))[1] == "import their_backend"

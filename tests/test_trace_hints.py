@@ -119,7 +119,7 @@ def test_table_sorts_limits_and_refuses() -> None:
     assert by_bytes[3] == "1 of 5 rows"
     assert t.table("casts").splitlines()[2].split()[:7] == ["mm", "downcast", "cpu", "bf16", "bf16", "1", "2"]
     with pytest.raises(UsageError, match="cannot be sorted by 'size'; it can by order, bytes, casts"):
-        t.table("size")  # type: ignore[arg-type]
+        t.table("size")  # type: ignore[arg-type]  # what is refused
     with pytest.raises(UsageError, match="1 or more rows, not 0"):
         t.table(limit=0)
 

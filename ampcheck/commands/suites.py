@@ -8,13 +8,17 @@ import sys
 from pathlib import Path
 
 import ampcheck
+from ampcheck import seeds
 from ampcheck.errors import UsageError
 
 _PACKAGE = Path(ampcheck.__file__).resolve().parent
 
 
 def folder() -> Path:
-    """The folder of the suites: inside an installed package, beside it in a checkout. Raises UsageError where it is in neither."""
+    """The folder of the suites: inside an installed package, beside it in a checkout.
+
+    Raises UsageError where it is in neither.
+    """
     for place in (_PACKAGE / "suites", _PACKAGE.parent / "suites"):
         if (place / "eager").is_dir():
             return place
@@ -41,7 +45,10 @@ def command(args: argparse.Namespace) -> list[str]:
         out += ["-k", args.keyword]
     if args.manifest is not None:
         out += [f"--manifest={args.manifest}"]
-    out += [f"--{option}" for option in ("unwaive", "nightly") if getattr(args, option)]
+    if args.unwaive:
+        out += ["--unwaive"]
+    if args.nightly:
+        out += ["--nightly", f"--hypothesis-seed={seeds.of_programs(True)}"]  # the same one in every child
     return [*out, *([str(root / name) for name in dict.fromkeys(args.suite)] or [str(root)])]
 
 

@@ -61,8 +61,8 @@ def fixed(dtype: str, *shape: int, fill: str = "normal", seed: int = 0, device: 
 class Sample:
     """One call.
 
-    `call` is a path such as `torch.mm`, `torch.Tensor.mm`, `operator.matmul`, or `aten` for the overload itself. `not_on`:
-    device types on which the path leads to another overload.
+    `call` is a path such as `torch.mm`, `torch.Tensor.mm`, `operator.matmul`, or `aten` for the overload itself.
+    `not_on`: device types on which the path leads to another overload.
     """
 
     name: str
@@ -77,8 +77,9 @@ class Op:
     """The samples of one overload.
 
     `values`: how the outputs may be compared beside their dtypes. "exact": bitwise with hand-cast inputs and within a
-    bound of the float64 result. "gauge": bitwise only, because the result is defined up to signs or order (eigenvectors,
-    QR, pivots). "none": not at all (uninitialised or random outputs). `reason` says why it is not "exact".
+    bound of the float64 result. "gauge": bitwise only, because the result is defined up to signs or order
+    (eigenvectors, QR, pivots). "none": not at all (uninitialised or random outputs). `reason` says why it is not
+    "exact".
     """
 
     overload: str

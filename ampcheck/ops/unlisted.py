@@ -1,4 +1,7 @@
-"""Ops no dispatch key has a policy for: autocast leaves them alone. Common ones, and in-place and out= forms of listed ones."""
+"""Ops no dispatch key has a policy for: autocast leaves them alone.
+
+Common ones, and in-place and out= forms of listed ones.
+"""
 
 from ampcheck.ops.describe import at, f, fixed, i, op
 

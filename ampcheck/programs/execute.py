@@ -63,20 +63,13 @@ class _Planned(Exception):
     """The exception of a `Raise` step."""
 
 
-def depth() -> int:
-    """The nesting depth of this thread."""
-    inner = torch.autocast_increment_nesting()
-    torch.autocast_decrement_nesting()
-    return inner - 1
-
-
 def state_of(device_type: str) -> State:
     """What torch reports in this thread for a device type."""
     return State(
         torch.is_autocast_enabled(device_type),
         name_of(torch.get_autocast_dtype(device_type)),
         torch.is_autocast_cache_enabled(),
-        depth(),
+        isolation.depth(),
     )
 
 

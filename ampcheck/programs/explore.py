@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from time import monotonic
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.strategies import SearchStrategy
 
+from ampcheck import seeds
 from ampcheck.checks import CheckFailure, one_line
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
@@ -34,14 +34,14 @@ class Explorer:
     """Draws programs over a device and a second one, runs each, and compares.
 
     `nightly`: draw `NIGHTLY` instead of `EXAMPLES` programs, from `seed`, or where that is None from the day's date.
-    Not nightly, the programs are always the same.
+    Not nightly, the programs are always the same; see `ampcheck.seeds`.
     """
 
     def __init__(self, device: Device, *, nightly: bool = False, seed: str | int | None = None) -> None:
         self.devices = (device, second(device))
         self.facts = facts(self.devices)
         self.nightly = nightly
-        self.seed = _number(seed)
+        self.seed = seeds.of_programs(nightly, seed)
 
     def difference(self, program: Program) -> str | None:
         """How torch differs from the model on a program, in a sentence, or None."""
@@ -87,7 +87,6 @@ class Explorer:
     def _search(self, attempt: Callable[[Program], None], strategy: SearchStrategy[Program]) -> None:
         options = settings(
             max_examples=NIGHTLY if self.nightly else EXAMPLES,
-            derandomize=not self.nightly,
             database=None,
             deadline=None,
             phases=(Phase.generate, Phase.shrink),
@@ -95,11 +94,4 @@ class Explorer:
             print_blob=False,
             suppress_health_check=list(HealthCheck),
         )
-        search = given(strategy)(attempt)
-        options(hypothesis.seed(self.seed)(search) if self.nightly else search)()
-
-
-def _number(seed: str | int | None) -> int:
-    if seed is None:
-        return int(f"{datetime.now(UTC):%Y%m%d}")
-    return int(seed) if str(seed).isdigit() else sum(map(ord, str(seed)))
+        options(hypothesis.seed(self.seed)(given(strategy)(attempt)))()

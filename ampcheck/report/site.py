@@ -9,11 +9,11 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ampcheck import ops
-from ampcheck.ops import opinfo
 from ampcheck.deviations import Deviation, Waivers
 from ampcheck.devices.registry import known
 from ampcheck.errors import UsageError
 from ampcheck.ids import op_token
+from ampcheck.ops import opinfo
 from ampcheck.report import badge, data, pages
 from ampcheck.report.history import History, load
 

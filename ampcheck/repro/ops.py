@@ -31,7 +31,7 @@ _OF_KERNELS = (
 )
 """How the differences read that only a recorder shows."""
 _OF_ACCURACY = "float64 result"
-_SIGNS = {"matmul": "@", "pow": "**", "truediv": "/", "add": "+", "sub": "-", "mul": "*"}
+_SIGNS = {"matmul": "@", "pow": "**", "truediv": "/", "add": "+", "sub": "-", "mul": "*", "eq": "=="}
 
 
 def of_op(case: Case, device: Device, message: str = "", modules: Sequence[str] = (), *, ran: bool = True) -> str:

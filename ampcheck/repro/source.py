@@ -83,9 +83,9 @@ class Module:
         return (out + self._data[place:end]).decode()
 
     def _all_edits(self) -> Iterator[tuple[int, int, bytes]]:
-        classes = [node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)]
-        of_class = {id(inner) for node in classes for inner in node.body}
-        for node in ast.walk(self.tree):
+        nodes = list(ast.walk(self.tree))
+        of_class = {id(inner) for node in nodes if isinstance(node, ast.ClassDef) for inner in node.body}
+        for node in nodes:
             if isinstance(node, ast.arg) and node.annotation:
                 yield (
                     self._at(node.lineno, node.col_offset) + len(node.arg.encode()),
@@ -110,6 +110,8 @@ class Module:
                 while not self._data[self._at(after + 1, 0) : self._at(after + 2, 0)].strip():
                     after += 1  # the blank lines behind it
                 yield self._at(inner[0].lineno, 0), self._at(after + 1, 0), b""
+        if not any(mark.encode() in self._data for mark in _MARKS):
+            return
         for token in tokenize.tokenize(io.BytesIO(self._data).readline):
             if token.type == tokenize.COMMENT and token.string.startswith(_MARKS):
                 line = self._starts[token.start[0] - 1]
@@ -117,7 +119,7 @@ class Module:
                 yield start, line + len(token.line.rstrip("\r\n").encode()), b""
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)  # more than there are suite files: parsing one takes longer than all else
 def _module(path: Path, changed: int) -> Module:
     return Module(path)
 
@@ -137,13 +139,21 @@ def plain(
     """
     function = inspect.unwrap(function)
     path = Path(inspect.getsourcefile(function) or "")
-    module = _module(path, path.stat().st_mtime_ns)
-    main = module.defined[function.__name__]
+    keys = tuple(sorted((name, value) for name, value in bound.items() if isinstance(value, str)))
+    return _plain(path, path.stat().st_mtime_ns, function.__name__, keys, frozenset(stand_ins), ours)
+
+
+@lru_cache(maxsize=256)  # the same for each device and dtype
+def _plain(
+    path: Path, changed: int, name: str, keys: tuple[tuple[str, str], ...], stand_ins: frozenset[str], ours: str
+) -> Plain:
+    module = _module(path, changed)
+    main = module.defined[name]
     assert isinstance(main, (ast.FunctionDef, ast.AsyncFunctionDef))
     comment = (ast.get_docstring(main) or "").partition("\n\n")[0]
     kept: dict[str, str] = {}
     out = _gathered(module, main, kept, stand_ins, ours)
-    kept.update(_entries(module, main, bound, [out.code, *out.helpers]))
+    kept.update(_entries(module, main, dict(keys), [out.code, *out.helpers]))
     out = _gathered(module, main, kept, stand_ins, ours)
     out.comment = comment
     return out

@@ -113,7 +113,7 @@ def _check(row: Row, where: str) -> None:
 
 @cache
 def table(key: str, version: str, builds: tuple[str, ...] = ()) -> Mapping[str, str]:
-    """The policy of each overload registered under a dispatch key: in every build, and in those with the libraries named.
+    """The policy of each overload registered under a dispatch key, in every build and in those with these libraries.
 
     E.g. `table("AutocastCPU", "2.13")["mm"]` is "downcast". Raises ValueError like `rows`.
     """

@@ -37,7 +37,11 @@ _ALL = (
     Rule("append", "the overload with a dtype runs, in float32 if the first argument is eligible", _MODE),
     Rule("promote", "eligible arguments are cast to the widest dtype among them", _OPS),
     Rule("banned", "the call is refused with an error that says what to use instead", _OPS),
-    Rule("fallthrough", "an op without a policy does under autocast what it does without; the parts of a composite op follow their own", _OPS),
+    Rule(
+        "fallthrough",
+        "an op without a policy does under autocast what it does without; the parts of a composite op follow their own",
+        _OPS,
+    ),
     Rule(
         "eligibility",
         "only floating-point tensors other than float64 on the region's device type are cast, and in-place and out= "

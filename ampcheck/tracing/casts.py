@@ -101,7 +101,7 @@ class Casts:
         if target is not None:
             self.made([after])
             if kind == "weight" and not cast.cacheable:
-                self._weights[target._cdata] = _Kept(_weak(target), cast, weakref.ref(before), call)
+                self._weights[target._cdata] = _Kept(StorageWeakRef(target), cast, weakref.ref(before), call)
 
     def consumed(self, call: Call, policy: str, overload: str, given: Sequence[torch.Tensor]) -> None:
         """A kernel is about to take some tensors: casts among them that its policy explains are autocast's."""
@@ -125,7 +125,7 @@ class Casts:
 
     def _hit(self, call: Call, record: OpRecord, storage: int) -> None:
         kept = self._weights.get(storage)
-        if kept is None or kept.call is call or storage in call.hits or _expired(kept.storage):
+        if kept is None or kept.call is call or storage in call.hits or kept.storage.expired():
             return
         call.hits.add(storage)
         kept.cast.uses += torch.is_grad_enabled()
@@ -166,10 +166,10 @@ class Casts:
         for tensor in results:
             storage = _storage(tensor)
             if storage is not None and storage._cdata not in self._made:
-                self._made[storage._cdata] = _weak(storage)
+                self._made[storage._cdata] = StorageWeakRef(storage)
         if len(self._made) > self._limit:
-            self._made = {key: ref for key, ref in self._made.items() if not _expired(ref)}
-            self._weights = {key: kept for key, kept in self._weights.items() if not _expired(kept.storage)}
+            self._made = {key: ref for key, ref in self._made.items() if not ref.expired()}
+            self._weights = {key: kept for key, kept in self._weights.items() if not kept.storage.expired()}
             self._limit = max(1024, 2 * len(self._made))
 
 
@@ -206,14 +206,6 @@ def _from_forward(cast: CastRecord, forward: OpRecord | None) -> None:
         first = matching[0]
         cast.kind, cast.key, cast.version = first.kind, first.key, first.version
         cast.source = f"gradient of {first.source}"
-
-
-def _weak(storage: torch.UntypedStorage) -> StorageWeakRef:
-    return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-
-
-def _expired(storage: StorageWeakRef) -> bool:
-    return bool(storage.expired())  # type: ignore[no-untyped-call]
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:

@@ -225,7 +225,7 @@ def _unseen() -> AbstractContextManager[object]:
 
 
 def _outside() -> AbstractContextManager[None]:
-    guard: AbstractContextManager[None] = torch._C._RestorePythonTLSSnapshot()  # type: ignore[attr-defined]
+    guard: AbstractContextManager[None] = torch._C._RestorePythonTLSSnapshot()  # type: ignore[attr-defined]  # torch's stubs lack it
     return guard
 
 

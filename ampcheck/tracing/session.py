@@ -132,11 +132,11 @@ class _PublicCalls(TorchFunctionMode):
             self._recorder.leave(call)
 
 
-class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own has no types
+class _Kernels(TorchDispatchMode):
     """Sees the casts and the kernels."""
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._recorder = recorder
 
     def __torch_dispatch__(

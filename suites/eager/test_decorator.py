@@ -114,7 +114,7 @@ def test_other_callables(amp: Amp) -> None:
     amp.expect("state after the calls", amp.state(), (False, amp.default, True))
 
 
-@scenario(dtypes="default")
+@scenario(dtypes="default", since="2.12")
 def test_not_callable(amp: Amp) -> None:
     """What cannot be called is refused in words that say what it was (pytorch#172178; torch 2.12)."""
     for wrong in (amp.rand(2), None, classmethod(lambda cls: None)):

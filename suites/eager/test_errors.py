@@ -194,7 +194,7 @@ def _made(name: str, dtype: torch.dtype) -> tuple[bool, int]:
             return torch.is_autocast_enabled(name.partition(":")[0]), len(seen)
 
 
-@scenario(dtypes="default")
+@scenario(dtypes="default", since="2.12")
 def test_not_callable(amp: Amp) -> None:
     """A region called with what cannot be called says what it got (pytorch#172178)."""
     said = "requires a callable, but got int"

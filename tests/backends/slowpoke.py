@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.library import Library, fallthrough_kernel
 from torch.utils._pytree import tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from ampcheck.devices import Device
 from ampcheck.spec.policies import closest, table
@@ -22,13 +23,40 @@ NAME = "slowpoke"
 FAULT = os.environ.get("SLOWPOKE_FAULT", "")
 KEY = "AutocastPrivateUse1"
 
-torch.utils.rename_privateuse1_backend(NAME)
-_module = types.ModuleType(f"torch.{NAME}")
-_module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]  # type: ignore[attr-defined]
-_module.is_available = lambda: True  # type: ignore[attr-defined]
-_module.device_count = lambda: 1  # type: ignore[attr-defined]
-_module.current_device = lambda: 0  # type: ignore[attr-defined]
-torch._register_device_module(NAME, _module)
+
+class _Module(types.ModuleType):
+    """What PyTorch asks of `torch.slowpoke`."""
+
+    @staticmethod
+    def get_amp_supported_dtype() -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16]
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+    @staticmethod
+    def is_initialized() -> bool:
+        return True
+
+    @staticmethod
+    def device_count() -> int:
+        return 1
+
+    @staticmethod
+    def current_device() -> int:
+        return 0
+
+    @staticmethod
+    def manual_seed_all(seed: int) -> None:
+        """The CPU's generator draws for the device."""
+
+    @staticmethod
+    def _is_in_bad_fork() -> bool:
+        return False
+
+
+_setup_privateuseone_for_python_backend(rename=NAME, backend_module=_Module(f"torch.{NAME}"))
 
 
 class Wrapped(torch.Tensor):
@@ -60,6 +88,17 @@ class Wrapped(torch.Tensor):
         return tree_map(lambda x: Wrapped(x) if isinstance(x, torch.Tensor) else x, out)
 
 
+def _empty(*args: Any, device: Any = None, pin_memory: Any = None, **kwargs: Any) -> torch.Tensor:
+    return Wrapped(torch.ops.aten.empty.memory_format(*args, device="cpu", **kwargs))
+
+
+def _empty_strided(*args: Any, device: Any = None, pin_memory: Any = None, **kwargs: Any) -> torch.Tensor:
+    return Wrapped(torch.ops.aten.empty_strided.default(*args, device="cpu", **kwargs))
+
+
+_kernels = Library("aten", "IMPL")
+_kernels.impl("empty.memory_format", _empty, "PrivateUse1")
+_kernels.impl("empty_strided", _empty_strided, "PrivateUse1")
 _fallback = Library("_", "IMPL")
 _fallback.fallback(fallthrough_kernel, KEY)
 _aten = Library("aten", "IMPL")

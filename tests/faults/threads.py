@@ -24,18 +24,19 @@ def run_enabled(self: threading.Thread) -> None:
 
 
 def start_noting_state(self: threading.Thread) -> None:
-    self.state = [(name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in TYPES]  # type: ignore[attr-defined]
+    state = [(name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in TYPES]
+    self.state = state  # type: ignore[attr-defined]  # a thread takes any attribute
     _START(self)
 
 
 def run_with_parents_enabled(self: threading.Thread) -> None:
-    for name, enabled, _ in self.state:  # type: ignore[attr-defined]
+    for name, enabled, _ in self.state:  # type: ignore[attr-defined]  # a thread takes any attribute
         torch.set_autocast_enabled(name, enabled)
     _RUN(self)
 
 
 def run_with_parents_dtype(self: threading.Thread) -> None:
-    for name, _, dtype in self.state:  # type: ignore[attr-defined]
+    for name, _, dtype in self.state:  # type: ignore[attr-defined]  # a thread takes any attribute
         torch.set_autocast_dtype(name, dtype)
     _RUN(self)
 

@@ -6,7 +6,8 @@ A fake tensor has a device, a dtype and a shape but no values, so only dtypes, c
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,7 +49,18 @@ class Virtual(Device):
     def running(self) -> AbstractContextManager[object]:
         # An op that refuses its arguments is an observation here; PyTorch would log a traceback for each.
         logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
-        return self._mode
+        return self._without_cudnn() if self.type == "cuda" else self._mode
+
+    @contextmanager
+    def _without_cudnn(self) -> Iterator[None]:
+        """The device entered, cuDNN off: a build that has it would ask the driver about a device that is not there."""
+        enabled = torch._C._get_cudnn_enabled()
+        torch._C._set_cudnn_enabled(False)
+        try:
+            with self._mode:
+                yield
+        finally:
+            torch._C._set_cudnn_enabled(enabled)
 
     def tensor(self, arg: TensorArg, dtype: str, position: int) -> torch.Tensor:
         # A fake tensor holds nothing that a call could change, so one per place, shape and dtype is enough.
