@@ -73,7 +73,12 @@ def check_database(case: Case, device: Device) -> list[str]:
                 return [f"sample {number}: {difference}" for difference in differences]
     if refusals and len(refusals) == len(made):
         raise refusals[0]
-    return [] if made else [f"the op database has no {case.inputs} sample of {case.op}"]
+    if made:
+        return []
+    nothing = f"the op database has no {case.inputs} sample of {case.op} for {device.type}"
+    if device.type == "cpu":  # the list of cases was made there
+        return [nothing]
+    raise checks.Unsupported(nothing)
 
 
 def _samples(info: Any, case: Case, device: Device) -> list[Any]:
