@@ -33,7 +33,8 @@ from ampcheck.verdict import plan, watch
 def replaceable(key: str) -> bool:
     """Whether a recorder can be put in place of the kernels of a dispatch key.
 
-    Not of a backend's own Python kernels: torch.library neither calls a replacement of one as it should nor puts it back.
+    Not of a backend's own Python kernels: torch.library neither calls a replacement of one as it should nor puts it
+    back.
     """
     return key in ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS")
 

@@ -57,7 +57,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "op_cases(rule): run once for every op case of a rule")
-    config.addinivalue_line("markers", "scenario(types, dtypes, values, since): run on every device; see ampcheck.scenario")
+    config.addinivalue_line(
+        "markers", "scenario(types, dtypes, values, since): run on every device; see ampcheck.scenario"
+    )
     for line in _OP_WARNINGS:
         config.addinivalue_line("filterwarnings", line)
     if config.option.nightly:  # one seed for the whole run, past midnight and in every worker

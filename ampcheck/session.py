@@ -250,7 +250,7 @@ def _suits(device: Device, types: tuple[str, ...], values: bool, dtypes: str, si
 
 
 def _failure(excinfo: pytest.ExceptionInfo[BaseException], when: str) -> tuple[str, str]:
-    """fail, unsupported, or error where the harness itself broke: outside the call, or with ampcheck's own code raising."""
+    """fail, unsupported, or error where the harness itself broke: outside the call, or in ampcheck's own code."""
     error = excinfo.value
     if isinstance(error, CheckFailure):
         return "fail", str(error)

@@ -1,4 +1,4 @@
-"""A PrivateUse1 backend that knows nothing of ampcheck, right and with mistakes planted in it, run as its author would."""
+"""A PrivateUse1 backend written by others, right and with mistakes planted in it, run as its author would."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def run(folder: Path, fault: str, *selection: str) -> dict[str, Result]:
     """The results of `ampcheck run --device slowpoke` with a mistake planted."""
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{BACKENDS}", "SLOWPOKE_FAULT": fault, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "ampcheck", "run", "--device=slowpoke", "--device-module=slowpoke", *selection]
-    done = subprocess.run([*command, f"--reports={folder}"], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, f"--reports={folder}"], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
     files = list((folder / "runs").glob("*.jsonl"))
     assert len(files) == 1, done.stdout + done.stderr
     return read(files[0]).results

@@ -191,7 +191,7 @@ def _compare(amp: Amp, call: Callable[[], object], name: str) -> list[torch.Tens
             by_hand = [host(t) for t in wanted.outputs]
             differences = checks.bitwise([host(t) for t in native], by_hand, name)
             if differences and amp.device.key not in KEYS:
-                # A backend may run a composite op whole where no gradient is recorded, and round elsewhere; so was this.
+                # A backend may run a composite op whole where no gradient is recorded, as here, and round elsewhere.
                 differences = checks.bitwise([host(t) for t in seen.outputs], by_hand, name)
             amp.differences += differences
     if not ran and not amp.device.has_values and error is not None and "unsafe to autocast" not in str(error):

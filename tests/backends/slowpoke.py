@@ -1,8 +1,8 @@
 """A PrivateUse1 backend as somebody else would write it: CPU tensors in a wrapper, autocast registered by hand.
 
 It stands for the backends this suite is made for; nothing of ampcheck but the device class is used. The environment
-variable SLOWPOKE_FAULT plants a mistake: "linear" forgets to register linear, "doubles" casts float64 too, "lazy" never fills
-in a dtype.
+variable SLOWPOKE_FAULT plants a mistake: "linear" forgets to register linear, "doubles" casts float64 too, "lazy" never
+fills in a dtype.
 """
 
 from __future__ import annotations
@@ -149,7 +149,10 @@ def _kernel(op: Any, policy: str) -> Any:
             elif policy == "append":
                 # The dispatcher leaves out trailing arguments that have their default; the other overload has none.
                 defaults = [a.default_value for a in op._schema.arguments]
-                args = (*args, *(kwargs.pop(n, d) for n, d in zip(names[len(args) :], defaults[len(args) :])))
+                args = (
+                    *args,
+                    *(kwargs.pop(n, d) for n, d in zip(names[len(args) :], defaults[len(args) :], strict=True)),
+                )
                 dtype = torch.float32 if _eligible(args[0]) else args[0].dtype
                 return _APPENDED[op](*args, dtype=dtype)
             return op(*args, **kwargs)
