@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ampcheck import ops
+from ampcheck.dispatcher import UNKNOWN
 from ampcheck.ids import case_id, one_off
 from ampcheck.ops.describe import Op, Sample, leaves
 from ampcheck.spec.dtypes import LOW
@@ -45,6 +46,10 @@ class Case:
 def op_cases(device: Device, rule: str, suite: str = "eager", *, only: str | None = None) -> Iterator[Case]:
     """Every op case of a rule on a device, or those of one overload. Runs no op."""
     policies = device.policies()
+    if rule == "drift":
+        for overload in sorted(o for o, policy in policies.items() if policy == UNKNOWN):
+            yield Case(suite, rule, overload, "", "all", device.default_amp, device.name, device.token)
+        return
     for op in ops.catalogue().values():
         if only is not None and op.overload != only:
             continue
@@ -80,13 +85,14 @@ def _variants(device: Device, rule: str, sample: Sample, *, main: bool) -> Itera
         return
     for amp in device.amp_dtypes:
         seen = set()
-        for inputs in _assignments(count, amp, integers=amp == default):
+        for inputs in assignments(count, amp, integers=amp == default):
             if inputs not in seen:
                 seen.add(inputs)
                 yield amp, inputs
 
 
-def _assignments(count: int, amp: str, *, integers: bool) -> Iterator[str]:
+def assignments(count: int, amp: str, *, integers: bool) -> Iterator[str]:
+    """The dtype assignments of an op's main sample with `count` floating arguments, some of them more than once."""
     other = LOW[1] if amp == LOW[0] else LOW[0]
     yield from ("fp32", amp, other, "fp64")
     if integers:

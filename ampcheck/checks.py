@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ampcheck.observe import KernelCall, Observation
-from ampcheck.spec.casting import Expectation, expect
+from ampcheck.spec.casting import POLICIES, Expectation, expect
 from ampcheck.spec.rules import RULES
 from ampcheck.torch_dtypes import name_of
 
@@ -81,7 +81,7 @@ def parts(observation: Observation, policies: Mapping[str, str], amp_dtype: str)
     differences = []
     for call in observation.kernels:
         policy = policies.get(call.overload)
-        if policy is None:
+        if policy not in POLICIES:
             continue
         given = [seen.leaf for seen in call.leaves]
         expected = expect(policy, call.overload, given, amp_dtype)

@@ -95,8 +95,8 @@ def _overloads(asked: str, name: str, *, exact: bool) -> Resolved:
     if exact and (full in _aten() or full in ops.catalogue()):
         return Resolved((full,))
     packet = [overload for overload in sorted(_aten()) if overload.partition(".")[0] == full]
-    shown = [overload for overload in packet if overload in _with_policy() or overload in ops.catalogue()]
-    shown = shown or [overload for overload in packet if not overload.endswith("out")]
+    plain = [overload for overload in packet if not overload.endswith("out")]
+    shown = [overload for overload in plain if overload in _with_policy() or overload in ops.catalogue()] or plain
     if not shown:
         raise _unknown(asked)
     return Resolved(tuple(shown))

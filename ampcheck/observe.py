@@ -103,6 +103,16 @@ def _signature(func: OpOverload) -> _Signature:
     return _Signature(overload, overload in _CASTS, composite, is_view, position)
 
 
+@cache
+def exists(name: str) -> bool:
+    """Whether the installed torch has an aten overload; a newer one may have dropped it."""
+    try:
+        overload(name)
+    except AttributeError:
+        return False
+    return True
+
+
 def is_composite(name: str) -> bool:
     """Whether an aten overload is made of other ops on every device, so that autocast acts on those."""
     return _signature(overload(name)).composite

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.observe import Observation, is_composite, map_tensors, overload, overload_name, parts, tensors
-from ampcheck.spec.casting import Leaf, expect
+from ampcheck.spec.casting import POLICIES, Leaf, expect
 from ampcheck.torch_dtypes import DTYPES, name_of
 
 CALLERS = ("_transformer_encoder_layer_fwd",)
@@ -44,7 +44,7 @@ class Replay(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         name = overload_name(func)
         policy = self._policies.get(name)
-        if policy is None:
+        if policy not in POLICIES:
             return self._without_policy(func, name, args, kwargs)
         positions = [argument.name for argument in func._schema.arguments]
         place = positions.index("dtype") if "dtype" in positions else len(args)

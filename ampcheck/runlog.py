@@ -15,10 +15,12 @@ import pytest
 
 from ampcheck import seeds, summary
 from ampcheck.devices.registry import absent, known, select
+from ampcheck.dispatcher import live_drift
 from ampcheck.errors import UsageError
 from ampcheck.ids import parse_key, parse_node
 from ampcheck.results import RED, Result, Writer, manifest_hash, unmeasured
 
+_DRIFT_SHOWN = 5
 _PACKAGES = ("ampcheck", "torch", "jax", "torchax", "numpy", "pytest", "hypothesis")
 
 
@@ -40,6 +42,10 @@ def header_lines(config: pytest.Config) -> list[str]:
     lines = [f"torch {versions().get('torch', '?')}; devices: {', '.join(d.name for d in devices)}"]
     if not option.device:
         lines += [f"without {name}: {reason}" for name, reason in absent(option.device_module).items()]
+    found = live_drift()
+    lines += [f"drift: {line}" for line in found[:_DRIFT_SHOWN]]
+    if len(found) > _DRIFT_SHOWN:
+        lines.append(f"drift: {len(found) - _DRIFT_SHOWN} more in the run file")
     return lines
 
 
@@ -75,6 +81,7 @@ def header(config: pytest.Config, cases: Iterable[str], now: datetime) -> dict[s
             for d in select(option.device, option.device_module)
         ],
         "absent": absent(option.device_module),
+        "drift": live_drift(),
         "machine": {
             "system": platform.system(),
             "release": platform.release(),

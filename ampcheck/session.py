@@ -204,19 +204,22 @@ class Session:
         if away:
             node = f"{item.path}{node[node.index('::') :]}"
         line = repro.pytest_line(node, device, self.modules, installed=away, further=self._further)
-        details = {"node": item.nodeid, "message": message, "pytest": line}
-        function = _function(item)
+        try:
+            program = self._in_plain_torch(_function(item), case, device, message)
+        except Exception as error:  # a result must not be lost because its reproduction cannot be written
+            program = f"# This reproduction could not be written: {one_line(error)}"
+        return {"node": item.nodeid, "message": message, "pytest": line, "torch": program}
+
+    def _in_plain_torch(self, function: pytest.Function, case: Case, device: Device, message: str) -> str:
+        """A case as a program that imports no ampcheck."""
         if case.sample == opinfo.SAMPLE:
-            details["torch"] = reproduce(case, device)
-        elif case.op in ops.catalogue():
-            details["torch"] = repro.of_op(case, device, message, self.modules, ran=bool(message))
-        elif script := getattr(function.funcargs.get("amp"), "script", ""):
-            details["torch"] = script
-        else:
-            given = {name: value for name, value in function.callspec.params.items() if name != "amp"}
-            dtype, ran = DTYPES[case.amp], bool(message)
-            details["torch"] = repro.of_scenario(function.function, device, dtype, given, self.modules, ran=ran)
-        return details
+            return reproduce(case, device)
+        if case.op in ops.catalogue() and case.rule != "drift":
+            return repro.of_op(case, device, message, self.modules, ran=bool(message))
+        if script := getattr(function.funcargs.get("amp"), "script", ""):
+            return str(script)
+        given = {name: value for name, value in function.callspec.params.items() if name != "amp"}
+        return repro.of_scenario(function.function, device, DTYPES[case.amp], given, self.modules, ran=bool(message))
 
 
 def _function(item: pytest.Item) -> pytest.Function:

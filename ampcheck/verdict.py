@@ -15,7 +15,7 @@ from ampcheck.devices.base import Device
 from ampcheck.executors import function
 from ampcheck.ids import assign
 from ampcheck.inputs import build
-from ampcheck.observe import Observation, is_composite, map_tensors, observe, overload, tensors
+from ampcheck.observe import Observation, exists, is_composite, map_tensors, observe, overload, tensors
 from ampcheck.ops.describe import Op, Sample, leaves
 from ampcheck.spec.casting import Expectation, Leaf, expect
 from ampcheck.spec.dtypes import is_floating
@@ -37,8 +37,8 @@ class Plan:
     expected: Expectation
 
 
-def plan(case: Case, device: Device) -> Plan:
-    """What the specification expects of a case."""
+def plan(case: Case, device: Device, policy: str | None = None) -> Plan:
+    """What the specification expects of a case; of its rule, or of another policy."""
     op = ops.catalogue()[case.op]
     sample = op.sample(case.sample) if case.sample else op.samples[0]
     count = floating_count(sample)
@@ -49,7 +49,7 @@ def plan(case: Case, device: Device) -> Plan:
         Leaf(leaf.dtype or next(remaining), on_device=leaf.device != "cpu" or own == "cpu") for leaf in leaves(sample)
     )
     chosen = _dtype_argument(op, sample)
-    expected = expect(case.rule, op.overload, given, case.amp, dtype_given=chosen is not None)
+    expected = expect(policy or case.rule, op.overload, given, case.amp, dtype_given=chosen is not None)
     return Plan(op, sample, dtypes, given, chosen, expected)
 
 
@@ -65,6 +65,8 @@ def check_op(case: Case, device: Device) -> list[str]:
     Raises `checks.Unsupported` where autocast did its part and the device then has no kernel for that dtype.
     """
     with device.running():
+        if not exists(case.op):
+            raise checks.Unsupported(f"torch {torch.__version__} has no aten::{case.op}")
         todo = plan(case, device)
         name = f"aten::{case.op}" if todo.sample.call == "aten" else todo.sample.call
         if case.rule == "fallthrough" and is_composite(case.op):

@@ -102,7 +102,7 @@ def test_explain_tells_policy_rule_source_and_dtypes(capsys: pytest.CaptureFixtu
         (("cat", "--inputs=bf16,fp32"), "bf16, fp32 | fp32, fp32 | - | fp32"),
         (("mm", "--inputs=fp64,fp32"), "fp64, fp32 | fp64, bf16 | - | as the kernel gives"),
         (("mm", "--inputs=fp64"), "fp64, fp64 | fp64, fp64 | - | fp64"),
-        (("relu", "--inputs=fp32"), "fp32 | fp32 | - | as the kernel gives"),
+        (("hardshrink", "--inputs=fp32"), "fp32 | fp32 | - | as the kernel gives"),
     ],
 )
 def test_explain_with_inputs(arguments: tuple[str, ...], row: str, capsys: pytest.CaptureFixture[str]) -> None:

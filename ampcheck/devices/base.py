@@ -11,15 +11,22 @@ from pathlib import Path
 
 import torch
 
+from ampcheck.dispatcher import UNKNOWN, live_registrations, unlisted
 from ampcheck.inputs import host_tensor
 from ampcheck.ops.describe import TensorArg
-from ampcheck.spec.policies import closest, table
+from ampcheck.spec.drift import covered
+from ampcheck.spec.policies import KEYS, closest, table
 from ampcheck.torch_dtypes import DTYPES
 
 
 @cache  # finding the closest table looks through a folder, and every case asks more than once
 def _promised(key: str, torch_version: str) -> Mapping[str, str]:
-    return table(key, closest(torch_version))
+    known = table(key, closest(torch_version))
+    if covered(torch_version) or key not in KEYS:
+        return known
+    # A torch that no table covers is taken at its word on what is registered; what is new has rule drift.
+    live = live_registrations()[key]
+    return {**{o: p for o, p in known.items() if o in live}, **dict.fromkeys(unlisted(key), UNKNOWN)}
 
 
 class Device(ABC):

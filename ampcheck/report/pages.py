@@ -72,6 +72,7 @@ def common(history: History) -> dict[str, Any]:
         "unreal": set().union(*(virtual(run) for run in history.runs)),
         "left_out": history.left_out,
         "absent": history.newest.header.get("absent", {}),
+        "drift": history.newest.header.get("drift", []),
         "torch": history.newest.header.get("versions", {}).get("torch", "of unknown version"),
     }
 
