@@ -1,4 +1,4 @@
-"""A registered overload that no table lists, on a torch that no table covers: which of the known policies does it follow?"""
+"""Rule drift: a registered overload that no table lists, on a torch that no table covers, follows some known policy."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ def check_drift(case: Case, device: Device) -> list[str]:
             possible = [policy for policy in possible if _explains(replace(case, inputs=inputs), device, policy)]
     if possible:
         return []
-    return [
-        f"aten::{case.op} is registered under {device.key}, stands in no table, and follows none of {', '.join(POLICIES)}"
-    ]
+    known = ", ".join(POLICIES)
+    return [f"aten::{case.op} is registered under {device.key}, stands in no table, and follows none of {known}"]
 
 
 def _explains(case: Case, device: Device, policy: str) -> bool:
