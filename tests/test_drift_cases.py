@@ -1,4 +1,4 @@
-"""On a torch that no table covers new overloads are tried against the known policies, and dropped ones said to be gone."""
+"""On a torch no table covers, new overloads are tried against the known policies and dropped ones are said to be gone."""
 
 from __future__ import annotations
 
