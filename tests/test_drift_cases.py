@@ -1,4 +1,4 @@
-"""On a torch no table covers, new overloads are tried against the known policies and dropped ones are said to be gone."""
+"""On a torch no table covers, new overloads are tried against the known policies; dropped ones are said to be gone."""
 
 from __future__ import annotations
 
