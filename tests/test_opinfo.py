@@ -218,7 +218,7 @@ def test_what_is_refused_with_and_without_autocast_is_unsupported() -> None:
 
 def test_an_op_without_samples_is_no_pass() -> None:
     with patch.object(opinfo.database()["add"], "sample_inputs_func", lambda *args: iter(())):
-        assert check_database(case("add"), CPU) == ["the op database has no fp32 sample of add"]
+        assert check_database(case("add"), CPU) == ["the op database has no fp32 sample of add for cpu"]
 
 
 def test_an_op_this_torch_lacks_is_one_sentence() -> None:

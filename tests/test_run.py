@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree as xml
 
@@ -170,7 +171,11 @@ def test_ctrl_c_keeps_what_was_measured(folder: Path) -> None:
     path = folder / "stopped.jsonl"
     options = ("run", "--device=dying", "--device-module=dying_device", "--op=addbmm", f"--run-file={path}")
     command = [sys.executable, "-m", "ampcheck", *options]
-    process = subprocess.Popen(command, cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True)
+    # A shell's background job is born ignoring the interrupt, and its children with it.
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True, preexec_fn=listen
+    )
     deadline = time.monotonic() + 60
     while (not path.exists() or path.read_text().count("\n") < 5) and time.monotonic() < deadline:
         time.sleep(0.1)
