@@ -15,7 +15,10 @@ MAX_LENGTH = 79
 _SHELL_SAFE = re.compile(r"[A-Za-z0-9_.+-]+")
 
 # An op's name must hold no dtype, rule or device token, else `-k cpu` would select it on every device.
-_ALIASES = {"_grid_sampler_2d_cpu_fallback": "_grid_sampler_2d_fallback"}
+_ALIASES = {
+    "_grid_sampler_2d_cpu_fallback": "_grid_sampler_2d_fallback",
+    "_convolution.deprecated": "_convolution.old",
+}
 
 
 def op_token(op: str, sample: str = "") -> str:

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from ampcheck.devices.registry import known
+from ampcheck.spec.dtypes import FLOATING
+from ampcheck.spec.rules import RULES
+
 ROOT = Path(__file__).parent.parent
 DOC = ROOT / "docs" / "coverage.md"
 
@@ -55,3 +59,15 @@ def test_a_row_that_names_nothing_is_reported() -> None:
         "test_a: no case matches promote/gone-*",
         "test_b: neither a case nor a reason",
     ]
+
+
+def test_no_word_of_one_rule_or_device_stands_in_a_case_of_another(case_names: set[str]) -> None:
+    """So that `pytest suites -k WORD` selects that rule, dtype or device and nothing else."""
+    tokens = [device.token for device in known().values()]
+    found = []
+    for name in case_names:
+        rule, id_ = name.split("/")
+        found += [f"{name} holds {other}" for other in RULES if other != rule and other in id_.lower()]
+        own = id_.split("-")[0].lower()
+        found += [f"{name} holds {token}" for token in (*FLOATING, *tokens) if token in own]
+    assert found == []

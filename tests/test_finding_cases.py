@@ -157,8 +157,18 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Callable[[], AbstractContextMan
         {"outer": "elsewhere"},
         nothing_kept,
     ),
-    "context/custom_bwd_state-kept": ("autograd.test_context", "custom_bwd_state", {"forward": True}, whole_state),
-    "context/custom_bwd_state-dropped": ("autograd.test_context", "custom_bwd_state", {"forward": False}, whole_state),
+    "context/custom_bwd_settings-kept": (
+        "autograd.test_context",
+        "custom_bwd_settings",
+        {"forward": True},
+        whole_state,
+    ),
+    "context/custom_bwd_settings-dropped": (
+        "autograd.test_context",
+        "custom_bwd_settings",
+        {"forward": False},
+        whole_state,
+    ),
     "context/custom_fwd_with_setup_context": (
         "autograd.test_context",
         "custom_fwd_with_setup_context",
@@ -173,10 +183,10 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Callable[[], AbstractContextMan
     ),
     "eligibility/custom_op_that_mutates": (CUSTOM, "custom_op_that_mutates", {}, refusing),
     "eligibility/custom_op_with_keyword": (CUSTOM, "custom_op_with_keyword", {}, refusing),
-    "eligibility/custom_fwd_other_argument-modules": (
+    "eligibility/custom_fwd_other_argument-layers": (
         ARGUMENTS,
         "custom_fwd_other_argument",
-        {"kind": "modules"},
+        {"kind": "layers"},
         containers_alone,
     ),
     "eligibility/custom_fwd_other_argument-ordered": (

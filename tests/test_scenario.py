@@ -67,7 +67,7 @@ def scenario_of(family: str, name: str) -> Callable[..., None]:
 
 DEVIATING = {
     "nesting": ("test_one_object_inside_itself", "test_one_object_around_another"),
-    "decorator": ("test_recursion", "test_one_region_for_two_functions", "test_called_in_two_threads_at_once"),
+    "decorator": ("test_recursion", "test_one_region_for_two_functions", "test_called_twice_at_once"),
     "threads": ("test_one_region_object_in_two_threads",),
 }
 

@@ -10,7 +10,7 @@ from ampcheck.suite import Amp, scenario
 
 @pytest.mark.parametrize("forward", [True, False], ids=["kept", "dropped"])
 @scenario(values=True)
-def test_custom_bwd_state(amp: Amp, forward: bool) -> None:
+def test_custom_bwd_settings(amp: Amp, forward: bool) -> None:
     """custom_bwd runs backward with the autocast state of forward (amp.html#torch.amp.custom_bwd).
 
     The state is what a region saves and sets: enabled, dtype and cache_enabled. Backward is called in a region of

@@ -55,7 +55,7 @@ def test_custom_fwd_container(amp: Amp, kind: str) -> None:
 
 
 OTHERS: dict[str, Callable[[], Any]] = {
-    "modules": lambda: torch.nn.Sequential(torch.nn.Identity()),
+    "layers": lambda: torch.nn.Sequential(torch.nn.Identity()),
     "ordered": lambda: OrderedDict(one=1),
     "queue": lambda: deque([1]),
     "range": lambda: range(2),

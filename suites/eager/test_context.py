@@ -93,7 +93,7 @@ def test_exit_stack(amp: Amp) -> None:
 
 
 @scenario()
-def test_several_in_one_statement(amp: Amp) -> None:
+def test_several_on_one_line(amp: Amp) -> None:
     """`with a, b` is b inside a (Python's with statement)."""
     before = amp.state()
     with amp.region(), amp.region(amp.other):
@@ -165,7 +165,7 @@ def test_set_inside_put_back(amp: Amp) -> None:
 
 
 @scenario()
-def test_state_set_outside_is_put_back(amp: Amp) -> None:
+def test_setting_from_outside_is_put_back(amp: Amp) -> None:
     """A region puts back what the state functions had set before it, not the defaults (autocast_mode.py, __enter__)."""
     torch.set_autocast_enabled(amp.type, True)
     torch.set_autocast_dtype(amp.type, amp.other)

@@ -30,7 +30,7 @@ def test_called_in_a_thread(amp: Amp) -> None:
 
 
 @scenario()
-def test_called_in_two_threads_at_once(amp: Amp) -> None:
+def test_called_twice_at_once(amp: Amp) -> None:
     """Calls of one decorated function that overlap in two threads leave each as it was (amp.html: thread-local)."""
 
     @amp.region()

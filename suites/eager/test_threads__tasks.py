@@ -83,7 +83,7 @@ def test_promotion_in_backward(amp: Amp) -> None:
 
 
 @scenario()
-def test_context_copy(amp: Amp) -> None:
+def test_copied_variables(amp: Amp) -> None:
     """The state is the thread's and no context variable: a copied context sees it (amp.html: thread-local)."""
     context = contextvars.copy_context()
     with amp.region():
