@@ -12,31 +12,18 @@ of which happens without the kernel.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
-
-import torch
-from torch.library import Library, get_kernel
 
 from ampcheck import ops
 from ampcheck.cases import op_cases
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError
 from ampcheck.observe import Observation
+from ampcheck.replacing import recording, registered, replaceable
 from ampcheck.spec.casting import APPENDED, POLICIES
 from ampcheck.verdict import plan, watch
-
-
-def replaceable(key: str) -> bool:
-    """Whether a recorder can be put in place of the kernels of a dispatch key.
-
-    Not of a backend's own Python kernels: torch.library neither calls a replacement of one as it should nor puts it
-    back.
-    """
-    return key in ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,34 +38,6 @@ class Entered:
     def missed(self) -> list[str]:
         """Registered overloads that were not entered."""
         return sorted(self.registered - self.entered)
-
-
-@contextmanager
-def recording(keys: Iterable[str]) -> Iterator[set[tuple[str, str]]]:
-    """Put a recorder in place of every registered kernel of the keys; gives the (key, overload) pairs entered."""
-    entered: set[tuple[str, str]] = set()
-    library = Library("aten", "IMPL")
-    try:
-        with warnings.catch_warnings():
-            # Replacing a kernel warns, once for each of them; here it is the purpose, and undone at the end.
-            warnings.filterwarnings("ignore", message="(?s).*(overrid|Overrid)", category=UserWarning)
-            for key in keys:
-                for overload in _registered(key):
-                    replacement = _recorder(key, overload, entered)
-                    library.impl(overload, replacement, key, with_keyset=True, allow_override=True)
-        yield entered
-    finally:
-        library._destroy()
-
-
-def _recorder(key: str, overload: str, entered: set[tuple[str, str]]) -> Callable[..., Any]:
-    kernel = get_kernel(f"aten::{overload}", key)
-
-    def record(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        entered.add((key, overload))
-        return kernel.call_boxed(keyset, *args, **kwargs)
-
-    return record
 
 
 def by_suite(devices: Iterable[Device], progress: Callable[[str], None] = lambda text: None) -> list[Entered]:
@@ -101,16 +60,10 @@ def by_suite(devices: Iterable[Device], progress: Callable[[str], None] = lambda
 
 def registrations(device: Device) -> frozenset[str]:
     """The overloads registered under a device's key. Raises UsageError where there are none."""
-    found = _registered(device.key)
+    found = registered(device.key)
     if not found:
         raise UsageError(f"no autocast policies are registered under {device.key}, the key of device {device.name!r}")
     return found
-
-
-def _registered(key: str) -> frozenset[str]:
-    # Not `ampcheck.dispatcher.live_registrations`, which knows PyTorch's own keys and not those of other backends.
-    names: list[str] = torch._C._dispatch_get_registrations_for_dispatch_key(key)
-    return frozenset(name.removeprefix("aten::") for name in names if name.startswith("aten::"))
 
 
 def _warm_up(device: Device, overloads: Iterable[str]) -> None:

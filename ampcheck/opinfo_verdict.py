@@ -17,10 +17,10 @@ import torch
 from ampcheck import checks, repro
 from ampcheck.cases import Case
 from ampcheck.devices.base import Device
-from ampcheck.entered import recording, replaceable
 from ampcheck.errors import UsageError
 from ampcheck.observe import Observation, observe, tensors
 from ampcheck.ops import opinfo
+from ampcheck.replacing import recording, replaceable
 from ampcheck.torch_dtypes import DTYPES, name_of
 
 SAMPLES = 3

@@ -22,8 +22,9 @@ from unittest.mock import patch
 import torch
 
 from ampcheck.devices.base import Device
-from ampcheck.entered import Entered, recording, registrations, replaceable
+from ampcheck.entered import Entered, registrations
 from ampcheck.errors import UsageError
+from ampcheck.replacing import recording, replaceable
 
 _C: Any = torch._C  # its stubs do not know every submodule
 _PLACES: dict[str, Any] = {"torch": torch, "nn": _C._nn, "linalg": _C._linalg, "methods": None}

@@ -134,6 +134,8 @@ BANNED = (
 FALLTHROUGH = (
     wrong("exp-policy-on-cpu", "fallthrough", CPU, "exp", in_float32),
     wrong("softmax-downcast-on-cpu", "fallthrough", CPU, "softmax.int", in_low),
+    wrong("softmax-slightly-off-on-cpu", "fallthrough", CPU, "softmax.int", slightly_off),
+    wrong("log-softmax-result-cast-back-on-cpu", "fallthrough", CPU, "log_softmax.int", float32_result_back),
     wrong("layer-norm-policy-on-cpu", "fallthrough", CPU, "native_layer_norm", in_float32),
     wrong("cumsum-slightly-off-on-cpu", "fallthrough", CPU, "cumsum", slightly_off),
     wrong("addcmul-result-cast-back-on-cpu", "fallthrough", CPU, "addcmul", float32_result_back),
