@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ampcheck import seeds, summary
 from ampcheck.devices.registry import absent, known, select
 from ampcheck.dispatcher import live_drift
 from ampcheck.errors import UsageError
 from ampcheck.ids import parse_key, parse_node
+from ampcheck.ops import opinfo
 from ampcheck.results import RED, Result, Writer, manifest_hash, unmeasured
 
 _DRIFT_SHOWN = 5
@@ -42,6 +44,8 @@ def header_lines(config: pytest.Config) -> list[str]:
     lines = [f"torch {versions().get('torch', '?')}; devices: {', '.join(d.name for d in devices)}"]
     if not option.device:
         lines += [f"without {name}: {reason}" for name, reason in absent(option.device_module).items()]
+    if not opinfo.rows():
+        lines.append(f"no list of the op database for torch {torch.__version__}: rule fallthrough runs without it")
     found = live_drift()
     lines += [f"drift: {line}" for line in found[:_DRIFT_SHOWN]]
     if len(found) > _DRIFT_SHOWN:

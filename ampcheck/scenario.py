@@ -61,6 +61,8 @@ class Amp:
         self.type = device.type
         self.dtype = DTYPES[dtype]
         self.differences: list[str] = []
+        self.looked_at = 0
+        """How many things the scenario compared; one that compared none has shown nothing."""
         self.script = ""
         """How to reproduce what was found in plain torch, where that is not the scenario's own source."""
         self._made = 0
@@ -158,11 +160,13 @@ class Amp:
 
     def expect(self, what: str, got: object, want: object) -> None:
         """Note a difference between what was seen and what PyTorch promises; the scenario goes on."""
+        self.looked_at += 1
         if got != want:
             self.differences.append(f"{what}: got {_shown(got)}; expected {_shown(want)}")
 
     def raises(self, what: str, kind: type[BaseException], text: str, call: Callable[[], object]) -> None:
         """Note a call that does not raise `kind` with `text` in its message."""
+        self.looked_at += 1
         try:
             call()
         except kind as error:
@@ -177,6 +181,7 @@ class Amp:
 
     def warns(self, what: str, kind: type[Warning], text: str, call: Callable[[], Any]) -> Any:
         """Note a call that gives no warning of `kind` with `text` in it. Returns what the call returns."""
+        self.looked_at += 1
         out, seen = _warned(call)
         if not any(issubclass(w.category, kind) and text in str(w.message) for w in seen):
             found = "; ".join(f"{w.category.__name__} {str(w.message)!r}" for w in seen) or "nothing"
@@ -185,6 +190,7 @@ class Amp:
 
     def quiet(self, what: str, call: Callable[[], Any]) -> Any:
         """Note a call that gives a warning. Returns what the call returns."""
+        self.looked_at += 1
         out, seen = _warned(call)
         for warning in seen:
             said = f"{warning.category.__name__} {str(warning.message)!r}"
@@ -192,9 +198,11 @@ class Amp:
         return out
 
     def finish(self) -> None:
-        """Raise CheckFailure with every difference noted."""
+        """Raise CheckFailure with every difference noted, and RuntimeError where nothing was looked at."""
         if self.differences:
             raise CheckFailure(self.differences)
+        if not self.looked_at:
+            raise RuntimeError("the scenario compared nothing, so that it ended shows nothing")
 
 
 class _Copies(TorchDispatchMode):

@@ -125,9 +125,15 @@ def _parts(case: Case, device: Device, todo: Plan, name: str) -> list[str]:
 
 
 def _hides_a_policy(case: Case, device: Device, todo: Plan) -> bool:
-    """Whether a part calls, inside its own kernel where no recorder sees it, an op with a policy."""
+    """Whether a part calls, inside its own kernel where no recorder sees it, an op with a policy.
+
+    Raises `checks.Unsupported` where the key's kernels cannot be replaced by recorders.
+    """
     if not replaceable(device.key):
-        return True
+        raise checks.Unsupported(
+            f"aten::{case.op} gives something else in a region, and under {device.key} it cannot be seen whether a part of "
+            "it calls an op with a policy"
+        )
     with recording([device.key]) as entered:
         _native(case, device, todo)
     return any(overload in device.policies() for _, overload in entered)

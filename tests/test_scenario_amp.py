@@ -46,3 +46,11 @@ def test_reset_mends_the_depth(move: Callable[[], int]) -> None:
     assert amp.depth() != 0
     reset({})
     assert amp.depth() == 0
+
+
+def test_a_scenario_that_compares_nothing_is_an_error() -> None:
+    amp = Amp(known()["cpu"], "bf16")
+    with pytest.raises(RuntimeError, match="the scenario compared nothing"):
+        amp.finish()
+    amp.expect("one", 1, 1)
+    amp.finish()

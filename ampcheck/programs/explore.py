@@ -42,10 +42,13 @@ class Explorer:
         self.facts = facts(self.devices)
         self.nightly = nightly
         self.seed = seeds.of_programs(nightly, seed)
+        self.compared = 0
+        """How many states, dtypes and casts were held against the model so far."""
 
     def difference(self, program: Program) -> str | None:
         """How torch differs from the model on a program, in a sentence, or None."""
         want = model(program, self.facts)
+        self.compared += len(want)
         try:
             got = run(program, self.devices)
         except Exception as error:  # only torch's own: what a program is to raise, `run` notes

@@ -171,6 +171,7 @@ def values(tensor):
     return tensor.detach().cpu().tolist()"""
     ),
     "differences": Member("differences = []"),
+    "looked_at": Member("looked_at = 0"),
     "device.has_values": Member("has_values = {has_values}"),
     "device.type": Member("type = {type!r}"),
     "device.name": Member("name = {name!r}"),

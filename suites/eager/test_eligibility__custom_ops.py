@@ -2,6 +2,7 @@
 
 import torch
 
+from ampcheck.checks import Unsupported
 from ampcheck.suite import Amp, scenario
 
 
@@ -10,7 +11,7 @@ def test_custom_op(amp: Amp) -> None:
     """An op of one's own casts eligible tensors where register_autocast asks (torch.library.register_autocast)."""
     library = torch.library
     if amp.type not in ("cpu", "cuda") and "any device type" not in str(library.register_autocast.__doc__):
-        return  # torch before 2.13 promises those two alone
+        raise Unsupported("torch before 2.13 promises register_autocast for the CPU and CUDA alone")
     whole, double = (torch.zeros(2, 2, dtype=dtype, device=amp.type) for dtype in (torch.int64, torch.float64))
     with library._scoped_library("ampcheck_eligibility", "FRAGMENT") as lib:
         library.define("ampcheck_eligibility::twice", "(Tensor x) -> Tensor", lib=lib)
@@ -47,7 +48,8 @@ def test_custom_op_that_mutates(amp: Amp) -> None:
         library.impl(name, "CompositeExplicitAutograd", _double, lib=lib)
         try:
             library.register_autocast(name, amp.type, amp.dtype, lib=lib)
-        except RuntimeError:
+        except RuntimeError as error:
+            amp.expect("does the refusal say why", bool(str(error)), True)
             return
         outside, inside = (torch.ones(2, device=amp.type) for _ in range(2))
         torch.ops.ampcheck_eligibility.double_(outside)
@@ -69,7 +71,8 @@ def test_custom_op_with_keyword(amp: Amp) -> None:
         library.impl(name, "CompositeExplicitAutograd", lambda x, *, factor: x * factor, lib=lib)
         try:
             library.register_autocast(name, amp.type, amp.dtype, lib=lib)
-        except RuntimeError:
+        except RuntimeError as error:
+            amp.expect("does the refusal say why", bool(str(error)), True)
             return
         x = amp.rand(2)
         amp.expect("dtype outside", torch.ops.ampcheck_eligibility.scaled(x, factor=2.0).dtype, torch.float32)

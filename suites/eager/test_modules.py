@@ -183,6 +183,7 @@ def _compare(amp: Amp, call: Callable[[], object], name: str) -> list[torch.Tens
     ran = [(k.overload, tuple(leaf.got for leaf in k.leaves)) for k in seen.kernels if k.overload in policies]
     if not any(kernel.overload in CALLERS for kernel in seen.kernels):  # autocast is off in those while it is watched
         amp.expect(f"ops with a policy in {name}, with the dtypes they received", ran, kernels)
+    amp.looked_at += 1
     amp.differences += checks.same_error(error, wanted.error, name)
     if error is None and wanted.error is None:
         amp.differences += checks.output_dtypes(native, [name_of(t.dtype) for t in wanted.outputs], name)

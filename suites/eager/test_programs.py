@@ -36,6 +36,7 @@ def test_random(amp: Amp, kind: str, request: pytest.FixtureRequest) -> None:
     explorer = Explorer(amp.device, nightly=option.nightly, seed=getattr(option, "hypothesis_seed", None))
     if found := explorer.explore(STRATEGIES[kind]):
         _note(amp, explorer, *found)
+    amp.looked_at += explorer.compared
 
 
 def _note(amp: Amp, explorer: Explorer, difference: str, program: Program) -> None:
@@ -81,6 +82,7 @@ def test_known(amp: Amp, name: str) -> None:
     explorer, program = Explorer(amp.device), _chosen(amp, name)
     if difference := explorer.difference(program):
         _note(amp, explorer, difference, program)
+    amp.looked_at += explorer.compared
 
 
 def _chosen(amp: Amp, name: str) -> Program:
