@@ -131,8 +131,8 @@ def _hides_a_policy(case: Case, device: Device, todo: Plan) -> bool:
     """
     if not replaceable(device.key):
         raise checks.Unsupported(
-            f"aten::{case.op} gives something else in a region, and under {device.key} it cannot be seen whether a part of "
-            "it calls an op with a policy"
+            f"aten::{case.op} gives something else in a region, and under {device.key} it cannot be seen whether a "
+            "part of it calls an op with a policy"
         )
     with recording([device.key]) as entered:
         _native(case, device, todo)

@@ -73,3 +73,12 @@ def test_a_dropped_overload_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> N
     case = next(case for case in op_cases(Cpu(), "upcast") if case.op == "cholesky")
     with pytest.raises(checks.Unsupported, match="has no aten::cholesky"):
         verdict.check_op(case, Cpu())
+
+
+def test_what_a_composite_op_hides_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bilinear calls bmm inside a kernel; where no recorder fits, its result is neither right nor wrong."""
+    case = next(case for case in op_cases(Cpu(), "fallthrough") if case.op == "bilinear" and case.inputs == "fp32")
+    assert verdict.check_op(case, Cpu()) == []
+    monkeypatch.setattr(verdict, "replaceable", lambda key: False)
+    with pytest.raises(checks.Unsupported, match=r"aten::bilinear gives something else in a region"):
+        verdict.check_op(case, Cpu())
