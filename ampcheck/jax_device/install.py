@@ -1,0 +1,87 @@
+"""Registers a kernel for every overload the device can run, and an error for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.library import Library
+
+from ampcheck.jax_device.kernels import functional_kernel, inplace_kernel, out_kernel
+from ampcheck.jax_device.lowering import find, short_name
+from ampcheck.jax_device.program import Functional
+from ampcheck.jax_device.schema import functional, is_out, is_view, overload, overloads
+from ampcheck.jax_device.special import SPECIAL
+from ampcheck.jax_device.storage import META
+
+KEY = "PrivateUse1"
+_has = torch._C._dispatch_has_kernel_for_dispatch_key
+_libraries: list[Library] = []
+
+
+@cache
+def computed(name: str) -> Callable[..., Any]:
+    """The kernel of a functional overload that runs its lowering. Raises NotImplementedError where there is none."""
+    op = overload(f"aten::{name}")
+    lowering = find(op)
+    if lowering is None:
+        raise missing(op)
+    return functional_kernel(Functional(op, lowering))
+
+
+def missing(op: OpOverload) -> NotImplementedError:
+    """The error of an overload that the device cannot run."""
+    name = op.name()
+    return NotImplementedError(
+        f"{name} has no kernel on the jax device. To add one, write its lowering under ampcheck/jax_device/lowerings/ as "
+        f"@lower({name.removeprefix('aten::')!r}): a function of arrays; docs/jax_device.md has an example."
+    )
+
+
+def _view(op: OpOverload) -> Callable[..., Any]:
+    redispatch = op._handle.redispatch_boxed
+    return lambda *args, **kwargs: redispatch(META, *args, **kwargs)
+
+
+def kernel(op: OpOverload) -> Callable[..., Any] | None:
+    """The device's kernel of an overload; None where PyTorch's composite kernel serves, or there is none."""
+    name = op.name()
+    special = SPECIAL.get(short_name(op))
+    if special is not None:
+        return special
+    if _has(name, "CompositeImplicitAutograd"):
+        return None
+    if is_view(op):
+        return None if _has(name, "CompositeExplicitAutograd") else _view(op)
+    plain = functional(op)
+    lowering = find(plain) if plain is not None else None
+    if plain is None or lowering is None:
+        return None
+    if lowering.torch_code and _has(name, "CompositeExplicitAutograd"):
+        return None  # PyTorch's own composite kernel takes the op apart as well, in C++
+    if plain is op:
+        return _lazy(op)
+    return (out_kernel if is_out(op) else inplace_kernel)(op, _lazy(plain))
+
+
+def _lazy(op: OpOverload) -> Callable[..., Any]:
+    return computed(short_name(op))
+
+
+def install() -> None:
+    """Register every kernel. Called once, when the device is made."""
+    aten = Library("aten", "IMPL")
+    for op in overloads():
+        found = kernel(op)
+        if found is not None:
+            aten.impl(op, found, KEY)
+    fallback = Library("_", "IMPL")
+    fallback.fallback(_fallback, KEY)
+    _libraries.extend((aten, fallback))
+
+
+def _fallback(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    raise missing(op)

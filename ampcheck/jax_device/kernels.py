@@ -1,0 +1,173 @@
+"""The Python function PyTorch calls for an overload: the fast path, and the in-place and `out=` forms.
+
+The fast path of a functional overload is generated from its schema, because at some microseconds an op a loop over
+arguments is what costs: it holds where every tensor is the whole of its storage and the kind of call was seen before, and
+leaves everything else to `Functional`.
+"""
+
+from __future__ import annotations
+
+import keyword
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from ampcheck.jax_device.program import Functional
+from ampcheck.jax_device.schema import Kind, arguments
+from ampcheck.jax_device.storage import storage_of
+from ampcheck.jax_device.writing import assign, resize
+
+Kernel = Callable[..., Any]
+
+
+class Irregular(Exception):
+    """A tensor is a part of its storage, or permuted."""
+
+
+MISSING = object()
+
+
+def inplace_kernel(op: OpOverload, compute: Kernel) -> Kernel:
+    """The kernel of an overload that writes to arguments, from the kernel of its functional counterpart.
+
+    The functional one returns what the overload returns besides, then the new values of the written arguments in order.
+    """
+    written = [i for i, a in enumerate(arguments(op)) if a.written]
+    fresh = sum(r.alias_info is None for r in op._schema.returns)
+    if written == [0] and not fresh:
+        return lambda *args, **kwargs: assign(args[0], compute(*args, **kwargs))
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        out = compute(*args, **kwargs)
+        out = out if isinstance(out, tuple) else (out,)
+        for i, values in zip(written, out[fresh:], strict=True):
+            assign(args[i], values)
+        if not op._schema.returns:
+            return None
+        kept = (*out[:fresh], *(args[i] for i in written))[: len(op._schema.returns)]
+        return kept if len(kept) > 1 else kept[0]
+
+    return kernel
+
+
+def out_kernel(op: OpOverload, compute: Kernel) -> Kernel:
+    """The kernel of an `out=` overload, which resizes what it is given, from its functional counterpart's kernel."""
+    names = [a.name for a in arguments(op) if a.written]
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        outs = [kwargs.pop(name) for name in names]
+        result = compute(*args, **kwargs)
+        for out, values in zip(outs, result if isinstance(result, tuple) else (result,), strict=True):
+            fit(out, values)
+            assign(out, values)
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+    return kernel
+
+
+def fit(out: Any, values: Any) -> None:
+    """Give an `out=` tensor the shape of what it will hold. Warns where it held something else, as PyTorch does."""
+    if isinstance(out, (list, tuple)):
+        for o, v in zip(out, values, strict=True):
+            fit(o, v)
+    elif out.shape != values.shape:
+        if out.numel():
+            warnings.warn(
+                f"An output with one or more elements was resized since it had shape {list(out.shape)}, which does not "
+                f"match the required output shape {list(values.shape)}. Give an empty tensor, e.g. t.resize_(0).",
+                UserWarning,
+                stacklevel=2,
+            )
+        resize(out, tuple(values.shape))
+
+
+def functional_kernel(op: Functional) -> Kernel:
+    """The kernel of a functional overload."""
+    kinds = {a.kind for a in op.arguments}
+    if op.lowering.random or kinds & {Kind.TENSORS, Kind.NUMBERS, Kind.GENERATOR}:
+        return op.__call__
+    return _generated(op)
+
+
+def _generated(op: Functional) -> Kernel:
+    """The kernel of `op` as a Python function of the schema's arguments, made from its source."""
+    signature: list[str] = []
+    arrays: list[str] = []
+    numbers: list[str] = []
+    key: list[str] = []
+    checks: list[str] = []
+    positional: list[str] = []
+    named: list[str] = []
+    for i, a in enumerate(op.arguments):
+        name = f"a{i}"
+        if a.kwarg_only:
+            signature += [] if "*" in signature else ["*"]
+            name = a.name
+            named.append(f"{name!r}: {name}")
+        else:
+            positional.append(name)
+        if a.kind is Kind.TENSOR and str(op.op._schema.arguments[i].type) == "Tensor":
+            signature.append(f"{name}=MISSING")
+            arrays.append(f"b{i}")
+            key += [f"{name}.dtype", f"s{i}"]
+            checks.append(f"b{i} = storage_of({name}).array; s{i} = {name}.shape")
+            checks.append(f"if b{i}.shape != s{i} or not {name}.is_contiguous(): raise Irregular")
+            continue
+        signature.append(f"{name}=MISSING")
+        if a.kind is Kind.NUMBER:
+            numbers.append(name)
+            key.append(f"{name}.__class__")
+        elif a.kind is Kind.TENSOR:
+            arrays.append(f"*b{i}")
+            checks.append(f"if {name} is None or {name} is MISSING: k{i} = {name}; b{i} = ()")
+            checks.append(
+                f"else: b{i} = (storage_of({name}).array,); k{i} = ({name}.dtype, {name}.shape)\n"
+                f"        if b{i} and (b{i}[0].shape != {name}.shape or not {name}.is_contiguous()): raise Irregular"
+            )
+            key.append(f"k{i}")
+        else:
+            key.append(f"tuple({name}) if {name}.__class__ is list else {name}")
+    given = ", ".join(arrays + ([f"*[n for n in ({', '.join(numbers)},) if n.__class__ in NUMBERS]"] if numbers else []))
+    source = f"""
+def kernel({", ".join(signature)}):
+    try:
+        if modes(): raise Irregular
+        {(chr(10) + " " * 8).join(checks)}
+        key = ({", ".join(key)},)
+        program = known.get(key)
+    except CAUGHT:
+        key = program = None
+    if program is None:
+        return slow(({"".join(name + ", " for name in positional)}), {{{", ".join(named)}}}, key)
+    return program({given})
+"""
+    known: dict[Any, Any] = {}
+    space: dict[str, Any] = {
+        "CAUGHT": (AttributeError, KeyError, TypeError, Irregular),
+        "Irregular": Irregular,
+        "MISSING": MISSING,
+        "NUMBERS": frozenset((int, float, bool, complex)),
+        "known": known,
+        "modes": torch._C._len_torch_function_stack,
+        "slow": _slow(op, known),
+        "storage_of": storage_of,
+    }
+    exec(source, space)  # noqa: S102  # made from PyTorch's schema, of nothing a caller gives
+    kernel: Kernel = space["kernel"]
+    return kernel
+
+
+def _slow(op: Functional, known: dict[Any, Any]) -> Kernel:
+    """The general path behind a generated kernel; what it finds regular, the fast path knows the next time."""
+
+    def slow(args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> Any:
+        given = [value for value in args if value is not MISSING]  # PyTorch leaves out trailing defaults only
+        program, out = op.run(given, {name: value for name, value in kwargs.items() if value is not MISSING})
+        if key is not None and not op.static:
+            known[key] = program
+        return out
+
+    return slow

@@ -1,0 +1,101 @@
+"""Reading and writing a strided tensor on the array that holds its storage: pure functions of arrays, traced by JAX."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Layout(NamedTuple):
+    """Where a tensor's elements lie in its storage, in elements."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+def contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a row-major tensor of that size."""
+    out, step = [], 1
+    for length in reversed(size):
+        out.append(step)
+        step *= max(length, 1)
+    return tuple(reversed(out))
+
+
+def order(layout: Layout, elements: int) -> tuple[int, ...] | None:
+    """The dimensions from slowest to fastest where the tensor is its whole storage, permuted; None where it is not."""
+    if layout.offset or math.prod(layout.size) != elements:
+        return None
+    dims = sorted(range(len(layout.size)), key=lambda d: (-layout.stride[d], layout.size[d] == 1, d))
+    step = 1
+    for d in reversed(dims):
+        if layout.size[d] != 1 and layout.stride[d] != step:
+            return None
+        step *= layout.size[d]
+    return tuple(dims)
+
+
+def _slices(layout: Layout, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Start and stop of each dimension where the tensor is a block of an array of that shape, else None."""
+    if len(shape) != len(layout.size) or layout.stride != contiguous(shape) or 0 in layout.size:
+        return None
+    starts, rest = [], layout.offset
+    for step in layout.stride:
+        starts.append(rest // step)
+        rest %= step
+    stops = [a + n for a, n in zip(starts, layout.size, strict=True)]
+    if any(stop > length for stop, length in zip(stops, shape, strict=True)):
+        return None
+    return tuple(starts), tuple(stops)
+
+
+def _indices(layout: Layout) -> jax.Array:
+    """Each element's place in the flat storage."""
+    out = jnp.asarray(layout.offset, np.int64)
+    for d, (length, step) in enumerate(zip(layout.size, layout.stride, strict=True)):
+        places = jnp.arange(length, dtype=np.int64) * step
+        out = out + places.reshape([-1 if i == d else 1 for i in range(len(layout.size))])
+    return out
+
+
+def _expanded(layout: Layout) -> Layout:
+    """The layout without what is repeated: a dimension of stride 0 has one element."""
+    size = tuple(1 if step == 0 else n for n, step in zip(layout.size, layout.stride, strict=True))
+    return layout._replace(size=size)
+
+
+def read(array: jax.Array, layout: Layout) -> jax.Array:
+    """The tensor's values, in its own shape, from the array of its storage."""
+    if 0 in layout.size:
+        return jnp.zeros(layout.size, array.dtype)
+    if 0 in layout.stride and (narrow := _expanded(layout)) != layout:
+        return jnp.broadcast_to(read(array, narrow), layout.size)
+    if (dims := order(layout, array.size)) is not None:
+        physical = array.reshape([layout.size[d] for d in dims])
+        return physical.transpose([dims.index(d) for d in range(len(dims))]) if dims != tuple(sorted(dims)) else physical
+    if (block := _slices(layout, array.shape)) is not None:
+        return jax.lax.slice(array, *block)
+    return array.reshape(-1)[_indices(layout)]
+
+
+def write(array: jax.Array, layout: Layout, values: jax.Array) -> jax.Array:
+    """The storage's array, in its shape, with the tensor's elements replaced by `values` of the tensor's shape."""
+    if 0 in layout.size:
+        return array
+    if (dims := order(layout, array.size)) is not None:
+        return values.transpose(dims).reshape(array.shape)
+    if (block := _slices(layout, array.shape)) is not None:
+        return jax.lax.dynamic_update_slice(array, values, block[0])
+    return array.reshape(-1).at[_indices(layout)].set(values).reshape(array.shape)
+
+
+def physical(values: jax.Array, stride: tuple[int, ...]) -> jax.Array:
+    """`values` with its dimensions in the order in which a dense tensor of these strides stores them."""
+    dims = order(Layout(values.shape, stride, 0), values.size)
+    assert dims is not None, f"strides {stride} leave holes in a tensor of {values.shape}"  # noqa: S101
+    return values.transpose(dims)

@@ -1,0 +1,98 @@
+"""Which JAX computation stands for an overload: our own, torchax's, or PyTorch's decomposition, in this order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """How an overload is computed.
+
+    `compute` takes what the functional overload takes, by position and keyword as PyTorch passes it, tensors as arrays of
+    their own shape; it returns an array, or a tuple of them, of the shapes PyTorch promises. Dtypes are put right
+    afterwards. For an overload that writes to arguments and has no functional counterpart it returns their new values in
+    the order of the schema, then what the overload returns besides.
+    """
+
+    compute: Callable[..., Any]
+    promotes: bool = False
+    """Tensor arguments are first brought to their common dtype, as PyTorch promotes."""
+    random: bool = False
+    """The first argument is a JAX random key."""
+    static: bool = False
+    """Numbers are part of the program, because the computation looks at them."""
+    concrete: bool = False
+    """It cannot be compiled, because the shape of its result depends on values."""
+    torch_code: bool = False
+    """`compute` is written in PyTorch and takes tensors of the device."""
+    source: str = "own"
+    """Where it comes from: "own", "torchax" or "decomposition"."""
+
+
+OWN: dict[str, Lowering] = {}
+
+
+def lower(
+    *names: str, promotes: bool = False, random: bool = False, static: bool = False, concrete: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: the function is the lowering of the overloads of those names, e.g. "mm" or "add.Tensor".
+
+    Names are aten's, without "aten::". Options: the fields of `Lowering`.
+    """
+
+    def register(compute: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            if name in OWN:
+                raise ValueError(f"{name} has two lowerings")
+            OWN[name] = Lowering(compute, promotes=promotes, random=random, static=static, concrete=concrete)
+        return compute
+
+    return register
+
+
+def short_name(op: OpOverload) -> str:
+    """The overload's name as lowerings are registered: "add.Tensor"; "mm" for mm.default."""
+    name: str = op._schema.name.removeprefix("aten::")
+    return f"{name}.{op._schema.overload_name}" if op._schema.overload_name else name
+
+
+def find(op: OpOverload) -> Lowering | None:
+    """The overload's lowering, or None where there is none."""
+    found = OWN.get(short_name(op)) or _torchax(op) or _decomposition(op)
+    if found is not None and torch.Tag.dynamic_output_shape in op.tags:
+        return replace(found, concrete=True)
+    return found
+
+
+@cache
+def _torchax_table() -> dict[Any, Any]:
+    import torchax.ops.jaten  # noqa: F401  # fills the registry
+    from torchax.ops.ops_registry import all_aten_ops
+
+    return dict(all_aten_ops)
+
+
+def _torchax(op: OpOverload) -> Lowering | None:
+    found = _torchax_table().get(op) or _torchax_table().get(op.overloadpacket)
+    if found is None or not found.is_jax_function or found.needs_env or found.is_view_op:
+        return None
+    return Lowering(found.func, source="torchax")
+
+
+@cache
+def _decompositions() -> dict[Any, Any]:
+    from torch._decomp import decomposition_table
+
+    return dict(decomposition_table)
+
+
+def _decomposition(op: OpOverload) -> Lowering | None:
+    found = _decompositions().get(op)
+    return Lowering(found, torch_code=True, static=True, source="decomposition") if found is not None else None

@@ -1,0 +1,51 @@
+"""PyTorch's type promotion, for lowerings that ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from numbers import Number
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+
+from ampcheck.jax_device.dtypes import jax_dtype
+
+_LOW = (torch.float16, torch.bfloat16)
+
+
+def _operands(args: Iterable[Any]) -> list[Any]:
+    out: list[Any] = []
+    for a in args:
+        if isinstance(a, (list, tuple)):
+            out.extend(_operands(a))
+        elif isinstance(a, (torch.Tensor, Number)):
+            out.append(a)
+    return out
+
+
+def common(args: Iterable[Any]) -> np.dtype | None:
+    """The dtype in which an elementwise op computes on these tensors and numbers; None without tensors.
+
+    Numbers meet float16 and bfloat16 in float32, as PyTorch's opmath type does (ATen/OpMathType.h): 0.999 in bfloat16
+    would be 1.
+    """
+    operands = _operands(args)
+    if not any(isinstance(o, torch.Tensor) for o in operands):
+        return None
+    _, result = elementwise_dtypes(*operands, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
+    if result in _LOW and any(not isinstance(o, torch.Tensor) for o in operands):
+        return jax_dtype(torch.float32)
+    return jax_dtype(result)
+
+
+def convert(array: jax.Array, dtype: np.dtype) -> jax.Array:
+    """The array in another dtype, as `Tensor.to` converts: a complex number gives its real part."""
+    if array.dtype == dtype:
+        return array
+    if jnp.issubdtype(array.dtype, jnp.complexfloating) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        array = (array != 0) if dtype == jnp.bool_ else array.real
+    return array.astype(dtype)

@@ -1,0 +1,201 @@
+"""Kernels that are no computation: views, storage, copies between devices, empty tensors, values read by Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from ampcheck.jax_device import transfer
+from ampcheck.jax_device.dtypes import jax_dtype
+from ampcheck.jax_device.layout import Layout, contiguous
+from ampcheck.jax_device.storage import META, alias, contents, storage_of, wrap
+from ampcheck.jax_device.writing import assign, grow, put, resize
+
+SPECIAL: dict[str, Callable[..., Any]] = {}
+_SMALL = 4096  # elements; larger zeros are made anew, so that the shared ones hold little memory
+
+
+def kernel(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: the function is the device's kernel of the overloads of those names, written as in `lower`."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        SPECIAL.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+@cache
+def _shared_zeros(size: tuple[int, ...], dtype: Any) -> jax.Array:
+    with jax.ensure_compile_time_eval():
+        return jax.device_put(np.zeros(size, dtype))
+
+
+def zeros(size: tuple[int, ...], dtype: torch.dtype) -> jax.Array:
+    """An array of zeros; small ones are shared, as arrays never change."""
+    if int(np.prod(size)) <= _SMALL:
+        return _shared_zeros(size, jax_dtype(dtype))
+    return jnp.zeros(size, jax_dtype(dtype))
+
+
+@kernel("empty.memory_format")
+def _empty(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    _check_strided(layout)
+    dtype = dtype or torch.get_default_dtype()
+    if memory_format in (None, torch.contiguous_format, torch.preserve_format):
+        return wrap(zeros(tuple(size), dtype))
+    stride = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format).stride()
+    return alias(wrap(zeros((int(np.prod(size)),), dtype)), size, stride, 0)
+
+
+def _check_strided(layout: Any) -> None:
+    if layout not in (None, torch.strided):
+        raise NotImplementedError(f"the jax device has no {layout} tensors, only strided ones")
+
+
+@kernel("empty_strided")
+def _empty_strided(
+    size: Sequence[int],
+    stride: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> torch.Tensor:
+    _check_strided(layout)
+    size, stride, dtype = tuple(size), tuple(stride), dtype or torch.get_default_dtype()
+    if stride == contiguous(size):
+        return wrap(zeros(size, dtype))
+    needed = 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    return alias(wrap(zeros((needed,), dtype)), size, stride, 0)
+
+
+@kernel("_efficientzerotensor")
+def _zero_tensor(size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
+    return wrap(zeros(tuple(size), dtype or torch.get_default_dtype()))
+
+
+@kernel("_to_copy")
+def _to_copy(
+    self: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: torch.device | None = None,
+    pin_memory: Any = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    _check_strided(layout)
+    if self.device.type != "jax":
+        return transfer.to_device(self.to(dtype or self.dtype))
+    if device is not None and device.type != "jax":
+        kept = {} if memory_format is None else {"memory_format": memory_format}
+        return _hosted(self).to(device=device, dtype=dtype or self.dtype, copy=False, **kept)  # type: ignore[call-overload]
+    from ampcheck.jax_device.install import computed
+
+    return computed("_to_copy")(self, dtype=dtype or self.dtype, memory_format=memory_format)  # type: ignore[no-any-return]
+
+
+def _hosted(tensor: torch.Tensor) -> torch.Tensor:
+    """The CPU copy of a device tensor, with its strides where they are dense."""
+    host = transfer.to_host(tensor)
+    out = torch.empty_like(tensor, device="meta")
+    return host if out.stride() == host.stride() else torch.empty_strided(out.shape, out.stride(), dtype=host.dtype).copy_(host)
+
+
+@kernel("copy_", "_copy_from")
+def _copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    if self.device.type != "jax":
+        return self.copy_(transfer.to_host(src))
+    if src.device.type != "jax":
+        src = transfer.to_device(src.to(self.dtype))
+    if self.shape != src.shape:
+        src = src.expand(self.shape)
+    if src.dtype is self.dtype:
+        return assign(self, src)  # type: ignore[no-any-return]
+    return put(self, src)
+
+
+@kernel("_copy_from_and_resize")
+def _copy_from_and_resize(self: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
+    if dst.device.type == "jax":
+        resize(dst, tuple(self.shape))
+    return _copy(dst.resize_(self.shape), self)
+
+
+@kernel("clone")
+def _clone(self: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
+    array = storage_of(self).array
+    if array.shape == self.shape and self.is_contiguous() and memory_format in (None, torch.preserve_format, torch.contiguous_format):
+        return wrap(array)  # arrays never change, so the copy may share it
+    from ampcheck.jax_device.install import computed
+
+    return computed("clone")(self, memory_format=memory_format)  # type: ignore[no-any-return]
+
+
+@kernel("_local_scalar_dense")
+def _item(self: torch.Tensor) -> Any:
+    return np.asarray(transfer.values(self)).item()
+
+
+@kernel("equal")
+def _equal(self: torch.Tensor, other: torch.Tensor) -> bool:
+    if self.shape != other.shape:
+        return False
+    return bool(np.asarray(jnp.array_equal(transfer.values(self), transfer.values(other))))
+
+
+@kernel("resize_")
+def _resize(self: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
+    kept = memory_format not in (None, torch.contiguous_format, torch.preserve_format)
+    stride = torch.empty(size, device="meta", memory_format=memory_format).stride() if kept else None
+    return resize(self, size, stride)
+
+
+@kernel("set_.source_Storage_storage_offset")
+def _set(self: torch.Tensor, source: Any, storage_offset: int, size: Sequence[int], stride: Sequence[int] = ()) -> torch.Tensor:
+    stride = tuple(stride) if stride else contiguous(tuple(size))
+    whole = torch.empty(0, dtype=self.dtype, device="jax")
+    torch._C._set_storage(whole, source) if False else None
+    raise NotImplementedError
+
+
+@kernel("set_.source_Tensor")
+def _set_tensor(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    self.data = source
+    return self
+
+
+@kernel("set_")
+def _set_empty(self: torch.Tensor) -> torch.Tensor:
+    self.data = wrap(zeros((0,), self.dtype))
+    return self
+
+
+@kernel("as_strided")
+def _as_strided(self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> torch.Tensor:
+    """The alias; PyTorch's own kernel checks the bounds against a storage whose bytes it does not have."""
+    offset = self.storage_offset() if storage_offset is None else storage_offset
+    last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    if 0 not in size and last >= contents(self).size:
+        raise RuntimeError(
+            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset} require "
+            f"{last + 1} elements and are out of bounds for storage of {contents(self).size} elements"
+        )
+    return alias(self, size, stride, offset)

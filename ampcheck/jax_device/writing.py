@@ -1,0 +1,99 @@
+"""Writing to tensors: whole storages, parts of them through views, other sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from ampcheck.jax_device.dtypes import jax_dtype
+from ampcheck.jax_device.layout import Layout, contiguous, read, write
+from ampcheck.jax_device.promotion import convert
+from ampcheck.jax_device.storage import alias, contents, storage_of, store
+
+
+def assign(target: Any, values: Any) -> Any:
+    """Make the new tensor `values` (nobody else's) the contents of `target`, of the same shape; returns `target`.
+
+    Raises RuntimeError, as PyTorch does, where the shape differs or the dtype cannot be cast to the target's.
+    """
+    if isinstance(target, (list, tuple)):
+        return [assign(t, v) for t, v in zip(target, values, strict=True)]
+    if target is None:
+        return None
+    if target.device.type != "jax":
+        return target.copy_(values)
+    if target.shape != values.shape:
+        raise RuntimeError(
+            f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(values.shape)}"
+        )
+    if target.dtype is values.dtype:
+        mine, theirs = storage_of(target), storage_of(values)
+        if (
+            mine.array.shape == target.shape
+            and theirs.array.shape == target.shape
+            and target.is_contiguous()
+            and values.is_contiguous()
+        ):
+            mine.array = theirs.array
+            return target
+    elif not torch.can_cast(values.dtype, target.dtype):
+        raise RuntimeError(f"result type {values.dtype} can't be cast to the desired output type {target.dtype}")
+    return put(target, values)
+
+
+def put(target: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Write the values of a device tensor of the same shape to `target`, converted to its dtype."""
+    source = _layout(values)
+    held = contents(target)
+    program = _writer(_layout(target), source, jax_dtype(target.dtype))
+    store(target, program(held, contents(values)))
+    return target
+
+
+def _layout(tensor: torch.Tensor) -> Layout:
+    return Layout(tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+
+
+@cache
+def _writer(target: Layout, source: Layout, dtype: np.dtype[Any]) -> Any:
+    def program(held: jax.Array, values: jax.Array) -> jax.Array:
+        return write(held, target, convert(read(values, source), dtype))
+
+    return jax.jit(program, inline=True)
+
+
+def resize(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int] | None = None) -> torch.Tensor:
+    """Give the tensor another size in place, its storage growing where it must; what is new is zero."""
+    size = tuple(size)
+    stride = contiguous(size) if stride is None else tuple(stride)
+    needed = tensor.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    grow(tensor, 0 if 0 in size else needed)
+    tensor.data = alias(tensor, size, stride, tensor.storage_offset())
+    return tensor
+
+
+def grow(tensor: torch.Tensor, elements: int) -> None:
+    """Make the storage hold at least that many elements of the tensor's dtype."""
+    array = contents(tensor)
+    if array.size < elements:
+        flat = jnp.zeros(elements, array.dtype)
+        store(tensor, flat.at[: array.size].set(array.reshape(-1)) if array.size else flat)
+
+
+def fill(tensor: torch.Tensor, values: jax.Array) -> torch.Tensor:
+    """Write an array of the tensor's shape to it."""
+    held = contents(tensor)
+    store(tensor, write(held, _layout(tensor), convert(values, jax_dtype(tensor.dtype))))
+    return tensor
+
+
+def elements(tensor: torch.Tensor) -> int:
+    """How many elements of the tensor's dtype its storage has."""
+    return math.prod(contents(tensor).shape)
