@@ -141,7 +141,7 @@ class Waivers:
         self._by_device = {
             device.name: _distinct(
                 [
-                    *shared,
+                    *(shared if device.region == "torch.autocast" else ()),
                     *(kernels if device.key in KEYS else ()),
                     *(load(device.deviations) if device.deviations else ()),
                     *third,

@@ -21,12 +21,23 @@ def depth() -> int:
     return int(torch.autocast_decrement_nesting())
 
 
+def _known(device_type: str) -> bool:
+    """Whether PyTorch knows a device type; one whose backend was not loaded yet has no state to put back."""
+    try:
+        torch.device(device_type)
+    except RuntimeError:
+        return False
+    return True
+
+
 def reset(further: Mapping[str, str]) -> None:
     """Put enabled, dtype, cache_enabled and the nesting depth back to a fresh thread's; drop cached casts.
 
     `further`: the default dtype of device types that PyTorch's documentation does not list.
     """
     for device_type, dtype in {**further, **DEFAULT_DTYPES}.items():
+        if not _known(device_type):
+            continue
         if torch.is_autocast_enabled(device_type):
             torch.set_autocast_enabled(device_type, False)
         if torch.get_autocast_dtype(device_type) != DTYPES[dtype]:

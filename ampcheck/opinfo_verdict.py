@@ -18,7 +18,7 @@ from ampcheck import checks, repro
 from ampcheck.cases import Case
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError
-from ampcheck.observe import Observation, observe, tensors
+from ampcheck.observe import Observation, tensors
 from ampcheck.ops import opinfo
 from ampcheck.replacing import recording, replaceable
 from ampcheck.torch_dtypes import DTYPES, name_of
@@ -125,7 +125,7 @@ def _check(call: _Calls, case: Case, device: Device) -> list[str]:
     policies = device.policies()
     call.prepare()
     with device.autocast(case.amp):
-        seen = observe(call, device.type, policies, call.inputs)
+        seen = device.observe(call, policies, call.inputs)
     differences = checks.parts(seen, policies, case.amp)
     if differences and checks.parts(_own_casts(seen), policies, case.amp):
         return differences
@@ -181,11 +181,17 @@ def _compare(under: _Outcome, without: _Outcome, name: str, device: Device) -> l
     for place, (a, b) in enumerate(zip(under.outputs, without.outputs, strict=True)):
         if a.shape != b.shape:
             return [f"output {place} of {name} has shape {tuple(a.shape)}; expected {tuple(b.shape)} as {because}"]
-        if device.has_values and name not in _UNINITIALISED and not checks.identical(device.host(a), device.host(b)):
+        if device.has_values and name not in _UNINITIALISED and not _identical(a, b, device):
             return [f"output {place} of {name} differs in value; expected the same bits as {because}"]
     if repr(under.rest) != repr(without.rest):
         return [f"{name} returned {under.rest}; expected {without.rest} as {because}"]
     return []
+
+
+def _identical(a: torch.Tensor, b: torch.Tensor, device: Device) -> bool:
+    a, b = device.host(a), device.host(b)
+    with device.aside():
+        return checks.identical(a, b)
 
 
 def _entered(call: _Calls, case: Case, device: Device) -> bool:

@@ -21,9 +21,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck import isolation
-from ampcheck.checks import CheckFailure
+from ampcheck.checks import CheckFailure, Unsupported
 from ampcheck.devices.base import Device
-from ampcheck.observe import Observation, observe
+from ampcheck.observe import Observation
 from ampcheck.ops.describe import TensorArg
 from ampcheck.threads import in_thread, interleave
 from ampcheck.torch_dtypes import DTYPES, name_of
@@ -63,6 +63,8 @@ class Amp:
         self.differences: list[str] = []
         self.looked_at = 0
         """How many things the scenario compared; one that compared none has shown nothing."""
+        self.unjudged = ""
+        """Why what the scenario did could not be compared with anything, where that is so."""
         self.script = ""
         """How to reproduce what was found in plain torch, where that is not the scenario's own source."""
         self._made = 0
@@ -119,7 +121,7 @@ class Amp:
 
     def observe(self, call: Callable[[], Any], *inputs: torch.Tensor) -> Observation:
         """Run a call inside the current region and record its kernels and casts."""
-        return observe(call, self.type, self.device.policies(), inputs)
+        return self.device.observe(call, self.device.policies(), inputs)
 
     def casts(self, call: Callable[[], Any], tensor: torch.Tensor) -> int:
         """How often a tensor is cast while a call runs in the current region. No gradient is recorded meanwhile."""
@@ -132,6 +134,8 @@ class Amp:
 
     def copies(self, call: Callable[[], Any], tensor: torch.Tensor) -> list[weakref.ref[torch.Tensor]]:
         """The casts of a tensor that a call makes, gradients recorded as usual; each a reference that keeps nothing."""
+        if not self.device.sees_composites:
+            raise Unsupported(f"copies that {self.device.name} casts cannot be followed while gradients are recorded")
         copier = _Copies(tensor)
         with copier:
             call()
@@ -198,9 +202,14 @@ class Amp:
         return out
 
     def finish(self) -> None:
-        """Raise CheckFailure with every difference noted, and RuntimeError where nothing was looked at."""
+        """Raise CheckFailure with every difference noted.
+
+        Where nothing was looked at, raise Unsupported if the scenario says why, else RuntimeError.
+        """
         if self.differences:
             raise CheckFailure(self.differences)
+        if not self.looked_at and self.unjudged:
+            raise Unsupported(self.unjudged)
         if not self.looked_at:
             raise RuntimeError("the scenario compared nothing, so that it ended shows nothing")
 

@@ -15,7 +15,7 @@ from ampcheck.devices.base import Device
 from ampcheck.executors import function
 from ampcheck.ids import assign
 from ampcheck.inputs import build
-from ampcheck.observe import Observation, exists, is_composite, map_tensors, observe, overload, tensors
+from ampcheck.observe import Observation, exists, is_composite, map_tensors, overload, tensors
 from ampcheck.ops.describe import Op, Sample, leaves
 from ampcheck.replacing import recording, replaceable
 from ampcheck.spec.casting import Expectation, Leaf, expect
@@ -75,9 +75,8 @@ def check_op(case: Case, device: Device) -> list[str]:
         watched = watch(case, device, todo)
         if todo.expected.error:
             return checks.refused(watched.error, case.op, todo.expected.error, case.rule)
-        differences = checks.kernel(watched, todo.expected, [leaf.dtype for leaf in todo.given], case.rule)
-        if todo.expected.dtype_kwarg is None and case.rule in ("optdtype", "append"):
-            differences += checks.untouched_dtype(watched.of(todo.expected.overload), todo.dtype_given, case.rule)
+        whole = device.sees_composites or watched.of(todo.expected.overload) is not None
+        differences = _received(case, todo, watched) if whole else []
         if differences:
             return differences
         reference = _reference(device, todo)
@@ -86,13 +85,21 @@ def check_op(case: Case, device: Device) -> list[str]:
         if differences:
             return differences
         if native.error is not None:
-            if device.has_values and _asks_for_one_dtype(todo):
+            if device.has_values and (_asks_for_one_dtype(todo) or not whole):
                 raise checks.Unsupported(checks.one_line(native.error))
             return []
         differences = checks.output_dtypes(native.outputs, [name_of(t.dtype) for t in reference.outputs], name)
         if differences or not device.has_values or todo.op.values == "none":
             return differences
         return _values(device, todo, native, reference, name)
+
+
+def _received(case: Case, todo: Plan, watched: Observation) -> list[str]:
+    """How what the op's kernel received differs from what it was to receive."""
+    differences = checks.kernel(watched, todo.expected, [leaf.dtype for leaf in todo.given], case.rule)
+    if todo.expected.dtype_kwarg is None and case.rule in ("optdtype", "append"):
+        differences += checks.untouched_dtype(watched.of(todo.expected.overload), todo.dtype_given, case.rule)
+    return differences
 
 
 def _asks_for_one_dtype(todo: Plan) -> bool:
@@ -143,7 +150,9 @@ def _values(device: Device, todo: Plan, native: Observation, reference: Observat
     got = [device.host(t) for t in native.outputs]
     differences = []
     if todo.sample.call == "aten" or not todo.expected.dtype_kwarg:  # else the reference rounds elsewhere
-        differences = checks.bitwise(got, [device.host(t) for t in reference.outputs], name)
+        wanted = [device.host(t) for t in reference.outputs]
+        with device.aside():
+            differences = checks.bitwise(got, wanted, name)
     floating = [d for d in todo.expected.leaves if d in ("fp16", "bf16", "fp32")]
     if differences or todo.op.values != "exact" or not floating:
         return differences
@@ -151,7 +160,9 @@ def _values(device: Device, todo: Plan, native: Observation, reference: Observat
     if exact.error is not None:  # no float64 kernel: the bitwise comparison stands alone
         return []
     narrowest = max(floating, key=lambda d: torch.finfo(DTYPES[d]).eps)
-    return checks.accuracy(got, [device.host(t) for t in exact.outputs], DTYPES[narrowest], name)
+    wanted = [device.host(t) for t in exact.outputs]
+    with device.aside():
+        return checks.accuracy(got, wanted, DTYPES[narrowest], name)
 
 
 def watch(case: Case, device: Device, todo: Plan, *, whole: bool = True) -> Observation:
@@ -160,7 +171,7 @@ def watch(case: Case, device: Device, todo: Plan, *, whole: bool = True) -> Obse
     inputs = list(tensors((args, kwargs)))
     recorded = {*device.policies(), case.op} if whole else device.policies()
     with device.autocast(case.amp):
-        return observe(lambda: call(*args, **kwargs), device.type, recorded, inputs)
+        return device.observe(lambda: call(*args, **kwargs), recorded, inputs)
 
 
 def _native(case: Case, device: Device, todo: Plan) -> tuple[Observation, list[torch.Tensor]]:
@@ -184,8 +195,9 @@ def _kept(device: Device, todo: Plan, inputs: list[torch.Tensor], name: str) -> 
 def _changed(device: Device, todo: Plan, inputs: list[torch.Tensor]) -> set[int]:
     """The places of the tensors that differ from what they were made as."""
     fresh = tensors(build(todo.sample, todo.dtypes, device))
-    pairs = enumerate(zip(inputs, fresh, strict=True))
-    return {place for place, (now, then) in pairs if not checks.identical(device.host(now), device.host(then))}
+    pairs = [(device.host(now), device.host(then)) for now, then in zip(inputs, fresh, strict=True)]
+    with device.aside():
+        return {place for place, (now, then) in enumerate(pairs) if not checks.identical(now, then)}
 
 
 def _prepared(device: Device, todo: Plan) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
@@ -229,5 +241,5 @@ def _reference(device: Device, todo: Plan, dtype: str | None = None) -> Observat
     if not device.has_values:
         # What it is compared with was recorded, which takes composite ops apart elsewhere than fake tensors do.
         recorded = {*device.policies(), todo.op.overload, todo.expected.overload}
-        return observe(lambda: call(*args, **kwargs), device.type, recorded)
+        return device.observe(lambda: call(*args, **kwargs), recorded)
     return _plain(lambda: call(*args, **kwargs), nullcontext())

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ampcheck.dispatcher import UNKNOWN, live_registrations, unlisted
 from ampcheck.inputs import host_tensor
+from ampcheck.observe import Observation, observe
 from ampcheck.ops.describe import TensorArg
 from ampcheck.spec.drift import covered
 from ampcheck.spec.policies import KEYS, closest, table
@@ -53,6 +55,18 @@ class Device(ABC):
     """False for a device without arithmetic: only dtypes are checked, and the report says so."""
     deviations: Path | None = None
     """Its `deviations.toml`."""
+    on_request: str = ""
+    """Why it is tested only where it is named with `--device`; "" for a device that every run tests."""
+    backend: str = ""
+    """What makes its device type known to PyTorch, where two backends would do so for one type. They exclude each other
+    in a process."""
+    sees_composites: bool = True
+    """False where PyTorch takes composite ops apart before `observe` sees them; one that was not seen whole is then
+    judged by its outputs alone."""
+    setup: tuple[str, ...] = ()
+    """The lines of Python that a program needs before it can use the device."""
+    region: str = "torch.autocast"
+    """What a program calls, with the device type and `dtype=`, for what `autocast` returns."""
 
     @abstractmethod
     def unavailable(self) -> str | None:
@@ -74,8 +88,21 @@ class Device(ABC):
         amp_dtype = DTYPES[dtype] if dtype else None
         return torch.autocast(self.type, dtype=amp_dtype, enabled=enabled, cache_enabled=cache_enabled)
 
+    def observe(
+        self, call: Callable[[], Any], whole: Collection[str], inputs: Sequence[torch.Tensor] = ()
+    ) -> Observation:
+        """Run `call` in the current region and record what its kernels received; see `ampcheck.observe.Recorder`.
+
+        A backend that casts where a dispatch mode sees nothing records in its own way, and nothing that it did not see.
+        """
+        return observe(call, self.type, whole, inputs)
+
     def running(self) -> AbstractContextManager[object]:
         """Entered around everything that makes or uses tensors of the device, once in each thread."""
+        return contextlib.nullcontext()
+
+    def aside(self) -> AbstractContextManager[object]:
+        """Entered inside of `running`, around work on what `host` gave: for a device that answers for every op."""
         return contextlib.nullcontext()
 
     def host(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,8 @@ from importlib.metadata import entry_points
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.cuda import Cuda
+from ampcheck.devices.jax import Jax
+from ampcheck.devices.torchax import DEVICES as TORCHAX
 from ampcheck.devices.virtual import DEVICES as VIRTUAL
 from ampcheck.errors import UsageError
 from ampcheck.spec.dtypes import FLOATING, LOW
@@ -27,7 +29,7 @@ def known(modules: Sequence[str] = ()) -> dict[str, Device]:
     `ampcheck.devices` names a `Device`, or a sequence of them. Raises UsageError for one that cannot be used.
     """
     out: dict[str, Device] = {}
-    _add(out, (Cpu(), Cuda(), *VIRTUAL), "ampcheck")
+    _add(out, (Cpu(), Cuda(), Jax(), *VIRTUAL, *TORCHAX), "ampcheck")
     for point in entry_points(group=GROUP):
         _add(out, _loaded(f"entry point {point.name}", point.load), f"entry point {point.name}")
     for module in modules:
@@ -36,16 +38,25 @@ def known(modules: Sequence[str] = ()) -> dict[str, Device]:
 
 
 def select(names: Sequence[str], modules: Sequence[str] = ()) -> list[Device]:
-    """The devices of those names; without names, every one this machine has.
+    """The devices of those names; without names, every one this machine has but those tested on request alone.
 
-    Raises UsageError for a name that is unknown, or that this machine does not have.
+    Raises UsageError for a name that is unknown, or that this machine does not have, and for devices of one type that
+    different backends bring.
     """
     devices = named(names, modules)
     if not names:
-        return [device for device in devices if device.unavailable() is None]
+        return [device for device in devices if not device.on_request and device.unavailable() is None]
     for device in devices:
         if reason := device.unavailable():
             raise UsageError(f"device {device.name!r} cannot be used here: {reason}")
+    backends: dict[str, Device] = {}
+    for device in devices:
+        other = backends.setdefault(device.type, device)
+        if other.backend != device.backend:
+            raise UsageError(
+                f"devices {other.name!r} and {device.name!r} cannot be tested in one run: both are of type "
+                f"{device.type!r}, and a process has one backend of a type; run them one after the other"
+            )
     return devices
 
 
@@ -62,8 +73,12 @@ def named(names: Sequence[str], modules: Sequence[str] = ()) -> list[Device]:
 
 
 def absent(modules: Sequence[str] = ()) -> dict[str, str]:
-    """Why each device that this machine does not have is not there, by name."""
-    return {name: reason for name, device in known(modules).items() if (reason := device.unavailable())}
+    """Why each device that a run without names does not test is left out, by name."""
+    found = {}
+    for name, device in known(modules).items():
+        if reason := device.unavailable() or (f"it is tested where it is named: {device.on_request}" * bool(device.on_request)):
+            found[name] = reason
+    return found
 
 
 def _loaded(origin: str, load: object) -> object:

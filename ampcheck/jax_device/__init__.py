@@ -8,8 +8,10 @@ from __future__ import annotations
 import torch
 
 from ampcheck.jax_device import backend, install, lowerings
+from ampcheck.register import register_autocast
 
-backend.make([torch.bfloat16, torch.float16])
+backend.make()
 install.install()
+autocast = register_autocast(backend.NAME, base="cuda", dtypes=(torch.bfloat16, torch.float16))
 
 __all__ = ["lowerings"]

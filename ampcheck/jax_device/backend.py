@@ -66,7 +66,7 @@ class Module(types.ModuleType):
             array.block_until_ready()
 
 
-def make(supported: list[torch.dtype]) -> None:
+def make() -> None:
     """Make `torch.device("jax")`. Raises RuntimeError where PrivateUse1 has another name already."""
     jax.config.update("jax_enable_x64", True)  # float64 and int64 as PyTorch defines them
     import torchax  # noqa: F401  # names PrivateUse1 "jax" and registers its module, which ours replaces

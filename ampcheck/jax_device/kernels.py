@@ -16,7 +16,7 @@ import torch
 from torch._ops import OpOverload
 
 from ampcheck.jax_device.program import Functional
-from ampcheck.jax_device.schema import Kind, arguments
+from ampcheck.jax_device.schema import Kind, arguments, takes_lazy
 from ampcheck.jax_device.storage import storage_of
 from ampcheck.jax_device.writing import assign, resize
 
@@ -114,7 +114,8 @@ def _generated(op: Functional) -> Kernel:
             arrays.append(f"b{i}")
             key += [f"{name}.dtype", f"s{i}"]
             checks.append(f"b{i} = storage_of({name}).array; s{i} = {name}.shape")
-            checks.append(f"if b{i}.shape != s{i} or not {name}.is_contiguous(): raise Irregular")
+            lazy = f" or {name}.is_conj() or {name}.is_neg()" if takes_lazy(op.op) else ""
+            checks.append(f"if b{i}.shape != s{i} or not {name}.is_contiguous(){lazy}: raise Irregular")
             continue
         signature.append(f"{name}=MISSING")
         if a.kind is Kind.NUMBER:

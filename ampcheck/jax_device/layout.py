@@ -83,6 +83,12 @@ def read(array: jax.Array, layout: Layout) -> jax.Array:
     return array.reshape(-1)[_indices(layout)]
 
 
+def settled(values: jax.Array, conj: bool, neg: bool) -> jax.Array:
+    """The values of a tensor with PyTorch's lazy conjugate and negative bits."""
+    values = jnp.negative(values) if neg else values
+    return jnp.conj(values) if conj else values
+
+
 def write(array: jax.Array, layout: Layout, values: jax.Array) -> jax.Array:
     """The storage's array, in its shape, with the tensor's elements replaced by `values` of the tensor's shape."""
     if 0 in layout.size:

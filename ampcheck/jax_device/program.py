@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.jax_device import promotion, random, transfer
 from ampcheck.jax_device.dtypes import TO_JAX, jax_dtype
-from ampcheck.jax_device.layout import Layout, contiguous, order, physical, read
+from ampcheck.jax_device.layout import Layout, contiguous, order, physical, read, settled
 from ampcheck.jax_device.lowering import Lowering, find, short_name
 from ampcheck.jax_device.schema import REQUIRED, Argument, Kind, arguments
 from ampcheck.jax_device.storage import alias, contents, create, storage_of, wrap
@@ -36,11 +36,16 @@ _LOOKED = (
 
 
 class Slot(NamedTuple):
-    """How a tensor argument is read: which of the program's arrays it lies in, its place there, its PyTorch dtype."""
+    """How a tensor argument is read: which of the program's arrays it lies in, its place there, its PyTorch dtype.
+
+    `conj` and `neg` are PyTorch's lazy bits: some overloads (mm, clone) get tensors that have them.
+    """
 
     index: int
     layout: Layout | None
     dtype: torch.dtype
+    conj: bool = False
+    neg: bool = False
 
 
 class Number(NamedTuple):
@@ -123,7 +128,7 @@ class Call:
         self._shapes.append(array.shape)
         natural = array.shape == value.shape and value.is_contiguous()
         layout = None if natural else Layout(tuple(value.shape), value.stride(), value.storage_offset())
-        return Slot(len(self.arrays) - 1, layout, value.dtype)
+        return Slot(len(self.arrays) - 1, layout, value.dtype, value.is_conj(), value.is_neg())
 
 
 DEVICE = "jax"
@@ -176,7 +181,9 @@ def _given(call: Call) -> tuple[list[Any], dict[str, Any]]:
     def given(taken: Any) -> Any:
         if isinstance(taken, Slot):
             whole = wrap(jax.numpy.asarray(call.arrays[taken.index]))
-            return whole if taken.layout is None else alias(whole, *taken.layout)
+            whole = whole if taken.layout is None else alias(whole, *taken.layout)
+            whole = torch._neg_view(whole) if taken.neg else whole
+            return torch._conj(whole) if taken.conj else whole
         if isinstance(taken, Number):
             return call.numbers[taken.index]
         return [given(v) for v in taken] if isinstance(taken, tuple) else taken
@@ -241,6 +248,7 @@ def build(op: Functional, call: Call) -> Callable[..., Any]:
         def given(taken: Any) -> Any:
             if isinstance(taken, Slot):
                 value = held[taken.index] if taken.layout is None else read(held[taken.index], taken.layout)
+                value = settled(value, taken.conj, taken.neg)
                 if common is not None:
                     value = value.astype(common)
                 return wrap(value) if lowering.torch_code else value

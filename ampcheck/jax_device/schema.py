@@ -98,6 +98,12 @@ def is_inplace(op: OpOverload) -> bool:
     return name.endswith("_") and not name.endswith("__") and bool(arguments(op)) and arguments(op)[0].written
 
 
+def takes_lazy(op: OpOverload) -> bool:
+    """Whether kernels of the overload get tensors with lazy conjugate or negative bits, as PyTorch resolves them elsewhere."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has(op.name(), "Conjugate") or has(op.name(), "Negative")
+
+
 def _signature(op: OpOverload, *, outs: bool) -> list[tuple[str, str]]:
     return [
         (a.name, str(a.type))

@@ -142,7 +142,8 @@ def _copy_from_and_resize(self: torch.Tensor, dst: torch.Tensor) -> torch.Tensor
 @kernel("clone")
 def _clone(self: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
     array = storage_of(self).array
-    if array.shape == self.shape and self.is_contiguous() and memory_format in (None, torch.preserve_format, torch.contiguous_format):
+    lazy = self.is_conj() or self.is_neg()
+    if array.shape == self.shape and self.is_contiguous() and not lazy and memory_format in (None, torch.preserve_format, torch.contiguous_format):
         return wrap(array)  # arrays never change, so the copy may share it
     from ampcheck.jax_device.install import computed
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ampcheck.jax_device.dtypes import TO_JAX, jax_dtype, torch_dtype
-from ampcheck.jax_device.layout import Layout, read
+from ampcheck.jax_device.layout import Layout, read, settled
 from ampcheck.jax_device.storage import contents, wrap
 
 # NumPy cannot hold these; the bits travel under an integer dtype of the same size.
@@ -42,9 +42,9 @@ def values(tensor: torch.Tensor) -> jax.Array:
     """A device tensor's values as an array of its shape; the storage's own array where the tensor is all of it."""
     array = contents(tensor)
     size = tuple(tensor.shape)
-    if array.shape == size and tensor.is_contiguous():
-        return array
-    return read(array, Layout(size, tensor.stride(), tensor.storage_offset()))
+    if array.shape != size or not tensor.is_contiguous():
+        array = read(array, Layout(size, tensor.stride(), tensor.storage_offset()))
+    return settled(array, tensor.is_conj(), tensor.is_neg())
 
 
 def to_device(tensor: torch.Tensor) -> torch.Tensor:

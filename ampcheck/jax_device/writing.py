@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ampcheck.jax_device.dtypes import jax_dtype
-from ampcheck.jax_device.layout import Layout, contiguous, read, write
+from ampcheck.jax_device.layout import Layout, contiguous, read, settled, write
 from ampcheck.jax_device.promotion import convert
 from ampcheck.jax_device.storage import alias, contents, storage_of, store
 
@@ -40,6 +40,8 @@ def assign(target: Any, values: Any) -> Any:
             and theirs.array.shape == target.shape
             and target.is_contiguous()
             and values.is_contiguous()
+            and target.is_conj() is values.is_conj()
+            and target.is_neg() is values.is_neg()
         ):
             mine.array = theirs.array
             return target
@@ -52,7 +54,8 @@ def put(target: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Write the values of a device tensor of the same shape to `target`, converted to its dtype."""
     source = _layout(values)
     held = contents(target)
-    program = _writer(_layout(target), source, jax_dtype(target.dtype))
+    conj = target.is_conj() is not values.is_conj()
+    program = _writer(_layout(target), source, jax_dtype(target.dtype), conj, values.is_neg(), target.is_neg())
     store(target, program(held, contents(values)))
     return target
 
@@ -62,9 +65,12 @@ def _layout(tensor: torch.Tensor) -> Layout:
 
 
 @cache
-def _writer(target: Layout, source: Layout, dtype: np.dtype[Any]) -> Any:
+def _writer(target: Layout, source: Layout, dtype: np.dtype[Any], conj: bool, was: bool, becomes: bool) -> Any:
+    """`conj`: the lazy conjugate bits differ; `was` and `becomes`: the source's and the target's negative bit."""
+
     def program(held: jax.Array, values: jax.Array) -> jax.Array:
-        return write(held, target, convert(read(values, source), dtype))
+        given = settled(read(values, source), False, was)
+        return write(held, target, settled(convert(given, dtype), conj, becomes))
 
     return jax.jit(program, inline=True)
 

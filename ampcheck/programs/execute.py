@@ -11,7 +11,7 @@ import torch
 from ampcheck import isolation
 from ampcheck.checks import one_line
 from ampcheck.devices.base import Device
-from ampcheck.observe import Observation, observe
+from ampcheck.observe import Observation
 from ampcheck.programs.model import DeviceFacts
 from ampcheck.programs.steps import (
     LAST,
@@ -228,7 +228,8 @@ class _Run:
     def call(self, op: str, device: str, given: list[torch.Tensor], where: str) -> None:
         overload = OPS[op].overload
         with self.devices[device].running():
-            found = observe(lambda: _CALLS[op](*given), device, {*self.policies[device], overload}, given)
+            whole = {*self.policies[device], overload}
+            found = self.devices[device].observe(lambda: _CALLS[op](*given), whole, given)
         self.note(op, device, found, where)
 
     def note(self, op: str, device: str, found: Observation, where: str) -> None:

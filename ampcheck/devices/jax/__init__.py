@@ -1,0 +1,63 @@
+"""PyTorch on JAX: the device that `ampcheck.jax_device` makes.
+
+Importing this imports neither jax nor torchax; they are imported when the first case runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from ampcheck.devices.base import Device
+from ampcheck.spec.policies import closest, table
+
+
+class Jax(Device):
+    """`torch.device("jax")`, with CUDA's policies on AutocastPrivateUse1."""
+
+    name = "jax"
+    token = "jax"
+    type = "jax"
+    key = "AutocastPrivateUse1"
+    deviations = Path(__file__).parent / "deviations.toml"
+    backend = "ampcheck.jax_device"
+    setup = ("import ampcheck.jax_device",)
+
+    def unavailable(self) -> str | None:
+        for package in ("jax", "torchax"):
+            if find_spec(package) is None:
+                return f"{package} is not installed; the extra ampcheck[jax] brings it"
+        named = torch._C._get_privateuse1_backend_name()
+        if named not in ("privateuseone", self.type):
+            return f"PrivateUse1 is {named!r} in this process already, and has one name for good"
+        return None
+
+    def policies(self) -> Mapping[str, str]:
+        """CUDA's, which the device registers."""
+        return table("AutocastCUDA", closest(torch.__version__))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        import ampcheck.jax_device  # noqa: F401  # makes the device
+
+        yield
+
+    def synchronize(self) -> None:
+        torch.jax.synchronize()  # type: ignore[attr-defined]  # the module exists once the device does
+
+    def describe(self) -> dict[str, str]:
+        import jax
+
+        devices = jax.local_devices()
+        return {
+            "jax": version("jax"),
+            "torchax": version("torchax"),
+            "platform": devices[0].platform,
+            "model": devices[0].device_kind,
+            "devices": str(len(devices)),
+        }

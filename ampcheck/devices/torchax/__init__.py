@@ -1,0 +1,127 @@
+"""torchax as it is: tensors that JAX computes with, in torchax's own mode and under two kinds of region.
+
+Importing this imports neither jax nor torchax.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from packaging.version import Version
+from torch.utils._mode_utils import no_dispatch
+
+from ampcheck.devices.base import Device
+from ampcheck.inputs import host_tensor
+from ampcheck.observe import Observation
+from ampcheck.ops.describe import TensorArg
+from ampcheck.spec.policies import closest, table
+from ampcheck.torch_dtypes import DTYPES
+
+OLDEST = "0.0.14.dev20260814"
+"""The first torchax that can be imported on torch 2.13, where named tensors are gone (google/torchax#102)."""
+
+
+class TorchTorchax(Device):
+    """torchax's tensors under `torch.autocast("jax")`."""
+
+    name = "torchax:torch-autocast"
+    token = "txt"
+    type = "jax"
+    key = "AutocastPrivateUse1"
+    deviations = Path(__file__).parent / "torch_autocast.toml"
+    on_request = "it is a backend under test of its own, and what is known of it differs between its versions"
+    backend = "torchax"
+    sees_composites = False
+    setup = ("import torchax", "torchax.enable_globally()")
+
+    def unavailable(self) -> str | None:
+        for package in ("jax", "torchax"):
+            if find_spec(package) is None:
+                return f"{package} is not installed; the extra ampcheck[jax] brings it"
+        if "ampcheck.jax_device" in sys.modules:
+            return 'ampcheck.jax_device was loaded first, and one process has one device type "jax"'
+        try:
+            found = version("torchax")
+        except PackageNotFoundError:
+            return "torchax lies on the path but is not installed, so that its version is unknown"
+        if Version(found) < Version(OLDEST) and Version(torch.__version__).release >= (2, 13):
+            return f"torchax {found} cannot be imported on torch {torch.__version__} (google/torchax#101); {OLDEST} can"
+        return None
+
+    def policies(self) -> Mapping[str, str]:
+        """Those of the CPU: torchax/amp.py lists them, with a link to where PyTorch registers AutocastCPU's."""
+        return table("AutocastCPU", closest(torch.__version__))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        import jax
+        import torchax
+
+        with warnings.catch_warnings(), jax.enable_x64(True), torchax.default_env():
+            yield
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        # torchax's modes also answer for ops on CPU tensors, and take those without a dimension for numbers.
+        with no_dispatch(), torch._C.DisableTorchFunction():
+            yield
+
+    def tensor(self, arg: TensorArg, dtype: str, position: int) -> torch.Tensor:
+        with self.aside():
+            made = host_tensor(arg, dtype, position)
+        return made if arg.device == "cpu" else made.to(self.type)
+
+    def observe(
+        self, call: Callable[[], Any], whole: Collection[str], inputs: Sequence[torch.Tensor] = ()
+    ) -> Observation:
+        import torchax
+
+        from ampcheck.devices.torchax.recorder import observe
+
+        return observe(torchax.default_env(), call, whole, inputs)
+
+    def host(self, tensor: torch.Tensor) -> torch.Tensor:
+        import torchax
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # JAX's memory cannot be written; the copy made of it can
+            copied: torch.Tensor = torchax.default_env().j2t_copy(tensor.jax()).clone()  # type: ignore[attr-defined]
+        return copied
+
+    def seed(self) -> None:
+        import torchax
+
+        torch.manual_seed(0)
+        torchax.default_env().manual_seed(0)
+
+    def describe(self) -> dict[str, str]:
+        return {"torchax": version("torchax"), "jax": version("jax")}
+
+
+class Torchax(TorchTorchax):
+    """torchax's tensors under `torchax.amp.autocast`."""
+
+    name = "torchax"
+    token = "txo"
+    default_amp = "bf16"
+    deviations = Path(__file__).parent / "deviations.toml"
+    region = "torchax.amp.autocast"
+
+    def autocast(self, dtype: str | None = None, *, enabled: bool = True, cache_enabled: bool | None = None) -> Any:
+        """A region of torchax's, which knows no `enabled` and no cache: without a dtype it is off, and it caches none."""
+        import torchax
+
+        if not enabled:
+            return torchax.amp.autocast(self.type, dtype=None)
+        return torchax.amp.autocast(self.type, dtype=DTYPES[dtype]) if dtype else torchax.amp.autocast(self.type)
+
+
+DEVICES = (Torchax(), TorchTorchax())

@@ -1,0 +1,188 @@
+"""Records what each lowering of torchax receives, by standing where torchax looks lowerings up.
+
+torchax casts inside of `Environment.dispatch`, below every mode that could be entered, so the recorder of
+`ampcheck.observe` would see arguments before their casts. Nothing is excluded or taken apart for it: what is recorded
+is the call as a user makes it. Composite ops that PyTorch takes apart before torchax is asked are not seen whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import jax
+import torch
+import torch.utils._pytree as torch_pytree
+from torch._ops import OpOverload, OpOverloadPacket
+from torchax.ops import mappings
+from torchax.tensor import Tensor
+from torchax.view import View
+
+from ampcheck.observe import _CASTS, Cast, KernelCall, Observation, SeenLeaf, overload_name, tensors
+from ampcheck.torch_dtypes import name_of
+
+
+class Recorder:
+    """Records lowerings and casts of one thread while entered. `env`: a `torchax.tensor.Environment`.
+
+    `whole`: overloads with a policy; what a lowering of one of them calls is not recorded. `inputs`: the tensors whose
+    way into lowerings is followed.
+    """
+
+    def __init__(self, env: Any, whole: Collection[str], inputs: Sequence[torch.Tensor]) -> None:
+        self.kernels: list[KernelCall] = []
+        self.casts: list[Cast] = []
+        self._env = env
+        self._whole = whole
+        self._thread = threading.get_ident()
+        self._depth = 0
+        # By identity of the JAX array, kept alive so that no identity is used twice: (array, dtype before, source).
+        self._known: dict[int, tuple[Any, str, int | None]] = {}
+        for place, tensor in enumerate(inputs):
+            self._know(tensor, _dtype(_array(tensor)), place)
+
+    def __enter__(self) -> Recorder:
+        # Attributes of the instance hide the methods of its class until they are taken away again.
+        self._env.dispatch = self._dispatched
+        self._env._get_op_or_decomp = self._looked_up
+        self._env._to_copy = self._copied
+        self._env.v2t_iso = self._materialised
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        del self._env.dispatch, self._env._get_op_or_decomp, self._env._to_copy, self._env.v2t_iso
+
+    def _mine(self) -> bool:
+        return threading.get_ident() == self._thread
+
+    def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """torchax hands on what it has no tensor in; nothing is looked up for that."""
+        given = list(tensors((args, kwargs or {})))
+        other = given and not any(isinstance(tensor, (Tensor, View)) for tensor in given)
+        if other and isinstance(func, OpOverload) and self._mine() and not self._depth:
+            self._record(overload_name(func), (args, kwargs or {}))
+        return type(self._env).dispatch(self._env, func, types, args, kwargs)
+
+    def _looked_up(self, func: Any) -> Any:
+        lowering = type(self._env)._get_op_or_decomp(self._env, func)
+        return dataclasses.replace(lowering, func=self._recorded(func, lowering.func)) if self._mine() else lowering
+
+    def _recorded(self, func: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+        name = self._name(func)
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            if name in _CASTS:
+                out = run(*args, **kwargs)
+                self._note(args[0], out)
+                return out
+            if not self._depth:
+                self._record(name, (args, {key: value for key, value in kwargs.items() if key != "env"}))
+            self._depth += name in self._whole
+            try:
+                return run(*args, **kwargs)
+            finally:
+                self._depth -= name in self._whole
+
+        return recorded
+
+    def _record(self, name: str, given: tuple[Any, dict[str, Any]]) -> None:
+        dtype = given[1].get("dtype")
+        told = name_of(dtype) if isinstance(dtype, torch.dtype) else None
+        self.kernels.append(KernelCall(name, tuple(self._leaf(array) for array in _arrays(given)), told))
+
+    def _name(self, func: Any) -> str:
+        """The overload that a lowering stands for; the function's own name where it stands for no single one."""
+        if isinstance(func, OpOverload):
+            return overload_name(func)
+        name = str(getattr(func, "__name__", func))
+        plain = name.removeprefix("aten::") if isinstance(func, OpOverloadPacket) else name
+        found = [overload for overload in self._whole if overload.partition(".")[0] == plain]
+        return found[0] if len(found) == 1 else f"torch.{plain}"
+
+    def _copied(self, tensor: Any, dtype: Any, device: Any) -> Any:
+        out = type(self._env)._to_copy(self._env, tensor, dtype, device)
+        if self._mine():
+            self._note(tensor, out)
+        return out
+
+    def _materialised(self, values: Any) -> Any:
+        """Views become tensors before a lowering gets them; those count as what they are views of."""
+
+        def tensor(view: Any) -> Any:
+            out = view.torch()
+            if (known := self._of(view)) is not None:
+                self._know(out, known[1], known[2])
+            return out
+
+        return torch_pytree.tree_map_only(View, tensor, values)
+
+    def _note(self, before: Any, after: Any) -> None:
+        """A cast: what came out is what went in, as far as its source goes."""
+        old, new = _dtype(_array(before)), _dtype(_array(after))
+        if old == new or self._depth:
+            return
+        known = self._of(before)
+        source = known[2] if known else None
+        self._know(after, old, source)
+        self.casts.append(Cast(old, new, source, int(after.numel() if isinstance(after, torch.Tensor) else after.size)))
+
+    def _know(self, value: Any, given: str, source: int | None) -> None:
+        array = value.source_jax() if isinstance(value, View) else _array(value)
+        self._known[id(array)] = (array, given, source)
+
+    def _of(self, value: Any) -> tuple[Any, str, int | None] | None:
+        array = value.source_jax() if isinstance(value, View) else _array(value)
+        return self._known.get(id(array))
+
+    def _leaf(self, array: Any) -> SeenLeaf:
+        got = _dtype(array)
+        _, given, source = self._known.get(id(array), (None, got, None))
+        return SeenLeaf(given, got, _on_device(array), source)
+
+
+def observe(
+    env: Any, call: Callable[[], Any], whole: Collection[str], inputs: Sequence[torch.Tensor] = ()
+) -> Observation:
+    """Run `call` and record it; see `ampcheck.observe.observe`."""
+    recorder = Recorder(env, whole, inputs)
+    observation = Observation(recorder.kernels, recorder.casts)
+    before = [name_of(tensor.dtype) for tensor in inputs]
+    with recorder:
+        try:
+            observation.outputs = list(tensors(call()))
+        except Exception as error:  # the call under test may raise anything, and that is what is to be seen
+            observation.error = error
+    after = [name_of(tensor.dtype) for tensor in inputs]
+    observation.changed = [(place, a, b) for place, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+    return observation
+
+
+def _array(value: Any) -> Any:
+    """The JAX array of a torchax tensor, the value itself where it is an array or another tensor, None for the rest."""
+    if isinstance(value, Tensor):
+        return value._elem
+    if isinstance(value, View):
+        return value.jax()
+    return value if isinstance(value, (jax.Array, torch.Tensor)) else None
+
+
+def _arrays(value: Any) -> Iterator[Any]:
+    """The arrays and tensors in nested arguments, in order."""
+    if (array := _array(value)) is not None:
+        yield array
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _arrays(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _arrays(item)
+
+
+def _dtype(array: Any) -> str:
+    return name_of(array.dtype if isinstance(array, torch.Tensor) else mappings.j2t_dtype(array.dtype))
+
+
+def _on_device(array: Any) -> bool:
+    return not isinstance(array, torch.Tensor) or array.device.type == "jax"

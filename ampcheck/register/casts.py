@@ -1,0 +1,63 @@
+"""Which tensors autocast casts, and the casts. Source: aten/src/ATen/autocast_mode.h, `is_eligible`, `cached_cast`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ampcheck.register.kept import Cache
+
+FLOAT32 = torch.float32
+_DOUBLE = torch.float64
+_cache_enabled = torch.is_autocast_cache_enabled
+
+
+class Casts:
+    """The casts of one device type. Kernels bind the methods they use when they are made."""
+
+    def __init__(self, device_type: str, cache: Cache) -> None:
+        self._type = device_type
+        self._cached = cache.cast
+
+    def eligible(self, tensor: torch.Tensor) -> bool:
+        """Floating point, not float64, on the device."""
+        dtype = tensor.dtype
+        return dtype.is_floating_point and dtype is not _DOUBLE and tensor.device.type == self._type
+
+    def wide(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """An eligible tensor in `dtype`, another one as it is. For float32 and promotion, whose casts are not kept."""
+        return tensor.to(dtype) if tensor.dtype is not dtype and self.eligible(tensor) else tensor
+
+    def low(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The same for the region's dtype; the cast of a float32 leaf that requires grad is kept."""
+        given = tensor.dtype
+        if given is dtype or not self.eligible(tensor):
+            return tensor
+        leaf = given is FLOAT32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+        return self._cached(tensor, dtype) if leaf and _cache_enabled() else tensor.to(dtype)
+
+    def wide_list(self, tensors: Sequence[Any], dtype: torch.dtype) -> list[Any]:
+        """`wide` of each tensor; None stays."""
+        return [None if tensor is None else self.wide(tensor, dtype) for tensor in tensors]
+
+    def low_list(self, tensors: Sequence[Any], dtype: torch.dtype) -> list[Any]:
+        """`low` of each tensor; None stays."""
+        return [None if tensor is None else self.low(tensor, dtype) for tensor in tensors]
+
+    def widest(self, *values: Any) -> torch.dtype | None:
+        """The dtype promotion goes to: the widest of the eligible tensors in tensors, lists and None.
+
+        Of float16 and bfloat16 it is float32, which holds the values of both. None where no tensor is eligible.
+        """
+        found: set[torch.dtype] = set()
+        for value in values:
+            for tensor in value if isinstance(value, (list, tuple)) else (value,):
+                if tensor is not None and self.eligible(tensor):
+                    found.add(tensor.dtype)
+        if len(found) < 2:
+            return found.pop() if found else None
+        top = max(dtype.itemsize for dtype in found)
+        widest = [dtype for dtype in found if dtype.itemsize == top]
+        return widest[0] if len(widest) == 1 else FLOAT32

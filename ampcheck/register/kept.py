@@ -1,0 +1,120 @@
+"""The weight cache: casts of float32 leaves that are kept until the outermost region ends.
+
+PyTorch's own is in C++ and cannot be reached from Python (`cached_cast`, aten/src/ATen/autocast_mode.cpp). This one
+keeps the casts of the same tensors, for as long, and differs where `docs/findings.md` shows PyTorch's to be wrong: a
+kept cast is found by its dtype too, is dropped when its weight changes, stays out of fake, traced and functional
+programs, and lets gradients be summed in the weight's dtype.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch._C import _get_dispatch_mode, _get_tracing_state, _len_torch_dispatch_stack, _TorchDispatchModeKey
+from torch._C._functorch import peek_interpreter_stack
+
+_FAKE, _PROXY, _FUNCTIONAL = (
+    _TorchDispatchModeKey.FAKE,
+    _TorchDispatchModeKey.PROXY,
+    _TorchDispatchModeKey.FUNCTIONAL,
+)
+_is_rewritten: Any = torch._C._is_cached_tensor  # type: ignore[attr-defined]  # torch's stubs leave it out
+_is_inference = torch.is_inference_mode_enabled
+_is_grad = torch.is_grad_enabled
+
+
+class _Kept(NamedTuple):
+    """One kept cast, and what its weight was when it was made."""
+
+    weight: weakref.ref[torch.Tensor]
+    storage: weakref.ref[torch.UntypedStorage]
+    layout: tuple[Any, ...]
+    low: torch.Tensor
+
+
+class _Graph(torch.autograd.Function):
+    """Makes a cast that was computed without a graph a function of its weight.
+
+    Every use of the weight leads to this one node. Its output declares float32 gradients, so the engine widens each
+    use's gradient before it sums them; summed in the lower precision they stop growing (cached-weight-gradient-in-low-
+    precision in docs/findings.md).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, holder: list[torch.Tensor]) -> torch.Tensor:
+        # In a list, the cast is no input of the node, so that the node's output is the very same tensor.
+        (low,) = holder
+        low.grad_dtype = weight.dtype
+        return low
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grads[0], None
+
+
+class Cache:
+    """Kept casts, found by the weight's identity and the dtype; a weight is held weakly, its casts are not."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, torch.dtype], _Kept] = {}
+
+    def clear(self) -> None:
+        """Drop every cast, in every thread."""
+        self._kept.clear()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def cast(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """A weight cast to a dtype, kept for the next use unless the program it is in must not see kept casts."""
+        if _is_inference() or _foreign(weight):
+            return weight.to(dtype)
+        place = (id(weight), dtype)
+        found = self._kept.get(place)
+        if found is None or not _fresh(found, weight):
+            with torch.no_grad():
+                low = weight.to(dtype)
+            self._keep(place, weight, low)
+        else:
+            low = found.low
+        if _is_grad() and not low.requires_grad:
+            low = _Graph.apply(weight, [low])
+        return low
+
+    def _keep(self, place: tuple[int, torch.dtype], weight: torch.Tensor, low: torch.Tensor) -> None:
+        kept = self._kept
+
+        def forget(gone: weakref.ref[torch.Tensor]) -> None:
+            found = kept.get(place)
+            if found is not None and found.weight is gone:
+                del kept[place]
+
+        storage = weakref.ref(weight.untyped_storage())
+        kept[place] = _Kept(weakref.ref(weight, forget), storage, _layout(weight), low)
+
+
+def _layout(weight: torch.Tensor) -> tuple[Any, ...]:
+    """What changes with an in-place write, and with `weight.data = …` on the same storage."""
+    return weight._version, weight.shape, weight.stride(), weight.storage_offset()
+
+
+def _fresh(found: _Kept, weight: torch.Tensor) -> bool:
+    """Whether a kept cast is of this very tensor with the values it has now."""
+    return found.weight() is weight and found.storage() is weight.untyped_storage() and found.layout == _layout(weight)
+
+
+def _foreign(weight: torch.Tensor) -> bool:
+    """Whether a kept cast would be a constant in a traced program, or a fake tensor outside of its mode.
+
+    Also a tensor that CUDA graphs rewrite unseen, and any under functorch, whose levels end before the region does.
+    """
+    if _get_tracing_state() is not None or peek_interpreter_stack() is not None or _is_rewritten(weight):
+        return True
+    if not _len_torch_dispatch_stack():
+        return False
+    if _get_dispatch_mode(_PROXY) is not None or _get_dispatch_mode(_FUNCTIONAL) is not None:
+        return True
+    fake = _get_dispatch_mode(_FAKE)
+    return fake is not None and getattr(weight, "fake_mode", None) is not fake

@@ -1,0 +1,185 @@
+"""The kernel of one overload: Python source written for its schema, so that a call looks nothing up.
+
+A kernel does what PyTorch's does (`WrapFunction_` in aten/src/ATen/autocast_mode.h): exclude the autocast key in this
+thread, so that what the op calls is not autocast again; cast; call the op from the top of the dispatcher; put the key
+back, exceptions included. A boxed kernel is given positional arguments without trailing ones that have their default,
+and keyword-only ones by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from types import CodeType
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch._ops import OpOverload
+
+from ampcheck.register.casts import FLOAT32, Casts
+from ampcheck.register.messages import refusal
+
+Kernel = Callable[..., Any]
+KEY: DispatchKey = torch._C.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]  # not in torch's stubs
+
+TENSOR, OPTIONAL, LIST = "tensor", "optional", "list"
+_KINDS = {
+    "Tensor": TENSOR,
+    "Optional[Tensor]": OPTIONAL,
+    "List[Tensor]": LIST,
+    "List[Optional[Tensor]]": LIST,
+    "Optional[List[Tensor]]": LIST,
+}
+
+_TEMPLATE = """\
+def kernel({parameters}):
+    exclude(key, True)
+    try:
+{body}
+        return call({arguments})
+    finally:
+        exclude(key, False)
+"""
+
+
+def kind(argument: Any) -> str | None:
+    """What a schema argument holds for autocast: "tensor", "optional", "list", or None for no tensors."""
+    return _KINDS.get(str(argument.type))
+
+
+@dataclass(slots=True)
+class _Signature:
+    """A kernel's parameters and how it hands them on. `values`: tensor parameters as (name, kind), in order."""
+
+    parameters: list[str] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
+    values: list[tuple[str, str]] = field(default_factory=list)
+    defaults: dict[str, Any] = field(default_factory=dict)
+
+
+def _signature(op: OpOverload, needed: Callable[[Any], bool]) -> _Signature:
+    """The signature of a kernel that names the arguments it needs and hands the others on as they come."""
+    schema = op._schema.arguments
+    positional = [a for a in schema if not a.kwarg_only]
+    last = max((place for place, a in enumerate(positional) if needed(a)), default=-1)
+    out = _Signature()
+    for place, argument in enumerate(positional[: last + 1]):
+        _add(out, argument, f"a{place}", f"a{place}")
+    if last + 1 < len(positional):
+        out.parameters.append("*rest")
+        out.arguments.append("*rest")
+    named = [a for a in schema if a.kwarg_only]
+    wanted = [a for a in named if needed(a)]
+    if wanted and "*rest" not in out.parameters:
+        out.parameters.append("*")
+    for argument in wanted:
+        _add(out, argument, argument.name, f"{argument.name}={argument.name}")
+    if len(wanted) < len(named):
+        out.parameters.append("**more")
+        out.arguments.append("**more")
+    return out
+
+
+def _add(out: _Signature, argument: Any, name: str, handed_on: str) -> None:
+    has_default = argument.has_default_value()
+    if has_default:
+        out.defaults[f"default_{name}"] = argument.default_value
+    out.parameters.append(f"{name}=default_{name}" if has_default else name)
+    out.arguments.append(handed_on)
+    if what := kind(argument):
+        out.values.append((name, what))
+
+
+def _casting(values: list[tuple[str, str]]) -> list[str]:
+    """Lines that cast each value to `to`; what has the dtype already costs one comparison."""
+    lines = []
+    for name, what in values:
+        if what == LIST:
+            lines.append(f"if {name}: {name} = cast_list({name}, to)")
+        else:
+            lines.append(f"if {name} is not None and {name}.dtype is not to: {name} = cast({name}, to)")
+    return lines
+
+
+def _promoting(values: list[tuple[str, str]]) -> list[str]:
+    """Lines that cast to the widest dtype; tensors that all have one dtype cost a comparison each."""
+    names = ", ".join(name for name, _ in values)
+    inner = ["to = widest(" + names + ")", "if to is not None:", *("    " + line for line in _casting(values))]
+    if any(what != TENSOR for _, what in values) or len(values) < 2:
+        return inner
+    (first, _), *others = values
+    differ = " or ".join(f"{name}.dtype is not to" for name, _ in others)
+    return [f"to = {first}.dtype", f"if {differ}:", *("    " + line for line in inner)]
+
+
+@cache
+def _compiled(source: str) -> CodeType:
+    return compile(source, "<ampcheck autocast kernel>", "exec")
+
+
+def _made(op: OpOverload, call: Kernel, signature: _Signature, body: list[str], bound: dict[str, Any]) -> Kernel:
+    source = _TEMPLATE.format(
+        parameters=", ".join(signature.parameters),
+        arguments=", ".join(signature.arguments),
+        body="\n".join(" " * 8 + line for line in body),
+    )
+    scope = {
+        "exclude": torch._C._dispatch_tls_set_dispatch_key_excluded,
+        "key": KEY,
+        "call": call,
+        **bound,
+        **signature.defaults,
+    }
+    exec(_compiled(source), scope)  # the source is made of argument names of registered schemas, and nothing else
+    kernel: Kernel = scope["kernel"]
+    kernel.__name__ = kernel.__qualname__ = f"autocast_{op._opname}_{op._overloadname}"
+    return kernel
+
+
+def _holds_tensors(argument: Any) -> bool:
+    return kind(argument) is not None
+
+
+def downcast(op: OpOverload, device_type: str, casts: Casts) -> Kernel:
+    signature = _signature(op, _holds_tensors)
+    bound = {"amp_dtype": torch.get_autocast_dtype, "type": device_type, "cast": casts.low, "cast_list": casts.low_list}
+    return _made(op, op._op, signature, ["to = amp_dtype(type)", *_casting(signature.values)], bound)
+
+
+def upcast(op: OpOverload, device_type: str, casts: Casts) -> Kernel:
+    signature = _signature(op, _holds_tensors)
+    bound = {"to": FLOAT32, "cast": casts.wide, "cast_list": casts.wide_list}
+    return _made(op, op._op, signature, _casting(signature.values), bound)
+
+
+def promote(op: OpOverload, device_type: str, casts: Casts) -> Kernel:
+    signature = _signature(op, _holds_tensors)
+    bound = {"widest": casts.widest, "cast": casts.wide, "cast_list": casts.wide_list}
+    return _made(op, op._op, signature, _promoting(signature.values), bound)
+
+
+def optdtype(op: OpOverload, device_type: str, casts: Casts) -> Kernel:
+    first = op._schema.arguments[0]
+    signature = _signature(op, lambda a: a.name in (first.name, "dtype"))
+    place = next(n for n, a in enumerate(op._schema.arguments) if a.name == "dtype")
+    name = "dtype" if op._schema.arguments[place].kwarg_only else f"a{place}"
+    body = [f"if {name} is None and eligible(a0): {name} = wide"]
+    return _made(op, op._op, signature, body, {"eligible": casts.eligible, "wide": FLOAT32})
+
+
+def append(op: OpOverload, device_type: str, casts: Casts, other: OpOverload) -> Kernel:
+    """The kernel of an overload that is sent to `other`, whose arguments are the same and `dtype`."""
+    signature = _signature(op, lambda a: True)
+    signature.arguments.append("dtype=wide if eligible(a0) else a0.dtype")
+    return _made(op, other._op, signature, ["pass"], {"eligible": casts.eligible, "wide": FLOAT32})
+
+
+def banned(op: OpOverload, device_type: str, casts: Casts) -> Kernel:
+    message = refusal(op, device_type)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(message)
+
+    return kernel
