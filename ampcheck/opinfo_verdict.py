@@ -224,7 +224,7 @@ def reproduce(case: Case, device: Device) -> str:
         lines.append(f"    a, b = (s.transform(lambda x: torch.empty_like(x, device={device.type!r})) for s in (a, b))")
     lines += [
         "    torch.manual_seed(0)",
-        f"    with torch.autocast({device.type!r}, dtype={DTYPES[case.amp]}):",
+        f"    with {device.region}({device.type!r}, dtype={DTYPES[case.amp]}):",
         "        under = op(a.input, *a.args, **a.kwargs)",
         "    torch.manual_seed(0)",
         "    without = op(b.input, *b.args, **b.kwargs)",

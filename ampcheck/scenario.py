@@ -141,6 +141,22 @@ class Amp:
             call()
         return copier.made
 
+    def j2t(self, fn: Callable[..., Any], cast_inputs: torch.dtype | None = None) -> Callable[..., Any]:
+        """A JAX function as a PyTorch one, made by the device."""
+        return self.device.j2t(fn, cast_inputs)
+
+    def close(self, what: str, got: torch.Tensor, want: torch.Tensor, tolerance: float = 1e-5) -> None:
+        """Note a device tensor that differs from one on the CPU in shape, dtype or, relative to 1 + |want|, value."""
+        self.looked_at += 1
+        host = self.device.host(got.detach())
+        if host.shape != want.shape or host.dtype != want.dtype:
+            shapes = f"{list(host.shape)} {host.dtype}; expected {list(want.shape)} {want.dtype}"
+            self.differences.append(f"{what}: got {shapes}")
+            return
+        far = ((host - want).abs() / (1 + want.abs())).max().item() if host.numel() else 0.0
+        if not far <= tolerance:
+            self.differences.append(f"{what}: differs by {far:.2g}; at most {tolerance:.2g} is expected")
+
     def module(self, make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
         """A module on the device, its parameters float32, fixed, and the same values each time."""
         self.device.seed()

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ampcheck.checks import Unsupported
 from ampcheck.dispatcher import UNKNOWN, live_registrations, unlisted
 from ampcheck.inputs import host_tensor
 from ampcheck.observe import Observation, observe
@@ -104,6 +105,13 @@ class Device(ABC):
     def aside(self) -> AbstractContextManager[object]:
         """Entered inside of `running`, around work on what `host` gave: for a device that answers for every op."""
         return contextlib.nullcontext()
+
+    def j2t(self, fn: Callable[..., Any], cast_inputs: torch.dtype | None = None) -> Callable[..., Any]:
+        """A differentiable PyTorch function out of a JAX one, for rule j2t; `cast_inputs` as in `torch.amp.custom_fwd`.
+
+        Raises Unsupported where the device has no such thing.
+        """
+        raise Unsupported(f"{self.name} makes no PyTorch functions of JAX functions")
 
     def host(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor's values on the CPU. Called only where `has_values`."""

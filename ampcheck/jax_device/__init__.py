@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import torch
 
-from ampcheck.jax_device import backend, install, lowerings
+from ampcheck.jax_device import backend, install, lowerings, views
+from ampcheck.jax_device.dlpack import from_jax, to_jax
 from ampcheck.register import register_autocast
 
 backend.make()
 install.install()
 autocast = register_autocast(backend.NAME, base="cuda", dtypes=(torch.bfloat16, torch.float16))
 
-__all__ = ["lowerings"]
+__all__ = ["from_jax", "lowerings", "to_jax", "views"]

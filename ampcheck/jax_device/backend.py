@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import sys
 import types
 import warnings
@@ -11,7 +13,9 @@ import jax
 import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from ampcheck.jax_device import random
+from ampcheck.jax_device import device as devices
+from ampcheck.jax_device import dlpack, memory, random, storage_roads, streams
+from ampcheck.jax_device.device import index_of, properties
 
 NAME = "jax"
 
@@ -45,7 +49,32 @@ class Module(types.ModuleType):
 
     @staticmethod
     def set_device(device: Any) -> None:
-        """Nothing to do: there is one device."""
+        """Raises RuntimeError for any device but the one there is."""
+        index_of(device)
+
+    device = devices.device
+    device_of = devices.device_of
+
+    @staticmethod
+    def get_device_name(device: Any = None) -> str:
+        """The name of the kind of device, e.g. "cpu", "NVIDIA H200" or "TPU v5e"."""
+        return properties(device).name
+
+    get_device_properties = staticmethod(properties)
+    get_device_capability = staticmethod(devices.capability)
+    memory_stats = staticmethod(memory.memory_stats)
+    memory_allocated = staticmethod(memory.memory_allocated)
+    max_memory_allocated = staticmethod(memory.max_memory_allocated)
+    memory_reserved = staticmethod(memory.memory_reserved)
+    max_memory_reserved = staticmethod(memory.max_memory_reserved)
+    mem_get_info = staticmethod(memory.mem_get_info)
+    empty_cache = staticmethod(memory.empty_cache)
+    reset_peak_memory_stats = staticmethod(memory.reset_peak_memory_stats)
+    Stream = streams.Stream
+    Event = streams.Event
+    current_stream = staticmethod(streams.current_stream)
+    default_stream = staticmethod(streams.current_stream)
+    stream = staticmethod(streams.stream)
 
     @staticmethod
     def manual_seed(seed: int) -> None:
@@ -54,21 +83,55 @@ class Module(types.ModuleType):
 
     manual_seed_all = manual_seed
 
+    Generator = random.Generator
+
+    @staticmethod
+    def seed() -> int:
+        """Start the random numbers of a seed from the operating system; returns it."""
+        random.default.manual_seed(secrets.randbits(63))
+        return random.default.seed
+
+    seed_all = seed
+
+    @staticmethod
+    def initial_seed() -> int:
+        """The seed that the random numbers started from."""
+        return random.default.seed
+
+    @staticmethod
+    def get_rng_state(device: Any = NAME) -> torch.Tensor:
+        """Where the default random numbers are: a CPU uint8 tensor of 16 elements."""
+        return random.default.get_state()
+
+    @staticmethod
+    def set_rng_state(new_state: torch.Tensor, device: Any = NAME) -> None:
+        """Go on from where `get_rng_state` was called. Raises RuntimeError for what is no such state."""
+        random.default.set_state(new_state)
+
+    @staticmethod
+    def get_rng_state_all() -> list[torch.Tensor]:
+        """`get_rng_state` of each device: there is one."""
+        return [random.default.get_state()]
+
+    @staticmethod
+    def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
+        """`set_rng_state` of each device: there is one."""
+        for state in new_states:
+            random.default.set_state(state)
+
     @staticmethod
     def _is_in_bad_fork() -> bool:
         return False
 
-    @staticmethod
-    def synchronize(device: Any = None) -> None:
-        """Returns when all work given to the device is done."""
-        jax.effects_barrier()
-        for array in jax.live_arrays():
-            array.block_until_ready()
+    synchronize = staticmethod(memory.synchronize)
 
 
 def make() -> None:
     """Make `torch.device("jax")`. Raises RuntimeError where PrivateUse1 has another name already."""
     jax.config.update("jax_enable_x64", True)  # float64 and int64 as PyTorch defines them
+    if jax.config.jax_compilation_cache_dir and "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        # An op's program compiles in milliseconds, under the second from which JAX keeps programs by default.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     import torchax  # noqa: F401  # names PrivateUse1 "jax" and registers its module, which ours replaces
 
     module = Module(f"torch.{NAME}")
@@ -77,3 +140,6 @@ def make() -> None:
     sys.modules.pop(f"torch.{NAME}", None)
     _setup_privateuseone_for_python_backend(rename=NAME, backend_module=module)
     sys.modules[f"torch.{NAME}"] = module
+    module.allocator_net = storage_roads.install()  # type: ignore[attr-defined]
+    dlpack.install()
+    memory.install()

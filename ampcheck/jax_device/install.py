@@ -11,13 +11,14 @@ from torch._ops import OpOverload
 from torch.library import Library
 
 from ampcheck.jax_device.kernels import functional_kernel, inplace_kernel, out_kernel
-from ampcheck.jax_device.lowering import find, short_name
+from ampcheck.jax_device.lowering import OWN, find, short_name
 from ampcheck.jax_device.program import Functional
 from ampcheck.jax_device.schema import functional, is_out, is_view, overload, overloads
 from ampcheck.jax_device.special import SPECIAL
 from ampcheck.jax_device.storage import META
 
 KEY = "PrivateUse1"
+COMPOSITE = frozenset({"convolution"})  # PyTorch's own kernel checks the arguments and calls convolution_overrideable
 _has = torch._C._dispatch_has_kernel_for_dispatch_key
 _libraries: list[Library] = []
 
@@ -52,8 +53,10 @@ def kernel(op: OpOverload) -> Callable[..., Any] | None:
     special = SPECIAL.get(short_name(op))
     if special is not None:
         return special
-    if _has(name, "CompositeImplicitAutograd"):
+    if short_name(op) in COMPOSITE:
         return None
+    if _has(name, "CompositeImplicitAutograd") and not (short_name(op) in OWN and _has(name, "Autograd")):
+        return None  # with a formula of its own, autograd needs no parts, and a lowering of the whole rounds once
     if is_view(op):
         return None if _has(name, "CompositeExplicitAutograd") else _view(op)
     plain = functional(op)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from ampcheck.jax_device.dtypes import TO_JAX
 from ampcheck.jax_device.program import Functional
 from ampcheck.jax_device.schema import Kind, arguments, takes_lazy
 from ampcheck.jax_device.storage import storage_of
@@ -24,7 +25,7 @@ Kernel = Callable[..., Any]
 
 
 class Irregular(Exception):
-    """A tensor is a part of its storage, or permuted."""
+    """A call that the fast path does not know how to read."""
 
 
 MISSING = object()
@@ -37,12 +38,12 @@ def inplace_kernel(op: OpOverload, compute: Kernel) -> Kernel:
     """
     written = [i for i, a in enumerate(arguments(op)) if a.written]
     fresh = sum(r.alias_info is None for r in op._schema.returns)
-    if written == [0] and not fresh:
+    if written == [0] and not fresh and op._schema.returns:
         return lambda *args, **kwargs: assign(args[0], compute(*args, **kwargs))
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         out = compute(*args, **kwargs)
-        out = out if isinstance(out, tuple) else (out,)
+        out = out if isinstance(out, tuple) else (out,)  # a list is the values of one written list
         for i, values in zip(written, out[fresh:], strict=True):
             assign(args[i], values)
         if not op._schema.returns:
@@ -109,26 +110,20 @@ def _generated(op: Functional) -> Kernel:
             named.append(f"{name!r}: {name}")
         else:
             positional.append(name)
-        if a.kind is Kind.TENSOR and str(op.op._schema.arguments[i].type) == "Tensor":
-            signature.append(f"{name}=MISSING")
-            arrays.append(f"b{i}")
-            key += [f"{name}.dtype", f"s{i}"]
-            checks.append(f"b{i} = storage_of({name}).array; s{i} = {name}.shape")
-            lazy = f" or {name}.is_conj() or {name}.is_neg()" if takes_lazy(op.op) else ""
-            checks.append(f"if b{i}.shape != s{i} or not {name}.is_contiguous(){lazy}: raise Irregular")
-            continue
         signature.append(f"{name}=MISSING")
         if a.kind is Kind.NUMBER:
             numbers.append(name)
             key.append(f"{name}.__class__")
+        elif a.kind is Kind.TENSOR and str(op.op._schema.arguments[i].type) == "Tensor":
+            arrays.append(f"b{i}")
+            key += [f"{name}.dtype", f"s{i}"]
+            checks += _read(op, name, i)
         elif a.kind is Kind.TENSOR:
-            arrays.append(f"*b{i}")
-            checks.append(f"if {name} is None or {name} is MISSING: k{i} = {name}; b{i} = ()")
-            checks.append(
-                f"else: b{i} = (storage_of({name}).array,); k{i} = ({name}.dtype, {name}.shape)\n"
-                f"        if b{i} and (b{i}[0].shape != {name}.shape or not {name}.is_contiguous()): raise Irregular"
-            )
+            arrays.append(f"*g{i}")
             key.append(f"k{i}")
+            checks.append(f"if {name} is None or {name} is MISSING: k{i} = {name}; g{i} = ()")
+            checks += ["else:", *("    " + line for line in _read(op, name, i))]
+            checks.append(f"    k{i} = ({name}.dtype, s{i}); g{i} = (b{i},)")
         else:
             key.append(f"tuple({name}) if {name}.__class__ is list else {name}")
     given = ", ".join(arrays + ([f"*[n for n in ({', '.join(numbers)},) if n.__class__ in NUMBERS]"] if numbers else []))
@@ -150,6 +145,7 @@ def kernel({", ".join(signature)}):
         "CAUGHT": (AttributeError, KeyError, TypeError, Irregular),
         "Irregular": Irregular,
         "MISSING": MISSING,
+        "TYPES": TO_JAX,
         "NUMBERS": frozenset((int, float, bool, complex)),
         "known": known,
         "modes": torch._C._len_torch_function_stack,
@@ -161,13 +157,27 @@ def kernel({", ".join(signature)}):
     return kernel
 
 
+def _read(op: Functional, name: str, i: int) -> list[str]:
+    """Lines that take a tensor's array `b` and its place in it `s`: its shape alone where it is all of the array.
+
+    Anything that is not as usual (a number, a CPU tensor, a storage of bytes) has no `array`, `dtype` or `is_contiguous`.
+    """
+    lines = [
+        f"b{i} = storage_of({name}).array; s{i} = {name}.shape",
+        f"if b{i}.dtype is not TYPES[{name}.dtype]: raise Irregular",
+        f"if b{i}.shape != s{i} or not {name}.is_contiguous():",
+        f"    s{i} = (s{i}, {name}.stride(), {name}.storage_offset(), b{i}.shape)",
+    ]
+    return [*lines, f"if {name}.is_conj() or {name}.is_neg(): raise Irregular"] if takes_lazy(op.op) else lines
+
+
 def _slow(op: Functional, known: dict[Any, Any]) -> Kernel:
     """The general path behind a generated kernel; what it finds regular, the fast path knows the next time."""
 
     def slow(args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> Any:
         given = [value for value in args if value is not MISSING]  # PyTorch leaves out trailing defaults only
         program, out = op.run(given, {name: value for name, value in kwargs.items() if value is not MISSING})
-        if key is not None and not op.static:
+        if key is not None and not op.static and torch.SymFloat not in key:  # a traced number is no plain argument
             known[key] = program
         return out
 

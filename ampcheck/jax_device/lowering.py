@@ -32,6 +32,8 @@ class Lowering:
     """It cannot be compiled, because the shape of its result depends on values."""
     torch_code: bool = False
     """`compute` is written in PyTorch and takes tensors of the device."""
+    traced: tuple[str, ...] = ()
+    """Names of `float` and `int` arguments that, as `Scalar` ones, may change from call to call without a new program."""
     source: str = "own"
     """Where it comes from: "own", "torchax" or "decomposition"."""
 
@@ -40,7 +42,12 @@ OWN: dict[str, Lowering] = {}
 
 
 def lower(
-    *names: str, promotes: bool = False, random: bool = False, static: bool = False, concrete: bool = False
+    *names: str,
+    promotes: bool = False,
+    random: bool = False,
+    static: bool = False,
+    concrete: bool = False,
+    traced: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: the function is the lowering of the overloads of those names, e.g. "mm" or "add.Tensor".
 
@@ -51,7 +58,7 @@ def lower(
         for name in names:
             if name in OWN:
                 raise ValueError(f"{name} has two lowerings")
-            OWN[name] = Lowering(compute, promotes=promotes, random=random, static=static, concrete=concrete)
+            OWN[name] = Lowering(compute, promotes, random, static, concrete, traced=traced)
         return compute
 
     return register

@@ -107,6 +107,9 @@ class Call:
     def _number(self, value: Any) -> Any:
         if value is None or isinstance(value, str):
             return value
+        if value.__class__ is torch.SymFloat:  # a number that jit traces
+            self.numbers.append(value.node.traced)
+            return Number(len(self.numbers) - 1, torch.SymFloat)
         if self._op.static:
             return (type(value), value)
         self.numbers.append(value)
@@ -143,7 +146,10 @@ class Functional:
     def __init__(self, op: OpOverload, lowering: Lowering) -> None:
         self.op, self.lowering = op, lowering
         self.name = short_name(op)
-        self.arguments = arguments(op)
+        self.arguments = tuple(
+            a._replace(kind=Kind.NUMBER) if a.name in lowering.traced and a.kind is Kind.STATIC else a
+            for a in arguments(op)
+        )
         self.named = {a.name: a for a in self.arguments}
         self.static = lowering.static
         self.programs: dict[Any, Callable[..., Any]] = {}
@@ -198,7 +204,7 @@ def _meta(call: Call, taken: Any) -> Any:
         stride = contiguous(size) if taken.layout is None else taken.layout.stride
         return torch.empty_strided(size, stride, dtype=taken.dtype, device="meta")
     if isinstance(taken, Number):
-        return call.numbers[taken.index]
+        return 1.0 if taken.kind is torch.SymFloat else call.numbers[taken.index]
     if isinstance(taken, tuple):
         if len(taken) == 2 and isinstance(taken[0], type):
             return taken[1]
@@ -241,6 +247,8 @@ def build(op: Functional, call: Call) -> Callable[..., Any]:
     template_args, template_kwargs, arrays = call.args, call.kwargs, len(call.arrays)
     common = promotion.common([_meta(call, a) for a in (*template_args, *template_kwargs.values())]) if lowering.promotes else None
 
+    lengths: list[int] = []  # of the lists among the results, known once the program is traced
+
     def compute(*inputs: Any) -> Any:
         keys, values = inputs[: lowering.random], inputs[lowering.random :]
         held, numbers = values[:arrays], values[arrays:]
@@ -262,12 +270,13 @@ def build(op: Functional, call: Call) -> Callable[..., Any]:
 
         out = lowering.compute(*keys, *map(given, template_args), **{n: given(v) for n, v in template_kwargs.items()})
         flat = [out] if isinstance(out, (jax.Array, torch.Tensor)) or not isinstance(out, (list, tuple)) else _flat(out)
+        lengths[:] = [len(o) if isinstance(o, (list, tuple)) else 1 for o in (out if isinstance(out, (list, tuple)) else ())]
         if lowering.torch_code:
             flat = [_read_back(o) for o in flat]
         return _conform(op.name, flat, promised)
 
     run = compute if lowering.concrete else jax.jit(compute, inline=True)
-    shapes = _structure(op.op)
+    shapes = _structure(op.op, lengths)
 
     def program(*inputs: Any) -> Any:
         return shapes([None if a is None else _made(a, r) for a, r in zip(*run_with(inputs), strict=True)])
@@ -336,7 +345,7 @@ def _conform(name: str, flat: list[Any], promised: list[Result | None] | None) -
     return out
 
 
-def _structure(op: OpOverload) -> Callable[[list[Any]], Any]:
+def _structure(op: OpOverload, lengths: list[int]) -> Callable[[list[Any]], Any]:
     """From the flat results to what the overload returns: a tensor, a list, or a tuple of these."""
     kinds = [str(r.type) for r in op._schema.returns]
     if kinds == ["Tensor"]:
@@ -345,15 +354,12 @@ def _structure(op: OpOverload) -> Callable[[list[Any]], Any]:
         return lambda flat: flat
     if "List[Tensor]" not in kinds:
         return tuple
-    return lambda flat: _nested(flat, kinds)
+    return lambda flat: _nested(flat, kinds, lengths)
 
 
-def _nested(flat: list[Any], kinds: list[str]) -> tuple[Any, ...]:
-    singles = sum(kind == "Tensor" for kind in kinds)
-    length = (len(flat) - singles) // (len(kinds) - singles)
+def _nested(flat: list[Any], kinds: list[str], lengths: list[int]) -> tuple[Any, ...]:
     out, rest = [], list(flat)
-    for kind in kinds:
-        count = 1 if kind == "Tensor" else length
+    for kind, count in zip(kinds, lengths, strict=True):
         taken, rest = rest[:count], rest[count:]
         out.append(taken[0] if kind == "Tensor" else taken)
     return tuple(out)

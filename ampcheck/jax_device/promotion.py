@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
-from ampcheck.jax_device.dtypes import jax_dtype
+from ampcheck.jax_device.dtypes import jax_dtype, torch_dtype
 
 _LOW = (torch.float16, torch.bfloat16)
 
@@ -49,3 +49,16 @@ def convert(array: jax.Array, dtype: np.dtype) -> jax.Array:
     if jnp.issubdtype(array.dtype, jnp.complexfloating) and not jnp.issubdtype(dtype, jnp.complexfloating):
         array = (array != 0) if dtype == jnp.bool_ else array.real
     return array.astype(dtype)
+
+
+def common_of(operands: Iterable[Any]) -> np.dtype | None:
+    """`common` of arrays and traced numbers, inside a lowering; a traced number is a weakly typed array."""
+    return common([_stand_in(o) for o in operands])
+
+
+def _stand_in(operand: Any) -> Any:
+    if not isinstance(operand, jax.Array):
+        return operand
+    if operand.weak_type and not operand.shape:
+        return operand.dtype.type(1).item()
+    return torch.empty(operand.shape, dtype=torch_dtype(operand.dtype), device="meta")

@@ -1,11 +1,14 @@
 """Where random numbers come from: counter-based keys, so that a seed fixes what follows, also inside `jit`.
 
-The default generator is seeded by `torch.manual_seed`. An op may be given a CPU `torch.Generator` or this module's.
+The default generator is seeded by `torch.manual_seed`. An op may be given a CPU `torch.Generator`, which is drawn from, or
+this module's `Generator`, which says that it is the device's. `torch.Generator(device="jax")` cannot be had: PyTorch asks a C++ hook for it, which a device
+made in Python cannot provide (it raises `NotImplementedError`, naming `getNewGenerator`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 import torch
+
+_WORD = 2**64 - 1
 
 
 class State:
@@ -23,20 +28,63 @@ class State:
         self._lock = threading.Lock()
 
     def manual_seed(self, seed: int) -> None:
-        """Start the stream of that seed anew."""
+        """Start the stream of that seed anew. Raises RuntimeError for one outside [-2**63, 2**64)."""
+        if not -(2**63) <= seed <= _WORD:
+            raise RuntimeError(f"a seed lies between -2**63 and 2**64 - 1; this one is {seed}")
         with self._lock:
-            self.seed, self.drawn = seed, 0
+            self.seed, self.drawn = seed & _WORD, 0
 
     def key(self) -> np.ndarray[Any, np.dtype[np.uint32]]:
         """The next raw threefry key: two words mixed of seed and count on the host, without a device op."""
         with self._lock:
             self.drawn += 1
-            drawn = self.drawn
-        mixed = np.random.SeedSequence([self.seed & (2**64 - 1), drawn])
-        return mixed.generate_state(2, np.uint32)
+            seed, drawn = self.seed, self.drawn
+        return _mixed(seed, drawn)
+
+    def get_state(self) -> torch.Tensor:
+        """16 bytes, as a CPU uint8 tensor: the seed and the number of keys drawn."""
+        with self._lock:
+            words = np.array([self.seed, self.drawn], np.uint64)
+        return torch.from_numpy(words.view(np.uint8).copy())
+
+    def set_state(self, state: torch.Tensor) -> None:
+        """Go on from where `get_state` was called. Raises RuntimeError for what is no such state."""
+        if state.device.type != "cpu" or state.dtype is not torch.uint8 or state.shape != (16,):
+            raise RuntimeError(
+                "a jax random state is a CPU uint8 tensor of 16 elements; this one is "
+                f"{state.dtype} of shape {list(state.shape)} on {state.device}"
+            )
+        seed, drawn = state.numpy().copy().view(np.uint64)
+        with self._lock:
+            self.seed, self.drawn = int(seed), int(drawn)
+
+
+def _mixed(seed: int, drawn: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    return np.random.SeedSequence([seed & _WORD, drawn]).generate_state(2, np.uint32)
 
 
 default = State()
+
+
+class Generator(torch.Generator):
+    """A stream of random numbers of the jax device, apart from the default one: `torch.jax.Generator`.
+
+    Random ops of the device accept it as `generator=`. It is a CPU generator whose `device` says jax: an op draws its
+    JAX key from it, so `manual_seed`, `get_state` and the rest are the CPU generator's.
+    """
+
+    def __new__(cls, device: Any = "jax") -> Generator:
+        if torch.device(device).type != "jax":
+            raise RuntimeError(f"a torch.jax.Generator lives on the jax device, not on {device}")
+        return super().__new__(cls)
+
+    def __init__(self, device: Any = "jax") -> None:
+        super().__init__()
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The jax device."""
+        return torch.device("jax", 0)
 
 
 class _Traced(threading.local):
@@ -61,7 +109,8 @@ def traced(base: Any) -> Iterator[None]:
 def next_key(generator: torch.Generator | None) -> Any:
     """The raw key for one random op."""
     if generator is not None:
-        return np.asarray(torch.randint(2**32, (2,), generator=generator, dtype=torch.int64).numpy(), np.uint32)
+        drawn = torch.randint(2**32, (2,), generator=generator, dtype=torch.int64, device="cpu")
+        return np.asarray(drawn.numpy(), np.uint32)
     if _traced.base is not None:
         _traced.drawn += 1
         return jax.random.fold_in(_traced.base, _traced.drawn)

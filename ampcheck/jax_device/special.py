@@ -157,46 +157,16 @@ def _item(self: torch.Tensor) -> Any:
 
 @kernel("equal")
 def _equal(self: torch.Tensor, other: torch.Tensor) -> bool:
+    _check_same_device(self, other)
     if self.shape != other.shape:
         return False
     return bool(np.asarray(jnp.array_equal(transfer.values(self), transfer.values(other))))
 
 
-@kernel("resize_")
-def _resize(self: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
-    kept = memory_format not in (None, torch.contiguous_format, torch.preserve_format)
-    stride = torch.empty(size, device="meta", memory_format=memory_format).stride() if kept else None
-    return resize(self, size, stride)
-
-
-@kernel("set_.source_Storage_storage_offset")
-def _set(self: torch.Tensor, source: Any, storage_offset: int, size: Sequence[int], stride: Sequence[int] = ()) -> torch.Tensor:
-    stride = tuple(stride) if stride else contiguous(tuple(size))
-    whole = torch.empty(0, dtype=self.dtype, device="jax")
-    torch._C._set_storage(whole, source) if False else None
-    raise NotImplementedError
-
-
-@kernel("set_.source_Tensor")
-def _set_tensor(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    self.data = source
-    return self
-
-
-@kernel("set_")
-def _set_empty(self: torch.Tensor) -> torch.Tensor:
-    self.data = wrap(zeros((0,), self.dtype))
-    return self
-
-
-@kernel("as_strided")
-def _as_strided(self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> torch.Tensor:
-    """The alias; PyTorch's own kernel checks the bounds against a storage whose bytes it does not have."""
-    offset = self.storage_offset() if storage_offset is None else storage_offset
-    last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-    if 0 not in size and last >= contents(self).size:
+def _check_same_device(*tensors: torch.Tensor) -> None:
+    """Raises RuntimeError, worded as PyTorch's, where the tensors are on several devices."""
+    devices = sorted({str(t.device) for t in tensors})
+    if len(devices) > 1:
         raise RuntimeError(
-            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset} require "
-            f"{last + 1} elements and are out of bounds for storage of {contents(self).size} elements"
+            f"Expected all tensors to be on the same device, but found at least two devices, {devices[0]} and {devices[1]}!"
         )
-    return alias(self, size, stride, offset)

@@ -65,23 +65,24 @@ def contents(tensor: torch.Tensor) -> jax.Array:
     found = held(tensor)
     dtype = jax_dtype(tensor.dtype)
     if isinstance(found, Bytes):
-        return _from_bytes(found.array, dtype)
+        return from_bytes(found.array, dtype)
     if found.dtype == dtype:
         return found
-    found = storage_of(tensor).array = Bytes(_to_bytes(found))
-    return _from_bytes(found.array, dtype)
+    found = storage_of(tensor).array = Bytes(to_bytes(found))
+    return from_bytes(found.array, dtype)
 
 
 def store(tensor: torch.Tensor, array: jax.Array) -> None:
     """Make `array` the storage's values: as many elements of the tensor's dtype as the storage has."""
     storage = storage_of(tensor)
     if isinstance(getattr(storage, "array", None), Bytes):
-        storage.array = Bytes(_to_bytes(array))
+        storage.array = Bytes(to_bytes(array))
     else:
         storage.array = array
 
 
-def _to_bytes(array: jax.Array) -> jax.Array:
+def to_bytes(array: jax.Array) -> jax.Array:
+    """The array's values as flat uint8, in the machine's byte order."""
     import jax.numpy as jnp
 
     if array.dtype == jnp.bool_:
@@ -91,7 +92,8 @@ def _to_bytes(array: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(array.reshape(-1), jnp.uint8).reshape(-1)
 
 
-def _from_bytes(array: jax.Array, dtype: Any) -> jax.Array:
+def from_bytes(array: jax.Array, dtype: Any) -> jax.Array:
+    """Flat uint8 as a flat array of a dtype; bytes that make no whole element are left out."""
     import jax.numpy as jnp
 
     if dtype == jnp.uint8:
@@ -99,7 +101,7 @@ def _from_bytes(array: jax.Array, dtype: Any) -> jax.Array:
     if dtype == jnp.bool_:
         return array.astype(jnp.bool_)
     if jnp.issubdtype(dtype, jnp.complexfloating):
-        parts = _from_bytes(array, jnp.finfo(dtype).dtype).reshape(-1, 2)
+        parts = from_bytes(array, jnp.finfo(dtype).dtype).reshape(-1, 2)
         return jax.lax.complex(parts[:, 0], parts[:, 1])
     size = dtype.itemsize
     whole = array[: array.size // size * size]

@@ -15,7 +15,9 @@ import torch
 from ampcheck.jax_device.dtypes import jax_dtype
 from ampcheck.jax_device.layout import Layout, contiguous, read, settled, write
 from ampcheck.jax_device.promotion import convert
-from ampcheck.jax_device.storage import alias, contents, storage_of, store
+from ampcheck.jax_device.storage import META, Bytes, contents, from_bytes, storage_of, store, to_bytes
+
+_meta_set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 
 
 def assign(target: Any, values: Any) -> Any:
@@ -79,10 +81,29 @@ def resize(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int] | No
     """Give the tensor another size in place, its storage growing where it must; what is new is zero."""
     size = tuple(size)
     stride = contiguous(size) if stride is None else tuple(stride)
-    needed = tensor.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-    grow(tensor, 0 if 0 in size else needed)
-    tensor.data = alias(tensor, size, stride, tensor.storage_offset())
+    return place(tensor, storage_of(tensor), tensor.storage_offset(), size, stride)
+
+
+def place(
+    tensor: torch.Tensor, source: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
+) -> torch.Tensor:
+    """Put the tensor, in place, somewhere on a device storage, which grows where it must; what is new is zero."""
+    _meta_set(META, tensor, source, offset, size, stride)
+    grow(tensor, 0 if 0 in size else offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)))
+    _adopt(source, tensor)
     return tensor
+
+
+def _adopt(source: Any, tensor: torch.Tensor) -> None:
+    """Keep the storage's values in the dtype and shape of a tensor that is all of it, for which reading is then free."""
+    found, dtype = source.array, jax_dtype(tensor.dtype)
+    raw = isinstance(found, Bytes)
+    nbytes = found.array.size if raw else found.size * found.dtype.itemsize
+    if nbytes != tensor.numel() * dtype.itemsize or tensor.storage_offset() or not tensor.is_contiguous():
+        return
+    if raw or found.dtype != dtype:
+        found = from_bytes(found.array if raw else to_bytes(found), dtype)
+    source.array = found.reshape(tuple(tensor.shape))
 
 
 def grow(tensor: torch.Tensor, elements: int) -> None:

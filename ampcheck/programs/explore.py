@@ -56,7 +56,9 @@ class Explorer:
         return compare(got, want)
 
     def script(self, program: Program) -> str:
-        """A program in plain torch."""
+        """A program in plain torch, or a comment where plain torch does not see the kernels of a device."""
+        if not self.devices[0].sees_composites:
+            return f"# A dispatch mode does not see the kernels of {self.devices[0].name}: run it with the pytest line."
         return render(program, self.devices)
 
     def explore(self, strategy: Callable[[Sequence[str]], SearchStrategy[Program]]) -> tuple[str, Program] | None:

@@ -138,6 +138,41 @@ def _made(op: OpOverload, call: Kernel, signature: _Signature, body: list[str], 
     return kernel
 
 
+def _call(op: OpOverload, signature: _Signature) -> Kernel:
+    """The fastest way to call an overload from the top of the dispatcher.
+
+    PyTorch's own Python function reads its arguments faster than the one every overload has. It chooses the overload by
+    them, and its defaults differ from the schema's for losses (`torch._C._nn.mse_loss` reduces nothing), so it is taken
+    where no other overload could be meant and every argument is given.
+    """
+    if "*rest" in signature.parameters or "**more" in signature.parameters:
+        return op._op
+    packet = op._overloadpacket
+    others = (getattr(packet, variant) for variant in packet.overloads())
+    if any(other is not op and _takes(other, op) for other in others):
+        return op._op
+    for home in (torch._C._VariableFunctions, torch._C._nn):
+        if op.namespace == "aten" and (found := getattr(home, op._opname, None)) is not None:
+            function: Kernel = found
+            return function
+    return op._op
+
+
+def _takes(other: OpOverload, op: OpOverload) -> bool:
+    """Whether a call of `op` could mean `other`: it needs no more positional arguments and no other keyword-only ones.
+
+    Overloads without tensors belong to TorchScript; PyTorch's Python functions do not have them.
+    """
+    required = [a for a in other._schema.arguments if not a.has_default_value()]
+    given = [a for a in op._schema.arguments if not a.kwarg_only]
+    named = {a.name for a in op._schema.arguments if a.kwarg_only}
+    return (
+        any(kind(a) for a in other._schema.arguments)
+        and sum(not a.kwarg_only for a in required) <= len(given)
+        and {a.name for a in required if a.kwarg_only} <= named
+    )
+
+
 def _holds_tensors(argument: Any) -> bool:
     return kind(argument) is not None
 
@@ -145,19 +180,19 @@ def _holds_tensors(argument: Any) -> bool:
 def downcast(op: OpOverload, device_type: str, casts: Casts) -> Kernel:
     signature = _signature(op, _holds_tensors)
     bound = {"amp_dtype": torch.get_autocast_dtype, "type": device_type, "cast": casts.low, "cast_list": casts.low_list}
-    return _made(op, op._op, signature, ["to = amp_dtype(type)", *_casting(signature.values)], bound)
+    return _made(op, _call(op, signature), signature, ["to = amp_dtype(type)", *_casting(signature.values)], bound)
 
 
 def upcast(op: OpOverload, device_type: str, casts: Casts) -> Kernel:
     signature = _signature(op, _holds_tensors)
     bound = {"to": FLOAT32, "cast": casts.wide, "cast_list": casts.wide_list}
-    return _made(op, op._op, signature, _casting(signature.values), bound)
+    return _made(op, _call(op, signature), signature, _casting(signature.values), bound)
 
 
 def promote(op: OpOverload, device_type: str, casts: Casts) -> Kernel:
     signature = _signature(op, _holds_tensors)
     bound = {"widest": casts.widest, "cast": casts.wide, "cast_list": casts.wide_list}
-    return _made(op, op._op, signature, _promoting(signature.values), bound)
+    return _made(op, _call(op, signature), signature, _promoting(signature.values), bound)
 
 
 def optdtype(op: OpOverload, device_type: str, casts: Casts) -> Kernel:
@@ -166,7 +201,7 @@ def optdtype(op: OpOverload, device_type: str, casts: Casts) -> Kernel:
     place = next(n for n, a in enumerate(op._schema.arguments) if a.name == "dtype")
     name = "dtype" if op._schema.arguments[place].kwarg_only else f"a{place}"
     body = [f"if {name} is None and eligible(a0): {name} = wide"]
-    return _made(op, op._op, signature, body, {"eligible": casts.eligible, "wide": FLOAT32})
+    return _made(op, _call(op, signature), signature, body, {"eligible": casts.eligible, "wide": FLOAT32})
 
 
 def append(op: OpOverload, device_type: str, casts: Casts, other: OpOverload) -> Kernel:

@@ -90,11 +90,20 @@ def _existing(given: str) -> str:
     op = find(name)
     if op is not None:
         return overload_name(op)
-    known = torch._C._dispatch_get_all_op_names()
-    same_packet = sorted(other for other in known if other.partition(".")[0] == name.partition(".")[0])
-    close = same_packet[:5] or get_close_matches(name, known, n=3)
+    close = _similar(name)
     said = f"; did you mean {' or '.join(close)}?" if close else ""
     raise UsageError(f"overrides: torch {torch.__version__} has no overload {name}{said}")
+
+
+def _similar(name: str) -> list[str]:
+    """Overloads whose name is like a given one: those of the same op, else those of the op of the closest name."""
+    overloads: dict[str, list[str]] = {}
+    for known in sorted(torch._C._dispatch_get_all_op_names()):
+        overloads.setdefault(known.partition(".")[0], []).append(known)
+    for packet in get_close_matches(name.partition(".")[0], overloads, n=1, cutoff=0.7):
+        found = [known for known in overloads[packet] if "out" not in known.partition(".")[2]]
+        return get_close_matches(name, found, n=3, cutoff=0.0)
+    return []
 
 
 def _planned(name: str, policy: str) -> Planned:

@@ -116,7 +116,8 @@ def register_autocast(
         overrides: other policies for single overloads, e.g. `{"aten::softmax.int": "upcast"}`: "downcast", "upcast",
             "optdtype", "append", "promote", "banned", or "fallthrough" for none. `aten::` may be left out; overloads of
             other namespaces can be given a policy too.
-        dtypes: the lower precisions a region may have, for a device module without `get_amp_supported_dtype`.
+        dtypes: the lower precisions a region may have. A device module that has `get_amp_supported_dtype` says it
+            itself, and what is given here must agree.
 
     Returns: a handle whose `unregister()` puts everything back.
 
@@ -171,6 +172,9 @@ def _check_free(made: Plan) -> None:
 def _state_supported(module: Any, device: str, dtypes: tuple[torch.dtype, ...]) -> Callable[[], None]:
     """Give a device module that lacks it the function `torch.autocast` asks for the dtypes; returns the way back."""
     if hasattr(module, _SUPPORTED):
+        own = getattr(module, _SUPPORTED)()
+        if dtypes != DTYPES and set(dtypes) != set(own):
+            raise UsageError(f"torch.{device}.{_SUPPORTED}() says {own}; leave dtypes out, or give the same")
         return lambda: None
 
     def get_amp_supported_dtype() -> list[torch.dtype]:

@@ -28,7 +28,7 @@ def preamble(device: Device, modules: Sequence[str] = (), *, there: bool = True)
     `modules`: what `--device-module` named. `there`: False leaves out that absent hardware is said to be there.
     """
     if device.has_values or not device.name.startswith("virtual:"):
-        return ["import torch", *_backend(device, modules)]
+        return ["import torch", *device.setup, *_backend(device, modules)]
     lines = ["import torch", "from torch._subclasses.fake_tensor import FakeTensorMode"]
     if device.type == "cuda" and there:  # torch.autocast("cuda") switches itself off where CUDA is absent
         lines += [

@@ -31,7 +31,7 @@ MEMBERS = {
     "region": Member(
         """\
 def region(dtype=dtype, **options):
-    return torch.autocast(amp.type, dtype=dtype, **options)""",
+    return {region}(amp.type, dtype=dtype, **options)""",
         ("type", "dtype"),
     ),
     "rand": Member(
@@ -131,6 +131,19 @@ def received(overload, call):
     return tuple(leaf.got for leaf in kernel.leaves) if kernel else None""",
         ("recorder",),
     ),
+    "j2t": Member(
+        """\
+def j2t(fn, cast_inputs=None):
+    return j2t_autograd(fn, cast_inputs=cast_inputs) if cast_inputs else j2t_autograd(fn)"""
+    ),
+    "close": Member(
+        """\
+def close(what, got, want, tolerance=1e-5):
+    host = got.detach().cpu()
+    same = host.shape == want.shape and host.dtype == want.dtype
+    right = same and bool(((host - want).abs() <= tolerance * (1 + want.abs())).all())
+    print("ok  " if right else "FAIL", what, "| got", host, "| expected", want)"""
+    ),
     "copies": Member(
         """\
 class Copies(TorchDispatchMode):
@@ -187,7 +200,7 @@ def policies():  # what PyTorch documents for those of its ops that are asked ab
         """\
 def autocast(dtype=None, **options):
     dtypes = {{"fp16": torch.float16, "bf16": torch.bfloat16, None: None}}
-    return torch.autocast(amp.type, dtype=dtypes[dtype], **options)""",
+    return {region}(amp.type, dtype=dtypes[dtype], **options)""",
         ("type",),
     ),
     "device.running": Member("running = nullcontext", fake="running = lambda: fake"),
@@ -202,7 +215,7 @@ def host(tensor):
 """Members of `amp`, and behind `device.` those of its device. "recorder": that of `ampcheck.repro.snippets`."""
 
 
-_MAKES = "    return torch.autocast("
+_MAKES = "    return {region}("
 THERE = """\
 @contextmanager
 def there():  # torch.autocast("cuda") switches itself off where CUDA is absent

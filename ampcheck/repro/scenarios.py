@@ -56,7 +56,7 @@ def of_scenario(
         return _program(body, device, dtype, params, modules, ran)
     except Unreproducible as error:
         reason = f"This scenario needs {error}, for which plain torch has nothing: run it with the pytest line."
-        region = f"with torch.autocast({device.type!r}, dtype={dtype}):"
+        region = f"with {device.region}({device.type!r}, dtype={dtype}):"
         lines = [*preamble(device, modules), "", f"# {reason}", "# Its region is:", region, "    pass"]
         return "\n".join(lines)
 
@@ -73,12 +73,16 @@ def _program(
     found = plain(body, params, {_COMPARE, *_STAND_INS})
     blocks = [text for name in sorted(found.foreign) for text in _STAND_INS[name]]
     if found.replaced:
+        if not device.sees_composites:
+            raise Unreproducible(f"a comparison that {device.name} has no reference for")
         wanted, hidden = expected.of_scenario(body, _COMPARE, device, name_of(dtype), params) if ran else ({}, False)
         blocks.append(snippets.compare(device, wanted, hidden))
     text = "\n".join([*blocks, *found.helpers, found.code])
     used, attributes = _used(text)
     first = []
     if "observe(" in text or "Recorder" in text or members.needs_recorder(used):
+        if not device.sees_composites:
+            raise Unreproducible(f"the recorder of {device.name}, which stands inside of it")
         kernels = not {"received", "of", "kernels"}.isdisjoint(attributes)
         casts = not {"casts", "source"}.isdisjoint(attributes)
         first = [snippets.recorder(device, casts=casts, kernels=kernels)]
@@ -140,6 +144,7 @@ def _facts(device: Device, dtype: torch.dtype, text: str) -> dict[str, object]:
         "other": torch.float16 if dtype == torch.bfloat16 else torch.bfloat16,
         "default": DTYPES[device.default_amp],
         "default_amp": device.default_amp,
+        "region": device.region,
         "amp_dtypes": device.amp_dtypes,
         "has_values": device.has_values,
         "policies": {name: policy for name, policy in device.policies().items() if name in said},

@@ -88,6 +88,12 @@ _ALL = (
     Rule("exceptions", "an exception leaves a region unchanged, and the state from before the region is back", _PYTHON),
     Rule("modules", "a module in a region does what the functions it calls do there", _EXAMPLES),
     Rule(
+        "j2t",
+        "a JAX function made a PyTorch one has the values and gradients of the same function in PyTorch, to any order, "
+        "and receives what custom_fwd would give it",
+        "https://github.com/pytorch/xla/issues/9361",
+    ),
+    Rule(
         "reports",
         "what users reported as wrong, and PyTorch has neither promised nor mended, is as they ask",
         "https://github.com/pytorch/pytorch/issues",

@@ -83,6 +83,8 @@ def _new(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
 
 def _host(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor on the memory of a tensor's array."""
+    if tensor.layout != torch.strided:
+        raise NotImplementedError(f"{NAME} has no {tensor.layout} tensors")
     array = tensor.untyped_storage().array
     flat = torch.frombuffer(array, dtype=tensor.dtype) if array.size else torch.empty(0, dtype=tensor.dtype)
     held = flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
@@ -110,6 +112,12 @@ def _resize(tensor: torch.Tensor, size: Any, stride: Any = None, *, memory_forma
     return tensor
 
 
+def _as_strided_(tensor: torch.Tensor, size: Any, stride: Any, offset: int | None = None) -> torch.Tensor:
+    """What PyTorch's own does but for asking its storage, which is empty, whether there is room."""
+    tensor.data = aten.as_strided.default.redispatch(META, tensor, size, stride, offset)
+    return tensor
+
+
 def _on_device(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == NAME
 
@@ -129,10 +137,6 @@ _FUNCTIONS = {
 
 def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """The kernel of every op of the device."""
-    if torch.Tag.inplace_view in op.tags:  # Meta's own asks PyTorch's storage, which is empty, for room
-        twin = getattr(getattr(aten, op._opname.rstrip("_")), op._overloadname)
-        args[0].data = twin.redispatch(META, *args, **kwargs)
-        return args[0]
     if op.is_view:
         return op.redispatch(META, *args, **kwargs)
     if kwargs.get("device") is not None:
@@ -224,6 +228,7 @@ for _name, _kernel in {
     "empty.memory_format": _empty,
     "empty_strided": _empty_strided,
     "resize_": _resize,
+    "as_strided_": _as_strided_,
     "_thnn_fused_lstm_cell": _fused_lstm_cell,
     "_thnn_fused_gru_cell": _fused_gru_cell,
     "convolution_overrideable": _convolution,

@@ -5,11 +5,12 @@ Importing this imports neither jax nor torchax; they are imported when the first
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -46,6 +47,11 @@ class Jax(Device):
         import ampcheck.jax_device  # noqa: F401  # makes the device
 
         yield
+
+    def j2t(self, fn: Callable[..., Any], cast_inputs: torch.dtype | None = None) -> Callable[..., Any]:
+        from ampcheck.jax_device.interop import j2t_autograd
+
+        return j2t_autograd(fn, cast_inputs=cast_inputs)
 
     def synchronize(self) -> None:
         torch.jax.synchronize()  # type: ignore[attr-defined]  # the module exists once the device does

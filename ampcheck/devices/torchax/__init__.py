@@ -18,6 +18,7 @@ import torch
 from packaging.version import Version
 from torch.utils._mode_utils import no_dispatch
 
+from ampcheck.checks import Unsupported
 from ampcheck.devices.base import Device
 from ampcheck.inputs import host_tensor
 from ampcheck.observe import Observation
@@ -40,7 +41,7 @@ class TorchTorchax(Device):
     on_request = "it is a backend under test of its own, and what is known of it differs between its versions"
     backend = "torchax"
     sees_composites = False
-    setup = ("import torchax", "torchax.enable_globally()")
+    setup = ("import jax", "import torchax", 'jax.config.update("jax_enable_x64", True)', "torchax.enable_globally()")
 
     def unavailable(self) -> str | None:
         for package in ("jax", "torchax"):
@@ -91,9 +92,11 @@ class TorchTorchax(Device):
     def host(self, tensor: torch.Tensor) -> torch.Tensor:
         import torchax
 
+        if not hasattr(tensor, "jax"):  # some lowerings give tensors of the CPU
+            return tensor.detach()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # JAX's memory cannot be written; the copy made of it can
-            copied: torch.Tensor = torchax.default_env().j2t_copy(tensor.jax()).clone()  # type: ignore[attr-defined]
+            copied: torch.Tensor = torchax.default_env().j2t_copy(tensor.jax()).clone()
         return copied
 
     def seed(self) -> None:

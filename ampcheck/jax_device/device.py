@@ -1,0 +1,80 @@
+"""Which device, and what it is: the parts of `torch.jax` that ask of nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import torch
+
+from ampcheck.jax_device.memory import memory_stats
+
+
+def index_of(given: Any) -> int:
+    """The index of a device, given as one, by name or by index; None is the current one.
+
+    Raises RuntimeError for any but the one device, ValueError for a device of another type.
+    """
+    if given is None:
+        return 0
+    if isinstance(given, str):
+        given = torch.device(given)
+    if isinstance(given, torch.device):
+        if given.type != "jax":
+            raise ValueError(f"Expected a jax device, but got: {given}")
+        given = given.index or 0
+    if given not in (0, -1):
+        raise RuntimeError(f"invalid device ordinal {given}: there is one jax device, jax:0")
+    return 0
+
+
+class device:  # named as torch.cuda.device is
+    """Context manager: the device is the current one inside; there is one. Errors: as `index_of`."""
+
+    def __init__(self, device: Any = None) -> None:
+        self.idx = index_of(device)
+        self.prev_idx = -1
+
+    def __enter__(self) -> None:
+        self.prev_idx = 0
+
+    def __exit__(self, *_: Any) -> bool:
+        return False
+
+
+class device_of(device):
+    """Context manager: the device of a tensor is the current one inside."""
+
+    def __init__(self, obj: torch.Tensor) -> None:
+        super().__init__(obj.device if obj.device.type == "jax" else None)
+
+
+@dataclass(frozen=True)
+class Properties:
+    """What JAX says of the device."""
+
+    name: str
+    platform: str
+    index: int
+    process_index: int
+    total_memory: int | None
+    """Bytes that JAX may use; None where it knows no limit (CPU)."""
+
+
+def properties(device: Any = None) -> Properties:
+    """What JAX says of the device. Errors: as `index_of`."""
+    index_of(device)
+    found = jax.local_devices()[0]
+    total = memory_stats().get("bytes_limit")
+    return Properties(found.device_kind, found.platform, found.id, found.process_index, total)
+
+
+def capability(device: Any = None) -> tuple[int, int]:
+    """The CUDA compute capability of a GPU. Raises RuntimeError where JAX's device has none."""
+    index_of(device)
+    found = str(getattr(jax.local_devices()[0], "compute_capability", ""))
+    major, _, minor = found.partition(".")
+    if not (major.isdigit() and minor.isdigit()):
+        raise RuntimeError(f"a {jax.local_devices()[0].platform} device has no compute capability")
+    return int(major), int(minor)

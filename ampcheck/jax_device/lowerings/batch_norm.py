@@ -1,0 +1,161 @@
+"""Batch norm, its running statistics and its backward pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowerings.normalization import through, wanted
+from ampcheck.jax_device.lowerings.wide import wide, widened
+from ampcheck.jax_device.special import kernel
+from ampcheck.jax_device.writing import assign
+
+
+def _channels(input: Any, per_channel: Any) -> Any:
+    return per_channel.reshape(1, -1, *((1,) * (input.ndim - 2)))
+
+
+def _axes(input: Any) -> tuple[int, ...]:
+    return (0, *range(2, input.ndim))
+
+
+def _normalised(input: Any, weight: Any, bias: Any, mean: Any, rstd: Any) -> Any:
+    out = (input - _channels(input, mean)) * _channels(input, rstd)
+    out = out if weight is None else out * _channels(input, weight)
+    return out if bias is None else out + _channels(input, bias)
+
+
+def _statistics(input: Any, eps: float) -> tuple[Any, Any, Any]:
+    """Mean, variance (biased) and 1 / standard deviation of each channel."""
+    mean = jnp.mean(input, axis=_axes(input))
+    variance = jnp.mean(jnp.square(input - _channels(input, mean)), axis=_axes(input))
+    return mean, variance, jax.lax.rsqrt(variance + eps)
+
+
+@lower("_native_batch_norm_legit_functional")
+@widened
+def batch_norm(
+    input: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """(N, C, …) normalised per channel, the statistics it took, and the running statistics after it.
+
+    Without training it takes the running statistics, and saves none.
+    """
+    if not training:
+        none = jnp.zeros((0,), input.dtype)
+        out = _normalised(input, weight, bias, running_mean, jax.lax.rsqrt(running_var + eps))
+        return out, none, none, running_mean, running_var
+    mean, variance, rstd = _statistics(input, eps)
+    seen = math.prod(input.shape[d] for d in _axes(input))
+    unbiased = variance * (seen / max(seen - 1, 1))
+    out = _normalised(input, weight, bias, mean, rstd)
+    return (
+        out,
+        mean,
+        rstd,
+        None if running_mean is None else momentum * mean + (1 - momentum) * running_mean,
+        None if running_var is None else momentum * unbiased + (1 - momentum) * running_var,
+    )
+
+
+@lower("_native_batch_norm_legit.no_stats")
+@widened
+def batch_norm_without_running(
+    input: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    """Normalised by the batch's own statistics."""
+    mean, _, rstd = _statistics(input, eps)
+    return _normalised(input, weight, bias, mean, rstd), mean, rstd
+
+
+@lower("_native_batch_norm_legit_no_training")
+@widened
+def batch_norm_inference(
+    input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float
+) -> Any:
+    """Normalised by the running statistics."""
+    return batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
+
+
+@kernel("native_batch_norm")
+def native_batch_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """The forward pass; it writes the running statistics, which its schema does not say."""
+    from ampcheck.jax_device.install import computed
+
+    if running_mean is None or running_var is None:
+        return computed("_native_batch_norm_legit.no_stats")(input, weight, bias, training, momentum, eps)
+    taken = computed("_native_batch_norm_legit_functional")
+    *out, mean, variance = taken(input, weight, bias, running_mean, running_var, training, momentum, eps)
+    if training:
+        assign(running_mean, mean)
+        assign(running_var, variance)
+    return tuple(out)
+
+
+@lower("native_batch_norm_backward")
+@widened
+def batch_norm_backward(
+    grad_out: Any,
+    input: Any,
+    weight: Any,
+    running_mean: Any,
+    running_var: Any,
+    save_mean: Any,
+    save_invstd: Any,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> Any:
+    """The gradients of input, weight and bias that the mask asks for."""
+    mean, rstd = (save_mean, save_invstd) if train else (running_mean, jax.lax.rsqrt(running_var + eps))
+    mean, rstd = _channels(input, mean), _channels(input, rstd)
+    normal = (input - mean) * rstd
+    scaled = grad_out if weight is None else grad_out * _channels(input, weight)
+    return wanted(
+        output_mask,
+        through(scaled, normal, rstd, _axes(input)) if train else scaled * rstd,
+        jnp.sum(grad_out * normal, axis=_axes(input)),
+        jnp.sum(grad_out, axis=_axes(input)),
+    )
+
+
+@lower("batch_norm_backward")
+def batch_norm_backward_with_reserve(
+    grad_out: Any,
+    input: Any,
+    weight: Any,
+    running_mean: Any,
+    running_var: Any,
+    save_mean: Any,
+    save_var: Any,
+    update: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+    reserve: Any,
+) -> Any:
+    """The same; `reserve` is another backend's."""
+    return batch_norm_backward(
+        grad_out, input, weight, running_mean, running_var, wide(save_mean), wide(save_var), update, eps, output_mask
+    )

@@ -1,0 +1,101 @@
+"""Connectionist temporal classification: the loss over all alignments of a target to a sequence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowerings.wide import widened
+
+
+def _rows(targets: Any, lengths: Any, longest: int) -> Any:
+    """Targets as (N, longest), from that form or one after the other."""
+    if targets.ndim == 2:
+        return jnp.pad(targets, [(0, 0), (0, max(0, longest - targets.shape[1]))])[:, :longest]
+    ends = jnp.cumsum(lengths)
+    places = (ends - lengths)[:, None] + jnp.arange(longest)[None]
+    return jnp.take(targets, jnp.clip(places, 0, max(targets.size - 1, 0))) if targets.size else jnp.zeros(places.shape, targets.dtype)
+
+
+def _longest(targets: Any, lengths: Any) -> int:
+    if isinstance(lengths, (tuple, list)):
+        return max(lengths, default=0)
+    return int(np.max(np.asarray(lengths), initial=0))
+
+
+def _alphas(log_probs: Any, rows: Any, blank: int) -> Any:
+    """(N, T, 2 * longest + 1): the logarithm of the probability of all beginnings that end in a state at a time."""
+    count, longest = rows.shape
+    states = jnp.full((count, 2 * longest + 1), blank).at[:, 1::2].set(rows)
+    emitted = jnp.take_along_axis(log_probs.transpose(1, 0, 2), states[:, None, :].astype(jnp.int64), axis=2)
+    skips = jnp.zeros(states.shape, bool).at[:, 2:].set((states[:, 2:] != blank) & (states[:, 2:] != states[:, :-2]))
+    start = jnp.where(jnp.arange(states.shape[1]) < 2, emitted[:, 0], -jnp.inf)
+
+    def step(alpha: Any, now: Any) -> tuple[Any, Any]:
+        one = jnp.pad(alpha, [(0, 0), (1, 0)], constant_values=-jnp.inf)[:, :-1]
+        two = jnp.pad(alpha, [(0, 0), (2, 0)], constant_values=-jnp.inf)[:, : alpha.shape[1]]
+        new = _log_sum(alpha, one, jnp.where(skips, two, -jnp.inf)) + now
+        return new, new
+
+    _, later = jax.lax.scan(step, start, emitted[:, 1:].transpose(1, 0, 2))
+    return jnp.concatenate([start[:, None], later.transpose(1, 0, 2)], axis=1)
+
+
+def _log_sum(*terms: Any) -> Any:
+    """log(sum(exp)), whose gradient is zero, not nan, where every term is -inf."""
+    stacked = jnp.stack(terms)
+    peak = jax.lax.stop_gradient(jnp.max(stacked, axis=0))
+    dead = jnp.isneginf(peak)
+    shifted = jnp.exp(jnp.where(dead, -1.0, stacked - jnp.where(dead, 0, peak)))
+    return jnp.where(dead, -jnp.inf, jnp.log(jnp.sum(shifted, axis=0)) + jnp.where(dead, 0, peak))
+
+
+def _loss(log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int) -> tuple[Any, Any]:
+    longest = _longest(targets, target_lengths)
+    inputs, lengths = jnp.asarray(input_lengths, jnp.int64), jnp.asarray(target_lengths, jnp.int64)
+    alphas = _alphas(log_probs, _rows(targets, lengths, longest), blank)
+    last = jnp.take_along_axis(alphas, jnp.maximum(inputs - 1, 0)[:, None, None], axis=1)[:, 0]
+    end = jnp.take_along_axis(last, 2 * lengths[:, None], axis=1)[:, 0]
+    before = jnp.take_along_axis(last, jnp.maximum(2 * lengths - 1, 0)[:, None], axis=1)[:, 0]
+    total = _log_sum(end, jnp.where(lengths > 0, before, -jnp.inf))
+    empty = jnp.where(lengths == 0, 0.0, jnp.inf).astype(total.dtype)  # a sequence of no steps has only the empty target
+    return jnp.where(inputs == 0, empty, -total), alphas
+
+
+@lower("_ctc_loss")
+@widened
+def ctc_loss(
+    log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int = 0, zero_infinity: bool = False
+) -> Any:
+    """-log of the targets' probability by (T, N, C) log probabilities: (N), and the table of beginnings."""
+    return _loss(log_probs, targets, input_lengths, target_lengths, blank)
+
+
+@lower("_ctc_loss_backward")
+@widened
+def ctc_loss_backward(
+    grad: Any,
+    log_probs: Any,
+    targets: Any,
+    input_lengths: Any,
+    target_lengths: Any,
+    neg_log_likelihood: Any,
+    log_alpha: Any,
+    blank: int,
+    zero_infinity: bool = False,
+) -> Any:
+    """The gradient of the log probabilities as PyTorch defines it: exp(log_probs) less what the alignments expect.
+
+    It is that of the logits of which they are the log_softmax; after its own backward pass both agree.
+    """
+    _, vjp = jax.vjp(lambda x: _loss(x, targets, input_lengths, target_lengths, blank)[0], log_probs)
+    (by_likelihood,) = vjp(jnp.ones_like(neg_log_likelihood))
+    steps = jnp.arange(log_probs.shape[0])[:, None] < jnp.asarray(input_lengths, jnp.int64)[None]
+    expected = jnp.where(steps[..., None], jnp.exp(log_probs) + by_likelihood, 0) * grad[None, :, None]
+    if zero_infinity:
+        return jnp.where(jnp.isinf(neg_log_likelihood)[None, :, None], 0, expected)
+    return jnp.where(jnp.isinf(neg_log_likelihood)[None, :, None] & steps[..., None], jnp.nan, expected)

@@ -1,0 +1,118 @@
+"""Sampling an image at the places of a grid."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowerings.wide import pullback, widened
+
+_NEAREST, _BICUBIC = 1, 2  # interpolation modes; 0 is linear
+_BORDER, _REFLECTION = 1, 2  # padding modes; 0 is zeros
+_KEYS = -0.75
+
+
+def _place(normal: Any, length: int, align_corners: bool) -> Any:
+    """From [-1, 1] to elements."""
+    return (normal + 1) / 2 * (length - 1) if align_corners else ((normal + 1) * length - 1) / 2
+
+
+def _inside(place: Any, length: int, padding: int, align_corners: bool) -> Any:
+    """The place after padding; its gradient is zero where it was clipped, also on the edge itself."""
+    if padding == _REFLECTION:
+        low, span = (0.0, length - 1) if align_corners else (-0.5, length)
+        if span == 0:
+            return jnp.zeros_like(place)
+        distance = jnp.abs(place - low)
+        rest, turns = jax.lax.rem(distance, jnp.full_like(distance, span)), jnp.floor(distance / span)
+        place = jnp.where(turns % 2 == 0, rest, span - rest) + low
+    if padding in (_BORDER, _REFLECTION):
+        place = jax.lax.clamp(jnp.zeros((), place.dtype), place, jnp.asarray(length - 1, place.dtype))
+    return place
+
+
+def _fetch(flat: Any, size: Sequence[int], places: Sequence[Any]) -> Any:
+    """The values at whole places, zero outside. flat: (N, C, elements); places: (N, outputs) each."""
+    index: Any = 0
+    valid: Any = True
+    for place, length in zip(places, size, strict=True):
+        valid = valid & (place >= 0) & (place <= length - 1)
+        index = index * length + jnp.clip(jnp.nan_to_num(place), 0, length - 1).astype(jnp.int64)
+    index = jnp.broadcast_to(index[:, None], (*flat.shape[:2], index.shape[-1]))
+    return jnp.where(valid[:, None], jnp.take_along_axis(flat, index, axis=2), 0)
+
+
+def _cubic(x: Any) -> Any:
+    x = jnp.abs(x)
+    near = ((_KEYS + 2) * x - (_KEYS + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * _KEYS
+    return jnp.where(x <= 1, near, far)
+
+
+def _weighted(
+    flat: Any, size: Sequence[int], places: Sequence[Any], offsets: Sequence[int], weigh: Any, pad: Callable[[Any, int], Any]
+) -> Any:
+    out: Any = 0
+    floors = [jax.lax.stop_gradient(jnp.floor(p)) for p in places]
+    for corner in itertools.product(offsets, repeat=len(size)):
+        weight = math.prod(weigh(p - (f + c)) for p, f, c in zip(places, floors, corner, strict=True))
+        taken = _fetch(flat, size, [pad(f + c, n) for f, c, n in zip(floors, corner, size, strict=True)])
+        out = out + taken * weight[:, None]  # type: ignore[index]
+    return out
+
+
+@lower("grid_sampler_2d", "grid_sampler_3d", "_grid_sampler_2d_cpu_fallback")
+@widened
+def grid_sampler(input: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Any:
+    """(N, C, …) at the grid (N, …, dims), whose coordinates are x first and in [-1, 1]."""
+    size, shape = input.shape[2:], grid.shape[1:-1]
+    flat = input.reshape(*input.shape[:2], -1)
+    rows = grid.reshape(grid.shape[0], -1, len(size))
+    places = [_place(rows[..., len(size) - 1 - i], n, align_corners) for i, n in enumerate(size)]
+
+    def pad(place: Any, length: int) -> Any:
+        return _inside(place, length, padding_mode, align_corners)
+
+    if interpolation_mode == _BICUBIC:
+        out = _weighted(flat, size, places, (-1, 0, 1, 2), _cubic, pad)
+    else:
+        places = [pad(p, n) for p, n in zip(places, size, strict=True)]
+        if interpolation_mode == _NEAREST:
+            out = _fetch(flat, size, [jnp.round(p) for p in places])
+        else:
+            out = _weighted(flat, size, places, (0, 1), lambda x: 1 - jnp.abs(x), lambda p, _: p)
+    return out.reshape(*input.shape[:2], *shape)
+
+
+@lower("grid_sampler_2d_backward", "grid_sampler_3d_backward")
+@widened
+def grid_sampler_backward(
+    grad_output: Any,
+    input: Any,
+    grid: Any,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+    output_mask: Sequence[bool] = (True, True),
+) -> Any:
+    """The gradients of input and grid that the mask asks for."""
+
+    def forward(x: Any, g: Any) -> Any:
+        return grid_sampler(x, g, interpolation_mode, padding_mode, align_corners)
+
+    grads = pullback(forward, grad_output, input, grid)
+    return tuple(g if wanted else None for g, wanted in zip(grads, output_mask, strict=True))
+
+
+@lower("_grid_sampler_2d_cpu_fallback_backward")
+def grid_sampler_fallback_backward(
+    grad_output: Any, input: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Any:
+    """The gradients of input and grid."""
+    return grid_sampler_backward(grad_output, input, grid, interpolation_mode, padding_mode, align_corners)

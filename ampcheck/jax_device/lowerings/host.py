@@ -1,0 +1,67 @@
+"""Kernels that look at values, and so wait for the device; and strided forms of what PyTorch checks against C++ storages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from ampcheck.jax_device import transfer
+from ampcheck.jax_device.special import kernel
+
+# What an info other than 0 says (ATen/native/BatchLinearAlgebra.cpp, _linalg_check_errors), by what the API's name ends in.
+_POSITIVE = (
+    ("inv", "The diagonal element {} is zero, the inversion could not be completed because the input matrix is singular."),
+    ("solve", "The solver failed because the input matrix is singular."),
+    ("cholesky", "The factorization could not be completed because the input is not positive-definite "
+     "(the leading minor of order {} is not positive-definite)."),
+    ("svd", "The algorithm failed to converge because the input matrix is ill-conditioned or has too many repeated "
+     "singular values (error code: {})."),
+    ("eig", "The algorithm failed to converge because the input matrix is ill-conditioned or has too many repeated "
+     "eigenvalues (error code: {})."),
+    ("eigh", "The algorithm failed to converge because the input matrix is ill-conditioned or has too many repeated "
+     "eigenvalues (error code: {})."),
+    ("lu_factor", "U[{0},{0}] is zero and using it on lu_solve would result in a division by zero. If you still want to "
+     "perform the factorization, consider calling linalg.lu(A, pivot) or linalg.lu_factor_ex(A, pivot)"),
+)  # fmt: skip
+
+
+@kernel("_linalg_check_errors")
+def check_errors(info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
+    """Raises torch.linalg.LinAlgError for the first matrix whose decomposition failed.
+
+    Values that are being traced by JAX are not looked at: the results then hold nan or infinity.
+    """
+    array = transfer.values(info)
+    if isinstance(array, jax.core.Tracer):
+        return
+    found = np.asarray(array).reshape(-1)
+    if not found.any():
+        return
+    first = int(np.flatnonzero(found)[0])
+    code = int(found[first])
+    where = "" if is_matrix else f"(Batch element {first}): "
+    if code < 0:
+        raise RuntimeError(f"{api_name}: {where}Argument {-code} has illegal value. Most certainly there is a bug.")
+    says = next((text for ending, text in _POSITIVE if api_name.removeprefix("linalg.").startswith(ending)), None)
+    text = says.format(code) if says else f"The decomposition failed with error code {code}."
+    raise torch.linalg.LinAlgError(f"{api_name}: {where}{text}")
+
+
+@kernel("allclose")
+def allclose(
+    self: torch.Tensor, other: torch.Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> bool:
+    """Whether all elements are close, as `torch.isclose` says."""
+    return bool(torch.isclose(self, other, rtol, atol, equal_nan).all())
+
+
+@kernel("as_strided_copy")
+def as_strided_copy(
+    self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Any:
+    """A copy of what size, strides and offset name in the storage."""
+    return torch.as_strided(self, size, stride, storage_offset).clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,206 @@
+"""Reading and writing elements by index tensors and masks. Sums of lower precision are accumulated in float32.
+
+An index out of bounds cannot be an error in a compiled program: what is read there is nan (the least number of integer
+dtypes), and nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowerings.wide import wide
+
+MASKS = (jnp.bool_, jnp.uint8)
+
+
+def is_mask(index: Any) -> bool:
+    """Whether the index selects where it is true, rather than counting."""
+    return index is not None and index.dtype in MASKS
+
+
+def _spread(indices: Sequence[Any], places: Any) -> tuple[Any, ...]:
+    """The indices for jnp: a mask as the places where it is true, a missing one as the whole dimension."""
+    out: list[Any] = []
+    for index in indices:
+        if index is None:
+            out.append(slice(None))
+        elif is_mask(index):
+            out.extend(places(index != 0) if index.ndim else (index != 0,))
+        else:
+            out.append(index)
+    return tuple(out)
+
+
+@jax.jit
+def _read(self: Any, indices: tuple[Any, ...]) -> Any:
+    return self[tuple(slice(None) if index is None else index for index in indices)]
+
+
+@lower("index.Tensor")
+def index(self: Any, indices: Sequence[Any]) -> Any:
+    """The elements at the broadcast places. With a mask the shape depends on its values."""
+    if any(is_mask(i) for i in indices):
+        return self[_spread(indices, jnp.nonzero)]
+    return _read(self, tuple(indices))
+
+
+@lower("_unsafe_index.Tensor")
+def unsafe_index(self: Any, indices: Sequence[Any]) -> Any:
+    """`index` without masks."""
+    return _read(self, tuple(indices))
+
+
+def _count(self: Any, indices: Sequence[Any], values: Any) -> int:
+    """How many places a mask among the indices is to give: as many as what meets them, or at most all."""
+    masks = [i for i in indices if is_mask(i)]
+    lengths = [i.shape[-1] for i in indices if i is not None and not is_mask(i) and i.ndim]
+    given = [d for d, i in enumerate(indices) if i is not None]
+    adjacent = given[-1] - given[0] + 1 == len(given)
+    used = sum(1 if not is_mask(i) else i.ndim for i in indices if i is not None)
+    rest = self.ndim - used if not adjacent else self.ndim - used - given[0]
+    if values.ndim > rest:
+        lengths.append(values.shape[values.ndim - rest - 1])
+    return next((n for n in lengths if n != 1), max(m.size for m in masks))
+
+
+@lower("index_put", "_unsafe_index_put", "_index_put_impl")
+def index_put(
+    self: Any, indices: Sequence[Any], values: Any, accumulate: bool = False, unsafe: bool = False
+) -> Any:
+    """`self` with the values written, or added, at the broadcast places; where a mask is true, in order."""
+    masks = [i for i in indices if is_mask(i)]
+    if len(masks) == 1 == len(indices) and values.size == 1 and not accumulate:
+        mask = (masks[0] != 0).reshape(masks[0].shape + (1,) * (self.ndim - masks[0].ndim))
+        return jnp.where(mask, values.reshape(()), self)
+    count = _count(self, indices, values) if masks else 0
+    beyond = max(self.shape, default=1)
+
+    def places(mask: Any) -> tuple[Any, ...]:
+        return jnp.nonzero(mask, size=count, fill_value=beyond)
+
+    target = _spread(indices, places)
+    if not accumulate:
+        return self.at[target].set(values, mode="drop")
+    if self.dtype == jnp.bool_:
+        return self.at[target].max(values, mode="drop")
+    return wide(self).at[target].add(wide(values), mode="drop")
+
+
+@lower("index_select")
+def index_select(self: Any, dim: int, index: Any) -> Any:
+    """The slices along `dim` at the places in `index`."""
+    return jnp.take(self, index.reshape(-1), dim) if self.ndim else self
+
+
+def _along(self: Any, dim: int, index: Any) -> tuple[Any, ...]:
+    return (slice(None),) * (dim % self.ndim) + (index.reshape(-1),)
+
+
+def _shaped(self: Any, source: Any, index: Any) -> tuple[Any, Any]:
+    """`self` and `source` with at least one dimension."""
+    return (self, source) if self.ndim else (self.reshape(1), source.reshape(index.size))
+
+
+@lower("index_add")
+def index_add(self: Any, dim: int, index: Any, source: Any, *, alpha: Any = None) -> Any:
+    """`self` with `alpha` times the slices of `source` added at the places in `index`."""
+    flat, slices = _shaped(self, source, index)
+    if self.dtype == jnp.bool_:
+        return flat.at[_along(flat, dim, index)].max(slices, mode="drop").reshape(self.shape)
+    slices = wide(slices) if alpha is None else wide(slices) * alpha
+    return wide(flat).at[_along(flat, dim, index)].add(slices, mode="drop").reshape(self.shape)
+
+
+@lower("index_copy")
+def index_copy(self: Any, dim: int, index: Any, source: Any) -> Any:
+    """`self` with the slices of `source` at the places in `index`."""
+    flat, slices = _shaped(self, source, index)
+    return flat.at[_along(flat, dim, index)].set(slices, mode="drop").reshape(self.shape)
+
+
+@lower("index_fill.int_Scalar", "index_fill.int_Tensor")
+def index_fill(self: Any, dim: int, index: Any, value: Any) -> Any:
+    """`self` with `value` at the places in `index`."""
+    flat = self if self.ndim else self.reshape(1)
+    value = jnp.asarray(value).astype(self.dtype)
+    return flat.at[_along(flat, dim, index)].set(value, mode="drop").reshape(self.shape)
+
+
+@lower("masked_fill.Scalar", "masked_fill.Tensor")
+def masked_fill(self: Any, mask: Any, value: Any) -> Any:
+    """`value` where the mask is true."""
+    return jnp.where(mask, jnp.asarray(value).astype(self.dtype), self)
+
+
+@lower("masked_select", concrete=True)
+def masked_select(self: Any, mask: Any) -> Any:
+    """The elements where the broadcast mask is true, in order."""
+    shape = jnp.broadcast_shapes(self.shape, mask.shape)
+    return jnp.broadcast_to(self, shape)[jnp.broadcast_to(mask, shape)].reshape(-1)
+
+
+@lower("masked_scatter")
+def masked_scatter(self: Any, mask: Any, source: Any) -> Any:
+    """`self` with the elements of `source`, in order, where the broadcast mask is true."""
+    shape = jnp.broadcast_shapes(self.shape, mask.shape)
+    mask, self = jnp.broadcast_to(mask, shape), jnp.broadcast_to(self, shape)
+    if not source.size or not mask.size:
+        return self
+    order = jnp.cumsum(mask.reshape(-1).astype(jnp.int64)).reshape(shape) - 1
+    return jnp.where(mask, source.reshape(-1)[order].astype(self.dtype), self)
+
+
+@lower("masked_scatter_backward")
+def masked_scatter_backward(grad_output: Any, mask: Any, sizes: Sequence[int]) -> Any:
+    """The gradient of `masked_scatter` by a source of these sizes: the gradients under the mask, then zeros."""
+    shape = jnp.broadcast_shapes(grad_output.shape, mask.shape)
+    mask = jnp.broadcast_to(mask, shape).reshape(-1)
+    out = jnp.zeros(tuple(sizes), grad_output.dtype)
+    place = jnp.where(mask, jnp.cumsum(mask.astype(jnp.int64)) - 1, out.size)
+    taken = jnp.broadcast_to(grad_output, shape).reshape(-1)
+    return out.reshape(-1).at[place].set(taken, mode="drop").reshape(out.shape)
+
+
+@lower("take")
+def take(self: Any, index: Any) -> Any:
+    """The elements at places counted over all of `self`."""
+    return self.reshape(-1)[index]
+
+
+@lower("put")
+def put(self: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
+    """`self` with the elements of `source` written, or added, at places counted over all of it."""
+    index, source = index.reshape(-1), source.reshape(-1)
+    if not accumulate:
+        return self.reshape(-1).at[index].set(source, mode="drop").reshape(self.shape)
+    if self.dtype == jnp.bool_:
+        return self.reshape(-1).at[index].max(source, mode="drop").reshape(self.shape)
+    return wide(self).reshape(-1).at[index].add(wide(source), mode="drop").reshape(self.shape)
+
+
+@lower("nonzero", concrete=True)
+def nonzero(self: Any) -> Any:
+    """The places, a row each, of what is not zero."""
+    if not self.ndim:
+        return jnp.zeros((int(self != 0), 0), jnp.int64)
+    return jnp.stack(jnp.nonzero(self != 0), 1).astype(jnp.int64)
+
+
+@lower("nonzero_static")
+def nonzero_static(self: Any, *, size: int, fill_value: int = -1) -> Any:
+    """The first `size` places of what is not zero, a row each, then rows of `fill_value`."""
+    if not self.ndim or not self.size:
+        return jnp.full((size, self.ndim), fill_value, jnp.int64)
+    return jnp.stack(jnp.nonzero(self != 0, size=size, fill_value=fill_value), 1).astype(jnp.int64)
+
+
+@lower("repeat_interleave.Tensor", concrete=True)
+def repeat_interleave(repeats: Any, *, output_size: int | None = None) -> Any:
+    """The places 0, 1, …, each as often as `repeats` says."""
+    places = jnp.arange(repeats.shape[0], dtype=repeats.dtype)
+    return jnp.repeat(places, repeats, total_repeat_length=output_size)

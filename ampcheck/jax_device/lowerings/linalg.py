@@ -1,0 +1,182 @@
+"""Decompositions. They run where JAX has them: all on CPU, by LAPACK; `eig` on CPU only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ampcheck.jax_device.lowering import lower
+
+
+def transposed(values: Any) -> Any:
+    """The matrices transposed and conjugated."""
+    return jnp.conj(jnp.swapaxes(values, -1, -2))
+
+
+@lower("_linalg_svd")
+def svd(
+    A: Any, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
+) -> tuple[Any, Any, Any]:
+    """U, S and Vh; without vectors these are empty."""
+    rows, columns = A.shape[-2:]
+    if not A.size:
+        return _empty_svd(A, rows, columns, full_matrices, compute_uv)
+    if not compute_uv:
+        nothing = jnp.zeros(0, A.dtype)
+        return nothing, jnp.linalg.svd(A, compute_uv=False), nothing
+    left, values, right = jnp.linalg.svd(A, full_matrices=full_matrices)
+    return left, values, right
+
+
+def _empty_svd(A: Any, rows: int, columns: int, full: bool, compute_uv: bool) -> tuple[Any, Any, Any]:
+    """Of matrices without elements: identities, as far as they have columns."""
+    batch, least = A.shape[:-2], min(rows, columns)
+    values = jnp.zeros((*batch, least), A.real.dtype)
+    if not compute_uv:
+        return jnp.zeros(0, A.dtype), values, jnp.zeros(0, A.dtype)
+    left = jnp.broadcast_to(jnp.eye(rows, rows if full else least, dtype=A.dtype), (*batch, rows, rows if full else least))
+    size = (columns if full else least, columns)
+    return left, values, jnp.broadcast_to(jnp.eye(*size, dtype=A.dtype), (*batch, *size))
+
+
+@lower("_linalg_eigh")
+def eigh(A: Any, UPLO: str = "L", compute_v: bool = True) -> tuple[Any, Any]:
+    """Eigenvalues, ascending, and vectors of the matrix that one triangle gives."""
+    if not A.size:
+        return jnp.zeros(A.shape[:-1], A.real.dtype), A if compute_v else jnp.zeros(0, A.dtype)
+    if not compute_v:
+        lower_half = jnp.tril(A) if UPLO.upper() == "L" else transposed(jnp.triu(A))
+        return jnp.linalg.eigvalsh(lower_half + transposed(jnp.tril(lower_half, -1))), jnp.zeros(0, A.dtype)
+    values, vectors = jnp.linalg.eigh(A, UPLO=UPLO.upper(), symmetrize_input=False)
+    return values, vectors
+
+
+@lower("linalg_eig")
+def eig(self: Any) -> tuple[Any, Any]:
+    """Complex eigenvalues and vectors."""
+    if not self.size:
+        kind = jnp.result_type(self.dtype, jnp.complex64)
+        return jnp.zeros(self.shape[:-1], kind), jnp.zeros(self.shape, kind)
+    values, vectors = jnp.linalg.eig(self)
+    return values, vectors
+
+
+@lower("_linalg_eigvals")
+def eigvals(self: Any) -> Any:
+    """Complex eigenvalues."""
+    return jnp.linalg.eigvals(self) if self.size else eig(self)[0]
+
+
+@lower("linalg_qr")
+def qr(A: Any, mode: str = "reduced") -> tuple[Any, Any]:
+    """Q and R; with mode "r" Q is empty."""
+    rows, columns = A.shape[-2:]
+    if mode == "r":
+        if not A.size:
+            return jnp.zeros(0, A.dtype), jnp.zeros((*A.shape[:-2], min(rows, columns), columns), A.dtype)
+        return jnp.zeros(0, A.dtype), jnp.linalg.qr(A, mode="r")
+    if not A.size:
+        inner = rows if mode == "complete" else min(rows, columns)
+        q = jnp.broadcast_to(jnp.eye(rows, inner, dtype=A.dtype), (*A.shape[:-2], rows, inner))
+        return q, jnp.zeros((*A.shape[:-2], inner, columns), A.dtype)
+    q, r = jnp.linalg.qr(A, mode=mode)
+    return q, r
+
+
+@lower("geqrf")
+def geqrf(self: Any) -> tuple[Any, Any]:
+    """The QR decomposition as LAPACK stores it: R above, Householder vectors below, and their factors."""
+    if not self.size:
+        return self, jnp.zeros((*self.shape[:-2], min(self.shape[-2:])), self.dtype)
+    packed, factors = jnp.linalg.qr(self, mode="raw")
+    return jnp.swapaxes(packed, -1, -2), factors
+
+
+@lower("linalg_householder_product")
+def householder_product(input: Any, tau: Any) -> Any:
+    """The first columns of the product of the Householder reflections."""
+    return jax.lax.linalg.householder_product(input, tau) if input.size else input
+
+
+@lower("ormqr")
+def ormqr(self: Any, input2: Any, input3: Any, left: bool = True, transpose: bool = False) -> Any:
+    """The whole orthogonal matrix of Householder reflections times `input3`, from either side."""
+    if not self.size or not input3.size:
+        return input3
+    return jax.lax.linalg.ormqr(self, input2, input3, left=left, transpose=transpose)
+
+
+def failing_minor(A: Any, factor: Any) -> Any:
+    """0 where a Cholesky factor was found, else the order of the first leading minor that is not positive.
+
+    `A` has its lower triangle in use. Leading minors fail from some order on, so a binary search over them finds it.
+    """
+    failed = jnp.any(jnp.isnan(factor), (-1, -2))
+    size = A.shape[-1]
+
+    def halve(_: Any, bounds: tuple[Any, Any]) -> tuple[Any, Any]:
+        low, high = bounds
+        middle = (low + high) // 2
+        inside = jnp.arange(size) < middle[..., None]
+        both = inside[..., :, None] & inside[..., None, :]
+        minor = jnp.where(both, A, jnp.eye(size, dtype=A.dtype))
+        good = ~jnp.any(jnp.isnan(jax.lax.linalg.cholesky(minor, symmetrize_input=False)), (-1, -2))
+        return jnp.where(good & (low < high), middle + 1, low), jnp.where(good, high, middle)
+
+    def search() -> Any:
+        ones = jnp.ones(failed.shape, jnp.int32)
+        return jax.lax.fori_loop(0, size.bit_length(), halve, (ones, ones * size))[0]
+
+    order = jax.lax.cond(jnp.any(failed), search, lambda: jnp.zeros(failed.shape, jnp.int32))
+    return jnp.where(failed, order, 0)
+
+
+@lower("linalg_cholesky_ex")
+def cholesky_ex(self: Any, *, upper: bool = False, check_errors: bool = False) -> tuple[Any, Any]:
+    """The factor of the matrix that one triangle gives, and the order of the minor at which it fails."""
+    if not self.size:
+        return self, jnp.zeros(self.shape[:-2], jnp.int32)
+    half = transposed(self) if upper else self
+    factor = jax.lax.linalg.cholesky(half, symmetrize_input=False)
+    info = failing_minor(half, factor)
+    return transposed(factor) if upper else factor, info
+
+
+@lower("cholesky")
+def cholesky(self: Any, upper: bool = False) -> Any:
+    """The factor of the matrix that one triangle gives."""
+    return cholesky_ex(self, upper=upper)[0]
+
+
+@lower("cholesky_solve", "_cholesky_solve_helper")
+def cholesky_solve(self: Any, input2: Any, upper: bool = False) -> Any:
+    """The solution X of A X = self, given the Cholesky factor of A."""
+    batch = jnp.broadcast_shapes(self.shape[:-2], input2.shape[:-2])
+    right = jnp.broadcast_to(self, (*batch, *self.shape[-2:]))
+    factor = jnp.broadcast_to(input2, (*batch, *input2.shape[-2:]))
+    if not right.size:
+        return right
+    return jax.scipy.linalg.cho_solve((factor, not upper), right)
+
+
+@lower("cholesky_inverse")
+def cholesky_inverse(self: Any, upper: bool = False) -> Any:
+    """The inverse of A, given its Cholesky factor."""
+    return cholesky_solve(jnp.broadcast_to(jnp.eye(self.shape[-1], dtype=self.dtype), self.shape), self, upper)
+
+
+@lower("linalg_matrix_exp")
+def matrix_exp(self: Any) -> Any:
+    """The matrix exponential."""
+    if not self.size:
+        return self
+    return jax.scipy.linalg.expm(self, max_squarings=64) if self.shape[-1] > 1 else jnp.exp(self)
+
+
+@lower("linalg_cross", promotes=True)
+def cross(self: Any, other: Any, *, dim: int = -1) -> Any:
+    """The cross product along `dim`, which has three elements."""
+    self, other = jnp.broadcast_arrays(self, other)
+    return jnp.cross(self, other, axis=dim)

@@ -1,0 +1,207 @@
+"""Losses and their backward passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowerings.wide import MEAN, pullback, reduced, spread, widened
+
+_LOG_FLOOR = -100.0  # what binary_cross_entropy takes for the logarithm of zero
+_LEAST = 1e-12  # its least denominator in the backward pass
+
+
+@lower("mse_loss", promotes=True)
+@widened
+def mse_loss(self: Any, target: Any, reduction: int = MEAN) -> Any:
+    """(self - target) squared."""
+    return reduced(jnp.square(self - target), reduction)
+
+
+@lower("mse_loss_backward", promotes=True)
+@widened
+def mse_loss_backward(grad_output: Any, self: Any, target: Any, reduction: int) -> Any:
+    """The gradient of self."""
+    difference = self - target
+    return spread(grad_output, reduction, difference.size) * 2 * difference
+
+
+@lower("smooth_l1_loss", promotes=True)
+@widened
+def smooth_l1_loss(self: Any, target: Any, reduction: int = MEAN, beta: float = 1.0) -> Any:
+    """Quadratic where |self - target| < beta, linear beyond."""
+    distance = jnp.abs(self - target)
+    inner = 0.5 * distance * distance / beta if beta else distance
+    return reduced(jnp.where(distance < beta, inner, distance - 0.5 * beta), reduction)
+
+
+@lower("smooth_l1_loss_backward", promotes=True)
+@widened
+def smooth_l1_loss_backward(grad_output: Any, self: Any, target: Any, reduction: int, beta: float) -> Any:
+    """The gradient of self."""
+    difference = self - target
+    inner = difference / beta if beta else difference
+    slope = jnp.where(jnp.abs(difference) < beta, inner, jnp.sign(difference))
+    return spread(grad_output, reduction, difference.size) * slope
+
+
+@lower("huber_loss", promotes=True)
+@widened
+def huber_loss(self: Any, target: Any, reduction: int = MEAN, delta: float = 1.0) -> Any:
+    """smooth_l1_loss times delta."""
+    distance = jnp.abs(self - target)
+    return reduced(jnp.where(distance < delta, 0.5 * distance * distance, delta * (distance - 0.5 * delta)), reduction)
+
+
+@lower("huber_loss_backward", promotes=True)
+@widened
+def huber_loss_backward(grad_output: Any, self: Any, target: Any, reduction: int, delta: float) -> Any:
+    """The gradient of self."""
+    difference = self - target
+    slope = jnp.where(jnp.abs(difference) < delta, difference, delta * jnp.sign(difference))
+    return spread(grad_output, reduction, difference.size) * slope
+
+
+@lower("soft_margin_loss", promotes=True)
+@widened
+def soft_margin_loss(self: Any, target: Any, reduction: int = MEAN) -> Any:
+    """log(1 + exp(-target * self))."""
+    return reduced(jnp.log1p(jnp.exp(-target * self)), reduction)
+
+
+@lower("soft_margin_loss_backward", promotes=True)
+@widened
+def soft_margin_loss_backward(grad_output: Any, self: Any, target: Any, reduction: int) -> Any:
+    """The gradient of self."""
+    power = jnp.exp(-target * self)
+    return spread(grad_output, reduction, power.size) * -target * power / (power + 1)
+
+
+@lower("binary_cross_entropy")
+@widened
+def binary_cross_entropy(self: Any, target: Any, weight: Any = None, reduction: int = MEAN) -> Any:
+    """Of probabilities."""
+    yes = jnp.maximum(jnp.log(self), _LOG_FLOOR)
+    no = jnp.maximum(jnp.log1p(-self), _LOG_FLOOR)
+    losses = (target - 1) * no - target * yes
+    return reduced(losses if weight is None else losses * weight, reduction)
+
+
+@lower("binary_cross_entropy_backward")
+@widened
+def binary_cross_entropy_backward(
+    grad_output: Any, self: Any, target: Any, weight: Any = None, reduction: int = MEAN
+) -> Any:
+    """The gradient of the probabilities."""
+    grad = grad_output * (self - target) / jnp.maximum((1 - self) * self, _LEAST)
+    return spread(grad if weight is None else grad * weight, reduction, self.size)
+
+
+@lower("binary_cross_entropy_with_logits")
+@widened
+def binary_cross_entropy_with_logits(
+    self: Any, target: Any, weight: Any = None, pos_weight: Any = None, reduction: int = MEAN
+) -> Any:
+    """Of logits; `pos_weight` weighs the positive ones."""
+    softened = jnp.log1p(jnp.exp(-jnp.abs(self))) + jnp.maximum(-self, 0)  # -log(sigmoid(self))
+    scale = 1 if pos_weight is None else 1 + (pos_weight - 1) * target
+    losses = (1 - target) * self + scale * softened
+    return reduced(losses if weight is None else losses * weight, reduction)
+
+
+def _picked(self: Any, target: Any, weight: Any, ignore_index: int) -> tuple[Any, Any, Any]:
+    """The index of each target, made valid, the value there, and its weight, zero where ignored."""
+    axis = 1 if self.ndim > 1 else 0
+    kept = target != ignore_index
+    index = jnp.expand_dims(jnp.where(kept, target, 0).astype(jnp.int64), axis)
+    weights = jnp.ones((), self.dtype) if weight is None else weight[index.squeeze(axis)].astype(self.dtype)
+    value = jnp.take_along_axis(self, index, axis=axis).squeeze(axis)
+    return index, value, jnp.where(kept, weights, 0)
+
+
+@lower("nll_loss_forward", "nll_loss2d_forward")
+@widened
+def nll_loss(self: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Any:
+    """-self at each target class, weighted, and the sum of the weights. (C), (N, C) or (N, C, H, W)."""
+    _, value, weights = _picked(self, target, weight, ignore_index)
+    losses = jnp.where(weights == 0, 0, -value * weights) if weight is None else _weighted(value, weights, target, ignore_index)
+    if reduction == 0 and self.ndim > 1:
+        return losses, jnp.zeros((), self.dtype)
+    total = jnp.sum(weights)
+    if reduction == MEAN:
+        return jnp.sum(losses) / total, total
+    return jnp.sum(losses), total
+
+
+def _weighted(value: Any, weights: Any, target: Any, ignore_index: int) -> Any:
+    return jnp.where(target == ignore_index, 0, -value * weights)
+
+
+@lower("nll_loss_backward", "nll_loss2d_backward")
+@widened
+def nll_loss_backward(
+    grad_output: Any, self: Any, target: Any, weight: Any, reduction: int, ignore_index: int, total_weight: Any
+) -> Any:
+    """The gradient of self: minus the weight at each target class."""
+    axis = 1 if self.ndim > 1 else 0
+    index, _, weights = _picked(self, target, weight, ignore_index)
+    grad = grad_output / total_weight if reduction == MEAN else grad_output
+    grad = jnp.where(target == ignore_index, 0, -weights * grad)
+    classes = jnp.arange(self.shape[axis]).reshape([-1 if i == axis else 1 for i in range(self.ndim)])
+    return jnp.where(classes == index, jnp.expand_dims(grad, axis), 0).astype(self.dtype)
+
+
+@lower("multi_margin_loss")
+@widened
+def multi_margin_loss(
+    self: Any, target: Any, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = MEAN
+) -> Any:
+    """max(0, margin - self[target] + self)^p over the other classes, divided by their number."""
+    rows = self.reshape(-1, self.shape[-1]) if self.ndim else self.reshape(1, 1)
+    index = target.reshape(-1, 1)
+    violation = jnp.maximum(0, margin - jnp.take_along_axis(rows, index, axis=1) + rows)
+    violation = jnp.where(p == 1, violation, violation * violation)
+    if weight is not None:
+        violation = violation * weight[index]
+    others = jnp.arange(rows.shape[1])[None] != index
+    losses = jnp.sum(jnp.where(others, violation, 0), axis=1) / rows.shape[1]
+    return reduced(losses.reshape(target.shape if self.ndim > 1 else ()), reduction)
+
+
+@lower("multi_margin_loss_backward")
+@widened
+def multi_margin_loss_backward(
+    grad_output: Any, self: Any, target: Any, p: Any, margin: Any, weight: Any = None, reduction: int = MEAN
+) -> Any:
+    """The gradient of self."""
+    return pullback(lambda x: multi_margin_loss(x, target, p, margin, weight, reduction), grad_output, self)[0]
+
+
+@lower("multilabel_margin_loss_forward")
+@widened
+def multilabel_margin_loss(self: Any, target: Any, reduction: int) -> Any:
+    """max(0, 1 - (self[label] - self[other])) over labels and others, by classes; and which classes are labels.
+
+    A row's labels end at the first -1.
+    """
+    rows, labels = jnp.atleast_2d(self), jnp.atleast_2d(target)
+    listed = jnp.cumsum(labels < 0, axis=1) == 0
+    classes = jnp.arange(rows.shape[1])
+    is_label = jnp.any(listed[:, :, None] & (labels[:, :, None] == classes), axis=1)
+    of_label = jnp.take_along_axis(rows, jnp.where(listed, labels, 0), axis=1)
+    violation = jnp.maximum(0, 1 - (of_label[:, :, None] - rows[:, None, :]))
+    counted = listed[:, :, None] & ~is_label[:, None, :]
+    losses = jnp.sum(jnp.where(counted, violation, 0), axis=(1, 2)) / rows.shape[1]
+    losses = losses.reshape(()) if self.ndim < 2 else losses
+    return reduced(losses, reduction), is_label.astype(self.dtype).reshape(target.shape)
+
+
+@lower("multilabel_margin_loss_backward")
+@widened
+def multilabel_margin_loss_backward(
+    grad_output: Any, self: Any, target: Any, reduction: int, is_target: Any
+) -> Any:
+    """The gradient of self."""
+    return pullback(lambda x: multilabel_margin_loss(x, target, reduction)[0], grad_output, self)[0]

@@ -1,0 +1,138 @@
+"""Matrix products. The product itself is one XLA dot in the tensors' dtype, accumulated as the device does.
+
+`alpha` and `beta` multiply only where they are given: PyTorch leaves out what has its default. Then the dot gives float32
+for lower precision, so that the scaled sum is rounded once (ATen/native/cpu/BlasKernel.cpp computes in opmath_t).
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from ampcheck.jax_device.dtypes import jax_dtype
+from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowerings.wide import wide
+
+
+@lower("mm", "bmm", "mv", "dot")
+def matmul(self: Any, other: Any) -> Any:
+    """The product of matrices, batches of them, or vectors."""
+    return jnp.matmul(self, other)
+
+
+@lower("vdot")
+def vdot(self: Any, other: Any) -> Any:
+    """The product of two vectors, the first conjugated."""
+    return jnp.matmul(jnp.conj(self), other)
+
+
+@lower("mm.dtype", "bmm.dtype")
+def matmul_dtype(self: Any, mat2: Any, out_dtype: torch.dtype) -> Any:
+    """The product as the dot accumulated it, without rounding to the inputs' dtype."""
+    return jnp.matmul(self, mat2, preferred_element_type=jax_dtype(out_dtype))
+
+
+@lower("_int_mm")
+def int_mm(self: Any, mat2: Any) -> Any:
+    """The int32 product of int8 matrices."""
+    return jnp.matmul(self, mat2, preferred_element_type=jnp.int32)
+
+
+def scaled_sum(self: Any, product: Any, beta: Any, alpha: Any) -> Any:
+    """beta * self + alpha * product, where None is 1; with a beta of 0 `self` counts for nothing, nan included."""
+    if alpha is not None:
+        product = product * alpha
+    if beta is None:
+        return product + self
+    self = wide(self)
+    return product + jnp.where(jnp.asarray(beta) == 0, jnp.zeros_like(self), self * beta)
+
+
+def _accumulator(array: Any, beta: Any, alpha: Any) -> Any:
+    """The dtype the dot is to give: None leaves the inputs' own, where nothing is multiplied afterwards."""
+    return None if beta is None and alpha is None else _wide_dtype(array)
+
+
+def _wide_dtype(array: Any) -> Any:
+    return jnp.float32 if array.dtype in (jnp.float16, jnp.bfloat16) else array.dtype
+
+
+@lower("addmm", "addmv", "baddbmm")
+def addmm(self: Any, mat1: Any, mat2: Any, *, beta: Any = None, alpha: Any = None) -> Any:
+    """beta * self + alpha * mat1 @ mat2."""
+    product = jnp.matmul(mat1, mat2, preferred_element_type=_accumulator(mat1, beta, alpha))
+    return scaled_sum(self, product, beta, alpha)
+
+
+@lower("addmm.dtype", "baddbmm.dtype")
+def addmm_dtype(
+    self: Any, mat1: Any, mat2: Any, out_dtype: torch.dtype, *, beta: Any = None, alpha: Any = None
+) -> Any:
+    """beta * self + alpha * mat1 @ mat2 as the dot accumulated it, without rounding to the inputs' dtype."""
+    product = jnp.matmul(mat1, mat2, preferred_element_type=jax_dtype(out_dtype))
+    return scaled_sum(self.astype(product.dtype), product, beta, alpha)
+
+
+@lower("addbmm")
+def addbmm(self: Any, batch1: Any, batch2: Any, *, beta: Any = None, alpha: Any = None) -> Any:
+    """beta * self + alpha * the sum over the batch of batch1 @ batch2: one dot over batch and inner dimension."""
+    product = jax.lax.dot_general(
+        batch1, batch2, (((0, 2), (0, 1)), ((), ())), preferred_element_type=_accumulator(batch1, beta, alpha)
+    )
+    return scaled_sum(self, product, beta, alpha)
+
+
+@lower("addr", promotes=True)
+def addr(self: Any, vec1: Any, vec2: Any, *, beta: Any = None, alpha: Any = None) -> Any:
+    """beta * self + alpha * the outer product of two vectors."""
+    if self.dtype == jnp.bool_:
+        return addr_bool(self, vec1, vec2, beta, alpha)
+    scaled = alpha is not None or beta is not None
+    product = wide(vec1)[:, None] * wide(vec2)[None, :] if scaled else vec1[:, None] * vec2[None, :]
+    return jnp.broadcast_to(scaled_sum(self, product, beta, alpha), product.shape)
+
+
+def addr_bool(self: Any, vec1: Any, vec2: Any, beta: Any, alpha: Any) -> Any:
+    """`addr` of truth values: multiplying is "and", adding is "or"."""
+    product = vec1[:, None] & vec2[None, :]
+    if alpha is not None:
+        product = product & (jnp.asarray(alpha) != 0)
+    return product | (self if beta is None else self & (jnp.asarray(beta) != 0))
+
+
+@lower("_addmm_activation")
+def addmm_activation(
+    self: Any, mat1: Any, mat2: Any, *, beta: Any = None, alpha: Any = None, use_gelu: bool = False
+) -> Any:
+    """relu, or gelu by its tanh approximation, of addmm."""
+    out = addmm(self, mat1, mat2, beta=beta, alpha=alpha)
+    return jax.nn.gelu(wide(out), approximate=True) if use_gelu else jnp.maximum(out, 0)
+
+
+@lower("_trilinear")
+def trilinear(
+    i1: Any,
+    i2: Any,
+    i3: Any,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Any:
+    """The product of three tensors, each lacking the dimensions it is expanded in, summed over `sumdim`."""
+    total = i1.ndim + len(expand1)
+    labels = [
+        "".join(letter for d, letter in enumerate(string.ascii_letters[:total]) if d not in {e % total for e in expand})
+        for expand in (expand1, expand2, expand3)
+    ]
+    summed = {d % total for d in sumdim}
+    out = "".join(letter for d, letter in enumerate(string.ascii_letters[:total]) if d not in summed)
+    given = "".join(letter for letter in out if any(letter in label for label in labels))
+    product = jnp.einsum(f"{','.join(labels)}->{given}", i1, i2, i3, preferred_element_type=_wide_dtype(i1))
+    return jnp.expand_dims(product, [out.index(letter) for letter in out if letter not in given])

@@ -1,0 +1,162 @@
+"""Normalisations but batch norm, and their backward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowerings.wide import pullback, widened
+
+
+def _moments(array: Any, axes: Any, eps: Any) -> tuple[Any, Any]:
+    mean = jnp.mean(array, axis=axes, keepdims=True)
+    variance = jnp.mean(jnp.square(array - mean), axis=axes, keepdims=True)
+    return mean, jax.lax.rsqrt(variance + eps)
+
+
+def _affine(array: Any, weight: Any, bias: Any) -> Any:
+    if weight is not None:
+        array = array * weight
+    return array if bias is None else array + bias
+
+
+@lower("native_layer_norm")
+@widened
+def layer_norm(input: Any, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+    """Normalised over the last dimensions; with the mean and 1 / standard deviation."""
+    axes = tuple(range(input.ndim - len(normalized_shape), input.ndim))
+    mean, rstd = _moments(input, axes, eps)
+    return _affine((input - mean) * rstd, weight, bias), mean, rstd
+
+
+@lower("native_layer_norm_backward")
+@widened
+def layer_norm_backward(
+    grad_out: Any,
+    input: Any,
+    normalized_shape: Sequence[int],
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    bias: Any,
+    output_mask: Sequence[bool],
+) -> Any:
+    """The gradients of input, weight and bias that the mask asks for."""
+    first = input.ndim - len(normalized_shape)
+    axes, outer = tuple(range(first, input.ndim)), tuple(range(first))
+    shape = (*input.shape[:first], *((1,) * len(axes)))
+    normal = (input - mean.reshape(shape)) * rstd.reshape(shape)
+    by_input = through(grad_out if weight is None else grad_out * weight, normal, rstd.reshape(shape), axes)
+    return wanted(
+        output_mask,
+        by_input,
+        None if weight is None else jnp.sum(grad_out * normal, axis=outer),
+        None if bias is None else jnp.sum(grad_out, axis=outer),
+    )
+
+
+def through(grad: Any, normal: Any, rstd: Any, axes: Any) -> Any:
+    """The gradient of what was normalised over `axes` from the gradient of the normal values."""
+    centre = jnp.mean(grad, axis=axes, keepdims=True)
+    along = jnp.mean(grad * normal, axis=axes, keepdims=True)
+    return rstd * (grad - centre - normal * along)
+
+
+def wanted(mask: Sequence[bool], *grads: Any) -> tuple[Any, ...]:
+    """The gradients, None where the mask does not ask for one."""
+    return tuple(g if asked else None for g, asked in zip(grads, mask, strict=True))
+
+
+@lower("_fused_rms_norm")
+@widened
+def rms_norm(input: Any, normalized_shape: Sequence[int], weight: Any, eps: float | None) -> Any:
+    """Divided by the root of the mean square over the last dimensions; with 1 / that root."""
+    axes = tuple(range(input.ndim - len(normalized_shape), input.ndim))
+    eps = jnp.finfo(input.dtype).eps if eps is None else eps
+    rstd = jax.lax.rsqrt(jnp.mean(jnp.square(input), axis=axes, keepdims=True) + eps)
+    return _affine(input * rstd, weight, None), rstd
+
+
+@lower("_fused_rms_norm_backward")
+@widened
+def rms_norm_backward(
+    grad_out: Any, input: Any, normalized_shape: Sequence[int], rstd: Any, weight: Any, output_mask: Sequence[bool]
+) -> Any:
+    """The gradients of input and weight that the mask asks for."""
+    first = input.ndim - len(normalized_shape)
+    axes = tuple(range(first, input.ndim))
+    rstd = rstd.reshape(*input.shape[:first], *((1,) * len(axes)))
+    normal = input * rstd
+    grad = grad_out if weight is None else grad_out * weight
+    by_input = rstd * (grad - normal * jnp.mean(grad * normal, axis=axes, keepdims=True))
+    by_weight = None if weight is None else jnp.sum(grad_out * normal, axis=tuple(range(first)))
+    return wanted(output_mask, by_input, by_weight)
+
+
+@lower("native_group_norm")
+@widened
+def group_norm(input: Any, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float) -> Any:
+    """Normalised over each group of channels; with the means and 1 / standard deviations, (N, groups)."""
+    rows = input.reshape(N, group, C // group * HxW)
+    mean, rstd = _moments(rows, 2, eps)
+    normal = ((rows - mean) * rstd).reshape(N, C, HxW)
+    out = _affine(normal, _column(weight), _column(bias))
+    return out.reshape(input.shape), mean[..., 0], rstd[..., 0]
+
+
+def _column(per_channel: Any) -> Any:
+    return None if per_channel is None else per_channel.reshape(1, -1, 1)
+
+
+@lower("native_group_norm_backward")
+@widened
+def group_norm_backward(
+    grad_out: Any,
+    input: Any,
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    output_mask: Sequence[bool],
+) -> Any:
+    """The gradients of input, weight and bias that the mask asks for."""
+    mean, rstd = mean.reshape(N, group, 1), rstd.reshape(N, group, 1)
+    normal = (input.reshape(N, group, C // group * HxW) - mean) * rstd
+    grad = grad_out.reshape(N, C, HxW)
+    scaled = _affine(grad, _column(weight), None).reshape(normal.shape)
+    return wanted(
+        output_mask,
+        through(scaled, normal, rstd, 2).reshape(input.shape),
+        jnp.sum(grad * normal.reshape(grad.shape), axis=(0, 2)),
+        jnp.sum(grad, axis=(0, 2)),
+    )
+
+
+def _norms(v: Any, dim: int) -> Any:
+    return jnp.sqrt(jnp.sum(jnp.square(v), axis=tuple(d for d in range(v.ndim) if d != dim), keepdims=True))
+
+
+@lower("_weight_norm_interface")
+@widened
+def weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
+    """g * v / |v|, norms over all dimensions but `dim`; with the norms."""
+    norms = _norms(v, dim % v.ndim)
+    return v * (g / norms), norms
+
+
+@lower("_weight_norm_interface_backward")
+@widened
+def weight_norm_backward(grad_w: Any, saved_v: Any, saved_g: Any, saved_norms: Any, dim: int) -> Any:
+    """The gradients of v and g."""
+
+    def forward(v: Any, g: Any) -> Any:
+        return v * (g / _norms(v, dim % v.ndim))
+
+    return pullback(forward, grad_w, saved_v, saved_g)

@@ -1,0 +1,165 @@
+"""The fused optimizer steps of `torch.optim`: one program for all parameters of a group.
+
+The formulas are those of PyTorch's fused CUDA kernels (aten/src/ATen/native/cuda/fused_*): low precision computes in
+float32, the gradients are unscaled in place where a gradient scaler gives its scale, and a step in which it
+found a non-finite gradient changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from ampcheck.jax_device.lowering import lower
+
+_LOW = (jnp.float16, jnp.bfloat16)
+
+
+def _wide(x: Any) -> Any:
+    return x.astype(jnp.float32) if x.dtype in _LOW else x
+
+
+class _Step:
+    """What all fused steps share: unscaled gradients, and results kept back where the step is skipped."""
+
+    def __init__(self, maximize: bool, grad_scale: Any, found_inf: Any) -> None:
+        self.maximize, self.grad_scale, self.found_inf = maximize, grad_scale, found_inf
+
+    def gradient(self, grad: Any) -> tuple[Any, Any]:
+        """The gradient to store, and the one to step against."""
+        wide = _wide(grad)
+        wide = wide if self.grad_scale is None else wide / self.grad_scale.reshape(()).astype(wide.dtype)
+        return wide, -wide if self.maximize else wide
+
+    def kept(self, new: list[list[Any]], old: list[list[Any]]) -> tuple[list[Any], ...]:
+        """The new values in the dtypes of the old, or the old where a non-finite gradient was found."""
+        return tuple([self._one(n, o) for n, o in zip(ns, os, strict=True)] for ns, os in zip(new, old, strict=True))
+
+    def _one(self, new: Any, old: Any) -> Any:
+        new = new.astype(old.dtype)
+        return new if self.found_inf is None else jnp.where(self.found_inf.reshape(()) == 1, old, new)
+
+
+def _number(x: Any) -> Any:
+    """A learning rate given as a tensor, as a scalar."""
+    return x.reshape(()) if hasattr(x, "reshape") else x
+
+
+def _correction(beta: Any, step: Any) -> Any:
+    """1 - beta ** step, in float64: in float32 most digits of the first steps would cancel."""
+    return 1 - jnp.power(beta, step.reshape(()).astype(jnp.float64))
+
+
+def _adam(decoupled: bool) -> Callable[..., Any]:
+    def compute(
+        self: list[Any],
+        grads: list[Any],
+        exp_avgs: list[Any],
+        exp_avg_sqs: list[Any],
+        max_exp_avg_sqs: list[Any],
+        state_steps: list[Any],
+        *,
+        lr: Any,
+        beta1: Any,
+        beta2: Any,
+        weight_decay: float,
+        eps: float,
+        amsgrad: bool,
+        maximize: bool,
+        grad_scale: Any = None,
+        found_inf: Any = None,
+    ) -> tuple[list[Any], ...]:
+        step, lr = _Step(maximize, grad_scale, found_inf), _number(lr)
+        new: list[list[Any]] = [[], [], [], [], []]
+        for i, stored in enumerate(self):
+            param, dtype = _wide(stored), _wide(stored).dtype
+            unscaled, grad = step.gradient(grads[i])
+            if weight_decay and decoupled:
+                param = param - jnp.asarray(lr * weight_decay, dtype) * param
+            elif weight_decay:
+                grad = grad + weight_decay * param
+            mean = beta1 * _wide(exp_avgs[i]) + (1 - beta1) * grad
+            square = beta2 * _wide(exp_avg_sqs[i]) + (1 - beta2) * grad * grad
+            largest = jnp.maximum(_wide(max_exp_avg_sqs[i]), square) if amsgrad else square
+            size = jnp.asarray(lr / _correction(beta1, state_steps[i]), dtype)
+            root = jnp.sqrt(_correction(beta2, state_steps[i])).astype(dtype)
+            param = param - size * mean / (jnp.sqrt(largest) / root + eps)
+            for values, value in zip(new, (param, unscaled, mean, square, largest), strict=True):
+                values.append(value)
+        if not amsgrad:
+            new[4] = list(max_exp_avg_sqs)
+        return step.kept(new, [self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs])
+
+    return compute
+
+
+_ADAM = ("lr", "beta1", "beta2")
+lower("_fused_adam", "_fused_adam.tensor_lr", traced=_ADAM)(_adam(decoupled=False))
+lower("_fused_adamw", "_fused_adamw.tensor_lr", traced=_ADAM)(_adam(decoupled=True))
+
+
+@lower("_fused_sgd", "_fused_sgd.tensor_lr", traced=("lr", "momentum"))
+def sgd(
+    self: list[Any],
+    grads: list[Any],
+    momentum_buffer_list: list[Any],
+    *,
+    weight_decay: float,
+    momentum: Any,
+    lr: Any,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+    is_first_step: bool,
+    grad_scale: Any = None,
+    found_inf: Any = None,
+) -> tuple[list[Any], ...]:
+    """A step of stochastic gradient descent; without momentum the list of buffers is empty."""
+    step, lr = _Step(maximize, grad_scale, found_inf), _number(lr)
+    params, unscaled, buffers = [], [], []
+    for i, stored in enumerate(self):
+        param = _wide(stored)
+        kept, grad = step.gradient(grads[i])
+        if weight_decay:
+            grad = grad + weight_decay * param
+        if momentum_buffer_list:
+            buffer = grad if is_first_step else momentum * _wide(momentum_buffer_list[i]) + (1 - dampening) * grad
+            grad = grad + momentum * buffer if nesterov else buffer
+            buffers.append(buffer)
+        params.append(param - jnp.asarray(lr, param.dtype) * grad)
+        unscaled.append(kept)
+    return step.kept([params, unscaled, buffers], [self, grads, momentum_buffer_list])
+
+
+@lower("_fused_adagrad", "_fused_adagrad.tensor_lr", traced=("lr",))
+def adagrad(
+    self: list[Any],
+    grads: list[Any],
+    state_sums: list[Any],
+    state_steps: list[Any],
+    *,
+    lr: Any,
+    lr_decay: float,
+    weight_decay: float,
+    eps: float,
+    maximize: bool,
+    grad_scale: Any = None,
+    found_inf: Any = None,
+) -> tuple[list[Any], ...]:
+    """A step of Adagrad. With a number for `lr` PyTorch's schema says that it writes the steps too; it does not."""
+    step, rate = _Step(maximize, grad_scale, found_inf), _number(lr)
+    params, unscaled, sums = [], [], []
+    for i, stored in enumerate(self):
+        param = _wide(stored)
+        kept, grad = step.gradient(grads[i])
+        if weight_decay:
+            grad = grad + weight_decay * param
+        total = _wide(state_sums[i]) + grad * grad
+        size = rate / (1 + (state_steps[i].reshape(()).astype(jnp.float64) - 1) * lr_decay)
+        params.append(param - jnp.asarray(size, param.dtype) * grad / (jnp.sqrt(total) + eps))
+        unscaled.append(kept)
+        sums.append(total)
+    out = step.kept([params, unscaled, sums], [self, grads, state_sums])
+    return out if hasattr(lr, "weak_type") and not lr.weak_type else (*out, list(state_steps))

@@ -1,0 +1,204 @@
+"""Random numbers: each computation takes a JAX random key first.
+
+Low-precision results are computed in float32 and rounded once. As on CUDA, what a tensor argument holds (a probability
+outside [0, 1], a negative standard deviation) is not looked at; numbers are, in `lowerings/random_inplace.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ampcheck.jax_device.lowering import lower
+
+
+def wide(dtype: Any) -> Any:
+    """The dtype in which numbers for a tensor of `dtype` are drawn: float64 for float64 and complex128, else float32."""
+    return jnp.float64 if dtype in (jnp.float64, jnp.complex128) else jnp.float32
+
+
+def positive(key: Any, shape: Any, dtype: Any) -> Any:
+    """Uniform numbers of the open interval (0, 1)."""
+    return jax.random.uniform(key, shape, dtype, minval=jnp.finfo(dtype).tiny, maxval=1.0)
+
+
+@lower("uniform", random=True, traced=("from", "to"))
+def uniform(key: Any, self: Any, low: Any = 0.0, high: Any = 1.0) -> Any:
+    """Uniform numbers of [low, high); one that rounds to `high` becomes `low`."""
+    drawn = jax.random.uniform(key, self.shape, wide(self.dtype))
+    scaled = (low + drawn * (high - low)).astype(self.dtype)
+    return jnp.where(scaled < jnp.asarray(high).astype(self.dtype), scaled, jnp.asarray(low).astype(self.dtype))
+
+
+def standard_normal(key: Any, shape: Any, dtype: Any) -> Any:
+    """Normal numbers of mean 0 and variance 1; of a complex one each part has variance 1/2."""
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return jax.random.normal(key, shape, dtype)
+    return jax.random.normal(key, shape, wide(dtype))
+
+
+@lower("normal_functional", random=True, traced=("mean", "std"))
+def normal(key: Any, self: Any, mean: Any = 0.0, std: Any = 1.0) -> Any:
+    """Normal numbers; PyTorch adds the mean to both parts of a complex number."""
+    drawn = standard_normal(key, self.shape, self.dtype) * std
+    complex_ = jnp.issubdtype(self.dtype, jnp.complexfloating)
+    return drawn + (mean * jnp.asarray(1 + 1j, self.dtype) if complex_ else mean)
+
+
+@lower("normal.Tensor_Tensor", "normal.Tensor_float", "normal.float_Tensor", random=True, traced=("mean", "std"))
+def normal_of(key: Any, mean: Any, std: Any = 1.0) -> Any:
+    """Normal numbers of a mean and a standard deviation per element."""
+    given = [a.dtype for a in (mean, std) if getattr(a, "weak_type", True) is False]
+    shape = jnp.broadcast_shapes(jnp.shape(mean), jnp.shape(std))
+    return mean + std * standard_normal(key, shape, jnp.result_type(*given))
+
+
+@lower("bernoulli", random=True)
+def bernoulli(key: Any, self: Any) -> Any:
+    """1 with the probability that each element holds, else 0."""
+    return jax.random.uniform(key, self.shape, wide(self.dtype)) < self
+
+
+@lower("bernoulli.p", "bernoulli.Tensor", random=True, traced=("p",))
+def bernoulli_of(key: Any, self: Any, p: Any = 0.5) -> Any:
+    """1 with probability p, else 0."""
+    return jax.random.uniform(key, self.shape, wide(jnp.asarray(p).dtype)) < p
+
+
+@lower("exponential", random=True, traced=("lambd",))
+def exponential(key: Any, self: Any, lambd: Any = 1.0) -> Any:
+    """Exponential numbers, never 0."""
+    return -jnp.log(positive(key, self.shape, wide(self.dtype))) / lambd
+
+
+@lower("cauchy", random=True, traced=("median", "sigma"))
+def cauchy(key: Any, self: Any, median: Any = 0.0, sigma: Any = 1.0) -> Any:
+    """Cauchy numbers."""
+    return median + sigma * jnp.tan(jnp.pi * (positive(key, self.shape, wide(self.dtype)) - 0.5))
+
+
+@lower("log_normal", random=True, traced=("mean", "std"))
+def log_normal(key: Any, self: Any, mean: Any = 1.0, std: Any = 2.0) -> Any:
+    """Numbers whose logarithm is normal."""
+    return jnp.exp(mean + std * standard_normal(key, self.shape, self.dtype))
+
+
+@lower("geometric", random=True, traced=("p",))
+def geometric(key: Any, self: Any, p: Any) -> Any:
+    """How many trials of probability p it takes to succeed."""
+    trials = jnp.ceil(jnp.log(positive(key, self.shape, jnp.float64)) / jnp.log1p(-p))
+    return jnp.maximum(trials, 1.0)
+
+
+def _integers(key: Any, shape: Any, low: Any, span: Any) -> Any:
+    """`span` (uint64; 0 is all 2**64) integers from `low` on, as int64; the modulo's bias is below span / 2**64."""
+    bits = jax.random.bits(key, shape, jnp.uint64)
+    span = jnp.asarray(span).astype(jnp.uint64)
+    within = jnp.where(span == 0, bits, bits % jnp.maximum(span, 1))
+    return (within + jnp.asarray(low).astype(jnp.int64).astype(jnp.uint64)).astype(jnp.int64)
+
+
+def _largest(dtype: Any) -> int:
+    """The largest integer `random_()` gives: up to it a floating dtype holds every integer."""
+    if dtype == jnp.bool_:
+        return 1
+    if jnp.issubdtype(dtype, jnp.integer):
+        return int(jnp.iinfo(dtype).max)
+    return int(2 ** (jnp.finfo(dtype).nmant + 1))
+
+
+@lower("random", random=True)
+def integers(key: Any, self: Any) -> Any:
+    """Integers from 0 to the largest one that counts exactly in the dtype."""
+    return _integers(key, self.shape, 0, jnp.uint64(_largest(self.dtype) + 1))
+
+
+@lower("random.to", random=True, traced=("to",))
+def integers_to(key: Any, self: Any, to: Any) -> Any:
+    """Integers of [0, to)."""
+    return _integers(key, self.shape, 0, to)
+
+
+@lower("random.from", random=True, traced=("from", "to"))
+def integers_from(key: Any, self: Any, low: Any, to: Any) -> Any:
+    """Integers of [low, to), or up to the dtype's largest one."""
+    below = jnp.uint64(_largest(self.dtype) + 1) if to is None else jnp.asarray(to).astype(jnp.uint64)
+    return _integers(key, self.shape, low, below - jnp.asarray(low).astype(jnp.int64).astype(jnp.uint64))
+
+
+@lower("multinomial", random=True)
+def multinomial(key: Any, self: Any, num_samples: int, replacement: bool = False) -> Any:
+    """Indices drawn with the weights of the last dimension; without replacement by the largest of perturbed logarithms."""
+    logits = jnp.log(self.astype(wide(self.dtype)))
+    if replacement:
+        drawn = jax.random.categorical(key, logits, shape=(num_samples, *self.shape[:-1]))
+        return jnp.moveaxis(drawn, 0, -1)
+    perturbed = logits + jax.random.gumbel(key, logits.shape, logits.dtype)
+    return jax.lax.top_k(perturbed, num_samples)[1]
+
+
+@lower("poisson", random=True)
+def poisson(key: Any, self: Any) -> Any:
+    """Poisson counts of each element's rate."""
+    return jax.random.poisson(key, self.astype(wide(self.dtype)), self.shape, jnp.int64)
+
+
+@lower("binomial", random=True)
+def binomial(key: Any, count: Any, prob: Any) -> Any:
+    """How many of `count` trials of probability `prob` succeed."""
+    shape = jnp.broadcast_shapes(count.shape, prob.shape)
+    dtype = wide(count.dtype)
+    return jax.random.binomial(key, count.astype(dtype), prob.astype(dtype), shape, dtype)
+
+
+@lower("_standard_gamma", random=True)
+def standard_gamma(key: Any, self: Any) -> Any:
+    """Gamma numbers of each element's concentration and rate 1; never 0 in the dtype."""
+    drawn = jax.random.gamma(key, self.astype(wide(self.dtype)))
+    return jnp.maximum(drawn.astype(self.dtype), jnp.finfo(self.dtype).tiny)
+
+
+@lower("_standard_gamma_grad")
+def standard_gamma_grad(self: Any, output: Any) -> Any:
+    """The derivative of a gamma number by its concentration."""
+    dtype = wide(self.dtype)
+    return jax.lax.random_gamma_grad(self.astype(dtype), output.astype(dtype)).astype(self.dtype)
+
+
+@lower("_sample_dirichlet", random=True)
+def sample_dirichlet(key: Any, self: Any) -> Any:
+    """Dirichlet numbers of the concentrations in the last dimension."""
+    dtype = wide(self.dtype)
+    return jnp.exp(jax.nn.log_softmax(jax.random.loggamma(key, self.astype(dtype)), axis=-1)).astype(self.dtype)
+
+
+@lower("native_dropout", random=True, traced=("p",))
+def native_dropout(key: Any, input: Any, p: Any, train: bool | None) -> Any:
+    """The input with elements dropped with probability p and the rest scaled by 1 / (1 - p), and what was kept."""
+    if train is False:
+        return input, jnp.ones(input.shape, jnp.bool_)
+    kept = jax.random.uniform(key, input.shape, jnp.float32) >= p
+    scale = jnp.where(p == 1, 0.0, 1 / (1 - p))
+    return (input * kept.astype(input.dtype)) * scale.astype(input.dtype), kept
+
+
+@lower("native_dropout_backward", traced=("scale",))
+def native_dropout_backward(grad_output: Any, mask: Any, scale: Any) -> Any:
+    """The gradient of what was kept, scaled as the input was."""
+    return grad_output * mask.astype(grad_output.dtype) * scale
+
+
+@lower("rrelu_with_noise_functional", random=True)
+def rrelu_with_noise(
+    key: Any, self: Any, noise: Any, lower_: Any = 0.125, upper: Any = 1 / 3, training: bool = False
+) -> Any:
+    """Leaky relu whose slope is drawn per element in training, the mean slope otherwise; the slopes are the new noise."""
+    dtype = wide(self.dtype)
+    if not training:
+        slope = (jnp.asarray(lower_, dtype) + upper) / 2
+        return jnp.where(self <= 0, self * slope, self), noise
+    drawn = jax.random.uniform(key, self.shape, dtype) * (upper - lower_) + lower_
+    slopes = jnp.where(self <= 0, drawn, 1.0)
+    return self * slopes, slopes

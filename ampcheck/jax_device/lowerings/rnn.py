@@ -1,0 +1,75 @@
+"""The recurrent cells that PyTorch calls on a PrivateUse1 device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowerings.wide import widened
+
+
+def _sum(*terms: Any) -> Any:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total if term is None else total + term
+    return total
+
+
+@lower("_thnn_fused_lstm_cell")
+@widened
+def lstm_cell(input_gates: Any, hidden_gates: Any, cx: Any, input_bias: Any = None, hidden_bias: Any = None) -> Any:
+    """The new hidden and cell state, and the activated gates (input, forget, cell, output), from gates before bias."""
+    gates = _sum(input_gates, hidden_gates, input_bias, hidden_bias)
+    i, f, g, o = jnp.split(gates, 4, axis=-1)
+    i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
+    cy = f * cx + i * g
+    return o * jnp.tanh(cy), cy, jnp.concatenate([i, f, g, o], axis=-1)
+
+
+@lower("_thnn_fused_lstm_cell_backward_impl")
+@widened
+def lstm_cell_backward(grad_hy: Any, grad_cy: Any, cx: Any, cy: Any, workspace: Any, has_bias: bool) -> Any:
+    """The gradients of the gates, of the cell state and of each bias."""
+    i, f, g, o = jnp.split(workspace, 4, axis=-1)
+    squashed = jnp.tanh(cy)
+    by_hidden = jnp.zeros_like(cy) if grad_hy is None else grad_hy
+    by_cell = by_hidden * o * (1 - squashed * squashed)
+    by_cell = by_cell if grad_cy is None else by_cell + grad_cy
+    gates = jnp.concatenate(
+        [
+            by_cell * g * i * (1 - i),
+            by_cell * cx * f * (1 - f),
+            by_cell * i * (1 - g * g),
+            by_hidden * squashed * o * (1 - o),
+        ],
+        axis=-1,
+    )
+    return gates, by_cell * f, jnp.sum(gates, axis=0) if has_bias else None
+
+
+@lower("_thnn_fused_gru_cell")
+@widened
+def gru_cell(input_gates: Any, hidden_gates: Any, hx: Any, input_bias: Any = None, hidden_bias: Any = None) -> Any:
+    """The new hidden state, and what the backward pass takes: reset, update and new gates, hx, hidden part of new."""
+    ir, iz, i_new = jnp.split(_sum(input_gates, input_bias), 3, axis=-1)
+    hr, hz, h_new = jnp.split(_sum(hidden_gates, hidden_bias), 3, axis=-1)
+    r, z = jax.nn.sigmoid(ir + hr), jax.nn.sigmoid(iz + hz)
+    n = jnp.tanh(i_new + r * h_new)
+    return n + z * (hx - n), jnp.concatenate([r, z, n, hx, h_new], axis=-1)
+
+
+@lower("_thnn_fused_gru_cell_backward")
+@widened
+def gru_cell_backward(grad_hy: Any, workspace: Any, has_bias: bool) -> Any:
+    """The gradients of the input's gates, the hidden gates, the hidden state and the two biases."""
+    r, z, n, hx, h_new = jnp.split(workspace, 5, axis=-1)
+    by_z = grad_hy * (hx - n) * z * (1 - z)
+    by_n = grad_hy * (1 - z) * (1 - n * n)
+    by_r = by_n * h_new * r * (1 - r)
+    by_input = jnp.concatenate([by_r, by_z, by_n], axis=-1)
+    by_hidden = jnp.concatenate([by_r, by_z, by_n * r], axis=-1)
+    biases = (jnp.sum(by_input, axis=0), jnp.sum(by_hidden, axis=0)) if has_bias else (None, None)
+    return by_input, by_hidden, grad_hy * z, *biases

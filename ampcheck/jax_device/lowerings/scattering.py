@@ -1,0 +1,119 @@
+"""gather, scatter and their reductions: indices of the shape of what is moved. Sums are accumulated in float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowerings.wide import wide
+
+
+def _grid(index: Any, dim: int) -> tuple[Any, ...]:
+    """The place of each element of `index`, as `index` says along `dim` and its own in the other dimensions."""
+    dim %= index.ndim
+    own = [jax.lax.broadcasted_iota(jnp.int64, index.shape, d) for d in range(index.ndim)]
+    return (*own[:dim], index, *own[dim + 1 :])
+
+
+def _line(value: Any) -> Any:
+    return value if value.ndim else value.reshape(1)
+
+
+def _fitted(source: Any, index: Any) -> Any:
+    """The part of `source` that `index` speaks of; a number stands for all of it."""
+    source = jnp.asarray(source)
+    if not source.ndim:
+        return jnp.broadcast_to(source, index.shape)
+    return source[tuple(slice(0, n) for n in index.shape)]
+
+
+@lower("gather")
+def gather(self: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
+    """The elements that `index` names along `dim`."""
+    return _line(self)[_grid(_line(index), dim)].reshape(index.shape)
+
+
+@lower("scatter.src", "scatter.value")
+def scatter(self: Any, dim: int, index: Any, src: Any = None, *, value: Any = None) -> Any:
+    """`self` with the elements of `src` written where `index` says along `dim`."""
+    given = jnp.asarray(src if value is None else value).astype(self.dtype)
+    where = _line(index)
+    return _line(self).at[_grid(where, dim)].set(_fitted(given, where), mode="drop").reshape(self.shape)
+
+
+@lower("scatter_add")
+def scatter_add(self: Any, dim: int, index: Any, src: Any) -> Any:
+    """`self` with the elements of `src` added where `index` says along `dim`."""
+    return reduced(self, _grid(_line(index), dim), _fitted(src, _line(index)), "sum", True)
+
+
+@lower("scatter.reduce", "scatter.value_reduce")
+def scatter_with(self: Any, dim: int, index: Any, src: Any = None, *, reduce: str, value: Any = None) -> Any:
+    """`self` with the elements of `src` added or multiplied where `index` says along `dim`."""
+    given = _fitted(src if value is None else value, _line(index))
+    return reduced(self, _grid(_line(index), dim), given, {"add": "sum", "multiply": "prod"}[reduce], True)
+
+
+@lower("scatter_reduce.two")
+def scatter_reduce(
+    self: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True
+) -> Any:
+    """`self` with the elements of `src` combined where `index` says along `dim`."""
+    return reduced(self, _grid(_line(index), dim), _fitted(src, _line(index)), reduce, include_self)
+
+
+@lower("index_reduce")
+def index_reduce(
+    self: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
+) -> Any:
+    """`self` with the slices of `source` combined at the places in `index` along `dim`."""
+    where = (slice(None),) * (dim % max(self.ndim, 1)) + (index.reshape(-1),)
+    source = source if self.ndim else source.reshape(-1)
+    return reduced(self, where, source, reduce, include_self)
+
+
+def _neutral(dtype: Any, reduce: str) -> Any:
+    """What changes nothing when combined with."""
+    if reduce in ("sum", "mean", "add"):
+        return 0
+    if reduce in ("prod", "multiply"):
+        return 1
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.inf if reduce == "amin" else -jnp.inf
+    if dtype == jnp.bool_:
+        return reduce == "amin"
+    bounds = jnp.iinfo(dtype)
+    return bounds.max if reduce == "amin" else bounds.min
+
+
+def reduced(self: Any, where: tuple[Any, ...], source: Any, reduce: str, include_self: bool) -> Any:
+    """`self` with `source` combined at the places `where`: what was there takes part, or is replaced."""
+    values, source = _line(wide(self)), wide(source).astype(wide(self).dtype)
+    if not source.size:
+        return self
+    if not include_self:
+        values = values.at[where].set(jnp.asarray(_neutral(values.dtype, reduce), values.dtype), mode="drop")
+    at = values.at[where]
+    if self.dtype == jnp.bool_ and reduce != "mean":
+        out = at.max(source, mode="drop") if reduce in ("sum", "amax") else at.min(source, mode="drop")
+    elif reduce in ("sum", "mean"):
+        out = at.add(source, mode="drop")
+    elif reduce == "prod":
+        out = at.multiply(source, mode="drop")
+    else:
+        out = (at.max if reduce == "amax" else at.min)(source, mode="drop")
+    if reduce == "mean":
+        out = _over(out, where, source, include_self)
+    return out.reshape(self.shape)
+
+
+def _over(total: Any, where: tuple[Any, ...], source: Any, include_self: bool) -> Any:
+    """The totals over how many elements each is of; integers are divided downwards."""
+    count = jnp.full(total.shape, int(include_self), jnp.int64).at[where].add(1, mode="drop")
+    count = jnp.maximum(count, 1)
+    if jnp.issubdtype(total.dtype, jnp.integer):
+        return jnp.floor_divide(total, count.astype(total.dtype))
+    return total / count.astype(total.dtype)

@@ -1,0 +1,183 @@
+"""Places in sorted sequences, and counts: searchsorted, histograms, bincount."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ampcheck.jax_device.lowering import lower
+
+
+def insertion(ordered: Any, values: Any, right: bool, sorter: Any = None) -> Any:
+    """Where each of `values` goes in `ordered`, whose last dimension is sorted, before or after what equals it.
+
+    A binary search for all values at once, with ATen's comparisons (ATen/native/Bucketization.cpp), so that nan goes last.
+    """
+    length = ordered.shape[-1]
+    low, high = jnp.zeros(values.shape, jnp.int64), jnp.full(values.shape, length, jnp.int64)
+    if not length or not values.size:
+        return low
+    lines = (lambda line, places: line[places]) if ordered.ndim == 1 else _along_last
+
+    def halve(_: Any, bounds: tuple[Any, Any]) -> tuple[Any, Any]:
+        low, high = bounds
+        middle = (low + high) // 2
+        place = jnp.minimum(middle, length - 1)
+        found = lines(ordered, place if sorter is None else lines(sorter, place))
+        before = ~(found > values) if right else ~(found >= values)
+        before = before & (low < high)
+        return jnp.where(before, middle + 1, low), jnp.where(before, high, middle)
+
+    return jax.lax.fori_loop(0, length.bit_length(), halve, (low, high))[0]
+
+
+def _along_last(line: Any, places: Any) -> Any:
+    return jnp.take_along_axis(line, places, -1)
+
+
+@lower("searchsorted.Tensor", "searchsorted.Scalar", promotes=True)
+def searchsorted(
+    sorted_sequence: Any,
+    self: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Any = None,
+) -> Any:
+    """Where each value goes in the sorted sequence, or in the sequence sorted by the places in `sorter`."""
+    places = None if sorter is None else sorter.astype(jnp.int64)
+    return insertion(sorted_sequence, jnp.asarray(self), right or side == "right", places)
+
+
+@lower("bucketize.Tensor", "bucketize.Scalar", promotes=True)
+def bucketize(self: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Any:
+    """Where each value goes in the sorted boundaries."""
+    return insertion(boundaries, jnp.asarray(self), right)
+
+
+def _widened(low: Any, high: Any) -> tuple[Any, Any]:
+    """A range that is one number becomes one wide on both sides."""
+    return jnp.where(low == high, low - 1, low), jnp.where(low == high, high + 1, high)
+
+
+@lower("histc")
+def histc(self: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
+    """How many elements fall in each of `bins` equal intervals from `min` to `max`; from the least to the greatest
+    element where these are equal. What lies outside, and nan, is not counted."""
+    values = self.reshape(-1)
+    low, high = jnp.asarray(min).astype(self.dtype), jnp.asarray(max).astype(self.dtype)
+    if values.size:
+        given = low != high
+        low, high = jnp.where(given, low, jnp.min(values)), jnp.where(given, high, jnp.max(values))
+    low, high = _widened(low, high)
+    inside = (values >= low) & (values <= high)
+    place = jnp.where(inside, (values - low) / (high - low) * bins, bins + 1).astype(jnp.int64)
+    place = jnp.where(inside & (place == bins), bins - 1, place)
+    return jnp.zeros(bins, jnp.int64).at[place].add(inside.astype(jnp.int64), mode="drop")
+
+
+@lower("bincount", concrete=True)
+def bincount(self: Any, weights: Any = None, minlength: int = 0) -> Any:
+    """How often each number from 0 to the greatest occurs, or the sum of the weights where it does.
+
+    Raises RuntimeError for negative numbers.
+    """
+    if self.ndim != 1 or (self.size and int(self.min()) < 0):
+        raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+    if weights is not None and weights.shape != self.shape:
+        raise RuntimeError(f"weights should be 1-d and have the same length as input, {self.size}, not {weights.shape}")
+    length = max(int(self.max()) + 1 if self.size else 0, minlength)
+    if weights is None or not self.size and not weights.size:
+        return jnp.zeros(length, jnp.int64).at[self].add(1)
+    kept = weights if weights.dtype in (jnp.float32, jnp.float64) else weights.astype(jnp.float64)
+    return jnp.zeros(length, kept.dtype).at[self].add(kept)
+
+
+def _edges(values: Any, count: int, bounds: Sequence[float] | None) -> Any:
+    """The ends of `count` equal intervals over the values."""
+    if bounds is not None:
+        low, high = (jnp.asarray(b, values.dtype) for b in bounds)
+    elif values.size:
+        low, high = jnp.min(values), jnp.max(values)
+    else:
+        low, high = jnp.asarray(0, values.dtype), jnp.asarray(1, values.dtype)
+    low, high = _widened(low, high)
+    return jnp.linspace(low, high, count + 1, dtype=values.dtype)
+
+
+def _counted(points: Any, edges: Sequence[Any], weight: Any, density: bool) -> Any:
+    """The histogram of points, a row each, over the grid of the edges; the last interval holds its upper end."""
+    weights = jnp.ones(points.shape[0], points.dtype) if weight is None else weight.reshape(-1)
+    places = []
+    inside = jnp.ones(points.shape[0], jnp.bool_)
+    for d, edge in enumerate(edges):
+        column = points[:, d]
+        inside = inside & (column >= edge[0]) & (column <= edge[-1])
+        place = insertion(edge, column, right=True) - 1
+        places.append(jnp.clip(place, 0, edge.shape[0] - 2))
+    out = jnp.zeros([edge.shape[0] - 1 for edge in edges], points.dtype)
+    out = out.at[tuple(places)].add(jnp.where(inside, weights, jnp.zeros_like(weights)))
+    if not density:
+        return out
+    out = out / jnp.sum(out)
+    for d, edge in enumerate(edges):
+        out = out / jnp.diff(edge).reshape([-1 if i == d else 1 for i in range(out.ndim)])
+    return out
+
+
+@lower("histogram.bins_tensor")
+def histogram(self: Any, bins: Any, *, weight: Any = None, density: bool = False) -> tuple[Any, Any]:
+    """The histogram over the intervals between the given edges, and the edges."""
+    return _counted(self.reshape(-1, 1), [bins], weight, density), bins
+
+
+@lower("histogram.bin_ct")
+def histogram_count(
+    self: Any,
+    bins: int = 100,
+    *,
+    range: Sequence[float] | None = None,
+    weight: Any = None,
+    density: bool = False,
+) -> tuple[Any, Any]:
+    """The histogram over that many equal intervals, and their edges."""
+    return histogram(self, _edges(self, bins, range), weight=weight, density=density)
+
+
+@lower("_histogramdd_bin_edges")
+def histogramdd_edges(
+    self: Any,
+    bins: Sequence[int],
+    *,
+    range: Sequence[float] | None = None,
+    weight: Any = None,
+    density: bool = False,
+) -> list[Any]:
+    """The edges of equal intervals in each dimension of the points, which lie along the last one."""
+    points = self.reshape(-1, self.shape[-1])
+    return [
+        _edges(points[:, d], count, None if range is None else range[2 * d : 2 * d + 2]) for d, count in enumerate(bins)
+    ]
+
+
+@lower("_histogramdd_from_bin_cts")
+def histogramdd_count(
+    self: Any,
+    bins: Sequence[int],
+    *,
+    range: Sequence[float] | None = None,
+    weight: Any = None,
+    density: bool = False,
+) -> Any:
+    """The histogram over that many equal intervals in each dimension."""
+    return histogramdd(self, histogramdd_edges(self, bins, range=range), weight=weight, density=density)
+
+
+@lower("_histogramdd_from_bin_tensors")
+def histogramdd(self: Any, bins: Sequence[Any], *, weight: Any = None, density: bool = False) -> Any:
+    """The histogram over the grid of the given edges."""
+    return _counted(self.reshape(-1, self.shape[-1]), bins, weight, density)

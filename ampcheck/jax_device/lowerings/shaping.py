@@ -1,0 +1,146 @@
+"""Putting tensors together and turning them round, and the gradients of parts of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ampcheck.jax_device.layout import Layout, write
+from ampcheck.jax_device.lowering import lower
+
+
+@lower("cat", promotes=True)
+def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
+    """The tensors one after the other along `dim`; one of shape [0] goes with every shape."""
+    kept = [t for t in tensors if t.shape != (0,)] or list(tensors[:1])
+    return kept[0] if len(kept) == 1 else jnp.concatenate(kept, dim)
+
+
+@lower("stack", promotes=True)
+def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
+    """The tensors one after the other along a new dimension."""
+    return jnp.stack(tensors, dim)
+
+
+@lower("roll")
+def roll(self: Any, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
+    """The elements moved round along `dims`, or along the flattened tensor."""
+    if not self.size or not self.ndim:
+        return self
+    if not dims:
+        return jnp.roll(self.reshape(-1), shifts[0]).reshape(self.shape)
+    return jnp.roll(self, shifts, dims)
+
+
+@lower("flip")
+def flip(self: Any, dims: Sequence[int]) -> Any:
+    """The elements in reverse along `dims`."""
+    return jnp.flip(self, tuple(dims)) if self.ndim and dims else self
+
+
+@lower("rot90")
+def rot90(self: Any, k: int = 1, dims: Sequence[int] = (0, 1)) -> Any:
+    """The plane of `dims` turned by `k` right angles."""
+    return jnp.rot90(self, k, tuple(dims))
+
+
+@lower("repeat")
+def repeat(self: Any, repeats: Sequence[int]) -> Any:
+    """The tensor that often along each dimension, new ones in front."""
+    return jnp.tile(self, tuple(repeats)) if repeats else self
+
+
+def _part(ndim: int, dim: int, index: Any) -> tuple[Any, ...]:
+    return (slice(None),) * (dim % ndim) + (index,)
+
+
+def _slice(length: int, start: int | None, end: int | None, step: int) -> slice:
+    return slice(*slice(start, end, step).indices(length))
+
+
+@lower("slice_scatter")
+def slice_scatter(
+    self: Any, src: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Any:
+    """`self` with `src` in place of a slice."""
+    return self.at[_part(self.ndim, dim, _slice(self.shape[dim], start, end, step))].set(src)
+
+
+@lower("select_scatter")
+def select_scatter(self: Any, src: Any, dim: int, index: int) -> Any:
+    """`self` with `src` at one place along `dim`."""
+    return self.at[_part(self.ndim, dim, index)].set(src)
+
+
+def _on_diagonal(base: Any, src: Any, offset: int, dim1: int, dim2: int) -> Any:
+    """`base` with `src`, whose last dimension runs along it, on the diagonal of two dimensions."""
+    turned = jnp.moveaxis(base, (dim1, dim2), (-2, -1))
+    steps = jnp.arange(src.shape[-1])
+    out = turned.at[..., steps + max(-offset, 0), steps + max(offset, 0)].set(src)
+    return jnp.moveaxis(out, (-2, -1), (dim1, dim2))
+
+
+@lower("diagonal_scatter")
+def diagonal_scatter(self: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """`self` with `src` on a diagonal."""
+    return _on_diagonal(self, src, offset, dim1, dim2)
+
+
+@lower("diag_embed")
+def diag_embed(self: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+    """Zeros with the last dimension of `self` on the diagonal of two new dimensions."""
+    side, ndim = self.shape[-1] + abs(offset), self.ndim + 1
+    first, second = sorted((dim1 % ndim, dim2 % ndim))
+    size = list(self.shape[:-1])
+    size.insert(first, side)
+    size.insert(second, side)
+    return _on_diagonal(jnp.zeros(size, self.dtype), self, offset, dim1, dim2)
+
+
+@lower("as_strided_scatter")
+def as_strided_scatter(
+    self: Any, src: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Any:
+    """`self`, taken as contiguous, with `src` at the places that size, strides and offset name."""
+    return write(self, Layout(tuple(size), tuple(stride), storage_offset or 0), src)
+
+
+@lower("select_backward")
+def select_backward(grad_output: Any, input_sizes: Sequence[int], dim: int, index: int) -> Any:
+    """The gradient of one place along `dim`: zeros elsewhere."""
+    return select_scatter(jnp.zeros(tuple(input_sizes), grad_output.dtype), grad_output, dim, index)
+
+
+@lower("slice_backward")
+def slice_backward(
+    grad_output: Any, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
+) -> Any:
+    """The gradient of a slice: zeros elsewhere, by padding, which XLA fuses."""
+    dim %= len(input_sizes)
+    begin = _slice(input_sizes[dim], start, end, step).start
+    length = grad_output.shape[dim]
+    behind = input_sizes[dim] - begin - ((length - 1) * step + 1 if length else 0)
+    edges = [(begin, behind, step - 1) if d == dim else (0, 0, 0) for d in range(len(input_sizes))]
+    return jax.lax.pad(grad_output, jnp.zeros((), grad_output.dtype), edges)
+
+
+@lower("diagonal_backward")
+def diagonal_backward(grad_output: Any, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> Any:
+    """The gradient of a diagonal: zeros elsewhere."""
+    return _on_diagonal(jnp.zeros(tuple(input_sizes), grad_output.dtype), grad_output, offset, dim1, dim2)
+
+
+@lower("unfold_backward")
+def unfold_backward(grad_in: Any, input_sizes: Sequence[int], dim: int, size: int, step: int) -> Any:
+    """The gradient of windows of `size` every `step` along `dim`: each element's windows summed, in float32 at least."""
+    if not input_sizes:
+        return grad_in.reshape(())
+    dim %= len(input_sizes)
+    windows = jnp.moveaxis(jnp.moveaxis(grad_in, -1, 0), dim + 1, 0)  # [window, place in it, the rest]
+    wide = jnp.float32 if grad_in.dtype in (jnp.float16, jnp.bfloat16) else grad_in.dtype
+    places = jnp.arange(windows.shape[0])[:, None] * step + jnp.arange(size)[None, :]
+    out = jnp.zeros((input_sizes[dim], *windows.shape[2:]), wide).at[places].add(windows.astype(wide))
+    return jnp.moveaxis(out, 0, dim)

@@ -1,0 +1,209 @@
+"""LU decompositions and what is solved by them. Pivots count from 1, as LAPACK's do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowerings.linalg import transposed
+
+
+def factor(A: Any, pivot: bool = True) -> tuple[Any, Any, Any]:
+    """LU in one matrix, pivots from 0, and the row order they make."""
+    rows, columns = A.shape[-2:]
+    least = min(rows, columns)
+    order = jnp.broadcast_to(jnp.arange(rows, dtype=jnp.int32), (*A.shape[:-2], rows))
+    if not A.size:
+        return A, order[..., :least], order
+    if not pivot:
+        return _without_pivots(A), order[..., :least], order
+    lu, pivots, order = jax.lax.linalg.lu(A)
+    return lu, pivots, order
+
+
+def _without_pivots(A: Any) -> Any:
+    rows, columns = A.shape[-2:]
+
+    def eliminate(k: Any, lu: Any) -> Any:
+        below = jnp.arange(rows) > k
+        scale = jnp.where(below, lu[..., :, k] / lu[..., k, k][..., None], 0)
+        right = jnp.where(jnp.arange(columns) > k, lu[..., k, :], 0)
+        lu = lu - scale[..., :, None] * right[..., None, :]
+        return lu.at[..., :, k].set(jnp.where(below, scale, lu[..., :, k]))
+
+    return jax.lax.fori_loop(0, min(rows, columns), eliminate, A)
+
+
+def _info(lu: Any) -> Any:
+    """The first zero of U's diagonal, counted from 1; 0 where there is none."""
+    zero = jnp.diagonal(lu, axis1=-2, axis2=-1) == 0
+    if not zero.shape[-1]:
+        return jnp.zeros(zero.shape[:-1], jnp.int32)
+    return jnp.where(jnp.any(zero, -1), jnp.argmax(zero, -1) + 1, 0).astype(jnp.int32)
+
+
+@lower("linalg_lu_factor_ex")
+def lu_factor_ex(A: Any, *, pivot: bool = True, check_errors: bool = False) -> tuple[Any, Any, Any]:
+    """L and U in one matrix, the pivots, and the first pivot that is zero."""
+    lu, pivots, _ = factor(A, pivot)
+    return lu, pivots + 1, _info(lu)
+
+
+def _halves(lu: Any) -> tuple[Any, Any]:
+    rows, columns = lu.shape[-2:]
+    least = min(rows, columns)
+    left = jnp.tril(lu[..., :least], -1) + jnp.eye(rows, least, dtype=lu.dtype)
+    return left, jnp.triu(lu[..., :least, :])
+
+
+def _permutation(order: Any, dtype: Any) -> Any:
+    """The matrix P of A = P L U, from the row order of P.T A."""
+    return jnp.swapaxes(jax.nn.one_hot(order, order.shape[-1], dtype=dtype), -1, -2)
+
+
+@lower("linalg_lu")
+def lu(A: Any, *, pivot: bool = True) -> tuple[Any, Any, Any]:
+    """P, L and U; P is empty without pivoting."""
+    packed, _, order = factor(A, pivot)
+    left, right = _halves(packed)
+    return _permutation(order, A.dtype) if pivot else jnp.zeros(0, A.dtype), left, right
+
+
+def _order(pivots: Any, rows: int) -> Any:
+    """The row order that pivots, counted from 1, make."""
+    if not pivots.size:
+        return jnp.broadcast_to(jnp.arange(rows, dtype=jnp.int32), (*pivots.shape[:-1], rows))
+    return jax.lax.linalg.lu_pivots_to_permutation(pivots.astype(jnp.int32) - 1, rows)
+
+
+@lower("lu_unpack")
+def lu_unpack(
+    LU_data: Any, LU_pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple[Any, Any, Any]:
+    """P, L and U of a packed decomposition; empty what is not wanted."""
+    nothing = jnp.zeros(0, LU_data.dtype)
+    left, right = _halves(LU_data) if unpack_data else (nothing, nothing)
+    order = _permutation(_order(LU_pivots, LU_data.shape[-2]), LU_data.dtype) if unpack_pivots else nothing
+    return order, left, right
+
+
+def _triangular(a: Any, b: Any, *, upper: bool, unit: bool = False, adjoint: bool = False) -> Any:
+    """X of a X = b, or of the adjoint of `a`, which is triangular."""
+    return jax.lax.linalg.triangular_solve(
+        a, b, left_side=True, lower=not upper, unit_diagonal=unit, transpose_a=adjoint, conjugate_a=adjoint
+    )
+
+
+def _batched(a: Any, b: Any) -> tuple[Any, Any]:
+    batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return jnp.broadcast_to(a, (*batch, *a.shape[-2:])), jnp.broadcast_to(b, (*batch, *b.shape[-2:]))
+
+
+def _solved(lu: Any, order: Any, b: Any, adjoint: bool = False) -> Any:
+    """X of A X = b, or of the adjoint of A, from the packed decomposition and the row order."""
+    lu, b = _batched(lu, b)
+    if not b.size or not lu.size:
+        return jnp.zeros(b.shape, b.dtype)
+    order = jnp.broadcast_to(order, lu.shape[:-1])
+    if adjoint:
+        y = _triangular(lu, b, upper=True, adjoint=True)
+        y = _triangular(lu, y, upper=False, unit=True, adjoint=True)
+        return jnp.take_along_axis(y, jnp.argsort(order, -1)[..., None], -2)
+    y = _triangular(lu, jnp.take_along_axis(b, order[..., None], -2), upper=False, unit=True)
+    return _triangular(lu, y, upper=True)
+
+
+@lower("linalg_lu_solve")
+def lu_solve(LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint: bool = False) -> Any:
+    """X of A X = B, or X A = B, from the decomposition of A; or of its adjoint."""
+    order = _order(pivots, LU.shape[-2])
+    if left:
+        return _solved(LU, order, B, adjoint)
+    return transposed(_solved(LU, order, transposed(B), not adjoint))
+
+
+@lower("_linalg_solve_ex")
+def solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -> tuple[Any, Any, Any, Any]:
+    """X of A X = B, or X A = B, with the decomposition of A and its first zero pivot."""
+    packed, pivots, order = factor(A)
+    vector = B.ndim == 1 or (A.ndim - 1 == B.ndim and B.shape == A.shape[:-1])
+    right = B[..., None] if vector else B
+    out = _solved(packed, order, right) if left else transposed(_solved(packed, order, transposed(right), True))
+    return out[..., 0] if vector else out, packed, pivots + 1, _info(packed)
+
+
+@lower("linalg_inv_ex")
+def inv_ex(A: Any, *, check_errors: bool = False) -> tuple[Any, Any]:
+    """The inverse, and the first zero pivot of its decomposition."""
+    packed, _, order = factor(A)
+    return _solved(packed, order, jnp.broadcast_to(jnp.eye(A.shape[-1], dtype=A.dtype), A.shape)), _info(packed)
+
+
+def _parity(pivots: Any) -> Any:
+    """1 or -1 by how often rows were exchanged."""
+    return 1 - 2 * (jnp.sum(pivots != jnp.arange(pivots.shape[-1]), -1) % 2)
+
+
+@lower("_linalg_det")
+def det(A: Any) -> tuple[Any, Any, Any]:
+    """The determinant, with the decomposition."""
+    packed, pivots, _ = factor(A)
+    diagonal = jnp.diagonal(packed, axis1=-2, axis2=-1)
+    return jnp.prod(diagonal, -1) * _parity(pivots).astype(A.dtype), packed, pivots + 1
+
+
+@lower("_linalg_slogdet")
+def slogdet(A: Any) -> tuple[Any, Any, Any, Any]:
+    """Sign and logarithm of the determinant, with the decomposition."""
+    packed, pivots, _ = factor(A)
+    diagonal = jnp.diagonal(packed, axis1=-2, axis2=-1)
+    sign = jnp.prod(jnp.sign(diagonal), -1) * _parity(pivots).astype(A.dtype)
+    return sign, jnp.sum(jnp.log(jnp.abs(diagonal)), -1), packed, pivots + 1
+
+
+@lower("linalg_solve_triangular")
+def solve_triangular(self: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
+    """X of A X = B, or X A = B, for a triangular A."""
+    a, b = _batched(self, B)
+    if not b.size or not a.size:
+        return jnp.zeros(b.shape, b.dtype)
+    return jax.lax.linalg.triangular_solve(a, b, left_side=left, lower=not upper, unit_diagonal=unitriangular)
+
+
+@lower("triangular_solve")
+def triangular_solve(
+    self: Any, A: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[Any, Any]:
+    """X of A X = self, or of A transposed, for a triangular A; and A."""
+    a, b = _batched(A, self)
+    if not b.size or not a.size:
+        return jnp.zeros(b.shape, b.dtype), a
+    out = jax.lax.linalg.triangular_solve(
+        a, b, left_side=True, lower=not upper, unit_diagonal=unitriangular, transpose_a=transpose
+    )
+    return out, a
+
+
+@lower("linalg_lstsq")
+def lstsq(
+    self: Any, b: Any, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[Any, Any, Any, Any]:
+    """The least squares solution of least norm by the singular values above `rcond` times the greatest.
+
+    Residuals where a full rank leaves them, and rank and singular values where the driver computes them.
+    """
+    rows, columns = self.shape[-2:]
+    vector = b.ndim == self.ndim - 1 and b.shape == self.shape[:-1]
+    a, right = _batched(self, b[..., None] if vector else b)
+    left, values, vh = jnp.linalg.svd(a, full_matrices=False)
+    cutoff = (jnp.finfo(a.dtype).eps * max(rows, columns) if rcond is None else rcond) * values[..., :1]
+    kept = values > cutoff
+    inverse = jnp.where(kept, 1 / jnp.where(kept, values, 1), 0)
+    out = transposed(vh) @ (inverse[..., None].astype(a.dtype) * (transposed(left) @ right))
+    rank = jnp.sum(kept, -1)
+    off = a @ out - right
+    residuals = jnp.sum(off.real**2 + off.imag**2 if jnp.iscomplexobj(off) else off**2, -2)
+    return out[..., 0] if vector else out, residuals, rank, values

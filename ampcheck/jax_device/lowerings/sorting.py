@@ -1,0 +1,128 @@
+"""Sorting and what is found by it. nan is greater than everything, as PyTorch orders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ampcheck.jax_device.lowering import lower
+
+
+@lower("sort")
+def sort(self: Any, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:
+    """The elements of each line along `dim` in order, and their places; equal ones keep theirs."""
+    if not self.ndim:
+        return self, jnp.zeros((), jnp.int64)
+    dim %= self.ndim
+    places = jax.lax.broadcasted_iota(jnp.int64, self.shape, dim)
+    given = (jnp.flip(self, dim), jnp.flip(places, dim)) if descending else (self, places)
+    if self.dtype == jnp.bool_:
+        given = (given[0].astype(jnp.uint8), given[1])
+    values, indices = jax.lax.sort(given, dimension=dim, num_keys=1, is_stable=True)
+    if descending:
+        values, indices = jnp.flip(values, dim), jnp.flip(indices, dim)
+    return values.astype(self.dtype), indices
+
+
+@lower("sort.stable")
+def sort_stable(
+    self: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> tuple[Any, Any]:
+    """`sort`, which is always stable."""
+    return sort(self, dim, descending)
+
+
+@lower("topk")
+def topk(self: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Any, Any]:
+    """The first `k` of the sorted line, greatest or least first; of equal ones the first."""
+    values, indices = sort(self, dim, largest)
+    if not self.ndim:
+        return values, indices
+    return jax.lax.slice_in_dim(values, 0, k, axis=dim), jax.lax.slice_in_dim(indices, 0, k, axis=dim)
+
+
+def _at(self: Any, indices: Any, dim: int, keepdim: bool) -> tuple[Any, Any]:
+    """The elements at one place of each line, `indices` having one element along `dim`."""
+    values = jnp.take_along_axis(self, indices, dim)
+    return (values, indices) if keepdim else (jnp.squeeze(values, dim), jnp.squeeze(indices, dim))
+
+
+@lower("kthvalue")
+def kthvalue(self: Any, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
+    """The k-th least element of each line, counted from 1, and its place."""
+    if not self.ndim:
+        return self, jnp.zeros((), jnp.int64)
+    _, places = sort(self, dim)
+    return _at(self, jax.lax.slice_in_dim(places, k - 1, k, axis=dim), dim, keepdim)
+
+
+def _is_nan(values: Any) -> Any:
+    return jnp.isnan(values) if jnp.issubdtype(values.dtype, jnp.floating) else jnp.zeros(values.shape, jnp.bool_)
+
+
+def _middle(self: Any, dim: int, keepdim: bool, ignore_nan: bool) -> tuple[Any, Any]:
+    """The lower of the middle elements. A nan, the first, stands for its whole line unless nan is ignored."""
+    if not self.ndim:
+        return self, jnp.zeros((), jnp.int64)
+    _, places = sort(self, dim)
+    holes = _is_nan(self)
+    count = jnp.sum(holes, dim, keepdims=True)
+    length = self.shape[dim]
+    middle = jnp.maximum(length - count - 1, 0) // 2 if ignore_nan else jnp.where(count > 0, length - count, (length - 1) // 2)
+    return _at(self, jnp.take_along_axis(places, middle, dim), dim, keepdim)
+
+
+def _middle_of_all(self: Any, ignore_nan: bool) -> Any:
+    if not self.size:
+        return jnp.asarray(jnp.nan if jnp.issubdtype(self.dtype, jnp.floating) else jnp.iinfo(self.dtype).min, self.dtype)
+    return _middle(self.reshape(-1), 0, False, ignore_nan)[0]
+
+
+@lower("median")
+def median(self: Any) -> Any:
+    """The lower median of all elements; nan where there is one."""
+    return _middle_of_all(self, False)
+
+
+@lower("nanmedian")
+def nanmedian(self: Any) -> Any:
+    """The lower median of what is not nan."""
+    return _middle_of_all(self, True)
+
+
+@lower("median.dim")
+def median_dim(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+    """The lower median of each line along `dim`, and its place."""
+    return _middle(self, dim, keepdim, False)
+
+
+@lower("nanmedian.dim")
+def nanmedian_dim(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+    """The lower median of what is not nan in each line along `dim`, and its place."""
+    return _middle(self, dim, keepdim, True)
+
+
+@lower("mode")
+def mode(self: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
+    """The commonest element of each line, the least of several, and its last place."""
+    if not self.ndim:
+        return self, jnp.zeros((), jnp.int64)
+    if not self.size:
+        shape = tuple(1 if d == dim % self.ndim else n for d, n in enumerate(self.shape) if keepdim or d != dim % self.ndim)
+        return jnp.zeros(shape, self.dtype), jnp.zeros(shape, jnp.int64)
+    values, places = sort(self, dim)
+    dim %= self.ndim
+    order = jax.lax.broadcasted_iota(jnp.int64, self.shape, dim)
+    starts = jnp.concatenate(
+        [jnp.ones_like(jax.lax.slice_in_dim(order, 0, 1, axis=dim), jnp.bool_), _differs(values, dim)], dim
+    )
+    run = order - jax.lax.cummax(jnp.where(starts, order, 0), axis=dim)
+    return _at(self, jnp.take_along_axis(places, jnp.argmax(run, dim, keepdims=True), dim), dim, keepdim)
+
+
+def _differs(values: Any, dim: int) -> Any:
+    """Whether each element but the first differs from the one before it."""
+    length = values.shape[dim]
+    return jax.lax.slice_in_dim(values, 1, length, axis=dim) != jax.lax.slice_in_dim(values, 0, length - 1, axis=dim)

@@ -1,0 +1,54 @@
+"""Computing float16 and bfloat16 steps in float32, and gradients by JAX: what several families share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+MEAN, SUM = 1, 2  # at::Reduction; 0 is none
+
+
+def wide(value: Any) -> Any:
+    """The array in float32 where it is float16 or bfloat16 (ATen/OpMathType.h); anything else as it is."""
+    if isinstance(value, jax.Array) and value.dtype in (jnp.float16, jnp.bfloat16):
+        return value.astype(jnp.float32)
+    return value
+
+
+def widened(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: the lowering gets float32 for lower precision, so that several steps are rounded once, at the end."""
+
+    @wraps(compute)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return compute(*map(wide, args), **{name: wide(value) for name, value in kwargs.items()})
+
+    return run
+
+
+def pullback(forward: Callable[..., Any], grad: Any, *primals: Any) -> tuple[Any, ...]:
+    """The gradients of `forward`, a function of arrays with one array result, by each of `primals`."""
+    out, vjp = jax.vjp(forward, *primals)
+    gradients: tuple[Any, ...] = vjp(grad.astype(out.dtype).reshape(out.shape))
+    return gradients
+
+
+def transposed(forward: Callable[[Any], Any], grad: Any, size: Any) -> Any:
+    """The gradient of a linear `forward` by an input of that size, in the gradient's dtype."""
+    return pullback(forward, grad, jnp.zeros(tuple(size), grad.dtype))[0]
+
+
+def reduced(values: Any, reduction: int) -> Any:
+    """The losses, their mean or their sum, as `reduction` says."""
+    if reduction == MEAN:
+        return jnp.mean(values)
+    return jnp.sum(values) if reduction == SUM else values
+
+
+def spread(grad: Any, reduction: int, count: int) -> Any:
+    """The gradient of each loss from the gradient of what `reduced` made of `count` of them."""
+    return grad / count if reduction == MEAN and count else grad
+

@@ -1,0 +1,102 @@
+"""How much memory the device holds, as far as JAX says; and what `torch.accelerator` asks of it.
+
+JAX keeps statistics of GPU and TPU memory and none of the CPU's. There, what is allocated is the bytes of the live arrays,
+counted at each call, and what nobody recorded (a peak, a limit) is an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import torch
+
+from ampcheck.jax_device.dtypes import TO_JAX
+
+_device_t = Any  # a device, its index or its name: there is one
+
+
+def memory_stats(device: _device_t = None) -> dict[str, int]:
+    """JAX's statistics of the device, in bytes and counts, under JAX's names; empty where it keeps none (CPU)."""
+    return dict(jax.local_devices()[0].memory_stats() or {})
+
+
+def memory_allocated(device: _device_t = None) -> int:
+    """Bytes in use: JAX's figure, or the bytes of the live arrays where it has none."""
+    stats = memory_stats()
+    if "bytes_in_use" in stats:
+        return stats["bytes_in_use"]
+    return sum(array.nbytes for array in jax.live_arrays() if not array.is_deleted())
+
+
+def _recorded(name: str) -> int:
+    stats = memory_stats()
+    if name not in stats:
+        raise RuntimeError(f"JAX records no {name} for its {jax.local_devices()[0].platform} devices")
+    return stats[name]
+
+
+def max_memory_allocated(device: _device_t = None) -> int:
+    """The most bytes ever in use. Raises RuntimeError where JAX does not record it (CPU)."""
+    return _recorded("peak_bytes_in_use")
+
+
+def memory_reserved(device: _device_t = None) -> int:
+    """Bytes that JAX holds, in use or not: its pool, or what is allocated where it has none."""
+    return memory_stats().get("pool_bytes") or memory_allocated()
+
+
+def max_memory_reserved(device: _device_t = None) -> int:
+    """The most bytes that JAX ever held. Raises RuntimeError where JAX does not record it."""
+    return _recorded("peak_pool_bytes")
+
+
+def mem_get_info(device: _device_t = None) -> tuple[int, int]:
+    """Bytes free and bytes in all of what JAX may use. Raises RuntimeError where JAX knows no limit (CPU)."""
+    limit = _recorded("bytes_limit")
+    return limit - memory_allocated(), limit
+
+
+def empty_cache() -> None:
+    """Nothing to do: JAX gives no way to return its pool's memory."""
+
+
+def reset_peak_memory_stats(device: _device_t = None) -> None:
+    """Raises RuntimeError: JAX's figures cannot be reset."""
+    raise RuntimeError("JAX's memory statistics cannot be reset")
+
+
+def synchronize(device: _device_t = None) -> None:
+    """Returns when all work given to the device is done; raises what an unfinished computation ended with."""
+    jax.effects_barrier()
+    for array in jax.live_arrays():
+        if not array.is_deleted():
+            array.block_until_ready()
+
+
+def _nested(index: int) -> dict[str, Any]:
+    stats = memory_stats()
+    allocated = {"current": memory_allocated(), "peak": stats.get("peak_bytes_in_use")}
+    reserved = {"current": memory_reserved(), "peak": stats.get("peak_pool_bytes")}
+    figures = {"allocated_bytes": allocated, "reserved_bytes": reserved}
+    return {name: {"all": {k: v for k, v in of.items() if v is not None}} for name, of in figures.items()}
+
+
+def install() -> None:
+    """Let `torch.accelerator` ask this module. PyTorch would look for a C++ allocator, which the device has not.
+
+    PyTorch takes a PrivateUse1 device as the accelerator whatever else there is, so these are asked for no other device.
+    """
+    for name, function in {
+        "_accelerator_isAllocatorInitialized": lambda: True,
+        "_accelerator_emptyCache": empty_cache,
+        "_accelerator_emptyHostCache": lambda: None,
+        "_accelerator_getDeviceStats": _nested,
+        "_accelerator_getMemoryInfo": mem_get_info,
+        "_accelerator_resetAccumulatedStats": reset_peak_memory_stats,
+        "_accelerator_resetPeakStats": reset_peak_memory_stats,
+        "_accelerator_synchronizeDevice": synchronize,
+        "_accelerator_getDeviceCapability": lambda index: {"supported_dtypes": set(TO_JAX)},
+    }.items():
+        if hasattr(torch._C, name):
+            setattr(torch._C, name, function)

@@ -1,0 +1,82 @@
+"""Kernels of the overloads that give a tensor another storage, size or place in its storage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ampcheck.jax_device.layout import contiguous
+from ampcheck.jax_device.special import kernel, zeros
+from ampcheck.jax_device.storage import alias, storage_of, wrap
+from ampcheck.jax_device.writing import elements, place, resize
+
+
+@kernel("resize_")
+def _resize(self: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
+    if memory_format is torch.preserve_format:
+        raise RuntimeError(f"Unsupported memory format{memory_format}")
+    if any(n < 0 for n in size):
+        raise RuntimeError(f"resize_: sizes must not be negative, got {list(size)}")
+    kept = memory_format not in (None, torch.contiguous_format)
+    stride = torch.empty(size, device="meta", memory_format=memory_format).stride() if kept else None
+    return resize(self, size, stride)
+
+
+@kernel("set_.source_Storage_storage_offset")
+def _set(
+    self: torch.Tensor, source: Any, storage_offset: int, size: Sequence[int], stride: Sequence[int] = ()
+) -> torch.Tensor:
+    size = tuple(size)
+    stride = tuple(stride) if stride or not size else contiguous(size)
+    if source.device.type != "jax":
+        raise RuntimeError(
+            f'Attempted to set the storage of a tensor on device "{self.device}" to a storage on different device '
+            f'"{source.device}".  This is no longer allowed; the devices must match.'
+        )
+    if not hasattr(source, "array"):
+        raise RuntimeError("this jax storage has no values: it was not allocated by the jax device")
+    if storage_offset < 0 or any(n < 0 for n in size) or any(s < 0 for s in stride):
+        raise RuntimeError(
+            f"set_: negative sizes, strides and offsets are not supported: {list(size)}, {list(stride)}, {storage_offset}"
+        )
+    return place(self, source, storage_offset, size, stride)
+
+
+@kernel("set_.source_Storage")
+def _set_storage(self: torch.Tensor, source: Any) -> torch.Tensor:
+    return _set(self, source, 0, (source.nbytes() // self.element_size(),))
+
+
+@kernel("set_.source_Tensor")
+def _set_tensor(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    if self.dtype is not source.dtype:
+        raise RuntimeError(f"Could not set tensor of type {source.dtype} to a tensor of type {self.dtype}")
+    return _set(self, storage_of(source), source.storage_offset(), source.shape, source.stride())
+
+
+@kernel("set_")
+def _set_empty(self: torch.Tensor) -> torch.Tensor:
+    return _set(self, storage_of(wrap(zeros((0,), self.dtype))), 0, (0,))
+
+
+@kernel("as_strided")
+def _as_strided(
+    self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> torch.Tensor:
+    """The alias; PyTorch's own kernel checks the bounds against a storage whose bytes it does not have."""
+    offset = self.storage_offset() if storage_offset is None else storage_offset
+    if len(size) == len(stride):  # else the alias raises
+        last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+        if 0 not in size and last >= elements(self):
+            raise RuntimeError(
+                f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset} require {last + 1} "
+                f"elements and are out of bounds for storage of {elements(self)} elements"
+            )
+    return alias(self, size, stride, offset)
+
+
+@kernel("record_stream")
+def _record_stream(self: torch.Tensor, s: Any) -> None:
+    """Nothing to do: JAX frees no buffer that work still needs."""

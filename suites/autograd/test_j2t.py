@@ -1,0 +1,224 @@
+"""Rule j2t: `ampcheck.spec.rules` says what it promises.
+
+Each JAX function stands beside the same function in PyTorch, which runs on the CPU and says what is right. What a region
+does to the arguments: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.custom_fwd.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+
+def _pair(amp: Amp, *shape: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    """A leaf on the device, and one on the CPU with its values."""
+    made = amp.rand(*shape, dtype=dtype)
+    return made.requires_grad_(), amp.device.host(made.detach()).requires_grad_()
+
+
+def _dense(x: Any, w: Any) -> Any:
+    import jax.numpy as jnp
+
+    return jnp.tanh(x @ w) * x.sum()
+
+
+def _dense_torch(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x @ w) * x.sum()
+
+
+@scenario(types=("jax",), dtypes="default", values=True)
+def test_forward_and_backward(amp: Amp) -> None:
+    """The value, and the gradient of every argument that requires grad."""
+    (x, x_cpu), (w, w_cpu) = _pair(amp, 3, 4), _pair(amp, 4, 2)
+    out, want = amp.j2t(_dense)(x, w), _dense_torch(x_cpu, w_cpu)
+    amp.close("value", out, want)
+    out.sum().backward()
+    want.sum().backward()
+    for name, got, expected in (("x", x.grad, x_cpu.grad), ("w", w.grad, w_cpu.grad)):
+        amp.expect(f"whether {name} has a gradient", got is not None, True)
+        if got is not None and expected is not None:
+            amp.close(f"gradient of {name}", got, expected)
+
+
+@scenario(types=("jax",), dtypes="default", values=True)
+def test_double_backward(amp: Amp) -> None:
+    """create_graph=True gives a gradient that has one in turn, and that one too."""
+    (x, x_cpu), (w, w_cpu) = _pair(amp, 3, 3), _pair(amp, 3, 3)
+    found = []
+    for function, a, b in ((amp.j2t(_dense), x, w), (_dense_torch, x_cpu, w_cpu)):
+        (first,) = torch.autograd.grad(function(a, b).sum(), a, create_graph=True)
+        (second,) = torch.autograd.grad(first.pow(2).sum(), b, create_graph=True)
+        (third,) = torch.autograd.grad(second.pow(2).sum(), a)
+        found.append((first, second, third))
+    for order, got, want in zip(("first", "second", "third"), *found, strict=True):
+        amp.close(f"{order} gradient", got, want.detach(), 1e-3)
+
+
+@scenario(types=("jax",), dtypes="default", values=True)
+def test_only_what_requires_grad(amp: Amp) -> None:
+    """An argument that requires none gets none, and without one that does the result requires none."""
+    (x, _), w = _pair(amp, 3, 4), amp.rand(4, 2)
+    function = amp.j2t(_dense)
+    function(x, w).sum().backward()
+    amp.expect("gradient of a tensor that requires none", w.grad, None)
+    amp.expect("whether the result requires grad", function(x.detach(), w).requires_grad, False)
+    with torch.no_grad():
+        amp.expect("whether it does under no_grad", function(x, w).requires_grad, False)
+
+
+@scenario(types=("jax",), dtypes="default", values=True)
+def test_several_results(amp: Amp) -> None:
+    """Nested results keep their nesting; one left out of the loss costs the others nothing."""
+
+    def function(x: Any) -> Any:
+        return {"double": x * 2, "pair": (x.sum(), x**3)}
+
+    x, x_cpu = _pair(amp, 5)
+    out = amp.j2t(function)(x)
+    amp.expect("what comes out", sorted(out), ["double", "pair"])
+    amp.close("a result in a tuple", out["pair"][0], x_cpu.sum())
+    (out["double"].sum() + out["pair"][1].sum()).backward()
+    (x_cpu.detach().requires_grad_(), x_cpu * 2 + x_cpu**3)[1].sum().backward()
+    if x.grad is not None and x_cpu.grad is not None:
+        amp.close("gradient through two of three results", x.grad, x_cpu.grad)
+
+
+@scenario(types=("jax",), dtypes="default", values=True)
+def test_integer_results(amp: Amp) -> None:
+    """An integer result is there and has no gradient; the one beside it has."""
+
+    def function(x: Any) -> Any:
+        return x.argmax(), x.max()
+
+    x, x_cpu = _pair(amp, 6)
+    place, largest = amp.j2t(function)(x)
+    amp.expect("where the largest is", int(amp.device.host(place)), int(x_cpu.argmax()))
+    amp.expect("whether its place requires grad", place.requires_grad, False)
+    largest.backward()
+    x_cpu.max().backward()
+    if x.grad is not None and x_cpu.grad is not None:
+        amp.close("gradient of the largest", x.grad, x_cpu.grad)
+
+
+@scenario(types=("jax",), dtypes="default", values=True)
+def test_arguments_of_other_kinds(amp: Amp) -> None:
+    """Numbers, words, keywords, nested and integer tensors reach the function; another number gives another result."""
+
+    def function(x: Any, scale: float, *, how: str, parts: Any, index: Any) -> Any:
+        picked = x[index] * scale + parts["bias"]
+        return picked.sum() if how == "sum" else picked.prod()
+
+    x, x_cpu = _pair(amp, 4)
+    bias, bias_cpu = _pair(amp, 2)
+    index = torch.tensor([2, 0]).to(amp.type)
+    call = amp.j2t(function)
+    for scale, how in ((2.0, "sum"), (3.0, "sum"), (3.0, "prod")):
+        x.grad = bias.grad = x_cpu.grad = bias_cpu.grad = None
+        out = call(x, scale, how=how, parts={"bias": bias}, index=index)
+        want = function(x_cpu, scale, how=how, parts={"bias": bias_cpu}, index=torch.tensor([2, 0]))
+        amp.close(f"{how} of {scale} times the picked", out, want)
+        out.backward()
+        want.backward()
+        for got, expected in ((x.grad, x_cpu.grad), (bias.grad, bias_cpu.grad)):
+            if got is not None and expected is not None:
+                amp.close(f"gradient of {how} with {scale}", got, expected)
+
+
+@scenario(types=("jax",), dtypes="default", values=True)
+def test_complex_gradients(amp: Amp) -> None:
+    """Gradients of complex tensors are PyTorch's, the conjugates of JAX's (notes/autograd.html#complex-autograd)."""
+    real, imaginary = amp.rand(3), amp.rand(3)
+    z = torch.complex(real, imaginary).requires_grad_()
+    z_cpu = torch.complex(amp.device.host(real), amp.device.host(imaginary)).requires_grad_()
+
+    def function(z: Any) -> Any:
+        return (z * z * (1 + 2j)).real.sum()
+
+    amp.j2t(function)(z).backward()
+    function(z_cpu).backward()
+    amp.expect("whether there is a gradient", z.grad is not None, True)
+    if z.grad is not None and z_cpu.grad is not None:
+        amp.close("gradient", z.grad, z_cpu.grad)
+
+
+@scenario(types=("jax",), values=True)
+def test_as_given(amp: Amp) -> None:
+    """Without cast_inputs the function receives what it is given, inside a region as outside."""
+    seen: list[str] = []
+
+    def function(x: Any, y: Any) -> Any:
+        seen.append(f"{x.dtype} {y.dtype}")
+        return x.sum() + y.sum()
+
+    x, y = amp.rand(4), amp.rand(3, dtype=amp.dtype)
+    with amp.region():
+        out = amp.j2t(function)(x, y)
+    low = "bfloat16" if amp.dtype == torch.bfloat16 else "float16"
+    amp.expect("the dtypes the function received", seen[0], f"float32 {low}")
+    amp.expect("the dtype that came out", out.dtype, torch.float32)
+
+
+@scenario(types=("jax",), values=True)
+def test_cast_on_request(amp: Amp) -> None:
+    """cast_inputs casts floating-point tensors other than float64 inside a region, and gradients come back as given."""
+    seen: list[str] = []
+
+    def function(x: Any, y: Any, i: Any) -> Any:
+        seen.append(f"{x.dtype} {y.dtype} {i.dtype}")
+        return x.sum() + y.sum().astype(x.dtype) + i.sum().astype(x.dtype)
+
+    x, y, i = amp.rand(4, requires_grad=True), amp.rand(3, dtype=torch.float64), torch.tensor([1, 2]).to(amp.type)
+    call = amp.j2t(function, cast_inputs=amp.dtype)
+    call(x, y, i)
+    with amp.region():
+        out = call(x, y, i)
+        with amp.region(enabled=False):
+            call(x, y, i)
+    low = "bfloat16" if amp.dtype == torch.bfloat16 else "float16"
+    outside = "float32 float64 int64"
+    amp.expect("the dtypes outside of a region", seen[0], outside)
+    amp.expect("the dtypes inside", f"{low} float64 int64" in seen, True)
+    amp.expect("how many kinds of dtypes were seen", len(set(seen)), 2)
+    amp.expect("the dtype that came out", out.dtype, amp.dtype)
+    out.float().backward()
+    amp.expect("the dtype of the gradient", None if x.grad is None else x.grad.dtype, torch.float32)
+
+
+@scenario(types=("jax",), dtypes="default", values=True)
+def test_an_exception(amp: Amp) -> None:
+    """What the function raises comes out as it is, and the next call works."""
+    fail = [True]
+
+    def function(x: Any) -> Any:
+        if fail[0]:
+            raise KeyError("not there")
+        return x * 2
+
+    x, x_cpu = _pair(amp, 3)
+    call = amp.j2t(function)
+    amp.raises("a call that fails", KeyError, "not there", lambda: call(x))
+    fail[0] = False
+    amp.close("the next call", call(x), x_cpu.detach() * 2)
+
+
+@scenario(types=("jax",), dtypes="default", values=True)
+def test_between_ops(amp: Amp) -> None:
+    """It sits between PyTorch's ops under autocast: gradients pass through it to the weights before it."""
+
+    def function(x: Any) -> Any:
+        return x * x
+
+    (w, w_cpu), (x, x_cpu) = _pair(amp, 4, 4), _pair(amp, 4, 4)
+    with amp.region():
+        out = torch.mm(amp.j2t(function)(torch.mm(x, w)), w)
+    with torch.autocast("cpu", dtype=amp.dtype):
+        want = torch.mm(function(torch.mm(x_cpu, w_cpu)), w_cpu)
+    amp.expect("the dtype that comes out", out.dtype, amp.dtype)
+    out.float().sum().backward()
+    want.float().sum().backward()
+    for name, got, expected in (("w", w.grad, w_cpu.grad), ("x", x.grad, x_cpu.grad)):
+        if got is not None and expected is not None:
+            amp.close(f"gradient of {name}", got, expected, 0.05)

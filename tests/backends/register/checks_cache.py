@@ -1,0 +1,136 @@
+"""The weight cache."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+from collections.abc import Callable
+
+import torch
+from register_support import BRAIN, HALF, NAME, WIDE, rand
+
+from ampcheck.register import register_autocast
+
+aten = torch.ops.aten
+
+
+def check_cache_is_weak_and_cleared() -> None:
+    x = rand(2, 2)
+    with register_autocast(NAME) as handle:
+        with torch.autocast(NAME):
+            weight = rand(2, 2, grad=True)
+            with torch.no_grad():
+                torch.mm(x, weight)
+            assert len(handle.cache) == 1
+            del weight
+            gc.collect()
+            assert len(handle.cache) == 0, "a cast without a graph outlives its weight"
+            weight = rand(2, 2, grad=True)
+            torch.mm(x, weight)
+            alive = weakref.ref(weight)
+            del weight
+        gc.collect()
+        assert len(handle.cache) == 0
+        assert alive() is None
+
+
+def check_cache_keeps_dtypes_apart() -> None:
+    weight = rand(2, 2, grad=True)
+    with register_autocast(NAME) as handle, torch.autocast(NAME):
+        assert torch.mm(weight, weight).dtype is HALF
+        with torch.autocast(NAME, dtype=BRAIN):
+            assert torch.mm(weight, weight).dtype is BRAIN
+        assert torch.mm(weight, weight).dtype is HALF
+        assert len(handle.cache) == 2
+
+
+def check_cache_notices_changes() -> None:
+    x = torch.ones(1, 2, device=NAME)
+    weight = torch.nn.Parameter(torch.ones(2, 2, device=NAME))
+
+    def fill() -> None:
+        with torch.no_grad():
+            weight.fill_(2)
+
+    def replace() -> None:
+        weight.data = torch.full((2, 2), 3.0, device=NAME)
+
+    def turn() -> None:
+        weight.data = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=NAME)
+        torch.mm(x, weight)
+        weight.data = weight.data.t()  # the same storage, another way round
+
+    wanted: tuple[tuple[Callable[[], None], list[float]], ...] = ((fill, [4, 4]), (replace, [6, 6]), (turn, [3, 7]))
+    with register_autocast(NAME), torch.autocast(NAME):
+        torch.mm(x, weight)
+        for change, values in wanted:
+            change()
+            assert torch.mm(x, weight).tolist() == [values], change.__name__
+
+
+def check_gradients_of_many_uses_are_summed_in_float32() -> None:
+    weight, x = torch.ones(1, 1, device=NAME, requires_grad=True), torch.ones(1, 1, device=NAME)
+    with register_autocast(NAME) as handle, torch.autocast(NAME, dtype=BRAIN):
+        outs = [torch.mm(x, weight) for _ in range(600)]
+        assert len({out.grad_fn.next_functions[1][0] for out in outs if out.grad_fn}) == 1, "one cast, so one node"
+        assert len(handle.cache) == 1
+        torch.stack([out.float() for out in outs]).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.item() == 600.0
+    assert weight.grad.dtype is WIDE
+
+
+def check_gradients_of_gradients_pass_a_kept_cast() -> None:
+    weight, x = rand(2, 2, grad=True), rand(2, 2)
+    with register_autocast(NAME), torch.autocast(NAME):
+        out = torch.mm(torch.mm(x, weight), weight).float().sum()
+    (first,) = torch.autograd.grad(out, weight, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), weight)
+    assert first.dtype is second.dtype is WIDE
+    assert bool((second.cpu() != 0).all())
+
+
+def check_no_grad_first() -> None:
+    weight, x = rand(2, 2, grad=True), rand(2, 2)
+    with register_autocast(NAME) as handle, torch.autocast(NAME):
+        with torch.no_grad():
+            low = torch.mm(x, weight)
+            assert not low.requires_grad
+        assert len(handle.cache) == 1
+        assert torch.mm(x, weight).requires_grad
+        with torch.no_grad():
+            assert not torch.mm(x, weight).requires_grad
+        with torch.inference_mode():
+            torch.mm(x, rand(2, 2))
+        assert len(handle.cache) == 1
+
+
+def check_traced_programs_hold_their_casts() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    layer, x = torch.nn.Linear(2, 2).to(NAME), rand(1, 2)
+    with register_autocast(NAME), torch.autocast(NAME):
+        layer(x)  # a kept cast must not become a constant of either program
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            traced = torch.jit.trace(layer, x, check_trace=False)
+        casts = [node for node in traced.inlined_graph.nodes() if node.kind() == "aten::to"]
+        assert len(casts) == 3, traced.inlined_graph
+        graph = make_fx(lambda v, w: torch.mm(v, w))(x, layer.weight)
+        assert len(graph.graph.find_nodes(op="call_function", target=aten._to_copy.default)) == 2, graph.graph
+        with torch.no_grad():
+            layer.weight.fill_(0)
+        assert graph(x, layer.weight).tolist() == [[0, 0]]
+
+
+def check_fake_casts_stay_in_their_mode() -> None:
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    weight = rand(2, 2, grad=True)
+    with register_autocast(NAME) as handle, torch.autocast(NAME):
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fake = mode.from_tensor(weight)
+            assert isinstance(torch.mm(fake, weight), FakeTensor)
+        assert type(torch.mm(weight, weight)) is torch.Tensor
+        assert len(handle.cache) >= 1

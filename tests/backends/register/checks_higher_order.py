@@ -1,0 +1,80 @@
+"""Higher-order operators in a region."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from register_support import BRAIN, HALF, KEY, NAME, WIDE, rand
+from torch._C import DispatchKey
+
+from ampcheck.register import register_autocast
+
+
+def check_higher_order_operators() -> None:
+    from torch._higher_order_ops.cond import cond_op
+    from torch._higher_order_ops.wrap import wrap
+
+    x = rand(2, 2)
+
+    def product(a: Any) -> Any:
+        return torch.mm(a, a)
+
+    with register_autocast(NAME):
+        with torch.autocast(NAME):
+            assert wrap(product, x).dtype is HALF
+            assert cond_op(True, lambda a: (product(a),), lambda a: (a,), (x,))[0].dtype is HALF
+        assert wrap(product, x).dtype is WIDE
+
+
+def check_flex_attention_is_cast() -> None:
+    from torch._higher_order_ops.flex_attention import flex_attention
+
+    q, k = rand(1, 1, 4, 4), rand(1, 1, 4, 4, dtype=BRAIN)
+    blocks = [torch.zeros(shape, dtype=torch.int32, device=NAME) for shape in ((1, 1, 1), (1, 1, 1, 1))]
+    whole = (4, 4, *blocks * 4, 128, 128, lambda b, h, m, n: m >= 0)
+
+    def call() -> Any:
+        return flex_attention(q, k, q, lambda score, b, h, m, n: score, whole, 0.5, {}, (), ())[0]
+
+    with register_autocast(NAME):
+        with torch.autocast(NAME):
+            assert call().dtype is HALF
+            assert torch.is_autocast_enabled(NAME)
+        q = q.to(BRAIN)
+        assert call().dtype is BRAIN
+
+
+def check_operator_defined_later() -> None:
+    from torch._ops import HigherOrderOperator
+
+    class Twice(HigherOrderOperator):
+        def __init__(self) -> None:
+            super().__init__("ampcheck_twice")
+
+        def __call__(self, x: Any) -> Any:
+            return super().__call__(x)
+
+    x = rand(2)
+
+    def raises(op: Any) -> bool:
+        try:
+            op(x)
+        except NotImplementedError as error:
+            return KEY in str(error)
+        return False
+
+    torch.npy.get_amp_supported_dtype = lambda: [HALF]
+    try:
+        with register_autocast(NAME):
+            twice = Twice()
+            twice.py_impl(DispatchKey.CompositeExplicitAutograd)(lambda x: x * 2)
+            with torch.autocast(NAME):
+                assert not raises(twice)
+        with torch.autocast(NAME):
+            assert raises(twice)
+        with register_autocast(NAME), torch.autocast(NAME):
+            assert not raises(twice)
+    finally:
+        del torch.npy.get_amp_supported_dtype
+        torch._ops._higher_order_ops.pop("ampcheck_twice", None)

@@ -1,0 +1,113 @@
+"""What `register_autocast` refuses, in one sentence and with nothing changed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from register_support import BRAIN, HALF, KEY, NAME, WIDE, rand, refused, snapshot
+from torch.library import Library
+
+from ampcheck.errors import UsageError
+from ampcheck.register import register_autocast, registration
+
+
+def check_unknown_overload() -> None:
+    refused("did you mean aten::softmax.int", lambda: register_autocast(NAME, overrides={"aten::softmaks": "upcast"}))
+    refused("aten::softmax.int", lambda: register_autocast(NAME, overrides={"softmax.nit": "upcast"}))
+    refused("no overload nowhere::op", lambda: register_autocast(NAME, overrides={"nowhere::op": "upcast"}))
+
+
+def check_unknown_policy() -> None:
+    refused("'lower'; it is one of 'downcast'", lambda: register_autocast(NAME, overrides={"mm": "lower"}))
+
+
+def check_unknown_base() -> None:
+    refused("base is 'xpu'; it is one of 'cuda', 'cpu'", lambda: register_autocast(NAME, base="xpu"))
+
+
+def check_unsupported_dtype() -> None:
+    refused("dtypes has torch.float32", lambda: register_autocast(NAME, dtypes=(HALF, WIDE)))
+    refused("dtypes is empty", lambda: register_autocast(NAME, dtypes=()))
+
+
+def check_dtypes_against_the_module() -> None:
+    torch.npy.get_amp_supported_dtype = lambda: [HALF]
+    try:
+        refused("leave dtypes out", lambda: register_autocast(NAME, dtypes=(BRAIN,)))
+        with register_autocast(NAME, dtypes=(HALF,)):
+            assert torch.npy.get_amp_supported_dtype() == [HALF]
+        assert torch.npy.get_amp_supported_dtype() == [HALF]
+    finally:
+        del torch.npy.get_amp_supported_dtype
+    with register_autocast(NAME, dtypes=(BRAIN,)):
+        assert torch.npy.get_amp_supported_dtype() == [BRAIN]
+
+
+def check_registering_twice() -> None:
+    with register_autocast(NAME):
+        refused("registered for 'npy' already", lambda: register_autocast(NAME))
+
+
+def check_another_name() -> None:
+    text = "'cuda' is not the PrivateUse1 backend, whose name in this process is 'npy'"
+    refused(text, lambda: register_autocast("cuda"))
+
+
+def check_no_device_module() -> None:
+    module = torch.npy
+    del torch.npy
+    try:
+        with pytest.raises(UsageError, match=r"call torch\._register_device_module\('npy', module\)"):
+            register_autocast(NAME)
+    finally:
+        torch.npy = module
+
+
+def check_module_that_takes_no_attribute() -> None:
+    class Frozen:
+        __slots__ = ()
+
+    module, torch.npy = torch.npy, Frozen()
+    try:
+        with pytest.raises(UsageError, match=r"torch\.npy has no get_amp_supported_dtype and takes none"):
+            register_autocast(NAME)
+    finally:
+        torch.npy = module
+    assert registration._current is None
+
+
+def check_kernel_that_is_there() -> None:
+    own = Library("aten", "IMPL")
+    own.impl("mm", lambda a, b: a, KEY)
+    try:
+        refused("aten::mm has a kernel for AutocastPrivateUse1 already", lambda: register_autocast(NAME))
+        x = rand(2, 2)
+        with register_autocast(NAME, overrides={"aten::mm": "fallthrough"}), torch.autocast(NAME):
+            assert torch.mm(x, x) is x
+    finally:
+        own._destroy()
+
+
+def check_fallback_that_is_there_stays() -> None:
+    own = Library("_", "IMPL")
+    own.fallback(torch.library.fallthrough_kernel, KEY)
+    try:
+        before = snapshot()
+        with register_autocast(NAME), torch.autocast(NAME):
+            assert torch.add(rand(2), 1).dtype is WIDE
+        assert snapshot() == before
+        assert before["fallback"]
+    finally:
+        own._destroy()
+
+
+def check_policies_that_do_not_suit() -> None:
+    for overload, policy, text in (
+        ("aten::add_.Tensor", "downcast", "writes to one of its arguments"),
+        ("aten::mm.out", "upcast", "writes to one of its arguments"),
+        ("aten::arange", "promote", "takes no tensors"),
+        ("aten::mm", "optdtype", "no optional dtype"),
+        ("aten::mm", "append", "no overload of the same arguments and a dtype"),
+        ("aten::cat", "append", "no overload of the same arguments and a dtype"),
+    ):
+        refused(text, lambda o=overload, p=policy: register_autocast(NAME, overrides={o: p}))  # type: ignore[misc]

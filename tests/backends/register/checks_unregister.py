@@ -1,0 +1,89 @@
+"""Unregistering puts everything back."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from register_support import HALF, NAME, rand, snapshot
+from torch.library import Library
+
+from ampcheck.register import register_autocast
+
+
+def check_unregister_restores_everything() -> None:
+    before = snapshot()
+    handle = register_autocast(NAME)
+    during = snapshot()
+    same = [part for part in before if before[part] == during[part]]
+    assert not same, f"the registration did not change {same}, so that putting them back shows nothing"
+    handle.unregister()
+    after = snapshot()
+    assert [part for part in before if before[part] != after[part]] == []
+    assert not handle.active
+    handle.unregister()
+    assert snapshot() == before
+
+
+def check_registered_again_after_unregister() -> None:
+    for _ in range(3):
+        with register_autocast(NAME), torch.autocast(NAME):
+            assert torch.mm(rand(2, 2), rand(2, 2)).dtype is HALF
+
+
+def check_context_manager_unregisters_after_an_exception() -> None:
+    before = snapshot()
+    with contextlib.suppress(KeyError), register_autocast(NAME) as handle:
+        assert handle.active
+        raise KeyError
+    assert not handle.active
+    assert snapshot() == before
+
+
+def check_failure_on_the_way_is_rolled_back() -> None:
+    before = snapshot()
+    made = 0
+    plain = Library.impl
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        nonlocal made
+        made += 1
+        if made == 50:
+            raise OSError("the 50th")
+        return plain(*args, **kwargs)
+
+    Library.impl = failing  # type: ignore[method-assign]
+    try:
+        with pytest.raises(OSError, match="the 50th"):
+            register_autocast(NAME)
+    finally:
+        Library.impl = plain  # type: ignore[method-assign]
+    assert snapshot() == before
+    register_autocast(NAME).unregister()
+
+
+def check_without_a_registration_ops_raise() -> None:
+    x = rand(2, 2)
+    torch.npy.get_amp_supported_dtype = lambda: [HALF]
+    try:
+        with torch.autocast(NAME), pytest.raises(NotImplementedError, match="Autocastnpy"):
+            torch.mm(x, x)
+    finally:
+        del torch.npy.get_amp_supported_dtype
+
+
+def check_others_wrapper_of_clear_survives() -> None:
+    handle = register_autocast(NAME)
+    ours = torch.clear_autocast_cache
+    called = []
+    torch.clear_autocast_cache = lambda: (called.append(1), ours())  # type: ignore[assignment, func-returns-value]
+    theirs = torch.clear_autocast_cache
+    handle.unregister()
+    try:
+        assert torch.clear_autocast_cache is theirs
+        theirs()
+        assert called
+    finally:
+        torch.clear_autocast_cache = torch._C.clear_autocast_cache
