@@ -138,12 +138,13 @@ class Waivers:
         devices = list(devices)
         shared, kernels = load(SHARED), load(KERNELS)
         third = [d for path in dict.fromkeys(extra) for d in load(path)]
+        # A device's own come first: of a case that PyTorch's speak of too, its file knows more.
         self._by_device = {
             device.name: _distinct(
                 [
+                    *(load(device.deviations) if device.deviations else ()),
                     *(shared if device.region == "torch.autocast" else ()),
                     *(kernels if device.key in KEYS else ()),
-                    *(load(device.deviations) if device.deviations else ()),
                     *third,
                 ]
             )

@@ -73,6 +73,53 @@ def test_the_command_knows_its_ops(tmp_path: Path) -> None:
     assert done.stderr.strip().endswith("--ops: no OpInfo for float32 is called sine")
 
 
+EXAMPLES = """
+import re
+import sys
+from pathlib import Path
+
+blocks = re.findall(r"```python\\n(.*?)```", Path(sys.argv[1]).read_text(encoding="utf-8"), re.S)
+first, adding, sharding = blocks
+exec(first)
+assert model.weight.grad.device.type == "jax"
+
+import jax
+import torch
+from ampcheck.jax_device.lowering import OWN
+from ampcheck.jax_device.program import Functional
+
+OWN.pop("addcmul", None)
+exec(adding)
+given = [torch.randn(2, 3) for _ in range(3)]
+out = Functional(torch.ops.aten.addcmul.default, OWN["addcmul"])(*(t.to("jax") for t in given), value=2)
+torch.testing.assert_close(out.cpu(), torch.addcmul(*given, value=2))
+
+before = model(torch.ones(8, 4, device="jax")).sum().item()
+exec(sharding)
+assert len(jax.devices()) == 4
+assert to_jax(batch).sharding.spec == PartitionSpec("batch")
+assert to_jax(model(batch).detach()).sharding.spec[0] == "batch"
+assert len(to_jax(model.weight.grad).sharding.device_set) == 4
+assert abs(model(batch).sum().item() - before) < 1e-4
+mixed = batch + torch.ones(8, 4, device="jax")
+assert len(to_jax(mixed).sharding.device_set) == 4
+print("ran")
+"""
+
+
+def test_the_examples_of_the_guide_run() -> None:
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+    }
+    line = [sys.executable, "-c", EXAMPLES, str(ROOT / "docs" / "jax_device.md")]
+    done = subprocess.run(line, env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "ran", done.stderr
+
+
 def table(text: str, title: str) -> list[list[str]]:
     """The rows of the table under a title of the page, without its head."""
     section = text.partition(f"## {title}\n")[2].partition("\n## ")[0]

@@ -76,8 +76,10 @@ def absent(modules: Sequence[str] = ()) -> dict[str, str]:
     """Why each device that a run without names does not test is left out, by name."""
     found = {}
     for name, device in known(modules).items():
-        if reason := device.unavailable() or (f"it is tested where it is named: {device.on_request}" * bool(device.on_request)):
+        if reason := device.unavailable():
             found[name] = reason
+        elif device.on_request:
+            found[name] = f"it is tested where it is named: {device.on_request}"
     return found
 
 

@@ -9,10 +9,12 @@ import torch
 
 from ampcheck.jax_device import backend, install, lowerings, views
 from ampcheck.jax_device.dlpack import from_jax, to_jax
+from ampcheck.jax_device.interop import j2t_autograd, t2j
+from ampcheck.jax_device.jit import jit
 from ampcheck.register import register_autocast
 
 backend.make()
 install.install()
 autocast = register_autocast(backend.NAME, base="cuda", dtypes=(torch.bfloat16, torch.float16))
 
-__all__ = ["from_jax", "lowerings", "to_jax", "views"]
+__all__ = ["from_jax", "j2t_autograd", "jit", "lowerings", "t2j", "to_jax", "views"]

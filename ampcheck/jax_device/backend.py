@@ -14,7 +14,7 @@ import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from ampcheck.jax_device import device as devices
-from ampcheck.jax_device import dlpack, memory, random, storage_roads, streams
+from ampcheck.jax_device import dlpack, memory, pinning, random, storage_roads, streams
 from ampcheck.jax_device.device import index_of, properties
 
 NAME = "jax"
@@ -84,6 +84,7 @@ class Module(types.ModuleType):
     manual_seed_all = manual_seed
 
     Generator = random.Generator
+    _initialized = True  # torch.utils.checkpoint looks at it before it keeps the random state
 
     @staticmethod
     def seed() -> int:
@@ -143,3 +144,4 @@ def make() -> None:
     module.allocator_net = storage_roads.install()  # type: ignore[attr-defined]
     dlpack.install()
     memory.install()
+    pinning.install()

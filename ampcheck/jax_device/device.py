@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,3 +79,20 @@ def capability(device: Any = None) -> tuple[int, int]:
     if not (major.isdigit() and minor.isdigit()):
         raise RuntimeError(f"a {jax.local_devices()[0].platform} device has no compute capability")
     return int(major), int(minor)
+
+
+def placed(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel of an overload with a `device` argument, where it names the device itself or another one.
+
+    `torch.zeros_like(x, device="cpu")` comes to the device of x; what it computes there is then moved.
+    """
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        given = kwargs.get("device")
+        if given is None or given.type == "jax":
+            if given is not None and given.index:
+                index_of(given)
+            return compute(*args, **kwargs)
+        return compute(*args, **{**kwargs, "device": torch.device("jax")}).to(given)
+
+    return kernel

@@ -10,15 +10,17 @@ import torch
 from torch._ops import OpOverload
 from torch.library import Library
 
+from ampcheck.jax_device.device import placed
 from ampcheck.jax_device.kernels import functional_kernel, inplace_kernel, out_kernel
 from ampcheck.jax_device.lowering import OWN, find, short_name
 from ampcheck.jax_device.program import Functional
-from ampcheck.jax_device.schema import functional, is_out, is_view, overload, overloads
+from ampcheck.jax_device.schema import arguments, functional, is_out, is_view, overload, overloads
 from ampcheck.jax_device.special import SPECIAL
 from ampcheck.jax_device.storage import META
 
 KEY = "PrivateUse1"
-COMPOSITE = frozenset({"convolution"})  # PyTorch's own kernel checks the arguments and calls convolution_overrideable
+# PyTorch's own kernels take these apart: one checks and calls convolution_overrideable, the other knows hermitian matrices.
+COMPOSITE = frozenset({"convolution", "linalg_pinv.atol_rtol_tensor"})
 _has = torch._C._dispatch_has_kernel_for_dispatch_key
 _libraries: list[Library] = []
 
@@ -49,10 +51,10 @@ def _view(op: OpOverload) -> Callable[..., Any]:
 
 def kernel(op: OpOverload) -> Callable[..., Any] | None:
     """The device's kernel of an overload; None where PyTorch's composite kernel serves, or there is none."""
-    name = op.name()
+    name, names = op.name(), {a.name for a in arguments(op)}
     special = SPECIAL.get(short_name(op))
     if special is not None:
-        return special
+        return placed(special) if "device" in names and short_name(op) != "_to_copy" else special
     if short_name(op) in COMPOSITE:
         return None
     if _has(name, "CompositeImplicitAutograd") and not (short_name(op) in OWN and _has(name, "Autograd")):
@@ -66,7 +68,7 @@ def kernel(op: OpOverload) -> Callable[..., Any] | None:
     if lowering.torch_code and _has(name, "CompositeExplicitAutograd"):
         return None  # PyTorch's own composite kernel takes the op apart as well, in C++
     if plain is op:
-        return _lazy(op)
+        return placed(_lazy(op)) if "device" in names else _lazy(op)
     return (out_kernel if is_out(op) else inplace_kernel)(op, _lazy(plain))
 
 

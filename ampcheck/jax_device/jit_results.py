@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
+from ampcheck.jax_device.jit_state import Size
 from ampcheck.jax_device.jit_watch import raw
 from ampcheck.jax_device.storage import Bytes, alias, create, storage_of
 
@@ -140,7 +141,7 @@ class _Collector:
                 now = holder[key]
             except (KeyError, IndexError, ValueError):
                 raise RuntimeError(f"{key!r} was there before a jitted function and is removed by it") from None
-            if now is not value:
+            if now is not value and not isinstance(holder, Size):
                 effects.places.append((i, self._tensor(now)))
 
     def _states(self, effects: Effects) -> None:

@@ -1,9 +1,10 @@
-"""What a trace touches: a dispatch mode that sees every op of the function, forward and backward."""
+"""What a trace touches: every op of the function, forward and backward, is seen."""
 
 from __future__ import annotations
 
 import linecache
 import sys
+import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import jax
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.library import Library
 
 from ampcheck.jax_device.schema import is_view
 from ampcheck.jax_device.storage import Bytes, alias, storage_of
@@ -28,6 +29,31 @@ _LIBRARIES = tuple(str(Path(m.__file__ or "").parent) for m in (torch, jax)) + (
 
 class ValueNeededError(RuntimeError):
     """Python needs a value inside of a jitted function, where there are none yet."""
+
+
+# The key of a device that PyTorch no longer has. A fallback there sees every op of a thread that includes the key, above
+# autograd, and may raise in backward; an exception out of a TorchDispatchMode in backward ends the process, because
+# PyTorch then calls the device's Python guard while the error is set.
+_KEY = torch._C.DispatchKey.AutocastIPU
+_KEYS = torch._C.DispatchKeySet(_KEY)
+_library = Library("_", "IMPL")
+
+
+class _Watching(threading.local):
+    watch: Watch | None = None
+
+
+_watching = _Watching()
+
+
+def _seen(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """The fallback: the op is called anew without the key, as numbers among tensors cannot be given to `redispatch`."""
+    watch = _watching.watch
+    with torch._C._ExcludeDispatchKeyGuard(_KEYS), torch._C.DisableTorchFunction():
+        return op(*args, **kwargs) if watch is None else watch.run(op, args, kwargs)
+
+
+_library.fallback(_seen, "AutocastIPU")
 
 
 class Poisoned(BaseException):
@@ -65,21 +91,37 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
     return alias(tensor, tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-class Watch(TorchDispatchMode):
-    """Sorts every storage an op is given: an input of the program, made in the trace, or unknown so far."""
+class Watch:
+    """Sorts every storage an op is given: an input of the program, made in the trace, or unknown so far.
+
+    A context manager; inside, it sees the ops of its thread.
+    """
 
     def __init__(self, inputs: list[Any], poison: list[Any]) -> None:
-        super().__init__()
         self._inputs = {id(s) for s in inputs}
         self._poison = {id(s) for s in poison}
+        self._known = self._inputs | self._poison
         self._kept = [inputs, poison]  # ids stay their own
         self._made: dict[int, tuple[weakref.ref[Any], str, str]] = {}
         self.unknown: dict[int, tuple[Any, Any, torch.Tensor]] = {}
         self.host: dict[int, tuple[torch.Tensor, int]] = {}
         self.poisoned = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def __enter__(self) -> Watch:
+        self._before = _watching.watch
+        _watching.watch = self
+        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, False)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        _watching.watch = self._before
+        on = self._before is not None
+        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, on)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, not on)
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """One op: look at what it is given, run it, note what it made."""
         for tensor in tensors((*args, *kwargs.values())):
             self._see(tensor, func)
         try:
@@ -113,9 +155,10 @@ class Watch(TorchDispatchMode):
             self.unknown[id(storage)] = (storage, found, _same(tensor))
 
     def _note(self, tensor: torch.Tensor, func: Any) -> None:
+        if tensor.device.type == "meta":
+            return
         storage = tensor.untyped_storage()
-        known = self._inputs | self._poison
-        if id(storage) in known or id(storage) in self.unknown or id(storage) in self.host or self.is_made(storage):
+        if id(storage) in self._known or id(storage) in self.unknown or id(storage) in self.host or self.is_made(storage):
             return
         self._made[id(storage)] = (weakref.ref(storage), func.name(), caller())
 

@@ -19,7 +19,7 @@ from ampcheck.jax_device.dtypes import TO_JAX
 from ampcheck.jax_device.program import Functional
 from ampcheck.jax_device.schema import Kind, arguments, takes_lazy
 from ampcheck.jax_device.storage import storage_of
-from ampcheck.jax_device.writing import assign, resize
+from ampcheck.jax_device.writing import assign, check_cast, resize
 
 Kernel = Callable[..., Any]
 
@@ -75,6 +75,7 @@ def fit(out: Any, values: Any) -> None:
         for o, v in zip(out, values, strict=True):
             fit(o, v)
     elif out.shape != values.shape:
+        check_cast(values.dtype, out.dtype)
         if out.numel():
             warnings.warn(
                 f"An output with one or more elements was resized since it had shape {list(out.shape)}, which does not "

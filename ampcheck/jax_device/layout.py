@@ -102,6 +102,8 @@ def write(array: jax.Array, layout: Layout, values: jax.Array) -> jax.Array:
 
 def physical(values: jax.Array, stride: tuple[int, ...]) -> jax.Array:
     """`values` with its dimensions in the order in which a dense tensor of these strides stores them."""
+    if not values.size:
+        return values
     dims = order(Layout(values.shape, stride, 0), values.size)
     assert dims is not None, f"strides {stride} leave holes in a tensor of {values.shape}"  # noqa: S101
     return values.transpose(dims)

@@ -25,7 +25,8 @@ from ampcheck.jax_device.lowering import Lowering, find, short_name
 from ampcheck.jax_device.schema import REQUIRED, Argument, Kind, arguments
 from ampcheck.jax_device.storage import alias, contents, create, storage_of, wrap
 
-_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+# AutocastIPU is where jit watches (jit_watch.py).
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1).add(torch._C.DispatchKey.AutocastIPU)
 # Looking at a traced value: the lowering needs it as part of the program.
 _LOOKED = (
     jax.errors.ConcretizationTypeError,
@@ -291,6 +292,8 @@ def build(op: Functional, call: Call) -> Callable[..., Any]:
 
 
 def _plain(result: Result) -> bool:
+    if 0 in result.size:
+        return len(result.size) < 2  # of more dimensions, `create` makes other strides than PyTorch
     return result.stride == contiguous(result.size) or math.prod(result.size) <= 1
 
 

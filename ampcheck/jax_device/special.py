@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ampcheck.jax_device import transfer
+from ampcheck.jax_device.device import index_of
 from ampcheck.jax_device.dtypes import jax_dtype
 from ampcheck.jax_device.layout import Layout, contiguous
 from ampcheck.jax_device.storage import META, alias, contents, storage_of, wrap
@@ -33,6 +34,8 @@ def kernel(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 @cache
 def _shared_zeros(size: tuple[int, ...], dtype: Any) -> jax.Array:
+    if min(size, default=0) < 0:
+        raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
     with jax.ensure_compile_time_eval():
         return jax.device_put(np.zeros(size, dtype))
 
@@ -102,6 +105,8 @@ def _to_copy(
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
     _check_strided(layout)
+    if device is not None and device.index and device.type == "jax":
+        index_of(device)
     if self.device.type != "jax":
         return transfer.to_device(self.to(dtype or self.dtype))
     if device is not None and device.type != "jax":

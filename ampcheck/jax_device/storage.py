@@ -10,6 +10,7 @@ as long as the storage, so what hangs on it follows every alias, saved tensor an
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -35,8 +36,11 @@ class Bytes:
 
 def wrap(array: jax.Array) -> torch.Tensor:
     """A contiguous tensor of the array's shape on a new storage that holds it."""
-    tensor: torch.Tensor = create(array.shape, torch_dtype(array.dtype))
+    shape = array.shape
+    tensor: torch.Tensor = create(shape, torch_dtype(array.dtype))
     storage_of(tensor).array = array
+    if 0 in shape and len(shape) > 1:  # `create` counts a dimension of no elements as 0 in the strides, PyTorch as 1
+        return alias(tensor, shape, [math.prod(max(n, 1) for n in shape[d + 1 :]) for d in range(len(shape))], 0)
     return tensor
 
 

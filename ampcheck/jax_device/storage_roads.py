@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from ampcheck.jax_device import storage
+from ampcheck.jax_device import storage, transfer
 from ampcheck.jax_device.storage import Bytes, storage_of, wrap
 
 Storage = torch.UntypedStorage
@@ -76,13 +76,13 @@ def replace(of: Any, values: jax.Array) -> None:
 
 def host(of: Any) -> torch.UntypedStorage:
     """A CPU storage with the bytes of a device storage."""
-    return torch.from_numpy(np.array(content(of), copy=True)).untyped_storage()
+    return transfer.from_numpy(np.asarray(content(of))).untyped_storage()
 
 
 def device_copy(of: torch.UntypedStorage) -> torch.UntypedStorage:
     """A device storage with the bytes of a storage of another device."""
-    tensor = torch.empty(0, dtype=torch.uint8).set_(of.cpu())  # type: ignore[call-overload]
-    return new_storage(jax.device_put(tensor.numpy().copy()))
+    tensor = torch.empty(0, dtype=torch.uint8, device="cpu").set_(of.cpu())  # type: ignore[call-overload]
+    return new_storage(jax.device_put(transfer.to_numpy(tensor)))
 
 
 def _nbytes(self: Any) -> int:
@@ -248,9 +248,8 @@ def install() -> bool:
 
     @functools.wraps(address)
     def data_ptr(self: torch.Tensor) -> int:
-        found = address(self)
-        if found or self.device.type != _NAME or not self.numel() or not _ours(base := storage_of(self)):
-            return found
+        if self.is_cpu or self.device.type != _NAME or not self.numel() or not _ours(base := storage_of(self)):
+            return address(self)
         return int(base._cdata) + self.storage_offset() * self.element_size()
 
     torch.Tensor.data_ptr = data_ptr  # type: ignore[method-assign]

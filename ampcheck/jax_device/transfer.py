@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import jax
-import ml_dtypes
 import numpy as np
 import torch
 
-from ampcheck.jax_device.dtypes import TO_JAX, jax_dtype, torch_dtype
+from ampcheck.jax_device.dtypes import jax_dtype, torch_dtype
 from ampcheck.jax_device.layout import Layout, read, settled
 from ampcheck.jax_device.storage import contents, wrap
 
-# NumPy cannot hold these; the bits travel under an integer dtype of the same size.
-_CARRIERS = {1: torch.uint8, 2: torch.int16}
-_FOREIGN = frozenset(t for t, j in TO_JAX.items() if j.type.__module__ == ml_dtypes.__name__)
 # Overloads whose index tensors may lie on the CPU, as on CUDA (aten/src/ATen/native/TensorAdvancedIndexing.cpp).
 _INDEXING = ("index.", "index_put", "_index_put_impl", "_unsafe_index")
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """A CPU tensor's values as an array that shares nothing with it."""
-    tensor = tensor.detach().resolve_conj().resolve_neg()
-    if tensor.dtype in _FOREIGN:
-        carrier = _CARRIERS[tensor.element_size()]
-        return tensor.contiguous().view(carrier).numpy().view(TO_JAX[tensor.dtype]).copy()
-    return np.array(tensor.numpy(), TO_JAX.get(tensor.dtype) or jax_dtype(tensor.dtype), copy=True, order="C")
+    """A tensor's values as an array that shares nothing with it. Raises RuntimeError for a tensor without values.
+
+    `Tensor.numpy` would leave the tensor unable to be resized, and NumPy's own dtypes lack bfloat16.
+    """
+    dtype = jax_dtype(tensor.dtype)
+    host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    out = np.empty(tuple(host.shape), dtype)
+    if out.nbytes and not host.data_ptr():
+        host = host.clone()  # a tensor of zeros without storage gets one
+        if not host.data_ptr():
+            raise RuntimeError(f"a {type(tensor).__name__} without values cannot be copied to the jax device")
+    ctypes.memmove(out.ctypes.data, host.data_ptr(), out.nbytes)
+    return out
 
 
 def from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """A CPU tensor with a copy of the array's values."""
-    dtype = torch_dtype(array.dtype)
-    if dtype in _FOREIGN:
-        carrier = np.dtype(np.uint8 if array.dtype.itemsize == 1 else np.int16)
-        return torch.from_numpy(np.array(array, copy=True, order="C").view(carrier)).view(dtype)
-    return torch.from_numpy(np.array(array, copy=True, order="C"))
+    """A CPU tensor with a copy of the array's values, which can be resized, as none of `torch.from_numpy` can."""
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    out = torch.empty(array.shape, dtype=torch_dtype(array.dtype), device="cpu")
+    ctypes.memmove(out.data_ptr(), array.ctypes.data, array.nbytes)
+    return out
 
 
 def values(tensor: torch.Tensor) -> jax.Array:

@@ -10,7 +10,7 @@ import torch
 from ampcheck.jax_device.layout import contiguous
 from ampcheck.jax_device.special import kernel, zeros
 from ampcheck.jax_device.storage import alias, storage_of, wrap
-from ampcheck.jax_device.writing import elements, place, resize
+from ampcheck.jax_device.writing import Overlap, assign, elements, place, resize
 
 
 @kernel("resize_")
@@ -19,6 +19,8 @@ def _resize(self: torch.Tensor, size: Sequence[int], *, memory_format: torch.mem
         raise RuntimeError(f"Unsupported memory format{memory_format}")
     if any(n < 0 for n in size):
         raise RuntimeError(f"resize_: sizes must not be negative, got {list(size)}")
+    if tuple(size) == self.shape and memory_format is None:
+        return self  # with its strides, as PyTorch's kernel leaves it
     kept = memory_format not in (None, torch.contiguous_format)
     stride = torch.empty(size, device="meta", memory_format=memory_format).stride() if kept else None
     return resize(self, size, stride)
@@ -75,6 +77,40 @@ def _as_strided(
                 f"elements and are out of bounds for storage of {elements(self)} elements"
             )
     return alias(self, size, stride, offset)
+
+
+@kernel("as_strided_")
+def _as_strided_(
+    self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> torch.Tensor:
+    made = _as_strided(self, size, stride, storage_offset)
+    return _set(self, storage_of(self), made.storage_offset(), made.shape, made.stride())
+
+
+def _distinct(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without what is repeated: a dimension of stride 0 has one element."""
+    size = [1 if n and not step else n for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    return alias(tensor, size, tensor.stride(), tensor.storage_offset())
+
+
+def _filler(name: str) -> Any:
+    """The kernel of a fill in place, which may write to an expanded tensor, as in PyTorch."""
+
+    def fill(self: torch.Tensor, *value: Any) -> torch.Tensor:
+        from ampcheck.jax_device.install import computed
+
+        try:
+            assign(self, computed(name)(self, *value))
+        except Overlap:
+            assign(distinct := _distinct(self), computed(name)(distinct, *value))
+        return self
+
+    return fill
+
+
+kernel("fill_.Scalar")(_filler("fill.Scalar"))
+kernel("fill_.Tensor")(_filler("fill.Tensor"))
+kernel("zero_")(_filler("zero"))
 
 
 @kernel("record_stream")

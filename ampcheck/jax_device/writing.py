@@ -20,6 +20,10 @@ from ampcheck.jax_device.storage import META, Bytes, contents, from_bytes, stora
 _meta_set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 
 
+class Overlap(RuntimeError):
+    """Elements of a tensor that is written to are one element of its storage, as in an expanded tensor."""
+
+
 def assign(target: Any, values: Any) -> Any:
     """Make the new tensor `values` (nobody else's) the contents of `target`, of the same shape; returns `target`.
 
@@ -47,17 +51,28 @@ def assign(target: Any, values: Any) -> Any:
         ):
             mine.array = theirs.array
             return target
-    elif not torch.can_cast(values.dtype, target.dtype):
-        raise RuntimeError(f"result type {values.dtype} can't be cast to the desired output type {target.dtype}")
+    else:
+        check_cast(values.dtype, target.dtype)
     return put(target, values)
+
+
+def check_cast(given: torch.dtype, wanted: torch.dtype) -> None:
+    """Raises RuntimeError where PyTorch casts no result of one dtype to the other, e.g. a float to an integer."""
+    if not torch.can_cast(given, wanted):
+        raise RuntimeError(f"result type {given} can't be cast to the desired output type {wanted}")
 
 
 def put(target: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Write the values of a device tensor of the same shape to `target`, converted to its dtype."""
-    source = _layout(values)
+    source, layout = _layout(values), _layout(target)
+    if 0 in layout.stride and any(n > 1 and not step for n, step in zip(layout.size, layout.stride, strict=True)):
+        raise Overlap(
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+            "Please clone() the tensor before performing the operation."
+        )
     held = contents(target)
     conj = target.is_conj() is not values.is_conj()
-    program = _writer(_layout(target), source, jax_dtype(target.dtype), conj, values.is_neg(), target.is_neg())
+    program = _writer(layout, source, jax_dtype(target.dtype), conj, values.is_neg(), target.is_neg())
     store(target, program(held, contents(values)))
     return target
 

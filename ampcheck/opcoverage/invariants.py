@@ -56,9 +56,18 @@ def _qr(sample: Any, out: Any) -> Any:
 
 
 def _low_rank(sample: Any, out: Any) -> Any:
-    """U, S and V of a random projection; what is beyond the matrix's rank is noise."""
+    """Orthonormal vectors, and what of the matrix is left out, within a fiftieth of its norm: it is a random sketch.
+
+    The OpInfo gives the matrix by two factors, less `M` or, with `center`, less the means of its columns.
+    """
     u, s, v = out
-    return (u * s[..., None, :]) @ v.mH, s.square().sum(-1), _shapes(out)
+    a = sample.input @ sample.args[0].mT
+    if sample.kwargs.get("M") is not None:
+        a = a - sample.kwargs["M"]
+    if sample.kwargs.get("center"):
+        a = a - a.mean(-2, keepdim=True)
+    left = torch.linalg.matrix_norm(a - (u * s[..., None, :]) @ v.mH) / torch.linalg.matrix_norm(a).clamp(min=1e-6)
+    return left / 20, _gram(u), _gram(v), _shapes(out)
 
 
 def _shapes(out: Any) -> list[Any]:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 from ampcheck.opcoverage import judge
 from ampcheck.opcoverage.invariants import INVARIANTS, indices_as_values
 from ampcheck.opcoverage.records import Row, Sample
-from ampcheck.opcoverage.samples import name_of, samples, seed, tolerances
+from ampcheck.opcoverage.samples import HOST_ARGUMENTS, name_of, samples, seed, tolerances
 from ampcheck.opcoverage.ways import Way
 
 _DRAWS, _ELEMENTS = 24, 512  # draws of a random op: at least as many, and enough for as many elements
@@ -77,7 +77,8 @@ def _reason(op: Any, sample: Any, call: Any, way: Way, expected: Any, drawn: boo
     name, given = name_of(op), (sample.input, sample.args, sample.kwargs)
 
     def there() -> Any:
-        moved = way.there(_fresh(given))
+        fresh = _fresh(given)
+        moved = (way.there(fresh[0]), *fresh[1:]) if name in HOST_ARGUMENTS else way.there(fresh)
         with way.around(moved):
             return call(moved)
 

@@ -8,6 +8,7 @@ programs, and lets gradients be summed in the weight's dtype.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any, NamedTuple
 
@@ -59,6 +60,7 @@ class Cache:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, torch.dtype], _Kept] = {}
+        self._lock = threading.Lock()
 
     def clear(self) -> None:
         """Drop every cast, in every thread."""
@@ -79,8 +81,13 @@ class Cache:
             self._keep(place, weight, low)
         else:
             low = found.low
-        if _is_grad() and not low.requires_grad:
-            low = _Graph.apply(weight, [low])
+        return self._with_graph(weight, low) if _is_grad() and not low.requires_grad else low
+
+    def _with_graph(self, weight: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+        """The cast once it is a function of its weight; of two threads that ask for it, one makes it so."""
+        with self._lock:
+            if not low.requires_grad:
+                low = _Graph.apply(weight, [low])
         return low
 
     def _keep(self, place: tuple[int, torch.dtype], weight: torch.Tensor, low: torch.Tensor) -> None:

@@ -4,14 +4,16 @@ It stands for the backends that call is made for: of ampcheck it uses that call 
 plain `torch.Tensor`s; their storage's Python object holds the values, a flat NumPy array of bytes that every alias
 shares. NumPy computes what it has a function for; the rest runs in PyTorch's CPU kernels on the arrays' own memory.
 
-The environment variable NPY_FAULT plants a mistake in the registration: "drop" gives linear no kernel, "policy" sends
-exp to the lower precision, "uncached" keeps no casts, "stale" keeps them whatever happens to the weight.
+The environment variable NPY_BASE is the base of the registration, "cuda" unless it says "cpu". NPY_FAULT plants a
+mistake in it: "drop" gives linear no kernel, "policy" sends exp to the lower precision, "uncached" keeps no casts,
+"stale" keeps them whatever happens to the weight.
 """
 
 from __future__ import annotations
 
 import os
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from ampcheck.register import kept, register_autocast
 from ampcheck.spec.policies import closest, table
 
 NAME = "npy"
+BASE = os.environ.get("NPY_BASE", "cuda")
 FAULT = os.environ.get("NPY_FAULT", "")
 aten = torch.ops.aten
 META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
@@ -83,8 +86,6 @@ def _new(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
 
 def _host(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor on the memory of a tensor's array."""
-    if tensor.layout != torch.strided:
-        raise NotImplementedError(f"{NAME} has no {tensor.layout} tensors")
     array = tensor.untyped_storage().array
     flat = torch.frombuffer(array, dtype=tensor.dtype) if array.size else torch.empty(0, dtype=tensor.dtype)
     held = flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
@@ -137,6 +138,8 @@ _FUNCTIONS = {
 
 def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """The kernel of every op of the device."""
+    if "sparse" in op._opname:
+        raise NotImplementedError(f"{NAME} has dense tensors only, so it has no {op.name()}")
     if op.is_view:
         return op.redispatch(META, *args, **kwargs)
     if kwargs.get("device") is not None:
@@ -240,7 +243,7 @@ for _lazy in ("Conjugate", "Negative"):  # PyTorch would resolve the bit by a co
 
 AUTOCAST = register_autocast(
     NAME,
-    base="cuda",
+    base=BASE,
     overrides={"drop": {"aten::linear": "fallthrough"}, "policy": {"aten::exp": "downcast"}}.get(FAULT),
 )
 if FAULT == "uncached":
@@ -256,12 +259,13 @@ class Npy(Device):
     token = NAME
     type = NAME
     key = "AutocastPrivateUse1"
+    deviations = Path(__file__).with_suffix(".toml")
 
     def unavailable(self) -> str | None:
         return None
 
     def policies(self) -> Any:
-        return table("AutocastCUDA", closest(torch.__version__))
+        return table({"cuda": "AutocastCUDA", "cpu": "AutocastCPU"}[BASE], closest(torch.__version__))
 
 
 DEVICES = (Npy(),)

@@ -18,7 +18,6 @@ import torch
 from packaging.version import Version
 from torch.utils._mode_utils import no_dispatch
 
-from ampcheck.checks import Unsupported
 from ampcheck.devices.base import Device
 from ampcheck.inputs import host_tensor
 from ampcheck.observe import Observation
@@ -119,7 +118,7 @@ class Torchax(TorchTorchax):
     region = "torchax.amp.autocast"
 
     def autocast(self, dtype: str | None = None, *, enabled: bool = True, cache_enabled: bool | None = None) -> Any:
-        """A region of torchax's, which knows no `enabled` and no cache: without a dtype it is off, and it caches none."""
+        """A region of torchax's own. It takes no `enabled`: without a dtype it is off. It caches nothing."""
         import torchax
 
         if not enabled:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ampcheck.jax_device.lowering import lower
-from ampcheck.jax_device.lowerings.wide import widened
+from ampcheck.jax_device.lowerings.wide import rounded, widened
 
 _SQRT_HALF = 0.7071067811865476
 _SQRT_2_OVER_PI = 0.7978845608028654
@@ -122,7 +122,7 @@ def glu(self: Any, dim: int = -1) -> Any:
 
 
 @lower("glu_jvp")
-@widened
+@rounded
 def glu_jvp(glu_: Any, x: Any, dx: Any, dim: int) -> Any:
     """The change of glu(x) for a change dx."""
     return jax.jvp(lambda v: glu(v, dim), (x,), (dx.astype(x.dtype),))[1]
@@ -151,7 +151,7 @@ def log_softmax(self: Any, dim: int, half_to_float: bool) -> Any:
 
 
 @lower("_masked_softmax")
-@widened
+@rounded
 def masked_softmax(self: Any, mask: Any, dim: int | None = None, mask_type: int | None = None) -> Any:
     """softmax of (B, heads, L, S) where the mask is False; a row without such an element is zero.
 

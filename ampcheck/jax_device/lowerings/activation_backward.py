@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings import activation
-from ampcheck.jax_device.lowerings.wide import pullback, widened
+from ampcheck.jax_device.lowerings.wide import pullback, rounded, widened
 
 
 @lower("threshold_backward")
@@ -35,7 +35,9 @@ def prelu_backward(grad_output: Any, self: Any, weight: Any) -> Any:
 
 @lower("elu_backward")
 @widened
-def elu_backward(grad_output: Any, alpha: Any, scale: Any, input_scale: Any, is_result: bool, self_or_result: Any) -> Any:
+def elu_backward(
+    grad_output: Any, alpha: Any, scale: Any, input_scale: Any, is_result: bool, self_or_result: Any
+) -> Any:
     """From the input, or from the output where `is_result`."""
     slope = alpha * scale
     rising = self_or_result + slope if is_result else slope * jnp.exp(self_or_result * input_scale)
@@ -112,7 +114,7 @@ def glu_backward(grad_output: Any, self: Any, dim: int) -> Any:
 
 
 @lower("glu_backward_jvp")
-@widened
+@rounded
 def glu_backward_jvp(grad_x: Any, grad_glu: Any, x: Any, dgrad_glu: Any, dx: Any, dim: int) -> Any:
     """The change of glu_backward's result for changes of the gradient and of the input."""
     return jax.jvp(lambda g, v: glu_backward(g, v, dim), (grad_glu, x), (dgrad_glu, dx))[1]
@@ -137,11 +139,13 @@ def softmax_backward(grad_output: Any, output: Any, dim: int, input_dtype: Any) 
 @widened
 def log_softmax_backward(grad_output: Any, output: Any, dim: int, input_dtype: Any) -> Any:
     """gradient - exp(output) * the sum of the gradient along `dim`."""
-    return grad_output - jnp.exp(output) * (jnp.sum(grad_output, axis=dim, keepdims=True) if output.ndim else grad_output)
+    return grad_output - jnp.exp(output) * (
+        jnp.sum(grad_output, axis=dim, keepdims=True) if output.ndim else grad_output
+    )
 
 
 @lower("_masked_softmax_backward")
-@widened
+@rounded
 def masked_softmax_backward(grad_output: Any, output: Any, mask: Any, dim: int | None = None) -> Any:
     """softmax's gradient; where the mask is True it is zero."""
     grad = softmax_backward(grad_output, output, -1 if dim is None else dim, None)

@@ -12,7 +12,7 @@ import torch
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.activation import gelu, masked_softmax
 from ampcheck.jax_device.lowerings.normalization import layer_norm
-from ampcheck.jax_device.lowerings.wide import wide
+from ampcheck.jax_device.lowerings.wide import pullback, wide
 from ampcheck.jax_device.special import kernel
 
 _MATH = 0  # at::SDPBackend
@@ -60,6 +60,76 @@ def attention(
         kept = jax.random.uniform(random_key, weights.shape, jnp.float32) >= dropout_p
         weights = jnp.where(kept, weights / (1 - dropout_p), 0)
     return jnp.matmul(weights.astype(value.dtype), value), sums
+
+
+@lower("_scaled_dot_product_flash_attention_for_cpu_backward")
+def attention_backward(
+    grad_out: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    out: Any,
+    logsumexp: Any,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Any = None,
+    scale: float | None = None,
+) -> Any:
+    """The gradients of query, key and value. Raises NotImplementedError with dropout, whose mask is not kept."""
+    if dropout_p:
+        raise NotImplementedError(f"fused attention has no backward pass with dropout (dropout_p={dropout_p}) on jax")
+
+    def forward(q: Any, k: Any, v: Any) -> Any:
+        return attention(None, q, k, v, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
+
+    return pullback(forward, grad_out, query, key, value)
+
+
+@kernel("_scaled_dot_product_flash_attention")
+def flash_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    """The same for CUDA's overload, whose other results are empty."""
+    from ampcheck.jax_device.install import computed
+
+    compute = computed("_scaled_dot_product_flash_attention_for_cpu")
+    out, sums = compute(query, key, value, dropout_p, is_causal, scale=scale)
+    state, unused, debug = (query.new_empty(0, dtype=torch.int64) for _ in range(3))
+    return out, sums, None, None, query.shape[2], key.shape[2], state, unused, debug.to(query.dtype)
+
+
+@kernel("_scaled_dot_product_flash_attention_backward")
+def flash_attention_backward(
+    grad_out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    cum_seq_q: Any,
+    cum_seq_k: Any,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: Any,
+    philox_offset: Any,
+    *,
+    scale: float | None = None,
+) -> Any:
+    """The same for CUDA's overload."""
+    from ampcheck.jax_device.install import computed
+
+    compute = computed("_scaled_dot_product_flash_attention_for_cpu_backward")
+    return compute(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, scale=scale)
 
 
 def _projected(array: Any, weight: Any, bias: Any, heads: int) -> Any:

@@ -52,12 +52,11 @@ def batch_norm(
 ) -> Any:
     """(N, C, …) normalised per channel, the statistics it took, and the running statistics after it.
 
-    Without training it takes the running statistics, and saves none.
+    Without training it takes the running statistics, which stay.
     """
     if not training:
-        none = jnp.zeros((0,), input.dtype)
-        out = _normalised(input, weight, bias, running_mean, jax.lax.rsqrt(running_var + eps))
-        return out, none, none, running_mean, running_var
+        rstd = jax.lax.rsqrt(running_var + eps)
+        return _normalised(input, weight, bias, running_mean, rstd), running_mean, rstd, running_mean, running_var
     mean, variance, rstd = _statistics(input, eps)
     seen = math.prod(input.shape[d] for d in _axes(input))
     unbiased = variance * (seen / max(seen - 1, 1))
@@ -73,9 +72,7 @@ def batch_norm(
 
 @lower("_native_batch_norm_legit.no_stats")
 @widened
-def batch_norm_without_running(
-    input: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
-) -> Any:
+def batch_norm_without_running(input: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float) -> Any:
     """Normalised by the batch's own statistics."""
     mean, _, rstd = _statistics(input, eps)
     return _normalised(input, weight, bias, mean, rstd), mean, rstd

@@ -82,9 +82,7 @@ def conv_tbc(self: Any, weight: Any, bias: Any, pad: int = 0) -> Any:
 
 
 @lower("cudnn_convolution")
-def cudnn_convolution(
-    self: Any, weight: Any, padding: Any, stride: Any, dilation: Any, groups: int, *_: bool
-) -> Any:
+def cudnn_convolution(self: Any, weight: Any, padding: Any, stride: Any, dilation: Any, groups: int, *_: bool) -> Any:
     """`convolution` without a bias; the flags after `groups` choose among cuDNN's algorithms."""
     return convolution(self, weight, None, stride, padding, dilation, False, (0,), groups)
 

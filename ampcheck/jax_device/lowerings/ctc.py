@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ampcheck.jax_device.lowering import lower
-from ampcheck.jax_device.lowerings.wide import widened
+from ampcheck.jax_device.lowerings.wide import rounded, widened
 
 
 def _rows(targets: Any, lengths: Any, longest: int) -> Any:
@@ -18,7 +18,11 @@ def _rows(targets: Any, lengths: Any, longest: int) -> Any:
         return jnp.pad(targets, [(0, 0), (0, max(0, longest - targets.shape[1]))])[:, :longest]
     ends = jnp.cumsum(lengths)
     places = (ends - lengths)[:, None] + jnp.arange(longest)[None]
-    return jnp.take(targets, jnp.clip(places, 0, max(targets.size - 1, 0))) if targets.size else jnp.zeros(places.shape, targets.dtype)
+    return (
+        jnp.take(targets, jnp.clip(places, 0, max(targets.size - 1, 0)))
+        if targets.size
+        else jnp.zeros(places.shape, targets.dtype)
+    )
 
 
 def _longest(targets: Any, lengths: Any) -> int:
@@ -62,7 +66,9 @@ def _loss(log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any,
     end = jnp.take_along_axis(last, 2 * lengths[:, None], axis=1)[:, 0]
     before = jnp.take_along_axis(last, jnp.maximum(2 * lengths - 1, 0)[:, None], axis=1)[:, 0]
     total = _log_sum(end, jnp.where(lengths > 0, before, -jnp.inf))
-    empty = jnp.where(lengths == 0, 0.0, jnp.inf).astype(total.dtype)  # a sequence of no steps has only the empty target
+    empty = jnp.where(lengths == 0, 0.0, jnp.inf).astype(
+        total.dtype
+    )  # a sequence of no steps has only the empty target
     return jnp.where(inputs == 0, empty, -total), alphas
 
 
@@ -76,7 +82,7 @@ def ctc_loss(
 
 
 @lower("_ctc_loss_backward")
-@widened
+@rounded
 def ctc_loss_backward(
     grad: Any,
     log_probs: Any,

@@ -14,7 +14,9 @@ _RENORM_FLOOR = 1e-7
 
 
 @lower("embedding")
-def embedding(weight: Any, indices: Any, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False) -> Any:
+def embedding(
+    weight: Any, indices: Any, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Any:
     """The rows at the indices; an index outside the table gives nan, as nothing can raise in a program."""
     return jnp.take(weight, indices, axis=0)
 
@@ -26,7 +28,7 @@ def embedding_dense_backward(
 ) -> Any:
     """Each row's gradients summed; none for the padding row."""
     flat = indices.reshape(-1)
-    grad = grad_output.reshape(flat.size, -1)
+    grad = grad_output.reshape(flat.size, grad_output.shape[-1])
     if scale_grad_by_freq:
         grad = grad / jnp.bincount(flat, length=num_weights)[flat][:, None].astype(grad.dtype)
     grad = jnp.where((flat != padding_idx)[:, None], grad, 0)

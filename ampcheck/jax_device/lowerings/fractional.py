@@ -30,7 +30,7 @@ def fractional_max_pool(self: Any, kernel_size: Sequence[int], output_size: Sequ
     batch = self if self.ndim == dims + 2 else self[None]
     size = batch.shape[2:]
     order = (1, 0) if dims == 2 else (0, 1, 2)  # the two-dimensional kernels take the samples as (width, height)
-    flat = batch.reshape(*batch.shape[:2], -1)
+    flat = batch.reshape(*batch.shape[:2], math.prod(size))
     starts = [
         _starts(random_samples[..., order[i]], n, parts, k)
         for i, (n, parts, k) in enumerate(zip(size, output_size, kernel_size, strict=True))
@@ -41,7 +41,9 @@ def fractional_max_pool(self: Any, kernel_size: Sequence[int], output_size: Sequ
         for i, (start, offset) in enumerate(zip(starts, offsets, strict=True)):
             places = (start + offset) * math.prod(size[i + 1 :])
             index = index + places.reshape(*places.shape[:2], *[-1 if j == i else 1 for j in range(dims)])
-        taken = jnp.take_along_axis(flat, index.reshape(*flat.shape[:2], -1), axis=-1).reshape(index.shape)
+        taken = jnp.take_along_axis(flat, index.reshape(*flat.shape[:2], math.prod(output_size)), axis=-1).reshape(
+            index.shape
+        )
         best = (taken, index) if best is None else _better((taken, index), best)
     value, index = best
     return (value, index) if batch is self else (value[0], index[0])

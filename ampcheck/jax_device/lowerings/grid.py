@@ -56,7 +56,12 @@ def _cubic(x: Any) -> Any:
 
 
 def _weighted(
-    flat: Any, size: Sequence[int], places: Sequence[Any], offsets: Sequence[int], weigh: Any, pad: Callable[[Any, int], Any]
+    flat: Any,
+    size: Sequence[int],
+    places: Sequence[Any],
+    offsets: Sequence[int],
+    weigh: Any,
+    pad: Callable[[Any, int], Any],
 ) -> Any:
     out: Any = 0
     floors = [jax.lax.stop_gradient(jnp.floor(p)) for p in places]
@@ -72,8 +77,8 @@ def _weighted(
 def grid_sampler(input: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Any:
     """(N, C, …) at the grid (N, …, dims), whose coordinates are x first and in [-1, 1]."""
     size, shape = input.shape[2:], grid.shape[1:-1]
-    flat = input.reshape(*input.shape[:2], -1)
-    rows = grid.reshape(grid.shape[0], -1, len(size))
+    flat = input.reshape(*input.shape[:2], math.prod(size))
+    rows = grid.reshape(grid.shape[0], math.prod(shape), len(size))
     places = [_place(rows[..., len(size) - 1 - i], n, align_corners) for i, n in enumerate(size)]
 
     def pad(place: Any, length: int) -> Any:

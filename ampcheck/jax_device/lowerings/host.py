@@ -59,6 +59,15 @@ def allclose(
     return bool(torch.isclose(self, other, rtol, atol, equal_nan).all())
 
 
+@kernel("as_strided_")
+def as_strided_inplace(
+    self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> torch.Tensor:
+    """The tensor given another size, strides and offset: what `t_`, `transpose_`, `squeeze_` and `unsqueeze_` end in."""
+    self.data = torch.as_strided(self, size, stride, storage_offset)
+    return self
+
+
 @kernel("as_strided_copy")
 def as_strided_copy(
     self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None

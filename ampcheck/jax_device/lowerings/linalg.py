@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowerings.wide import wide
 
 
 def transposed(values: Any) -> Any:
@@ -172,11 +173,12 @@ def matrix_exp(self: Any) -> Any:
     """The matrix exponential."""
     if not self.size:
         return self
-    return jax.scipy.linalg.expm(self, max_squarings=64) if self.shape[-1] > 1 else jnp.exp(self)
+    values = wide(self)
+    return jax.scipy.linalg.expm(values, max_squarings=64) if self.shape[-1] > 1 else jnp.exp(values)
 
 
 @lower("linalg_cross", promotes=True)
 def cross(self: Any, other: Any, *, dim: int = -1) -> Any:
     """The cross product along `dim`, which has three elements."""
-    self, other = jnp.broadcast_arrays(self, other)
+    self, other = jnp.broadcast_arrays(wide(self), wide(other))
     return jnp.cross(self, other, axis=dim)

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from ampcheck.jax_device.lowering import lower
-from ampcheck.jax_device.lowerings.wide import MEAN, pullback, reduced, spread, widened
+from ampcheck.jax_device.lowerings.wide import MEAN, pullback, reduced, rounded, spread, widened
 
 _LOG_FLOOR = -100.0  # what binary_cross_entropy takes for the logarithm of zero
 _LEAST = 1e-12  # its least denominator in the backward pass
@@ -126,7 +126,11 @@ def _picked(self: Any, target: Any, weight: Any, ignore_index: int) -> tuple[Any
 def nll_loss(self: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Any:
     """-self at each target class, weighted, and the sum of the weights. (C), (N, C) or (N, C, H, W)."""
     _, value, weights = _picked(self, target, weight, ignore_index)
-    losses = jnp.where(weights == 0, 0, -value * weights) if weight is None else _weighted(value, weights, target, ignore_index)
+    losses = (
+        jnp.where(weights == 0, 0, -value * weights)
+        if weight is None
+        else _weighted(value, weights, target, ignore_index)
+    )
     if reduction == 0 and self.ndim > 1:
         return losses, jnp.zeros((), self.dtype)
     total = jnp.sum(weights)
@@ -159,8 +163,8 @@ def multi_margin_loss(
     self: Any, target: Any, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = MEAN
 ) -> Any:
     """max(0, margin - self[target] + self)^p over the other classes, divided by their number."""
-    rows = self.reshape(-1, self.shape[-1]) if self.ndim else self.reshape(1, 1)
-    index = target.reshape(-1, 1)
+    rows = jnp.atleast_2d(self)
+    index = target.reshape(rows.shape[0], 1)
     violation = jnp.maximum(0, margin - jnp.take_along_axis(rows, index, axis=1) + rows)
     violation = jnp.where(p == 1, violation, violation * violation)
     if weight is not None:
@@ -171,7 +175,7 @@ def multi_margin_loss(
 
 
 @lower("multi_margin_loss_backward")
-@widened
+@rounded
 def multi_margin_loss_backward(
     grad_output: Any, self: Any, target: Any, p: Any, margin: Any, weight: Any = None, reduction: int = MEAN
 ) -> Any:
@@ -199,9 +203,7 @@ def multilabel_margin_loss(self: Any, target: Any, reduction: int) -> Any:
 
 
 @lower("multilabel_margin_loss_backward")
-@widened
-def multilabel_margin_loss_backward(
-    grad_output: Any, self: Any, target: Any, reduction: int, is_target: Any
-) -> Any:
+@rounded
+def multilabel_margin_loss_backward(grad_output: Any, self: Any, target: Any, reduction: int, is_target: Any) -> Any:
     """The gradient of self."""
     return pullback(lambda x: multilabel_margin_loss(x, target, reduction)[0], grad_output, self)[0]

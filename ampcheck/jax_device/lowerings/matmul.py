@@ -46,11 +46,17 @@ def int_mm(self: Any, mat2: Any) -> Any:
 def scaled_sum(self: Any, product: Any, beta: Any, alpha: Any) -> Any:
     """beta * self + alpha * product, where None is 1; with a beta of 0 `self` counts for nothing, nan included."""
     if alpha is not None:
-        product = product * alpha
+        product = product * _factor(alpha, product)
     if beta is None:
         return product + self
     self = wide(self)
-    return product + jnp.where(jnp.asarray(beta) == 0, jnp.zeros_like(self), self * beta)
+    beta = _factor(beta, self)
+    return product + jnp.where(beta == 0, jnp.zeros_like(self), self * beta)
+
+
+def _factor(number: Any, array: Any) -> Any:
+    """The number as PyTorch multiplies by it: in the array's dtype, so that integers know no fractions."""
+    return jnp.asarray(number).astype(array.dtype)
 
 
 def _accumulator(array: Any, beta: Any, alpha: Any) -> Any:

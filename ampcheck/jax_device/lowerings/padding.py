@@ -30,8 +30,10 @@ def _padded(self: Any, padding: Sequence[int], places: Places) -> Any:
     for i in range(len(padding) // 2):
         axis = self.ndim - 1 - i
         where = places(self.shape[axis], padding[2 * i], padding[2 * i + 1])
-        self = jnp.take(self, where, axis=axis, mode="clip") if self.size else jnp.zeros(
-            (*self.shape[:axis], len(where), *self.shape[axis + 1 :]), self.dtype
+        self = (
+            jnp.take(self, where, axis=axis, mode="clip")
+            if self.size
+            else jnp.zeros((*self.shape[:axis], len(where), *self.shape[axis + 1 :]), self.dtype)
         )
     return self
 
@@ -87,7 +89,8 @@ def im2col(
     )
     batch = jnp.pad(batch, [(0, 0), (0, 0), *((p, p) for p in padding)])
     taken = batch[:, :, rows][:, :, :, :, columns]  # N, C, kernel h, windows h, kernel w, windows w
-    out = taken.transpose(0, 1, 2, 4, 3, 5).reshape(batch.shape[0], batch.shape[1] * len(rows) * len(columns), -1)
+    count, channels, kh, h, kw, w = taken.shape
+    out = taken.transpose(0, 1, 2, 4, 3, 5).reshape(count, channels * kh * kw, h * w)
     return out if self.ndim == 4 else out[0]
 
 

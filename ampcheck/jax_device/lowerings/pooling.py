@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ampcheck.jax_device.lowering import lower
-from ampcheck.jax_device.lowerings.wide import transposed, widened
+from ampcheck.jax_device.lowerings.wide import rounded, transposed, widened
 
 _FAR = np.iinfo(np.int32).max  # the index of padding, so that an element that equals it is taken instead
 
@@ -117,28 +117,29 @@ def _parts(length: int, parts: int) -> tuple[np.ndarray[Any, Any], np.ndarray[An
     return i * length // max(parts, 1), -(-(i + 1) * length // max(parts, 1))
 
 
-@lower(
-    "max_pool2d_with_indices_backward",
-    "max_pool3d_with_indices_backward",
-    "adaptive_max_pool2d_backward",
-    "adaptive_max_pool3d_backward",
-    "fractional_max_pool2d_backward",
-    "fractional_max_pool3d_backward",
-)
+@lower("max_pool2d_with_indices_backward", "adaptive_max_pool2d_backward", "fractional_max_pool2d_backward")
 @widened
-def max_pool_backward(grad_output: Any, self: Any, *options: Any, indices: Any = None) -> Any:
+def max_pool2d_backward(grad_output: Any, self: Any, *options: Any) -> Any:
     """Each gradient added where its maximum was found; the indices are the last argument."""
-    indices = options[-1] if indices is None else indices
-    dims = indices.ndim - 2 if indices.ndim > 4 else 2
-    dims = next((len(o) for o in options if isinstance(o, tuple) and len(o) > 1), dims)
-    return _scattered(grad_output, indices, self.shape, dims)
+    return _scattered(grad_output, options[-1], self.shape, 2)
+
+
+@lower("max_pool3d_with_indices_backward", "adaptive_max_pool3d_backward", "fractional_max_pool3d_backward")
+@rounded
+def max_pool3d_backward(grad_output: Any, self: Any, *options: Any) -> Any:
+    """Each gradient added where its maximum was found; the indices are the last argument."""
+    return _scattered(grad_output, options[-1], self.shape, 3)
+
+
+def _rows(array: Any, dims: int) -> Any:
+    """(all leading dimensions, all last `dims` ones)."""
+    return array.reshape(math.prod(array.shape[:-dims]), math.prod(array.shape[-dims:]))
 
 
 def _scattered(values: Any, indices: Any, size: Sequence[int], dims: int) -> Any:
-    lead = math.prod(size[: len(size) - dims])
-    flat = jnp.zeros((lead, math.prod(size[len(size) - dims :])), values.dtype)
-    rows = jnp.arange(lead)[:, None]
-    return flat.at[rows, indices.reshape(lead, -1)].add(values.reshape(lead, -1)).reshape(size)
+    flat = jnp.zeros((math.prod(size[:-dims]), math.prod(size[-dims:])), values.dtype)
+    rows = jnp.arange(flat.shape[0])[:, None]
+    return flat.at[rows, _rows(indices, dims)].add(_rows(values, dims)).reshape(size)
 
 
 @lower("max_unpool2d", "max_unpool3d")
@@ -146,10 +147,9 @@ def max_unpool(self: Any, indices: Any, output_size: Sequence[int], *_: Any) -> 
     """Zeros, with each element of self at its index in the last dimensions."""
     dims = len(output_size)
     size = (*self.shape[:-dims], *output_size)
-    lead = math.prod(size[:-dims])
-    flat = jnp.zeros((lead, math.prod(output_size)), self.dtype)
-    placed = flat.at[jnp.arange(lead)[:, None], indices.reshape(lead, -1)].set(self.reshape(lead, -1))
-    return placed.reshape(size)
+    flat = jnp.zeros((math.prod(size[:-dims]), math.prod(output_size)), self.dtype)
+    rows = jnp.arange(flat.shape[0])[:, None]
+    return flat.at[rows, _rows(indices, dims)].set(_rows(self, dims)).reshape(size)
 
 
 @lower("avg_pool2d")
@@ -230,7 +230,9 @@ def adaptive_avg_pool(self: Any, output_size: Sequence[int]) -> Any:
 def _part_means(array: Any, axis: int, parts: int) -> Any:
     length = array.shape[axis]
     if parts and length % parts == 0:
-        return jnp.mean(array.reshape(*array.shape[:axis], parts, length // parts, *array.shape[axis + 1 :]), axis=axis + 1)
+        return jnp.mean(
+            array.reshape(*array.shape[:axis], parts, length // parts, *array.shape[axis + 1 :]), axis=axis + 1
+        )
     starts, stops = _parts(length, parts)
     column = [-1 if i == axis else 1 for i in range(array.ndim)]
     out = jnp.zeros((), array.dtype)
@@ -240,9 +242,15 @@ def _part_means(array: Any, axis: int, parts: int) -> Any:
     return out / (stops - starts).reshape(column).astype(out.dtype)
 
 
-@lower("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward")
+@lower("_adaptive_avg_pool2d_backward")
 @widened
-def adaptive_avg_pool_backward(grad_output: Any, self: Any) -> Any:
-    """The gradient of the input. The unbatched form has one dimension less, so the number of them tells too little."""
-    output_size = grad_output.shape[2:] if self.ndim == 5 else grad_output.shape[-2:]
-    return transposed(lambda x: adaptive_avg_pool(x, output_size), grad_output, self.shape)
+def adaptive_avg_pool2d_backward(grad_output: Any, self: Any) -> Any:
+    """The gradient of the input."""
+    return transposed(lambda x: adaptive_avg_pool(x, grad_output.shape[-2:]), grad_output, self.shape)
+
+
+@lower("_adaptive_avg_pool3d_backward")
+@widened
+def adaptive_avg_pool3d_backward(grad_output: Any, self: Any) -> Any:
+    """The gradient of the input."""
+    return transposed(lambda x: adaptive_avg_pool(x, grad_output.shape[-3:]), grad_output, self.shape)

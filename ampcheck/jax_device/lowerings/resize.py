@@ -67,9 +67,7 @@ def cubic(length: int, out: int, scale: float | None, align_corners: bool) -> Ta
     sources = _sources(length, out, scale, align_corners, clipped=False)
     low = np.floor(sources).astype(np.int64)
     offsets = np.arange(-1, 3)
-    return Taps(
-        np.clip(low[:, None] + offsets, 0, length - 1), _keys((sources - low)[:, None] - offsets, _CUBIC)
-    )
+    return Taps(np.clip(low[:, None] + offsets, 0, length - 1), _keys((sources - low)[:, None] - offsets, _CUBIC))
 
 
 def _triangle(x: Floats) -> Floats:

@@ -6,9 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
 
 from ampcheck.jax_device.lowering import lower
-from ampcheck.jax_device.lowerings.wide import widened
+from ampcheck.jax_device.lowerings.wide import rounded, widened
+from ampcheck.jax_device.special import kernel, zeros
+from ampcheck.jax_device.storage import wrap
 
 
 def _sum(*terms: Any) -> Any:
@@ -50,8 +53,24 @@ def lstm_cell_backward(grad_hy: Any, grad_cy: Any, cx: Any, cy: Any, workspace: 
     return gates, by_cell * f, jnp.sum(gates, axis=0) if has_bias else None
 
 
+@kernel("_thnn_fused_lstm_cell")
+def lstm_cell_kernel(
+    input_gates: torch.Tensor,
+    hidden_gates: torch.Tensor,
+    cx: torch.Tensor,
+    input_bias: torch.Tensor | None = None,
+    hidden_bias: torch.Tensor | None = None,
+) -> Any:
+    """The cell; PyTorch's Meta kernel fails where there are no biases, so it is given zeros."""
+    from ampcheck.jax_device.install import computed
+
+    if input_bias is None or hidden_bias is None:
+        input_bias = hidden_bias = wrap(zeros((input_gates.shape[-1],), input_gates.dtype))
+    return computed("_thnn_fused_lstm_cell")(input_gates, hidden_gates, cx, input_bias, hidden_bias)
+
+
 @lower("_thnn_fused_gru_cell")
-@widened
+@rounded
 def gru_cell(input_gates: Any, hidden_gates: Any, hx: Any, input_bias: Any = None, hidden_bias: Any = None) -> Any:
     """The new hidden state, and what the backward pass takes: reset, update and new gates, hx, hidden part of new."""
     ir, iz, i_new = jnp.split(_sum(input_gates, input_bias), 3, axis=-1)
@@ -62,7 +81,7 @@ def gru_cell(input_gates: Any, hidden_gates: Any, hx: Any, input_bias: Any = Non
 
 
 @lower("_thnn_fused_gru_cell_backward")
-@widened
+@rounded
 def gru_cell_backward(grad_hy: Any, workspace: Any, has_bias: bool) -> Any:
     """The gradients of the input's gates, the hidden gates, the hidden state and the two biases."""
     r, z, n, hx, h_new = jnp.split(workspace, 5, axis=-1)

@@ -33,6 +33,8 @@ def _fitted(source: Any, index: Any) -> Any:
 @lower("gather")
 def gather(self: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
     """The elements that `index` names along `dim`."""
+    if not index.size:
+        return jnp.zeros(index.shape, self.dtype)
     return _line(self)[_grid(_line(index), dim)].reshape(index.shape)
 
 
@@ -41,20 +43,22 @@ def scatter(self: Any, dim: int, index: Any, src: Any = None, *, value: Any = No
     """`self` with the elements of `src` written where `index` says along `dim`."""
     given = jnp.asarray(src if value is None else value).astype(self.dtype)
     where = _line(index)
+    if not where.size:
+        return self
     return _line(self).at[_grid(where, dim)].set(_fitted(given, where), mode="drop").reshape(self.shape)
 
 
 @lower("scatter_add")
 def scatter_add(self: Any, dim: int, index: Any, src: Any) -> Any:
     """`self` with the elements of `src` added where `index` says along `dim`."""
-    return reduced(self, _grid(_line(index), dim), _fitted(src, _line(index)), "sum", True)
+    return _combined(self, dim, index, src, "sum", True)
 
 
 @lower("scatter.reduce", "scatter.value_reduce")
 def scatter_with(self: Any, dim: int, index: Any, src: Any = None, *, reduce: str, value: Any = None) -> Any:
     """`self` with the elements of `src` added or multiplied where `index` says along `dim`."""
-    given = _fitted(src if value is None else value, _line(index))
-    return reduced(self, _grid(_line(index), dim), given, {"add": "sum", "multiply": "prod"}[reduce], True)
+    name = {"add": "sum", "multiply": "prod"}[reduce]
+    return _combined(self, dim, index, src if value is None else value, name, True)
 
 
 @lower("scatter_reduce.two")
@@ -62,6 +66,12 @@ def scatter_reduce(
     self: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True
 ) -> Any:
     """`self` with the elements of `src` combined where `index` says along `dim`."""
+    return _combined(self, dim, index, src, reduce, include_self)
+
+
+def _combined(self: Any, dim: int, index: Any, src: Any, reduce: str, include_self: bool) -> Any:
+    if not index.size:
+        return self
     return reduced(self, _grid(_line(index), dim), _fitted(src, _line(index)), reduce, include_self)
 
 
@@ -77,9 +87,9 @@ def index_reduce(
 
 def _neutral(dtype: Any, reduce: str) -> Any:
     """What changes nothing when combined with."""
-    if reduce in ("sum", "mean", "add"):
+    if reduce in ("sum", "mean"):
         return 0
-    if reduce in ("prod", "multiply"):
+    if reduce == "prod":
         return 1
     if jnp.issubdtype(dtype, jnp.floating):
         return jnp.inf if reduce == "amin" else -jnp.inf

@@ -91,7 +91,7 @@ def bincount(self: Any, weights: Any = None, minlength: int = 0) -> Any:
     if weights is not None and weights.shape != self.shape:
         raise RuntimeError(f"weights should be 1-d and have the same length as input, {self.size}, not {weights.shape}")
     length = max(int(self.max()) + 1 if self.size else 0, minlength)
-    if weights is None or not self.size and not weights.size:
+    if weights is None or (not self.size and not weights.size):
         return jnp.zeros(length, jnp.int64).at[self].add(1)
     kept = weights if weights.dtype in (jnp.float32, jnp.float64) else weights.astype(jnp.float64)
     return jnp.zeros(length, kept.dtype).at[self].add(kept)

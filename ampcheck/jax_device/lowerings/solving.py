@@ -187,23 +187,30 @@ def triangular_solve(
     return out, a
 
 
-@lower("linalg_lstsq")
+@lower("linalg_lstsq", concrete=True)
 def lstsq(
     self: Any, b: Any, rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[Any, Any, Any, Any]:
     """The least squares solution of least norm by the singular values above `rcond` times the greatest.
 
-    Residuals where a full rank leaves them, and rank and singular values where the driver computes them.
+    Residuals, rank and singular values are empty where LAPACK's driver of that name, "gelsy" for None, gives none.
     """
     rows, columns = self.shape[-2:]
-    vector = b.ndim == self.ndim - 1 and b.shape == self.shape[:-1]
+    vector = b.ndim == 1 or (b.ndim == self.ndim - 1 and b.shape == self.shape[:-1])
     a, right = _batched(self, b[..., None] if vector else b)
     left, values, vh = jnp.linalg.svd(a, full_matrices=False)
     cutoff = (jnp.finfo(a.dtype).eps * max(rows, columns) if rcond is None else rcond) * values[..., :1]
     kept = values > cutoff
     inverse = jnp.where(kept, 1 / jnp.where(kept, values, 1), 0)
     out = transposed(vh) @ (inverse[..., None].astype(a.dtype) * (transposed(left) @ right))
-    rank = jnp.sum(kept, -1)
     off = a @ out - right
     residuals = jnp.sum(off.real**2 + off.imag**2 if jnp.iscomplexobj(off) else off**2, -2)
-    return out[..., 0] if vector else out, residuals, rank, values
+    rank, nothing = jnp.sum(kept, -1), jnp.zeros(0, values.dtype)
+    by_values = driver in ("gelsd", "gelss")
+    full = driver == "gels" or (by_values and bool(jnp.all(rank == columns)))
+    return (
+        out[..., 0] if vector else out,
+        residuals if rows > columns and full else nothing,
+        jnp.zeros(0, jnp.int64) if driver == "gels" else rank,
+        values if by_values else nothing,
+    )

@@ -32,6 +32,11 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
     return compute
 
 
+def digamma(x: Any) -> Any:
+    """The derivative of the logarithm of gamma, with PyTorch's infinities at both zeros."""
+    return jnp.where(x == 0, jnp.copysign(jnp.inf, -x), special.digamma(x))
+
+
 def _rsqrt(x: Any) -> Any:
     return jax.lax.rsqrt(x)
 
@@ -76,7 +81,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exp": jnp.exp,
     "exp2": _exp2,
     "expm1": jnp.expm1,
-    "digamma": special.digamma,
+    "digamma": digamma,
     "lgamma": special.gammaln,
     "log": jnp.log,
     "log10": _log10,

@@ -29,6 +29,19 @@ def widened(compute: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def rounded(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """`widened`, with floating results in the dtype of the first argument: where PyTorch has no Meta kernel to say it."""
+
+    @wraps(compute)
+    def run(first: Any, *args: Any, **kwargs: Any) -> Any:
+        out = widened(compute)(first, *args, **kwargs)
+        if isinstance(out, tuple):
+            return tuple(None if o is None else o.astype(first.dtype) for o in out)
+        return out.astype(first.dtype)
+
+    return run
+
+
 def pullback(forward: Callable[..., Any], grad: Any, *primals: Any) -> tuple[Any, ...]:
     """The gradients of `forward`, a function of arrays with one array result, by each of `primals`."""
     out, vjp = jax.vjp(forward, *primals)
@@ -51,4 +64,3 @@ def reduced(values: Any, reduction: int) -> Any:
 def spread(grad: Any, reduction: int, count: int) -> Any:
     """The gradient of each loss from the gradient of what `reduced` made of `count` of them."""
     return grad / count if reduction == MEAN and count else grad
-

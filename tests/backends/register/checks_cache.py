@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
@@ -134,3 +135,39 @@ def check_fake_casts_stay_in_their_mode() -> None:
             assert isinstance(torch.mm(fake, weight), FakeTensor)
         assert type(torch.mm(weight, weight)) is torch.Tensor
         assert len(handle.cache) >= 1
+
+
+def check_fake_weights_are_kept_in_their_mode() -> None:
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    with register_autocast(NAME) as handle, FakeTensorMode(), torch.autocast(NAME):
+        weight = torch.empty(2, 2, device=NAME, requires_grad=True)
+        outs = [torch.mm(weight, weight) for _ in range(3)]
+        assert len(handle.cache) == 1
+        outs[0].float().sum().backward()
+        assert isinstance(weight.grad, FakeTensor)
+        assert weight.grad.dtype is WIDE
+
+
+def check_two_threads_ask_for_one_graph() -> None:
+    weight, x = rand(4, 4, grad=True), rand(4, 4)
+    start, failures = threading.Barrier(4), []
+
+    def work() -> None:
+        start.wait()
+        try:
+            with torch.autocast(NAME):
+                torch.mm(x, weight).float().sum().backward()
+        except Exception as error:
+            failures.append(error)
+
+    with register_autocast(NAME), torch.autocast(NAME):
+        for _ in range(20):
+            with torch.no_grad():
+                torch.mm(x, weight)
+            threads = [threading.Thread(target=work) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    assert not failures, failures

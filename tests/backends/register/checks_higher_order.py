@@ -34,13 +34,21 @@ def check_flex_attention_is_cast() -> None:
     blocks = [torch.zeros(shape, dtype=torch.int32, device=NAME) for shape in ((1, 1, 1), (1, 1, 1, 1))]
     whole = (4, 4, *blocks * 4, 128, 128, lambda b, h, m, n: m >= 0)
 
+    inside = []
+
+    def score(value: Any, b: Any, h: Any, m: Any, n: Any) -> Any:
+        inside.append(torch.is_autocast_enabled(NAME))
+        return value
+
     def call() -> Any:
-        return flex_attention(q, k, q, lambda score, b, h, m, n: score, whole, 0.5, {}, (), ())[0]
+        return flex_attention(q, k, q, score, whole, 0.5, {}, (), ())[0]
 
     with register_autocast(NAME):
         with torch.autocast(NAME):
             assert call().dtype is HALF
             assert torch.is_autocast_enabled(NAME)
+        # torch may have no kernel to take over; then only what the operator is made of is cast.
+        assert inside == [DispatchKey.AutocastCUDA not in flex_attention.py_kernels]
         q = q.to(BRAIN)
         assert call().dtype is BRAIN
 

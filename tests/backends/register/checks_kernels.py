@@ -11,6 +11,7 @@ import pytest
 import torch
 from register_support import BRAIN, HALF, NAME, WIDE, rand
 from torch.library import Library
+from torch.overrides import TorchFunctionMode
 
 from ampcheck.register import register_autocast
 
@@ -70,6 +71,31 @@ def check_wrong_arguments_fail_as_outside() -> None:
             with pytest.raises((RuntimeError, TypeError, ValueError)):
                 call()
             assert torch.is_autocast_enabled(NAME)
+
+
+def check_torch_function_sees_a_call_once() -> None:
+    class Seen(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    class Sub(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    seen: list[Any] = []
+    x = rand(2, 2)
+    sub = x.as_subclass(Sub)
+    with register_autocast(NAME), torch.autocast(NAME):
+        with Seen():
+            torch.mm(x, x)
+            torch.conv1d(x[None], x[None])
+        torch.mm(sub, x)
+        torch.conv1d(sub[None], x[None])
+    assert seen.count(torch.mm) == seen.count(torch.conv1d) == 2
+    assert [func for func in seen if "aten" in str(func)] == []
 
 
 def check_threads_have_their_own_regions() -> None:

@@ -6,6 +6,7 @@ tests/test_register.py runs them in a process of their own.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy_backend
 import pytest
 import torch
+from register_faults import FAULTS
 from torch._C import DispatchKey
 
 from ampcheck.errors import UsageError
@@ -23,6 +25,8 @@ KEY = "AutocastPrivateUse1"
 HALF, WIDE, BRAIN = torch.float16, torch.float32, torch.bfloat16
 
 numpy_backend.AUTOCAST.unregister()
+if fault := os.environ.get("REGISTER_FAULT"):
+    FAULTS[fault][0]()
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,79 @@
+"""Orthogonal polynomials by their three-term recurrences: p(k + 1) from x, k, p(k) and p(k - 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowerings.unary import floating
+
+
+class Family(NamedTuple):
+    """The polynomial of degree 1, and the recurrence."""
+
+    first: Callable[[Any], Any]
+    following: Callable[[Any, Any, Any, Any], Any]
+
+
+def _chebyshev(x: Any, k: Any, p: Any, before: Any) -> Any:
+    return 2 * x * p - before
+
+
+def _legendre(x: Any, k: Any, p: Any, before: Any) -> Any:
+    return ((2 * k + 1) * x * p - k * before) / (k + 1)
+
+
+def _laguerre(x: Any, k: Any, p: Any, before: Any) -> Any:
+    return ((2 * k + 1 - x) * p - k * before) / (k + 1)
+
+
+def _hermite_h(x: Any, k: Any, p: Any, before: Any) -> Any:
+    return 2 * x * p - 2 * k * before
+
+
+def _hermite_he(x: Any, k: Any, p: Any, before: Any) -> Any:
+    return x * p - k * before
+
+
+FAMILIES = {
+    "chebyshev_polynomial_t": Family(lambda x: x, _chebyshev),
+    "chebyshev_polynomial_u": Family(lambda x: 2 * x, _chebyshev),
+    "chebyshev_polynomial_v": Family(lambda x: 2 * x - 1, _chebyshev),
+    "chebyshev_polynomial_w": Family(lambda x: 2 * x + 1, _chebyshev),
+    "legendre_polynomial_p": Family(lambda x: x, _legendre),
+    "laguerre_polynomial_l": Family(lambda x: 1 - x, _laguerre),
+    "hermite_polynomial_h": Family(lambda x: 2 * x, _hermite_h),
+    "hermite_polynomial_he": Family(lambda x: x, _hermite_he),
+}
+
+
+def evaluate(family: Family, x: Any, n: Any) -> Any:
+    """The polynomial of degree n (integers, of x's shape) at x; 0 for a negative degree."""
+    last = jnp.max(n, initial=1)
+
+    def following(k: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
+        before, p = state
+        more = k < n
+        new = family.following(x, jnp.asarray(k, x.dtype), p, before)
+        return jnp.where(more, p, before), jnp.where(more, new, p)
+
+    _, p = jax.lax.fori_loop(1, last, following, (jnp.ones_like(x), family.first(x)))
+    return jnp.where(n < 0, 0, jnp.where(n == 0, 1, p)).astype(x.dtype)
+
+
+def _lowering(family: Family, shifted: bool) -> Callable[..., Any]:
+    def compute(x: Any, n: Any) -> Any:
+        x, n = jnp.broadcast_arrays(floating(jnp.asarray(x)), jnp.asarray(n))
+        return evaluate(family, 2 * x - 1 if shifted else x, jnp.nan_to_num(n).astype(jnp.int64))
+
+    return compute
+
+
+for _name, _family in FAMILIES.items():
+    lower(f"special_{_name}")(_lowering(_family, shifted=False))
+    if _name.startswith("chebyshev"):
+        lower(f"special_shifted_{_name}")(_lowering(_family, shifted=True))

@@ -1,0 +1,63 @@
+"""A whole training step under `ampcheck.jax_device.jit`, beside the same step written by hand in JAX.
+
+    pytest bench/bench_jax_step.py
+
+The two steps run in turns; what is asserted is the median of the ratios of neighbours. Absolute times are printed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jax")
+
+
+def seconds(call: Callable[[], Any], count: int = 1) -> float:
+    started = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - started) / count
+
+
+def interleaved(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int, count: int = 1) -> tuple[float, float]:
+    """Median of theirs / ours over neighbouring measurements, and the median of ours in seconds."""
+    pairs = []
+    for i in range(rounds):  # who goes first changes, so that neither always finds the other's caches
+        first, second = (ours, theirs) if i % 2 else (theirs, ours)
+        a, b = seconds(first, count), seconds(second, count)
+        pairs.append((a, b) if i % 2 else (b, a))
+    return statistics.median(b / a for a, b in pairs), statistics.median(a for a, _ in pairs)
+
+
+@pytest.mark.parametrize("name", ["mlp", "block"])
+def test_a_step_is_as_fast_as_by_hand(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from bench.jax_steps import STEPS
+
+    ours, theirs, _ = STEPS[name]()
+    losses = [(float(ours()), float(theirs())) for _ in range(5)]
+    speed, absolute = interleaved(ours, theirs, 101)
+    with capsys.disabled():
+        print(f"\n{name}: {absolute * 1e3:.2f} ms a step, {speed:.3f} of the speed by hand; losses {losses[0]}", end="")
+    assert all(abs(a - b) <= 2e-2 * abs(b) for a, b in losses), losses
+    assert speed >= 0.98
+
+
+def test_a_tiny_call_costs_at_most_twice_jax(capsys: pytest.CaptureFixture[str]) -> None:
+    import jax
+    import jax.numpy as jnp
+    import torch
+
+    import ampcheck.jax_device as device
+
+    x, a = torch.ones(4, 4, device="jax"), jnp.ones((4, 4), jnp.float32)
+    ours, theirs = device.jit(lambda x, y: x + y), jax.jit(lambda x, y: x + y)
+    ours(x, x), theirs(a, a)
+    speed, absolute = interleaved(lambda: ours(x, x), lambda: theirs(a, a), 101, 200)
+    with capsys.disabled():
+        print(f"\na jitted sum: {absolute * 1e6:.1f} us, {1 / speed:.2f} of JAX's", end="")
+    assert 1 / speed <= 2.1
