@@ -24,7 +24,7 @@ check: $(TEST)/ready
 
 $(RUN)/ready: pyproject.toml
 	$(PYTHON) -m venv $(RUN)
-	$(RUN)/bin/pip install --quiet --disable-pip-version-check --editable .
+	$(RUN)/bin/pip install --quiet --disable-pip-version-check --editable '.[jax]'
 	touch $@
 
 $(TEST)/ready: pyproject.toml

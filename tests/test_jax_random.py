@@ -206,7 +206,7 @@ def test_states_and_forks() -> None:
     assert torch.equal(torch.rand(3, device=JAX).cpu(), expected)
     assert torch.jax.initial_seed() == 1
     assert torch.jax.seed() == torch.jax.initial_seed() != 1
-    with pytest.raises(RuntimeError, match="16 elements; this one is torch.uint8 of shape"):
+    with pytest.raises(RuntimeError, match=r"16 elements; this one is torch\.uint8 of shape"):
         torch.jax.set_rng_state(torch.zeros(3, dtype=torch.uint8))
     with pytest.raises(RuntimeError, match="a seed lies between"):
         torch.jax.manual_seed(2**64)

@@ -80,7 +80,7 @@ def test_unscale_refuses(wrong: str) -> None:
     found = torch.zeros(2 if wrong == "size" else (), device="jax")
     found = found.double() if wrong == "dtype" else found
     grad = torch.ones(2, device="jax", dtype=torch.int64 if wrong == "integers" else torch.float32)
-    with pytest.raises(RuntimeError, match="1-element|float"):
+    with pytest.raises(RuntimeError, match=r"1-element|float"):
         torch._amp_foreach_non_finite_check_and_unscale_([grad], found, torch.tensor(0.5, device="jax"))
 
 

@@ -6,7 +6,6 @@ import os
 import secrets
 import sys
 import types
-import warnings
 from typing import Any
 
 import jax

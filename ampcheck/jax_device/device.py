@@ -40,8 +40,8 @@ class device:  # named as torch.cuda.device is
     def __enter__(self) -> None:
         self.prev_idx = 0
 
-    def __exit__(self, *_: Any) -> bool:
-        return False
+    def __exit__(self, *_: Any) -> None:
+        pass
 
 
 class device_of(device):

@@ -19,11 +19,13 @@ _NAME = "jax"
 def to_jax(tensor: torch.Tensor) -> jax.Array:
     """The values of a tensor of the device, as an array of its shape.
 
-    No copy where the tensor is all of its storage: arrays never change, and a later write to the tensor gives its storage
-    another array. Raises TypeError for a tensor of another device, RuntimeError for one that requires grad.
+    No copy where the tensor is all of its storage: arrays never change, and a later write to the tensor gives its
+    storage another array. Raises TypeError for a tensor of another device, RuntimeError for one that requires grad.
     """
     if tensor.device.type != _NAME:
-        raise TypeError(f"to_jax takes a tensor of the jax device, got one on {tensor.device}; use tensor.to('jax') first")
+        raise TypeError(
+            f"to_jax takes a tensor of the jax device, got one on {tensor.device}; use tensor.to('jax') first"
+        )
     if tensor.requires_grad:
         raise RuntimeError("to_jax cannot take a tensor that requires grad; use tensor.detach()")
     return transfer.values(tensor.resolve_conj().resolve_neg())
@@ -39,12 +41,13 @@ def from_jax(array: jax.Array) -> torch.Tensor:
     return wrap(array)
 
 
-def _exported(tensor: torch.Tensor) -> jax.Array:
+def _exported(tensor: torch.Tensor) -> Any:
     if tensor.requires_grad:
         raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
     if tensor.is_conj():
         raise BufferError("Can't export tensors with the conjugate bit set")
-    return transfer.values(tensor.resolve_neg())
+    array: Any = transfer.values(tensor.resolve_neg())
+    return array
 
 
 def _capsule(
@@ -95,6 +98,7 @@ def install() -> None:
 
     torch.Tensor.__dlpack__ = __dlpack__  # type: ignore[method-assign]
     torch.Tensor.__dlpack_device__ = __dlpack_device__  # type: ignore[method-assign]
-    torch.from_dlpack = torch.utils.dlpack.from_dlpack = imported
-    exported = _to_dlpack(torch.utils.dlpack.to_dlpack)
-    torch.to_dlpack = torch.utils.dlpack.to_dlpack = exported
+    modules: tuple[Any, ...] = (torch, torch.utils.dlpack)
+    exported = _to_dlpack(modules[1].to_dlpack)
+    for module in modules:
+        module.from_dlpack, module.to_dlpack = imported, exported

@@ -69,7 +69,7 @@ class _Jitted:
 
     def call(self, args: Any, kwargs: Any) -> Any:
         """The general way."""
-        if tracing.active:
+        if tracing.active or observed():  # a mode of the caller's sees op by op what would be one program
             return self.fn(*args, **kwargs)
         entry, arguments, state = self.entry(args, kwargs)
         try:
@@ -94,8 +94,6 @@ class _Jitted:
         shared = sharing([*arguments, *state.reached.tensors])
         given = (spec, tuple(map(described, leaves)), shared, modes())
         grads = _grads(arguments, state.reached)
-        if observed():
-            return self._compile(args, kwargs, arguments, state, None), arguments, state
         entry = self.recent.get(given) or self.recent.get((given, grads))
         if entry is None:
             key = (given, state.key())

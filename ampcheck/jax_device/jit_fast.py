@@ -36,7 +36,7 @@ def modes() -> tuple[Any, ...]:
 
 
 def observed() -> bool:
-    """Whether a mode of the caller's is to see the ops: then each call is traced."""
+    """Whether a mode of the caller's is to see the ops."""
     return bool(_len_torch_function_stack() or _len_torch_dispatch_stack())
 
 

@@ -115,18 +115,13 @@ class _Attempt:
     def run(self) -> Trace:
         specs = [jax.ShapeDtypeStruct(raw(a).shape, raw(a).dtype) for a in self.originals]
         numbers = numbers_of(self.reached)
-        states = [{p: dict(s) for p, s in o.state.items()} for o in self.reached.optimizers]
+        self.states = [{p: dict(s) for p, s in o.state.items()} for o in self.reached.optimizers]
         host = _Host([t for t in self.tensors if t.device.type == "cpu"])
-        torch.clear_autocast_cache()
-        for leaf, grad in zip(self.leaves, self.given_grads, strict=True):
-            leaf.grad = grad
         done = False
         try:
             closed = jax.make_jaxpr(self._body)(specs, numbers, np.zeros(2, np.uint32))
             done = True
         finally:
-            torch.clear_autocast_cache()
-            self._restore(states)
             if not done:
                 host.restore()
                 self.watch.wipe()
@@ -140,6 +135,16 @@ class _Attempt:
         )  # fmt: skip
 
     def _body(self, arrays: list[Any], numbers: list[Any], base: Any) -> Any:
+        torch.clear_autocast_cache()  # a kept cast from outside would be a constant, one from inside a tracer
+        try:
+            return self._traced(arrays, numbers, base)
+        finally:  # here, as JAX looks for leaked tracers when this function returns
+            torch.clear_autocast_cache()
+            self._restore()
+
+    def _traced(self, arrays: list[Any], numbers: list[Any], base: Any) -> Any:
+        for leaf, grad in zip(self.leaves, self.given_grads, strict=True):
+            leaf.grad = grad
         for storage, array, original in zip(self.storages, arrays, self.originals, strict=True):
             storage.array = Bytes(array) if isinstance(original, Bytes) else array
         before = (random.default.seed, random.default.drawn)
@@ -171,7 +176,7 @@ class _Attempt:
     def _outer(self) -> list[Any]:
         return [*self.storages, *(s for s, _, _ in self.watch.unknown.values())]
 
-    def _restore(self, states: list[Any]) -> None:
+    def _restore(self) -> None:
         for storage, array in zip(self.storages, self.originals, strict=True):
             storage.array = array
         for storage, array, _ in self.watch.unknown.values():
@@ -185,7 +190,7 @@ class _Attempt:
             with contextlib.suppress(TypeError, KeyError, IndexError):  # a tuple cannot have changed
                 if _at(holder, key) is not value:
                     holder[key] = value
-        for optimizer, state in zip(self.reached.optimizers, states, strict=True):
+        for optimizer, state in zip(self.reached.optimizers, self.states, strict=True):
             for p in list(optimizer.state):
                 if p not in state:
                     del optimizer.state[p]

@@ -7,6 +7,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import jax
 import torch
 from torch.library import Library
 
-from ampcheck.jax_device.schema import is_view
+from ampcheck.jax_device.schema import is_view, overloads
 from ampcheck.jax_device.storage import Bytes, alias, storage_of
 
 _LOOKED = (
@@ -37,6 +38,7 @@ class ValueNeededError(RuntimeError):
 _KEY = torch._C.DispatchKey.AutocastIPU
 _KEYS = torch._C.DispatchKeySet(_KEY)
 _library = Library("_", "IMPL")
+_aten = Library("aten", "IMPL")
 
 
 class _Watching(threading.local):
@@ -53,7 +55,14 @@ def _seen(op: Any, *args: Any, **kwargs: Any) -> Any:
         return op(*args, **kwargs) if watch is None else watch.run(op, args, kwargs)
 
 
-_library.fallback(_seen, "AutocastIPU")
+@cache
+def _register() -> None:
+    """Put `_seen` under every overload. The fallback alone serves custom ops; under a TorchDispatchMode PyTorch finds only
+    kernels of single overloads (`python_op_registration_trampoline`).
+    """
+    _library.fallback(_seen, _KEY.name)
+    for op in overloads():
+        _aten.impl(op, partial(_seen, op), _KEY.name)
 
 
 class Poisoned(BaseException):
@@ -108,6 +117,7 @@ class Watch:
         self.poisoned = False
 
     def __enter__(self) -> Watch:
+        _register()
         self._before = _watching.watch
         _watching.watch = self
         torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)

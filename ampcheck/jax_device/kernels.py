@@ -7,21 +7,23 @@ leaves everything else to `Functional`.
 
 from __future__ import annotations
 
-import keyword
+import contextlib
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_map_only
 
 from ampcheck.jax_device.dtypes import TO_JAX
-from ampcheck.jax_device.program import Functional
+from ampcheck.jax_device.program import Functional, quietly
 from ampcheck.jax_device.schema import Kind, arguments, takes_lazy
 from ampcheck.jax_device.storage import storage_of
 from ampcheck.jax_device.writing import assign, check_cast, resize
 
 Kernel = Callable[..., Any]
+_count_versions = torch.autograd.graph.increment_version
 
 
 class Irregular(Exception):
@@ -40,18 +42,26 @@ def inplace_kernel(op: OpOverload, compute: Kernel) -> Kernel:
     fresh = sum(r.alias_info is None for r in op._schema.returns)
     if written == [0] and not fresh and op._schema.returns:
         return lambda *args, **kwargs: assign(args[0], compute(*args, **kwargs))
+    # Autograd knows a tensor that changed by its version; of lists PyTorch leaves counting to the kernel.
+    uncounted = not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         out = compute(*args, **kwargs)
         out = out if isinstance(out, tuple) else (out,)  # a list is the values of one written list
         for i, values in zip(written, out[fresh:], strict=True):
             assign(args[i], values)
+        if uncounted:
+            _count_versions([t for i in written for t in _tensors(args[i]) if not t.is_inference()])
         if not op._schema.returns:
             return None
         kept = (*out[:fresh], *(args[i] for i in written))[: len(op._schema.returns)]
         return kept if len(kept) > 1 else kept[0]
 
     return kernel
+
+
+def _tensors(written: Any) -> list[torch.Tensor]:
+    return list(written) if isinstance(written, (list, tuple)) else [] if written is None else [written]
 
 
 def out_kernel(op: OpOverload, compute: Kernel) -> Kernel:
@@ -61,12 +71,29 @@ def out_kernel(op: OpOverload, compute: Kernel) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         outs = [kwargs.pop(name) for name in names]
         result = compute(*args, **kwargs)
-        for out, values in zip(outs, result if isinstance(result, tuple) else (result,), strict=True):
+        results = result if isinstance(result, tuple) else (result,)
+        if any(getattr(o, "dtype", None) is not getattr(v, "dtype", None) for o, v in zip(outs, results, strict=True)):
+            _ask_meta(op, args, {**kwargs, **dict(zip(names, outs, strict=True))})
+        for out, values in zip(outs, results, strict=True):
             fit(out, values)
             assign(out, values)
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     return kernel
+
+
+def _ask_meta(op: OpOverload, args: Any, kwargs: Any) -> None:
+    """Let PyTorch's Meta kernel refuse `out=` tensors of another dtype: some overloads cast to it, some do not."""
+
+    def meta(t: torch.Tensor) -> torch.Tensor:
+        if t.device.type == "cpu":
+            return t
+        return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+
+    with quietly(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a resized tensor, which `fit` gives
+        with contextlib.suppress(NotImplementedError):
+            op(*tree_map_only(torch.Tensor, meta, args), **tree_map_only(torch.Tensor, meta, kwargs))
 
 
 def fit(out: Any, values: Any) -> None:
@@ -127,7 +154,9 @@ def _generated(op: Functional) -> Kernel:
             checks.append(f"    k{i} = ({name}.dtype, s{i}); g{i} = (b{i},)")
         else:
             key.append(f"tuple({name}) if {name}.__class__ is list else {name}")
-    given = ", ".join(arrays + ([f"*[n for n in ({', '.join(numbers)},) if n.__class__ in NUMBERS]"] if numbers else []))
+    given = ", ".join(
+        arrays + ([f"*[n for n in ({', '.join(numbers)},) if n.__class__ in NUMBERS]"] if numbers else [])
+    )
     source = f"""
 def kernel({", ".join(signature)}):
     try:

@@ -24,6 +24,8 @@ class Lowering:
     compute: Callable[..., Any]
     promotes: bool = False
     """Tensor arguments are first brought to their common dtype, as PyTorch promotes."""
+    one_dtype: bool = False
+    """Tensor arguments of several dtypes are refused, which PyTorch's Meta kernel leaves to the device."""
     random: bool = False
     """The first argument is a JAX random key."""
     static: bool = False
@@ -44,6 +46,7 @@ OWN: dict[str, Lowering] = {}
 def lower(
     *names: str,
     promotes: bool = False,
+    one_dtype: bool = False,
     random: bool = False,
     static: bool = False,
     concrete: bool = False,
@@ -58,7 +61,7 @@ def lower(
         for name in names:
             if name in OWN:
                 raise ValueError(f"{name} has two lowerings")
-            OWN[name] = Lowering(compute, promotes, random, static, concrete, traced=traced)
+            OWN[name] = Lowering(compute, promotes, one_dtype, random, static, concrete, traced=traced)
         return compute
 
     return register

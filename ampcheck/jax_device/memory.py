@@ -1,7 +1,7 @@
 """How much memory the device holds, as far as JAX says; and what `torch.accelerator` asks of it.
 
-JAX keeps statistics of GPU and TPU memory and none of the CPU's. There, what is allocated is the bytes of the live arrays,
-counted at each call, and what nobody recorded (a peak, a limit) is an error.
+JAX keeps statistics of GPU and TPU memory and none of the CPU's. There, what is allocated is the bytes of the live
+arrays, counted at each call, and what nobody recorded (a peak, a limit) is an error.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _nested(index: int) -> dict[str, Any]:
 def install() -> None:
     """Let `torch.accelerator` ask this module. PyTorch would look for a C++ allocator, which the device has not.
 
-    PyTorch takes a PrivateUse1 device as the accelerator whatever else there is, so these are asked for no other device.
+    PyTorch takes a PrivateUse1 device as the accelerator whatever else there is, so these serve no other device.
     """
     for name, function in {
         "_accelerator_isAllocatorInitialized": lambda: True,

@@ -220,12 +220,28 @@ def _promised(op: Functional, call: Call) -> tuple[list[Result | None] | None, t
     if "device" in op.named:
         kwargs["device"] = torch.device("meta")
     try:
-        out = op.op(*args, **kwargs)
+        out = _asked(op, args, kwargs)
     except NotImplementedError:
         return None, None
     single = isinstance(out, torch.Tensor)
     flat = [out] if single else _flat(out)
     return [None if o is None else _result(o) for o in flat], None if single else type(out)
+
+
+def _asked(op: Functional, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """What PyTorch's Meta kernel returns. Of few overloads it takes a number for a tensor; others get a 0-d tensor."""
+    try:
+        return op.op(*args, **kwargs)
+    except RuntimeError as error:
+        if "Unable to cast" not in str(error):
+            raise
+    scalars = [
+        torch.scalar_tensor(v, device="meta", dtype=torch.tensor(v).dtype)
+        if a.kind is Kind.TENSOR and isinstance(v, (bool, int, float, complex))
+        else v
+        for a, v in zip(op.arguments, args, strict=False)
+    ]
+    return op.op(*scalars, **kwargs)
 
 
 def _result(out: torch.Tensor) -> Result:
@@ -241,9 +257,18 @@ def _flat(out: Any) -> list[Any]:
     return flat
 
 
+def _one_dtype(name: str, taken: list[Any]) -> None:
+    """Raise RuntimeError for tensors of several dtypes."""
+    dtypes = {slot.dtype: None for slot in taken if isinstance(slot, Slot)}
+    if len(dtypes) > 1:
+        raise RuntimeError(f"aten::{name} expected tensors of the same dtype, but got {', '.join(map(str, dtypes))}")
+
+
 def build(op: Functional, call: Call) -> Callable[..., Any]:
     """The program of one kind of call, compiled at its first use: keys, arrays and numbers in; tensors out."""
     lowering = op.lowering
+    if lowering.one_dtype:
+        _one_dtype(op.name, [*call.args, *call.kwargs.values()])
     promised, container = (None, None) if lowering.concrete else _promised(op, call)
     template_args, template_kwargs, arrays = call.args, call.kwargs, len(call.arrays)
     common = promotion.common([_meta(call, a) for a in (*template_args, *template_kwargs.values())]) if lowering.promotes else None

@@ -1,14 +1,14 @@
 """Where random numbers come from: counter-based keys, so that a seed fixes what follows, also inside `jit`.
 
-The default generator is seeded by `torch.manual_seed`. An op may be given a CPU `torch.Generator`, which is drawn from, or
-this module's `Generator`, which says that it is the device's. `torch.Generator(device="jax")` cannot be had: PyTorch asks a C++ hook for it, which a device
-made in Python cannot provide (it raises `NotImplementedError`, naming `getNewGenerator`).
+The default generator is seeded by `torch.manual_seed`. An op may be given a CPU `torch.Generator`, which is drawn from,
+or this module's `Generator`, which says that it is the device's. `torch.Generator(device="jax")` cannot be had: PyTorch
+asks a C++ hook for it, which a device made in Python cannot provide (it raises `NotImplementedError`, naming
+`getNewGenerator`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import secrets
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -60,7 +60,7 @@ class State:
 
 
 def _mixed(seed: int, drawn: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    return np.random.SeedSequence([seed & _WORD, drawn]).generate_state(2, np.uint32)
+    return np.random.SeedSequence([seed & _WORD, drawn]).generate_state(2, np.uint32).astype(np.uint32)
 
 
 default = State()

@@ -14,9 +14,9 @@ import torch
 from ampcheck.jax_device import transfer
 from ampcheck.jax_device.device import index_of
 from ampcheck.jax_device.dtypes import jax_dtype
-from ampcheck.jax_device.layout import Layout, contiguous
-from ampcheck.jax_device.storage import META, alias, contents, storage_of, wrap
-from ampcheck.jax_device.writing import assign, grow, put, resize
+from ampcheck.jax_device.layout import contiguous
+from ampcheck.jax_device.storage import alias, storage_of, wrap
+from ampcheck.jax_device.writing import assign, put, resize
 
 SPECIAL: dict[str, Callable[..., Any]] = {}
 _SMALL = 4096  # elements; larger zeros are made anew, so that the shared ones hold little memory
@@ -37,7 +37,8 @@ def _shared_zeros(size: tuple[int, ...], dtype: Any) -> jax.Array:
     if min(size, default=0) < 0:
         raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
     with jax.ensure_compile_time_eval():
-        return jax.device_put(np.zeros(size, dtype))
+        made: jax.Array = jax.device_put(np.zeros(size, dtype))
+        return made
 
 
 def zeros(size: tuple[int, ...], dtype: torch.dtype) -> jax.Array:
@@ -111,7 +112,7 @@ def _to_copy(
         return transfer.to_device(self.to(dtype or self.dtype))
     if device is not None and device.type != "jax":
         kept = {} if memory_format is None else {"memory_format": memory_format}
-        return _hosted(self).to(device=device, dtype=dtype or self.dtype, copy=False, **kept)  # type: ignore[call-overload]
+        return _hosted(self).to(device=device, dtype=dtype or self.dtype, copy=False, **kept)  # type: ignore[call-overload, no-any-return]
     from ampcheck.jax_device.install import computed
 
     return computed("_to_copy")(self, dtype=dtype or self.dtype, memory_format=memory_format)  # type: ignore[no-any-return]
@@ -121,7 +122,11 @@ def _hosted(tensor: torch.Tensor) -> torch.Tensor:
     """The CPU copy of a device tensor, with its strides where they are dense."""
     host = transfer.to_host(tensor)
     out = torch.empty_like(tensor, device="meta")
-    return host if out.stride() == host.stride() else torch.empty_strided(out.shape, out.stride(), dtype=host.dtype).copy_(host)
+    return (
+        host
+        if out.stride() == host.stride()
+        else torch.empty_strided(out.shape, out.stride(), dtype=host.dtype).copy_(host)
+    )
 
 
 @kernel("copy_", "_copy_from")
@@ -141,14 +146,20 @@ def _copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
 def _copy_from_and_resize(self: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
     if dst.device.type == "jax":
         resize(dst, tuple(self.shape))
-    return _copy(dst.resize_(self.shape), self)
+    resized: torch.Tensor = _copy(dst.resize_(self.shape), self)
+    return resized
 
 
 @kernel("clone")
 def _clone(self: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
     array = storage_of(self).array
     lazy = self.is_conj() or self.is_neg()
-    if array.shape == self.shape and self.is_contiguous() and not lazy and memory_format in (None, torch.preserve_format, torch.contiguous_format):
+    if (
+        array.shape == self.shape
+        and self.is_contiguous()
+        and not lazy
+        and memory_format in (None, torch.preserve_format, torch.contiguous_format)
+    ):
         return wrap(array)  # arrays never change, so the copy may share it
     from ampcheck.jax_device.install import computed
 
@@ -173,5 +184,6 @@ def _check_same_device(*tensors: torch.Tensor) -> None:
     devices = sorted({str(t.device) for t in tensors})
     if len(devices) > 1:
         raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, {devices[0]} and {devices[1]}!"
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"{devices[0]} and {devices[1]}!"
         )

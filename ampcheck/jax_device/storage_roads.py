@@ -1,9 +1,10 @@
 """Every way by which PyTorch makes, copies or looks into a storage of the device without a tensor.
 
-The device has no allocator: PyTorch's own kernels, asked for a storage on it, would follow a null pointer. So the methods
-of `torch.UntypedStorage` are replaced by ones that look for the array that hangs on a storage of the device, and leave
-storages of other devices to PyTorch. Under them lies a net: PyTorch is given the allocator of its Meta device, so that a
-way that nobody thought of ends in a storage without memory, which the kernels refuse, and not in a crash.
+The device has no allocator: PyTorch's own kernels, asked for a storage on it, would follow a null pointer. So the
+methods of `torch.UntypedStorage` are replaced by ones that look for the array that hangs on a storage of the device,
+and leave storages of other devices to PyTorch. Under them lies a net: PyTorch is given the allocator of its Meta
+device, so that a way that nobody thought of ends in a storage without memory, which the kernels refuse, and not in a
+crash.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def host(of: Any) -> torch.UntypedStorage:
 
 def device_copy(of: torch.UntypedStorage) -> torch.UntypedStorage:
     """A device storage with the bytes of a storage of another device."""
-    tensor = torch.empty(0, dtype=torch.uint8, device="cpu").set_(of.cpu())  # type: ignore[call-overload]
+    tensor = torch.empty(0, dtype=torch.uint8, device="cpu").set_(of.cpu())
     return new_storage(jax.device_put(transfer.to_numpy(tensor)))
 
 
@@ -238,7 +239,11 @@ def install() -> bool:
     def to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
         if _ours(self):
             return _to(self, device=device)
-        return device_copy(self) if torch.device(device).type == _NAME else there(self, device=device, non_blocking=non_blocking)
+        return (
+            device_copy(self)
+            if torch.device(device).type == _NAME
+            else there(self, device=device, non_blocking=non_blocking)
+        )
 
     _originals["_new_shared"] = Storage._new_shared
     replaced = {"copy_": copy_, "to": to, "_new_shared": classmethod(_new_shared), "__new__": staticmethod(_new)}
@@ -250,7 +255,7 @@ def install() -> bool:
     def data_ptr(self: torch.Tensor) -> int:
         if self.is_cpu or self.device.type != _NAME or not self.numel() or not _ours(base := storage_of(self)):
             return address(self)
-        return int(base._cdata) + self.storage_offset() * self.element_size()
+        return int(base._cdata + self.storage_offset() * self.element_size())
 
-    torch.Tensor.data_ptr = data_ptr  # type: ignore[method-assign]
+    torch.Tensor.data_ptr = data_ptr  # type: ignore[assignment, method-assign]
     return net()

@@ -1,4 +1,4 @@
-"""Streams and events. JAX orders the work on a device by itself, so there is one stream, and waiting is for all work."""
+"""Streams and events. JAX orders the work on a device by itself, so there is one stream, and one waits for all."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def values(tensor: torch.Tensor) -> jax.Array:
     array = contents(tensor)
     size = tuple(tensor.shape)
     if array.shape != size or not tensor.is_contiguous():
-        array = read(array, Layout(size, tensor.stride(), tensor.storage_offset()))
+        array = read(array, Layout(size, tensor.stride(), int(tensor.storage_offset())))
     return settled(array, tensor.is_conj(), tensor.is_neg())
 
 
@@ -70,7 +70,8 @@ def guest(tensor: torch.Tensor, name: str) -> Any:
     if tensor.device.type == "cpu" and name.startswith(_INDEXING):
         return to_device(tensor)
     raise RuntimeError(
-        f"Expected all tensors to be on the same device, but aten::{name} was given tensors on jax:0 and {tensor.device}"
+        "Expected all tensors to be on the same device, "
+        f"but aten::{name} was given tensors on jax:0 and {tensor.device}"
     )
 
 

@@ -14,7 +14,9 @@ from ampcheck.jax_device.writing import Overlap, assign, elements, place, resize
 
 
 @kernel("resize_")
-def _resize(self: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
+def _resize(
+    self: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
+) -> torch.Tensor:
     if memory_format is torch.preserve_format:
         raise RuntimeError(f"Unsupported memory format{memory_format}")
     if any(n < 0 for n in size):
@@ -27,9 +29,7 @@ def _resize(self: torch.Tensor, size: Sequence[int], *, memory_format: torch.mem
 
 
 @kernel("set_.source_Storage_storage_offset")
-def _set(
-    self: torch.Tensor, source: Any, storage_offset: int, size: Sequence[int], stride: Sequence[int] = ()
-) -> torch.Tensor:
+def _set(self: torch.Tensor, source: Any, storage_offset: int, size: Sequence[int], stride: Sequence[int] = ()) -> Any:
     size = tuple(size)
     stride = tuple(stride) if stride or not size else contiguous(size)
     if source.device.type != "jax":
@@ -41,25 +41,26 @@ def _set(
         raise RuntimeError("this jax storage has no values: it was not allocated by the jax device")
     if storage_offset < 0 or any(n < 0 for n in size) or any(s < 0 for s in stride):
         raise RuntimeError(
-            f"set_: negative sizes, strides and offsets are not supported: {list(size)}, {list(stride)}, {storage_offset}"
+            "set_: negative sizes, strides and offsets are not supported: "
+            f"{list(size)}, {list(stride)}, {storage_offset}"
         )
     return place(self, source, storage_offset, size, stride)
 
 
 @kernel("set_.source_Storage")
-def _set_storage(self: torch.Tensor, source: Any) -> torch.Tensor:
+def _set_storage(self: torch.Tensor, source: Any) -> Any:
     return _set(self, source, 0, (source.nbytes() // self.element_size(),))
 
 
 @kernel("set_.source_Tensor")
-def _set_tensor(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+def _set_tensor(self: torch.Tensor, source: torch.Tensor) -> Any:
     if self.dtype is not source.dtype:
         raise RuntimeError(f"Could not set tensor of type {source.dtype} to a tensor of type {self.dtype}")
     return _set(self, storage_of(source), source.storage_offset(), source.shape, source.stride())
 
 
 @kernel("set_")
-def _set_empty(self: torch.Tensor) -> torch.Tensor:
+def _set_empty(self: torch.Tensor) -> Any:
     return _set(self, storage_of(wrap(zeros((0,), self.dtype))), 0, (0,))
 
 
@@ -68,7 +69,7 @@ def _as_strided(
     self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
     """The alias; PyTorch's own kernel checks the bounds against a storage whose bytes it does not have."""
-    offset = self.storage_offset() if storage_offset is None else storage_offset
+    offset = int(self.storage_offset() if storage_offset is None else storage_offset)
     if len(size) == len(stride):  # else the alias raises
         last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
         if 0 not in size and last >= elements(self):
@@ -82,15 +83,15 @@ def _as_strided(
 @kernel("as_strided_")
 def _as_strided_(
     self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> torch.Tensor:
-    made = _as_strided(self, size, stride, storage_offset)
+) -> Any:
+    made: torch.Tensor = _as_strided(self, size, stride, storage_offset)
     return _set(self, storage_of(self), made.storage_offset(), made.shape, made.stride())
 
 
 def _distinct(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor without what is repeated: a dimension of stride 0 has one element."""
     size = [1 if n and not step else n for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
-    return alias(tensor, size, tensor.stride(), tensor.storage_offset())
+    return alias(tensor, size, tensor.stride(), int(tensor.storage_offset()))
 
 
 def _filler(name: str) -> Any:
@@ -111,6 +112,17 @@ def _filler(name: str) -> Any:
 kernel("fill_.Scalar")(_filler("fill.Scalar"))
 kernel("fill_.Tensor")(_filler("fill.Tensor"))
 kernel("zero_")(_filler("zero"))
+
+
+@kernel("is_set_to")
+def _is_set_to(self: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether both lie on one storage with the same sizes, strides and offset."""
+    same = (self.shape, self.stride(), self.storage_offset()) == (
+        tensor.shape,
+        tensor.stride(),
+        tensor.storage_offset(),
+    )
+    return same and storage_of(self) is storage_of(tensor)
 
 
 @kernel("record_stream")

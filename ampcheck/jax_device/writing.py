@@ -78,7 +78,7 @@ def put(target: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def _layout(tensor: torch.Tensor) -> Layout:
-    return Layout(tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+    return Layout(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
 
 @cache
@@ -96,7 +96,7 @@ def resize(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int] | No
     """Give the tensor another size in place, its storage growing where it must; what is new is zero."""
     size = tuple(size)
     stride = contiguous(size) if stride is None else tuple(stride)
-    return place(tensor, storage_of(tensor), tensor.storage_offset(), size, stride)
+    return place(tensor, storage_of(tensor), int(tensor.storage_offset()), size, stride)
 
 
 def place(
@@ -110,7 +110,7 @@ def place(
 
 
 def _adopt(source: Any, tensor: torch.Tensor) -> None:
-    """Keep the storage's values in the dtype and shape of a tensor that is all of it, for which reading is then free."""
+    """Keep the storage's values in the dtype and shape of a tensor that is all of it: reading is then free."""
     found, dtype = source.array, jax_dtype(tensor.dtype)
     raw = isinstance(found, Bytes)
     nbytes = found.array.size if raw else found.size * found.dtype.itemsize

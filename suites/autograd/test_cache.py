@@ -19,6 +19,16 @@ def test_one_cast_with_gradients(amp: Amp) -> None:
         amp.expect(f"nodes behind two uses, cache_enabled={enabled}", len(set(nodes)), 1 if enabled else 2)
 
 
+def _like_by_hand(amp: Amp, what: str, weight: torch.Tensor, by_hand: torch.Tensor) -> None:
+    """The gradient is that of casts by hand, up to the dtype in which the uses were summed.
+
+    PyTorch's own devices sum in the lower precision (docs/findings.md); one that sums in float32 is no less right.
+    """
+    if weight.grad is None or by_hand.grad is None:
+        raise RuntimeError("the scenario computed no gradient")
+    amp.close(what, weight.grad, amp.device.host(by_hand.grad), 2 * torch.finfo(amp.dtype).eps)
+
+
 @scenario(values=True)
 def test_three_forwards_three_backwards(amp: Amp) -> None:
     """Kept casts carry gradients to the leaf, in its dtype, as often as it is used (pytorch#158232)."""
@@ -34,7 +44,7 @@ def test_three_forwards_three_backwards(amp: Amp) -> None:
             again = torch.mm(x.to(amp.dtype), low)
             (again if not with_other_losses else torch.mm(again, low)).float().sum().backward()
             amp.expect(f"gradient dtype in turn {turn}", weight.grad.dtype, torch.float32)
-            amp.expect(f"gradient in turn {turn}", amp.values(weight.grad), amp.values(by_hand.grad))
+            _like_by_hand(amp, f"gradient in turn {turn}", weight, by_hand)
 
 
 @scenario(values=True)
@@ -48,7 +58,7 @@ def test_gradient_once_per_use(amp: Amp) -> None:
     sum(out.float().sum() for out in outs).backward()  # type: ignore[union-attr]  # the sum of a list of tensors is one
     low = by_hand.to(amp.dtype)
     sum(torch.mm(x.to(amp.dtype), low).float().sum() for x in xs).backward()  # type: ignore[union-attr]
-    amp.expect("gradient of three uses", amp.values(weight.grad), amp.values(by_hand.grad))
+    _like_by_hand(amp, "gradient of three uses", weight, by_hand)
 
 
 @scenario(values=True)

@@ -131,7 +131,7 @@ def check_to_and_from_jax() -> None:
         device.to_jax(torch.ones(2))
     with pytest.raises(RuntimeError, match="requires grad"):
         device.to_jax(torch.ones(2, device="jax", requires_grad=True))
-    with pytest.raises(TypeError, match="takes a jax.Array, got ndarray"):
+    with pytest.raises(TypeError, match=r"takes a jax\.Array, got ndarray"):
         device.from_jax(np.ones(2))
     with pytest.raises(NotImplementedError, match="PyTorch has no dtype for JAX's int4"):
         device.from_jax(jnp.ones(2, jnp.int4))
@@ -162,7 +162,7 @@ def check_values_for_python() -> None:
     assert bool(x[0, 0])
     assert int(torch.tensor(3, device="jax")) == 3
     assert len({x, x}) == 1
-    with pytest.raises(TypeError, match="can't convert jax:0 device type tensor to numpy. Use Tensor.cpu"):
+    with pytest.raises(TypeError, match=r"can't convert jax:0 device type tensor to numpy\. Use Tensor\.cpu"):
         x.numpy()
     with pytest.raises(RuntimeError, match="Boolean value of Tensor with more than one value is ambiguous"):
         bool(x)
@@ -195,7 +195,7 @@ def check_errors_name_what_is_wrong() -> None:
         with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
             run()
     assert (x + torch.tensor(2.0)).tolist() == [[3, 3], [3, 3]]
-    with pytest.raises(NotImplementedError, match="the jax device has no torch.complex32"):
+    with pytest.raises(NotImplementedError, match=r"the jax device has no torch\.complex32"):
         torch.empty(2, dtype=torch.complex32, device="jax")
     for make in (lambda: x.to_sparse(), lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)):
         with pytest.raises(NotImplementedError, match=r"@lower\('"):

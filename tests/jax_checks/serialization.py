@@ -153,5 +153,5 @@ def check_other_processes_get_an_error() -> None:
         lambda: torch.ones(2, device="jax").share_memory_(),
         lambda: torch.nn.Linear(2, 2, device="jax").share_memory(),
     ):
-        with pytest.raises(RuntimeError, match="cannot be shared between processes; send tensor.cpu"):
+        with pytest.raises(RuntimeError, match=r"cannot be shared between processes; send tensor\.cpu"):
             send()

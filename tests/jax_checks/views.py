@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +18,9 @@ from ampcheck.jax_device.storage import storage_of
 assert ampcheck.jax_device.to_jax  # importing it made the device
 
 Tensor = torch.Tensor
+# No float comes to a small or unsigned integer, and no bits to a float: what these give is not PyTorch's promise.
 SHAPES = [(), (0,), (3,), (2, 3), (3, 1, 2), (4, 4), (1,), (2, 0, 3)]
-DTYPES = [torch.float32, torch.int32, torch.float64, torch.bool, torch.bfloat16, torch.int64, torch.uint8]
+DTYPES = [torch.float32, torch.int32, torch.float64, torch.bool, torch.bfloat16, torch.int64]
 
 
 def _sliced(t: Tensor, a: int, b: int) -> Tensor:
@@ -38,7 +40,7 @@ VIEWS: list[Callable[[Tensor, int, int], Tensor]] = [
     lambda t, a, b: t.diagonal(b % 3 - 1, 0, 1),
     lambda t, a, b: t.view(-1),
     lambda t, a, b: t.squeeze(),
-    lambda t, a, b: t.view(torch.int32 if t.dtype is torch.float32 else torch.float32),
+    lambda t, a, b: t.view({torch.int32: torch.int16, torch.int16: torch.int32}.get(t.dtype, t.dtype)),
     lambda t, a, b: t.as_strided((2, 2), (b % 3, 1 + b % 2), a % 2),
     lambda t, a, b: t.chunk(2, a % t.dim())[0],
     lambda t, a, b: t.detach(),
@@ -90,13 +92,16 @@ def defined(t: Tensor, other: Tensor) -> bool:
     if t.untyped_storage()._cdata != other.untyped_storage()._cdata:
         return True
     theirs = _places(other)
-    return (t.dtype is other.dtype and places == theirs) or not {p // 8 for p in places} & {p // 8 for p in theirs}
+    exact = t.dtype is other.dtype and t.is_set_to(other)
+    return exact or not {p // 8 for p in places} & {p // 8 for p in theirs}
 
 
 def outcome(run: Callable[[], Any]) -> Any:
     """What a call returns, or the error it raises."""
     try:
-        return run()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an out= tensor is resized, of which both warn in words of their own
+            return run()
     except (RuntimeError, IndexError, NotImplementedError, ZeroDivisionError) as error:
         return error
 
@@ -134,9 +139,7 @@ class Machine(RuleBasedStateMachine):
         assert_same(mine, theirs)
 
     @precondition(lambda self: self.pool)
-    @rule(
-        which=st.integers(0, 40), other=st.integers(0, 40), op=st.sampled_from(WRITES), value=st.integers(-3, 3)
-    )
+    @rule(which=st.integers(0, 40), other=st.integers(0, 40), op=st.sampled_from(WRITES), value=st.integers(-3, 3))
     def write(self, which: int, other: int, op: Callable[..., Any], value: int) -> None:
         host, device = self.pool[which % len(self.pool)]
         given, taken = self.pool[other % len(self.pool)]
@@ -163,7 +166,7 @@ def _run(examples: int, *phases: Phase) -> None:
 
 
 def check_views_and_writes_against_the_cpu() -> None:
-    _run(40, Phase.generate, Phase.shrink)
+    _run(40, Phase.generate)
 
 
 def check_the_machine_finds_a_write_that_is_lost() -> None:

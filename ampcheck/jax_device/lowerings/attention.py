@@ -50,7 +50,7 @@ def attention(
     """softmax(query key^T / sqrt(E) + mask) value of (N, heads, L, E), and the logarithms of the softmax's sums."""
     scores = _scores(query, key, scale)
     if is_causal:
-        scores = jnp.where(jnp.tri(*scores.shape[-2:], dtype=bool), scores, -jnp.inf)
+        scores = jnp.where(jnp.tri(scores.shape[-2], scores.shape[-1], dtype=bool), scores, -jnp.inf)
     if attn_mask is not None:
         masked = jnp.where(attn_mask, 0.0, -jnp.inf) if attn_mask.dtype == bool else attn_mask
         scores = scores + masked.astype(scores.dtype)

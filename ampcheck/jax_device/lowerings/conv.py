@@ -24,7 +24,7 @@ def _turned(weight: Any, groups: int) -> Any:
     return jnp.flip(swapped, tuple(range(2, weight.ndim)))
 
 
-@lower("convolution_overrideable")
+@lower("convolution_overrideable", one_dtype=True)
 def convolution(
     input: Any,
     weight: Any,

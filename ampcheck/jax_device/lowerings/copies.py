@@ -25,3 +25,9 @@ def fill(self: Any, value: Any) -> Any:
 def zero(self: Any) -> Any:
     """Every element is zero."""
     return jnp.zeros_like(self)
+
+
+@lower("full")
+def full(size: Any, fill_value: Any, **_: Any) -> Any:
+    """A tensor of that size, every element `fill_value`; the dtype is what PyTorch's Meta kernel says."""
+    return jnp.broadcast_to(jnp.asarray(fill_value), size)

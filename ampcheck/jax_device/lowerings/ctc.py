@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.wide import rounded, widened
@@ -23,12 +22,6 @@ def _rows(targets: Any, lengths: Any, longest: int) -> Any:
         if targets.size
         else jnp.zeros(places.shape, targets.dtype)
     )
-
-
-def _longest(targets: Any, lengths: Any) -> int:
-    if isinstance(lengths, (tuple, list)):
-        return max(lengths, default=0)
-    return int(np.max(np.asarray(lengths), initial=0))
 
 
 def _alphas(log_probs: Any, rows: Any, blank: int) -> Any:
@@ -59,7 +52,7 @@ def _log_sum(*terms: Any) -> Any:
 
 
 def _loss(log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int) -> tuple[Any, Any]:
-    longest = _longest(targets, target_lengths)
+    longest = max(target_lengths, default=0)
     inputs, lengths = jnp.asarray(input_lengths, jnp.int64), jnp.asarray(target_lengths, jnp.int64)
     alphas = _alphas(log_probs, _rows(targets, lengths, longest), blank)
     last = jnp.take_along_axis(alphas, jnp.maximum(inputs - 1, 0)[:, None, None], axis=1)[:, 0]

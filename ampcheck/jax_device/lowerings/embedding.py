@@ -63,7 +63,7 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> Any:
-    """The sum, mean or maximum of each bag's rows; each index's bag, the bags' sizes, and which row was the greatest."""
+    """Each bag's sum, mean or maximum of rows; each index's bag, the bags' sizes, and the greatest rows' indices."""
     count = offsets.shape[0] - include_last_offset
     bag = _bags(indices, offsets, count)
     kept = indices != padding_idx

@@ -27,11 +27,15 @@ def _steps(start: Any, step: Any, *, size: int, dtype: torch.dtype) -> Any:
 
 
 def _even(start: Any, end: Any, *, size: int, dtype: torch.dtype) -> Any:
-    """Evenly spaced from `start` to `end`, each half counted from its own end; the step is rounded to the dtype."""
+    """Evenly spaced from `start` to `end`, each half from its own end; ends and step are rounded to the dtype."""
     wide = jnp.complex128 if dtype.is_complex else jnp.float64
-    start, end = jnp.asarray(start).astype(wide), jnp.asarray(end).astype(wide)
-    step = (end - start) / max(size - 1, 1)
-    step = step.astype(jax_dtype(dtype)).astype(wide) if dtype.is_floating_point else step
+
+    def rounded(number: Any) -> Any:
+        number = jnp.asarray(number)
+        return (number.astype(jax_dtype(dtype)) if dtype.is_floating_point else number).astype(wide)
+
+    start, end = rounded(start), rounded(end)
+    step = rounded((end - start) / max(size - 1, 1))
     i = jnp.arange(size)
     return jnp.where((i < size // 2) | (size == 1), start + step * i, end - step * (size - 1 - i))
 

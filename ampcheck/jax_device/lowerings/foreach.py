@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ampcheck.jax_device.dtypes import jax_dtype
 from ampcheck.jax_device.lowering import OWN, lower
@@ -22,7 +23,9 @@ _LOW = (jnp.float16, jnp.bfloat16)
 def unified(*operands: Any) -> list[Any]:
     """Arrays in their common dtype, with PyTorch's promotion; low precision in float32, which rounds once."""
     dtype = common_of(operands)
-    dtype = jnp.float32 if dtype in _LOW else dtype
+    if dtype is None:
+        return list(operands)
+    dtype = np.dtype(np.float32) if dtype in _LOW else dtype
     return [convert(o, dtype) if isinstance(o, jax.Array) and not o.weak_type else o for o in operands]
 
 
@@ -84,7 +87,38 @@ _BINARY: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
 for _name, (_function, _overloads) in _BINARY.items():
     lower(*(f"_foreach_{_name}.{which}" for which in _overloads))(_pointwise(_function))
 
-_UNARY = ["abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "lgamma", "log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "tan", "tanh", "trunc"]
+_UNARY = [
+    "abs",
+    "acos",
+    "asin",
+    "atan",
+    "ceil",
+    "cos",
+    "cosh",
+    "erf",
+    "erfc",
+    "exp",
+    "expm1",
+    "floor",
+    "frac",
+    "lgamma",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "neg",
+    "reciprocal",
+    "round",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "sin",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
+    "trunc",
+]
 
 
 def _unary(name: str) -> Callable[..., Any]:

@@ -19,13 +19,13 @@ def _starts(samples: Any, length: int, parts: int, kernel: int) -> Any:
         return jnp.full((*samples.shape, 1), length - kernel)
     alpha = jnp.asarray((length - kernel) / (parts - 1), samples.dtype)
     steps = jnp.arange(parts, dtype=samples.dtype)
-    starts = jnp.floor((steps + samples[..., None]) * alpha) - jnp.floor(samples * alpha)[..., None]
+    starts = jnp.trunc((steps + samples[..., None]) * alpha) - jnp.trunc(samples * alpha)[..., None]
     return starts.astype(jnp.int64).at[..., -1].set(length - kernel)
 
 
 @lower("fractional_max_pool2d", "fractional_max_pool3d")
 def fractional_max_pool(self: Any, kernel_size: Sequence[int], output_size: Sequence[int], random_samples: Any) -> Any:
-    """The greatest of each window, and its index in the last dimensions. `random_samples` (N, C, dims) are in [0, 1)."""
+    """The greatest of each window, and its index in the last dimensions. `random_samples`: (N, C, dims) in [0, 1)."""
     dims = len(output_size)
     batch = self if self.ndim == dims + 2 else self[None]
     size = batch.shape[2:]
@@ -40,7 +40,7 @@ def fractional_max_pool(self: Any, kernel_size: Sequence[int], output_size: Sequ
         index = jnp.zeros((), jnp.int64)
         for i, (start, offset) in enumerate(zip(starts, offsets, strict=True)):
             places = (start + offset) * math.prod(size[i + 1 :])
-            index = index + places.reshape(*places.shape[:2], *[-1 if j == i else 1 for j in range(dims)])
+            index = index + places.reshape(*places.shape[:2], *[places.shape[2] if j == i else 1 for j in range(dims)])
         taken = jnp.take_along_axis(flat, index.reshape(*flat.shape[:2], math.prod(output_size)), axis=-1).reshape(
             index.shape
         )

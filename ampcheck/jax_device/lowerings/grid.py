@@ -9,9 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
 
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.wide import pullback, widened
+from ampcheck.jax_device.special import kernel
 
 _NEAREST, _BICUBIC = 1, 2  # interpolation modes; 0 is linear
 _BORDER, _REFLECTION = 1, 2  # padding modes; 0 is zeros
@@ -68,11 +70,11 @@ def _weighted(
     for corner in itertools.product(offsets, repeat=len(size)):
         weight = math.prod(weigh(p - (f + c)) for p, f, c in zip(places, floors, corner, strict=True))
         taken = _fetch(flat, size, [pad(f + c, n) for f, c, n in zip(floors, corner, size, strict=True)])
-        out = out + taken * weight[:, None]  # type: ignore[index]
+        out = out + taken * weight[:, None]
     return out
 
 
-@lower("grid_sampler_2d", "grid_sampler_3d", "_grid_sampler_2d_cpu_fallback")
+@lower("grid_sampler_2d", "grid_sampler_3d")
 @widened
 def grid_sampler(input: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Any:
     """(N, C, …) at the grid (N, …, dims), whose coordinates are x first and in [-1, 1]."""
@@ -104,7 +106,7 @@ def grid_sampler_backward(
     interpolation_mode: int,
     padding_mode: int,
     align_corners: bool,
-    output_mask: Sequence[bool] = (True, True),
+    output_mask: Sequence[bool],
 ) -> Any:
     """The gradients of input and grid that the mask asks for."""
 
@@ -115,9 +117,27 @@ def grid_sampler_backward(
     return tuple(g if wanted else None for g, wanted in zip(grads, output_mask, strict=True))
 
 
-@lower("_grid_sampler_2d_cpu_fallback_backward")
-def grid_sampler_fallback_backward(
-    grad_output: Any, input: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool
+@kernel("_grid_sampler_2d_cpu_fallback")
+def fallback(
+    input: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Any:
+    """grid_sampler_2d; PyTorch's own kernel of this overload reads CPU memory, on any device."""
+    from ampcheck.jax_device.install import computed
+
+    return computed("grid_sampler_2d")(input, grid, interpolation_mode, padding_mode, align_corners)
+
+
+@kernel("_grid_sampler_2d_cpu_fallback_backward")
+def fallback_backward(
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    grid: torch.Tensor,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
 ) -> Any:
     """The gradients of input and grid."""
-    return grid_sampler_backward(grad_output, input, grid, interpolation_mode, padding_mode, align_corners)
+    from ampcheck.jax_device.install import computed
+
+    compute = computed("grid_sampler_2d_backward")
+    return compute(grad_output, input, grid, interpolation_mode, padding_mode, align_corners, [True, True])

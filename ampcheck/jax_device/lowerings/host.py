@@ -12,7 +12,7 @@ import torch
 from ampcheck.jax_device import transfer
 from ampcheck.jax_device.special import kernel
 
-# What an info other than 0 says (ATen/native/BatchLinearAlgebra.cpp, _linalg_check_errors), by what the API's name ends in.
+# What an info other than 0 says (ATen/native/BatchLinearAlgebra.cpp, _linalg_check_errors), by how the function's name starts.
 _POSITIVE = (
     ("inv", "The diagonal element {} is zero, the inversion could not be completed because the input matrix is singular."),
     ("solve", "The solver failed because the input matrix is singular."),
@@ -46,7 +46,7 @@ def check_errors(info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
     where = "" if is_matrix else f"(Batch element {first}): "
     if code < 0:
         raise RuntimeError(f"{api_name}: {where}Argument {-code} has illegal value. Most certainly there is a bug.")
-    says = next((text for ending, text in _POSITIVE if api_name.removeprefix("linalg.").startswith(ending)), None)
+    says = next((text for start, text in _POSITIVE if api_name.rpartition(".")[2].startswith(start)), None)
     text = says.format(code) if says else f"The decomposition failed with error code {code}."
     raise torch.linalg.LinAlgError(f"{api_name}: {where}{text}")
 

@@ -126,21 +126,13 @@ def _picked(self: Any, target: Any, weight: Any, ignore_index: int) -> tuple[Any
 def nll_loss(self: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Any:
     """-self at each target class, weighted, and the sum of the weights. (C), (N, C) or (N, C, H, W)."""
     _, value, weights = _picked(self, target, weight, ignore_index)
-    losses = (
-        jnp.where(weights == 0, 0, -value * weights)
-        if weight is None
-        else _weighted(value, weights, target, ignore_index)
-    )
+    losses = jnp.where(target == ignore_index, 0, -value * weights)
     if reduction == 0 and self.ndim > 1:
         return losses, jnp.zeros((), self.dtype)
     total = jnp.sum(weights)
     if reduction == MEAN:
         return jnp.sum(losses) / total, total
     return jnp.sum(losses), total
-
-
-def _weighted(value: Any, weights: Any, target: Any, ignore_index: int) -> Any:
-    return jnp.where(target == ignore_index, 0, -value * weights)
 
 
 @lower("nll_loss_backward", "nll_loss2d_backward")

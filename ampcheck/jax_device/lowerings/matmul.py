@@ -19,13 +19,13 @@ from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.wide import wide
 
 
-@lower("mm", "bmm", "mv", "dot")
+@lower("mm", "bmm", "mv", "dot", one_dtype=True)
 def matmul(self: Any, other: Any) -> Any:
     """The product of matrices, batches of them, or vectors."""
     return jnp.matmul(self, other)
 
 
-@lower("vdot")
+@lower("vdot", one_dtype=True)
 def vdot(self: Any, other: Any) -> Any:
     """The product of two vectors, the first conjugated."""
     return jnp.matmul(jnp.conj(self), other)
@@ -68,7 +68,7 @@ def _wide_dtype(array: Any) -> Any:
     return jnp.float32 if array.dtype in (jnp.float16, jnp.bfloat16) else array.dtype
 
 
-@lower("addmm", "addmv", "baddbmm")
+@lower("addmm", "addmv", "baddbmm", one_dtype=True)
 def addmm(self: Any, mat1: Any, mat2: Any, *, beta: Any = None, alpha: Any = None) -> Any:
     """beta * self + alpha * mat1 @ mat2."""
     product = jnp.matmul(mat1, mat2, preferred_element_type=_accumulator(mat1, beta, alpha))

@@ -76,8 +76,8 @@ def wanted(mask: Sequence[bool], *grads: Any) -> tuple[Any, ...]:
 def rms_norm(input: Any, normalized_shape: Sequence[int], weight: Any, eps: float | None) -> Any:
     """Divided by the root of the mean square over the last dimensions; with 1 / that root."""
     axes = tuple(range(input.ndim - len(normalized_shape), input.ndim))
-    eps = jnp.finfo(input.dtype).eps if eps is None else eps
-    rstd = jax.lax.rsqrt(jnp.mean(jnp.square(input), axis=axes, keepdims=True) + eps)
+    least = float(jnp.finfo(input.dtype).eps) if eps is None else eps
+    rstd = jax.lax.rsqrt(jnp.mean(jnp.square(input), axis=axes, keepdims=True) + least)
     return _affine(input * rstd, weight, None), rstd
 
 

@@ -56,7 +56,6 @@ def div(self: Any, other: Any) -> Any:
 
 
 @lower("div.Tensor_mode", "div.Scalar_mode", promotes=True)
-@opmath
 def div_mode(self: Any, other: Any, *, rounding_mode: str | None) -> Any:
     """self / other, rounded towards zero ("trunc"), down ("floor"), or not."""
     if rounding_mode is None:
@@ -65,7 +64,9 @@ def div_mode(self: Any, other: Any, *, rounding_mode: str | None) -> Any:
         return floor_divide(self, other)
     if _integral(self, other):
         return jax.lax.div(*jnp.broadcast_arrays(self, jnp.asarray(other).astype(jnp.result_type(self))))
-    return jnp.trunc(jnp.true_divide(self, other))
+    quotient = jnp.true_divide(self, other)
+    info = jnp.finfo(quotient.dtype)  # XLA may keep the quotient in float32, where 17.99 is not bfloat16's 18
+    return jnp.trunc(jax.lax.reduce_precision(quotient, info.nexp, info.nmant))
 
 
 def _integral(*operands: Any) -> bool:

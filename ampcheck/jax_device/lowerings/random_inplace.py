@@ -14,6 +14,7 @@ import torch
 
 from ampcheck.jax_device import random
 from ampcheck.jax_device.kernels import fit
+from ampcheck.jax_device.schema import arguments, overload
 from ampcheck.jax_device.special import kernel
 from ampcheck.jax_device.storage import wrap
 from ampcheck.jax_device.writing import assign
@@ -96,10 +97,13 @@ _OPS: dict[str, tuple[str, Check]] = {
 
 
 def _register(name: str, functional: str, check: Check) -> None:
+    given = [a.default for a in arguments(overload(f"aten::{name}"))[1:] if not a.kwarg_only]
+
     @kernel(name)
     def drawn(self: torch.Tensor, *numbers: Any, generator: torch.Generator | None = None) -> torch.Tensor:
         from ampcheck.jax_device.install import computed
 
+        numbers = (*numbers, *given[len(numbers) :])  # PyTorch leaves out defaults, which the functional may not have
         problem = check(self, *numbers)
         if problem is not None:
             raise RuntimeError(problem)

@@ -15,7 +15,7 @@ from ampcheck.jax_device.lowering import lower
 
 
 def wide(dtype: Any) -> Any:
-    """The dtype in which numbers for a tensor of `dtype` are drawn: float64 for float64 and complex128, else float32."""
+    """The dtype in which numbers for a tensor of `dtype` are drawn: float64 for 64-bit parts, else float32."""
     return jnp.float64 if dtype in (jnp.float64, jnp.complex128) else jnp.float32
 
 
@@ -130,7 +130,7 @@ def integers_from(key: Any, self: Any, low: Any, to: Any) -> Any:
 
 @lower("multinomial", random=True)
 def multinomial(key: Any, self: Any, num_samples: int, replacement: bool = False) -> Any:
-    """Indices drawn with the weights of the last dimension; without replacement by the largest of perturbed logarithms."""
+    """Indices drawn with the weights of the last dimension; without replacement, the largest perturbed logarithms."""
     logits = jnp.log(self.astype(wide(self.dtype)))
     if replacement:
         drawn = jax.random.categorical(key, logits, shape=(num_samples, *self.shape[:-1]))
@@ -194,7 +194,7 @@ def native_dropout_backward(grad_output: Any, mask: Any, scale: Any) -> Any:
 def rrelu_with_noise(
     key: Any, self: Any, noise: Any, lower_: Any = 0.125, upper: Any = 1 / 3, training: bool = False
 ) -> Any:
-    """Leaky relu whose slope is drawn per element in training, the mean slope otherwise; the slopes are the new noise."""
+    """Leaky relu with a slope drawn per element in training, the mean slope otherwise; the noise is the slopes."""
     dtype = wide(self.dtype)
     if not training:
         slope = (jnp.asarray(lower_, dtype) + upper) / 2

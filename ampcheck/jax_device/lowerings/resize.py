@@ -21,7 +21,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 class Taps(NamedTuple):
     """For one dimension: which inputs each output takes, (outputs, taps), and their weights."""
 
-    index: Ints
+    places: Ints
     weight: Floats
 
 
@@ -71,7 +71,8 @@ def cubic(length: int, out: int, scale: float | None, align_corners: bool) -> Ta
 
 
 def _triangle(x: Floats) -> Floats:
-    return np.maximum(0, 1 - np.abs(x))
+    triangle: Floats = np.maximum(0, 1 - np.abs(x))
+    return triangle
 
 
 def _smooth_cubic(x: Floats) -> Floats:
@@ -103,10 +104,10 @@ def antialiased(
 def resample(array: Any, axis: int, taps: Taps) -> Any:
     """The weighted sums along one axis. An input of weight zero counts for nothing, even where it is not finite."""
     column = [-1 if i == axis else 1 for i in range(array.ndim)]
-    if taps.index.shape[1] == 1:
-        return jnp.take(array, taps.index[:, 0], axis=axis)
+    if taps.places.shape[1] == 1:
+        return jnp.take(array, taps.places[:, 0], axis=axis)
     out: Any = 0
-    for index, weight in zip(taps.index.T, taps.weight.T, strict=True):
+    for index, weight in zip(taps.places.T, taps.weight.T, strict=True):
         if weight.any():
             term = jnp.take(array, index, axis=axis) * weight.astype(array.dtype).reshape(column)
             out = out + (term if weight.all() else jnp.where((weight != 0).reshape(column), term, 0))

@@ -1,4 +1,4 @@
-"""The two ops of `torch.amp.GradScaler`, as PyTorch's CUDA kernels define them (aten/src/ATen/native/cuda/AmpKernels.cu)."""
+"""The two ops of `torch.amp.GradScaler`, as PyTorch's CUDA kernels have them (ATen/native/cuda/AmpKernels.cu)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def update_scale(
 ) -> tuple[Any, Any]:
     """The next scale, and how many steps since the last growth or overflow.
 
-    After an overflow the scale backs off; after `growth_interval` steps without one it grows, unless it would leave float32.
+    After an overflow the scale backs off; after `growth_interval` steps without one it grows, where float32 holds it.
     """
     _single("current_scale", self, jnp.float32)
     _single("growth_tracker", growth_tracker, jnp.int32)

@@ -105,7 +105,7 @@ def _edges(values: Any, count: int, bounds: Sequence[float] | None) -> Any:
         low, high = jnp.min(values), jnp.max(values)
     else:
         low, high = jnp.asarray(0, values.dtype), jnp.asarray(1, values.dtype)
-    low, high = _widened(low, high)
+    low, high = jnp.where(low == high, low - 0.5, low), jnp.where(low == high, high + 0.5, high)
     return jnp.linspace(low, high, count + 1, dtype=values.dtype)
 
 

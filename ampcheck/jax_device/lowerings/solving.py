@@ -6,9 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
 
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.linalg import transposed
+from ampcheck.jax_device.special import kernel
 
 
 def factor(A: Any, pivot: bool = True) -> tuple[Any, Any, Any]:
@@ -162,6 +164,25 @@ def slogdet(A: Any) -> tuple[Any, Any, Any, Any]:
     diagonal = jnp.diagonal(packed, axis1=-2, axis2=-1)
     sign = jnp.prod(jnp.sign(diagonal), -1) * _parity(pivots).astype(A.dtype)
     return sign, jnp.sum(jnp.log(jnp.abs(diagonal)), -1), packed, pivots + 1
+
+
+@kernel("_linalg_det")
+def det_kernel(A: torch.Tensor) -> Any:
+    """`det`, with the decomposition that its gradient expects."""
+    return _decomposed("_linalg_det", A)
+
+
+@kernel("_linalg_slogdet")
+def slogdet_kernel(A: torch.Tensor) -> Any:
+    """`slogdet`, with the decomposition that its gradient expects."""
+    return _decomposed("_linalg_slogdet", A)
+
+
+def _decomposed(name: str, A: torch.Tensor) -> Any:
+    """A contiguous real matrix is decomposed transposed, which the formula of the gradient knows (linalg_det_backward)."""
+    from ampcheck.jax_device.install import computed
+
+    return computed(name)(A.mT if A.is_contiguous() and not A.is_complex() else A)
 
 
 @lower("linalg_solve_triangular")

@@ -26,7 +26,16 @@ def _torchax(name: str) -> Callable[..., Any]:
     return compute
 
 
-_BESSEL = ["special_bessel_j0", "special_bessel_j1", "special_bessel_y0", "special_bessel_y1", "special_modified_bessel_i0", "special_modified_bessel_i1", "special_modified_bessel_k0", "special_modified_bessel_k1"]
+_BESSEL = [
+    "special_bessel_j0",
+    "special_bessel_j1",
+    "special_bessel_y0",
+    "special_bessel_y1",
+    "special_modified_bessel_i0",
+    "special_modified_bessel_i1",
+    "special_modified_bessel_k0",
+    "special_modified_bessel_k1",
+]
 for _name in _BESSEL:
     lower(_name)(_torchax(_name))
 

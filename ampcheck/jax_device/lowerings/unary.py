@@ -27,7 +27,11 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def compute(self: Any, *args: Any, **kwargs: Any) -> Any:
         x = floating(self)
-        return function(x.astype(jnp.float32), *args, **kwargs).astype(x.dtype) if x.dtype in _LOW else function(x, *args, **kwargs)
+        return (
+            function(x.astype(jnp.float32), *args, **kwargs).astype(x.dtype)
+            if x.dtype in _LOW
+            else function(x, *args, **kwargs)
+        )
 
     return compute
 
@@ -143,7 +147,7 @@ def sign(self: Any) -> Any:
 def sgn(self: Any) -> Any:
     """The sign; of a complex number, the number of magnitude 1 in its direction."""
     if not jnp.issubdtype(self.dtype, jnp.complexfloating):
-        return sign(self)  # type: ignore[no-untyped-call]
+        return sign(self)
     size = jnp.abs(self)
     return jnp.where(size == 0, jnp.zeros_like(self), self / jnp.where(size == 0, 1, size))
 

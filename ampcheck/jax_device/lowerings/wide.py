@@ -30,7 +30,7 @@ def widened(compute: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def rounded(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """`widened`, with floating results in the dtype of the first argument: where PyTorch has no Meta kernel to say it."""
+    """`widened`, with floating results in the dtype of the first argument: as no Meta kernel says it."""
 
     @wraps(compute)
     def run(first: Any, *args: Any, **kwargs: Any) -> Any:

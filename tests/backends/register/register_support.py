@@ -31,6 +31,7 @@ if fault := os.environ.get("REGISTER_FAULT"):
 
 @pytest.fixture(autouse=True)
 def _nothing_stays_registered() -> Iterator[None]:
+    torch.manual_seed(0)
     yield
     if registration._current is not None:
         registration._current.unregister()
