@@ -66,7 +66,9 @@ def _mlp(p: dict[str, jax.Array], x: jax.Array, depth: int) -> jax.Array:
     return x
 
 
-def _pair(model: nn.Module, forward: Callable[..., jax.Array], x: torch.Tensor, y: torch.Tensor) -> tuple[Step, Step, Any]:
+def _pair(
+    model: nn.Module, forward: Callable[..., jax.Array], x: torch.Tensor, y: torch.Tensor
+) -> tuple[Step, Step, Any]:
     """A step in PyTorch, the same in JAX, and the JAX step's lowered program."""
     p = {name: device.to_jax(tensor.detach().clone()) for name, tensor in model.named_parameters()}
     parameters = {name: jnp.array(array) for name, array in p.items()}

@@ -18,7 +18,7 @@ def both(
     """Result and gradient of `data` on the device, then the CPU's."""
     out: list[torch.Tensor] = []
     for device in ("jax", "cpu"):
-        leaf = data.to(device).requires_grad_()
+        leaf = data.clone().to(device).requires_grad_()
         there = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
         result = torch.segment_reduce(leaf, reduce, unsafe=True, **there)
         result.backward(torch.linspace(1, 2, result.numel()).reshape(result.shape).to(device))

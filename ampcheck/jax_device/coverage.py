@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from importlib.metadata import version
@@ -25,6 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         sys.exit(str(error))
     jobs = _jobs(options, ways, book)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # told to end, keep what was measured
     settings = driver.Settings(samples=options.samples, seconds=options.seconds, processes=options.processes)
     try:
         _measure(jobs, settings, book, options.json)

@@ -19,7 +19,7 @@ from ampcheck.jax_device.special import SPECIAL
 from ampcheck.jax_device.storage import META
 
 KEY = "PrivateUse1"
-# PyTorch's own kernels take these apart: one checks and calls convolution_overrideable, the other knows hermitian matrices.
+# PyTorch's own kernels take these apart: one checks and calls convolution_overrideable, one knows hermitian matrices.
 COMPOSITE = frozenset({"convolution", "linalg_pinv.atol_rtol_tensor"})
 _has = torch._C._dispatch_has_kernel_for_dispatch_key
 _libraries: list[Library] = []
@@ -39,8 +39,8 @@ def missing(op: OpOverload) -> NotImplementedError:
     """The error of an overload that the device cannot run."""
     name = op.name()
     return NotImplementedError(
-        f"{name} has no kernel on the jax device. To add one, write its lowering under ampcheck/jax_device/lowerings/ as "
-        f"@lower({name.removeprefix('aten::')!r}): a function of arrays; docs/jax_device.md has an example."
+        f"{name} has no kernel on the jax device. To add one, write its lowering under ampcheck/jax_device/lowerings/ "
+        f"as @lower({name.removeprefix('aten::')!r}): a function of arrays; docs/jax_device.md has an example."
     )
 
 

@@ -18,9 +18,7 @@ from ampcheck.jax_device.transfer import values
 DEVICE = "jax"
 
 
-def j2t_autograd(
-    fn: Callable[..., Any] | None = None, *, cast_inputs: torch.dtype | None = None
-) -> Callable[..., Any]:
+def j2t_autograd(fn: Callable[..., Any] | None = None, *, cast_inputs: torch.dtype | None = None) -> Callable[..., Any]:
     """A differentiable PyTorch function out of a JAX function; also a decorator.
 
     `fn` takes and returns arrays in any nesting of tuples, lists and dicts. Tensors of the device among the arguments
@@ -70,7 +68,9 @@ class _Border:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for position, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor) and leaf.device.type != DEVICE:
-                raise RuntimeError(f"j2t_autograd: leaf {position} of the arguments is on {leaf.device}, not on {DEVICE}")
+                raise RuntimeError(
+                    f"j2t_autograd: leaf {position} of the arguments is on {leaf.device}, not on {DEVICE}"
+                )
         static = tuple(None if isinstance(leaf, torch.Tensor) else (type(leaf), leaf) for leaf in leaves)
         key = (static, tree)
         try:
@@ -102,7 +102,7 @@ class _Form:
         self.gradients: dict[tuple[tuple[int, ...], int], _Gradient] = {}
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
-        out = _Call.apply(self, _Holder(), *tensors)  # type: ignore[no-untyped-call]
+        out = _Call.apply(self, _Holder(), *tensors)
         return jax.tree.unflatten(self.out_tree, out)
 
     def linearized(self, wanted: tuple[int, ...], arrays: Sequence[jax.Array]) -> tuple[Any, Any]:
@@ -139,7 +139,7 @@ class _Gradient(_Form):
         self.forward = self.jit(gradient)
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
-        return _Call.apply(self, _Holder(), *tensors)  # type: ignore[no-untyped-call]
+        return _Call.apply(self, _Holder(), *tensors)
 
 
 def _only(
@@ -165,7 +165,7 @@ def _array(leaf: Any) -> jax.Array:
 
 
 def _inexact(array: Any) -> bool:
-    return jnp.issubdtype(array.dtype, jnp.inexact)  # type: ignore[no-any-return]
+    return jnp.issubdtype(array.dtype, jnp.inexact)
 
 
 def _conjugated(arrays: Sequence[jax.Array]) -> list[jax.Array]:
@@ -176,9 +176,7 @@ def _conjugated(arrays: Sequence[jax.Array]) -> list[jax.Array]:
 def _cotangents(out: Sequence[jax.Array], given: Sequence[jax.Array]) -> tuple[Any, ...]:
     """JAX's cotangents of the results: one for each inexact one from `given`, float0 for the others."""
     rest = iter(_conjugated(given))
-    return tuple(
-        next(rest).astype(o.dtype) if _inexact(o) else jnp.zeros(o.shape, jax.dtypes.float0) for o in out
-    )
+    return tuple(next(rest).astype(o.dtype) if _inexact(o) else jnp.zeros(o.shape, jax.dtypes.float0) for o in out)
 
 
 class _Holder:
@@ -208,7 +206,9 @@ class _Call(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         form, holder, *tensors = inputs
         ctx.form, ctx.out, ctx.held, ctx.vjp = form, holder.out, holder.wanted, holder.vjp
-        ctx.wanted = tuple(i for i, t in enumerate(tensors) if t.requires_grad and (t.is_floating_point() or t.is_complex()))
+        ctx.wanted = tuple(
+            i for i, t in enumerate(tensors) if t.requires_grad and (t.is_floating_point() or t.is_complex())
+        )
         ctx.save_for_backward(*tensors)
         ctx.mark_non_differentiable(*(o for o in output if not (o.is_floating_point() or o.is_complex())))
 
@@ -297,14 +297,18 @@ def _gradient(flat: Callable[..., Sequence[torch.Tensor]], wanted: Sequence[int]
                 primals[i] = primals[i] if primals[i].requires_grad else primals[i].detach().requires_grad_()
             out = [o for o in flat(*primals) if o.is_floating_point() or o.is_complex()]
             reached = [(o, g) for o, g in zip(out, grads, strict=True) if o.requires_grad]
-            found = torch.autograd.grad(
-                [o for o, _ in reached],
-                [primals[i] for i in wanted],
-                [g for _, g in reached],
-                create_graph=again,
-                allow_unused=True,
-                materialize_grads=True,
-            ) if reached else [torch.zeros_like(primals[i]) for i in wanted]
+            found = (
+                torch.autograd.grad(
+                    [o for o, _ in reached],
+                    [primals[i] for i in wanted],
+                    [g for _, g in reached],
+                    create_graph=again,
+                    allow_unused=True,
+                    materialize_grads=True,
+                )
+                if reached
+                else [torch.zeros_like(primals[i]) for i in wanted]
+            )
         return list(found)
 
     return gradient

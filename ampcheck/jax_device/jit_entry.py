@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import torch
 from jax.extend.core import jaxpr_as_fun
+from jax.sharding import NamedSharding
 from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
@@ -72,7 +73,16 @@ class Entry:
                     values[place] = jax.numpy.zeros(aval.shape, aval.dtype)
             return tuple(run(*values))
 
-        self.jitted = jax.jit(program, donate_argnums=tuple(self.donated))
+        kept = {output: self._sharding(slot) for slot, output, _ in self.effects.written}
+        shardings = tuple(kept.get(i) for i in range(len(closed.jaxpr.outvars)))
+        if any(s is not None for s in shardings):  # state stays spread over the mesh as it is
+            self.jitted = jax.jit(program, donate_argnums=tuple(self.donated), out_shardings=shardings)
+        else:
+            self.jitted = jax.jit(program, donate_argnums=tuple(self.donated))
+
+    def _sharding(self, slot: int) -> NamedSharding | None:
+        found = raw(storage_of(self.trace.tensors[self.slots[slot]]).array).sharding
+        return found if isinstance(found, NamedSharding) else None
 
     def tensors(self, arguments: list[torch.Tensor], reached: Reached) -> list[torch.Tensor]:
         """Every tensor the program may touch, in the order of the trace."""
@@ -133,4 +143,3 @@ class Entry:
         kept = (*self.results.leaves, *(w for _, w in self.effects.grads), *(w for _, w in self.effects.places))
         separate = len(self.slots) == sum(t.device.type == "jax" for t in self.trace.tensors)
         return separate and not self.effects.written and all(w.__class__ in (Made, Constant) for w in kept)
-

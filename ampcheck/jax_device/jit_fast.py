@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from jax.sharding import NamedSharding
 from torch._C import _is_any_autocast_enabled, _len_torch_dispatch_stack, _len_torch_function_stack
 
 from ampcheck.jax_device.jit_entry import Entry, Stale
@@ -68,9 +69,11 @@ def _device(value: torch.Tensor) -> tuple[Any, ...]:
             "program cannot reach; pass tensor.detach()"
         )
     held = storage_of(value).array
+    spread = raw(held).sharding
     return (
         tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value.requires_grad, value.is_leaf,
         raw(held).shape, raw(held).dtype, isinstance(held, Bytes), value.is_conj(), value.is_neg(), type(value),
+        spread if isinstance(spread, NamedSharding) else None,
     )  # fmt: skip
 
 

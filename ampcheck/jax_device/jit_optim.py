@@ -204,4 +204,3 @@ def traced_optimizers(
             torch.amp.GradScaler._maybe_opt_step = _plain_step  # type: ignore[method-assign]
         for (group, key), original in zip(places, originals, strict=True):
             group[key] = original
-

@@ -123,7 +123,9 @@ class _Collector:
             return Alias(self._storages[id(storage)], size, stride, offset, bits)
         if id(storage) not in self._made:
             if isinstance(storage.array, Bytes):
-                raise RuntimeError("a jitted function returns or keeps a tensor that was seen under two dtypes; clone() it")
+                raise RuntimeError(
+                    "a jitted function returns or keeps a tensor that was seen under two dtypes; clone() it"
+                )
             self._made[id(storage)] = self._output(storage.array)
         array = storage.array
         plain = array.shape == size and value.is_contiguous() and not any(bits)
@@ -146,7 +148,9 @@ class _Collector:
 
     def _states(self, effects: Effects) -> None:
         reached = self.attempt.reached
-        known = {(id(h), k) for h, k in zip(reached.holders, reached.keys, strict=True) if isinstance(k, (str, torch.Tensor))}
+        known = {
+            (id(h), k) for h, k in zip(reached.holders, reached.keys, strict=True) if isinstance(k, (str, torch.Tensor))
+        }
         for o, optimizer in enumerate(reached.optimizers):
             for p, state in optimizer.state.items():
                 for name, value in state.items() if isinstance(state, dict) else ():

@@ -168,7 +168,12 @@ class Watch:
         if tensor.device.type == "meta":
             return
         storage = tensor.untyped_storage()
-        if id(storage) in self._known or id(storage) in self.unknown or id(storage) in self.host or self.is_made(storage):
+        if (
+            id(storage) in self._known
+            or id(storage) in self.unknown
+            or id(storage) in self.host
+            or self.is_made(storage)
+        ):
             return
         self._made[id(storage)] = (weakref.ref(storage), func.name(), caller())
 
@@ -180,7 +185,11 @@ class Watch:
     def alive(self) -> list[tuple[Any, str, str]]:
         """The device storages made in the trace that something still holds, with the op and the line of each."""
         held = ((ref(), op, line) for ref, op, line in self._made.values())
-        return [(s, op, line) for s, op, line in held if s is not None and isinstance(raw(getattr(s, "array", None)), jax.core.Tracer)]
+        return [
+            (s, op, line)
+            for s, op, line in held
+            if s is not None and isinstance(raw(getattr(s, "array", None)), jax.core.Tracer)
+        ]
 
     def wipe(self) -> None:
         """Take the traced arrays from the storages that outlive the trace."""

@@ -1,8 +1,8 @@
 """The Python function PyTorch calls for an overload: the fast path, and the in-place and `out=` forms.
 
 The fast path of a functional overload is generated from its schema, because at some microseconds an op a loop over
-arguments is what costs: it holds where every tensor is the whole of its storage and the kind of call was seen before, and
-leaves everything else to `Functional`.
+arguments is what costs. It serves tensors of the device and numbers in a kind of call that was seen before, and leaves
+everything else to `Functional`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_map_only
 
+from ampcheck.jax_device.call import scalar
 from ampcheck.jax_device.dtypes import TO_JAX
 from ampcheck.jax_device.program import Functional, quietly
 from ampcheck.jax_device.schema import Kind, arguments, takes_lazy
@@ -125,7 +126,7 @@ def _generated(op: Functional) -> Kernel:
     """The kernel of `op` as a Python function of the schema's arguments, made from its source."""
     signature: list[str] = []
     arrays: list[str] = []
-    numbers: list[str] = []
+    operands: list[str] = []
     key: list[str] = []
     checks: list[str] = []
     positional: list[str] = []
@@ -140,12 +141,22 @@ def _generated(op: Functional) -> Kernel:
             positional.append(name)
         signature.append(f"{name}=MISSING")
         if a.kind is Kind.NUMBER:
-            numbers.append(name)
+            operands.append(f"*((scalar({name}),) if {name}.__class__ in NUMBERS else ())")
             key.append(f"{name}.__class__")
         elif a.kind is Kind.TENSOR and str(op.op._schema.arguments[i].type) == "Tensor":
-            arrays.append(f"b{i}")
-            key += [f"{name}.dtype", f"s{i}"]
-            checks += _read(op, name, i)
+            if i and op.lowering.promotes:  # the other operand may be a number: x + 2
+                arrays.append(f"*g{i}")
+                operands.append(f"*n{i}")
+                key.append(f"k{i}")
+                checks.append(
+                    f"if {name}.__class__ in NUMBERS: k{i} = {name}.__class__; g{i} = (); n{i} = (scalar({name}),)"
+                )
+                checks += ["else:", *("    " + line for line in _read(op, name, i))]
+                checks.append(f"    k{i} = ({name}.dtype, s{i}); g{i} = (b{i},); n{i} = ()")
+            else:
+                arrays.append(f"b{i}")
+                key += [f"{name}.dtype", f"s{i}"]
+                checks += _read(op, name, i)
         elif a.kind is Kind.TENSOR:
             arrays.append(f"*g{i}")
             key.append(f"k{i}")
@@ -154,9 +165,7 @@ def _generated(op: Functional) -> Kernel:
             checks.append(f"    k{i} = ({name}.dtype, s{i}); g{i} = (b{i},)")
         else:
             key.append(f"tuple({name}) if {name}.__class__ is list else {name}")
-    given = ", ".join(
-        arrays + ([f"*[n for n in ({', '.join(numbers)},) if n.__class__ in NUMBERS]"] if numbers else [])
-    )
+    given = ", ".join(arrays + operands)
     source = f"""
 def kernel({", ".join(signature)}):
     try:
@@ -180,9 +189,10 @@ def kernel({", ".join(signature)}):
         "known": known,
         "modes": torch._C._len_torch_function_stack,
         "slow": _slow(op, known),
+        "scalar": scalar,
         "storage_of": storage_of,
     }
-    exec(source, space)  # noqa: S102  # made from PyTorch's schema, of nothing a caller gives
+    exec(source, space)  # made from PyTorch's schema, of nothing a caller gives
     kernel: Kernel = space["kernel"]
     return kernel
 

@@ -77,7 +77,9 @@ def read(array: jax.Array, layout: Layout) -> jax.Array:
         return jnp.broadcast_to(read(array, narrow), layout.size)
     if (dims := order(layout, array.size)) is not None:
         physical = array.reshape([layout.size[d] for d in dims])
-        return physical.transpose([dims.index(d) for d in range(len(dims))]) if dims != tuple(sorted(dims)) else physical
+        return (
+            physical.transpose([dims.index(d) for d in range(len(dims))]) if dims != tuple(sorted(dims)) else physical
+        )
     if (block := _slices(layout, array.shape)) is not None:
         return jax.lax.slice(array, *block)
     return array.reshape(-1)[_indices(layout)]

@@ -51,5 +51,10 @@ def close(found: Any, expected: Any, loose: float = 1.0) -> None:
         assert mine.device.type == "jax"
         rtol, atol = torch.testing._comparison.default_tolerances(theirs)
         torch.testing.assert_close(
-            mine.detach().cpu(), theirs.detach(), rtol=rtol * loose, atol=atol * loose, equal_nan=True, check_stride=False
+            mine.detach().cpu(),
+            theirs.detach(),
+            rtol=rtol * loose,
+            atol=atol * loose,
+            equal_nan=True,
+            check_stride=False,
         )

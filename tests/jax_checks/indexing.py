@@ -104,7 +104,10 @@ def check_gather_and_scatter() -> None:
     same(torch.scatter, grown(base), 0, torch.tensor([[0, 2], [1, 0]]), grown(source[:2, :2]))
     same(torch.scatter, base, 0, torch.tensor([[0, 2], [1, 0]]), source)
     same(torch.scatter, base, 1, where, 9)
-    same(torch.scatter, base, 1, where, source, reduce="multiply")
+    same(torch.scatter, base, 1, where, 2, reduce="multiply")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The reduce argument of torch.scatter")
+        same(torch.scatter, base, 1, where, source, reduce="add")
     same(torch.scatter_reduce, torch.tensor([5, 7]), 0, torch.tensor([0, 0]), torch.tensor([3, 4]), "mean")
     same(torch.gather, torch.tensor(3.0), 0, torch.tensor(0))
     same(torch.gather, base, 0, torch.zeros(0, 2, dtype=torch.int64))

@@ -62,12 +62,22 @@ def check_alpha_is_not_rounded_to_bfloat16() -> None:
     ones = torch.ones(2, 2, dtype=torch.bfloat16, device="jax")
     found = torch.addmm(ones * 0, ones * 256, ones, alpha=0.999)  # 511.488; 0.999 in bfloat16 is 1, which gives 512
     assert found[0, 0].item() == 512 or found[0, 0].item() == 510
-    same(torch.addmm, torch.zeros(1, 1).bfloat16(), torch.full((1, 1), 100.0).bfloat16(), torch.ones(1, 1).bfloat16(), alpha=0.98)
+    same(
+        torch.addmm,
+        torch.zeros(1, 1).bfloat16(),
+        torch.full((1, 1), 100.0).bfloat16(),
+        torch.ones(1, 1).bfloat16(),
+        alpha=0.98,
+    )
 
 
 def check_beta_zero_ignores_self() -> None:
     holes = torch.full((5,), NAN)
-    for function, first, second in ((torch.addmm, LEFT, RIGHT), (torch.baddbmm, BATCH1, BATCH2), (torch.addbmm, BATCH1, BATCH2)):
+    for function, first, second in (
+        (torch.addmm, LEFT, RIGHT),
+        (torch.baddbmm, BATCH1, BATCH2),
+        (torch.addbmm, BATCH1, BATCH2),
+    ):
         found = same(function, holes, first, second, beta=0, loose=10)
         assert not found.isnan().any()
         assert function(holes.to("jax"), first.to("jax"), second.to("jax"), beta=1).isnan().all()

@@ -43,7 +43,9 @@ def data(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torc
 
 def check_activations_at_edges() -> None:
     for activation in ACTIVATIONS:
-        same(activation, EDGES, loose=4)
+        # CPU's vectorised gelu gives nan for infinity and is 1e-4 off at -3, its scalar one neither.
+        for edges in EDGES.split(1) if activation is F.gelu else (EDGES,):
+            same(activation, edges, loose=4)
 
 
 def check_activations_in_low_precision() -> None:

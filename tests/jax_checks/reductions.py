@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ampcheck.jax_device.install import computed
-from ampcheck.jax_device.lowering import Lowering
 from ampcheck.jax_device.kernels import functional_kernel
+from ampcheck.jax_device.lowering import Lowering
 from ampcheck.jax_device.program import Functional
 from tests.jax_checks.agreement import INF, NAN, close, same
 
@@ -17,7 +17,16 @@ COUNTS = torch.tensor([[3, 1, 3], [0, 7, 7]])
 
 
 def check_sums() -> None:
-    for function in (torch.sum, torch.nansum, torch.mean, torch.prod, torch.var, torch.std, torch.amax, torch.logsumexp):
+    for function in (
+        torch.sum,
+        torch.nansum,
+        torch.mean,
+        torch.prod,
+        torch.var,
+        torch.std,
+        torch.amax,
+        torch.logsumexp,
+    ):
         for keepdim in (False, True):
             same(function, SPECIAL, dim=1, keepdim=keepdim)
             same(function, PLAIN.clone().requires_grad_(), dim=-1, keepdim=keepdim)
@@ -52,7 +61,10 @@ def check_low_precision_accumulates_in_float32() -> None:
     for function in (torch.sum, torch.nansum):
         assert function(ones.to("jax")).item() == 4096
     assert torch.cumsum(ones.to("jax"), 0)[-1].item() == 4096
-    nowhere, start = torch.zeros(4096, dtype=torch.int64, device="jax"), torch.zeros(1, dtype=torch.bfloat16, device="jax")
+    nowhere, start = (
+        torch.zeros(4096, dtype=torch.int64, device="jax"),
+        torch.zeros(1, dtype=torch.bfloat16, device="jax"),
+    )
     for added in (start.index_add(0, nowhere, ones.to("jax")), start.scatter_add(0, nowhere, ones.to("jax"))):
         assert added.item() == 4096
     same(torch.var, torch.linspace(100, 101, 50).half(), dim=0)
@@ -159,7 +171,14 @@ def check_counting() -> None:
 def check_transforms() -> None:
     values = torch.randn(3, 4, 5, requires_grad=True)
     for norm in ("backward", "ortho", "forward"):
-        for function in (torch.fft.fftn, torch.fft.ifftn, torch.fft.rfftn, torch.fft.irfftn, torch.fft.hfft, torch.fft.ihfft):
+        for function in (
+            torch.fft.fftn,
+            torch.fft.ifftn,
+            torch.fft.rfftn,
+            torch.fft.irfftn,
+            torch.fft.hfft,
+            torch.fft.ihfft,
+        ):
             same(function, values.detach().clone(), norm=norm, loose=20)
         same(torch.fft.rfft, values, norm=norm, loose=20)
         same(lambda v, n: torch.fft.irfft(torch.fft.fft(v, dim=1), 6, norm=n), values, norm, loose=20)

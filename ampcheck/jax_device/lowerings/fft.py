@@ -34,7 +34,7 @@ def fft_c2c(self: Any, dim: Sequence[int], normalization: int, forward: bool) ->
 
 @lower("_fft_r2c")
 def fft_r2c(self: Any, dim: Sequence[int], normalization: int, onesided: bool) -> Any:
-    """The transform of real numbers; `onesided` gives the first half along the last of `dim`, the rest is its mirror."""
+    """The transform of real numbers; `onesided` gives the first half along the last of `dim`: the rest mirrors it."""
     last = dim[-1]
     out = jnp.fft.rfft(self, axis=last) if onesided else jnp.fft.fft(self, axis=last)
     return _scaled(_complex(out, dim[:-1], True), normalization, math.prod(self.shape[d] for d in dim))

@@ -1,4 +1,4 @@
-"""Kernels that look at values, and so wait for the device; and strided forms of what PyTorch checks against C++ storages."""
+"""Kernels that look at values, and so wait for the device; strided forms that PyTorch checks against C++ storages."""
 
 from __future__ import annotations
 
@@ -12,21 +12,13 @@ import torch
 from ampcheck.jax_device import transfer
 from ampcheck.jax_device.special import kernel
 
-# What an info other than 0 says (ATen/native/BatchLinearAlgebra.cpp, _linalg_check_errors), by how the function's name starts.
+# What an info over 0 says, by how the function's name starts (ATen/native/BatchLinearAlgebra.cpp).
 _POSITIVE = (
-    ("inv", "The diagonal element {} is zero, the inversion could not be completed because the input matrix is singular."),
-    ("solve", "The solver failed because the input matrix is singular."),
-    ("cholesky", "The factorization could not be completed because the input is not positive-definite "
-     "(the leading minor of order {} is not positive-definite)."),
-    ("svd", "The algorithm failed to converge because the input matrix is ill-conditioned or has too many repeated "
-     "singular values (error code: {})."),
-    ("eig", "The algorithm failed to converge because the input matrix is ill-conditioned or has too many repeated "
-     "eigenvalues (error code: {})."),
-    ("eigh", "The algorithm failed to converge because the input matrix is ill-conditioned or has too many repeated "
-     "eigenvalues (error code: {})."),
-    ("lu_factor", "U[{0},{0}] is zero and using it on lu_solve would result in a division by zero. If you still want to "
-     "perform the factorization, consider calling linalg.lu(A, pivot) or linalg.lu_factor_ex(A, pivot)"),
-)  # fmt: skip
+    ("inv", "The diagonal element {} is zero: the input matrix is singular and has no inverse."),
+    ("solve", "There is no one solution: the input matrix is singular (pivot {} is zero)."),
+    ("cholesky", "There is no factor: the leading minor of order {} is not positive-definite."),
+    ("lu_factor", "U[{0},{0}] is zero: lu_solve would divide by it; lu_factor_ex gives the factors all the same."),
+)
 
 
 @kernel("_linalg_check_errors")
@@ -48,7 +40,7 @@ def check_errors(info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
         raise RuntimeError(f"{api_name}: {where}Argument {-code} has illegal value. Most certainly there is a bug.")
     says = next((text for start, text in _POSITIVE if api_name.rpartition(".")[2].startswith(start)), None)
     text = says.format(code) if says else f"The decomposition failed with error code {code}."
-    raise torch.linalg.LinAlgError(f"{api_name}: {where}{text}")
+    raise torch.linalg.LinAlgError(f"{api_name}: {where}{text}")  # type: ignore[attr-defined]
 
 
 @kernel("allclose")
@@ -63,7 +55,7 @@ def allclose(
 def as_strided_inplace(
     self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
-    """The tensor given another size, strides and offset: what `t_`, `transpose_`, `squeeze_` and `unsqueeze_` end in."""
+    """The tensor given another size, strides, offset: what `t_`, `transpose_`, `squeeze_` and `unsqueeze_` end in."""
     self.data = torch.as_strided(self, size, stride, storage_offset)
     return self
 

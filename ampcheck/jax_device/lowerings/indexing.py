@@ -65,13 +65,11 @@ def _count(self: Any, indices: Sequence[Any], values: Any) -> int:
     rest = self.ndim - used if not adjacent else self.ndim - used - given[0]
     if values.ndim > rest:
         lengths.append(values.shape[values.ndim - rest - 1])
-    return next((n for n in lengths if n != 1), max(m.size for m in masks))
+    return int(next((n for n in lengths if n != 1), max(m.size for m in masks)))
 
 
 @lower("index_put", "_unsafe_index_put", "_index_put_impl")
-def index_put(
-    self: Any, indices: Sequence[Any], values: Any, accumulate: bool = False, unsafe: bool = False
-) -> Any:
+def index_put(self: Any, indices: Sequence[Any], values: Any, accumulate: bool = False, unsafe: bool = False) -> Any:
     """`self` with the values written, or added, at the broadcast places; where a mask is true, in order."""
     masks = [i for i in indices if is_mask(i)]
     if len(masks) == 1 == len(indices) and values.size == 1 and not accumulate:
@@ -98,7 +96,7 @@ def index_select(self: Any, dim: int, index: Any) -> Any:
 
 
 def _along(self: Any, dim: int, index: Any) -> tuple[Any, ...]:
-    return (slice(None),) * (dim % self.ndim) + (index.reshape(-1),)
+    return (*(slice(None),) * (dim % self.ndim), index.reshape(-1))
 
 
 def _shaped(self: Any, source: Any, index: Any) -> tuple[Any, Any]:

@@ -37,7 +37,9 @@ def _empty_svd(A: Any, rows: int, columns: int, full: bool, compute_uv: bool) ->
     values = jnp.zeros((*batch, least), A.real.dtype)
     if not compute_uv:
         return jnp.zeros(0, A.dtype), values, jnp.zeros(0, A.dtype)
-    left = jnp.broadcast_to(jnp.eye(rows, rows if full else least, dtype=A.dtype), (*batch, rows, rows if full else least))
+    left = jnp.broadcast_to(
+        jnp.eye(rows, rows if full else least, dtype=A.dtype), (*batch, rows, rows if full else least)
+    )
     size = (columns if full else least, columns)
     return left, values, jnp.broadcast_to(jnp.eye(*size, dtype=A.dtype), (*batch, *size))
 

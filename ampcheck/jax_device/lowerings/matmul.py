@@ -1,7 +1,7 @@
 """Matrix products. The product itself is one XLA dot in the tensors' dtype, accumulated as the device does.
 
-`alpha` and `beta` multiply only where they are given: PyTorch leaves out what has its default. Then the dot gives float32
-for lower precision, so that the scaled sum is rounded once (ATen/native/cpu/BlasKernel.cpp computes in opmath_t).
+`alpha` and `beta` multiply only where they are given: PyTorch leaves out what has its default. Then the dot gives
+float32 for lower precision, so that the scaled sum is rounded once (ATen/native/cpu/BlasKernel.cpp: opmath_t).
 """
 
 from __future__ import annotations
@@ -76,9 +76,7 @@ def addmm(self: Any, mat1: Any, mat2: Any, *, beta: Any = None, alpha: Any = Non
 
 
 @lower("addmm.dtype", "baddbmm.dtype")
-def addmm_dtype(
-    self: Any, mat1: Any, mat2: Any, out_dtype: torch.dtype, *, beta: Any = None, alpha: Any = None
-) -> Any:
+def addmm_dtype(self: Any, mat1: Any, mat2: Any, out_dtype: torch.dtype, *, beta: Any = None, alpha: Any = None) -> Any:
     """beta * self + alpha * mat1 @ mat2 as the dot accumulated it, without rounding to the inputs' dtype."""
     product = jnp.matmul(mat1, mat2, preferred_element_type=jax_dtype(out_dtype))
     return scaled_sum(self.astype(product.dtype), product, beta, alpha)

@@ -62,9 +62,7 @@ def scatter_with(self: Any, dim: int, index: Any, src: Any = None, *, reduce: st
 
 
 @lower("scatter_reduce.two")
-def scatter_reduce(
-    self: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True
-) -> Any:
+def scatter_reduce(self: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Any:
     """`self` with the elements of `src` combined where `index` says along `dim`."""
     return _combined(self, dim, index, src, reduce, include_self)
 
@@ -76,9 +74,7 @@ def _combined(self: Any, dim: int, index: Any, src: Any, reduce: str, include_se
 
 
 @lower("index_reduce")
-def index_reduce(
-    self: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
-) -> Any:
+def index_reduce(self: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True) -> Any:
     """`self` with the slices of `source` combined at the places in `index` along `dim`."""
     where = (slice(None),) * (dim % max(self.ndim, 1)) + (index.reshape(-1),)
     source = source if self.ndim else source.reshape(-1)

@@ -14,7 +14,7 @@ from ampcheck.jax_device.lowering import lower
 def insertion(ordered: Any, values: Any, right: bool, sorter: Any = None) -> Any:
     """Where each of `values` goes in `ordered`, whose last dimension is sorted, before or after what equals it.
 
-    A binary search for all values at once, with ATen's comparisons (ATen/native/Bucketization.cpp), so that nan goes last.
+    A binary search for all values at once, with the comparisons of ATen/native/Bucketization.cpp: nan goes last.
     """
     length = ordered.shape[-1]
     low, high = jnp.zeros(values.shape, jnp.int64), jnp.full(values.shape, length, jnp.int64)
@@ -145,7 +145,8 @@ def histogram_count(
     density: bool = False,
 ) -> tuple[Any, Any]:
     """The histogram over that many equal intervals, and their edges."""
-    return histogram(self, _edges(self, bins, range), weight=weight, density=density)
+    edges = _edges(self, bins, range)
+    return _counted(self.reshape(-1, 1), [edges], weight, density), edges
 
 
 @lower("_histogramdd_bin_edges")

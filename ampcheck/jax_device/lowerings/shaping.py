@@ -44,7 +44,7 @@ def flip(self: Any, dims: Sequence[int]) -> Any:
 @lower("rot90")
 def rot90(self: Any, k: int = 1, dims: Sequence[int] = (0, 1)) -> Any:
     """The plane of `dims` turned by `k` right angles."""
-    return jnp.rot90(self, k, tuple(dims))
+    return jnp.rot90(self, k, (dims[0], dims[1]))
 
 
 @lower("repeat")
@@ -115,9 +115,7 @@ def select_backward(grad_output: Any, input_sizes: Sequence[int], dim: int, inde
 
 
 @lower("slice_backward")
-def slice_backward(
-    grad_output: Any, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
-) -> Any:
+def slice_backward(grad_output: Any, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Any:
     """The gradient of a slice: zeros elsewhere, by padding, which XLA fuses."""
     dim %= len(input_sizes)
     begin = _slice(input_sizes[dim], start, end, step).start
@@ -135,7 +133,7 @@ def diagonal_backward(grad_output: Any, input_sizes: Sequence[int], offset: int,
 
 @lower("unfold_backward")
 def unfold_backward(grad_in: Any, input_sizes: Sequence[int], dim: int, size: int, step: int) -> Any:
-    """The gradient of windows of `size` every `step` along `dim`: each element's windows summed, in float32 at least."""
+    """The gradient of windows of `size` every `step` along `dim`: an element's windows summed, in float32 at least."""
     if not input_sizes:
         return grad_in.reshape(())
     dim %= len(input_sizes)

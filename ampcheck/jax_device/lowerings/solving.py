@@ -179,7 +179,7 @@ def slogdet_kernel(A: torch.Tensor) -> Any:
 
 
 def _decomposed(name: str, A: torch.Tensor) -> Any:
-    """A contiguous real matrix is decomposed transposed, which the formula of the gradient knows (linalg_det_backward)."""
+    """A contiguous real matrix is decomposed transposed: linalg_det_backward (FunctionsManual.cpp) expects it."""
     from ampcheck.jax_device.install import computed
 
     return computed(name)(A.mT if A.is_contiguous() and not A.is_complex() else A)
@@ -209,9 +209,7 @@ def triangular_solve(
 
 
 @lower("linalg_lstsq", concrete=True)
-def lstsq(
-    self: Any, b: Any, rcond: float | None = None, *, driver: str | None = None
-) -> tuple[Any, Any, Any, Any]:
+def lstsq(self: Any, b: Any, rcond: float | None = None, *, driver: str | None = None) -> tuple[Any, Any, Any, Any]:
     """The least squares solution of least norm by the singular values above `rcond` times the greatest.
 
     Residuals, rank and singular values are empty where LAPACK's driver of that name, "gelsy" for None, gives none.

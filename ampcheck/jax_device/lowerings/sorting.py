@@ -27,11 +27,10 @@ def sort(self: Any, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:
 
 
 @lower("sort.stable")
-def sort_stable(
-    self: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False
-) -> tuple[Any, Any]:
+def sort_stable(self: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:
     """`sort`, which is always stable."""
-    return sort(self, dim, descending)
+    values, indices = sort(self, dim, descending)
+    return values, indices
 
 
 @lower("topk")
@@ -70,13 +69,19 @@ def _middle(self: Any, dim: int, keepdim: bool, ignore_nan: bool) -> tuple[Any, 
     holes = _is_nan(self)
     count = jnp.sum(holes, dim, keepdims=True)
     length = self.shape[dim]
-    middle = jnp.maximum(length - count - 1, 0) // 2 if ignore_nan else jnp.where(count > 0, length - count, (length - 1) // 2)
+    middle = (
+        jnp.maximum(length - count - 1, 0) // 2
+        if ignore_nan
+        else jnp.where(count > 0, length - count, (length - 1) // 2)
+    )
     return _at(self, jnp.take_along_axis(places, middle, dim), dim, keepdim)
 
 
 def _middle_of_all(self: Any, ignore_nan: bool) -> Any:
     if not self.size:
-        return jnp.asarray(jnp.nan if jnp.issubdtype(self.dtype, jnp.floating) else jnp.iinfo(self.dtype).min, self.dtype)
+        return jnp.asarray(
+            jnp.nan if jnp.issubdtype(self.dtype, jnp.floating) else jnp.iinfo(self.dtype).min, self.dtype
+        )
     return _middle(self.reshape(-1), 0, False, ignore_nan)[0]
 
 
@@ -110,7 +115,9 @@ def mode(self: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
     if not self.ndim:
         return self, jnp.zeros((), jnp.int64)
     if not self.size:
-        shape = tuple(1 if d == dim % self.ndim else n for d, n in enumerate(self.shape) if keepdim or d != dim % self.ndim)
+        shape = tuple(
+            1 if d == dim % self.ndim else n for d, n in enumerate(self.shape) if keepdim or d != dim % self.ndim
+        )
         return jnp.zeros(shape, self.dtype), jnp.zeros(shape, jnp.int64)
     values, places = sort(self, dim)
     dim %= self.ndim

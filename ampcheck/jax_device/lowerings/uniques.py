@@ -48,7 +48,8 @@ def unique(
 @lower("_unique", concrete=True)
 def unique_old(self: Any, sorted: bool = True, return_inverse: bool = False) -> tuple[Any, Any]:
     """The distinct elements in order, and each element's place among them."""
-    return unique(self, sorted, return_inverse)[:2]
+    values, inverse, _ = unique(self, sorted, return_inverse)
+    return values, inverse
 
 
 def _rows(self: Any, dim: int) -> Any:
@@ -65,7 +66,7 @@ def _kept(self: Any, dim: int, rows: Any, order: Any) -> tuple[Any, Any, Any]:
 def unique_dim(
     self: Any, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[Any, Any, Any]:
-    """The distinct slices along `dim` in lexicographic order, each slice's place among them, and how often each occurs."""
+    """The distinct slices along `dim` in lexicographic order, the place of each among them, how often each occurs."""
     rows = _rows(self, dim)
     order = jnp.lexsort(rows.T[::-1]) if rows.shape[1] else jnp.arange(rows.shape[0])
     return _kept(self, dim, rows, order)
