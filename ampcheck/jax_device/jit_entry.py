@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.sharding import NamedSharding
 from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
@@ -27,6 +27,23 @@ _ALONE = 3
 
 class Stale(Exception):
     """The arrays are of other shapes or dtypes than those the program was traced with."""
+
+
+def folded(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The program without conversions of its own numbers, e.g. of a relu's 0 to bfloat16, which become constants."""
+    jaxpr, values = closed.jaxpr, dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    numbers: dict[Any, Any] = {v: value for v, value in values.items() if not v.aval.shape}
+    eqns = []
+    for eqn in jaxpr.eqns:
+        v = eqn.invars[0] if eqn.invars else None
+        fixed = isinstance(v, Literal) or (v is not None and v in numbers)
+        if not (fixed and eqn.primitive.name == "convert_element_type" and not v.aval.shape):
+            eqns.append(eqn)
+            continue
+        number = v.val if isinstance(v, Literal) else numbers[v]
+        numbers[eqn.outvars[0]] = np.asarray(number).astype(eqn.params["new_dtype"])
+    values |= numbers
+    return ClosedJaxpr(jaxpr.replace(constvars=list(values), eqns=eqns), list(values.values()))
 
 
 class Entry:
@@ -49,7 +66,7 @@ class Entry:
         self.writes = {self.slots[slot] for slot, _, _ in self.effects.written}
 
     def _compile(self, donate: bool) -> None:
-        closed = self.trace.closed
+        closed = folded(self.trace.closed)
         invars = closed.jaxpr.invars
         needed = {id(v) for eqn in closed.jaxpr.eqns for v in eqn.invars} | {id(v) for v in closed.jaxpr.outvars}
         self.used = [i for i in range(len(self.slots)) if id(invars[i]) in needed]
@@ -60,7 +77,6 @@ class Entry:
         written = {slot for slot, _, _ in self.effects.written}
         self.donated = [k for k, slot in enumerate(self.used) if slot in written] if donate else []
         run, avals = jaxpr_as_fun(closed), [v.aval for v in invars]
-        self.calls = 0
 
         def program(*given: Any) -> tuple[Any, ...]:
             values = [None] * len(avals)
@@ -69,7 +85,7 @@ class Entry:
                     raise Stale
                 values[place] = value
             for place, aval in enumerate(avals):
-                if values[place] is None:
+                if values[place] is None:  # nothing uses it
                     values[place] = jax.numpy.zeros(aval.shape, aval.dtype)
             return tuple(run(*values))
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import torch
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcheck.jax_device.storage import storage_of
 
@@ -187,6 +188,15 @@ def traced_optimizers(
     originals = [group[key] for group, key in places]
     given = [torch.SymFloat(Traced(n, (g, k))) for n, (g, k) in zip(numbers, places, strict=True)]
     before = _active.written
+
+    def known(optimizer: Optimizer, *_: Any) -> None:
+        if not any(optimizer is o for o in optimizers):
+            raise RuntimeError(
+                f"a jitted function takes a step of an optimizer ({type(optimizer).__name__}) that it does not reach by its "
+                "arguments, closure or globals, so its learning rate would be fixed; pass the optimizer as an argument"
+            )
+
+    hook = register_optimizer_step_pre_hook(known)
     try:
         for (group, key), value in zip(places, given, strict=True):
             group[key] = value
@@ -199,6 +209,7 @@ def traced_optimizers(
                     f"{key} of an optimizer was changed inside of a jitted function; call the scheduler outside of it"
                 )
     finally:
+        hook.remove()
         _active.written = before
         if before is None:
             torch.amp.GradScaler._maybe_opt_step = _plain_step  # type: ignore[method-assign]

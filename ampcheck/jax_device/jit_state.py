@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ampcheck.jax_device.jit_optim import hyperparameters, prepare, prepare_scaler
 
@@ -129,6 +130,8 @@ def _visit(found: Reached, value: Any, depth: int) -> None:
         _optimizer(found, value)
     elif isinstance(value, torch.amp.GradScaler):
         _scaler(found, value)
+    elif isinstance(value, LRScheduler):
+        _visit(found, value.optimizer, depth)
     elif isinstance(value, (list, tuple)):
         _items(found, value, enumerate(value), depth)
     elif isinstance(value, dict):

@@ -44,7 +44,8 @@ def inplace_kernel(op: OpOverload, compute: Kernel) -> Kernel:
     if written == [0] and not fresh and op._schema.returns:
         return lambda *args, **kwargs: assign(args[0], compute(*args, **kwargs))
     # Autograd knows a tensor that changed by its version; of lists PyTorch leaves counting to the kernel.
-    uncounted = not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView")
+    lists = any(arguments(op)[i].kind is Kind.TENSORS for i in written)
+    uncounted = lists and not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         out = compute(*args, **kwargs)

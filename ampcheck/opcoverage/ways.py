@@ -38,6 +38,13 @@ def _moved(tree: Any, move: Callable[[torch.Tensor], Any]) -> Any:
     return tree_map(one, tree)
 
 
+def _named(given: Any) -> bool:
+    """Whether an argument says which device is meant: a tensor on it, or its name."""
+    return any(
+        leaf == "jax" if isinstance(leaf, str) else isinstance(leaf, torch.Tensor) for leaf in tree_leaves(given)
+    )
+
+
 class Device:
     """Plain tensors of `torch.device("jax")`."""
 
@@ -72,10 +79,7 @@ class Device:
 
     def around(self, given: Any) -> contextlib.AbstractContextManager[Any]:
         """Nothing; where no argument says which device is meant, the device is the default."""
-        named = any(
-            leaf == "jax" if isinstance(leaf, str) else isinstance(leaf, torch.Tensor) for leaf in tree_leaves(given)
-        )
-        return contextlib.nullcontext() if named else torch.device("jax")
+        return contextlib.nullcontext() if _named(given) else torch.device("jax")
 
 
 class Torchax:
@@ -105,9 +109,12 @@ class Torchax:
         return tree_map(one, tree)
 
     def around(self, given: Any) -> contextlib.AbstractContextManager[Any]:
-        """torchax's environment, which answers for its tensors."""
-        environment: contextlib.AbstractContextManager[Any] = self._env
-        return environment
+        """torchax's environment, which answers for its tensors; and where no argument says so, the default device."""
+        stack = contextlib.ExitStack()
+        stack.enter_context(self._env)
+        if not _named(given):
+            stack.enter_context(torch.device("jax"))
+        return stack
 
 
 def way(name: str) -> Way:

@@ -21,6 +21,7 @@ TABLE = Path(ops.__file__).parents[1] / "spec" / "tables" / "torch-2.13.csv"
 TOLERANCE = {"fp32": 2e-5, "fp16": 8e-3, "bf16": 3e-2}
 NOT_HERE = {
     "_cudnn_rnn": "takes a weight buffer in cuDNN's own format",
+    "mkldnn_rnn_layer": "is a layer of oneDNN's, which runs on a CPU only",
     "miopen_rnn": "takes a weight buffer in MIOpen's own format",
 }
 # Overloads that CPU lacks, and one that computes the same from the same arguments.

@@ -98,11 +98,13 @@ def check_running() -> None:
         same(function, PLAIN.clone().requires_grad_(), 1)
         same(function, SPECIAL, 1)
     same(torch.logcumsumexp, torch.tensor([-INF, -INF, 1.0, INF]), 0)
+    same(torch.logcumsumexp, torch.complex(PLAIN, 3 * PLAIN.flip(1)), 1)
 
 
 def check_norms() -> None:
     for order in (0, 0.5, 1, 2, 3, INF, -INF):
         same(torch.linalg.vector_norm, PLAIN.clone().requires_grad_(), order, dim=(0, 2), loose=4)
+    for order in (1, 2, INF):
         same(torch.linalg.vector_norm, torch.complex(PLAIN, PLAIN), order, loose=4)
         same(torch.dist, PLAIN, PLAIN.flip(0), order, loose=4)
     same(torch.linalg.vector_norm, PLAIN.half(), dtype=torch.float32)
@@ -111,7 +113,7 @@ def check_norms() -> None:
 
 def check_distances() -> None:
     first, second = torch.randn(2, 4, 3, requires_grad=True), torch.randn(2, 5, 3, requires_grad=True)
-    for p in (0.5, 1.0, 1.5, 2.0, 3.0, INF):
+    for p in (0.5, 1.0, 1.5, 2.0, INF):
         same(torch.cdist, first, second, p, loose=10)
         same(torch.pdist, first[0].detach().requires_grad_(), p, loose=10)
     same(torch.cdist, torch.ones(2, 3, requires_grad=True), torch.ones(2, 3), 2.0)  # a gradient at distance 0
@@ -170,15 +172,15 @@ def check_counting() -> None:
 
 def check_transforms() -> None:
     values = torch.randn(3, 4, 5, requires_grad=True)
+    for function in (
+        torch.fft.fftn,
+        torch.fft.ifftn,
+        torch.fft.rfftn,
+        torch.fft.irfftn,
+        torch.fft.hfft,
+        torch.fft.ihfft,
+    ):
+        same(function, values.detach(), norm="ortho", loose=20)
     for norm in ("backward", "ortho", "forward"):
-        for function in (
-            torch.fft.fftn,
-            torch.fft.ifftn,
-            torch.fft.rfftn,
-            torch.fft.irfftn,
-            torch.fft.hfft,
-            torch.fft.ihfft,
-        ):
-            same(function, values.detach().clone(), norm=norm, loose=20)
         same(torch.fft.rfft, values, norm=norm, loose=20)
         same(lambda v, n: torch.fft.irfft(torch.fft.fft(v, dim=1), 6, norm=n), values, norm, loose=20)

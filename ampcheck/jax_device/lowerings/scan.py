@@ -33,7 +33,23 @@ def logcumsumexp(self: Any, dim: int) -> Any:
     """log(cumsum(exp(self))) without overflow."""
     if not self.ndim or not self.size:
         return self
+    if jnp.iscomplexobj(self):
+        return _complex_logcumsumexp(self, dim)
     return jax.lax.associative_scan(jnp.logaddexp, wide(self), axis=dim % self.ndim)
+
+
+def _complex_logcumsumexp(self: Any, dim: int) -> Any:
+    """One element after the other, as PyTorch adds: the multiple of 2 pi in the imaginary part depends on the order."""
+
+    def step(total: Any, value: Any) -> tuple[Any, Any]:
+        first = total.real > value.real
+        greater, less = jnp.where(first, total, value), jnp.where(first, value, total)
+        both = jnp.where(jnp.isneginf(less.real), greater, greater + jnp.log1p(jnp.exp(less - greater)))
+        return both, both
+
+    lines = jnp.moveaxis(self, dim, 0)
+    rest = jax.lax.scan(step, lines[0], lines[1:])[1]
+    return jnp.moveaxis(jnp.concatenate([lines[:1], rest]), 0, dim)
 
 
 @lower("cummax")

@@ -1,0 +1,276 @@
+"""Whole training steps by `jit`: optimizers, the gradient scaler, and the program that comes out."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ampcheck.jax_device import jit
+from ampcheck.jax_device.dlpack import to_jax
+
+Make = Callable[[Any], torch.optim.Optimizer]
+OPTIMIZERS: dict[str, tuple[Make, int]] = {
+    "SGD": (lambda p: torch.optim.SGD(p, lr=0.1), 1),
+    "SGD one by one": (lambda p: torch.optim.SGD(p, lr=0.1, foreach=False), 1),
+    # The first step has no momentum yet, so it is another program.
+    "momentum": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01), 2),
+    "Adam": (lambda p: torch.optim.Adam(p, lr=0.01), 1),
+    "AdamW": (lambda p: torch.optim.AdamW(p, lr=0.01), 1),
+    "AdamW one by one": (lambda p: torch.optim.AdamW(p, lr=0.01, foreach=False, amsgrad=True), 1),
+    "RMSprop": (lambda p: torch.optim.RMSprop(p, lr=0.01), 1),
+    "NAdam": (lambda p: torch.optim.NAdam(p, lr=0.01), 1),
+}
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).to("jax")
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(8, 4).to("jax"), torch.randn(8, 3).to("jax")
+
+
+def steps(make: Make, *, jitted: bool, clears_first: bool, decays: bool) -> tuple[list[float], list[torch.Tensor], int]:
+    """Ten steps: the losses, the parameters at the end, and how many programs were made."""
+    net = model()
+    optimizer = make(net.parameters())
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8) if decays else None
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if clears_first:
+            optimizer.zero_grad()
+        loss = F.mse_loss(net(x), y)
+        loss.backward()
+        optimizer.step()
+        if not clears_first:
+            optimizer.zero_grad()
+        return loss
+
+    run, losses = jit(step) if jitted else step, []
+    for _ in range(10):
+        losses.append(run(*data()).item())
+        if schedule:
+            schedule.step()
+    return losses, [p.detach().cpu() for p in net.parameters()], getattr(run, "compiles", 0)
+
+
+def check_ten_steps_are_ten_eager_ones() -> None:
+    for name, (make, programs) in OPTIMIZERS.items():
+        for clears_first, decays in ((True, False), (False, True)):
+            expected = steps(make, jitted=False, clears_first=clears_first, decays=decays)
+            losses, parameters, compiles = steps(make, jitted=True, clears_first=clears_first, decays=decays)
+            torch.testing.assert_close(losses, expected[0], rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(parameters, expected[1], rtol=1e-4, atol=1e-5)
+            assert compiles == programs, name
+
+
+def check_a_changed_learning_rate_counts() -> None:
+    weight = torch.zeros(3, device="jax", requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        weight.sum().backward()
+        optimizer.step()
+
+    run = jit(step)
+    run()
+    optimizer.param_groups[0]["lr"] = 0.25
+    run()
+    assert weight.tolist() == [-1.25] * 3
+    assert run.compiles == 1
+    optimizer.param_groups[0]["weight_decay"] = 1.0  # part of the program
+    run()
+    assert weight.tolist() == [-1.25 - 0.25 * (1 - 1.25)] * 3
+    assert run.compiles == 2
+
+
+def check_a_rate_that_python_looks_at() -> None:
+    class Looks(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            if self.param_groups[0]["lr"] > 0.5:
+                super().step(closure)
+
+    weight = torch.zeros(3, device="jax", requires_grad=True)
+    optimizer = Looks([weight], lr=1.0)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        weight.sum().backward()
+        optimizer.step()
+
+    run = jit(step)
+    run()
+    optimizer.param_groups[0]["lr"] = 0.25
+    run()
+    assert weight.tolist() == [-1.0] * 3
+    assert run.compiles == 2
+
+
+def check_what_an_optimizer_cannot_do() -> None:
+    weight = torch.zeros(3, device="jax", requires_grad=True)
+    counts = torch.optim.Adagrad([weight])
+    schedule = torch.optim.lr_scheduler.ExponentialLR(torch.optim.SGD([weight], lr=1.0), 0.5)
+
+    def step() -> None:
+        weight.sum().backward()
+        counts.step()
+
+    with pytest.raises(RuntimeError, match=r"a CPU tensor of shape \[\] is written .*capturable=True"):
+        jit(step)()
+
+    def scheduled() -> None:
+        weight.sum().backward()
+        schedule.optimizer.step()
+        schedule.step()
+
+    with pytest.raises(RuntimeError, match="lr of an optimizer was changed inside"):
+        jit(scheduled)()
+    assert schedule.optimizer.param_groups[0]["lr"] == 1.0
+
+    class Hides:
+        __slots__ = ("optimizer",)
+
+    hides = Hides()
+    hides.optimizer = torch.optim.SGD([weight], lr=1.0)
+    with pytest.raises(RuntimeError, match=r"a step of an optimizer \(SGD\) that it does not reach"):
+        jit(lambda: (weight.sum().backward(), hides.optimizer.step()))()
+
+
+def check_state_that_is_loaded() -> None:
+    net = model()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.mse_loss(net(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    run = jit(step)
+    run(*data())
+    saved = [{k: v.clone() for k, v in net.state_dict().items()}, optimizer.state_dict()]
+    saved[1] = {**saved[1], "state": {i: {k: v.clone() for k, v in s.items()} for i, s in saved[1]["state"].items()}}
+    after = [run(*data()).item() for _ in range(3)]
+    net.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    torch.testing.assert_close([run(*data()).item() for _ in range(3)], after, rtol=0, atol=0)
+
+
+def scaled(make: Make, *, jitted: bool, clips: bool) -> tuple[list[tuple[float, float]], list[torch.Tensor]]:
+    """Ten float16 steps, of which the first overflows by its scale and the sixth by its input."""
+    net = model()
+    optimizer = make(net.parameters())
+    scaler = torch.amp.GradScaler("jax", init_scale=2.0**20, growth_interval=3)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        with torch.autocast("jax", dtype=torch.float16):
+            loss = F.mse_loss(net(x), y)
+        scaler.scale(loss).backward()
+        if clips:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    run, seen = jit(step) if jitted else step, []
+    for i in range(10):
+        x, y = data()
+        loss = run(x, y * torch.inf if i == 5 else y)
+        seen.append((loss.item(), scaler.get_scale()))
+    return seen, [p.detach().cpu() for p in net.parameters()]
+
+
+def check_the_scaler_decides_on_the_device() -> None:
+    makes: tuple[Make, ...] = (
+        lambda p: torch.optim.Adam(p, lr=0.01),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    )
+    for make in makes:
+        for clips in (False, True):
+            expected, parameters = scaled(make, jitted=False, clips=clips)
+            found, ours = scaled(make, jitted=True, clips=clips)
+            scales = [scale for _, scale in expected]
+            assert [scale for _, scale in found] == scales
+            assert scales[0] == 2.0**19  # the first step overflows
+            assert scales[5] < scales[4]
+            torch.testing.assert_close(ours, parameters, rtol=1e-3, atol=1e-4)
+            assert all(p.isfinite().all() for p in ours)
+
+
+def check_momentum_that_an_overflow_would_make() -> None:
+    with pytest.raises(RuntimeError, match="dampening is not 0"):
+        scaled(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.1), jitted=True, clips=False)
+
+
+def _count(text: str) -> Counter[str]:
+    """How often a StableHLO program has each dot_general and convert, by types."""
+    found = re.findall(r"stablehlo\.(dot_general|convert) .*: \(?([^)]*)\)? -> (\S+)", text)
+    return Counter(f"{name} {_types(given)} -> {_types(result)}" for name, given, result in found)
+
+
+def _types(text: str) -> str:
+    return ", ".join(re.findall(r"x?([a-z]+\d+)>", text))
+
+
+def check_an_autocast_step_has_the_program_written_by_hand() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8)
+    ).to("jax")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        with torch.autocast("jax", dtype=torch.bfloat16):
+            loss = F.mse_loss(net(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    low = jnp.bfloat16
+
+    @jax.custom_vjp
+    def biased(h: Any, b: Any) -> Any:
+        return h + b
+
+    # PyTorch sums a bias's gradient in float32 and rounds once, as jnp.sum does; JAX's own derivative sums in bfloat16.
+    biased.defvjp(lambda h, b: (h + b, None), lambda _, g: (g, jnp.sum(g, 0)))
+
+    def loss(weights: Any, x: Any, y: Any) -> Any:
+        h = x.astype(low)
+        for i, (w, b) in enumerate(weights):
+            h = biased(h @ w.astype(low).T, b.astype(low))
+            h = jax.nn.relu(h) if i < 2 else h
+        return jnp.mean((h.astype(jnp.float32) - y) ** 2)
+
+    def by_hand(weights: Any, x: Any, y: Any, rate: float) -> Any:
+        value, grads = jax.value_and_grad(loss)(weights, x, y)
+        return value, jax.tree.map(lambda w, g: w - rate * g, weights, grads)
+
+    x, y = torch.randn(64, 16).to("jax"), torch.randn(64, 8).to("jax")
+    weights = [(to_jax(m.weight.detach()), to_jax(m.bias.detach())) for m in net if isinstance(m, torch.nn.Linear)]
+    ours = _count(jit(step).lower(x, y).as_text())
+    hand = _count(jax.jit(by_hand).lower(weights, to_jax(x), to_jax(y), 0.1).as_text())
+    dots = {name: n for name, n in ours.items() if name.startswith("dot_general")}
+    assert dots == {"dot_general bf16, bf16 -> bf16": 8} == {n: c for n, c in hand.items() if n.startswith("dot_general")}
+    assert not ours - hand, f"converts that the program written by hand lacks: {ours - hand}"
+    needless = _count(jit(lambda a: step(a.double().float(), y)).lower(x).as_text())
+    assert needless - hand == {"convert f32 -> f64": 1, "convert f64 -> f32": 1}  # what the count would find
+    full = _count(jit(lambda: net(x).sum().backward()).lower().as_text())  # without autocast, the count sees the difference
+    assert "dot_general f32, f32 -> f32" in full
+    expected = jax.jit(by_hand)(weights, to_jax(x), to_jax(y), 0.1)
+    torch.testing.assert_close(jit(step)(x, y).item(), float(expected[0]), rtol=1e-6, atol=0)
