@@ -1,7 +1,7 @@
 """`torch.compile(model, backend="jax")`: the graphs of forward and backward run as XLA programs.
 
-Dynamo captures the graph and AOTAutograd takes it apart into a forward and a backward graph without mutation; each is run
-by `jit`. Importing this module registers the backend; as the entry point `torch_dynamo_backends` it is found by name.
+Dynamo captures the graph and AOTAutograd takes it apart into a forward and a backward graph without mutation; each is
+run by `jit`. Importing this module registers the backend; by the entry point `torch_dynamo_backends` its name is known.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from functorch.compile import make_boxed_func
+from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 from torch._C import _len_torch_dispatch_stack
 from torch._dynamo import register_backend, trace_rules
 from torch._dynamo.backends.common import aot_autograd
@@ -23,12 +23,12 @@ from ampcheck.jax_device.jit import jit
 __all__ = ["backend"]
 
 # Between two graphs the device's kernels run as they are: Dynamo would otherwise compile their Python code.
-for _name in ("ampcheck.jax_device", "jax", "jaxlib"):
+for _name in ("ampcheck.jax_device", "ampcheck.register", "jax", "jaxlib"):
     trace_rules.add(_name)
 
 
 def _compiler(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-    """A function of a graph's inputs that runs it as one program, compiled for each kind of inputs at its first call."""
+    """A function of a graph's inputs that runs it as one program, compiled at the first call with inputs of a kind."""
     forward = graph.forward
 
     def run(*inputs: Any) -> Any:
@@ -37,7 +37,7 @@ def _compiler(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., An
     program = jit(run)
 
     def call(*inputs: Any) -> Any:
-        # The graph has its casts, and its backward is another graph. AOTAutograd looks at a graph's first run by a mode.
+        # The graph has its casts, and its backward is another graph. AOTAutograd looks at the first run by a mode.
         unseen = _disable_current_modes() if _len_torch_dispatch_stack() else nullcontext()
         with unseen, torch._C._DisableAutocast(), torch.no_grad():
             return program(*inputs)

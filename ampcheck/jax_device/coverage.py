@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only-failing", action="store_true", help="only ops that do not fully agree so far")
     parser.add_argument("--only-new", action="store_true", help="only ops without figures kept")
     parser.add_argument("--no-run", action="store_true", help="measure nothing; write the page from the figures kept")
-    parser.add_argument("--samples", type=int, default=12, help="at most so many samples an op (12)")
+    parser.add_argument("--samples", type=int, default=6, help="at most so many samples an op (6)")
     parser.add_argument("--seconds", type=float, default=90.0, help="at most so long for one op (90)")
     parser.add_argument("--processes", type=int, default=2, help="side by side (2)")
     return parser

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import torch
 from torch.utils import _pytree as pytree
 
-from ampcheck.jax_device.dtypes import jax_dtype
 from ampcheck.jax_device.storage import wrap
 from ampcheck.jax_device.transfer import values
 

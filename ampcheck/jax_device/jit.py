@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import torch
 from torch.utils import _pytree as pytree
@@ -28,10 +28,11 @@ def jit(fn: None = None, *, donate: bool = True, warn_after: int = 16) -> Callab
 def jit(fn: Callable[..., Any] | None = None, *, donate: bool = True, warn_after: int = 16) -> Any:
     """Compile a function of tensors, modules, optimizers and Python values whole; also a decorator.
 
-    State that the function reaches (parameters, buffers, gradients, optimizer state, a scaler's scale, random numbers) goes
-    in and out of the program. `donate` lets XLA overwrite state in place; `warn_after` programs a UserWarning says what
-    differs from call to call. The result has `lower(*args, **kwargs)`, JAX's `Lowered`, and `compiles`, how many programs
-    were made. docs/jax_jit.md says what is an input, what makes a new program and what is an error.
+    State that the function reaches (parameters, buffers, gradients, optimizer state, a scaler's scale, random numbers)
+    goes in and out of the program. `donate` lets XLA overwrite state in place; after `warn_after` programs a
+    UserWarning says what differs from call to call. The result has `lower(*args, **kwargs)`, JAX's `Lowered`, and
+    `compiles`, how many programs were made. docs/jax_jit.md says what is an input, what makes a new program and what
+    is an error.
 
     Raises ValueNeededError where Python looks at a value, RuntimeError for what a program cannot do.
     """
@@ -62,7 +63,8 @@ class _Jitted:
             return self.call(args, kwargs)
 
         present = [n for n in functools.WRAPPER_ASSIGNMENTS if hasattr(self.fn, n)]
-        self.wrapped: Any = functools.update_wrapper(jitted, self.fn, assigned=present, updated=())
+        self.wrapped = cast(Any, jitted)
+        functools.update_wrapper(jitted, self.fn, assigned=present, updated=())
         self.wrapped.lower = self.lower
         self.wrapped.compiles = 0
         return self.wrapped
@@ -129,8 +131,8 @@ class _Jitted:
         self.wrapped.compiles += 1
         if self.wrapped.compiles == self.warn_after:
             warnings.warn(
-                f"jit compiled {getattr(self.fn, '__qualname__', type(self.fn).__name__)} {self.warn_after} times; from "
-                f"the last program to this one changed: {difference(self.last, key)}",
+                f"jit compiled {getattr(self.fn, '__qualname__', type(self.fn).__name__)} {self.warn_after} times; "
+                f"from the last program to this one changed: {difference(self.last, key)}",
                 UserWarning,
                 stacklevel=5,
             )

@@ -35,9 +35,8 @@ def folded(closed: ClosedJaxpr) -> ClosedJaxpr:
     numbers: dict[Any, Any] = {v: value for v, value in values.items() if not v.aval.shape}
     eqns = []
     for eqn in jaxpr.eqns:
-        v = eqn.invars[0] if eqn.invars else None
-        fixed = isinstance(v, Literal) or (v is not None and v in numbers)
-        if not (fixed and eqn.primitive.name == "convert_element_type" and not v.aval.shape):
+        v: Any = eqn.invars[0] if eqn.primitive.name == "convert_element_type" else None
+        if v is None or v.aval.shape or not (isinstance(v, Literal) or v in numbers):
             eqns.append(eqn)
             continue
         number = v.val if isinstance(v, Literal) else numbers[v]
@@ -79,7 +78,7 @@ class Entry:
         run, avals = jaxpr_as_fun(closed), [v.aval for v in invars]
 
         def program(*given: Any) -> tuple[Any, ...]:
-            values = [None] * len(avals)
+            values: list[Any] = [None] * len(avals)
             for place, value in zip(places, given, strict=True):
                 if value.shape != avals[place].shape or value.dtype != avals[place].dtype:
                     raise Stale

@@ -15,6 +15,7 @@ from ampcheck.jax_device.jit_optim import hyperparameters
 from ampcheck.jax_device.jit_state import PLAIN, Reached
 from ampcheck.jax_device.jit_watch import raw
 from ampcheck.jax_device.storage import Bytes, create, storage_of
+from ampcheck.register.unseen import unseen
 
 MISS = object()
 _HOST_LIMIT = 4096  # elements of a CPU argument, which is compared value by value at each call
@@ -52,8 +53,8 @@ def described(value: Any) -> Any:
         if value.device.type == "cpu" and value.numel() <= _HOST_LIMIT:
             return ("cpu", value.dtype, tuple(value.shape), tuple(value.reshape(-1).tolist()))
         raise ValueError(
-            f"an argument of a jitted function is a tensor of {value.numel()} elements on {value.device}; pass it on the "
-            f"jax device (CPU tensors of up to {_HOST_LIMIT} elements become part of the program)"
+            f"an argument of a jitted function is a tensor of {value.numel()} elements on {value.device}; pass it on "
+            f"the jax device (CPU tensors of up to {_HOST_LIMIT} elements become part of the program)"
         )
     if isinstance(value, PLAIN):
         return (type(value), value)
@@ -173,12 +174,12 @@ def fast({names}{", " if names else ""}*more):
     {result}
 """
     space |= {
-        "MISS": MISS, "Stale": Stale, "create": create, "dispatches": _len_torch_dispatch_stack, "distinct": state.distinct,
-        "functions": _len_torch_function_stack, "holds": state.holds, "program": entry.jitted, "reached": state.reached,
-        "run": entry, "storage_of": storage_of,
+        "MISS": MISS, "Stale": Stale, "create": create, "dispatches": _len_torch_dispatch_stack,
+        "distinct": state.distinct, "functions": _len_torch_function_stack, "holds": state.holds,
+        "program": entry.jitted, "reached": state.reached, "run": entry, "storage_of": storage_of,
     }  # fmt: skip
-    exec(source, space)  # noqa: S102  # made of numbers and of names given here
-    fast: Callable[..., Any] = space["fast"]
+    exec(source, space)  # made of numbers and of names given here
+    fast: Callable[..., Any] = unseen(space["fast"])
     return fast
 
 
@@ -199,7 +200,8 @@ def _settings(space: dict[str, Any]) -> list[str]:
     space |= {
         "any_autocast": _is_any_autocast_enabled, "autocast_dtype": torch.get_autocast_dtype, "default": default,
         "default_of": torch.get_default_dtype, "dtype_of_region": dtype, "grads": torch.is_grad_enabled,
-        "inference": torch.is_inference_mode_enabled, "keeps": torch.is_autocast_cache_enabled, "now": modes(), "modes": modes,
+        "inference": torch.is_inference_mode_enabled, "keeps": torch.is_autocast_cache_enabled,
+        "now": modes(), "modes": modes,
     }  # fmt: skip
     short = (
         f"grads() is not {grad} or inference() is not {inference} or keeps() is not {cache} or "

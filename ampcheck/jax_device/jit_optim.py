@@ -16,7 +16,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcheck.jax_device.storage import storage_of
 
-
 Place = tuple[dict[str, Any], str]  # an optimizer's group and a key of it
 
 
@@ -128,11 +127,11 @@ def _initialize(optimizer: Optimizer, group: dict[str, Any], params: list[torch.
 def prepare_scaler(scaler: torch.amp.GradScaler) -> None:
     """Make the scale and its tracker, which PyTorch makes at the first `scale`."""
     if scaler.is_enabled() and scaler._scale is None:
-        scaler._lazy_init_scale_growth_tracker(torch.device("jax"))  # type: ignore[attr-defined]
+        scaler._lazy_init_scale_growth_tracker(torch.device("jax"))
 
 
 class _Active(threading.local):
-    written: Callable[[], dict[Any, Any]] | None = None
+    written: Callable[[], list[Any]] | None = None
 
 
 _active = _Active()
@@ -178,7 +177,7 @@ def _mask_new(optimizer: Optimizer, known: dict[Any, set[str]], found: Any) -> N
 
 @contextlib.contextmanager
 def traced_optimizers(
-    optimizers: list[Optimizer], numbers: list[Any], written: Callable[[], dict[Any, Any]]
+    optimizers: list[Optimizer], numbers: list[Any], written: Callable[[], list[Any]]
 ) -> Iterator[None]:
     """Inside, hyperparameters are the program's numbers, and `GradScaler.step` decides on the device.
 
@@ -192,8 +191,8 @@ def traced_optimizers(
     def known(optimizer: Optimizer, *_: Any) -> None:
         if not any(optimizer is o for o in optimizers):
             raise RuntimeError(
-                f"a jitted function takes a step of an optimizer ({type(optimizer).__name__}) that it does not reach by its "
-                "arguments, closure or globals, so its learning rate would be fixed; pass the optimizer as an argument"
+                f"a jitted function takes a step of an optimizer ({type(optimizer).__name__}) that it does not reach "
+                "by its arguments, closure or globals, so its learning rate would be fixed; pass it as an argument"
             )
 
     hook = register_optimizer_step_pre_hook(known)
@@ -201,7 +200,7 @@ def traced_optimizers(
         for (group, key), value in zip(places, given, strict=True):
             group[key] = value
         _active.written = written
-        torch.amp.GradScaler._maybe_opt_step = _masked_step  # type: ignore[method-assign]
+        torch.amp.GradScaler._maybe_opt_step = _masked_step  # type: ignore[method-assign,assignment]
         yield
         for (group, key), value in zip(places, given, strict=True):
             if group[key] is not value:

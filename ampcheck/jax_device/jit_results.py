@@ -115,7 +115,7 @@ class _Collector:
         if value.device.type != "jax":
             return Constant(value.detach())
         storage = storage_of(value)
-        size, stride, offset = tuple(value.shape), value.stride(), value.storage_offset()
+        size, stride, offset = tuple(value.shape), value.stride(), int(value.storage_offset())
         bits = (value.is_conj(), value.is_neg())
         if id(storage) in self._storages:
             if value.dtype is not self.attempt.tensors[self._storages[id(storage)]].dtype:

@@ -1,8 +1,8 @@
 """What a function to be compiled can reach: its tensors, which become inputs, and its settings, which are guarded.
 
 Found through the arguments, the closure, the defaults and the globals that the function names: modules, optimizers,
-gradient scalers, lists, dicts and plain objects are walked into. What is found keeps its place (a container and a key), so
-that a later call sees at once when another object is there.
+gradient scalers, functions, lists, dicts and plain objects are walked into. What is found keeps its place (a container
+and a key), so that a later call sees at once when another object is there.
 """
 
 from __future__ import annotations
@@ -116,7 +116,10 @@ def reach(fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Reached:
 
 def _visit(found: Reached, value: Any, depth: int) -> None:
     """Walk into a value whose place is known."""
-    if isinstance(value, PLAIN) or isinstance(value, (type, types.ModuleType)):
+    if isinstance(value, (*PLAIN, type, types.ModuleType)):
+        return
+    if isinstance(value, (types.FunctionType, types.MethodType)):
+        _function(found, value, depth)
         return
     if isinstance(value, torch.Tensor):
         if found.first(value) is None:
@@ -140,8 +143,6 @@ def _visit(found: Reached, value: Any, depth: int) -> None:
         _visit(found, value.args, depth + 1)
         _visit(found, value.keywords, depth + 1)
         _function(found, value.func, depth + 1)
-    elif callable(value) and isinstance(value, (types.FunctionType, types.MethodType)):
-        _function(found, value, depth)
     elif not _foreign(type(value)) and hasattr(value, "__dict__"):
         _items(found, value.__dict__, list(value.__dict__.items()), depth)
 

@@ -167,8 +167,8 @@ class _Attempt:
         for tensor, home, _ in self.homes:
             if storage_of(tensor) is not home:
                 raise RuntimeError(
-                    f"a tensor of shape {list(tensor.shape)} from outside of a jitted function was given another storage "
-                    "inside (x.data = ..., set_, resize_); write to it in place (copy_)"
+                    f"a tensor of shape {list(tensor.shape)} from outside of a jitted function was given another "
+                    "storage inside (x.data = ..., set_, resize_); write to it in place (copy_)"
                 )
         self.results, self.effects, outputs = collect(self, out, arrays)
         return [jax.lax.convert_element_type(o, o.dtype) for o in outputs]
@@ -266,13 +266,13 @@ class _Host:
                 self.restore()
                 raise RuntimeError(
                     f"a CPU tensor of shape {list(tensor.shape)} is written in a jitted function, which would happen "
-                    "once, when it is compiled; put it on the jax device (for an optimizer's step count: capturable=True)"
+                    "once, when it is compiled; put it on the jax device (an optimizer's step count by capturable=True)"
                 )
         if not torch.equal(self._random, torch.get_rng_state()):
             torch.set_rng_state(self._random)
             raise RuntimeError(
-                "random numbers were drawn on the CPU in a jitted function, which would be the same at every call; draw "
-                "them on the jax device"
+                "random numbers were drawn on the CPU in a jitted function, which would be the same at every call; "
+                "draw them on the jax device"
             )
 
 

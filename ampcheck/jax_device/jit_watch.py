@@ -25,17 +25,17 @@ _LOOKED = (
     jax.errors.TracerBoolConversionError,
     jax.errors.TracerIntegerConversionError,
 )
-_LIBRARIES = tuple(str(Path(m.__file__ or "").parent) for m in (torch, jax)) + (str(Path(__file__).parent),)
+_LIBRARIES = tuple(str(Path(file or "").parent) for file in (torch.__file__, jax.__file__, __file__))
 
 
 class ValueNeededError(RuntimeError):
     """Python needs a value inside of a jitted function, where there are none yet."""
 
 
-# The key of a device that PyTorch no longer has. A fallback there sees every op of a thread that includes the key, above
-# autograd, and may raise in backward; an exception out of a TorchDispatchMode in backward ends the process, because
-# PyTorch then calls the device's Python guard while the error is set.
-_KEY = torch._C.DispatchKey.AutocastIPU
+# The key of a device that PyTorch no longer has. A kernel there sees every op of a thread that includes the key,
+# above autograd, and may raise in backward; an exception out of a TorchDispatchMode in backward ends the process,
+# because PyTorch then calls the device's Python guard while the error is set.
+_KEY: Any = torch._C.DispatchKey.AutocastIPU  # type: ignore[attr-defined]
 _KEYS = torch._C.DispatchKeySet(_KEY)
 _library = Library("_", "IMPL")
 _aten = Library("aten", "IMPL")
@@ -57,8 +57,8 @@ def _seen(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 @cache
 def _register() -> None:
-    """Put `_seen` under every overload. The fallback alone serves custom ops; under a TorchDispatchMode PyTorch finds only
-    kernels of single overloads (`python_op_registration_trampoline`).
+    """Put `_seen` under every overload. The fallback alone serves custom ops; under a TorchDispatchMode PyTorch finds
+    only kernels of single overloads (`python_op_registration_trampoline`).
     """
     _library.fallback(_seen, _KEY.name)
     for op in overloads():
@@ -97,7 +97,7 @@ def raw(found: Any) -> Any:
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor without its graph."""
-    return alias(tensor, tensor.shape, tensor.stride(), tensor.storage_offset())
+    return alias(tensor, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
 
 class Watch:

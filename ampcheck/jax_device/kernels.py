@@ -22,6 +22,7 @@ from ampcheck.jax_device.program import Functional, quietly
 from ampcheck.jax_device.schema import Kind, arguments, takes_lazy
 from ampcheck.jax_device.storage import storage_of
 from ampcheck.jax_device.writing import assign, check_cast, resize
+from ampcheck.register.unseen import unseen
 
 Kernel = Callable[..., Any]
 _count_versions = torch.autograd.graph.increment_version
@@ -180,21 +181,20 @@ def kernel({", ".join(signature)}):
         return slow(({"".join(name + ", " for name in positional)}), {{{", ".join(named)}}}, key)
     return program({given})
 """
-    known: dict[Any, Any] = {}
     space: dict[str, Any] = {
         "CAUGHT": (AttributeError, KeyError, TypeError, Irregular),
         "Irregular": Irregular,
         "MISSING": MISSING,
         "TYPES": TO_JAX,
         "NUMBERS": frozenset((int, float, bool, complex)),
-        "known": known,
+        "known": op.known,
         "modes": torch._C._len_torch_function_stack,
-        "slow": _slow(op, known),
+        "slow": _slow(op),
         "scalar": scalar,
         "storage_of": storage_of,
     }
     exec(source, space)  # made from PyTorch's schema, of nothing a caller gives
-    kernel: Kernel = space["kernel"]
+    kernel: Kernel = unseen(space["kernel"])
     return kernel
 
 
@@ -212,14 +212,14 @@ def _read(op: Functional, name: str, i: int) -> list[str]:
     return [*lines, f"if {name}.is_conj() or {name}.is_neg(): raise Irregular"] if takes_lazy(op.op) else lines
 
 
-def _slow(op: Functional, known: dict[Any, Any]) -> Kernel:
+def _slow(op: Functional) -> Kernel:
     """The general path behind a generated kernel; what it finds regular, the fast path knows the next time."""
 
     def slow(args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> Any:
         given = [value for value in args if value is not MISSING]  # PyTorch leaves out trailing defaults only
         program, out = op.run(given, {name: value for name, value in kwargs.items() if value is not MISSING})
         if key is not None and not op.static and torch.SymFloat not in key:  # a traced number is no plain argument
-            known[key] = program
+            op.known[key] = program
         return out
 
     return slow

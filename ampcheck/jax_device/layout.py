@@ -107,5 +107,5 @@ def physical(values: jax.Array, stride: tuple[int, ...]) -> jax.Array:
     if not values.size:
         return values
     dims = order(Layout(values.shape, stride, 0), values.size)
-    assert dims is not None, f"strides {stride} leave holes in a tensor of {values.shape}"  # noqa: S101
+    assert dims is not None, f"strides {stride} leave holes in a tensor of {values.shape}"
     return values.transpose(dims)

@@ -1,7 +1,7 @@
 """Tensors over several JAX devices: a mesh, where parameters lie on it, and batches split over it.
 
-For PyTorch there is one device, `jax:0`; how an array is spread is JAX's `NamedSharding`, and XLA puts the communication
-into the program. `jit`, eager ops and `torch.compile` take such tensors as they are.
+For PyTorch there is one device, `jax:0`; how an array is spread is JAX's `NamedSharding`, and XLA puts the
+communication into the program. `jit`, eager ops and `torch.compile` take such tensors as they are.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def place(tensor: torch.Tensor, mesh: Mesh, axes: Axes = ()) -> torch.Tensor:
         parts = math.prod(mesh.shape[name] for name in names)
         if tensor.shape[dim] % parts:
             raise ValueError(
-                f"dimension {dim} of a tensor of shape {list(tensor.shape)} cannot be split over {parts} devices ({axis})"
+                f"dimension {dim} of a tensor of shape {list(tensor.shape)} cannot be split over {parts} devices "
+                f"({axis})"
             )
     source = transfer.values(tensor.detach()) if tensor.device.type == "jax" else transfer.to_numpy(tensor)
     return wrap(jax.device_put(source, NamedSharding(mesh, PartitionSpec(*axes))))
@@ -64,8 +65,8 @@ def shard(
     """Spread a module's parameters and buffers over the mesh in place; returns the axes each got, by name.
 
     A rule is a regular expression and axes; the first whose expression is found in the name (`re.search`) decides, and
-    without one the tensor is whole on every device. Call it before the optimizer has state. Raises ValueError as `place`
-    does, and for a rule that no name fits.
+    without one the tensor is whole on every device. Call it before the optimizer has state. Raises ValueError as
+    `place` does, and for a rule that no name fits.
     """
     chosen: dict[str, tuple[str | tuple[str, ...] | None, ...]] = {}
     used: set[int] = set()

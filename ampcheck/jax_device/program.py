@@ -8,6 +8,8 @@ results into PyTorch's dtypes. Later calls find that function by a key.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,6 +65,8 @@ class Functional:
         self.named = {a.name: a for a in self.arguments}
         self.static = lowering.static
         self.programs: dict[Any, Callable[..., Any]] = {}
+        self.known: dict[Any, Callable[..., Any]] = {}
+        """The programs by the keys of the fast path (kernels.py)."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.run(args, kwargs)[1]
@@ -79,7 +83,7 @@ class Functional:
                 return self._first(call, inputs)
 
     def _first(self, call: Call, inputs: tuple[Any, ...]) -> tuple[Callable[..., Any], Any]:
-        program = build(self, call)
+        program, compiled = build(self, call)
         try:
             out = program(*inputs, *call.arrays, *call.numbers)
         except _LOOKED:
@@ -88,6 +92,7 @@ class Functional:
             self.static = True
             return self.run(*given_again(call))
         self.programs[call.key] = program
+        kept.add(self, call.key, compiled)
         return program, out
 
 
@@ -98,8 +103,48 @@ def _one_dtype(name: str, taken: list[Any]) -> None:
         raise RuntimeError(f"aten::{name} expected tensors of the same dtype, but got {', '.join(map(str, dtypes))}")
 
 
-def build(op: Functional, call: Call) -> Callable[..., Any]:
-    """The program of one kind of call, compiled at its first use: keys, arrays and numbers in; tensors out."""
+class Kept:
+    """The programs in memory. Of more than `limit`, the oldest are dropped and compiled anew where they are needed.
+
+    XLA's CPU programs hold more than a megabyte each.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._made: dict[tuple[int, Any], tuple[Functional, Any]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, op: Functional, key: Any, compiled: Any) -> None:
+        """Note a new program; `compiled` is its jitted function."""
+        with self._lock:
+            self._made[id(op), key] = (op, compiled)
+            if len(self._made) > self.limit:
+                self._drop(list(self._made)[: self.limit // 4 + 1])
+
+    def _drop(self, keys: list[tuple[int, Any]]) -> None:
+        for place in keys:
+            op, compiled = self._made.pop(place)
+            op.programs.pop(place[1], None)
+            op.known.clear()  # it finds what is left again
+            if hasattr(compiled, "clear_cache"):
+                compiled.clear_cache()
+        _trim()
+
+
+kept = Kept(2048)
+
+
+def _trim() -> None:
+    """Give freed memory back, which glibc keeps otherwise."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def build(op: Functional, call: Call) -> tuple[Callable[..., Any], Any]:
+    """The program of one kind of call and its jitted function: keys, arrays and numbers in; tensors out.
+
+    It is compiled at its first use.
+    """
     lowering = op.lowering
     if lowering.one_dtype:
         _one_dtype(op.name, [*call.args, *call.kwargs.values()])
@@ -147,11 +192,11 @@ def build(op: Functional, call: Call) -> Callable[..., Any]:
     shapes = structure(op.op, lengths)
 
     if results is not None and alone and (only := results[0]) is not None and plain(only):
-        return single(run, only)
+        return single(run, only), run
 
     def program(*inputs: Any) -> Any:
         out = run(*inputs)
         wanted = results or [None] * len(out)
         return shapes([None if a is None else made(a, r) for a, r in zip(out, wanted, strict=True)])
 
-    return program
+    return program, run

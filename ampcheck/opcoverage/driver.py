@@ -24,7 +24,7 @@ _STARTING_S = 180.0
 class Settings:
     """`samples`: how many of an op's are run. `seconds`: for one op. `processes`: side by side."""
 
-    samples: int = 12
+    samples: int = 6
     seconds: float = 90.0
     processes: int = 2
     command: Sequence[str] = COMMAND

@@ -78,7 +78,8 @@ def _reason(op: Any, sample: Any, call: Any, way: Way, expected: Any, drawn: boo
 
     def there() -> Any:
         fresh = _fresh(given)
-        moved = (way.there(fresh[0]), *fresh[1:]) if name in HOST_ARGUMENTS else way.there(fresh)
+        stays = way.host_arguments and name in HOST_ARGUMENTS
+        moved = (way.there(fresh[0]), *fresh[1:]) if stays else way.there(fresh)
         with way.around(moved):
             return call(moved)
 

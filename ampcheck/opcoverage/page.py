@@ -24,8 +24,8 @@ evenly spread over those it gives, run on the CPU and on the device (JAX {jax}, 
   the elements.
 - {refused} samples that the CPU itself refuses to compute are left out.
 
-torchax {torchax}'s figures are of the same samples, judged the same way: its tensors, under its default environment in
-its accuracy mode, called once.
+The figures of torchax {torchax} are of the same samples, judged the same way: its tensors, under its
+default environment in its accuracy mode, called once.
 """
 
 
@@ -64,13 +64,19 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
+def brief(reason: str) -> str:
+    """A reason for a table: its first sentence, cut where it is long."""
+    first = reason.split(". ")[0]
+    return cell(first if len(first) <= 160 else f"{first[:157]}...")
+
+
 def _failing(rows: Sequence[Row]) -> str:
     failing = [r for r in rows if not r.whole]
     lines = ["## Ops that do not fully agree on the device\n"]
     if not failing:
         return "\n".join([*lines, "None.\n"])
     lines += ["| op | samples | agree | the first reason |", "|---|---:|---:|---|"]
-    lines += [f"| {cell(r.op)} | {r.run} | {r.agreeing} | {cell(r.reason)} |" for r in failing]
+    lines += [f"| {cell(r.op)} | {r.run} | {r.agreeing} | {brief(r.reason)} |" for r in failing]
     return "\n".join(lines) + "\n"
 
 
@@ -83,6 +89,6 @@ def _every(book: Book) -> str:
     for row in book.rows("jax"):
         other = book.get("torchax", row.op)
         theirs = f"{other.agreeing} of {other.run}" if other is not None and other.run else "not measured"
-        reason = cell(other.reason[:120]) if other is not None else ""
+        reason = brief(other.reason) if other is not None else ""
         lines.append(f"| {cell(row.op)} | {row.run} | {row.agreeing} | {theirs} | {reason} |")
     return "\n".join(lines) + "\n"

@@ -16,6 +16,8 @@ class Way(Protocol):
 
     caches: bool
     """Whether a second call of the same kind takes another path than the first."""
+    host_arguments: bool
+    """Whether arguments that PyTorch wants on the CPU stay there (`samples.HOST_ARGUMENTS`)."""
 
     def there(self, tree: Any) -> Any:
         """The CPU tensors of a sample on the implementation, devices named in it replaced."""
@@ -49,6 +51,7 @@ class Device:
     """Plain tensors of `torch.device("jax")`."""
 
     caches = True
+    host_arguments = True
 
     def __init__(self) -> None:
         import ampcheck.jax_device  # noqa: F401  # makes the device
@@ -86,6 +89,7 @@ class Torchax:
     """torchax's tensors under its default environment, in its accuracy mode (64-bit types, full matmul precision)."""
 
     caches = False
+    host_arguments = False
 
     def __init__(self) -> None:
         torchax = importlib.import_module("torchax")

@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 
 from ampcheck.register.casts import FLOAT32, Casts
 from ampcheck.register.messages import refusal
+from ampcheck.register.unseen import unseen
 
 Kernel = Callable[..., Any]
 KEY: DispatchKey = torch._C.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]  # not in torch's stubs
@@ -133,7 +134,7 @@ def _made(op: OpOverload, call: Kernel, signature: _Signature, body: list[str], 
         **signature.defaults,
     }
     exec(_compiled(source), scope)  # the source is made of argument names of registered schemas, and nothing else
-    kernel: Kernel = scope["kernel"]
+    kernel: Kernel = unseen(scope["kernel"])
     kernel.__name__ = kernel.__qualname__ = f"autocast_{op._opname}_{op._overloadname}"
     return kernel
 

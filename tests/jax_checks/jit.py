@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +11,9 @@ import jax.numpy as jnp
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampcheck.jax_device  # noqa: F401  # makes the device
 from ampcheck.jax_device import jit
-from ampcheck.jax_device.jit_watch import ValueNeededError
 from ampcheck.jax_device.storage import storage_of
 
 
@@ -229,5 +226,3 @@ def check_a_small_call_costs_at_most_twice_jax() -> None:
     for _ in range(200):  # the least of many short runs is what other work on the machine disturbs least
         best = [min(best[0], once(ours, a, b)), min(best[1], once(theirs, u, v))]
     assert best[0] / best[1] <= 2.1, best
-
-

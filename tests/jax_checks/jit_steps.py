@@ -266,11 +266,15 @@ def check_an_autocast_step_has_the_program_written_by_hand() -> None:
     ours = _count(jit(step).lower(x, y).as_text())
     hand = _count(jax.jit(by_hand).lower(weights, to_jax(x), to_jax(y), 0.1).as_text())
     dots = {name: n for name, n in ours.items() if name.startswith("dot_general")}
-    assert dots == {"dot_general bf16, bf16 -> bf16": 8} == {n: c for n, c in hand.items() if n.startswith("dot_general")}
+    assert (
+        dots == {"dot_general bf16, bf16 -> bf16": 8} == {n: c for n, c in hand.items() if n.startswith("dot_general")}
+    )
     assert not ours - hand, f"converts that the program written by hand lacks: {ours - hand}"
     needless = _count(jit(lambda a: step(a.double().float(), y)).lower(x).as_text())
     assert needless - hand == {"convert f32 -> f64": 1, "convert f64 -> f32": 1}  # what the count would find
-    full = _count(jit(lambda: net(x).sum().backward()).lower().as_text())  # without autocast, the count sees the difference
+    full = _count(
+        jit(lambda: net(x).sum().backward()).lower().as_text()
+    )  # without autocast, the count sees the difference
     assert "dot_general f32, f32 -> f32" in full
     expected = jax.jit(by_hand)(weights, to_jax(x), to_jax(y), 0.1)
     torch.testing.assert_close(jit(step)(x, y).item(), float(expected[0]), rtol=1e-6, atol=0)

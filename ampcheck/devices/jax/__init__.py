@@ -18,6 +18,10 @@ from ampcheck.devices.base import Device
 from ampcheck.spec.policies import closest, table
 
 
+_PROGRAMS = 400
+"""How many compiled ops stay in memory. Few cases share one, and each holds more than a megabyte."""
+
+
 class Jax(Device):
     """`torch.device("jax")`, with CUDA's policies on AutocastPrivateUse1."""
 
@@ -45,7 +49,9 @@ class Jax(Device):
     @contextmanager
     def running(self) -> Iterator[None]:
         import ampcheck.jax_device  # noqa: F401  # makes the device
+        from ampcheck.jax_device.program import kept
 
+        kept.limit = _PROGRAMS
         yield
 
     def j2t(self, fn: Callable[..., Any], cast_inputs: torch.dtype | None = None) -> Callable[..., Any]:
