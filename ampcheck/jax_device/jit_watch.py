@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import torch
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.library import Library
 
 from ampcheck.jax_device.schema import is_view, overloads
@@ -85,6 +86,8 @@ def tensors(values: Any) -> Iterator[torch.Tensor]:
     """The tensors in an op's arguments or results."""
     for value in values:
         if isinstance(value, torch.Tensor):
+            while is_functorch_wrapped_tensor(value):  # by vmap or grad, which have no storage of their own
+                value = get_unwrapped(value)
             yield value
         elif isinstance(value, (list, tuple)):
             yield from tensors(value)

@@ -32,6 +32,13 @@ def kernel(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
+def computed(name: str) -> Callable[..., Any]:
+    """`install.computed`, which needs every kernel to be known and so cannot be imported here at first."""
+    from ampcheck.jax_device import install
+
+    return install.computed(name)
+
+
 @cache
 def _shared_zeros(size: tuple[int, ...], dtype: Any) -> jax.Array:
     if min(size, default=0) < 0:
@@ -113,8 +120,6 @@ def _to_copy(
     if device is not None and device.type != "jax":
         kept = {} if memory_format is None else {"memory_format": memory_format}
         return _hosted(self).to(device=device, dtype=dtype or self.dtype, copy=False, **kept)  # type: ignore[call-overload, no-any-return]
-    from ampcheck.jax_device.install import computed
-
     return computed("_to_copy")(self, dtype=dtype or self.dtype, memory_format=memory_format)  # type: ignore[no-any-return]
 
 
@@ -161,8 +166,6 @@ def _clone(self: torch.Tensor, *, memory_format: torch.memory_format | None = No
         and memory_format in (None, torch.preserve_format, torch.contiguous_format)
     ):
         return wrap(array)  # arrays never change, so the copy may share it
-    from ampcheck.jax_device.install import computed
-
     return computed("clone")(self, memory_format=memory_format)  # type: ignore[no-any-return]
 
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
 
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.wide import rounded, widened
+from ampcheck.jax_device.special import computed, kernel
 
 
 def _rows(targets: Any, lengths: Any, longest: int) -> Any:
@@ -98,3 +100,31 @@ def ctc_loss_backward(
     if zero_infinity:
         return jnp.where(jnp.isinf(neg_log_likelihood)[None, :, None], 0, expected)
     return jnp.where(jnp.isinf(neg_log_likelihood)[None, :, None] & steps[..., None], jnp.nan, expected)
+
+
+@kernel("_ctc_loss.Tensor")
+def ctc_loss_tensor(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> Any:
+    """The lengths shape the program, so they are read from their tensors, as PyTorch's own kernels do."""
+    lengths = input_lengths.tolist(), target_lengths.tolist()
+    return computed("_ctc_loss")(log_probs, targets, *lengths, blank, zero_infinity)
+
+
+@kernel("_ctc_loss_backward.Tensor")
+def ctc_loss_backward_tensor(
+    grad: torch.Tensor,
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    *rest: Any,
+) -> Any:
+    """As `ctc_loss_tensor`."""
+    lengths = input_lengths.tolist(), target_lengths.tolist()
+    return computed("_ctc_loss_backward")(grad, log_probs, targets, *lengths, *rest)
