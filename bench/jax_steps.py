@@ -1,4 +1,4 @@
-"""Training steps twice over: in PyTorch on the jax device under autocast, and written by hand in JAX with the same casts.
+"""Training steps twice over: PyTorch on the jax device under autocast, and JAX by hand with the same casts.
 
 Each pair starts from the same parameters and data, so that their losses can be compared.
 """

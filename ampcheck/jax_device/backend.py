@@ -129,7 +129,8 @@ class Module(types.ModuleType):
 def make() -> None:
     """Make `torch.device("jax")`. Raises RuntimeError where PrivateUse1 has another name already."""
     jax.config.update("jax_enable_x64", True)  # float64 and int64 as PyTorch defines them
-    if jax.config.jax_compilation_cache_dir and "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+    kept = getattr(jax.config, "jax_compilation_cache_dir", None)
+    if kept and "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         # An op's program compiles in milliseconds, under the second from which JAX keeps programs by default.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     import torchax  # noqa: F401  # names PrivateUse1 "jax" and registers its module, which ours replaces

@@ -35,7 +35,10 @@ TO_TORCH: dict[np.dtype, torch.dtype] = {ours: theirs for theirs, ours in TO_JAX
 
 
 def jax_dtype(dtype: torch.dtype) -> np.dtype:
-    """The JAX dtype that holds the same numbers. Raises NotImplementedError for one JAX lacks (quantized, complex32)."""
+    """The JAX dtype that holds the same numbers.
+
+    Raises NotImplementedError for one JAX lacks (quantized, complex32).
+    """
     try:
         return TO_JAX[dtype]
     except KeyError:

@@ -26,8 +26,8 @@ def j2t_autograd(fn: Callable[..., Any] | None = None, *, cast_inputs: torch.dty
     complex tensors that require grad; integer and boolean results have no gradient. Gradients follow PyTorch's
     convention for complex numbers, the conjugate of JAX's.
 
-    `cast_inputs`: as in `torch.amp.custom_fwd`: inside an enabled `torch.autocast("jax")` region, floating-point tensors
-    of the device other than float64 are cast to that dtype first. None leaves them as given, in every region.
+    `cast_inputs`: as in `torch.amp.custom_fwd`: inside an enabled `torch.autocast("jax")` region, floating-point
+    tensors of the device other than float64 are cast to that dtype first. None leaves them as given, in every region.
 
     Raises RuntimeError for a tensor on another device, TypeError where `fn` returns what is no array.
     """

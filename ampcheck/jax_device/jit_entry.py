@@ -45,6 +45,11 @@ def folded(closed: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(jaxpr.replace(constvars=list(values), eqns=eqns), list(values.values()))
 
 
+def _alike(one: Any, other: Any) -> bool:
+    """Whether an array of the one kind can be written over one of the other."""
+    return bool(one.shape == other.shape and one.dtype == other.dtype)
+
+
 class Entry:
     """One compiled kind of call."""
 
@@ -73,7 +78,8 @@ class Entry:
         keyed = id(invars[-1]) in needed
         self.random = keyed
         places = [*self.used, *(len(self.slots) + i for i in self.numbered), *([len(invars) - 1] if keyed else [])]
-        written = {slot for slot, _, _ in self.effects.written}
+        outs = [v.aval for v in closed.jaxpr.outvars]
+        written = {slot for slot, out, _ in self.effects.written if _alike(invars[slot].aval, outs[out])}
         self.donated = [k for k, slot in enumerate(self.used) if slot in written] if donate else []
         run, avals = jaxpr_as_fun(closed), [v.aval for v in invars]
 

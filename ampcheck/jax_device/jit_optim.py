@@ -130,6 +130,33 @@ def prepare_scaler(scaler: torch.amp.GradScaler) -> None:
         scaler._lazy_init_scale_growth_tracker(torch.device("jax"))
 
 
+def remembered(optimizers: list[Optimizer], scalers: list[torch.amp.GradScaler]) -> Callable[[], None]:
+    """What the optimizers and scalers keep now; the function puts it back."""
+    kept = [(o, set(vars(o)), {p: dict(s) for p, s in o.state.items()}) for o in optimizers]
+    stages = [(s, {i: _stage(stage) for i, stage in s._per_optimizer_states.items()}) for s in scalers]
+
+    def rewind() -> None:
+        for optimizer, attributes, states in kept:
+            for name, value in list(vars(optimizer).items()):
+                if name not in attributes and isinstance(value, torch.Tensor):
+                    delattr(optimizer, name)  # what GradScaler.step gives a fused optimizer
+            for p in list(optimizer.state):
+                if p not in states:
+                    del optimizer.state[p]
+                else:
+                    optimizer.state[p].clear()
+                    optimizer.state[p].update(states[p])
+        for scaler, stage in stages:
+            scaler._per_optimizer_states.clear()
+            scaler._per_optimizer_states.update({i: _stage(s) for i, s in stage.items()})
+
+    return rewind
+
+
+def _stage(stage: dict[str, Any]) -> dict[str, Any]:
+    return {**stage, "found_inf_per_device": dict(stage["found_inf_per_device"])}
+
+
 class _Active(threading.local):
     written: Callable[[], list[Any]] | None = None
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ampcheck.jax_device import random
-from ampcheck.jax_device.jit_optim import hyperparameters, traced_optimizers
+from ampcheck.jax_device.jit_optim import hyperparameters, remembered, traced_optimizers
 from ampcheck.jax_device.jit_results import Effects, Results, collect
 from ampcheck.jax_device.jit_state import Reached
 from ampcheck.jax_device.jit_watch import Poisoned, ValueNeededError, Watch, raw
@@ -115,7 +115,7 @@ class _Attempt:
     def run(self) -> Trace:
         specs = [jax.ShapeDtypeStruct(raw(a).shape, raw(a).dtype) for a in self.originals]
         numbers = numbers_of(self.reached)
-        self.states = [{p: dict(s) for p, s in o.state.items()} for o in self.reached.optimizers]
+        self.rewind = remembered(self.reached.optimizers, self.reached.scalers)
         host = _Host([t for t in self.tensors if t.device.type == "cpu"])
         done = False
         try:
@@ -190,13 +190,7 @@ class _Attempt:
             with contextlib.suppress(TypeError, KeyError, IndexError):  # a tuple cannot have changed
                 if _at(holder, key) is not value:
                     holder[key] = value
-        for optimizer, state in zip(self.reached.optimizers, self.states, strict=True):
-            for p in list(optimizer.state):
-                if p not in state:
-                    del optimizer.state[p]
-                elif isinstance(optimizer.state[p], dict):
-                    optimizer.state[p].clear()
-                    optimizer.state[p].update(state[p])
+        self.rewind()
 
     def _check_escapes(self) -> None:
         """Raise RuntimeError where something keeps a tensor of the trace, which a later call would not make anew."""

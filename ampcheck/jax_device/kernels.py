@@ -201,7 +201,8 @@ def kernel({", ".join(signature)}):
 def _read(op: Functional, name: str, i: int) -> list[str]:
     """Lines that take a tensor's array `b` and its place in it `s`: its shape alone where it is all of the array.
 
-    Anything that is not as usual (a number, a CPU tensor, a storage of bytes) has no `array`, `dtype` or `is_contiguous`.
+    Anything that is not as usual (a number, a CPU tensor, a storage of bytes) has no `array`, `dtype` or
+    `is_contiguous`.
     """
     lines = [
         f"b{i} = storage_of({name}).array; s{i} = {name}.shape",

@@ -15,10 +15,11 @@ from torch._ops import OpOverload
 class Lowering:
     """How an overload is computed.
 
-    `compute` takes what the functional overload takes, by position and keyword as PyTorch passes it, tensors as arrays of
+    `compute` takes what the functional overload takes, by position and keyword as PyTorch passes it, tensors as
+    arrays of
     their own shape; it returns an array, or a tuple of them, of the shapes PyTorch promises. Dtypes are put right
-    afterwards. For an overload that writes to arguments and has no functional counterpart it returns their new values in
-    the order of the schema, then what the overload returns besides.
+    afterwards. For an overload that writes to arguments and has no functional counterpart it returns their new values
+    in the order of the schema, then what the overload returns besides.
     """
 
     compute: Callable[..., Any]
@@ -35,7 +36,7 @@ class Lowering:
     torch_code: bool = False
     """`compute` is written in PyTorch and takes tensors of the device."""
     traced: tuple[str, ...] = ()
-    """Names of `float` and `int` arguments that, as `Scalar` ones, may change from call to call without a new program."""
+    """Names of `float` and `int` arguments that, as `Scalar` ones, may change from call to call in one program."""
     source: str = "own"
     """Where it comes from: "own", "torchax" or "decomposition"."""
 

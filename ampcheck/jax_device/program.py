@@ -1,8 +1,8 @@
 """One compiled XLA program per overload, shapes, dtypes, strides and static arguments, and how it is found again.
 
 The first call of a kind asks PyTorch's Meta kernel what comes out (shapes, strides, dtypes, and the errors PyTorch
-raises), and makes a `jax.jit` function that reads the tensors from their storages' arrays, runs the lowering and puts the
-results into PyTorch's dtypes. Later calls find that function by a key.
+raises), and makes a `jax.jit` function that reads the tensors from their storages' arrays, runs the lowering and puts
+the results into PyTorch's dtypes. Later calls find that function by a key.
 """
 
 from __future__ import annotations

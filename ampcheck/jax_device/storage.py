@@ -1,7 +1,7 @@
 """Where a tensor's values live: a `jax.Array` hung on its storage.
 
-A tensor of the device is an ordinary `torch.Tensor`: (storage, sizes, strides, offset). The storage's Python object lives
-as long as the storage, so what hangs on it follows every alias, saved tensor and detach. Two forms:
+A tensor of the device is an ordinary `torch.Tensor`: (storage, sizes, strides, offset). The storage's Python object
+lives as long as the storage, so what hangs on it follows every alias, saved tensor and detach. Two forms:
 
 - a `jax.Array` of any shape whose row-major flattening is the storage, elements of the tensors' dtype: the usual form,
   in which a contiguous whole tensor reads its array without any work;

@@ -1,7 +1,7 @@
 """Rule j2t: `ampcheck.spec.rules` says what it promises.
 
-Each JAX function stands beside the same function in PyTorch, which runs on the CPU and says what is right. What a region
-does to the arguments: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.custom_fwd.
+Each JAX function stands beside the same function in PyTorch, which runs on the CPU and says what is right. What a
+region does to the arguments: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.custom_fwd.
 """
 
 from __future__ import annotations

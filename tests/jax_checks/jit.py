@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 import ampcheck.jax_device  # noqa: F401  # makes the device
 from ampcheck.jax_device import jit
@@ -226,3 +227,39 @@ def check_a_small_call_costs_at_most_twice_jax() -> None:
     for _ in range(200):  # the least of many short runs is what other work on the machine disturbs least
         best = [min(best[0], once(ours, a, b)), min(best[1], once(theirs, u, v))]
     assert best[0] / best[1] <= 2.1, best
+
+
+def check_transforms_inside() -> None:
+    ones = torch.ones(3, device="jax")
+    assert jit(lambda a: torch.func.grad(lambda v: (v**3).sum())(a))(ones).tolist() == [3.0] * 3
+    assert jit(lambda a: torch.vmap(lambda v: v * 2)(a))(ones).tolist() == [2.0] * 3
+    weight = torch.ones(3, device="jax", requires_grad=True)
+
+    def second() -> torch.Tensor:
+        (first,) = torch.autograd.grad((weight**3).sum(), weight, create_graph=True)
+        return torch.autograd.grad(first.sum(), weight)[0]
+
+    assert jit(second)().tolist() == [6.0] * 3
+
+    def saved() -> None:
+        weight.grad = None
+        checkpoint(lambda v: (v * 2) ** 2, weight, use_reentrant=False).sum().backward()
+
+    jit(saved)()
+    assert weight.grad.tolist() == [8.0] * 3
+    with torch.inference_mode():
+        assert jit(lambda a: a * 2)(ones).tolist() == [2.0] * 3
+
+
+def check_a_storage_seen_under_two_dtypes() -> None:
+    words = torch.zeros(4, device="jax")
+
+    def counts() -> None:
+        words.view(torch.int32).add_(1)
+
+    run = jit(counts)
+    for _ in range(3):
+        run()
+    assert words.view(torch.int32).tolist() == [3] * 4
+    with pytest.raises(RuntimeError, match="seen under another dtype"):
+        jit(lambda: words.view(torch.int32))()

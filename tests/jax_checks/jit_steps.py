@@ -197,6 +197,7 @@ def scaled(make: Make, *, jitted: bool, clips: bool) -> tuple[list[tuple[float, 
 def check_the_scaler_decides_on_the_device() -> None:
     makes: tuple[Make, ...] = (
         lambda p: torch.optim.Adam(p, lr=0.01),
+        lambda p: torch.optim.Adam(p, lr=0.01, fused=True),
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     )
     for make in makes:

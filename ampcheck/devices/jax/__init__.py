@@ -17,7 +17,6 @@ import torch
 from ampcheck.devices.base import Device
 from ampcheck.spec.policies import closest, table
 
-
 _PROGRAMS = 400
 """How many compiled ops stay in memory. Few cases share one, and each holds more than a megabyte."""
 

@@ -18,6 +18,7 @@ import torch
 from packaging.version import Version
 from torch.utils._mode_utils import no_dispatch
 
+from ampcheck.checks import Unsupported
 from ampcheck.devices.base import Device
 from ampcheck.inputs import host_tensor
 from ampcheck.observe import Observation
@@ -97,6 +98,14 @@ class TorchTorchax(Device):
             warnings.simplefilter("ignore")  # JAX's memory cannot be written; the copy made of it can
             copied: torch.Tensor = torchax.default_env().j2t_copy(tensor.jax()).clone()
         return copied
+
+    def j2t(self, fn: Callable[..., Any], cast_inputs: torch.dtype | None = None) -> Callable[..., Any]:
+        from torchax.interop import j2t_autograd
+
+        if cast_inputs is not None:
+            raise Unsupported("torchax.interop.j2t_autograd knows no cast_inputs")
+        found: Callable[..., Any] = j2t_autograd(fn)
+        return found
 
     def seed(self) -> None:
         import torchax
