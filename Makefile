@@ -15,7 +15,7 @@ test: $(TEST)/ready
 	./scripts/ensure-chromium
 	$(MAKE) check
 	$(TEST)/bin/python -m pytest tests -q -n auto $(ARGS)
-	$(TEST)/bin/python -m pytest suites -q
+	$(TEST)/bin/python -m pytest suites -q -n auto
 
 check: $(TEST)/ready
 	$(TEST)/bin/ruff check .

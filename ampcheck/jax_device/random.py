@@ -111,12 +111,8 @@ def next_key(generator: torch.Generator | None) -> Any:
     if generator is not None:
         if _traced.base is not None:
             raise RuntimeError(
-                "an op inside of jit was given a generator, whose numbers would be the same at every call; leave
-                it
-               
-                out,
-                "
-                "so that the default generator's are new at each"
+                "an op inside of jit was given a generator, whose numbers would be the same at every call; "
+                "leave it out, so that the default generator's are new at each"
             )
         drawn = torch.randint(2**32, (2,), generator=generator, dtype=torch.int64, device="cpu")
         return np.asarray(drawn.numpy(), np.uint32)
