@@ -36,6 +36,12 @@ DEVICES = [Torchax(), TorchTorchax()]
 # ---- whether it is there
 
 
+@pytest.fixture(autouse=True)
+def _without_the_jax_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests make the device jax in this process, beside which torchax is not there."""
+    monkeypatch.delitem(sys.modules, "ampcheck.jax_device", raising=False)
+
+
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.token)
 @pytest.mark.parametrize("package", ["jax", "torchax"])
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, device: Device, package: str) -> None:

@@ -99,7 +99,7 @@ def is_inplace(op: OpOverload) -> bool:
 
 
 def takes_lazy(op: OpOverload) -> bool:
-    """Whether the overload's kernel gets tensors with lazy conjugate or negative bits; PyTorch resolves them for others."""
+    """Whether the overload's kernel gets tensors with lazy conjugate or negative bits, resolved for others."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     return has(op.name(), "Conjugate") or has(op.name(), "Negative")
 
