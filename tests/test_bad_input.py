@@ -39,7 +39,7 @@ def toml(*entries: dict[str, object]) -> str:
 @pytest.mark.parametrize(
     ("option", "sentence"),
     [
-        ("--device=nope", "there is no device named 'nope'; there are cpu, cuda, virtual:cuda"),
+        ("--device=nope", "there is no device named 'nope'; there are cpu, cuda, jax, virtual:cuda"),
         ("--op=mmm", "there is no op named 'mmm'; did you mean"),
         ("--rule=downcats", "there is no rule named 'downcats'; did you mean downcast"),
         ("--amp-dtype=fp8", "there is no region dtype named 'fp8'"),
