@@ -147,12 +147,12 @@ def generated(entry: Entry, args: tuple[Any, ...], state: State) -> Callable[...
     if not stateless:
         lines.append("if not holds(): return MISS")
     if not entry.alias_free():
-        if len({id(storage_of(args[int(i)])) for i in given}) != len(given):
-            return _never
-        lines.append(f"places = {{{', '.join(f'id(storage_of(a{i}))' for i in given)}}}" if given else "places = set()")
-        lines.append(f"if len(places) != {len(given)} or not distinct.isdisjoint(places): return MISS")
+        storages = [id(storage_of(args[int(i)])) for i in given]
+        space["pattern"] = [storages.index(i) for i in storages]  # which arguments share a storage
+        lines.append(f"places = [{', '.join(f'id(storage_of(a{i}))' for i in given)}]")
+        lines.append("if [*map(places.index, places)] != pattern or not distinct.isdisjoint(places): return MISS")
     if simple is not None and stateless and not entry.random and not entry.numbered:
-        arrays = [f"storage_of(a{given[slot]}).array" for slot in entry.used]
+        arrays = [f"storage_of(a{given[entry.slots[slot]]}).array" for slot in entry.used]
         call = f"outputs = program({', '.join(arrays)})"
         result = "tensor = create(size, dtype)\n    storage_of(tensor).array = outputs[0]\n    return tensor"
         space |= {"size": simple.size, "dtype": simple.dtype}
