@@ -130,7 +130,7 @@ def test_the_reproducing_line_reproduces(folder: Path) -> None:
 def test_green_ends_with_0_and_absent_devices_are_said(tmp_path: Path) -> None:
     done = run(tmp_path, "run", "--op=mm", "-k", "cpu or vmp", "--reports=kept")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "devices: cpu, virtual:cuda" in done.stdout
+    assert "devices: cpu, jax, virtual:cuda" in done.stdout
     (found,) = (tmp_path / "kept" / "runs").glob("*.jsonl")
     assert set(read(found).counts()) == {"pass"}
     assert found.with_suffix(".xml").exists()

@@ -43,26 +43,6 @@ class Fixed(NamedTuple):
     value: Any
 
 
-_scalars: dict[tuple[type, Any], Any] = {}
-_KEPT = 4096
-
-
-def scalar(number: Any) -> Any:
-    """The number as JAX takes it fastest: from its second use on, a kept weakly typed array of no dimensions."""
-    key = (number.__class__, number)
-    found = _scalars.get(key, key)
-    if found is key:
-        if len(_scalars) >= _KEPT:
-            _scalars.clear()
-        _scalars[key] = None
-    elif found is None:
-        with jax.ensure_compile_time_eval():  # not a value of the program that jit may be tracing
-            found = _scalars[key] = jax.numpy.asarray(number)
-    else:
-        return found
-    return number
-
-
 class Call:
     """The arguments of one call, taken apart into a key, arrays and numbers."""
 
@@ -103,7 +83,7 @@ class Call:
             return Number(len(self.numbers) - 1, torch.SymFloat)
         if self._static:
             return Fixed(type(value), value)
-        self.numbers.append(scalar(value))
+        self.numbers.append(value)
         return Number(len(self.numbers) - 1, type(value))
 
     def _tensor(self, value: Any) -> Any:
@@ -125,10 +105,6 @@ class Call:
         return Slot(len(self.arrays) - 1, layout, value.dtype, value.is_conj(), value.is_neg())
 
 
-def _python(number: Any) -> Any:
-    return number.item() if isinstance(number, jax.Array) and not isinstance(number, jax.core.Tracer) else number
-
-
 def given_again(call: Call) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of a call again, tensors on its arrays."""
 
@@ -139,7 +115,7 @@ def given_again(call: Call) -> tuple[list[Any], dict[str, Any]]:
             whole = torch._neg_view(whole) if taken.neg else whole
             return torch._conj(whole) if taken.conj else whole
         if isinstance(taken, Number):
-            return _python(call.numbers[taken.place])
+            return call.numbers[taken.place]
         if isinstance(taken, Fixed):
             return taken.value
         return [given(v) for v in taken] if isinstance(taken, tuple) else taken
@@ -154,7 +130,7 @@ def meta(call: Call, taken: Any) -> Any:
         stride = contiguous(size) if taken.layout is None else taken.layout.stride
         return torch.empty_strided(size, stride, dtype=taken.dtype, device="meta")
     if isinstance(taken, Number):
-        return 1.0 if taken.kind is torch.SymFloat else _python(call.numbers[taken.place])
+        return 1.0 if taken.kind is torch.SymFloat else call.numbers[taken.place]
     if isinstance(taken, Fixed):
         return taken.value
     if isinstance(taken, tuple):

@@ -16,7 +16,6 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_map_only
 
-from ampcheck.jax_device.call import scalar
 from ampcheck.jax_device.dtypes import TO_JAX
 from ampcheck.jax_device.program import Functional, quietly
 from ampcheck.jax_device.schema import Kind, arguments, takes_lazy
@@ -143,16 +142,14 @@ def _generated(op: Functional) -> Kernel:
             positional.append(name)
         signature.append(f"{name}=MISSING")
         if a.kind is Kind.NUMBER:
-            operands.append(f"*((scalar({name}),) if {name}.__class__ in NUMBERS else ())")
+            operands.append(f"*(({name},) if {name}.__class__ in NUMBERS else ())")
             key.append(f"{name}.__class__")
         elif a.kind is Kind.TENSOR and str(op.op._schema.arguments[i].type) == "Tensor":
             if i and op.lowering.promotes:  # the other operand may be a number: x + 2
                 arrays.append(f"*g{i}")
                 operands.append(f"*n{i}")
                 key.append(f"k{i}")
-                checks.append(
-                    f"if {name}.__class__ in NUMBERS: k{i} = {name}.__class__; g{i} = (); n{i} = (scalar({name}),)"
-                )
+                checks.append(f"if {name}.__class__ in NUMBERS: k{i} = {name}.__class__; g{i} = (); n{i} = ({name},)")
                 checks += ["else:", *("    " + line for line in _read(op, name, i))]
                 checks.append(f"    k{i} = ({name}.dtype, s{i}); g{i} = (b{i},); n{i} = ()")
             else:
@@ -190,7 +187,6 @@ def kernel({", ".join(signature)}):
         "known": op.known,
         "modes": torch._C._len_torch_function_stack,
         "slow": _slow(op),
-        "scalar": scalar,
         "storage_of": storage_of,
     }
     exec(source, space)  # made from PyTorch's schema, of nothing a caller gives

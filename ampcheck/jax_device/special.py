@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
+from weakref import WeakValueDictionary
 
 import jax
 import jax.numpy as jnp
@@ -39,20 +40,20 @@ def computed(name: str) -> Callable[..., Any]:
     return install.computed(name)
 
 
-@cache
-def _shared_zeros(size: tuple[int, ...], dtype: Any) -> jax.Array:
-    if min(size, default=0) < 0:
-        raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
-    with jax.ensure_compile_time_eval():
-        made: jax.Array = jax.device_put(np.zeros(size, dtype))
-        return made
+_shared: WeakValueDictionary[Any, jax.Array] = WeakValueDictionary()
 
 
 def zeros(size: tuple[int, ...], dtype: torch.dtype) -> jax.Array:
-    """An array of zeros; small ones are shared, as arrays never change."""
-    if int(np.prod(size)) <= _SMALL:
-        return _shared_zeros(size, jax_dtype(dtype))
-    return jnp.zeros(size, jax_dtype(dtype))
+    """An array of zeros; small ones are shared while somebody holds one, as arrays never change."""
+    if min(size, default=0) < 0:
+        raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
+    if math.prod(size) > _SMALL:
+        return jnp.zeros(size, jax_dtype(dtype))
+    found = _shared.get((size, dtype))
+    if found is None:
+        with jax.ensure_compile_time_eval():  # not a value of the program that jit may be tracing
+            found = _shared[size, dtype] = jax.device_put(np.zeros(size, jax_dtype(dtype)))
+    return found
 
 
 @kernel("empty.memory_format")
