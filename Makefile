@@ -15,7 +15,7 @@ test: $(TEST)/ready
 	./scripts/ensure-chromium
 	$(MAKE) check
 	$(TEST)/bin/python -m pytest tests -q -n auto $(ARGS)
-	$(TEST)/bin/python -m pytest suites -q -n auto
+	$(TEST)/bin/python -m pytest suites -q -n auto --dist worksteal
 
 check: $(TEST)/ready
 	$(TEST)/bin/ruff check .
