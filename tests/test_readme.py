@@ -73,6 +73,13 @@ def test_the_example_device_runs(tmp_path: Path) -> None:
     assert "mydevice" in done.stdout
 
 
+def test_the_training_loop_on_jax_learns() -> None:
+    code = next(block for block in blocks("python") if "import torch, ampcheck.jax_device" in block)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert 0 < float(done.stdout) < 0.5  # an untrained model's is 8
+
+
 def test_paths_and_links_exist() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         if not target.startswith("http"):

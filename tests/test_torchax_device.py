@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import ModuleType
@@ -17,17 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck import isolation, unreplayed
-from ampcheck.checks import CheckFailure, Unsupported
+from ampcheck import isolation
 from ampcheck.deviations import load
 from ampcheck.devices import torchax as module
 from ampcheck.devices.base import Device
-from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.registry import absent, known, select
 from ampcheck.devices.torchax import OLDEST, Torchax, TorchTorchax
 from ampcheck.errors import UsageError
 from ampcheck.results import Result, read
-from ampcheck.scenario import Amp
 from tests.cli_support import ROOT, environment, run
 
 DEVICES = [Torchax(), TorchTorchax()]
@@ -238,46 +234,6 @@ def test_a_reproduction_is_torchax_s_own() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "FAIL dtypes of the outputs" in done.stdout
-
-
-# ---- what cannot be compared
-
-
-@pytest.fixture
-def amp() -> Amp:
-    return Amp(Cpu(), "bf16")
-
-
-def failing(*, outside: bool) -> Callable[[], torch.Tensor]:
-    """A call that raises in a region, and outside too if told so."""
-
-    def call() -> torch.Tensor:
-        if outside or torch.is_autocast_enabled("cpu"):
-            raise ValueError("no")
-        return torch.ones(1)
-
-    return call
-
-
-def test_without_a_reference_a_raise_is_compared(amp: Amp) -> None:
-    assert unreplayed.compare(amp, failing(outside=False), "it") == []
-    with pytest.raises(CheckFailure, match="it raised ValueError: no in a region; outside it raises nothing"):
-        amp.finish()
-
-
-def test_without_a_reference_what_comes_out_is_given(amp: Amp) -> None:
-    (out,) = unreplayed.compare(amp, lambda: torch.mm(torch.ones(2, 2), torch.ones(2, 2)), "it")
-    assert out.dtype is torch.bfloat16
-    with pytest.raises(Unsupported, match="PyTorch takes the ops of it apart before cpu is asked"):
-        amp.finish()
-    amp.expect("something", 1, 1)
-    amp.finish()
-
-
-def test_what_raises_everywhere_is_unsupported(amp: Amp) -> None:
-    assert unreplayed.compare(amp, failing(outside=True), "it") == []
-    with pytest.raises(Unsupported, match="ValueError: no"):
-        amp.finish()
 
 
 # ---- its deviations

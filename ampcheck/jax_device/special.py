@@ -16,7 +16,7 @@ from ampcheck.jax_device import transfer
 from ampcheck.jax_device.device import index_of
 from ampcheck.jax_device.dtypes import jax_dtype
 from ampcheck.jax_device.layout import contiguous
-from ampcheck.jax_device.storage import alias, storage_of, wrap
+from ampcheck.jax_device.storage import alias, contents, wrap
 from ampcheck.jax_device.writing import assign, put, resize
 
 SPECIAL: dict[str, Callable[..., Any]] = {}
@@ -158,7 +158,7 @@ def _copy_from_and_resize(self: torch.Tensor, dst: torch.Tensor) -> torch.Tensor
 
 @kernel("clone")
 def _clone(self: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
-    array = storage_of(self).array
+    array = contents(self)
     lazy = self.is_conj() or self.is_neg()
     if (
         array.shape == self.shape

@@ -129,13 +129,6 @@ def grow(tensor: torch.Tensor, elements: int) -> None:
         store(tensor, flat.at[: array.size].set(array.reshape(-1)) if array.size else flat)
 
 
-def fill(tensor: torch.Tensor, values: jax.Array) -> torch.Tensor:
-    """Write an array of the tensor's shape to it."""
-    held = contents(tensor)
-    store(tensor, write(held, _layout(tensor), convert(values, jax_dtype(tensor.dtype))))
-    return tensor
-
-
 def elements(tensor: torch.Tensor) -> int:
     """How many elements of the tensor's dtype its storage has."""
     return math.prod(contents(tensor).shape)

@@ -220,6 +220,17 @@ def check_formats_and_bits() -> None:
     assert turned.imag.cpu()[0, 1].item() == -numbers[0, 1].item().imag
 
 
+def check_a_copy_of_what_is_seen_under_another_dtype() -> None:
+    """A storage of floats seen as integers is copied as integers, whichever is seen first."""
+    for device in ("cpu", "jax"):
+        x = torch.tensor([1.0, -2.0], device=device)
+        copy = x.view(torch.int32).clone()
+        assert copy.tolist() == [0x3F800000, -0x40000000]
+        assert x.clone().tolist() == [1.0, -2.0]
+        copy.view(torch.float32).add_(1)
+        assert x.tolist() == [1.0, -2.0]
+
+
 def check_writes_to_expanded_tensors() -> None:
     for device in ("cpu", "jax"):
         wide = torch.zeros(1, device=device).expand(3)
