@@ -5,7 +5,6 @@ Without a footer the run was interrupted; what was measured until then is all th
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -13,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from ampcheck import jsonl
 from ampcheck.errors import UsageError
 from ampcheck.ids import Parsed
 
@@ -99,27 +99,18 @@ class Writer:
     """Writes a run file line by line; each case is on disk when `add` returns."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("x", encoding="utf-8", buffering=1)
-        except OSError as error:
-            raise UsageError(f"the run file {path} cannot be written: {error.strerror}") from error
+        self._file = jsonl.Writer(path, "run file", {"schema": SCHEMA, **header})
         self.path = path
         self._status: dict[str, str] = {}
-        self._put({"kind": "header", "schema": SCHEMA, **header})
 
     def add(self, result: Result) -> None:
         """Append a case. Of a case that is added twice, the later result counts."""
         self._status[result.key] = result.status
-        self._put({"kind": "case", **result.filled()})
+        self._file.put("case", result.filled())
 
     def close(self, footer: Mapping[str, Any]) -> None:
         """Append the footer; the run is complete."""
-        self._put({"kind": "footer", "counts": dict(Counter(self._status.values())), **footer})
-        self._file.close()
-
-    def _put(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self._file.close({"counts": dict(Counter(self._status.values())), **footer})
 
 
 def read(path: Path) -> Run:
@@ -128,45 +119,9 @@ def read(path: Path) -> Run:
     A file cut off in the middle is read up to its last whole line and has a `note`. Raises UsageError where it is no
     run file, is of another schema, or is damaged before its last line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UsageError(f"the run file {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is no run file: {error.reason} at byte {error.start}") from error
-    run: Run | None = None
-    for number, text in enumerate(lines, 1):
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError as error:
-            if run is None or number < len(lines):
-                raise UsageError(f"{path}, line {number}: not JSON, so this is no whole run file") from error
-            run.note = f"line {number} is cut off"
-            break
-        if run is None:
-            run = Run(path, _header(path, line))
-        elif not isinstance(line, dict):
-            raise UsageError(f"{path}, line {number}: not an object, so this is no whole run file")
-        elif line.get("kind") == "case":
-            result = _result(path, number, line)
-            run.results[result.key] = result
-        elif line.get("kind") == "footer":
-            run.footer = line
-        else:
-            raise UsageError(f"{path}, line {number}: kind is {line.get('kind')!r}; expected case or footer")
-    if run is None:
-        raise UsageError(f"{path} is empty")
-    if run.footer is None and not run.note:
-        run.note = "the run was interrupted"
-    return run
-
-
-def _header(path: Path, line: Any) -> dict[str, Any]:
-    if not isinstance(line, dict) or line.get("kind") != "header":
-        raise UsageError(f"{path} is no run file: its first line is no header")
-    if line.get("schema") != SCHEMA:
-        raise UsageError(f"{path} has schema {line.get('schema')!r}; this ampcheck reads schema {SCHEMA}")
-    return line
+    lines = jsonl.read(path, "run file", SCHEMA, ("case",))
+    results = [_result(path, number, line) for number, line in lines.body]
+    return Run(path, lines.header, {result.key: result for result in results}, lines.footer, lines.note)
 
 
 _KINDS: dict[str, tuple[type, ...]] = {"seconds": (int, float)}

@@ -79,8 +79,7 @@ class Session:
 
     def _cases(self, device: Device, suite: str, marker: pytest.Mark) -> Iterator[Case]:
         yield from op_cases(device, marker.args[0], suite)
-        # Fake tensors cannot run much of the database, and take as long over it as over everything else.
-        if marker.kwargs.get("database") and (device.has_values or self._nightly):
+        if marker.kwargs.get("database") and (device.database or self._nightly):
             yield from opinfo.cases(device, suite)
 
     def _wanted(self, case: Case) -> bool:

@@ -31,7 +31,9 @@ def add(commands: Subparsers) -> None:
     add_selection(parser)
     parser.add_argument("--manifest", metavar="FILE", help="the cases that must run; one that does not is missing")
     parser.add_argument("--unwaive", action="store_true", help="let deviations fail like any other difference")
-    parser.add_argument("--nightly", action="store_true", help="let the random programs explore, with more of them")
+    parser.add_argument(
+        "--nightly", action="store_true", help="random programs explore; all devices run the op database"
+    )
     parser.add_argument("-n", dest="processes", type=_processes, default=1, metavar="N", help='processes, or "auto"')
     parser.add_argument(
         "--timeout", type=_seconds, default=120.0, metavar="SECONDS", help="what a case may take; default: 120"

@@ -54,6 +54,9 @@ class Device(ABC):
     """The lower precisions it supports."""
     has_values: bool = True
     """False for a device without arithmetic: only dtypes are checked, and the report says so."""
+    database: bool = True
+    """Whether every run has the cases of PyTorch's op database. False where they take longer than all others together:
+    only a nightly run has them then."""
     deviations: Path | None = None
     """Its `deviations.toml`."""
     on_request: str = ""

@@ -28,6 +28,7 @@ class Jax(Device):
     token = "jax"
     type = "jax"
     key = "AutocastPrivateUse1"
+    database = False  # XLA compiles a program for each of its samples
     deviations = Path(__file__).parent / "deviations.toml"
     backend = "ampcheck.jax_device"
     setup = ("import ampcheck.jax_device",)
