@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, cast, overload
 
+import jax
 import torch
 from torch.utils import _pytree as pytree
 
@@ -30,9 +31,9 @@ def jit(fn: Callable[..., Any] | None = None, *, donate: bool = True, warn_after
 
     State that the function reaches (parameters, buffers, gradients, optimizer state, a scaler's scale, random numbers)
     goes in and out of the program. `donate` lets XLA overwrite state in place; after `warn_after` programs a
-    UserWarning says what differs from call to call. The result has `lower(*args, **kwargs)`, JAX's `Lowered`, and
-    `compiles`, how many programs were made. docs/jax_jit.md says what is an input, what makes a new program and what
-    is an error.
+    UserWarning says what differs from call to call. The result has `lower(*args, **kwargs)`, JAX's `Lowered`,
+    `program(*args, **kwargs)`, the same for another platform to lower, and `compiles`, how many programs were made.
+    docs/jax_jit.md says what is an input, what makes a new program and what is an error.
 
     Raises ValueNeededError where Python looks at a value, RuntimeError for what a program cannot do.
     """
@@ -65,7 +66,7 @@ class _Jitted:
         present = [n for n in functools.WRAPPER_ASSIGNMENTS if hasattr(self.fn, n)]
         self.wrapped = cast(Any, jitted)
         functools.update_wrapper(jitted, self.fn, assigned=present, updated=())
-        self.wrapped.lower = self.lower
+        self.wrapped.lower, self.wrapped.program = self.lower, self.program
         self.wrapped.compiles = 0
         return self.wrapped
 
@@ -83,10 +84,25 @@ class _Jitted:
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """JAX's `Lowered` of the program for these arguments: `.as_text()` is its StableHLO. Nothing is executed."""
+        entry, inputs = self._inputs(args, kwargs)
+        return entry.jitted.lower(*inputs)
+
+    def program(self, *args: Any, **kwargs: Any) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
+        """The program for these arguments as a function JAX has jitted, and what its inputs are. Nothing is executed.
+
+        `function.trace(*structs).lower(lowering_platforms=("tpu",))` lowers it for another platform. State comes in as
+        inputs; a number of Python's, such as a learning rate, is a weakly typed scalar.
+        """
+        entry, inputs = self._inputs(args, kwargs)
+        avals = [jax.typeof(given) for given in inputs]
+        return entry.jitted, [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+
+    def _inputs(self, args: Any, kwargs: Any) -> tuple[Entry, list[Any]]:
+        """The program for these arguments, and its inputs as they are now; no random number is drawn."""
         entry, arguments, state = self.entry(args, kwargs)
         tensors = entry.tensors(arguments, state.reached)
         storages = [storage_of(tensors[i]) for i in entry.slots]
-        return entry.jitted.lower(*entry.inputs(storages, state.reached, drawing=False))
+        return entry, entry.inputs(storages, state.reached, drawing=False)
 
     def entry(self, args: Any, kwargs: Any) -> tuple[Entry, list[torch.Tensor], State]:
         """The program for these arguments, compiled where there is none yet."""

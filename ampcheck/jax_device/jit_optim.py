@@ -126,7 +126,7 @@ def _initialize(optimizer: Optimizer, group: dict[str, Any], params: list[torch.
 
 def prepare_scaler(scaler: torch.amp.GradScaler) -> None:
     """Make the scale and its tracker, which PyTorch makes at the first `scale`."""
-    if scaler.is_enabled() and scaler._scale is None:
+    if scaler._scale is None:
         scaler._lazy_init_scale_growth_tracker(torch.device("jax"))
 
 

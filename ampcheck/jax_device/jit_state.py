@@ -210,8 +210,9 @@ def _optimizer(found: Reached, optimizer: Optimizer) -> None:
 
 
 def _scaler(found: Reached, scaler: torch.amp.GradScaler) -> None:
-    prepare_scaler(scaler)
-    found.scalers.append(scaler)
+    if scaler.is_enabled():  # a disabled one keeps nothing
+        prepare_scaler(scaler)
+        found.scalers.append(scaler)
     for name, value in list(vars(scaler).items()):
         if name in _SCALER_TENSORS or isinstance(value, PLAIN):
             found.add(scaler.__dict__, name, value)

@@ -18,6 +18,12 @@ class Layout(NamedTuple):
     offset: int
 
 
+class Columns(NamedTuple):
+    """A matrix, or a batch of them, that is stored by columns: `rows` is its transpose, which is stored by rows."""
+
+    rows: jax.Array
+
+
 def contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
     """The strides of a row-major tensor of that size."""
     out, step = [], 1
@@ -83,6 +89,15 @@ def read(array: jax.Array, layout: Layout) -> jax.Array:
     if (block := _slices(layout, array.shape)) is not None:
         return jax.lax.slice(array, *block)
     return array.reshape(-1)[_indices(layout)]
+
+
+def by_columns(layout: Layout) -> Layout | None:
+    """The layout of the matrices' transposes where the matrices lie in their storage by columns, else None."""
+    if len(layout.size) < 2 or layout.stride[-2] != 1 or layout.stride[-1] < max(layout.size[-2], 2):
+        return None
+    *size, rows, columns = layout.size
+    *stride, _, step = layout.stride
+    return Layout((*size, columns, rows), (*stride, step, 1), layout.offset)
 
 
 def settled(values: jax.Array, conj: bool, neg: bool) -> jax.Array:

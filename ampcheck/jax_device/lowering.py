@@ -37,6 +37,8 @@ class Lowering:
     """`compute` is written in PyTorch and takes tensors of the device."""
     traced: tuple[str, ...] = ()
     """Names of `float` and `int` arguments that, as `Scalar` ones, may change from call to call in one program."""
+    columns: bool = False
+    """A matrix that lies in its storage by columns comes as `layout.Columns`, so that it need not be turned."""
     source: str = "own"
     """Where it comes from: "own", "torchax" or "decomposition"."""
 
@@ -52,6 +54,7 @@ def lower(
     static: bool = False,
     concrete: bool = False,
     traced: tuple[str, ...] = (),
+    columns: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: the function is the lowering of the overloads of those names, e.g. "mm" or "add.Tensor".
 
@@ -62,7 +65,9 @@ def lower(
         for name in names:
             if name in OWN:
                 raise ValueError(f"{name} has two lowerings")
-            OWN[name] = Lowering(compute, promotes, one_dtype, random, static, concrete, traced=traced)
+            OWN[name] = Lowering(
+                compute, promotes, one_dtype, random, static, concrete, traced=traced, columns=columns
+            )
         return compute
 
     return register

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.jax_device import promotion, random
 from ampcheck.jax_device.call import Call, Fixed, Number, Slot, given_again, meta
-from ampcheck.jax_device.layout import read, settled
+from ampcheck.jax_device.layout import Columns, by_columns, read, settled
 from ampcheck.jax_device.lowering import Lowering, short_name
 from ampcheck.jax_device.results import conform, flattened, made, plain, promised, read_back, single, structure
 from ampcheck.jax_device.schema import Kind, arguments
@@ -162,6 +162,8 @@ def build(op: Functional, call: Call) -> tuple[Callable[..., Any], Any]:
 
         def given(taken: Any) -> Any:
             if isinstance(taken, Slot):
+                if lowering.columns and taken.layout is not None and (rows := by_columns(taken.layout)) is not None:
+                    return Columns(settled(read(held[taken.place], rows), taken.conj, taken.neg))
                 value = held[taken.place] if taken.layout is None else read(held[taken.place], taken.layout)
                 value = settled(value, taken.conj, taken.neg)
                 if common is not None:

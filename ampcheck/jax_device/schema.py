@@ -89,7 +89,8 @@ def is_view(op: OpOverload) -> bool:
 
 def is_out(op: OpOverload) -> bool:
     """Whether the overload writes its results to tensors the caller gives as `out=`."""
-    return torch.Tag.out in op.tags
+    # What torch 2.13 tags as torch.Tag.out; 2.11 and 2.12 have no such tag.
+    return any(a.kwarg_only and a.written for a in arguments(op))
 
 
 def is_inplace(op: OpOverload) -> bool:

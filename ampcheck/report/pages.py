@@ -66,7 +66,6 @@ FILTERS: Mapping[str, Callable[..., str]] = {
 def common(history: History) -> dict[str, Any]:
     """What every page needs."""
     return {
-        "nav": NAV.items(),
         "run": _summary(history.newest, run_names(history)[0]),
         "statuses": SHOWN,
         "unreal": set().union(*(virtual(run) for run in history.runs)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -14,26 +15,30 @@ from ampcheck.devices.registry import known
 from ampcheck.errors import UsageError
 from ampcheck.ids import op_token
 from ampcheck.ops import opinfo
-from ampcheck.report import badge, data, pages
+from ampcheck.report import badge, bench_nights, bench_pages, bench_site, data, pages
+from ampcheck.report.bench_nights import BenchHistory
 from ampcheck.report.history import History, load
 
 TEMPLATES = Path(__file__).parent / "templates"
 OUT = Path("reports") / "site"
 
-_PLAIN = ("style.css", "app.js", "matrix.js", "case.js", "compare.js")
 _SHARED_SCRIPTS = ["data.js", "app.js"]
 
 
 def build(runs: Sequence[Path], out: Path = OUT) -> Path:
-    """Make the site of some run files.
+    """Make the site of some run files and benchmark files.
 
     Args:
-        runs: the run files, in any order. The newest is what the site is about; earlier ones give its history.
+        runs: the files, in any order; what a file is says its first line. The newest of each kind is what the site is
+            about; earlier ones give its history.
         out: the folder to write to. Files of an earlier site are replaced; others are left alone.
 
-    Returns: the page to open. Raises UsageError for no or unusable run files, and for a folder that cannot be written.
+    Returns: the page to open. Raises UsageError for no or unusable files, and for a folder that cannot be written.
     """
-    files = render(load(runs), Waivers(known().values()).all())
+    measured = [path for path in runs if bench_nights.is_bench(path)]
+    judged = [path for path in runs if path not in set(measured)]
+    history = load(judged) if judged or not measured else None
+    files = render(history, Waivers(known().values()).all(), bench_nights.load(measured))
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
@@ -45,8 +50,17 @@ def build(runs: Sequence[Path], out: Path = OUT) -> Path:
     return out / "index.html"
 
 
-def render(history: History, entries: Sequence[Deviation]) -> dict[str, str]:
-    """The text of every file of the site, by name. `entries`: the deviations to list."""
+def render(
+    history: History | None, entries: Sequence[Deviation], bench: BenchHistory | None = None
+) -> dict[str, str]:
+    """The text of every file of the site, by name.
+
+    Args:
+        history: the conformance runs, None without any.
+        entries: the deviations to list.
+        bench: the benchmarks.
+    """
+    bench = bench or BenchHistory()
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -56,22 +70,58 @@ def render(history: History, entries: Sequence[Deviation]) -> dict[str, str]:
         keep_trailing_newline=True,
     )
     environment.filters.update(pages.FILTERS)
-    shared = pages.common(history)
+    shared: dict[str, Any] = {
+        "nav": pages.NAV.items(),
+        "bench_nav": bench_pages.NAV.items(),
+        "bench": bench_pages.summary(bench),
+        "run": None,
+        **(pages.common(history) if history else {}),
+    }
+    fill = _filled(history, entries) if history else _empty()
+    changed = bench_site.changed(bench)
+    fill |= bench_site.pages(bench, changed)
+    files = {
+        file: environment.get_template(template).render(**shared, **values, title=title, scripts=scripts, file=file)
+        for file, (template, title, scripts, values) in fill.items()
+    }
+    plain = (path for path in TEMPLATES.iterdir() if path.suffix in (".js", ".css"))
+    files |= {path.name: path.read_text(encoding="utf-8") for path in sorted(plain)}
+    files |= bench_site.files(bench, changed)
+    return files | (_data(history) if history else {})
+
+
+Page = tuple[str, str, list[str], dict[str, Any]]
+"""A page's template, title, scripts and values."""
+
+
+def _filled(history: History, entries: Sequence[Deviation]) -> dict[str, Page]:
+    return {
+        "index.html": ("index.html", "Health", [], pages.health(history)),
+        "matrix.html": ("matrix.html", "Matrix", [*_SHARED_SCRIPTS, "matrix.js"], {}),
+        "case.html": ("case.html", "Case", ["data.js", "details.js", "app.js", "case.js"], {}),
+        "deviations.html": ("deviations.html", "Deviations", [], pages.deviations(history, entries)),
+        "compare.html": (
+            "compare.html",
+            "Compare",
+            [*_SHARED_SCRIPTS, "compare.js"],
+            {"count": len(history.runs)},
+        ),
+        "about.html": ("about.html", "About", [], pages.about(history)),
+    }
+
+
+def _empty() -> dict[str, Page]:
+    """The pages of conformance where nothing of it is here."""
+    names = {**{file: title for title, file in pages.NAV.items()}, "case.html": "Case"}
+    values = {"what": "conformance run", "command": "ampcheck run", "other": "bench.html", "there": "benchmarks"}
+    return {file: ("nothing.html", title, [], values) for file, title in names.items()}
+
+
+def _data(history: History) -> dict[str, str]:
     catalogue = ops.catalogue()
     written = {op_token(op) for op in catalogue}
-    fill = {
-        "index.html": ("Health", [], pages.health(history)),
-        "matrix.html": ("Matrix", [*_SHARED_SCRIPTS, "matrix.js"], {}),
-        "case.html": ("Case", ["data.js", "details.js", "app.js", "case.js"], {}),
-        "deviations.html": ("Deviations", [], pages.deviations(history, entries)),
-        "compare.html": ("Compare", [*_SHARED_SCRIPTS, "compare.js"], {"count": len(history.runs)}),
-        "about.html": ("About", [], pages.about(history)),
-    }
     files = {
-        file: environment.get_template(file).render(**shared, **values, title=title, scripts=scripts)
-        for file, (title, scripts, values) in fill.items()
+        "data.js": data.script("AMPCHECK_DATA", data.cases(history, {*catalogue, *written, *opinfo.rows()})),
+        "details.js": data.script("AMPCHECK_DETAILS", data.details(history)),
     }
-    files |= {name: (TEMPLATES / name).read_text(encoding="utf-8") for name in _PLAIN}
-    files["data.js"] = data.script("AMPCHECK_DATA", data.cases(history, {*catalogue, *written, *opinfo.rows()}))
-    files["details.js"] = data.script("AMPCHECK_DETAILS", data.details(history))
     return files | badge.files(history)

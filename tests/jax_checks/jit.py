@@ -263,3 +263,35 @@ def check_a_storage_seen_under_two_dtypes() -> None:
     assert words.view(torch.int32).tolist() == [3] * 4
     with pytest.raises(RuntimeError, match="seen under another dtype"):
         jit(lambda: words.view(torch.int32))()
+
+
+def check_the_program_can_be_lowered_for_another_platform() -> None:
+    weight = torch.ones(3, 3, device="jax", requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+
+    def step(a: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (F.dropout(a, 0.5) @ weight).sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    jitted, before = jit(step), weight.detach().clone()
+    state = torch.jax.get_rng_state()
+    function, structs = jitted.program(x())
+    found = [(s.shape, str(s.dtype), s.weak_type) for s in structs]
+    assert found == [
+        ((6,), "float32", False),  # the argument's storage, which it sees as (2, 3)
+        ((3, 3), "float32", False),
+        ((), "float64", True),  # the learning rate
+        ((2,), "uint32", False),  # the key of the random numbers
+    ]
+    for platform in ("tpu", "cpu"):
+        text = function.trace(*structs).lower(lowering_platforms=(platform,)).as_text()
+        assert "stablehlo.dot_general" in text
+    assert torch.equal(weight, before)
+    assert torch.equal(torch.jax.get_rng_state(), state)
+    assert jitted.compiles == 1
+    jitted(x())
+    assert jitted.compiles == 1
+    assert not torch.equal(weight, before)

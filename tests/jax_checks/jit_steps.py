@@ -212,6 +212,24 @@ def check_the_scaler_decides_on_the_device() -> None:
             assert all(p.isfinite().all() for p in ours)
 
 
+def check_a_scaler_that_is_off() -> None:
+    for jitted in (False, True):
+        weight = torch.ones(2, device="jax", requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.5)
+        scaler = torch.amp.GradScaler("jax", enabled=False)
+
+        def step(optimizer: Any = optimizer, scaler: Any = scaler, weight: torch.Tensor = weight) -> None:
+            optimizer.zero_grad()
+            scaler.scale(weight.sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+        run = jit(step) if jitted else step
+        run()
+        run()
+        assert weight.tolist() == [0, 0]
+
+
 def check_momentum_that_an_overflow_would_make() -> None:
     with pytest.raises(RuntimeError, match="dampening is not 0"):
         scaled(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.1), jitted=True, clips=False)

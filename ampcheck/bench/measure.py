@@ -1,0 +1,139 @@
+"""Measures one group in this process: its arms made ready, shown to be what they say, and timed in turns."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ampcheck.bench import accuracy, memory, proof
+from ampcheck.bench.arms import arms
+from ampcheck.bench.clocks import Clock, clock
+from ampcheck.bench.model import Arm, MachineryWorkload, Rounds, Workload
+from ampcheck.bench.prepare import Prepared, prepare, reference
+from ampcheck.bench.timing import Timed, calibrate, interleave, warm_up
+from ampcheck.bench.workloads import catalogue
+from ampcheck.checks import one_line
+from ampcheck.devices.base import Device
+from ampcheck.devices.registry import select
+from ampcheck.observe import tensors
+
+if TYPE_CHECKING:
+    from ampcheck.bench.worker import Plan
+
+AGAIN = "-again"
+
+
+class Measurer:
+    """Measures the groups of a plan on its device."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        (self.device,) = select([plan.device], plan.modules)
+        self.timer = clock(self.device)
+        self.timed: dict[str, Timed] = {}
+        """The arms of the group that was measured last, ready to be called."""
+
+    def measure(self, name: str, executor: str) -> Rounds:
+        """Measure a group. What cannot be measured is in `failed`; nothing is raised for what a device cannot do."""
+        workload = catalogue()[name]
+        found = Rounds(name, self.plan.device, executor, self.plan.process)
+        timer = self.timer
+        torch.manual_seed(0)
+        if isinstance(workload, MachineryWorkload):
+            calls = _variants(workload, self.device)
+        else:
+            calls = self._arms(workload, executor, timer, found)
+        timed = self.timed = {}
+        for arm, timing in calls.items():
+            try:
+                first = warm_up(timer, timing.call)
+                timing.count = calibrate(timer, timing.call, self.plan.target)
+            except Exception as error:  # a device may lack anything; the others are measured all the same
+                found.failed[arm] = one_line(error)
+                continue
+            found.facts.setdefault(arm, {}).setdefault("first", first)
+            timed[arm] = timing
+        if timed:
+            blocked = _Blocked(timer, self.device, found)
+            seed = 1000 * self.plan.process + sum(map(ord, name))
+            found.samples, found.cpu = interleave(timer, timed, self.plan.rounds, seed, blocked.check)
+            blocked.conclude()
+        for arm, samples in found.samples.items():
+            facts = found.facts[arm]
+            if executor != "eager":
+                facts["compile"] = max(facts["first"] - statistics.median(samples), 0.0)
+        return found
+
+    def _arms(self, workload: Workload, executor: str, timer: Clock, found: Rounds) -> dict[str, Timed]:
+        """The arms of a workload, ready; those that cannot be are noted in `found`."""
+        chosen, without = arms(workload, self.device.name, executor, self._platform())
+        found.failed |= without
+        exact = reference(workload) if self.plan.facts else None
+        base: torch.Tensor | None = None
+        out: dict[str, Timed] = {}
+        for arm in chosen:
+            torch._dynamo.reset()
+            try:
+                ready = prepare(workload, arm, self.device.type, executor)
+                first = warm_up(timer, ready.call)
+                found.facts[arm.name] = {"first": first}
+                if exact is not None and not arm.again:
+                    output = ready.output()
+                    base = output if base is None else base
+                    found.facts[arm.name] |= self._facts(workload, arm, executor, ready, output, base, exact)
+            except Exception as error:  # a device may lack anything
+                found.failed[arm.name] = one_line(error)
+                continue
+            out[arm.name] = Timed(ready.call, ready.restore)
+        return out
+
+    def _facts(
+        self,
+        workload: Workload,
+        arm: Arm,
+        executor: str,
+        ready: Prepared,
+        output: torch.Tensor,
+        base: torch.Tensor,
+        exact: torch.Tensor,
+    ) -> dict[str, Any]:
+        shown = proof.prove(ready, arm, workload, self.device, executor, base, output, exact)
+        facts: dict[str, Any] = {"error": accuracy.error(output, exact), "proof": shown.text}
+        if shown.invalid:
+            facts["invalid"] = shown.invalid
+        peak = memory.peak(ready, self.device, executor)
+        return facts if peak is None else {**facts, "memory": peak}
+
+    def _platform(self) -> str:
+        return self.device.describe().get("platform", self.device.type)
+
+
+def _variants(workload: MachineryWorkload, device: Device) -> dict[str, Timed]:
+    """The variants, and the first once more."""
+    made = workload.make(device.type)
+    first = next(iter(made))
+    return {name: Timed(call) for name, call in {**made, first + AGAIN: made[first]}.items()}
+
+
+class _Blocked:
+    """Finds out whether the device had really ended when the clock stopped: its outputs are read at once then."""
+
+    def __init__(self, timer: Clock, device: Device, found: Rounds) -> None:
+        self._timer, self._device, self._found = timer, device, found
+        self._late: dict[str, list[str]] = {}
+
+    def check(self, arm: str, seconds: float) -> None:
+        """Called after each sample."""
+        outputs = [t for t in tensors(self._timer.last) if t.device.type == self._device.type]
+        if outputs:
+            reason = proof.read_back(outputs, self._device.host, seconds)
+            self._late.setdefault(arm, []).append(reason)
+
+    def conclude(self) -> None:
+        """Make arms invalid that were not waited for in most rounds; one slow read may be anything."""
+        for arm, reasons in self._late.items():
+            late = [reason for reason in reasons if reason]
+            if 2 * len(late) > len(reasons):
+                self._found.facts[arm]["invalid"] = late[-1]

@@ -1,0 +1,257 @@
+"""Which of two arms, or of two runs, is faster, and how sure that is. Needs numpy only.
+
+Times are compared as logarithms of ratios, so that twice as fast and half as fast are equally far from no change. All
+ratios are speeds: the seconds of the base over the seconds of the other, so above 1 the other one is faster.
+
+A sample set is what was measured of one arm: for each process its samples in seconds, in the order of the rounds.
+Functions raise UsageError where a sample is no positive finite number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ampcheck.errors import UsageError
+
+Samples = Sequence[Sequence[float]]
+Array = NDArray[np.float64]
+
+BOUNDS = {"op": 0.02, "machinery": 0.02, "step": 0.04}
+"""By kind of workload, how far from 1 the ratio of two equal arms may lie."""
+
+MIN_ROUNDS = 5
+"""Below this many pairs there is no verdict: an interval of four is about as wide as their range."""
+
+TOO_WIDE = 5
+"""An interval this many times as wide as the A/A band (for an op 20 %) is unstable even where one side is excluded."""
+
+ALPHA = 0.05
+"""Two runs differ only where the rank test says so at this level too."""
+
+DRAWS = 1000
+MIN_PROCESSES = 4
+"""From this many processes on in both runs, the rank test compares medians of processes. Samples of one process share
+its memory layout and its neighbours on the machine, and would count as more evidence than they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One arm or run beside another.
+
+    `ratio` is a speed, with its 95 % interval; `spread` the robust standard deviation of the log ratios (1.4826 MAD);
+    `p` that of the rank test for no difference; `rounds` the pairs, or the samples of the smaller run.
+    """
+
+    verdict: str
+    reason: str = ""
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    spread: float | None = None
+    p: float | None = None
+    rounds: int = 0
+    processes: int = 0
+
+
+def log_ratios(base: Samples, arm: Samples) -> list[Array]:
+    """log(base / arm) of each round that both have, for each process that has any.
+
+    Raises UsageError where the two have different numbers of processes: there is no telling which belong together.
+    """
+    if len(base) != len(arm):
+        raise UsageError(f"{len(base)} processes of one arm cannot be paired with {len(arm)} of another")
+    paired = [(one[: len(two)], two[: len(one)]) for one, two in zip(base, arm, strict=True) if len(one) and len(two)]
+    return [_logs(one) - _logs(two) for one, two in paired]
+
+
+def interval(processes: Sequence[Array], draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
+    """The 95 % interval of the median of all values, by a hierarchical bootstrap: processes, then rounds within each.
+
+    With one process only rounds are drawn, and nothing is known of what another process would have measured. Resampling
+    P processes makes their spread too small by √((P-1)/P), which is put right. Simulated coverage for 5 × 9 is 0.92
+    where processes differ much more than rounds, up to 0.99 where they do not differ; for two processes it can be 0.7.
+    """
+    return _quantiles(_medians(processes, draws, seed))
+
+
+def verdict(low: float, high: float, bound: float) -> str:
+    """What the interval of a speed says: "faster", "slower", "same", "ambiguous" or "unstable".
+
+    `bound`: how far from 1 counts as the same, e.g. 0.02; its band is 1/1.02 to 1.02, so that exchanging the arms
+    exchanges faster and slower. ambiguous: either "same" or one of the others. unstable: the interval holds the whole
+    band, so that all three are possible, or is `TOO_WIDE` times as wide as the band.
+    """
+    edge = math.log1p(bound)
+    bottom, top = math.log(low), math.log(high)
+    if bottom > edge:
+        return "faster"
+    if top < -edge:
+        return "slower"
+    if -edge <= bottom and top <= edge:
+        return "same"
+    if (bottom < -edge and top > edge) or top - bottom > TOO_WIDE * 2 * edge:
+        return "unstable"
+    return "ambiguous"
+
+
+def outside(ratio: float, bound: float) -> bool:
+    """Whether a ratio lies outside the band of equal arms."""
+    return abs(math.log(ratio)) > math.log1p(bound)
+
+
+def compare_arms(base: Samples, arm: Samples, bound: float, again: Samples | None = None, seed: int = 0) -> Comparison:
+    """Two arms of one run: the same round of the same process is a pair. `again`: the A/A arm, if the run has one."""
+    logs = log_ratios(base, arm)
+    rounds = sum(map(len, logs))
+    if rounds < MIN_ROUNDS:
+        return _few(rounds, len(logs))
+    pool = np.concatenate(logs)
+    found = _judged(float(np.median(pool)), _medians(logs, DRAWS, seed), _spread(pool), bound)
+    found = replace(found, p=signed_rank(pool), rounds=rounds, processes=len(logs))
+    if again is None or found.verdict == "unstable":
+        return found
+    check = log_ratios(base, again)
+    if sum(map(len, check)) < MIN_ROUNDS:
+        return replace(found, verdict="ambiguous", reason="the A/A arm was not measured")
+    ratio = float(np.exp(np.median(np.concatenate(check))))
+    if outside(ratio, bound):
+        return replace(found, verdict="ambiguous", reason=f"the A/A arm's ratio is {ratio:.3f}, outside ±{bound:.0%}")
+    return found
+
+
+def compare_runs(before: Samples, after: Samples, bound: float, seed: int = 0) -> Comparison:
+    """The same arm in two runs, unpaired. faster and slower are said of the later one, and need the rank test as well.
+
+    The machine may have changed between the runs, so compare the groups' first arms too before believing it.
+    """
+    sides = [[_logs(process) for process in side if len(process)] for side in (before, after)]
+    rounds, processes = min(sum(map(len, side)) for side in sides), min(map(len, sides))
+    if rounds < MIN_ROUNDS:
+        return _few(rounds, processes)
+    one, two = (np.concatenate(side) for side in sides)
+    drawn = _medians(sides[0], DRAWS, seed) - _medians(sides[1], DRAWS, seed + 1)
+    middle = float(np.median(one) - np.median(two))
+    found = _judged(middle, drawn, max(_spread(one), _spread(two)), bound)
+    if processes >= MIN_PROCESSES:
+        one, two = (np.array([np.median(process) for process in side]) for side in sides)
+    found = replace(found, p=mann_whitney(one, two), rounds=rounds, processes=processes)
+    if found.verdict in ("faster", "slower") and found.p is not None and found.p >= ALPHA:
+        reason = f"the interval says {found.verdict}, the rank test finds no difference (p = {found.p:.2f})"
+        return replace(found, verdict="ambiguous", reason=reason)
+    return found
+
+
+def mann_whitney(a: Sequence[float] | Array, b: Sequence[float] | Array) -> float:
+    """The two-sided p of Mann and Whitney's U test: do unpaired values of one lie above the other's as often as below.
+
+    Normal approximation with correction for ties and continuity (Mann and Whitney 1947); 1 where all values are equal.
+    Raises UsageError where one side is empty.
+    """
+    n, m = len(a), len(b)
+    if not n or not m:
+        raise UsageError("the U test needs values on both sides")
+    ranks, ties = _ranks(np.concatenate([np.asarray(a, dtype=float), np.asarray(b, dtype=float)]))
+    u = float(ranks[:n].sum()) - n * (n + 1) / 2
+    total = n + m
+    variance = n * m / 12 * (total + 1 - ties / (total * (total - 1)))
+    return _two_sided(u - n * m / 2, variance)
+
+
+def signed_rank(differences: Sequence[float] | Array) -> float:
+    """The two-sided p of Wilcoxon's signed-rank test: are paired differences as far above zero as below.
+
+    Normal approximation with correction for ties and continuity; zeros are left out (Wilcoxon 1945); 1 where all are.
+    """
+    values = np.asarray(differences, dtype=float)
+    values = values[values != 0]
+    n = len(values)
+    ranks, ties = _ranks(np.abs(values))
+    return _two_sided(float(ranks[values > 0].sum()) - n * (n + 1) / 4, n * (n + 1) * (2 * n + 1) / 24 - ties / 48)
+
+
+def _few(rounds: int, processes: int) -> Comparison:
+    reason = f"{rounds} rounds; a verdict needs {MIN_ROUNDS}"
+    return Comparison("not measured", reason, rounds=rounds, processes=processes)
+
+
+def _judged(middle: float, drawn: Array, spread: float, bound: float) -> Comparison:
+    """The verdict on a median of log ratios and its bootstrap draws."""
+    low, high = _quantiles(drawn)
+    word = verdict(low, high, bound)
+    reason = ""
+    if word in ("ambiguous", "unstable"):
+        reason = f"the interval is {low:.3g} to {high:.3g}, equal arms lie within ±{bound:.0%}"
+    return Comparison(word, reason, math.exp(middle), low, high, spread)
+
+
+def _logs(samples: Sequence[float]) -> Array:
+    values = np.asarray(samples, dtype=float)
+    bad = values[~(np.isfinite(values) & (values > 0))]
+    if bad.size:
+        raise UsageError(f"a sample of {bad[0]:g} s is no time that a call can take")
+    logs: Array = np.log(values)
+    return logs
+
+
+def _spread(values: Array) -> float:
+    return float(1.4826 * np.median(np.abs(values - np.median(values))))
+
+
+def _medians(processes: Sequence[Array], draws: int, seed: int) -> Array:
+    """Medians of bootstrap draws, their distance from the median put right for the number of processes (or rounds)."""
+    counts = tuple(len(process) for process in processes if len(process))
+    if not counts:
+        raise UsageError("an interval needs at least one value")
+    pool = np.concatenate([*processes, [np.inf]])
+    index, sizes = _draws(counts, draws, seed)
+    rows = np.sort(pool[index], axis=1)
+    pick = np.arange(draws)
+    medians = (rows[pick, (sizes - 1) // 2] + rows[pick, sizes // 2]) / 2
+    units = len(counts) if len(counts) > 1 else counts[0]
+    middle = float(np.median(pool[:-1]))
+    grown: Array = middle + math.sqrt(units / max(units - 1, 1)) * (medians - middle)
+    return grown
+
+
+@lru_cache(maxsize=32)
+def _draws(counts: tuple[int, ...], draws: int, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Positions in the pooled values, a row a draw, and how many of each row count; the others point behind the end.
+
+    Kept, because the arms of a group and the groups of a run have the same shape.
+    """
+    generator = np.random.default_rng(seed)
+    lengths = np.array(counts, dtype=np.intp)
+    starts = np.cumsum(lengths) - lengths
+    chosen = generator.integers(len(counts), size=(draws, len(counts)))
+    if len(counts) == 1:
+        chosen[:] = 0
+    within = (generator.random((draws, len(counts), max(counts))) * lengths[chosen][..., None]).astype(np.intp)
+    index = starts[chosen][..., None] + within
+    index[np.arange(max(counts)) >= lengths[chosen][..., None]] = lengths.sum()
+    return index.reshape(draws, -1), lengths[chosen].sum(axis=1)
+
+
+def _quantiles(logs: Array) -> tuple[float, float]:
+    low, high = np.exp(np.quantile(logs, [0.025, 0.975]))
+    return float(low), float(high)
+
+
+def _ranks(values: Array) -> tuple[Array, float]:
+    """Ranks from 1, equal values sharing their mean rank, and Σ(t³ - t) over the numbers t of equal values."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    ranks: Array = (last - (counts - 1) / 2)[inverse]
+    return ranks, float((counts.astype(float) ** 3 - counts).sum())
+
+
+def _two_sided(distance: float, variance: float) -> float:
+    if variance <= 0:
+        return 1.0
+    z = max(abs(distance) - 0.5, 0) / math.sqrt(variance)
+    return math.erfc(z / math.sqrt(2))

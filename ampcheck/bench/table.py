@@ -1,0 +1,112 @@
+"""Results for people: numbers with units, and the table of a terminal. No number is shown without its verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from tabulate import tabulate
+
+from ampcheck.bench.model import ArmResult, Group
+
+INVALID = ("invalid", "not measured")
+"""The verdicts of arms whose figures say nothing about their precision."""
+
+NONE = "–"
+_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (0.0, "ns"))
+_HEADINGS = ("workload", "device", "executor", "arm", "time", "speed [95 %]", "verdict", "error")
+
+
+def seconds(value: float | None) -> str:
+    """A time in three digits and the unit that suits it, e.g. "1.25 ms"."""
+    if value is None:
+        return NONE
+    size, unit = next((size, unit) for size, unit in _SECONDS if value >= size)
+    return f"{_three(value / (size or 1e-9))} {unit}"
+
+
+def count(value: float | None, unit: str) -> str:
+    """A quantity in three digits with a decimal prefix, e.g. `count(2.5e12, "FLOP/s")` is "2.50 TFLOP/s"."""
+    if value is None:
+        return NONE
+    for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{_three(value / size)} {prefix}{unit}"
+    return f"{_three(value)} {unit}"
+
+
+def memory(value: float | None) -> str:
+    """Bytes in three digits with a binary prefix, e.g. "1.50 MiB"."""
+    if value is None:
+        return NONE
+    for power, prefix in ((3, "Gi"), (2, "Mi"), (1, "Ki")):
+        if value >= 1024**power:
+            return f"{_three(value / 1024**power)} {prefix}B"
+    return f"{value:.0f} B"
+
+
+def error(value: float | None) -> str:
+    """A relative error in two digits, e.g. "2.9e-03"."""
+    return NONE if value is None else "0" if value == 0 else f"{value:.1e}"
+
+
+def ratio(arm: ArmResult) -> str:
+    """The speed beside the first arm with its interval, e.g. "3.41× [3.38, 3.44]"; a dash where it would say nothing."""
+    if arm.speed is None or arm.verdict in (*INVALID, "first"):
+        return NONE
+    if arm.speed_low is None or arm.speed_high is None:
+        return f"{_three(arm.speed)}×"
+    return f"{_three(arm.speed)}× [{_three(arm.speed_low)}, {_three(arm.speed_high)}]"
+
+
+def label(group: Group) -> str:
+    """The workload's name, marked where its figures are estimates."""
+    return group.workload + (" (estimate)" if group.estimate else "")
+
+
+def reasons(group: Group) -> list[str]:
+    """A sentence for each arm that has something to explain, and the group's note."""
+    lines = [f"{arm.name} {arm.verdict}: {arm.reason or 'no reason was given'}" for arm in group.arms if told(arm)]
+    return [*lines, *([group.note] if group.note else [])]
+
+
+def told(arm: ArmResult) -> bool:
+    """Whether the arm's verdict needs its reason beside it."""
+    return bool(arm.reason) or arm.verdict in INVALID
+
+
+def table(groups: Iterable[Group]) -> str:
+    """The groups as a table for a terminal: a row per arm, the first arm's time above those compared with it.
+
+    What is invalid or not measured has the reason below the table's row; "(estimate)" stands behind what no clock saw.
+    """
+    rows: list[Sequence[str]] = []
+    for group in groups:
+        for place, arm in enumerate(group.arms):
+            where = (label(group), group.device, group.executor) if place == 0 else ("", "", "")
+            rows.append((*where, arm.name, _time(arm), ratio(arm), _verdict(arm), error(arm.error)))
+        rows += [("", "", "", *_folded(line)) for line in reasons(group)]
+    return tabulate(rows, headers=_HEADINGS, disable_numparse=True) if rows else "Nothing was measured."
+
+
+def _time(arm: ArmResult) -> str:
+    """An arm's time; in brackets where it is not the time of what the arm's name says."""
+    shown = seconds(arm.seconds)
+    return f"({shown})" if arm.verdict in INVALID and arm.seconds is not None else shown
+
+
+def _verdict(arm: ArmResult) -> str:
+    return "baseline" if arm.verdict == "first" else arm.verdict
+
+
+def _folded(line: str, width: int = 100) -> tuple[str, ...]:
+    """A remark as cells of one row: it would stretch the arm's column, so it goes to the last one."""
+    return ("  └", "", "", "", line if len(line) <= width else line[: width - 1] + "…")
+
+
+def _three(value: float) -> str:
+    """Three significant digits without an exponent, e.g. "0.0123", "1.20", "345", "1234"."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    digits = max(0, 2 - math.floor(math.log10(abs(float(f"{value:.3g}")))))
+    return f"{value:.{min(digits, 9)}f}"

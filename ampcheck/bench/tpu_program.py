@@ -1,0 +1,222 @@
+"""Reads a program that XLA has compiled and scheduled: its products and casts, by dtype.
+
+The text is that of JAX's `Compiled.as_text()`; `tpu_schedule.py` adds up what the compiler expects it to take.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^{}]*\})?")
+_INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = ")
+_COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$")
+_OPCODE = re.compile(r"\s*([\w\-]+)\(")
+_CALLED = re.compile(
+    r"\b(?:calls|body|to_apply|true_computation|false_computation|branch_computations)=(\{[^}]*\}|\S+)"
+)
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_PRECISION = re.compile(r"operand_precision=\{(\w+)")
+
+_BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128, "token": 0, "opaque": 0}
+_NAMES = {"f16": "fp16", "f32": "fp32", "f64": "fp64"}
+_PASSES = {"highest": 6, "high": 3}
+"""Passes of the matrix unit, which multiplies bf16, for a float32 product of that precision; one by default."""
+
+NO_WORK = frozenset((
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
+    "opt-barrier",
+))  # fmt: skip
+"""Instructions that only give a name to what is there."""
+CALLS = ("while", "call", "conditional")
+"""Instructions that run the instructions of another computation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """What an instruction gives or takes: XLA's name of the dtype, the shape, and whether it lies in HBM."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    hbm: bool = True
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes it takes, without padding."""
+        digits = re.search(r"\d+", self.dtype)
+        bits = _BITS.get(self.dtype) if self.dtype in _BITS else int(digits[0]) if digits else 0
+        return prod(self.shape) * (bits or 0) // 8
+
+    def __str__(self) -> str:
+        return f"{name_of(self.dtype)}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(slots=True)
+class Instruction:
+    """One line of a computation. `cycles`: what the compiler expects it to take, None where it does not say."""
+
+    name: str
+    opcode: str
+    results: tuple[Array, ...]
+    operands: tuple[str, ...]
+    called: tuple[str, ...]
+    cycles: int | None
+    attributes: str
+
+
+Computation = Mapping[str, Instruction]
+"""Instructions by name, in the order in which they are run."""
+
+
+@dataclass(slots=True)
+class Program:
+    """A compiled module: its computations by name, the instructions of each in the order in which they are run."""
+
+    computations: dict[str, dict[str, Instruction]] = field(default_factory=dict)
+    entry: str = ""
+
+    def kernels(self, within: str = "") -> Iterator[tuple[Computation, Instruction]]:
+        """The instructions that are run one after the other, each with its computation; a loop's body comes once."""
+        computation = self.computations[within or self.entry]
+        for instruction in computation.values():
+            yield computation, instruction
+            if instruction.opcode in CALLS:
+                for called in instruction.called:
+                    yield from self.kernels(called)
+
+    def parts(self, computation: Computation, instruction: Instruction) -> Iterator[tuple[Computation, Instruction]]:
+        """What a kernel is made of: the instruction itself, or the instructions that were fused into it."""
+        if instruction.opcode not in ("fusion", "async-start"):
+            yield computation, instruction
+            return
+        for called in instruction.called:
+            inner = self.computations[called]
+            for part in inner.values():
+                yield from self.parts(inner, part)
+
+
+def name_of(dtype: str) -> str:
+    """XLA's name of a dtype as this project writes it, e.g. "fp32" for "f32"."""
+    return _NAMES.get(dtype, dtype)
+
+
+def parse(text: str) -> Program:
+    """Read the text of a compiled module. Raises ValueError where it has no entry computation."""
+    program = Program()
+    current: dict[str, Instruction] | None = None
+    for line in text.splitlines():
+        if current is None:
+            header = _COMPUTATION.fullmatch(line)
+            if header and not line.startswith("HloModule"):
+                current = program.computations.setdefault(header[2], {})
+                program.entry = header[2] if header[1] else program.entry
+        elif line.startswith("}"):
+            current = None
+        elif begin := _INSTRUCTION.match(line):
+            instruction = _instruction(begin[1], line[begin.end() :])
+            if instruction is not None:
+                current[begin[1]] = instruction
+    if not program.entry:
+        raise ValueError("the text has no ENTRY computation: it is no compiled XLA program")
+    return program
+
+
+def _instruction(name: str, rest: str) -> Instruction | None:
+    shape, rest = _split(rest) if rest.startswith("(") else (rest.partition(" ")[0], rest.partition(" ")[2])
+    opcode = _OPCODE.match(rest)
+    if opcode is None:
+        return None
+    operands, attributes = _split(rest[opcode.end() - 1 :])
+    called = [n for found in _CALLED.findall(attributes) for n in re.findall(r"[\w.\-]+", found.rstrip(","))]
+    cycles = _CYCLES.search(attributes)
+    return Instruction(
+        name,
+        opcode[1],
+        tuple(_array(*found) for found in _ARRAY.findall(shape)),
+        tuple(re.findall(r"%([\w.\-]+)", operands)),
+        tuple(called),
+        int(cycles[1]) if cycles else None,
+        attributes,
+    )
+
+
+def _split(text: str) -> tuple[str, str]:
+    """What is in the parenthesis that the text begins with, and what follows it."""
+    depth = 0
+    for place, sign in enumerate(text):
+        depth += (sign == "(") - (sign == ")")
+        if depth == 0:
+            return text[1:place], text[place + 1 :]
+    return text, ""
+
+
+def _array(dtype: str, shape: str, layout: str) -> Array:
+    return Array(dtype, tuple(int(n) for n in re.findall(r"\d+", shape)), not re.search(r"S\([1-9]", layout))
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A kind of matrix product or convolution: operands' and result's dtypes, and `passes` of the matrix unit."""
+
+    operands: tuple[str, ...]
+    result: str
+    passes: int
+
+    def __str__(self) -> str:
+        given = "×".join(sorted(set(map(name_of, self.operands))))
+        gives = "" if {self.result} == set(self.operands) else f" to {name_of(self.result)}"
+        passes = f" in {self.passes} bf16 pass{'es' if self.passes > 1 else ''}" if "f32" in self.operands else ""
+        return given + gives + passes
+
+
+def products(program: Program) -> Counter[Product]:
+    """How many products of each kind the program has; one in a loop's body counts once."""
+    found: Counter[Product] = Counter()
+    for kernel in program.kernels():
+        for computation, part in program.parts(*kernel):
+            if part.opcode in ("dot", "convolution"):
+                given = tuple(computation[n].results[0].dtype for n in part.operands if n in computation)
+                precision = _PRECISION.search(part.attributes)
+                passes = (_PASSES.get(precision[1], 1) if precision else 1) if "f32" in given else 1
+                found[Product(given, part.results[0].dtype, passes)] += 1
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """A conversion between floating point dtypes. `fused`: part of a larger kernel, so that it moves no memory."""
+
+    source: str
+    result: Array
+    fused: bool
+
+    def __str__(self) -> str:
+        return f"{name_of(self.source)} to {self.result}{'' if self.fused else ' by itself'}"
+
+
+def casts(program: Program) -> Counter[Cast]:
+    """The casts that are left in the program, and how often each is there."""
+    found: Counter[Cast] = Counter()
+    for kernel in program.kernels():
+        parts = list(program.parts(*kernel))
+        fused = any(part.opcode not in (*NO_WORK, "convert", "copy") for _, part in parts)
+        for computation, part in parts:
+            if part.opcode == "convert" and part.operands[0] in computation:
+                source, result = computation[part.operands[0]].results[0].dtype, part.results[0]
+                if floating(source) and floating(result.dtype) and source != result.dtype:
+                    found[Cast(source, Array(result.dtype, result.shape), fused)] += 1
+    return found
+
+
+def floating(dtype: str) -> bool:
+    """Whether XLA's name of a dtype is one of floating point numbers."""
+    return dtype.startswith(("f", "bf"))
+
+
+def wide(program: Program) -> list[Array]:
+    """The float64 arrays of more than one element that the program makes, which a TPU computes in software."""
+    made = [a for kernel in program.kernels() for _, part in program.parts(*kernel) for a in part.results]
+    return [a for a in made if a.dtype in ("f64", "c128") and prod(a.shape) > 1]

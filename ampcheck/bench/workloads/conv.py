@@ -1,0 +1,68 @@
+"""Convolutions in both memory formats, and transposed ones. One dimension has one format only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.nn import functional as F
+
+from ampcheck.bench.model import OpWorkload, Spec, Workload
+from ampcheck.bench.workloads.counting import convolution, traffic
+
+Shape = tuple[int, ...]
+
+
+def _conv(
+    name: str,
+    function: Callable[..., torch.Tensor],
+    x: Shape,
+    weight: Shape,
+    *,
+    stride: int = 1,
+    padding: int = 1,
+    channels_last: bool = False,
+    quick: bool = False,
+    heavy: bool = False,
+) -> OpWorkload:
+    """A convolution without bias; transposed where the function is."""
+    transposed = "transpose" in function.__name__
+    batch, spatial, kernel = x[0], x[2:], weight[2:]
+    if transposed:
+        out = tuple((n - 1) * stride - 2 * padding + k for n, k in zip(spatial, kernel, strict=True))
+    else:
+        out = tuple((n + 2 * padding - k) // stride + 1 for n, k in zip(spatial, kernel, strict=True))
+    channels = weight[1] if transposed else weight[0]
+    inputs = (Spec(x, channels_last=channels_last), Spec(weight, channels_last=channels_last))
+    return OpWorkload(
+        name=name,
+        family="conv",
+        policy="downcast",
+        inputs=inputs,
+        call=partial(function, stride=stride, padding=padding),
+        flops=convolution(weight, spatial if transposed else out, batch),
+        moved=traffic(inputs, (batch, channels, *out)),
+        samples=batch,
+        quick=quick,
+        heavy=heavy,
+        fp16_on_cpu=False,
+    )
+
+
+_2D: tuple[Shape, Shape] = ((8, 64, 28, 28), (64, 64, 3, 3))
+_3D: tuple[Shape, Shape] = ((2, 16, 8, 28, 28), (32, 16, 3, 3, 3))
+_UP: tuple[Shape, Shape] = ((8, 64, 14, 14), (64, 32, 4, 4))
+_WIDE: tuple[Shape, Shape] = ((64, 256, 56, 56), (256, 256, 3, 3))
+
+WORKLOADS: tuple[Workload, ...] = (
+    _conv("conv1d", F.conv1d, (8, 64, 512), (128, 64, 3)),
+    _conv("conv2d", F.conv2d, *_2D, quick=True),
+    _conv("conv2d-nhwc", F.conv2d, *_2D, channels_last=True),
+    _conv("conv2d-wide", F.conv2d, *_WIDE, heavy=True),
+    _conv("conv2d-wide-nhwc", F.conv2d, *_WIDE, channels_last=True, heavy=True),
+    _conv("conv3d", F.conv3d, *_3D),
+    _conv("conv3d-ndhwc", F.conv3d, *_3D, channels_last=True),
+    _conv("conv-transpose2d", F.conv_transpose2d, *_UP, stride=2),
+    _conv("conv-transpose2d-nhwc", F.conv_transpose2d, *_UP, stride=2, channels_last=True),
+)

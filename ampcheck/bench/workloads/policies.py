@@ -1,0 +1,81 @@
+"""Ops that autocast computes in float32, ops whose inputs it brings to one dtype, and ops that it leaves alone.
+
+None of them has products, so what they cost is the bytes they move. Those that are computed in float32 come twice:
+with float32 inputs, where a region should cost nothing, and with bfloat16 ones (`-half`), as they come out of a
+product, where it costs a cast and twice the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch.nn import functional as F
+
+from ampcheck.bench.model import OpWorkload, Spec, Workload
+from ampcheck.bench.workloads.counting import traffic
+
+QUICK = ("layer-norm", "softmax", "add")
+_ROWS, _COLUMNS = 1024, 512
+_X = Spec((_ROWS, _COLUMNS))
+_LABELS = Spec((_ROWS,), torch.int64, high=_COLUMNS)
+
+
+def _op(
+    name: str, policy: str, call: Callable[..., torch.Tensor], inputs: tuple[Spec, ...], output: tuple[int, ...]
+) -> OpWorkload:
+    return OpWorkload(
+        name=name,
+        family={"upcast": "float32", "promote": "promote"}.get(policy, "untouched"),
+        policy=policy,
+        inputs=inputs,
+        call=call,
+        moved=traffic(inputs, output),
+        quick=name in QUICK,
+    )
+
+
+def _both(
+    name: str, call: Callable[..., torch.Tensor], inputs: tuple[Spec, ...], output: tuple[int, ...]
+) -> tuple[OpWorkload, OpWorkload]:
+    """An op with float32 inputs, and with bfloat16 ones."""
+    halves = tuple(replace(spec, dtype=torch.bfloat16) if spec.dtype == torch.float32 else spec for spec in inputs)
+    return _op(name, "upcast", call, inputs, output), _op(f"{name}-half", "upcast", call, halves, output)
+
+
+def _layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, (_COLUMNS,), weight, bias)
+
+
+def _cat(*tensors: torch.Tensor) -> torch.Tensor:
+    return torch.cat(tensors)
+
+
+def _stack(*tensors: torch.Tensor) -> torch.Tensor:
+    return torch.stack(tensors)
+
+
+def _view(x: torch.Tensor) -> torch.Tensor:
+    return x.view(_COLUMNS, _ROWS)
+
+
+_MIXED = (_X, replace(_X, dtype=torch.bfloat16))
+
+WORKLOADS: tuple[Workload, ...] = (
+    *_both("layer-norm", _layer_norm, (_X, Spec((_COLUMNS,)), Spec((_COLUMNS,))), _X.shape),
+    *_both("softmax", partial(torch.softmax, dim=-1), (_X,), _X.shape),
+    *_both("mse-loss", F.mse_loss, (_X, _X), ()),
+    *_both("cross-entropy", F.cross_entropy, (_X, _LABELS), ()),
+    *_both("bce-with-logits", F.binary_cross_entropy_with_logits, (_X, _X), ()),
+    *_both("exp", torch.exp, (_X,), _X.shape),
+    *_both("norm", torch.norm, (_X,), ()),
+    *_both("cumsum", partial(torch.cumsum, dim=-1), (_X,), _X.shape),
+    _op("cat", "promote", _cat, _MIXED, (2 * _ROWS, _COLUMNS)),
+    _op("stack", "promote", _stack, _MIXED, (2, _ROWS, _COLUMNS)),
+    _op("addcmul", "promote", torch.addcmul, (_X, *_MIXED), _X.shape),
+    _op("add", "fallthrough", torch.add, (_X, _X), _X.shape),
+    _op("relu", "fallthrough", torch.relu, (_X,), _X.shape),
+    replace(_op("view", "fallthrough", _view, (_X,), ()), moved=None),
+)
