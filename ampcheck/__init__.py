@@ -1,6 +1,6 @@
 """Does automatic mixed precision on a PyTorch device do what PyTorch promises, and what does it gain?
 
-`ampcheck.trace` shows what autocast does to your own program. The command line is `ampcheck`; see `ampcheck --help`.
+`ampcheck.trace` shows what autocast does to your own program, `ampcheck.step` marks a step to be timed. The command line is `ampcheck`; see `ampcheck --help`.
 Importing this package imports neither torch nor jax.
 """
 
@@ -10,11 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ampcheck.bench.user_step import step
     from ampcheck.tracing import trace
 
-__all__ = ["trace"]
+__all__ = ["step", "trace"]
 
-_HOME = {"trace": "ampcheck.tracing"}
+_HOME = {"step": "ampcheck.bench.user_step", "trace": "ampcheck.tracing"}
 """Where each public name is made; it is imported when first asked for, because that imports torch."""
 
 

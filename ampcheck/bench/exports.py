@@ -132,7 +132,9 @@ def smaller_is_better(run: BenchRun) -> str:
             extra = ["baseline" if arm.verdict == "first" else f"verdict: {arm.verdict}"]
             if arm.verdict != "first":
                 extra.append(f"speed: {table.ratio(arm)} beside {base.name} ({_time(base)})")
-            entry["extra"] = "\n".join([*extra, *([f"error: {table.error(arm.error)}"] if arm.error is not None else [])])
+            entry["extra"] = "\n".join(
+                [*extra, *([f"error: {table.error(arm.error)}"] if arm.error is not None else [])]
+            )
             entries.append(entry)
     return _json(entries)
 

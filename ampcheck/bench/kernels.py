@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
 
 from ampcheck.devices.base import Device
 from ampcheck.observe import KernelCall, Recorder, exists, overload, overload_name, tensors
@@ -105,6 +106,26 @@ def observed(
     if observation.error is not None:
         raise observation.error
     return [_of(kernel) for kernel in observation.kernels]
+
+
+class _Watch(TorchFunctionMode):
+    """Notes the autocast dtype at each call of a torch function, None outside of a region."""
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        self.device_type, self.seen = device_type, set[torch.dtype | None]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        enabled = torch.is_autocast_enabled(self.device_type)
+        self.seen.add(torch.get_autocast_dtype(self.device_type) if enabled else None)
+        return func(*args, **(kwargs or {}))
+
+
+def enters(call: Callable[[], Any], device_type: str, region: torch.dtype) -> bool:
+    """Whether a call makes torch calls within an autocast region of that dtype which it enters itself."""
+    with torch.autocast(device_type, enabled=False), _Watch(device_type) as watch:
+        call()
+    return region in watch.seen
 
 
 def observed_step(call: Callable[[], Any], device: Device, whole: Collection[str]) -> list[Kernel]:

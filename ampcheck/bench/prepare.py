@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import nn
 
 from ampcheck.bench.model import Arm, OpWorkload, Precision, StepWorkload, Workload
 from ampcheck.bench.workloads.inputs import make_inputs, make_module
@@ -34,11 +34,6 @@ class Prepared:
     def __init__(self, device: str, precision: Precision) -> None:
         self._device, self._precision = device, precision
         self._begun: dict[torch.Tensor, torch.Tensor] = {}
-
-    def region(self) -> AbstractContextManager[Any]:
-        """The arm's autocast region, or none."""
-        dtype = self._precision.region
-        return torch.autocast(self._device, dtype=dtype) if dtype else contextlib.nullcontext()
 
     def compiled_with(self, backend: Any) -> Callable[[], Any]:
         """The same call through `torch.compile` with that backend."""
@@ -85,14 +80,16 @@ class _Op(Prepared):
     def __init__(self, workload: OpWorkload, precision: Precision, device: str, executor: str) -> None:
         super().__init__(device, precision)
         module = make_module(workload, device, precision.convert)
-        self._module = () if module is None else (module,)
+        modules = () if module is None else (module,)
         self.arguments = tuple(make_inputs(workload, device, precision.convert))
-        self._workload = workload
-        self._executed(self._run, executor)
+        region, call = _region(device, precision), workload.call
 
-    def _run(self, *inputs: torch.Tensor) -> Any:
-        with torch.no_grad(), self.region():
-            return self._workload.call(*self._module, *inputs)
+        def run(*inputs: torch.Tensor) -> Any:
+            with torch.no_grad(), region():
+                return call(*modules, *inputs)
+
+        self._run = run
+        self._executed(run, executor)
 
     def compiled_with(self, backend: Any) -> Callable[[], Any]:
         compiled = torch.compile(self._run, backend=backend, dynamic=False)
@@ -109,36 +106,38 @@ class _Step(Prepared):
         assert model is not None  # a step has a model
         self._model = model
         self.arguments = tuple(make_inputs(workload, device, precision.convert))
-        self._workload = workload
-        self._optimizer = torch.optim.SGD(model.parameters(), lr=workload.rate)
+        self._overflows = workload.overflows
+        optimizer = torch.optim.SGD(model.parameters(), lr=workload.rate)
         scaled = workload.scaler or workload.overflows or precision.region is torch.float16
         # A scale of infinity makes every gradient infinite, and half of it still does.
         start = float("inf") if workload.overflows else 2.0**10
-        self._scaler = torch.amp.GradScaler(device, init_scale=start, enabled=scaled)
-        self._forward: Callable[..., Any] = model
+        scaler = torch.amp.GradScaler(device, init_scale=start, enabled=scaled)
+        region, loss_of = _region(device, precision), workload.loss
+
+        def stepping(forward: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+            def step(*inputs: torch.Tensor) -> torch.Tensor:
+                optimizer.zero_grad(set_to_none=True)  # else the accumulation would be timed
+                with region():
+                    loss = loss_of(forward(*inputs[:-1]), inputs[-1])
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                return loss.detach()
+
+            return step
+
+        self._stepping = stepping
         self._begun = {t: t.detach().clone() for t in (*model.parameters(), *model.buffers())}
-        self._executed(self._run, executor)
-
-    def _run(self, *inputs: torch.Tensor) -> torch.Tensor:
-        return self._step(self._forward, inputs)
-
-    def _step(self, forward: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        self._optimizer.zero_grad(set_to_none=True)  # else the accumulation would be timed
-        with self.region():
-            loss = self._workload.loss(forward(*inputs[:-1]), inputs[-1])
-        self._scaler.scale(loss).backward()
-        self._scaler.step(self._optimizer)
-        self._scaler.update()
-        return loss.detach()
+        self._executed(stepping(model), executor)
 
     def compiled_with(self, backend: Any) -> Callable[[], Any]:
-        forward = torch.compile(self._model, backend=backend, dynamic=False)
-        return lambda: self._step(forward, self.arguments)
+        step = self._stepping(torch.compile(self._model, backend=backend, dynamic=False))
+        return lambda: step(*self.arguments)
 
     def output(self) -> torch.Tensor:
         self.restore()
         loss = self.call()
-        grads = [] if self._workload.overflows else [p.grad for p in self._model.parameters() if p.grad is not None]
+        grads = [] if self._overflows else [p.grad for p in self._model.parameters() if p.grad is not None]
         found = _vector([loss, *grads])
         self.restore()
         return found
@@ -161,6 +160,13 @@ def prepare(workload: Workload, arm: Arm, device: str, executor: str) -> Prepare
 def reference(workload: Workload) -> torch.Tensor:
     """What the workload computes in float64, as `Prepared.output` gives it."""
     return prepare(workload, FP64, "cpu", "eager").output()
+
+
+def _region(device: str, precision: Precision) -> Callable[[], AbstractContextManager[Any]]:
+    """What gives the precision's autocast region, or none."""
+    if precision.region is None:
+        return contextlib.nullcontext
+    return functools.partial(torch.autocast, device, dtype=precision.region)
 
 
 def _vector(found: Any) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 
 from ampcheck.bench import accuracy
 from ampcheck.bench.dtype_rules import against_spec, describe, judge
-from ampcheck.bench.kernels import Kernel, Program, compiled, computing, observed, observed_step, program
+from ampcheck.bench.kernels import Kernel, Program, compiled, computing, enters, observed, observed_step, program
 from ampcheck.bench.model import EXECUTORS, Arm, StepWorkload, Workload
 from ampcheck.checks import one_line
 from ampcheck.devices.base import Device
@@ -105,10 +105,17 @@ def _dtypes(prepared: Prepared, arm: Arm, workload: Workload, device: Device, ex
     if not kernels:
         if read and workload.policy == "fallthrough":
             return "the program computes nothing", ""
-        where = {"jit": "in the program", "compile": "in the graphs of torch.compile"}.get(executor, "as it ran")
+        if executor == "compile":
+            return "", "torch.compile made no graph that computes anything, so the call ran op by op"
+        where = "in the program" if executor == "jit" else "as it ran"
         return "", f"no kernel that computes with floating point numbers was seen {where}"
     text = describe(kernels, read)
-    wrong = against_spec(seen, policies, name_of(region)) if region is not None and not step else ""
+    wrong = ""
+    if region is not None and not step:
+        wrong = against_spec(seen, policies, name_of(region))
+        # A device with regions of its own may keep their state elsewhere.
+        if device.region == "torch.autocast" and not enters(prepared.eager, device.type, region):
+            wrong = f"the call enters no autocast region of {name_of(region)}"
     if region is not None and not step and not promised and workload.policy in ("upcast", "promote"):
         text += f"; {device.name}'s autocast has no policy for it"
     return text, wrong or judge(kernels, arm, workload, promised, read)

@@ -21,7 +21,7 @@ def seconds(value: float | None) -> str:
     """A time in three digits and the unit that suits it, e.g. "1.25 ms"."""
     if value is None:
         return NONE
-    size, unit = next((size, unit) for size, unit in _SECONDS if value >= size)
+    size, unit = next((size, unit) for size, unit in _SECONDS if value >= 0.9995 * size)
     return f"{_three(value / (size or 1e-9))} {unit}"
 
 
@@ -30,7 +30,7 @@ def count(value: float | None, unit: str) -> str:
     if value is None:
         return NONE
     for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
+        if value >= 0.9995 * size:
             return f"{_three(value / size)} {prefix}{unit}"
     return f"{_three(value)} {unit}"
 
@@ -51,7 +51,7 @@ def error(value: float | None) -> str:
 
 
 def ratio(arm: ArmResult) -> str:
-    """The speed beside the first arm with its interval, e.g. "3.41× [3.38, 3.44]"; a dash where it would say nothing."""
+    """The speed beside the first arm with its interval, e.g. "3.41× [3.38, 3.44]"; a dash where it says nothing."""
     if arm.speed is None or arm.verdict in (*INVALID, "first"):
         return NONE
     if arm.speed_low is None or arm.speed_high is None:

@@ -11,10 +11,14 @@ from ampcheck.bench.tpu_program import floating
 
 BAND = 0.02
 """Speeds of 1/1.02 to 1.02 are the same."""
+MOVES = frozenset(
+    ("reshape", "copy", "transpose", "slice", "dynamic-slice", "dynamic-update-slice", "concatenate", "pad")
+)
+"""What takes as long as its bytes take to move, where the compiler gives it no cycles."""
 
 
 def arm_result(workload: Workload, precision: Precision, found: Estimate, made: Chip) -> ArmResult:
-    """The figures of an arm, without its verdict unless it is invalid or not measured."""
+    """The figures of an arm; its verdict is "invalid", "not measured", "ambiguous", or "" until it is compared."""
     invalid = contradicts(workload, precision, found)
     loops = found.schedule.loops
     arm = ArmResult(precision.name, "invalid" if invalid else "", invalid, proof=proof(found), compile=found.compile)
@@ -32,8 +36,10 @@ def arm_result(workload: Workload, precision: Precision, found: Estimate, made: 
     arm.bytes_per_second = found.bytes / found.seconds
     arm.intensity = flops / found.bytes if flops and found.bytes else None
     arm.share = workload.flops / found.seconds / made.flops if workload.flops else None
-    if found.schedule.without:
-        what = ", ".join(f"{count} × {name}" for name, count in found.schedule.without.most_common())
+    unknown = {name: count for name, count in found.schedule.without.most_common() if name not in MOVES}
+    if unknown:
+        what = ", ".join(f"{count} × {name}" for name, count in unknown.items())
+        arm.verdict = "ambiguous"
         arm.reason = f"the compiler gives no cycles for {what}: taken by the bytes they move, which is too little"
     return arm
 
@@ -70,15 +76,19 @@ def proof(found: Estimate) -> str:
 
 
 def judge(arms: Sequence[ArmResult]) -> None:
-    """Give each arm its speed beside the first one, and its verdict."""
+    """Give each arm its speed beside the first one, and its verdict; ambiguous where a part takes an unknown time."""
     first = arms[0]
-    lacking = f"{first.name}, which it is compared with, is {first.verdict}: {first.reason}" if first.verdict else ""
-    first.verdict = first.verdict or "first"
+    unclear = first.reason if first.verdict == "ambiguous" else ""
+    first.verdict = "first" if first.verdict in ("", "ambiguous") else first.verdict
     for arm in arms[1:]:
-        if arm.verdict:
+        if arm.verdict not in ("", "ambiguous"):
             continue
-        if lacking or not first.seconds or not arm.seconds:
-            arm.verdict, arm.reason = "not measured", lacking
+        if not first.seconds or not arm.seconds:
+            arm.verdict = "not measured"
+            arm.reason = f"{first.name}, which it is compared with, is {first.verdict}: {first.reason}"
             continue
         arm.speed = first.seconds / arm.seconds
-        arm.verdict = "faster" if arm.speed > 1 + BAND else "slower" if arm.speed < 1 / (1 + BAND) else "same"
+        if arm.verdict or unclear:
+            arm.verdict, arm.reason = "ambiguous", arm.reason or f"{first.name}: {unclear}"
+        else:
+            arm.verdict = "faster" if arm.speed > 1 + BAND else "slower" if arm.speed < 1 / (1 + BAND) else "same"

@@ -178,7 +178,7 @@ def products(program: Program) -> Counter[Product]:
     for kernel in program.kernels():
         for computation, part in program.parts(*kernel):
             if part.opcode in ("dot", "convolution"):
-                given = tuple(computation[n].results[0].dtype for n in part.operands if n in computation)
+                given = tuple(sorted(computation[n].results[0].dtype for n in part.operands if n in computation))
                 precision = _PRECISION.search(part.attributes)
                 passes = (_PASSES.get(precision[1], 1) if precision else 1) if "f32" in given else 1
                 found[Product(given, part.results[0].dtype, passes)] += 1

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import torch.utils.benchmark
 
-from ampcheck.bench.arms import Arm
 from ampcheck.bench.clocks import clock
-from ampcheck.bench.model import PRECISIONS, kind_of
+from ampcheck.bench.model import PRECISIONS, Arm, kind_of
 from ampcheck.bench.prepare import prepare
 from ampcheck.bench.statistics import BOUNDS
 from ampcheck.bench.timing import Timed, calibrate, interleave, warm_up

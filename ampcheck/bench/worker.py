@@ -42,7 +42,7 @@ def main() -> None:
     plan = Plan(**json.load(sys.stdin))
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a library prints is no line of ours
-    _pin(plan.threads, plan.process)
+    pin(plan.threads, plan.process)
     warnings.simplefilter("ignore")  # a compiler's advice is no matter here
     from ampcheck.bench.measure import Measurer
 
@@ -55,7 +55,7 @@ def main() -> None:
             gc.collect()
 
 
-def _pin(threads: int, process: int) -> None:
+def pin(threads: int, process: int) -> None:
     """Keep the process on as many cores as it has threads, and torch to as many threads."""
     if hasattr(os, "sched_getaffinity"):
         cores = sorted(os.sched_getaffinity(0))

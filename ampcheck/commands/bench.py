@@ -15,6 +15,7 @@ from ampcheck.errors import UsageError
 
 if TYPE_CHECKING:
     from ampcheck.bench.model import Group, Rounds
+    from ampcheck.bench.peaks import Peaks
     from ampcheck.bench.run import Event, Task
     from ampcheck.bench.runfile import Writer
     from ampcheck.commands.common import Subparsers
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     Returns 0 where everything that was measured counts, 1 where something does not or nothing was measured, 130 after
     Ctrl-C. Raises UsageError where an option names something unknown, or a file cannot be written.
     """
-    from ampcheck.bench import table
+    from ampcheck.bench import ceilings, table
     from ampcheck.bench.run import FULL, QUICK, Bench
     from ampcheck.bench.summary import summarize
 
@@ -61,14 +62,23 @@ def run(args: argparse.Namespace) -> int:
                 print(f"{device}/{executor}/{workload}")
         return 0
     mode = QUICK if args.quick else FULL
-    writer = _writer(args, mode.name, [*tasks, *estimated])
+    if args.run_file and args.run_file.exists():
+        raise UsageError(
+            f"the run file {args.run_file} cannot be written: it exists, and run files are never overwritten"
+        )
+    progress = _Progress()
+    limits: dict[str, Peaks] = {}
+    for device in tasks:
+        progress.text(f"what {device} can do at most")
+        if peaks := ceilings.find(device, args.device_module, args.threads, 0.5 if args.quick else 2.0):
+            limits[device] = peaks
+    writer = _writer(args, {**_header(args, mode.name, [*tasks, *estimated]), **ceilings.header(limits)})
     measured: list[Rounds] = []
 
     def take(rounds: Rounds) -> None:
         writer.rounds(rounds)
         measured.append(rounds)
 
-    progress = _Progress()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was measured is kept then, too
     interrupted = False
     estimates: list[Group] = []
@@ -78,7 +88,8 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         interrupted = True
     progress.end()
-    groups = [*summarize(measured, peaks=_peaks(writer)), *estimates]
+    groups = [*summarize(measured, peaks=ceilings.gate(limits)), *estimates]
+    ceilings.share(groups, limits)
     writer.close(groups, {"interrupted": interrupted, "seconds": round(progress.seconds, 1)})
     print(table.table(groups) if groups else "nothing was measured")
     print(f"benchmark file: {writer.path}")
@@ -122,29 +133,36 @@ def choose(args: argparse.Namespace) -> tuple[dict[str, list[Task]], dict[str, l
     return tasks, estimated
 
 
-def _writer(args: argparse.Namespace, mode: str, devices: list[str]) -> Writer:
-    from ampcheck.bench import machine
+def _file(args: argparse.Namespace, now: datetime) -> Path:
+    path: Path = args.run_file or args.reports / "bench" / f"{now:%Y%m%dT%H%M%SZ}-{os.getpid()}.jsonl"
+    return path
+
+
+def _writer(args: argparse.Namespace, header: dict[str, Any]) -> Writer:
     from ampcheck.bench.runfile import Writer
+
+    return Writer(_file(args, datetime.now(UTC)), header)
+
+
+def _header(args: argparse.Namespace, mode: str, devices: list[str]) -> dict[str, Any]:
+    from ampcheck.bench import machine
     from ampcheck.devices.registry import known
     from ampcheck.runlog import versions
 
-    now = datetime.now(UTC)
-    path = args.run_file or args.reports / "bench" / f"{now:%Y%m%dT%H%M%SZ}-{os.getpid()}.jsonl"
     described = known(args.device_module)
     found = machine.describe()
-    return Writer(
-        path,
-        {
-            "started": f"{now:%Y-%m-%dT%H:%M:%SZ}",
-            "command": ["ampcheck", *sys.argv[1:]],
-            "mode": mode,
-            "threads": args.threads,
-            "versions": versions(),
-            "machine": found,
-            "identity": machine.identity(found),
-            "devices": {name: described[name].describe() if name in described else {} for name in devices},
-        },
-    )
+    if warning := machine.busy(found):
+        print(f"ampcheck: {warning}", file=sys.stderr)
+    return {
+        "started": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "command": ["ampcheck", *sys.argv[1:]],
+        "mode": mode,
+        "threads": args.threads,
+        "versions": versions(),
+        "machine": found,
+        "identity": machine.identity(found),
+        "devices": {name: described[name].describe() if name in described else {} for name in devices},
+    }
 
 
 def _estimates(chosen: dict[str, list[Task]], progress: _Progress) -> list[Group]:
@@ -160,10 +178,6 @@ def _estimates(chosen: dict[str, list[Task]], progress: _Progress) -> list[Group
         for name, tasks in chosen.items()
         for group in tpu.groups([every[workload] for workload, _ in tasks], name, progress.text)
     ]
-
-
-def _peaks(writer: Writer) -> Any:
-    return None
 
 
 class _Progress:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ampcheck.commands.common import add_device_module
 from ampcheck.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,8 +26,20 @@ def add(actions: Subparsers) -> None:
     parser.add_argument("--format", choices=FORMATS, default="markdown")
     parser.set_defaults(run=export)
     parser = actions.add_parser("advise", help="time a step of your own in each arm and say what pays")
-    parser.add_argument("step", metavar="MODULE:FUNCTION", help="a function that makes a model, inputs and a loss")
-    parser.add_argument("--device", default="cpu", metavar="NAME", help="default: cpu")
+    what = "MODULE:FUNCTION | FILE.py:FUNCTION | FILE.py"
+    option = parser.add_argument
+    option(
+        "step", metavar=what, help="a function that returns (model, inputs, loss); of a file, the one that is marked"
+    )
+    option("--device", default="cpu", metavar="NAME", help="default: cpu")
+    option(
+        "--executor", action="append", default=[], metavar="NAME", help="compile or jit, beside eager; again for both"
+    )
+    option("--quick", action="store_true", help="one process and five rounds")
+    option("--threads", type=int, default=1, metavar="N", help="threads of each library; default: 1")
+    option("--trace", type=Path, metavar="FILE", help="write the trace there as JSON")
+    option("--json", type=Path, metavar="FILE", help="write everything that was found there as JSON")
+    add_device_module(parser)
     parser.set_defaults(run=advise)
 
 
@@ -54,10 +67,26 @@ def export(args: argparse.Namespace) -> int:
 
 
 def advise(args: argparse.Namespace) -> int:
-    """Print the advice. Raises UsageError where the step cannot be loaded or run."""
+    """Print the advice, and write the files. Raises UsageError where the step cannot be loaded or run."""
+    import json
+
     from ampcheck.bench import advice
 
-    if ":" not in args.step:
-        raise UsageError(f"{args.step!r} names no function; it is written MODULE:FUNCTION")
-    print(advice.advise(args.step, args.device))
+    for path in (args.trace, args.json):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UsageError(f"{path} cannot be written: its folder does not exist")
+    found = advice.advise(
+        args.step,
+        args.device,
+        executors=args.executor,
+        modules=args.device_module,
+        quick=args.quick,
+        threads=args.threads,
+        tell=lambda text: print(text, file=sys.stderr),
+    )
+    print(found.text())
+    if args.trace is not None:
+        advice.write(args.trace, found.found.trace or "null")
+    if args.json is not None:
+        advice.write(args.json, json.dumps(found.data(), indent=1))
     return 0

@@ -17,6 +17,7 @@ from ampcheck.jax_device import dlpack, memory, pinning, random, storage_roads, 
 from ampcheck.jax_device.device import index_of, properties
 
 NAME = "jax"
+_begun = False
 
 
 class Module(types.ModuleType):
@@ -127,7 +128,13 @@ class Module(types.ModuleType):
 
 
 def make() -> None:
-    """Make `torch.device("jax")`. Raises RuntimeError where PrivateUse1 has another name already."""
+    """Make `torch.device("jax")`. Raises RuntimeError where PrivateUse1 has another name, or this was called before."""
+    global _begun
+    if _begun:  # an import that fails is tried again by the next import statement, and PyTorch keeps what it registered
+        raise RuntimeError(
+            "an import of ampcheck.jax_device failed in this process before, and PyTorch registers a device only once; "
+            "mend what that import raised and start a new process"
+        )
     jax.config.update("jax_enable_x64", True)  # float64 and int64 as PyTorch defines them
     kept = getattr(jax.config, "jax_compilation_cache_dir", None)
     if kept and "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
@@ -135,6 +142,7 @@ def make() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     import torchax  # noqa: F401  # names PrivateUse1 "jax" and registers its module, which ours replaces
 
+    _begun = True
     module = Module(f"torch.{NAME}")
     if hasattr(torch, NAME):
         delattr(torch, NAME)

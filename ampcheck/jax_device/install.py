@@ -15,7 +15,7 @@ from ampcheck.jax_device.kernels import functional_kernel, inplace_kernel, out_k
 from ampcheck.jax_device.lowering import OWN, find, short_name
 from ampcheck.jax_device.program import Functional
 from ampcheck.jax_device.schema import arguments, functional, is_out, is_view, overload, overloads
-from ampcheck.jax_device.special import SPECIAL
+from ampcheck.jax_device.special import COMPOSED, SPECIAL
 from ampcheck.jax_device.storage import META
 
 KEY = "PrivateUse1"
@@ -83,6 +83,9 @@ def install() -> None:
         found = kernel(op)
         if found is not None:
             aten.impl(op, found, KEY)
+    for name, function in COMPOSED.items():
+        for key in (KEY, f"Autograd{KEY}"):  # in inference mode there is no autograd to come first
+            aten.impl(name, function, key)
     fallback = Library("_", "IMPL")
     fallback.fallback(_fallback, KEY)
     _libraries.extend((aten, fallback))

@@ -150,7 +150,10 @@ def generated(entry: Entry, args: tuple[Any, ...], state: State) -> Callable[...
         storages = [id(storage_of(args[int(i)])) for i in given]
         space["pattern"] = [storages.index(i) for i in storages]  # which arguments share a storage
         lines.append(f"places = [{', '.join(f'id(storage_of(a{i}))' for i in given)}]")
-        lines.append("if [*map(places.index, places)] != pattern or not distinct.isdisjoint(places): return MISS")
+        lines.append("if [*map(places.index, places)] != pattern: return MISS")
+        for n, place in enumerate(storages):  # and which is one that the function reaches besides
+            wrong = f"places[{n}] != {place}" if place in state.distinct else f"places[{n}] in distinct"
+            lines.append(f"if {wrong}: return MISS")
     if simple is not None and stateless and not entry.random and not entry.numbered:
         arrays = [f"storage_of(a{given[entry.slots[slot]]}).array" for slot in entry.used]
         call = f"outputs = program({', '.join(arrays)})"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +19,25 @@ class Layout(NamedTuple):
     offset: int
 
 
-class Columns(NamedTuple):
+@dataclass(frozen=True)
+class Columns:
     """A matrix, or a batch of them, that is stored by columns: `rows` is its transpose, which is stored by rows."""
 
     rows: jax.Array
+
+    @property
+    def dtype(self) -> Any:
+        """The elements' dtype."""
+        return self.rows.dtype
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions it has."""
+        return self.rows.ndim
+
+    def settled(self) -> jax.Array:
+        """The matrix as an array."""
+        return jnp.swapaxes(self.rows, -1, -2)
 
 
 def contiguous(size: tuple[int, ...]) -> tuple[int, ...]:

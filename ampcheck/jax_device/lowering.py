@@ -65,9 +65,7 @@ def lower(
         for name in names:
             if name in OWN:
                 raise ValueError(f"{name} has two lowerings")
-            OWN[name] = Lowering(
-                compute, promotes, one_dtype, random, static, concrete, traced=traced, columns=columns
-            )
+            OWN[name] = Lowering(compute, promotes, one_dtype, random, static, concrete, traced=traced, columns=columns)
         return compute
 
     return register

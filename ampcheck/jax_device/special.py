@@ -20,6 +20,7 @@ from ampcheck.jax_device.storage import alias, contents, wrap
 from ampcheck.jax_device.writing import assign, put, resize
 
 SPECIAL: dict[str, Callable[..., Any]] = {}
+COMPOSED: dict[str, Callable[..., Any]] = {}
 _SMALL = 4096  # elements; larger zeros are made anew, so that the shared ones hold little memory
 
 
@@ -28,6 +29,19 @@ def kernel(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         SPECIAL.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def composed(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: the function takes the overloads of those names apart, in place of PyTorch's composite kernel.
+
+    What it calls is differentiated, not the overload itself.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        COMPOSED.update(dict.fromkeys(names, function))
         return function
 
     return register

@@ -226,7 +226,7 @@ def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
 def install() -> bool:
     """Replace the methods, once a process; whether the net is under them."""
     for name, ours in _METHODS.items():
-        if hasattr(Storage, name):  # torch 2.13 is the first with _resize_with_addr_
+        if hasattr(Storage, name):  # torch 2.12 brought _swap_data_ptr_, 2.13 _resize_with_addr_
             setattr(Storage, name, _diverted(name, ours))
     copy = _originals["copy_"] = Storage.copy_
 

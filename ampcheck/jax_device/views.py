@@ -77,6 +77,8 @@ def _as_strided(
                 f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset} require {last + 1} "
                 f"elements and are out of bounds for storage of {elements(self)} elements"
             )
+    if any(s < 0 for s in stride):  # the Meta kernel refuses them from torch 2.12 on
+        raise RuntimeError(f"as_strided: Negative strides are not supported at the moment, got strides: {list(stride)}")
     return alias(self, size, stride, offset)
 
 

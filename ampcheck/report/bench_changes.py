@@ -6,6 +6,7 @@ with the two-run test of `ampcheck.bench.statistics`, which needs raw samples.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,7 +50,7 @@ class Change:
 
 
 def changes(before: Bench, after: Bench) -> list[Change]:
-    """Every series of either night, sorted by kind and name, tested where both nights kept samples."""
+    """Every series of either night, by kind and how far its time moved; tested where both nights have samples."""
     raw = before.samples(), after.samples()
     keys = {
         (key, arm.name): group for night in (before, after) for key, group in night.groups.items() for arm in group.arms
@@ -60,7 +61,7 @@ def changes(before: Bench, after: Bench) -> list[Change]:
         sides = [side.get(key, {}).get(arm, []) for side in raw]
         found.append(_change(key, arm, group, one, two, sides))
     order = list(KINDS)
-    return sorted(found, key=lambda change: (order.index(change.kind), change.key, change.arm))
+    return sorted(found, key=lambda change: (order.index(change.kind), -_size(change), change.key, change.arm))
 
 
 def _change(
@@ -106,6 +107,11 @@ def by_intervals(one: ArmResult, two: ArmResult, bound: float) -> str:
 def ratio(one: ArmResult, two: ArmResult) -> float | None:
     """The earlier time over the later."""
     return one.seconds / two.seconds if one.seconds and two.seconds else None
+
+
+def _size(change: Change) -> float:
+    """How far a time moved, where that is what the change is about; else 0."""
+    return abs(math.log(change.ratio)) if change.ratio and change.kind in ("slower", "faster") else 0.0
 
 
 def _range(arm: ArmResult, bound: float) -> tuple[float, float]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
@@ -43,17 +44,22 @@ def variants(history: BenchHistory) -> list[str]:
 
 
 def series(history: BenchHistory) -> dict[tuple[str, str], Group]:
-    """Every series of any night, by group key and arm, with its newest group; sorted by key, arms as in their group."""
+    """Every series of any night, by group key and arm, with its newest group; sorted by key, arms as there."""
     found: dict[tuple[str, str], Group] = {}
     for night in history.nights:
         for key, group in night.groups.items():
             for arm in group.arms:
                 found.setdefault((key, arm.name), group)
-    return dict(sorted(found.items(), key=lambda item: item[0][0]))
+    return dict(sorted(found.items(), key=lambda item: _natural(item[0][0])))
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """A sort key that puts mm-64 before mm-1024."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", text)]
 
 
 def pack(values: Iterable[int | None]) -> str:
-    """Integers as text: differences in base 64, five bits a digit, the lowest first; "." and a count for absent ones."""
+    """Integers as text: differences in base 64, five bits a digit, lowest first; "." and a count for absent ones."""
     out: list[str] = []
     last = 0
     for absent, same in groupby(values, key=lambda value: value is None):
@@ -86,23 +92,28 @@ def data(history: BenchHistory, tested: Sequence[Change]) -> dict[str, Any]:
         "verdicts": {letter: name for name, letter in LETTERS.items()},
         "bounds": statistics.BOUNDS,
         "runs": [_night(night, machines) for night in nights],
-        "alerts": {"recent": alerts.RECENT, "baseline": alerts.BASELINE, "smallest": alerts.SMALLEST},
+        "alerts": {
+            "recent": alerts.RECENT,
+            "enough": alerts.ENOUGH,
+            "baseline": alerts.BASELINE,
+            "smallest": alerts.SMALLEST,
+        },
         "groups": [_group(groups[key]) for key in keys],
         "series": [
             {"g": places[key], "arm": arm, "color": color(arm, other), **_columns(nights, key, arm, reasons)}
             for key, arm in every
         ],
         "reasons": reasons.texts,
-        "marks": [
-            [numbers[step.key, step.arm], named[step.night], step.text] for step in steps(history)
-        ],
+        "marks": [[numbers[step.key, step.arm], named[step.night], step.text] for step in steps(history)],
         "conditions": {
             device: [[named[night], text] for night, text in found] for device, found in conditions(history).items()
         },
         "pair": [named[night.name] for night in (history.previous, history.newest) if night] if tested else [],
         "tested": {
-            numbers[change.key, change.arm]: [change.words, *map(_short, (change.ratio, change.low, change.high))]
-            + [_short(change.p)]
+            numbers[change.key, change.arm]: [
+                change.words,
+                *map(_short, (change.ratio, change.low, change.high, change.p)),
+            ]
             for change in tested
             if change.words
         },
@@ -129,17 +140,17 @@ def _group(group: Group) -> dict[str, Any]:
 
 def _columns(nights: Sequence[Bench], key: str, arm: str, reasons: Interner) -> dict[str, str]:
     results = [night.result(key, arm) for night in nights]
-    times = [_log(result and result.seconds) for result in results]
-    speeds = [_log(result and result.speed) for result in results]
+    times = [_log(result.seconds if result else None) for result in results]
+    speeds = [_log(result.speed if result else None) for result in results]
     said = [reasons(result.reason) if result and result.reason else None for result in results]
     columns = {
         "seconds": times,
-        "low": _beside(times, [result and result.low for result in results]),
-        "high": _beside(times, [result and result.high for result in results]),
+        "low": _beside(times, [result.low if result else None for result in results]),
+        "high": _beside(times, [result.high if result else None for result in results]),
         "speed": speeds,
-        "speedLow": _beside(speeds, [result and result.speed_low for result in results]),
-        "speedHigh": _beside(speeds, [result and result.speed_high for result in results]),
-        "error": [_log(result and result.error) for result in results],
+        "speedLow": _beside(speeds, [result.speed_low if result else None for result in results]),
+        "speedHigh": _beside(speeds, [result.speed_high if result else None for result in results]),
+        "error": [_log(result.error if result else None) for result in results],
         "reason": said,
     }
     packed = {name: pack(column) for name, column in columns.items() if any(v is not None for v in column)}

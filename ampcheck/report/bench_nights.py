@@ -85,13 +85,18 @@ class BenchHistory:
 
 
 def is_bench(path: Path) -> bool:
-    """Whether a file calls itself a benchmark file; what cannot be read does not."""
+    """Whether a file is to be read as a benchmark file: its header says so, or it lies in a folder named "bench".
+
+    A file without a readable header in such a folder is then refused as a benchmark file, not as a run file.
+    """
     try:
         with path.open(encoding="utf-8") as file:
             header = json.loads(file.readline())
     except (OSError, ValueError):
-        return False
-    return isinstance(header, dict) and header.get("schema") == SCHEMA
+        header = None
+    if isinstance(header, dict) and "schema" in header:
+        return str(header["schema"]).startswith(SCHEMA.partition("-")[0])
+    return path.parent.name == "bench"
 
 
 def load(paths: Sequence[Path], cap: int = CAP) -> BenchHistory:
@@ -120,6 +125,11 @@ def load(paths: Sequence[Path], cap: int = CAP) -> BenchHistory:
 def valid(arm: ArmResult | None) -> bool:
     """Whether an arm's figures are of what its name says."""
     return arm is not None and arm.verdict not in INVALID and arm.seconds is not None
+
+
+def order(group: Group) -> tuple[str, str, int, str, str, str]:
+    """The place of a group among others: by family, along its sizes, then by device."""
+    return (group.family, group.base, group.size, group.workload, group.device, group.executor)
 
 
 def _merged(name: str, parts: Sequence[BenchRun]) -> Bench:

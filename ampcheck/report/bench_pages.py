@@ -9,10 +9,10 @@ from urllib.parse import urlencode
 
 from ampcheck.bench import table
 from ampcheck.bench.model import ArmResult, Group
-from ampcheck.report import bench_plots, bench_scaling
+from ampcheck.report import bench_scaling
 from ampcheck.report.bench_changes import KINDS, Change
 from ampcheck.report.bench_data import color, variants
-from ampcheck.report.bench_nights import Bench, BenchHistory, valid
+from ampcheck.report.bench_nights import BenchHistory, order, valid
 from ampcheck.report.bench_steps import listed
 from ampcheck.report.bench_verdicts import SHOWN
 
@@ -41,7 +41,7 @@ def results(history: BenchHistory, changed: Sequence[Change]) -> dict[str, Any]:
     night, before = history.newest, history.previous
     assert night is not None
     other = variants(history)
-    groups = [_group(group, other) for _, group in sorted(night.groups.items(), key=lambda item: _order(item[1]))]
+    groups = [_group(group, other) for _, group in sorted(night.groups.items(), key=lambda item: order(item[1]))]
     kinds = Counter(change.kind for change in changed)
     shown = [change for change in changed if change.kind != "rest"]
     named = {"a": before.name, "b": night.name} if before else {}
@@ -57,16 +57,6 @@ def results(history: BenchHistory, changed: Sequence[Change]) -> dict[str, Any]:
         "conditions": [(run.path.name, _said(run.header), run.note) for run in night.runs],
         **_choices(night.groups.values()),
     }
-
-
-def accuracy(history: BenchHistory) -> dict[str, Any]:
-    """Speed against error: a plot a device, and the same numbers as a table."""
-    return _plotted(history, _accuracy_dots, "accuracy", "Speed beside the baseline against the error")
-
-
-def roofline(history: BenchHistory) -> dict[str, Any]:
-    """Flops per second against flops per byte: a plot a device, and the same numbers as a table."""
-    return _plotted(history, _roofline_dots, "roofline", "Flops per second against flops per byte")
 
 
 def scaling(history: BenchHistory) -> dict[str, Any]:
@@ -110,15 +100,19 @@ def devices(history: BenchHistory) -> dict[str, Any]:
     night = history.newest
     assert night is not None
     other = variants(history)
-    names = sorted({group.device for group in night.groups.values()})
     rows: dict[tuple[str, str, str], Row] = {}
-    for group in sorted(night.groups.values(), key=_order):
+    for group in sorted(night.groups.values(), key=order):
         for arm in group.arms:
             key = (group.workload, group.executor, arm.name)
             row = rows.setdefault(key, {"workload": group.workload, "executor": group.executor, "cells": {}})
-            row |= {"arm": arm.name, "family": group.family, "color": color(arm.name, other)}
+            row |= {
+                "arm": arm.name,
+                "family": group.family,
+                "color": color(arm.name, other),
+                "order": order(group)[:4],
+            }
             row["cells"][group.device] = {**_arm(group, arm, other), "estimate": group.estimate}
-    ordered = [rows[key] for key in sorted(rows, key=lambda key: key[:2])]  # arms stay in the order of their group
+    ordered = sorted(rows.values(), key=lambda row: (row["order"], row["executor"]))  # arms stay as in their group
     return {"rows": ordered, **_choices(night.groups.values()), "arm_names": sorted({row["arm"] for row in ordered})}
 
 
@@ -176,7 +170,7 @@ def _changed(change: Change) -> Row:
         "change": change,
         "before": SHOWN[one.verdict] if one else None,
         "after": SHOWN[two.verdict] if two else None,
-        "times": (table.seconds(one and one.seconds), table.seconds(two and two.seconds)),
+        "times": (table.seconds(one.seconds if one else None), table.seconds(two.seconds if two else None)),
         "ratios": (table.ratio(one) if one else table.NONE, table.ratio(two) if two else table.NONE),
         "tested": _sentence(change),
         "reason": reason if change.kind in ("lost", "new") else "",
@@ -195,94 +189,6 @@ def _sentence(change: Change) -> str:
     return f"{change.words}{ratio} of the speed before{p}" if ratio else change.words
 
 
-def _plotted(history: BenchHistory, dots: Any, name: str, what: str) -> dict[str, Any]:
-    """A section for each device, alphabetically: its plot, the rows behind it, and how many arms have no place in it."""
-    night = history.newest
-    assert night is not None
-    other = variants(history)
-    sections = []
-    for number, device in enumerate(sorted({group.device for group in night.groups.values()})):
-        members = sorted((g for g in night.groups.values() if g.device == device), key=_order)
-        ceilings = _ceilings(night, device) if name == "roofline" else {}
-        rows, left = dots(members, other)
-        drawn = ""
-        if rows and bench_plots.available():
-            points = [row["dot"] for row in rows]
-            text = f"{what}: {len(points)} arms on {device}; the table below has the same numbers"
-            drawing = f"{name}{number}"
-            if name == "roofline":
-                drawn = bench_plots.roofline(drawing, points, ceilings, text)
-            else:
-                drawn = bench_plots.scatter(drawing, points, text)
-        legend = {row["arm"]: row["dot"].color for row in rows}
-        kinds = sorted({row["dot"].kind for row in rows})
-        estimate = any(row["dot"].estimate for row in rows)
-        section = {"device": device, "svg": drawn, "rows": rows, "left": left, "legend": legend, "kinds": kinds}
-        shown = {name: table.count(v, "B/s" if name == "bandwidth" else "FLOP/s") for name, v in ceilings.items()}
-        sections.append({**section, "estimate": estimate, "ceilings": shown})
-    return {"sections": sections, "missing": "" if bench_plots.available() else bench_plots.MISSING}
-
-
-def _accuracy_dots(members: Sequence[Group], other: Sequence[str]) -> tuple[list[Row], int]:
-    rows, left = [], 0
-    for group in members:
-        for arm in group.arms:
-            if arm.verdict == "first" or arm.name.endswith("-again"):
-                continue
-            usable = valid(arm) and arm.verdict != "unstable" and arm.speed is not None
-            if not usable or not arm.error or arm.error == float("inf"):
-                left += 1
-                continue
-            title = f"{table.label(group)} {group.executor} {arm.name}: {table.ratio(arm)}, error {table.error(arm.error)}"
-            dot = bench_plots.Dot(
-                arm.error, arm.speed or 1.0, color(arm.name, other), title, group.kind, group.estimate
-            )
-            rows.append({"group": group, "arm": arm.name, "dot": dot, **_numbers(arm)})
-    return rows, left
-
-
-def _roofline_dots(members: Sequence[Group], other: Sequence[str]) -> tuple[list[Row], int]:
-    rows, left = [], 0
-    for group in members:
-        for arm in group.arms:
-            if arm.name.endswith("-again") or not group.flops:
-                continue
-            if not valid(arm) or not arm.flops_per_second or not arm.intensity:
-                left += 1
-                continue
-            rate = table.count(arm.flops_per_second, "FLOP/s")
-            title = f"{table.label(group)} {group.executor} {arm.name}: {rate} at {arm.intensity:.3g} FLOP/B"
-            place = (arm.intensity, arm.flops_per_second)
-            dot = bench_plots.Dot(*place, color(arm.name, other), title, group.kind, group.estimate)
-            numbers = {"rate": rate, "intensity": f"{arm.intensity:.3g}", "moved": table.count(arm.bytes_per_second, "B/s")}
-            share = "" if arm.share is None else f"{arm.share:.0%} of the peak"
-            rows.append({"group": group, "arm": arm.name, "dot": dot, **numbers, "share": share, **_numbers(arm)})
-    return rows, left
-
-
-def _numbers(arm: ArmResult) -> Row:
-    return {
-        "ratio": table.ratio(arm),
-        "error": table.error(arm.error),
-        "time": table.seconds(arm.seconds),
-        "verdict": SHOWN[arm.verdict],
-    }
-
-
-def _ceilings(night: Bench, device: str) -> dict[str, float]:
-    """What the night's files say of a device's peaks; a precision's peak that only its arms' shares tell, from these."""
-    found: dict[str, float] = {}
-    for run in night.runs:
-        for name, value in dict(run.header.get("ceilings", {}).get(device) or {}).items():
-            if isinstance(value, (int, float)) and value > 0:
-                found[str(name)] = float(value)
-    for group in night.groups.values():
-        for arm in group.arms if group.device == device else ():
-            if arm.share and arm.flops_per_second and valid(arm):
-                found.setdefault(arm.name, arm.flops_per_second / arm.share)
-    return found
-
-
 def _choices(groups: Iterable[Group]) -> dict[str, Any]:
     """What the filters of a page offer."""
     groups = list(groups)
@@ -299,7 +205,3 @@ def _said(header: Mapping[str, Any]) -> str:
     parts += [f"{name} {value}" for name, value in header.get("versions", {}).items()]
     parts += [f"{name}: {value}" for part in ("machine", "devices") for name, value in header.get(part, {}).items()]
     return ", ".join(part for part in parts if part)
-
-
-def _order(group: Group) -> tuple[str, str, int, str, str, str]:
-    return (group.family, group.base, group.size, group.workload, group.device, group.executor)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,7 @@ _POINT = re.compile(r"<(use|path) ([^>]*?(?:xlink:href|clip-path)[^>]*?)/>")
 """A drawn point: several of a look use one shape, a single one is a path."""
 
 _FOREGROUND, _MUTED, _LINE = "#f0c0d0", "#f0c0d1", "#f0c0d2"
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.size": 9,
@@ -70,6 +70,9 @@ def scatter(name: str, dots: Sequence[Dot], label: str) -> str:
     axes.set_xscale("log")
     axes.set_yscale("log", base=2)
     _dots(axes, dots)
+    errors = [dot.x for dot in dots]
+    axes.set_xlim(min(errors, default=1e-3) / 3, max(errors, default=1e-3) * 3)
+    axes.tick_params(which="minor", labelbottom=False)
     axes.set_xlabel("relative error against float64 (log)")
     axes.set_ylabel("speed beside the baseline (log)")
     _plain_ratios(axes, [dot.y for dot in dots])
@@ -83,7 +86,7 @@ def roofline(name: str, dots: Sequence[Dot], ceilings: Mapping[str, float], labe
     axes.set_yscale("log")
     bandwidth = ceilings.get("bandwidth")
     peaks = {precision: peak for precision, peak in ceilings.items() if precision != "bandwidth"}
-    low = min([dot.x for dot in dots], default=1.0) / 2
+    low = min([dot.x for dot in dots], default=1.0) / 4
     high = max([dot.x for dot in dots] + [2 * peak / bandwidth for peak in peaks.values() if bandwidth] + [low]) * 2
     # The slope ends at the highest ceiling; without one it crosses the whole plot.
     top = max(peaks.values(), default=math.inf)
@@ -98,6 +101,10 @@ def roofline(name: str, dots: Sequence[Dot], ceilings: Mapping[str, float], labe
             precision, (high, peak), xytext=(-2, 3), textcoords="offset points", ha="right", color=_FOREGROUND
         )
     _dots(axes, dots)
+    heights = [dot.y for dot in dots] + list(peaks.values())
+    axes.set_xlim(low, high)
+    axes.set_ylim(min(heights, default=1) / 3, max(heights, default=1) * 3)
+    axes.tick_params(which="minor", labelleft=False, labelbottom=False)
     axes.set_xlabel("intensity, FLOP per byte (log)")
     axes.set_ylabel("FLOP/s (log)")
     return _svg(name, figure, label, dots)
@@ -160,7 +167,9 @@ def _svg(name: str, figure: Figure, label: str, dots: Sequence[Dot]) -> str:
 
     out = io.StringIO()
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure.savefig(out, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        figure.savefig(
+            out, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        )
     return _styled(name, _titled(out.getvalue(), dots), label)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ampcheck.bench import exports
-from ampcheck.report import bench_data, bench_pages, data
+from ampcheck.report import bench_data, bench_pages, bench_sections, data
 from ampcheck.report.bench_changes import KINDS, Change, changes
 from ampcheck.report.bench_nights import BenchHistory
 from ampcheck.report.bench_verdicts import SHOWN
@@ -20,9 +20,7 @@ def changed(history: BenchHistory) -> list[Change]:
     return changes(before, after) if before and after else []
 
 
-def pages(
-    history: BenchHistory, changed: Sequence[Change]
-) -> dict[str, tuple[str, str, list[str], dict[str, Any]]]:
+def pages(history: BenchHistory, changed: Sequence[Change]) -> dict[str, tuple[str, str, list[str], dict[str, Any]]]:
     """Each page's template, title, scripts and values, by file; where nothing was measured, pages that say so."""
     titles = {file: f"Benchmarks: {name.lower()}" for name, file in bench_pages.NAV.items()}
     if history.newest is None:
@@ -30,16 +28,15 @@ def pages(
         return {file: ("nothing.html", title, [], values) for file, title in titles.items()}
     filled: dict[str, tuple[list[str], dict[str, Any]]] = {
         "bench.html": (["bench_filter.js"], bench_pages.results(history, changed)),
-        "bench_accuracy.html": (["bench_filter.js"], bench_pages.accuracy(history)),
-        "bench_roofline.html": (["bench_filter.js"], bench_pages.roofline(history)),
+        "bench_accuracy.html": (["bench_filter.js"], bench_sections.accuracy(history)),
+        "bench_roofline.html": (["bench_filter.js"], bench_sections.roofline(history)),
         "bench_scaling.html": (["bench_chart.js", "bench_filter.js", "bench_scaling.js"], bench_pages.scaling(history)),
         "bench_devices.html": (["bench_filter.js"], bench_pages.devices(history)),
         "bench_history.html": ([*_DATA, "bench_chart.js", "bench_history.js"], {}),
         "bench_compare.html": ([*_DATA, "bench_compare.js"], {"kinds": KINDS}),
     }
     return {
-        file: (file, titles[file], scripts, {**values, "verdicts": SHOWN})
-        for file, (scripts, values) in filled.items()
+        file: (file, titles[file], scripts, {**values, "verdicts": SHOWN}) for file, (scripts, values) in filled.items()
     }
 
 

@@ -36,4 +36,3 @@ _ALL = (
 
 SHOWN = {verdict.name: verdict for verdict in _ALL}
 """Every verdict of `ampcheck.bench.model.VERDICTS`, and "first", by name."""
-

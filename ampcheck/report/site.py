@@ -50,9 +50,7 @@ def build(runs: Sequence[Path], out: Path = OUT) -> Path:
     return out / "index.html"
 
 
-def render(
-    history: History | None, entries: Sequence[Deviation], bench: BenchHistory | None = None
-) -> dict[str, str]:
+def render(history: History | None, entries: Sequence[Deviation], bench: BenchHistory | None = None) -> dict[str, str]:
     """The text of every file of the site, by name.
 
     Args:

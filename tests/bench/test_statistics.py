@@ -101,6 +101,8 @@ def test_the_interval_is_the_same_each_time_and_depends_on_the_seed() -> None:
     assert interval(values) == interval(values)
     assert interval(values, seed=1) != interval(values)
     assert interval([np.full(9, math.log(2))]) == pytest.approx((2, 2))
+    middles = statistics._medians([np.array([0.0, 1.0])], 200, 0)
+    assert sorted(set(middles)) == pytest.approx([0.5 - math.sqrt(0.5), 0.5, 0.5 + math.sqrt(0.5)])
     with pytest.raises(UsageError, match="at least one value"):
         interval([])
 
@@ -197,6 +199,8 @@ def test_a_noisy_run_of_the_first_arm_makes_the_group_ambiguous() -> None:
     assert found.ratio == pytest.approx(3.9, rel=0.02)
     assert compare_arms(base, again, 0.02, again).verdict == "ambiguous", "of itself, too"
     assert compare_arms(base, arm, BOUNDS["step"], again).verdict == "faster"
+    wide = compare_arms(base, simulation.arm(1, 0.3), 0.02, again)
+    assert (wide.verdict, wide.reason[:16]) == ("unstable", "the interval is "), "which says less than ambiguous"
     assert verdicts(3.9, 0.01, again=1) == {"faster": 100}
     assert verdicts(3.9, 0.01, again=0.95) == {"ambiguous": 100}
 
@@ -271,7 +275,10 @@ def test_a_rank_test_that_counts_samples_of_one_process_is_caught(monkeypatch: p
 def test_two_runs_of_one_process_are_told_by_their_samples() -> None:
     before, after = [[1.0, 1.0, 1.0, 1.1, 1.1]], [[0.9, 0.9, 0.9, 1.1, 1.1]]
     assert compare_runs(before, after, 0.02).p == statistics.mann_whitney(before[0], after[0])
-    assert compare_runs([[1.0] * 5], [[0.9] * 5], 0.02).verdict == "faster"
+    faster = compare_runs([[1.0] * 5], [[0.9] * 5], 0.02)
+    assert (faster.verdict, faster.ratio) == ("faster", pytest.approx(1 / 0.9))
+    itself = compare_runs(before, before, 0.02)
+    assert (itself.low or 1) < 1 < (itself.high or 1), "the two sides are drawn apart"
 
 
 def test_the_rank_test_can_overrule_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:

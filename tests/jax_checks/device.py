@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -32,6 +34,21 @@ def check_module() -> None:
         module.device("cuda:0")
     with pytest.raises(RuntimeError, match="a cpu device has no compute capability"):
         module.get_device_capability()
+
+
+def check_an_import_after_one_that_failed() -> None:
+    code = (
+        "import torch\n"
+        "del torch.storage._StorageBase._new_shared\n"  # the device needs it
+        "for _ in range(2):\n"
+        "    try: import ampcheck.jax_device\n"
+        "    except Exception as error: print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, second = done.stdout.splitlines()
+    assert first.startswith("AttributeError"), first
+    assert "_new_shared" in first
+    assert second.startswith("RuntimeError an import of ampcheck.jax_device failed in this process before"), second
 
 
 def check_a_device_that_is_not_there() -> None:

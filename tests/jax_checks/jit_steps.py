@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +14,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import ampcheck.jax_device.jit  # noqa: F401  # the module, which the package hides behind its function
 from ampcheck.jax_device import jit
 from ampcheck.jax_device.dlpack import to_jax
+
+jit_module: Any = sys.modules["ampcheck.jax_device.jit"]
 
 Make = Callable[[Any], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, tuple[Make, int]] = {
@@ -210,6 +214,29 @@ def check_the_scaler_decides_on_the_device() -> None:
             assert scales[5] < scales[4]
             torch.testing.assert_close(ours, parameters, rtol=1e-3, atol=1e-4)
             assert all(p.isfinite().all() for p in ours)
+
+
+def check_an_argument_that_is_also_reached_takes_the_short_way() -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.x, self.other = torch.ones(2, device="jax"), torch.zeros(2, device="jax")
+
+        def run(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.x
+
+    holder = Holder()
+    run = jit(holder.run)
+    general, walked = [], jit_module._Jitted.entry
+    jit_module._Jitted.entry = lambda *args: general.append(1) or walked(*args)  # type: ignore[method-assign, func-returns-value]
+    try:
+        results = [run(holder.x).tolist() for _ in range(5)]
+        seen = len(general)
+        assert run(holder.other).tolist() == [1, 1]  # shares other storages: another program
+    finally:
+        jit_module._Jitted.entry = walked  # type: ignore[method-assign]
+    assert results == [[2, 2]] * 5
+    assert seen <= 2
+    assert run.compiles == 2
 
 
 def check_a_scaler_that_is_off() -> None:

@@ -57,7 +57,6 @@ s()._share_fd_cpu_() => SHARED
 s()._share_filename_cpu_() => SHARED
 (lambda a, b: a.data_ptr() == b.data_ptr())(s(), s()) => False
 s().data_ptr() != 0 => True
-s()._swap_data_ptr_(torch.zeros(2).untyped_storage()) => cannot swap
 s().byteswap(torch.float32) => None
 "size 8" in repr(s()) => True
 copy.copy(s()).tolist() == s().tolist() => True
@@ -117,6 +116,8 @@ torch.nn.Linear(2, 2, device="meta").to_empty(device="jax").weight.device.type =
 torch._efficientzerotensor((2,)).to("jax").tolist() => [0.0, 0.0]
 torch.jit.trace(torch.nn.ReLU(), t())(t()).tolist() => [1.0, 1.0]
 """.strip().replace("SHARED", SHARED)
+if hasattr(torch.UntypedStorage, "_swap_data_ptr_"):  # since torch 2.12
+    ROADS += "\ns()._swap_data_ptr_(torch.zeros(2).untyped_storage()) => cannot swap"
 if hasattr(torch.UntypedStorage, "_resize_with_addr_"):  # since torch 2.13
     ROADS += "\ns()._resize_with_addr_(1, 8) => no address that could be set"
 

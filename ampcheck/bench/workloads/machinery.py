@@ -104,20 +104,20 @@ def _op_with_cast(device: str) -> Variants:
 
 
 @cache
-def _libraries(key: str) -> torch.library.Library:
-    """Two ops that add a tensor to itself, one of them with a kernel in Python on an autocast key that casts nothing."""
+def _library(key: str) -> torch.library.Library:
+    """Two ops that add a tensor to itself; one has a Python kernel on an autocast key, which casts nothing."""
     library = torch.library.Library("ampcheck_bench", "FRAGMENT")
     autocast = torch._C.DispatchKeySet(torch._C._dispatch_key_parse(key))
-    for name in ("plain", key.lower()):
+    for name in (f"{key}_none", f"{key}_python"):
         library.define(f"{name}(Tensor x) -> Tensor")
         library.impl(name, lambda x: torch.add(x, x), "CompositeImplicitAutograd")
-    op = getattr(torch.ops.ampcheck_bench, key.lower())
+    op = getattr(torch.ops.ampcheck_bench, f"{key}_python")
 
     def kernel(x: torch.Tensor) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(autocast):
             return op(x)
 
-    library.impl(key.lower(), kernel, key)
+    library.impl(f"{key}_python", kernel, key)
     return library
 
 
@@ -125,18 +125,18 @@ def _op_python_kernel(device: str) -> Variants:
     """An op in a region, with no autocast kernel, and with one in Python, as a backend's own op may have."""
     third = device == torch._C._get_privateuse1_backend_name()
     key = "AutocastPrivateUse1" if third else f"Autocast{device.upper()}"
-    _libraries(key)
+    _library(key)
     x = _square(device, torch.float32)
-    ops = {"none": torch.ops.ampcheck_bench.plain, "python": getattr(torch.ops.ampcheck_bench, key.lower())}
 
-    def call(op: Callable[[torch.Tensor], Any]) -> Callable[[], Any]:
+    def calling(variant: str) -> Callable[[], Any]:
+        op = getattr(torch.ops.ampcheck_bench, f"{key}_{variant}").default
         return _repeated(lambda: _region(device), lambda: op(x))
 
-    return {name: call(op) for name, op in ops.items()}
+    return {variant: calling(variant) for variant in ("none", "python")}
 
 
 def _compile_toggle(device: str) -> Variants:
-    """Two calls of a function compiled by Dynamo alone: both in a region, or one of them outside.
+    """Two calls of a function compiled by Dynamo alone: both in a region, or one of them in a disabled one.
 
     Dynamo guards on autocast's state, so the second has two programs and looks for the right one at each call.
     """
@@ -149,7 +149,7 @@ def _compile_toggle(device: str) -> Variants:
             return alike(x)
 
     def toggled() -> Any:
-        with nullcontext():
+        with _region(device, enabled=False):  # as dear to enter as the other
             changing(x)
         with _region(device):
             return changing(x)

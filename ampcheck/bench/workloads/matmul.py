@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from ampcheck.bench.model import OpWorkload, Spec, Workload
 from ampcheck.bench.workloads.counting import product, traffic
@@ -87,18 +86,6 @@ def _bmm(batch: int, size: int) -> OpWorkload:
     )
 
 
-def _prelu() -> OpWorkload:
-    inputs = (Spec((256, 64, 28)), Spec((64,)))
-    return OpWorkload(
-        name="prelu",
-        family="matmul",
-        policy="downcast",
-        inputs=inputs,
-        call=F.prelu,
-        moved=traffic(inputs, (256, 64, 28)),
-    )
-
-
 WORKLOADS: tuple[Workload, ...] = (
     *(_mm(size) for size in (16, 32, 64, 128, 256, 512, 1001, 1024, 2048, *HEAVY)),
     _linear("linear-64", 64, 64),
@@ -106,5 +93,4 @@ WORKLOADS: tuple[Workload, ...] = (
     _linear("linear-4096", 8192, 4096, heavy=True),
     _addmm(512),
     _bmm(8, 256),
-    _prelu(),
 )

@@ -1,8 +1,8 @@
-"""Ops that autocast computes in float32, ops whose inputs it brings to one dtype, and ops that it leaves alone.
+"""Ops that autocast computes in float32, ops whose inputs it brings to one dtype, ops that it leaves alone, and prelu.
 
 None of them has products, so what they cost is the bytes they move. Those that are computed in float32 come twice:
 with float32 inputs, where a region should cost nothing, and with bfloat16 ones (`-half`), as they come out of a
-product, where it costs a cast and twice the bytes.
+product, where it costs a cast and twice the bytes. prelu alone is computed in lower precision without a product.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from ampcheck.bench.model import OpWorkload, Spec, Workload
 from ampcheck.bench.workloads.counting import traffic
 
+_FAMILIES = {"upcast": "float32", "promote": "promote", "fallthrough": "untouched", "downcast": "pointwise"}
 QUICK = ("layer-norm", "softmax", "add")
 _ROWS, _COLUMNS = 1024, 512
 _X = Spec((_ROWS, _COLUMNS))
@@ -28,7 +29,7 @@ def _op(
 ) -> OpWorkload:
     return OpWorkload(
         name=name,
-        family={"upcast": "float32", "promote": "promote"}.get(policy, "untouched"),
+        family=_FAMILIES[policy],
         policy=policy,
         inputs=inputs,
         call=call,
@@ -61,6 +62,7 @@ def _view(x: torch.Tensor) -> torch.Tensor:
     return x.view(_COLUMNS, _ROWS)
 
 
+_IMAGES = Spec((256, 64, 28))
 _MIXED = (_X, replace(_X, dtype=torch.bfloat16))
 
 WORKLOADS: tuple[Workload, ...] = (
@@ -77,5 +79,6 @@ WORKLOADS: tuple[Workload, ...] = (
     _op("addcmul", "promote", torch.addcmul, (_X, *_MIXED), _X.shape),
     _op("add", "fallthrough", torch.add, (_X, _X), _X.shape),
     _op("relu", "fallthrough", torch.relu, (_X,), _X.shape),
+    _op("prelu", "downcast", F.prelu, (_IMAGES, Spec((64,))), _IMAGES.shape),
     replace(_op("view", "fallthrough", _view, (_X,), ()), moved=None),
 )

@@ -31,7 +31,10 @@ def _cell(
     gates: int,
     states: int,
 ) -> OpWorkload:
-    """A cell whose input and state have the same width: a product of each with the weights of `gates` gates."""
+    """A cell whose input and state have the same width: a product of each with the weights of `gates` gates.
+
+    `states`: how many go in. Of those that come out only the first is asked for and counted as written.
+    """
     inputs = (Spec((batch, width)),) * (1 + states)
     return OpWorkload(
         name=name,
@@ -41,7 +44,7 @@ def _cell(
         module=module,
         call=call,
         flops=2 * product(batch, gates * width, width),
-        moved=traffic(inputs, (states * batch, width), weights=2 * gates * width * (width + 1)),
+        moved=traffic(inputs, (batch, width), weights=2 * gates * width * (width + 1)),
         samples=batch,
     )
 

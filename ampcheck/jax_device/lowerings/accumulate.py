@@ -2,13 +2,13 @@
 
 GPUs and TPUs accumulate such products in float32 themselves and get the plain operation, in the operands' dtype. XLA's
 CPU backend converts the operands of a bfloat16 dot that gives bfloat16 to float32 first; asked for a float32 result it
-runs the kernel that the processor has for bfloat16 (1024 x 1024: twice the speed). It has none for float16, where the
-same form costs nothing. So there every product gives float32, and is rounded afterwards.
+runs the kernel that the processor has for bfloat16 (1024 x 1024: twice the speed). It has none for float16, where
+asking for float32 costs nothing. So on a CPU every product gives float32, and is rounded afterwards.
 
-That kernel takes its operands by rows, and XLA decides early whether a dot gets it: of a transposed operand, or what it
-takes for one, it does not. If a later pass moves a transpose into a dot that was to get the kernel, the program fails
-when it runs, with "Unsupported element type for DotThunk::Execute: BF16 x BF16 = F32" (jax 0.10.2). Barriers around the
-dot prevent both; an operand that is stored by columns is multiplied as it lies (`Columns`).
+The kernel takes matrices by rows, and XLA decides early whether a dot is for it: one whose operand is transposed, or
+looks it, is not. If a later pass moves a transpose into a dot that was, the program fails when it runs, with
+"Unsupported element type for DotThunk::Execute: BF16 x BF16 = F32" (jax 0.10.2). Barriers around the dot prevent both.
+A right operand that is stored by columns is multiplied as it lies (`Columns`); a left one is copied.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ import jax.numpy as jnp
 
 from ampcheck.jax_device.layout import Columns
 
-LOW = (jnp.float16, jnp.bfloat16)
+_LOW = (jnp.float16, jnp.bfloat16)
+_LONG = 4096  # measured: the inner dimension from which XLA's loop over a row of bfloat16 falls behind the kernel
 
 
 def widens(dtype: Any) -> bool:
     """Whether products of that dtype are asked for in float32: lower precision on a CPU."""
-    return dtype in LOW and jax.default_backend() == "cpu"
+    return dtype in _LOW and jax.default_backend() == "cpu"
 
 
-def wide_dtype(dtype: Any) -> Any:
-    """float32 for lower precision, else the dtype itself."""
-    return jnp.float32 if dtype in LOW else dtype
+def asked(dtype: Any) -> Any:
+    """What to ask of a product of that dtype, for `preferred_element_type`."""
+    return jnp.float32 if widens(dtype) else dtype
 
 
 def settled(matrix: Any) -> Any:
-    """The matrix itself, transposed where it is stored by columns."""
-    return jnp.swapaxes(matrix.rows, -1, -2) if isinstance(matrix, Columns) else matrix
+    """The matrix as an array, transposed where it is stored by columns."""
+    return matrix.settled() if isinstance(matrix, Columns) else matrix
 
 
 def turned(matrix: Any) -> Any:
@@ -44,57 +45,51 @@ def turned(matrix: Any) -> Any:
 
 
 def product(a: Any, b: Any, dtype: Any = None) -> Any:
-    """a @ b as it was accumulated: of `dtype` if given, else float32 for lower precision on a CPU, else a's dtype.
+    """a @ b as it was accumulated: in `dtype` if given, else float32 for lower precision on a CPU, else a's dtype.
 
     a: (…, m, k) or (k,); b: (…, k, n) or (k,). Both may be `Columns`. Batch dimensions are broadcast.
     """
-    own = (a.rows if isinstance(a, Columns) else a).dtype
-    if not widens(own) or (dtype or jnp.float32) != jnp.float32:
+    dtype = dtype or asked(a.dtype)
+    if not (widens(a.dtype) and a.dtype == jnp.bfloat16 and dtype == jnp.float32) or a.ndim == b.ndim == 1:
         return jnp.matmul(settled(a), settled(b), preferred_element_type=dtype)
-    if not isinstance(a, Columns) and a.ndim == 1:
-        return _fast(a[None], b)[..., 0, :] if isinstance(b, Columns) or b.ndim > 1 else _inner(a, b)
-    if not isinstance(b, Columns) and b.ndim == 1:
-        return jnp.swapaxes(_fast(b[None], turned(a)), -1, -2)[..., 0]
-    return _fast(a, b)
+    if a.ndim == 1:
+        return _by_kernel(a[None], b)[..., 0, :]
+    if b.ndim == 1:
+        return _by_kernel(b[None], turned(a))[..., 0, :]
+    return _by_kernel(a, b)
 
 
 def matmul(a: Any, b: Any) -> Any:
     """a @ b in a's dtype, rounded once."""
-    return product(a, b).astype((a.rows if isinstance(a, Columns) else a).dtype)
+    return product(a, b).astype(a.dtype)
 
 
 def linear(x: Any, weight: Any, bias: Any) -> Any:
-    """x @ weight^T + bias for x of (…, in) and a weight of (out, in), in x's dtype, rounded once on a CPU."""
+    """x @ weight^T + bias for x of (…, in) and a weight of (out, in), in x's dtype; on a CPU it is rounded once."""
     out = product(x.reshape(-1, x.shape[-1]), Columns(weight)) + bias
     return out.astype(x.dtype).reshape(*x.shape[:-1], weight.shape[0])
 
 
-def _inner(a: Any, b: Any) -> Any:
-    return jnp.matmul(a, b, preferred_element_type=jnp.float32)
-
-
-def _fast(a: Any, b: Any) -> Any:
-    """a @ b in float32, of matrices of lower precision, as the CPU's kernel takes them."""
+def _by_kernel(a: Any, b: Any) -> Any:
+    """a @ b in float32, of bfloat16 matrices, in the form the CPU's kernel takes."""
     left = settled(a)
-    right = b.rows if isinstance(b, Columns) else b
-    along = -1 if isinstance(b, Columns) else -2
-    rows, columns = left.shape[-2], right.shape[-3 - along]
-    if left.shape[-1] == 0 or columns == 0 or rows == 0:
-        return jnp.matmul(left, settled(b), preferred_element_type=jnp.float32)
+    right, along = (b.rows, -1) if isinstance(b, Columns) else (b, -2)  # where `right` has the inner dimension
+    rows, inner = left.shape[-2:]
+    columns = right.shape[-3 - along]
     if columns == 1 < rows:
-        return jnp.swapaxes(_fast(turned(b), turned(a)), -1, -2)
-    if rows == 1 < columns:  # the kernel takes no vectors, but two rows cost it hardly more than one
-        left = jnp.broadcast_to(left, (*left.shape[:-2], 2, left.shape[-1]))
+        return jnp.swapaxes(_by_kernel(turned(b), turned(a)), -1, -2)
     batch = jnp.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    left, right = (jnp.broadcast_to(m, (*batch, *m.shape[-2:])) for m in (left, right))
-    dims = tuple(range(len(batch)))
+    if 0 in (rows, inner, columns, *batch) or (rows == 1 and along == -1 and inner < _LONG and not batch):
+        return jnp.matmul(left, settled(b), preferred_element_type=jnp.float32)
+    if rows == 1 < columns:  # the kernel takes no vectors, and two rows cost it hardly more than one
+        left = jnp.broadcast_to(left, (*left.shape[:-2], 2, inner))
+    left, right = (_by_rows(jnp.broadcast_to(m, (*batch, *m.shape[-2:]))) for m in (left, right))
+    each = tuple(range(len(batch)))
     contracted = ((len(batch) + 1,), (len(batch) + 2 + along,))
-    out = jax.lax.dot_general(
-        _by_rows(left), _by_rows(right), (contracted, (dims, dims)), preferred_element_type=jnp.float32
-    )
+    out = jax.lax.dot_general(left, right, (contracted, (each, each)), preferred_element_type=jnp.float32)
     return jax.lax.optimization_barrier(out)[..., :rows, :]
 
 
 def _by_rows(matrix: Any) -> Any:
-    """The matrix as XLA has to compute it before the dot. A reshape's result is by rows whatever its operand is."""
+    """The matrix as XLA has to compute it before the dot: what a reshape gives counts as by rows."""
     return jax.lax.optimization_barrier(matrix[None])[0]

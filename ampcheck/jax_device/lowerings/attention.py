@@ -1,4 +1,8 @@
-"""Attention: which way PyTorch goes, and the fast paths of the transformer modules."""
+"""Attention: which way PyTorch goes, and the fast paths of the transformer modules.
+
+Of lower precision the products are accumulated as accumulate.py says; scores and their softmax stay in float32, and the
+softmax is rounded before it meets the values, as in PyTorch's own fused kernels.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +13,66 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from ampcheck.jax_device.layout import Columns
 from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowerings.accumulate import linear, matmul, product
 from ampcheck.jax_device.lowerings.activation import gelu, masked_softmax
 from ampcheck.jax_device.lowerings.normalization import layer_norm
-from ampcheck.jax_device.lowerings.wide import pullback, wide
-from ampcheck.jax_device.special import kernel
+from ampcheck.jax_device.lowerings.wide import wide
+from ampcheck.jax_device.special import composed, kernel
 
-_MATH = 0  # at::SDPBackend
+_MATH, _FLASH = 0, 1  # at::SDPBackend
 
 
 @kernel("_fused_sdp_choice")
-def fused_sdp_choice(*_: Any, **__: Any) -> int:
-    """The math path: XLA fuses it, and its parts are differentiable any number of times."""
-    return _MATH
+def fused_sdp_choice(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> int:
+    """The math path, whose parts are differentiable any number of times, unless it would leave lower precision.
+
+    PyTorch's math path computes float16 and bfloat16 in float32 throughout. They take the fused path where the lowering
+    below can (no dropout, no gradient by the mask) and `torch.nn.attention.sdpa_kernel` allows it.
+    """
+    low = query.dtype in (torch.float16, torch.bfloat16) and torch.backends.cuda.flash_sdp_enabled()
+    alike = query.dtype == key.dtype == value.dtype and query.dim() == key.dim() == value.dim() == 4
+    if not low or not alike or dropout_p or enable_gqa or 0 in (query.numel(), key.numel()):
+        return _MATH
+    shapes = query.shape[:2] == key.shape[:2] and query.shape[3] == key.shape[3] and key.shape == value.shape
+    if attn_mask is not None:
+        shapes = shapes and not is_causal and attn_mask.dtype in (torch.bool, torch.float32, query.dtype)
+        shapes = shapes and not (attn_mask.requires_grad and torch.is_grad_enabled())
+    return _FLASH if shapes else _MATH
+
+
+@composed("scaled_dot_product_attention")
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """As `fused_sdp_choice` says; PyTorch's own kernel asks for no such choice on a PrivateUse1 device."""
+    rest = (attn_mask, dropout_p, is_causal)
+    if fused_sdp_choice(query, key, value, *rest, scale=scale, enable_gqa=enable_gqa) == _FLASH:
+        fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+        out: torch.Tensor = fused(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+        return out
+    whole = torch.ops.aten.scaled_dot_product_attention.default
+    apart: torch.Tensor = whole.decompose(query, key, value, *rest, scale=scale, enable_gqa=enable_gqa)
+    return apart
 
 
 @kernel("_nested_tensor_from_mask_left_aligned")
@@ -30,9 +81,24 @@ def left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
     return False
 
 
-def _scores(query: Any, key: Any, scale: float | None) -> Any:
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return wide(jnp.matmul(query, jnp.swapaxes(key, -1, -2))) * factor
+def _factor(query: Any, scale: float | None) -> float:
+    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
+def _scores(query: Any, key: Any, scale: float | None, is_causal: bool = False, mask: Any = None) -> Any:
+    """query key^T, scaled, and -inf where it is masked; in float32 for lower precision."""
+    scores = product(query, Columns(key), wide(query).dtype) * _factor(query, scale)
+    if is_causal:
+        scores = jnp.where(jnp.tri(scores.shape[-2], scores.shape[-1], dtype=bool), scores, -jnp.inf)
+    if mask is not None:
+        added = jnp.where(mask, 0.0, -jnp.inf) if mask.dtype == bool else mask
+        scores = scores + added.astype(scores.dtype)
+    return scores
+
+
+def _weights(scores: Any, sums: Any) -> Any:
+    """The softmax of the scores from the logarithms of their sums: 0 in a row that is masked as a whole."""
+    return jnp.exp(scores - jnp.where(sums == -jnp.inf, 0.0, sums).astype(scores.dtype)[..., None])
 
 
 @lower("_scaled_dot_product_flash_attention_for_cpu", random=True)
@@ -48,18 +114,13 @@ def attention(
     scale: float | None = None,
 ) -> Any:
     """softmax(query key^T / sqrt(E) + mask) value of (N, heads, L, E), and the logarithms of the softmax's sums."""
-    scores = _scores(query, key, scale)
-    if is_causal:
-        scores = jnp.where(jnp.tri(scores.shape[-2], scores.shape[-1], dtype=bool), scores, -jnp.inf)
-    if attn_mask is not None:
-        masked = jnp.where(attn_mask, 0.0, -jnp.inf) if attn_mask.dtype == bool else attn_mask
-        scores = scores + masked.astype(scores.dtype)
+    scores = _scores(query, key, scale, is_causal, attn_mask)
     sums = jax.nn.logsumexp(scores, axis=-1)
-    weights = jnp.exp(scores - sums[..., None])
+    weights = _weights(scores, sums)
     if dropout_p:
         kept = jax.random.uniform(random_key, weights.shape, jnp.float32) >= dropout_p
         weights = jnp.where(kept, weights / (1 - dropout_p), 0)
-    return jnp.matmul(weights.astype(value.dtype), value), sums
+    return product(weights.astype(value.dtype), value), sums
 
 
 @lower("_scaled_dot_product_flash_attention_for_cpu_backward")
@@ -80,10 +141,13 @@ def attention_backward(
     if dropout_p:
         raise NotImplementedError(f"fused attention has no backward pass with dropout (dropout_p={dropout_p}) on jax")
 
-    def forward(q: Any, k: Any, v: Any) -> Any:
-        return attention(None, q, k, v, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
-
-    return pullback(forward, grad_out, query, key, value)
+    grad_out = grad_out.astype(query.dtype)
+    weights = _weights(_scores(query, key, scale, is_causal, attn_mask), logsumexp)
+    by_weights = product(grad_out, Columns(value), weights.dtype)
+    shared = jnp.sum(wide(grad_out) * wide(out), -1, keepdims=True)  # each row's sum of weights * by_weights
+    by_scores = (weights * (by_weights - shared) * _factor(query, scale)).astype(query.dtype)
+    by_value = product(Columns(weights.astype(query.dtype)), grad_out)
+    return product(by_scores, key), product(Columns(by_scores), query), by_value
 
 
 @kernel("_scaled_dot_product_flash_attention")
@@ -133,7 +197,7 @@ def flash_attention_backward(
 
 
 def _projected(array: Any, weight: Any, bias: Any, heads: int) -> Any:
-    out = jnp.matmul(array, weight.T) + bias
+    out = linear(array, weight, bias)
     return jnp.swapaxes(out.reshape(*out.shape[:2], heads, -1), 1, 2)
 
 
@@ -162,8 +226,8 @@ def multi_head_attention(
     scores = _scores(q, k, None)
     attended = jax.nn.softmax(scores, -1) if mask is None else masked_softmax(scores, mask != 0, -1, mask_type)
     attended = attended.astype(v.dtype)
-    context = jnp.swapaxes(jnp.matmul(attended, v), 1, 2).reshape(*query.shape[:2], embed_dim)
-    out = jnp.matmul(context, proj_weight.T) + proj_bias
+    context = jnp.swapaxes(matmul(attended, v), 1, 2).reshape(*query.shape[:2], embed_dim)
+    out = linear(context, proj_weight, proj_bias)
     if not need_weights:
         return out, None
     return out, jnp.mean(attended, axis=1).astype(out.dtype) if average_attn_weights else attended
@@ -205,9 +269,9 @@ def encoder_layer(
         return multi_head_attention(x, x, x, embed_dim, num_heads, *parts, mask, False, mask_type=mask_type)[0]
 
     def feed(x: Any) -> Any:
-        inner = jnp.matmul(x, ffn_weight_1.T) + ffn_bias_1
+        inner = linear(x, ffn_weight_1, ffn_bias_1)
         inner = gelu(inner).astype(src.dtype) if use_gelu else jnp.maximum(inner, 0)
-        return jnp.matmul(inner, ffn_weight_2.T) + ffn_bias_2
+        return linear(inner, ffn_weight_2, ffn_bias_2)
 
     if norm_first:
         src_ = src + attend(first(src))

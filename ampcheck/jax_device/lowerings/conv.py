@@ -1,4 +1,8 @@
-"""Convolution."""
+"""Convolution and its gradients, accumulated as accumulate.py says.
+
+The gradients are convolutions themselves, written out: JAX's transpose of a convolution that gives float32 would have a
+float32 and a bfloat16 operand.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from ampcheck.jax_device.lowering import lower
-from ampcheck.jax_device.lowerings.wide import pullback
+from ampcheck.jax_device.lowerings.accumulate import asked
 
 
 def _each(value: Sequence[int], dims: int) -> tuple[int, ...]:
@@ -36,7 +40,7 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Any:
-    """(N, C, …) with 1, 2 or 3 spatial dimensions, in the operands' own precision."""
+    """(N, C, …) with 1, 2 or 3 spatial dimensions; with the bias it is rounded once where it was asked in float32."""
     dims = input.ndim - 2
     stride, padding, dilation = _each(stride, dims), _each(padding, dims), _each(dilation, dims)
     pads = [(p, p) for p in padding]
@@ -46,9 +50,45 @@ def convolution(
         pads = [(r, r + o) for r, o in zip(reach, _each(output_padding, dims), strict=True)]
         steps, spread, weight = spread, stride, _turned(weight, groups)
     out = jax.lax.conv_general_dilated(
-        input, weight, steps, pads, lhs_dilation=spread, rhs_dilation=dilation, feature_group_count=groups
+        input,
+        weight,
+        steps,
+        pads,
+        lhs_dilation=spread,
+        rhs_dilation=dilation,
+        feature_group_count=groups,
+        preferred_element_type=asked(input.dtype),
     )
     return out if bias is None else out + bias.reshape(1, -1, *((1,) * dims)).astype(out.dtype)
+
+
+def _lacking(grad: Any, input: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> list[int]:
+    """The input's last elements that no window of a plain convolution reached, per spatial dimension."""
+    spatial = zip(input.shape[2:], grad.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    return [n - ((o - 1) * s - 2 * p + d * (k - 1) + 1) for n, o, k, s, p, d in spatial]
+
+
+def _by_weight(
+    large: Any, small: Any, kernel: Sequence[int], stride: Any, padding: Any, dilation: Any, groups: int
+) -> Any:
+    """The gradient of a plain convolution's weight by its input `large` and its output's gradient `small`.
+
+    Batch and channels change places: the batch is summed over, `small` slides over `large`. A transposed convolution's
+    is the same of its output's gradient and its input.
+    """
+    spatial = zip(large.shape[2:], small.shape[2:], kernel, stride, padding, dilation, strict=True)
+    pads = [(p, (k - 1) * d + (o - 1) * s + 1 - n - p) for n, o, k, s, p, d in spatial]
+    axes = "DHW"[3 - len(kernel) :]
+    return jax.lax.conv_general_dilated(
+        large,
+        small,
+        dilation,
+        pads,
+        rhs_dilation=stride,
+        dimension_numbers=(f"CN{axes}", f"IO{axes}", f"CN{axes}"),
+        batch_group_count=groups,
+        preferred_element_type=asked(large.dtype),
+    )
 
 
 @lower("convolution_backward_overrideable")
@@ -65,19 +105,32 @@ def convolution_backward(
     output_mask: Sequence[bool],
 ) -> Any:
     """The gradients of input, weight and bias that the mask asks for."""
-
-    def forward(x: Any, w: Any) -> Any:
-        return convolution(x, w, None, stride, padding, dilation, transposed, output_padding, groups)
-
-    by_input, by_weight = pullback(forward, grad_output, input, weight)
+    dims = input.ndim - 2
+    stride, padding, dilation = _each(stride, dims), _each(padding, dims), _each(dilation, dims)
+    window = (stride, padding, dilation)
+    by_input = by_weight = None
+    if output_mask[0]:
+        extra = (0,) * dims if transposed else _lacking(grad_output, input, weight, *window)
+        out = convolution(grad_output, weight, None, *window, not transposed, extra, groups)
+        by_input = out[tuple(slice(0, n) for n in input.shape)]  # more than asked for where output_padding >= stride
+    if output_mask[1]:
+        large, small = (grad_output, input) if transposed else (input, grad_output)
+        by_weight = _by_weight(large, small, weight.shape[2:], *window, groups)
     by_bias = jnp.sum(grad_output, axis=(0, *range(2, grad_output.ndim)))
-    return tuple(g if wanted else None for g, wanted in zip((by_input, by_weight, by_bias), output_mask, strict=True))
+    return by_input, by_weight, by_bias if output_mask[2] else None
 
 
 @lower("conv_tbc")
 def conv_tbc(self: Any, weight: Any, bias: Any, pad: int = 0) -> Any:
     """(time, batch, channels) with a weight of (kernel, in, out)."""
-    out = jax.lax.conv_general_dilated(self, weight, (1,), [(pad, pad)], dimension_numbers=("WNC", "WIO", "WNC"))
+    out = jax.lax.conv_general_dilated(
+        self,
+        weight,
+        (1,),
+        [(pad, pad)],
+        dimension_numbers=("WNC", "WIO", "WNC"),
+        preferred_element_type=asked(self.dtype),
+    )
     return out + bias
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from ampcheck.jax_device.dtypes import jax_dtype
 from ampcheck.jax_device.lowering import OWN, lower
+from ampcheck.jax_device.lowerings.accumulate import matmul
 from ampcheck.jax_device.promotion import common_of, convert
 
 _LOW = (jnp.float16, jnp.bfloat16)
@@ -176,7 +177,7 @@ def largest(self: list[Any]) -> list[Any]:
 @lower("_foreach_mm")
 def mm(self: list[Any], mat2: list[Any]) -> list[Any]:
     """The matrix product of each pair."""
-    return [jnp.matmul(x, y) for x, y in zip(self, mat2, strict=True)]
+    return [matmul(x, y) for x, y in zip(self, mat2, strict=True)]
 
 
 def _magnitudes(x: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Matrix products. The product itself is one XLA dot in the tensors' dtype, accumulated as the device does.
+"""Matrix products. The product itself is one XLA dot of the tensors in their dtype (accumulate.py).
 
 `alpha` and `beta` multiply only where they are given: PyTorch leaves out what has its default. Then the dot gives
-float32 for lower precision, so that the scaled sum is rounded once (ATen/native/cpu/BlasKernel.cpp: opmath_t).
+float32 for lower precision, so that the scaled sum is rounded once (ATen/native/cpu/BlasKernel.cpp: opmath_t). On a CPU
+it gives float32 in any case.
 """
 
 from __future__ import annotations
@@ -16,25 +17,27 @@ import torch
 
 from ampcheck.jax_device.dtypes import jax_dtype
 from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowerings import accumulate
+from ampcheck.jax_device.lowerings.accumulate import settled
 from ampcheck.jax_device.lowerings.wide import wide
 
 
-@lower("mm", "bmm", "mv", "dot", one_dtype=True)
+@lower("mm", "bmm", "mv", "dot", one_dtype=True, columns=True)
 def matmul(self: Any, other: Any) -> Any:
     """The product of matrices, batches of them, or vectors."""
-    return jnp.matmul(self, other)
+    return accumulate.product(self, other)
 
 
 @lower("vdot", one_dtype=True)
 def vdot(self: Any, other: Any) -> Any:
     """The product of two vectors, the first conjugated."""
-    return jnp.matmul(jnp.conj(self), other)
+    return accumulate.product(jnp.conj(self), other)
 
 
-@lower("mm.dtype", "bmm.dtype")
+@lower("mm.dtype", "bmm.dtype", columns=True)
 def matmul_dtype(self: Any, mat2: Any, out_dtype: torch.dtype) -> Any:
     """The product as the dot accumulated it, without rounding to the inputs' dtype."""
-    return jnp.matmul(self, mat2, preferred_element_type=jax_dtype(out_dtype))
+    return accumulate.product(self, mat2, jax_dtype(out_dtype))
 
 
 @lower("_int_mm")
@@ -68,27 +71,27 @@ def _wide_dtype(array: Any) -> Any:
     return jnp.float32 if array.dtype in (jnp.float16, jnp.bfloat16) else array.dtype
 
 
-@lower("addmm", "addmv", "baddbmm", one_dtype=True)
+@lower("addmm", "addmv", "baddbmm", one_dtype=True, columns=True)
 def addmm(self: Any, mat1: Any, mat2: Any, *, beta: Any = None, alpha: Any = None) -> Any:
     """beta * self + alpha * mat1 @ mat2."""
-    product = jnp.matmul(mat1, mat2, preferred_element_type=_accumulator(mat1, beta, alpha))
-    return scaled_sum(self, product, beta, alpha)
+    product = accumulate.product(mat1, mat2, _accumulator(mat1, beta, alpha))
+    return scaled_sum(settled(self), product, beta, alpha)
 
 
-@lower("addmm.dtype", "baddbmm.dtype")
+@lower("addmm.dtype", "baddbmm.dtype", columns=True)
 def addmm_dtype(self: Any, mat1: Any, mat2: Any, out_dtype: torch.dtype, *, beta: Any = None, alpha: Any = None) -> Any:
     """beta * self + alpha * mat1 @ mat2 as the dot accumulated it, without rounding to the inputs' dtype."""
-    product = jnp.matmul(mat1, mat2, preferred_element_type=jax_dtype(out_dtype))
-    return scaled_sum(self.astype(product.dtype), product, beta, alpha)
+    product = accumulate.product(mat1, mat2, jax_dtype(out_dtype))
+    return scaled_sum(settled(self).astype(product.dtype), product, beta, alpha)
 
 
 @lower("addbmm")
 def addbmm(self: Any, batch1: Any, batch2: Any, *, beta: Any = None, alpha: Any = None) -> Any:
     """beta * self + alpha * the sum over the batch of batch1 @ batch2: one dot over batch and inner dimension."""
-    product = jax.lax.dot_general(
-        batch1, batch2, (((0, 2), (0, 1)), ((), ())), preferred_element_type=_accumulator(batch1, beta, alpha)
-    )
-    return scaled_sum(self, product, beta, alpha)
+    batch, rows, inner = batch1.shape
+    left = jnp.swapaxes(batch1, 0, 1).reshape(rows, batch * inner)
+    right = batch2.reshape(batch * inner, batch2.shape[2])
+    return scaled_sum(self, accumulate.product(left, right, _accumulator(batch1, beta, alpha)), beta, alpha)
 
 
 @lower("addr", promotes=True)
@@ -138,5 +141,7 @@ def trilinear(
     summed = {d % total for d in sumdim}
     out = "".join(letter for d, letter in enumerate(string.ascii_letters[:total]) if d not in summed)
     given = "".join(letter for letter in out if any(letter in label for label in labels))
-    product = jnp.einsum(f"{','.join(labels)}->{given}", i1, i2, i3, preferred_element_type=_wide_dtype(i1))
+    # The first of its two dots has a result in float32, so the second has one such operand: no case for a CPU's kernel.
+    parts = [wide(i) if accumulate.widens(i.dtype) else i for i in (i1, i2, i3)]
+    product = jnp.einsum(f"{','.join(labels)}->{given}", *parts, preferred_element_type=_wide_dtype(i1))
     return jnp.expand_dims(product, [out.index(letter) for letter in out if letter not in given])

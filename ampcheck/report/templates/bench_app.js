@@ -1,0 +1,116 @@
+"use strict";
+// The other half of ampcheck/report/bench_data.py: decodes the columns, and holds what several pages share.
+window.ampbench = (() => {
+  const data = window.AMPCHECK_BENCH;
+  const DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  const value = new Int8Array(128).fill(-1);
+  for (let i = 0; i < 64; i++) value[DIGITS.charCodeAt(i)] = i;
+  const nights = data.runs.length;
+
+  // A column as integers, NaN where a night has none.
+  const unpack = (text) => {
+    const out = new Float64Array(nights).fill(NaN);
+    if (!text) return out;
+    let place = 0;
+    let last = 0;
+    let at = 0;
+    const next = () => {
+      let sum = 0;
+      for (let shift = 0; ; shift += 5) {
+        const digit = value[text.charCodeAt(at++)];
+        sum += (digit & 31) * 2 ** shift;
+        if (digit < 32) return sum;
+      }
+    };
+    while (at < text.length) {
+      if (text[at] === ".") {
+        at += 1;
+        place += next();
+      } else {
+        const step = next();
+        last += step % 2 ? -(step + 1) / 2 : step / 2;
+        out[place++] = last;
+      }
+    }
+    return out;
+  };
+  const numbers = (integers) => integers.map((integer) => Math.exp(integer / data.scale));
+  const beside = (middle, name, s) => numbers(unpack(data.series[s][name]).map((distance, i) => middle[i] + distance));
+  const decoded = new Map();
+  // A series' columns as numbers: seconds, low, high, speed, speedLow, speedHigh, error; verdicts and reasons as texts.
+  const columns = (s) => {
+    if (!decoded.has(s)) {
+      const packed = data.series[s];
+      const [seconds, speed] = [unpack(packed.seconds), unpack(packed.speed)];
+      const verdicts = new Array(nights).fill("");
+      let place = 0;
+      for (const [, letter, count] of packed.verdict.matchAll(/([a-z.])(\d*)/g)) {
+        const end = place + Number(count || 1);
+        if (letter !== ".") verdicts.fill(data.verdicts[letter], place, end);
+        place = end;
+      }
+      const reasons = unpack(packed.reason);
+      decoded.set(s, {
+        seconds: numbers(seconds),
+        low: beside(seconds, "low", s),
+        high: beside(seconds, "high", s),
+        speed: numbers(speed),
+        speedLow: beside(speed, "speedLow", s),
+        speedHigh: beside(speed, "speedHigh", s),
+        error: numbers(unpack(packed.error)),
+        verdicts,
+        reason: (i) => (Number.isNaN(reasons[i]) ? "" : data.reasons[reasons[i]]),
+      });
+    }
+    return decoded.get(s);
+  };
+  const valid = (c, i) => c.verdicts[i] !== "" && c.verdicts[i] !== "invalid" && c.verdicts[i] !== "not measured" && !Number.isNaN(c.seconds[i]);
+  const name = (s) => data.groups[data.series[s].g].key + "/" + data.series[s].arm;
+
+  // Every text reaches the page through here, as a text node: nothing in a benchmark file can become markup.
+  const el = (tag, attributes, ...children) => {
+    const node = document.createElement(tag);
+    for (const [attribute, text] of Object.entries(attributes || {})) {
+      if (text === true) node.setAttribute(attribute, "");
+      else if (text !== false && text !== undefined) node.setAttribute(attribute, text);
+    }
+    node.append(...children.filter((child) => child !== "" && child !== undefined));
+    return node;
+  };
+  const three = (number) => {
+    if (!Number.isFinite(number) || number === 0) return String(number);
+    const rounded = Number(number.toPrecision(3));
+    return rounded.toFixed(Math.min(9, Math.max(0, 2 - Math.floor(Math.log10(Math.abs(rounded))))));
+  };
+  const seconds = (number) => {
+    if (Number.isNaN(number)) return "–";
+    const [size, unit] = [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [0, "ns"]].find(([least]) => number >= 0.9995 * least);
+    return three(number / (size || 1e-9)) + " " + unit;
+  };
+  const speed = (c, i) => {
+    if (Number.isNaN(c.speed[i]) || !valid(c, i) || c.verdicts[i] === "first") return "–";
+    const interval = Number.isNaN(c.speedLow[i]) || Number.isNaN(c.speedHigh[i]) ? "" : ` [${three(c.speedLow[i])}, ${three(c.speedHigh[i])}]`;
+    return three(c.speed[i]) + "×" + interval;
+  };
+  const chip = (verdict) => {
+    const shown = data.shown[verdict];
+    return el("span", { class: "chip v-" + shown.style }, el("span", { class: "mark", "aria-hidden": "true" }, shown.mark), " " + shown.label);
+  };
+  const arm = (text, color) =>
+    el("span", { class: "arm" }, el("span", { class: "key" + (text.endsWith("-again") ? " again" : ""), style: `--c: var(--a${color})`, "aria-hidden": "true" }), text);
+  const number = (count) => String(count).replace(/\B(?=(\d{3})+$)/g, "\u00a0");
+
+  // The address holds what is shown, so the skip link must not put its own target there.
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault();
+    document.getElementById("main").focus();
+  });
+  const address = () => new URLSearchParams(location.hash.slice(1));
+  const setAddress = (parameters) => {
+    const hash = parameters.toString();
+    history.replaceState(null, "", location.pathname + location.search + (hash ? "#" + hash : ""));
+  };
+  const runNumber = (wanted) => data.runs.findIndex((run) => run.name === wanted);
+
+  return { data, nights, columns, valid, name, el, three, seconds, speed, chip, arm, number, address, setAddress, runNumber };
+})();

@@ -1,0 +1,111 @@
+"""Errors beside float64, and which are too large for what an arm claims to be."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ampcheck.bench import accuracy
+from ampcheck.bench.model import PRECISIONS, OpWorkload, Spec, StepWorkload
+from ampcheck.bench.prepare import reference
+
+MM = OpWorkload(name="mm", family="m", policy="downcast", flops=1, inputs=(Spec((64, 64)),) * 2, call=torch.mm)
+HALF = OpWorkload(name="exp", family="e", policy="upcast", inputs=(Spec((8,), torch.bfloat16),), call=torch.exp)
+STEP = StepWorkload(
+    name="step",
+    family="s",
+    policy="mixed",
+    flops=1,
+    inputs=(Spec((8, 4)),) * 2,
+    model=lambda: nn.Linear(4, 4),
+    loss=F.mse_loss,
+)
+
+
+def vector(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("output", "exact", "error"),
+    [
+        ((3, 4), (3, 4), 0),
+        ((3, 4.5), (3, 4), 0.1),
+        ((0, 0), (3, 4), 1),
+        ((0, 0), (0, 0), 0),
+        ((0, 1e-30), (0, 0), inf),
+        ((3, nan), (3, 4), inf),
+        ((3, inf), (3, 4), inf),
+        ((3, 4), (3, inf), inf),
+        ((3, -inf), (3, inf), inf),
+        ((3, inf), (3, nan), inf),
+        ((3, nan), (3, inf), inf),
+        ((3, inf), (3, inf), 0),
+        ((3, nan), (3, nan), 0),
+        ((6, nan, inf), (3, nan, inf), 1),
+        ((), (), 0),
+    ],
+)
+def test_error(output: tuple[float, ...], exact: tuple[float, ...], error: float) -> None:
+    assert accuracy.error(vector(*output), vector(*exact)) == pytest.approx(error)
+
+
+def test_error_of_unlike_vectors() -> None:
+    with pytest.raises(ValueError, match=r"an output of shape \(1,\) beside a reference of \(2,\)"):
+        accuracy.error(vector(1), vector(1, 1))  # would be broadcast
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+def test_real_arithmetic_is_within_its_limit_and_beyond_the_next(name: str) -> None:
+    a, b = (torch.randn(64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    low = PRECISIONS[name].low or torch.float32
+    found = accuracy.error((a.to(low) @ b.to(low)).double().flatten(), (a @ b).flatten())
+    assert not accuracy.beyond(found, PRECISIONS[name], MM)
+    assert bool(accuracy.beyond(found, PRECISIONS["fp32"], MM)) == (name != "fp32")
+    assert accuracy.beyond(300 * found, PRECISIONS[name], MM)
+    assert accuracy.limit(name, STEP) > accuracy.limit(name, MM)
+
+
+def test_what_is_too_large_says_so() -> None:
+    assert accuracy.beyond(0.5, PRECISIONS["bf16"], MM) == "error 5.0e-01 is beyond what bf16 gives (3e-02 at most)"
+    assert accuracy.beyond(0.02, PRECISIONS["fp16"], MM) == "error 2.0e-02 is beyond what fp16 gives (8e-03 at most)"
+    assert accuracy.beyond(0.02, PRECISIONS["bf16-native"], MM) == ""
+    assert accuracy.beyond(inf, PRECISIONS["bf16"], MM) == "the output is not finite, or not zero, where float64's is"
+    shortened = accuracy.beyond(3e-4, PRECISIONS["fp32"], MM, "cuda")
+    assert shortened == "error 3.0e-04 is beyond what fp32 gives (3e-05 at most): this is TF32"
+    assert accuracy.beyond(0.5, PRECISIONS["fp32"], MM) == "error 5.0e-01 is beyond what fp32 gives (3e-05 at most)"
+
+
+def test_inputs_in_lower_precision_are_no_fault_of_the_arm() -> None:
+    assert accuracy.given_low(HALF) == "bf16"
+    assert accuracy.given_low(MM) == ""
+    assert accuracy.beyond(2e-3, PRECISIONS["fp32"], HALF) == ""
+    assert accuracy.beyond(2e-2, PRECISIONS["fp16"], HALF) == ""
+    assert accuracy.beyond(0.5, PRECISIONS["fp32"], HALF).startswith("error 5.0e-01 is beyond what bf16 gives")
+
+
+@pytest.mark.parametrize(
+    ("found", "platform", "kind"),
+    [
+        (2e-7, "cuda", "float32"),
+        (3e-4, "cuda", "TF32"),
+        (3e-4, "tpu", "TPU default: bf16 products"),  # a TPU has no TF32
+        (2.4e-3, "tpu", "TPU default: bf16 products"),
+        (2.4e-3, "cpu", "bf16 products"),
+        (0.2, "cpu", ""),
+    ],
+)
+def test_float32_is_named_by_its_error(found: float, platform: str, kind: str) -> None:
+    assert accuracy.float32_kind(found, MM, platform) == kind
+
+
+def test_the_reference_is_float64_with_the_same_values() -> None:
+    exact = reference(HALF)
+    assert exact.dtype == torch.float64
+    rounded = torch.exp(exact.log().bfloat16().double())  # the inputs are bf16 numbers, the result is float64's
+    assert accuracy.error(rounded, exact) < 1e-14
+    assert accuracy.error(exact.bfloat16(), exact) > 1e-4

@@ -1,0 +1,185 @@
+"""Which arms, executors and workloads a run has."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+
+from ampcheck.bench.arms import FP16_GRADIENTS, NO_PRODUCT, NOT_FLOAT32, SLOW_FP16, arms, executors, select
+from ampcheck.bench.model import PRECISIONS, Arm, MachineryWorkload, OpWorkload, StepWorkload, Workload
+from ampcheck.bench.workloads import catalogue
+from ampcheck.errors import UsageError
+
+ALL = catalogue()
+WITH_ARMS = [w for w in ALL.values() if not isinstance(w, MachineryWorkload)]
+COMMON = ["bf16", "fp16", "bf16-native", "fp16-native"]
+DEVICES = {("cpu", "cpu"): [], ("cuda", "cuda"): ["tf32"], ("jax", "cpu"): [], ("jax", "tpu"): ["fp32-default"]}
+
+
+def names(chosen: Sequence[Arm]) -> list[str]:
+    return [arm.name for arm in chosen]
+
+
+def arms_problem(w: Workload, device: str, platform: str, chosen: Sequence[Arm], without: Mapping[str, str]) -> str:
+    """What is wrong with the arms of a workload, whatever it is."""
+    expected = {"fp32", *DEVICES[device, platform], *COMMON}
+    found = names(chosen)
+    if found[:2] != ["fp32", "fp32-again"]:
+        return f"the first two are {found[:2]}"
+    if len(set(found)) < len(found) or set(found) & set(without):
+        return "an arm is there twice, or both chosen and left out"
+    if (told := (set(found) | set(without)) - {"fp32-again"}) != expected:
+        return f"nothing is said of {sorted(expected ^ told)}"
+    if not all(without.values()):
+        return "a reason is empty"
+    slow = [arm.name for arm in chosen if arm.precision.low is torch.float16]
+    if slow and device == "cpu" and not w.fp16_on_cpu:
+        return f"{slow} would take minutes"
+    mixed = isinstance(w, OpWorkload) and any(spec.dtype == torch.bfloat16 for spec in w.inputs)
+    native = [arm.name for arm in chosen if arm.precision.convert]
+    return f"{native} would convert what is no float32" if mixed and native else ""
+
+
+@pytest.mark.parametrize(("device", "platform"), DEVICES)
+def test_arms_are_whole_for_every_workload(device: str, platform: str) -> None:
+    for w in WITH_ARMS:
+        for executor in executors(w, device):
+            assert arms_problem(w, device, platform, *arms(w, device, executor, platform)) == "", w.name
+
+
+def test_wrong_arms_are_noticed() -> None:
+    mm, cat = ALL["mm-1024"], ALL["cat"]
+    chosen, without = arms(mm, "cpu", "eager")
+    first, again, bf16, native = chosen
+
+    def said(chosen: Sequence[Arm], without: Mapping[str, str], w: Workload = mm) -> str:
+        return arms_problem(w, "cpu", "cpu", chosen, without)
+
+    assert said([first, bf16, native], without) == "the first two are ['fp32', 'bf16']"
+    assert said([*chosen, bf16], without).startswith("an arm is there twice")
+    assert said([first, again, native], without) == "nothing is said of ['bf16']"
+    assert said(chosen, {**without, "tf32": "none here"}) == "nothing is said of ['tf32']"
+    assert said(chosen, dict.fromkeys(without, "")) == "a reason is empty"
+    fp16 = [Arm(PRECISIONS["fp16"]), Arm(PRECISIONS["fp16-native"])]
+    assert said([*chosen, *fp16], {}) == "['fp16', 'fp16-native'] would take minutes"
+    assert said([*chosen, *fp16], {}, cat) == "['bf16-native', 'fp16-native'] would convert what is no float32"
+
+
+def test_small_products_have_every_arm_on_a_cpu() -> None:
+    assert names(arms(ALL["mm-64"], "cpu", "eager")[0]) == ["fp32", "fp32-again", *COMMON]
+    assert arms(ALL["mm-64"], "cpu", "eager")[1] == {}
+
+
+def test_float16_is_left_out_where_a_cpu_has_no_kernels_for_it() -> None:
+    for name in ("mm-256", "conv2d", "linear"):
+        assert arms(ALL[name], "cpu", "compile")[1] == {"fp16": SLOW_FP16, "fp16-native": SLOW_FP16}
+        assert arms(ALL[name], "cuda", "compile")[1] == {}
+        assert arms(ALL[name], "jax", "jit", "cpu")[1] == {}
+
+
+def test_inputs_in_lower_precision_are_not_converted() -> None:
+    for name in ("softmax-half", "cat", "addcmul"):
+        chosen, without = arms(ALL[name], "jax", "jit", "cpu")
+        assert names(chosen) == ["fp32", "fp32-again", "bf16", "fp16"]
+        assert without == {"bf16-native": NOT_FLOAT32, "fp16-native": NOT_FLOAT32}
+    assert "bf16-native" in names(arms(ALL["cross-entropy"], "jax", "jit", "cpu")[0])  # its integers stay integers
+
+
+def test_shortened_products_are_there_where_there_are_products() -> None:
+    assert "tf32" in names(arms(ALL["mm-64"], "cuda", "eager")[0])
+    assert arms(ALL["softmax"], "cuda", "eager")[1] == {"tf32": NO_PRODUCT}
+    assert "tf32" in names(arms(ALL["mlp-step"], "cuda", "eager")[0])
+    assert "fp32-default" in names(arms(ALL["lstm-cell"], "jax", "jit", "tpu")[0])
+    assert arms(ALL["prelu"], "jax", "jit", "tpu")[1] == {"fp32-default": NO_PRODUCT}
+
+
+def test_a_step_in_float16_throughout_is_left_out_as_the_scaler_refuses_it() -> None:
+    for w in ALL.values():
+        if isinstance(w, StepWorkload):
+            assert arms(w, "cuda", "eager")[1] == {"fp16-native": FP16_GRADIENTS}
+    parameter = torch.ones(2, dtype=torch.float16, requires_grad=True)
+    parameter.grad = torch.ones_like(parameter)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    with pytest.raises(ValueError, match="unscale FP16 gradients"):
+        scaler.unscale_(torch.optim.SGD([parameter], lr=1.0))
+
+
+def test_machinery_has_no_arms() -> None:
+    with pytest.raises(TypeError, match="region-enter has variants, not arms"):
+        arms(ALL["region-enter"], "cpu", "eager")
+
+
+def test_executors() -> None:
+    op, step, machinery = ALL["mm-64"], ALL["mlp-step"], ALL["region-enter"]
+    assert executors(op, "cpu") == executors(step, "cuda") == ["eager", "compile"]
+    assert executors(op, "jax") == ["eager", "jit"]
+    assert executors(step, "jax") == ["eager", "jit", "compile"]
+    assert executors(op, "mydevice") == ["eager"]
+    assert all(executors(machinery, device) == ["eager"] for device in ("cpu", "cuda", "jax"))
+
+
+# Selection
+
+
+def selected(*patterns: str, quick: bool = False, heavy: bool = False) -> list[str]:
+    return [w.name for w in select(patterns, quick, heavy)]
+
+
+def test_all_without_patterns() -> None:
+    assert selected(heavy=True) == list(ALL)
+    assert selected() == [name for name, w in ALL.items() if not w.heavy]
+    assert selected(quick=True) == [name for name, w in ALL.items() if w.quick]
+
+
+def test_a_whole_name_is_that_workload_alone() -> None:
+    assert selected("conv2d") == ["conv2d"]
+    assert selected("mlp-step", "conv2d", "mlp-step") == ["conv2d", "mlp-step"]  # in the catalogue's order, once
+
+
+def test_globs_parts_and_families() -> None:
+    assert selected("conv2d*") == ["conv2d", "conv2d-nhwc"]
+    assert selected("mm-10??") == ["mm-1001", "mm-1024"]
+    assert selected("sdpa-[cm]*") == ["sdpa-causal", "sdpa-masked"]
+    assert selected("nhwc") == [name for name, w in ALL.items() if "nhwc" in name and not w.heavy]
+    assert selected("recurrent") == ["lstm-cell", "gru-cell"]
+    assert selected("machinery") == [name for name, w in ALL.items() if w.family == "machinery"]
+
+
+def test_who_names_a_workload_gets_it_in_the_quick_mode_too() -> None:
+    assert not ALL["mm-256"].quick
+    assert selected("mm-256", quick=True) == ["mm-256"]
+
+
+def test_heavy_ones_are_left_out_of_a_pattern_and_cannot_be_all_of_it() -> None:
+    assert "mm-8192" not in selected("mm-*")
+    assert "mm-8192" in selected("mm-*", heavy=True)
+    with pytest.raises(UsageError, match="'mm-8192' names workloads for a GPU or TPU only: mm-8192"):
+        select(["mm-8192"])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hint"),
+    [
+        ("mm-1042", "did you mean .*mm-1024"),
+        ("sofmax", "did you mean .*softmax"),
+        ("qqq*", "families are matmul, conv"),
+    ],
+)
+def test_a_pattern_that_matches_nothing(pattern: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=hint) as raised:
+        select(["mm-16", pattern])
+    assert repr(pattern) in str(raised.value)
+
+
+def test_an_empty_pattern_matches_nothing() -> None:
+    with pytest.raises(UsageError, match="no benchmark workload named ''"):
+        select([""])
+
+
+def test_a_workload_of_ones_own_has_arms() -> None:
+    mine = dataclasses.replace(ALL["mm-16"], name="mine", fp16_on_cpu=False)
+    assert names(arms(mine, "cpu", "eager")[0]) == ["fp32", "fp32-again", "bf16", "bf16-native"]

@@ -1,0 +1,140 @@
+"""What is read in a program's text and in graphs, and the rules for programs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ampcheck.bench import dtype_rules, kernels, proof
+from ampcheck.bench.kernels import Kernel
+from ampcheck.bench.model import PRECISIONS, Arm, OpWorkload, Spec
+from ampcheck.devices.cpu import Cpu
+
+BF16 = Arm(PRECISIONS["bf16"])
+HEAD = "module @jit_program {\n  func.func public @main(%arg0: tensor<8x8xf32>) -> (tensor<8x8xbf16> {jax.a = 1}) {\n"
+CAST = "    %0 = stablehlo.convert %arg0 : (tensor<8x8xf32>) -> tensor<8x8xbf16>\n"
+
+
+def dot(operands: str, result: str) -> str:
+    types = f"(tensor<8x8x{operands}>, tensor<8x8x{operands}>) -> tensor<8x8x{result}>"
+    return f"    %5 = stablehlo.dot_general %0, %4, contracting_dims = [1] x [0], precision = [DEFAULT] : {types}\n"
+
+
+CONV = (
+    "    %3 = stablehlo.convolution(%0, %1) dim_numbers = [b, f, 0]x[o, i, 0]->[b, f, 0], window = {stride = [1]} "
+    "{batch_group_count = 1 : i64, feature_group_count = 1 : i64} : (tensor<2x3x8xf16>, tensor<4x3x3xf16>) -> "
+    "tensor<2x4x6xf16>\n"
+)
+
+
+def workload(policy: str, *inputs: Spec) -> OpWorkload:
+    given = inputs or (Spec((8, 8)),)
+    return OpWorkload(name="test", family="test", policy=policy, inputs=given, call=torch.exp)
+
+
+def rules(text: str, arm: Arm, of: OpWorkload, promised: tuple[str, ...] = ()) -> str:
+    read = kernels.program(HEAD + text)
+    return dtype_rules.judge(kernels.computing(read.kernels), arm, of, promised, read)
+
+
+def test_a_program_is_read() -> None:
+    read = kernels.program(HEAD + CAST + dot("bf16", "f32") + CONV + "    %6 = stablehlo.add %5, %5 : tensor<8xf32>\n")
+    assert read.takes == ("fp32",)
+    assert read.kernels == (
+        Kernel("dot_general", ("bf16", "bf16"), out=("fp32",)),
+        Kernel("convolution", ("fp16", "fp16"), out=("fp16",)),
+        Kernel("add", ("fp32",), out=("fp32",)),
+    )
+    assert read.dtypes == {"fp32", "bf16", "fp16"}
+    with pytest.raises(ValueError, match="no StableHLO module"):
+        kernels.program("HloModule jit_f")
+
+
+def test_products_of_a_program() -> None:
+    mm = workload("downcast")
+    assert rules(CAST + dot("bf16", "bf16"), BF16, mm) == ""
+    assert rules(CAST + dot("bf16", "f32"), BF16, mm) == ""
+    plain = HEAD.replace("bf16", "f32") + dot("f32", "f32")
+    read = kernels.program(plain)
+    found = dtype_rules.judge(kernels.computing(read.kernels), BF16, mm, (), read)
+    assert found == "autocast cast nothing: dot_general received fp32"
+    widened = rules(CAST + dot("f32", "f32"), BF16, mm)
+    assert widened == "1 of 1 products compute in fp32: what is bf16 is widened for them"
+    float32 = rules(CAST + dot("bf16", "f32"), Arm(PRECISIONS["fp32"]), mm)
+    assert float32 == "dot_general computes in bf16 in an arm named fp32"
+
+
+def test_programs_without_products() -> None:
+    exp = "    %1 = stablehlo.exponential %0 : tensor<8x8xbf16>\n"
+    wide = "    %1 = stablehlo.exponential %arg0 : tensor<8x8xf32>\n"
+    half = workload("upcast", Spec((8, 8), torch.bfloat16))
+    assert rules(wide, BF16, half, ("upcast",)) == ""
+    assert rules(exp, BF16, half, ("upcast",)) == "exponential received bf16 where autocast promises fp32"
+    assert rules(exp, BF16, half) == ""  # nobody promised anything
+    promoted = rules(exp, BF16, workload("promote"), ("promote",))
+    assert promoted == "exponential computes in bf16 where autocast promises fp32"
+    assert rules(exp, BF16, workload("fallthrough")) == "exponential computes in bf16, which none of its inputs is"
+    assert rules(wide, BF16, workload("fallthrough")) == ""
+    assert rules(CAST + wide, BF16, workload("downcast")) == ""
+    native = rules(wide, Arm(PRECISIONS["bf16-native"]), workload("upcast"))
+    assert native == "nothing is in bf16: exponential received fp32"
+
+
+def test_a_program_s_text_is_what_is_judged() -> None:
+    def eager() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.ones(2, 2) @ torch.ones(2, 2)
+
+    def proven(text: str) -> proof.Proof:
+        lowered = SimpleNamespace(as_text=lambda: text)
+        ready = SimpleNamespace(
+            eager=eager,
+            jitted=SimpleNamespace(lower=lambda *_: lowered),
+            arguments=(),
+            restore=lambda: None,
+            output=lambda: torch.ones(1),
+        )
+        return proof.prove(ready, BF16, workload("downcast"), Cpu(), "jit")  # type: ignore[arg-type]
+
+    assert proven(HEAD + CAST + dot("bf16", "bf16")) == proof.Proof("dot_general in bf16")
+    assert proven(HEAD + CAST + dot("bf16", "f32")).text == "dot_general in bf16 giving fp32"
+    assert proven(HEAD.replace("bf16", "f32") + dot("f32", "f32")).invalid.startswith("autocast cast nothing")
+    assert proven(HEAD).invalid.endswith("was seen in the program")
+
+
+def test_words_for_kernels() -> None:
+    many = [Kernel("mm", ("bf16", "bf16"))] * 12 + [Kernel("mse_loss", ("fp32",)), Kernel("softmax.int", ("fp32",))]
+    assert dtype_rules.describe(many) == "12 of 14 kernels in bf16, 2 in fp32 (mse_loss, softmax)"
+    assert dtype_rules.describe([Kernel("exp", ("fp32",)), Kernel("exp", ("fp32",))]) == "2 exp in fp32"
+    names = [Kernel(name, ("fp32",)) for name in "abcde"]
+    assert dtype_rules.describe(names) == "5 kernels in fp32"
+    assert dtype_rules.describe([Kernel("softmax.int", ("bf16",), "fp32")]) == "softmax in fp32"
+
+
+def test_an_optimizer_s_update_is_no_part_of_the_step() -> None:
+    weight = torch.nn.Parameter(torch.ones(4, 4))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+
+    def step() -> None:
+        (weight @ weight).sum().backward()
+        optimizer.step()
+
+    names = {kernel.short for kernel in kernels.observed_step(step, Cpu(), ())}
+    assert "mm" in names
+    assert not {"add_", "_foreach_add_"} & names
+    assert not torch.equal(weight, torch.ones(4, 4))  # it was made all the same
+
+
+def test_a_region_around_the_call_is_not_the_call_s() -> None:
+    x = torch.ones(2, 2)
+
+    def inside() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return x @ x
+
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not kernels.enters(lambda: x @ x, "cpu", torch.bfloat16)
+        assert kernels.enters(inside, "cpu", torch.bfloat16)
+    assert not kernels.enters(inside, "cpu", torch.float16)

@@ -1,0 +1,123 @@
+"""What a prepared arm computes: in its region and dtypes, from the same start each time, through its executor."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from ampcheck.bench.accuracy import error
+from ampcheck.bench.model import PRECISIONS, Arm, MachineryWorkload, OpWorkload, Spec, StepWorkload, Workload
+from ampcheck.bench.prepare import prepare, reference
+from tests.cli_support import ROOT, environment
+
+OP = OpWorkload(name="op", family="f", policy="downcast", inputs=(Spec((16, 16)), Spec((16, 16))), call=torch.mm)
+STEP = StepWorkload(
+    name="step",
+    family="f",
+    policy="mixed",
+    model=lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)),
+    inputs=(Spec((16, 8)), Spec((16, 4))),
+    loss=nn.functional.mse_loss,
+    rate=0.1,
+)
+OVERFLOWING = StepWorkload(
+    name="over", family="f", policy="mixed", model=STEP.model, inputs=STEP.inputs, loss=STEP.loss, overflows=True
+)
+
+
+def arm(name: str) -> Arm:
+    return Arm(PRECISIONS[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16), ("bf16-native", torch.bfloat16)],
+)
+def test_an_op_computes_in_the_dtype_of_its_arm(name: str, dtype: torch.dtype) -> None:
+    ready = prepare(OP, arm(name), "cpu", "eager")
+    assert ready.call().dtype is dtype
+    assert not ready.call().requires_grad
+    assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("workload", [OP, STEP], ids=["op", "step"])
+def test_errors_are_of_the_size_of_the_precision(workload: Workload) -> None:
+    exact = reference(workload)
+    errors = {name: error(prepare(workload, arm(name), "cpu", "eager").output(), exact) for name in PRECISIONS}
+    assert errors["fp32"] < 1e-6
+    assert 1e-5 < errors["fp16"] < 2e-3
+    assert 1e-4 < errors["bf16"] < 2e-2
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16", "bf16-native"])
+def test_a_step_trains_and_can_be_put_back(name: str) -> None:
+    ready = prepare(STEP, arm(name), "cpu", "eager")
+    first = ready.output()
+    losses = [float(ready.call()) for _ in range(30)]
+    assert losses[-1] < losses[0]
+    assert torch.equal(ready.output(), first)  # which restores before and after
+    ready.call()
+    ready.restore()
+    assert float(ready.call()) == losses[0]
+
+
+def test_gradients_are_not_accumulated() -> None:
+    ready = prepare(STEP, arm("fp32"), "cpu", "eager")
+    once = ready.output()
+    ready.call()
+    ready.call()
+    assert torch.equal(ready.output(), once)
+
+
+def test_a_step_that_overflows_changes_nothing() -> None:
+    ready = prepare(OVERFLOWING, arm("bf16"), "cpu", "eager")
+    losses = [float(ready.call()) for _ in range(3)]
+    assert len(set(losses)) == 1
+    assert ready.output().shape == (1,)
+
+
+def test_compile_gives_what_eager_gives() -> None:
+    eager = prepare(STEP, arm("bf16"), "cpu", "eager")
+    compiled = prepare(STEP, arm("bf16"), "cpu", "eager")
+    compiled.call = compiled.compiled_with("aot_eager")
+    assert error(compiled.output(), eager.output()) < 1e-2
+    torch._dynamo.reset()
+
+
+def test_machinery_has_no_arms() -> None:
+    workload = MachineryWorkload(name="m", family="f", policy="", make=lambda device: {})
+    with pytest.raises(TypeError, match="m has variants, not arms"):
+        prepare(workload, arm("fp32"), "cpu", "eager")
+
+
+_JAX = """
+import torch
+import ampcheck.jax_device
+from ampcheck.bench.accuracy import error
+from ampcheck.bench.prepare import prepare, reference
+from tests.bench.test_prepare import OP, OVERFLOWING, STEP, arm
+
+for workload in (OP, STEP):
+    exact = reference(workload)
+    for name, most in (("fp32", 1e-6), ("bf16", 2e-2), ("fp16", 2e-3), ("bf16-native", 2e-2)):
+        for executor in ("eager", "jit"):
+            ready = prepare(workload, arm(name), "jax", executor)
+            first = ready.output()
+            assert error(first, exact) < most, (workload.name, name, executor)
+            ready.call()
+            assert torch.equal(ready.output(), first)
+    assert "dot_general" in ready.jitted.lower(*ready.arguments).as_text()
+ready = prepare(OVERFLOWING, arm("fp16"), "jax", "jit")
+assert len({ready.call().item() for _ in range(3)}) == 1
+"""
+
+
+def test_the_jax_device_computes_the_same_eagerly_and_jitted() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _JAX], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

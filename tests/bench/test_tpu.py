@@ -1,0 +1,282 @@
+"""Estimates for TPUs: reading programs, adding up their time, saying what an arm is. tests/bench/test_tpu_compile.py
+compiles some."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from ampcheck.bench import tpu, tpu_chips
+from ampcheck.bench.model import PRECISIONS, ArmResult, OpWorkload, Spec
+from ampcheck.bench.tpu_arms import arm_result, contradicts, judge, proof
+from ampcheck.bench.tpu_chips import Chip, available, chip
+from ampcheck.bench.tpu_estimate import Estimate, duration
+from ampcheck.bench.tpu_program import Array, Product, casts, parse, products, wide
+from ampcheck.bench.tpu_schedule import Schedule, schedule
+from ampcheck.errors import UsageError
+
+PROGRAM = """HloModule jit_program, is_scheduled=true, entry_computation_layout={(f32[1024,1024]{1,0})->f32[]}
+
+%cast (p.1: f32[1024,1024]) -> bf16[1024,1024] {
+  %p.1 = f32[1024,1024]{1,0:T(8,128)} parameter(0)
+  ROOT %c.1 = bf16[1024,1024]{1,0:T(8,128)(2,1)} convert(%p.1), metadata={op_name="convert"}
+}
+
+%product (p.2: f32[1024,1024], p.3: bf16[1024,1024]) -> (bf16[1024,1024], f32[1024,1024]) {
+  %p.2 = f32[1024,1024]{1,0:T(8,128)} parameter(0)
+  %f.1 = bf16[1024,1024]{1,0:T(8,128)(2,1)} fusion(%p.2), kind=kLoop, calls=%cast
+  %p.3 = bf16[1024,1024]{1,0:T(8,128)(2,1)} parameter(1)
+  %d.1 = bf16[1024,1024]{1,0:T(8,128)(2,1)} convolution(%f.1, %p.3), operand_precision={highest,highest}
+  %w.1 = f32[1024,1024]{1,0:T(8,128)} convert(%d.1)
+  ROOT %t.1 = (bf16[1024,1024]{1,0:T(8,128)(2,1)}, /*index=1*/f32[1024,1024]{1,0:T(8,128)}) tuple(%d.1, %w.1)
+}
+
+%pick (p.4: f32[1024,1024]) -> f32[1048576] {
+  %p.4 = f32[1024,1024]{1,0:T(8,128)} parameter(0)
+  ROOT %g.1 = f32[1048576]{0:T(1024)} gather(%p.4), offset_dims={}
+}
+
+ENTRY %main.5 (x.1: f32[1024,1024], y.1: f32[1024,1024]) -> f32[1048576] {
+  %x.1 = f32[1024,1024]{1,0:T(8,128)} parameter(0), sharding={replicated}
+  %y.1 = f32[1024,1024]{1,0:T(8,128)} parameter(1)
+  %copy-start = (f32[1024,1024]{1,0:T(8,128)S(1)}, f32[1024,1024]{1,0:T(8,128)}, u32[]{:S(2)}) copy-start(%x.1)
+  %alone = bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)} fusion(%y.1), kind=kLoop, calls=%cast, CYCLES(1000)
+  %copy-done = f32[1024,1024]{1,0:T(8,128)S(1)} copy-done(%copy-start)
+  %kernel = (bf16[1024,1024]{1,0:S(1)}, f32[1024,1024]{1,0}) fusion(%copy-done, %alone), calls=%product, CYCLES(50000)
+  %got = f32[1024,1024]{1,0:T(8,128)} get-tuple-element(%kernel), index=1
+  ROOT %gathered = f32[1048576]{0:T(1024)} fusion(%got), kind=kCustom, calls=%pick
+}
+"""
+CYCLES = r'backend_config={"window_config":{"estimated_cycles":"\1","is_mask":false}}'
+PROGRAM = re.sub(r"CYCLES\((\d+)\)", CYCLES, PROGRAM)
+
+MEBI = 1 << 20
+CHIP = Chip("made:up", clock=1e9, flops=100e12, bandwidth=1e12)
+SIX, ONE = Product(("f32", "f32"), "f32", 6), Product(("f32", "f32"), "f32", 1)
+LOW = Product(("bf16", "bf16"), "bf16", 1)
+MM = OpWorkload(
+    name="mm", family="matmul", policy="downcast", flops=2e9, inputs=(Spec((8, 8)),), call=lambda x: torch.mm(x, x)
+)
+
+
+def found(**changed: Any) -> Estimate:
+    plan = Schedule(seconds=1e-3, cycles=1_000_000, hbm=10_000_000)
+    whole = Estimate(
+        1e-3, "cycles", plan, 5e-4, 2e9, 10_000_000, 4, 4, 0, 8, 0.5, Counter({SIX: 1}), (), 0, ()
+    )  # fmt: skip
+    return replace(whole, **changed)
+
+
+def test_products_with_their_dtypes_and_passes() -> None:
+    assert products(parse(PROGRAM)) == {LOW: 1}  # of bf16, whatever precision was asked for
+    six = PROGRAM.replace("bf16", "f32")
+    assert products(parse(six)) == {SIX: 1}
+    assert products(parse(six.replace("{highest,highest}", "{high,high}"))) == {Product(("f32", "f32"), "f32", 3): 1}
+    assert products(parse(six.replace(", operand_precision={highest,highest}", ""))) == {ONE: 1}
+    mixed = Product(("bf16", "f32"), "f32", 1)
+    assert [str(kind) for kind in (SIX, ONE, LOW, mixed)] == [
+        "fp32 in 6 bf16 passes",
+        "fp32 in 1 bf16 pass",
+        "bf16",
+        "bf16×fp32 to fp32 in 1 bf16 pass",
+    ]
+
+
+def test_casts_that_are_left_fused_and_by_themselves() -> None:
+    assert {str(cast): count for cast, count in casts(parse(PROGRAM)).items()} == {
+        "fp32 to bf16[1024,1024] by itself": 1,  # a fusion of nothing but the cast
+        "fp32 to bf16[1024,1024]": 1,
+        "bf16 to fp32[1024,1024]": 1,
+    }
+    assert not casts(parse(PROGRAM.replace("bf16", "f32")))
+
+
+def test_a_text_that_is_no_program() -> None:
+    with pytest.raises(ValueError, match="no ENTRY computation"):
+        parse("HloModule nothing\n")
+
+
+def test_float64_is_seen_but_for_single_numbers() -> None:
+    assert wide(parse(PROGRAM)) == []
+    assert wide(parse(PROGRAM.replace("f32[1048576]", "f64[1048576]")))[0] == Array("f64", (1048576,))
+    assert wide(parse(PROGRAM.replace("u32[]", "f64[]"))) == []
+
+
+def test_bytes_of_arrays() -> None:
+    sizes = {"f32": 40, "bf16": 20, "f8e4m3fn": 10, "pred": 10, "c64": 80, "s4": 5, "token": 0}
+    assert {dtype: Array(dtype, (2, 5)).bytes for dtype in sizes} == sizes
+
+
+def test_copies_run_beside_the_computation() -> None:
+    plan = schedule(parse(PROGRAM), clock=1e9, bandwidth=1e12)
+    copied = 4 * MEBI / 1e12  # longer than the 1000 cycles beside it
+    gathered = 8 * MEBI / 1e12
+    assert plan.seconds == pytest.approx(copied + 50000 / 1e9 + gathered)
+    assert (plan.cycles, plan.guessed, plan.loops) == (51000, gathered, 0)
+    assert plan.without == {"gather": 1}
+    # x and y are read, the kernel's second result is written, the gather reads and writes; the rest is on the chip.
+    assert plan.hbm == 20 * MEBI
+    quick = schedule(parse(PROGRAM), clock=1e8, bandwidth=1e12)  # now the copy has ended before the cast
+    assert quick.seconds == pytest.approx(51000 / 1e8 + gathered)
+
+
+def test_a_copy_that_nothing_waits_for_is_waited_for_at_the_end() -> None:
+    text = PROGRAM.replace("  %copy-done = f32[1024,1024]{1,0:T(8,128)S(1)} copy-done(%copy-start)\n", "")
+    plan = schedule(parse(text), clock=1e15, bandwidth=1e9)
+    assert plan.seconds == pytest.approx(8 * MEBI / 1e9)
+
+
+def test_a_slice_is_copied_by_its_own_size() -> None:
+    start = (
+        "((f32[1024,1024]{1,0}), f32[128,1024]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%x.1), slice={[0:128], [0:1024]}"
+    )
+    text = (
+        "ENTRY %main (x.1: f32[1024,1024]) -> f32[128,1024] {\n  %x.1 = f32[1024,1024]{1,0} parameter(0)\n"
+        f"  %slice-start = {start}\n  ROOT %done = f32[128,1024]{{1,0:S(1)}} slice-done(%slice-start)\n}}\n"
+    )
+    plan = schedule(parse(text), clock=1e9, bandwidth=1e12)
+    assert (plan.hbm, plan.seconds) == (MEBI // 2, pytest.approx(MEBI / 2e12))
+
+
+def test_a_loop_is_counted_and_its_body_once() -> None:
+    text = (
+        "%body (b: f32[8]) -> f32[8] {\n  %b = f32[8]{0} parameter(0)\n"
+        '  ROOT %e = f32[8]{0} exponential(%b), c={"estimated_cycles":"70"}\n}\n'
+        "ENTRY %main (x: f32[8]) -> f32[8] {\n  %x = f32[8]{0} parameter(0)\n"
+        "  ROOT %w = f32[8]{0} while(%x), condition=%cond, body=%body\n}\n"
+    )
+    plan = schedule(parse(text), clock=1e9, bandwidth=1e12)
+    assert (plan.loops, plan.cycles) == (1, 70)
+    arm = arm_result(MM, PRECISIONS["fp32"], found(schedule=plan), CHIP)
+    assert (arm.verdict, arm.seconds) == ("not measured", None)
+    assert arm.reason == "how often 1 loop of the program run is not in the compiler's text"
+
+
+def test_where_the_seconds_come_from() -> None:
+    some = Schedule(seconds=2e-3, cycles=5)
+    assert duration(some, 1e-3, 1.0, 1.0, CHIP) == (2e-3, "cycles")
+    none = Schedule()
+    assert duration(none, 1e-3, 1.0, 1.0, CHIP) == (1e-3, "optimal")
+    for optimal in (None, -11.96, 0.0, float("nan")):  # -1 for each instruction that XLA knows nothing of
+        assert duration(none, optimal, 100e12, 1e12, CHIP) == (1.0, "roofline")
+        assert duration(none, optimal, 100e12, 3e12, CHIP) == (3.0, "roofline")
+    with pytest.raises(ValueError, match="neither cycles nor seconds, operations or bytes"):
+        duration(none, -1.0, 0.0, 0.0, CHIP)
+
+
+@pytest.mark.parametrize(
+    ("precision", "kinds", "said"),
+    [
+        ("fp32", {SIX: 2}, ""),
+        ("fp32", {SIX: 2, ONE: 1}, "a product is in fp32 in 1 bf16 pass, where float32 was asked for"),
+        ("fp32", {LOW: 1}, "a product is in bf16, where float32 was asked for"),
+        ("fp32", {Product(("s8", "s8"), "s32", 1): 1}, ""),
+        ("fp32-default", {ONE: 1}, ""),
+        ("bf16", {LOW: 1, SIX: 1}, ""),
+        ("bf16", {SIX: 1}, "no product is in bf16; there are fp32 in 6 bf16 passes"),
+        ("bf16-native", {SIX: 1}, "no product is in bf16; there are fp32 in 6 bf16 passes"),
+        ("fp16", {LOW: 1}, "no product is in fp16; there are bf16"),
+        ("bf16", {}, ""),
+    ],
+)
+def test_an_arm_is_what_its_name_says(precision: str, kinds: dict[Product, int], said: str) -> None:
+    estimate = found(products=Counter(kinds))
+    assert contradicts(MM, PRECISIONS[precision], estimate) == said
+    arm = arm_result(MM, PRECISIONS[precision], estimate, CHIP)
+    assert (arm.verdict, arm.reason, arm.seconds) == (("invalid", said, None) if said else ("", "", 1e-3))
+
+
+def test_float64_makes_an_arm_invalid() -> None:
+    assert contradicts(MM, PRECISIONS["fp32"], found(wide=("fp64[8,8]",))) == "computes in float64: fp64[8,8]"
+
+
+def test_the_figures_of_an_arm() -> None:
+    arm = arm_result(MM, PRECISIONS["fp32"], found(casts=("2 × fp32 to bf16[8,8]",), cast_count=3), CHIP)
+    assert (arm.flops_per_second, arm.bytes_per_second, arm.intensity) == (2e12, 1e10, 200.0)
+    assert (arm.share, arm.memory, arm.compile) == (pytest.approx(0.02), 8, 0.5)
+    assert arm.proof == (
+        "products: 1 × fp32 in 6 bf16 passes; casts left: 3 (2 × fp32 to bf16[8,8]); "
+        "time from 1000000 cycles of the compiler's"
+    )
+    assert proof(found(source="roofline")).endswith("time from flops by peak and bytes by bandwidth, the larger")
+
+
+def test_parts_of_unknown_time_make_a_verdict_ambiguous() -> None:
+    def arm(seconds: float, **without: int) -> ArmResult:
+        plan = Schedule(seconds, 1e-6, 1, 1, 0, Counter(without))
+        return arm_result(MM, PRECISIONS["fp32"], found(seconds=seconds, schedule=plan), CHIP)
+
+    reason = "the compiler gives no cycles for 4 × gather: taken by the bytes they move, which is too little"
+    some = [arm(1.0, reshape=3), arm(0.5, gather=4, copy=2), arm(0.5, copy=2)]
+    judge(some)
+    assert [(a.verdict, a.reason, a.speed) for a in some] == [
+        ("first", "", None),
+        ("ambiguous", reason, 2.0),
+        ("faster", "", 2.0),
+    ]
+    some = [arm(1.0, gather=4), arm(0.5)]
+    judge(some)
+    assert [(a.verdict, a.reason) for a in some] == [("first", reason), ("ambiguous", f"fp32: {reason}")]
+
+
+def test_verdicts_beside_the_first_arm() -> None:
+    def arms(*seconds: float) -> list[ArmResult]:
+        return [ArmResult(str(n), "", seconds=s) for n, s in enumerate(seconds)]
+
+    some = arms(1.0, 0.5, 1.5, 1.019, 0.981, 1.021, 0.98)
+    judge(some)
+    assert [arm.verdict for arm in some] == ["first", "faster", "slower", "same", "same", "slower", "faster"]
+    assert [arm.speed for arm in some[:2]] == [None, 2.0]
+    some = [ArmResult("fp32", "invalid", "computes in float64"), *arms(1.0), ArmResult("x", "not measured", "why")]
+    judge(some)
+    assert [arm.verdict for arm in some] == ["invalid", "not measured", "not measured"]
+    assert some[1].reason == "fp32, which it is compared with, is invalid: computes in float64"
+    assert some[2].reason == "why"
+
+
+def test_names_of_chips() -> None:
+    assert chip("v5e") is chip("tpu-v5e")
+    for wrong in ("v9", "tpu-v9", ""):
+        with pytest.raises(UsageError, match="there are tpu-v4, tpu-v5e, tpu-v5p, tpu-v6e"):
+            chip(wrong)
+    with pytest.raises(UsageError, match="there are no estimates for 'tpu-v9'"):
+        tpu.groups([], "tpu-v9", print)
+
+
+def test_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"jax", "libtpu"}
+    monkeypatch.setattr(tpu_chips.importlib.util, "find_spec", lambda name: object() if name in there else None)
+    assert available() is None
+    there.remove("libtpu")
+    assert available() == "libtpu is not installed; the extra ampcheck[tpu-estimate] brings it"
+    with pytest.raises(UsageError, match="libtpu is not installed"):
+        tpu.groups([], "v5e", print)
+    there.remove("jax")
+    assert available() == "JAX is not installed; the extra ampcheck[tpu-estimate] brings it"
+
+
+def test_a_workload_of_no_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tpu, "available", lambda: None)
+    with pytest.raises(UsageError, match="'mm' is not in the catalogue"):
+        tpu.groups([MM], "v5e", print)
+
+
+def test_a_process_that_ends_or_hangs_costs_one_arm() -> None:
+    lines: list[str] = []
+    ended = dict(tpu._results("v5e", [("nonesuch", "fp32"), ("nonesuch", "bf16")], lines.append, 120.0))
+    assert [arm.name for arm in ended.values()] == ["fp32", "bf16"]
+    for arm in ended.values():
+        assert (arm.verdict, arm.reason) == ("not measured", "the process ended with exit code 1: KeyError: 'nonesuch'")
+    assert lines == ["1 of 2: tpu-v5e/jit/nonesuch fp32", "2 of 2: tpu-v5e/jit/nonesuch bf16"]
+    ((_, late),) = tpu._results("v5e", [("mm-16", "fp32")], lines.append, 0.001)
+    assert (late.verdict, late.reason) == ("not measured", "took more than 0 s to compile")
+
+
+def test_importing_brings_no_jax() -> None:
+    assert "ampcheck.jax_device" not in sys.modules

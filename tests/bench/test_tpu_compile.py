@@ -1,0 +1,103 @@
+"""Estimates of programs that are compiled: for the CPU anywhere, for a TPU where libtpu is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcheck.bench import tpu
+from ampcheck.bench.workloads import catalogue
+
+ROOT = Path(__file__).parent.parent.parent
+needs_libtpu = pytest.mark.skipif(tpu.available() is not None, reason=str(tpu.available()))
+
+CPU = """
+import dataclasses, json
+import jax, torch
+import ampcheck.jax_device
+from ampcheck.bench.model import PRECISIONS, Arm
+from ampcheck.bench.prepare import prepare
+from ampcheck.bench.tpu_arms import arm_result
+from ampcheck.bench.tpu_chips import TPUS
+from ampcheck.bench.tpu_estimate import compiled, lower
+from ampcheck.bench.workloads import catalogue
+
+mm = catalogue()["mm-64"]
+ready = prepare(mm, Arm(PRECISIONS["fp32"]), "jax", "jit")
+with jax.default_matmul_precision("highest"):
+    function, structs = ready.jitted.program(*ready.arguments)
+found = compiled(lower(function, structs, jax.devices("cpu")[0], "cpu"), TPUS["v5e"])
+arm = arm_result(mm, PRECISIONS["fp32"], found, TPUS["v5e"])
+print(json.dumps([found.source, found.flops, found.arguments, found.outputs, dataclasses.asdict(arm)]))
+"""
+
+PLANTED = """
+import json
+from ampcheck.bench.model import PRECISIONS
+from ampcheck.bench.tpu_arms import contradicts
+from ampcheck.bench.tpu_estimate import estimate
+from ampcheck.bench.workloads import catalogue
+
+mm = catalogue()["mm-64"]
+found = {name: estimate(mm, PRECISIONS[name], "v5e") for name in ("fp32", "fp32-default", "bf16")}
+print(json.dumps([contradicts(mm, PRECISIONS[named], found[real]) for named, real in (
+    ("bf16", "fp32"), ("fp32", "fp32-default"), ("fp32", "bf16"), ("fp32", "fp32"), ("bf16", "bf16"))]))
+"""
+
+
+def run(script: str) -> Any:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_compiler_that_says_no_cycles() -> None:
+    source, flops, arguments, outputs, arm = run(CPU)
+    assert (source, flops, arguments, outputs) == ("roofline", 2 * 64**3, 2 * 64 * 64 * 4, 64 * 64 * 4)
+    assert arm["seconds"] == pytest.approx(3 * 64 * 64 * 4 / tpu.TPUS["v5e"].bandwidth, rel=0.5)
+    assert "products: 1 × fp32" in arm["proof"]
+    assert "the larger" in arm["proof"]
+
+
+@needs_libtpu
+def test_an_estimate_of_each_precision() -> None:
+    lines: list[str] = []
+    (group,) = tpu.groups([catalogue()["mm-1024"], catalogue()["region-enter"]], "tpu-v5e", lines.append)
+    assert (group.key, group.estimate, group.note) == ("tpu-v5e/jit/mm-1024", True, tpu.NOTE)
+    assert len(lines) == 6
+    arms = {arm.name: arm for arm in group.arms}
+    assert list(arms) == list(tpu.ARMS)
+    assert [arm.verdict for arm in group.arms] == ["first", *["faster"] * 4]
+    for name, product in (
+        ("fp32", "fp32 in 6 bf16 passes"),
+        ("fp32-default", "fp32 in 1 bf16 pass"),
+        ("bf16", "bf16"),
+        ("fp16", "fp16"),
+        ("bf16-native", "bf16"),
+    ):
+        assert arms[name].proof.partition(";")[0].removesuffix(" to fp32") == f"products: 1 × {product}"
+        share = arms[name].share
+        assert share is not None
+        assert 0 < share <= 1
+    assert "casts left: 0" in arms["bf16-native"].proof
+    assert "2 × fp32 to bf16[1024,1024]" in arms["bf16"].proof
+    assert (arms["fp32"].memory, arms["bf16-native"].memory) == (3 * 4 * 1024**2, 3 * 2 * 1024**2)
+
+
+@needs_libtpu
+def test_a_program_of_another_precision_is_found_out() -> None:
+    assert run(PLANTED) == [
+        "no product is in bf16; there are fp32 in 6 bf16 passes",
+        "a product is in fp32 in 1 bf16 pass, where float32 was asked for",
+        "a product is in bf16, where float32 was asked for",
+        "",
+        "",
+    ]

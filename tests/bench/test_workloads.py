@@ -1,0 +1,301 @@
+"""The workloads are what they say: names, operations, bytes, policies; and each runs.
+
+A check is a function that says what is wrong, or ""; it is given the catalogue, and something planted wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from ampcheck.bench.model import OpWorkload, Spec, StepWorkload, Workload
+from ampcheck.bench.workloads import FAMILIES, catalogue, collected
+from ampcheck.bench.workloads.inputs import make_inputs, make_module
+from ampcheck.devices.cpu import Cpu
+from ampcheck.devices.cuda import Cuda
+from ampcheck.observe import observe
+
+FOLDER = Path(__file__).parents[2] / "ampcheck" / "bench" / "workloads"
+ALL = catalogue()
+OPS = {name: w for name, w in ALL.items() if isinstance(w, OpWorkload)}
+STEPS = {name: w for name, w in ALL.items() if isinstance(w, StepWorkload)}
+BF16 = torch.bfloat16
+
+
+def op_of(name: str) -> OpWorkload:
+    return OPS[name]
+
+
+def arguments(w: OpWorkload, device: str, convert: torch.dtype | None = None) -> list[Any]:
+    module = make_module(w, device, convert)
+    tensors = make_inputs(w, device, convert)
+    return tensors if module is None else [module, *tensors]
+
+
+def loss_of(w: StepWorkload, model: nn.Module, inputs: list[torch.Tensor]) -> torch.Tensor:
+    return w.loss(model(*inputs[:-1]), inputs[-1])
+
+
+def light(workloads: Mapping[str, Workload]) -> list[str]:
+    return [name for name, w in workloads.items() if not w.heavy]
+
+
+def test_the_catalogue_is_in_the_order_of_the_families_and_made_once() -> None:
+    assert catalogue() is ALL
+    assert set(FAMILIES) == {path.stem for path in FOLDER.glob("*.py")} - {"__init__", "counting", "inputs"}
+    firsts = ["mm-16", "conv1d", "sdpa", "lstm-cell", "layer-norm", "mlp-step", "region-enter"]
+    assert [name for name in ALL if name in firsts] == firsts
+    assert all(w.name == name for name, w in ALL.items())
+
+
+@pytest.mark.parametrize("name", ["", "MM-16", "mm_16", "mm--16", "-mm", "mm-", "16-mm", "mm 16"])
+def test_a_bad_name_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="lowercase letters, digits and single hyphens"):
+        collected([dataclasses.replace(op_of("mm-16"), name=name)])
+
+
+def test_a_name_used_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="two workloads named 'mm-16'"):
+        collected([op_of("mm-16"), dataclasses.replace(op_of("mm-32"), name="mm-16")])
+
+
+def test_the_quick_mode_has_what_it_must() -> None:
+    quick = {name for name, w in ALL.items() if w.quick}
+    ops = {"mm-64", "mm-512", "mm-1024", "linear", "conv2d", "sdpa", "layer-norm", "softmax", "add"}
+    assert quick & set(OPS) == ops
+    assert quick & set(STEPS) == {"mlp-step", "tiny-mlp-step", "transformer-step"}
+    assert not any(ALL[name].heavy for name in quick)
+
+
+def test_what_is_not_heavy_suits_a_core_of_a_cpu() -> None:
+    large = [name for name in light({**OPS, **STEPS}) if ALL[name].flops > 2.2e9]
+    assert large == ["mm-2048"]
+    assert all(ALL[name].flops > 1e11 for name in ALL if ALL[name].heavy)
+
+
+# What runs
+
+
+def op_problem(w: OpWorkload) -> str:
+    """Call it on the CPU in float32."""
+    try:
+        with torch.no_grad():
+            out = w.call(*arguments(w, "cpu"))
+    except RuntimeError as error:
+        return f"{w.name} raises {error}"
+    if not isinstance(out, torch.Tensor) or not out.is_floating_point():
+        return f"{w.name} returns no floating point tensor"
+    return "" if out.isfinite().all() else f"{w.name} returns infinities"
+
+
+@pytest.mark.parametrize("name", light(OPS))
+def test_an_op_runs(name: str) -> None:
+    assert op_problem(op_of(name)) == ""
+
+
+def test_an_op_that_does_not_run_is_noticed() -> None:
+    mm = op_of("mm-16")
+    assert "mm-16 raises" in op_problem(dataclasses.replace(mm, inputs=(Spec((2, 3)), Spec((2, 3)))))
+    assert "no floating point tensor" in op_problem(dataclasses.replace(mm, call=lambda x, y: x > y))
+    assert "infinities" in op_problem(dataclasses.replace(mm, call=lambda x, y: x / torch.zeros_like(x)))
+
+
+def step_problem(w: StepWorkload) -> str:
+    """Compute its gradients on the CPU in float32."""
+    model = make_module(w, "cpu")
+    assert model is not None
+    loss = loss_of(w, model, make_inputs(w, "cpu"))
+    if loss.shape or not loss.isfinite():
+        return f"{w.name}'s loss is no finite number"
+    loss.backward()
+    without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    return f"{w.name} computes no gradient of {', '.join(without)}" if without else ""
+
+
+@pytest.mark.parametrize("name", [n for n in light(STEPS) if not STEPS[n].scaler])
+def test_a_step_runs(name: str) -> None:
+    assert step_problem(STEPS[name]) == ""
+
+
+def test_a_step_that_leaves_out_a_parameter_is_noticed() -> None:
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = nn.Linear(32, 32), nn.Linear(32, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.used(x)
+            return out
+
+    tiny = STEPS["tiny-mlp-step"]
+    assert step_problem(dataclasses.replace(tiny, model=Part)).endswith("no gradient of idle.weight, idle.bias")
+    assert "no finite number" in step_problem(dataclasses.replace(tiny, loss=lambda out, target: out))
+
+
+def test_variants_of_a_step_differ_in_the_scaler_alone() -> None:
+    for name, w in STEPS.items():
+        plain, _, kind = name.rpartition("-")
+        if kind in ("scaler", "overflow"):
+            assert w.scaler
+            assert w.overflows == (kind == "overflow")
+            same = dataclasses.replace(w, name=plain, scaler=False, overflows=False, quick=STEPS[plain].quick)
+            assert same == STEPS[plain]
+
+
+# Operations and bytes; on meta tensors, so that the heavy ones are counted as well
+
+
+def counted(w: OpWorkload | StepWorkload) -> float:
+    """What PyTorch counts, attention taken apart into products."""
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        if isinstance(w, StepWorkload):
+            model = make_module(w, "meta")
+            assert model is not None
+            loss_of(w, model, make_inputs(w, "meta")).backward()
+        else:
+            with torch.no_grad():
+                w.call(*arguments(w, "meta"))
+    total = counter.get_total_flops()
+    if "causal" in w.name:  # PyTorch counts the pairs above the diagonal, too
+        length = w.inputs[0].shape[-2]
+        return total * (length + 1) / (2 * length)
+    return total
+
+
+def flops_problem(w: OpWorkload | StepWorkload) -> str:
+    expected = counted(w)
+    return "" if w.flops == expected else f"{w.name} says {w.flops} operations, PyTorch counts {expected}"
+
+
+@pytest.mark.parametrize("name", [*OPS, *STEPS])
+def test_operations_are_those_that_pytorch_counts(name: str) -> None:
+    w = ALL[name]
+    assert isinstance(w, (OpWorkload, StepWorkload))
+    assert flops_problem(w) == ""
+
+
+def test_wrong_operations_are_noticed() -> None:
+    for name in ("mm-64", "conv2d", "conv-transpose2d", "sdpa", "sdpa-causal", "lstm-cell"):
+        wrong = dataclasses.replace(OPS[name], flops=OPS[name].flops / 2)
+        assert flops_problem(wrong).startswith(f"{name} says")
+    step = STEPS["mlp-step"]
+    assert "PyTorch counts" in flops_problem(dataclasses.replace(step, flops=step.flops * 12 / 11))
+
+
+def bytes_problem(w: OpWorkload | StepWorkload, convert: torch.dtype | None = None) -> str:
+    """Compare with the tensors: inputs, parameters, output; of a step the parameters twice, and the data."""
+    module = make_module(w, "meta", convert)
+    tensors = [t for t in make_inputs(w, "meta", convert)]
+    parameters = list(module.parameters()) if module is not None else []
+    if isinstance(w, StepWorkload):
+        there = [*(t for t in tensors if t.is_floating_point()), *parameters, *parameters]
+    else:
+        with torch.no_grad():
+            there = [*tensors, *parameters, w.call(*arguments(w, "meta", convert))]
+    expected = sum(t.numel() * t.itemsize for t in there)
+    said = w.moved((convert or torch.float32).itemsize) if w.moved else 0
+    return "" if said == expected else f"{w.name} says {said} bytes, its tensors have {expected}"
+
+
+@pytest.mark.parametrize("name", [n for n in (*OPS, *STEPS) if n != "view"])
+def test_bytes_are_those_of_the_tensors(name: str) -> None:
+    w = ALL[name]
+    assert isinstance(w, (OpWorkload, StepWorkload))
+    assert bytes_problem(w) == ""
+    if all(spec.dtype == torch.float32 for spec in w.inputs):
+        assert bytes_problem(w, BF16) == ""
+
+
+def test_wrong_bytes_are_noticed() -> None:
+    linear, step = OPS["linear"], STEPS["lstm-step"]
+    assert "its tensors have" in bytes_problem(dataclasses.replace(linear, moved=lambda element: element))
+    assert "its tensors have" in bytes_problem(dataclasses.replace(step, moved=None))
+    assert "its tensors have" in bytes_problem(dataclasses.replace(linear, moved=lambda _: linear.moved(4)), BF16)
+
+
+# Policies
+
+
+def traced(w: OpWorkload, policies: Mapping[str, str]) -> str:
+    """The policy of the first kernel that a call enters and that has one in some policies, as a benchmark names it."""
+    given = arguments(w, "meta")
+    with torch.no_grad():
+        seen = observe(lambda: w.call(*given), "cpu", policies)
+    assert seen.error is None, seen.error
+    found = [policies[kernel.overload] for kernel in seen.kernels if kernel.overload in policies]
+    # Two more ways to compute in float32.
+    return {"optdtype": "upcast", "append": "upcast"}.get(found[0], found[0]) if found else "fallthrough"
+
+
+def policy_problem(w: OpWorkload) -> str:
+    """CUDA's list says it, and the CPU's where only that one has the op."""
+    cuda, cpu = traced(w, Cuda().policies()), traced(w, Cpu().policies())
+    expected = cpu if cuda == "fallthrough" else cuda
+    return "" if w.policy == expected else f"{w.name} says {w.policy}, PyTorch's tables {expected}"
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_policy_is_that_of_the_tables(name: str) -> None:
+    assert policy_problem(op_of(name)) == ""
+
+
+def test_a_wrong_policy_is_noticed() -> None:
+    assert policy_problem(dataclasses.replace(op_of("softmax"), policy="downcast")).endswith("tables upcast")
+    assert policy_problem(dataclasses.replace(op_of("cat"), policy="fallthrough")).endswith("tables promote")
+    assert policy_problem(dataclasses.replace(op_of("mm-16"), call=torch.add)).endswith("tables fallthrough")
+
+
+# Inputs
+
+
+def test_inputs_have_the_same_numbers_in_every_dtype() -> None:
+    for name in ("conv2d-nhwc", "cross-entropy", "cat", "layer-norm-half", "sdpa-masked"):
+        w = op_of(name)
+        single, half, double = (make_inputs(w, "cpu", convert, seed=3) for convert in (None, BF16, torch.float64))
+        for spec, s, h, d in zip(w.inputs, single, half, double, strict=True):
+            assert s.dtype == spec.dtype
+            assert h.dtype == (BF16 if spec.dtype == torch.float32 else spec.dtype)
+            assert d.dtype == (torch.float64 if spec.dtype.is_floating_point else spec.dtype)
+            assert torch.equal(s.to(d.dtype), d)
+            assert torch.equal(s.to(h.dtype), h)
+
+
+def test_inputs_depend_on_the_seed_and_on_their_place() -> None:
+    w = op_of("mm-16")
+    (x, y), (other, _) = make_inputs(w, "cpu", seed=1), make_inputs(w, "cpu", seed=2)
+    assert torch.equal(x, make_inputs(w, "cpu", seed=1)[0])
+    assert not torch.equal(x, y)
+    assert not torch.equal(x, other)
+
+
+def test_memory_formats() -> None:
+    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in make_inputs(op_of("conv2d-nhwc"), "cpu"))
+    assert all(t.is_contiguous(memory_format=torch.channels_last_3d) for t in make_inputs(op_of("conv3d-ndhwc"), "cpu"))
+    assert all(t.is_contiguous() for t in make_inputs(op_of("conv2d"), "cpu"))
+    weight = make_module(STEPS["resnet-step-nhwc"], "cpu")
+    assert weight is not None
+    assert weight.get_parameter("conv1.weight").is_contiguous(memory_format=torch.channels_last)
+    wrong = dataclasses.replace(op_of("conv1d"), inputs=(Spec((2, 3, 4), channels_last=True),))
+    with pytest.raises(ValueError, match="has no channels-last memory format"):
+        make_inputs(wrong, "cpu")
+
+
+def test_modules_are_the_same_each_time_and_leave_the_seed_alone() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    first, second = (make_module(STEPS["tiny-mlp-step"], "cpu", torch.float64) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert a.dtype == torch.float64
+    assert torch.equal(torch.rand(3), expected)
