@@ -1,6 +1,7 @@
 """Does automatic mixed precision on a PyTorch device do what PyTorch promises, and what does it gain?
 
-`ampcheck.trace` shows what autocast does to your own program, `ampcheck.step` marks a step to be timed. The command line is `ampcheck`; see `ampcheck --help`.
+`ampcheck.trace` shows what autocast does to your own program; `ampcheck.step` marks a step that `ampcheck bench advise`
+times. The command line is `ampcheck`; see `ampcheck --help`.
 Importing this package imports neither torch nor jax.
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tabulate import tabulate
 from torch import nn
 
-from ampcheck.bench import diagnosis, table
+from ampcheck.bench import diagnosis, machine, table
 from ampcheck.bench.advice_worker import STEP, Found, Plan
 from ampcheck.bench.diagnosis import Case, Gradients, Recast, Seen
 from ampcheck.bench.model import EXECUTORS, ArmResult, Group, Rounds, StepWorkload
@@ -27,24 +29,25 @@ COMMAND = (sys.executable, "-m", "ampcheck.bench.advice_worker")
 
 _COMPILED = (diagnosis.nothing_lowered, diagnosis.no_native_kernel)
 """What holds of a compiled step as well: the others rest on the times of ops that run one by one."""
-_MEANS = {
-    "same": "as fast as float32",
-    "slower": "slower than float32",
-    "ambiguous": "too close to float32 to say",
-    "unstable": "measured too unsteadily to say anything",
-}
+_MEANS = {"faster": "", "same": "as fast as float32: ", "slower": "slower than float32: "}
+_UNSURE = ("ambiguous", "unstable", *table.INVALID)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is said of an arm. `text`: the figures of its speed. `why`: what explains it, `cost`: what comes with it."""
+    """What is said of an arm.
+
+    `verdict`: one of `VERDICTS`. `text`: the figures of its speed. `why`: what explains it, `cost`: what comes with it.
+    `unexplained`: it does not pay, and none of the known reasons holds.
+    """
 
     executor: str
     arm: str
-    pays: bool
+    verdict: str
     text: str
     why: Sequence[str] = ()
     cost: Sequence[str] = ()
+    unexplained: bool = False
 
 
 @dataclass(slots=True)
@@ -55,20 +58,22 @@ class Advice:
     device: str
     groups: list[Group]
     found: Found
+    machine: Mapping[str, Any]
     findings: list[Finding] = field(default_factory=list)
 
     def text(self) -> str:
         """The table of arms, the sentences, and the trace."""
-        lines = [f"{self.step} on {self.device}", "", table.table(self.groups)]
-        best = sorted((one for one in self.findings if one.pays), key=lambda one: -self._speed(one))
-        rest = [one for one in self.findings if not one.pays]
-        lines += ["", "What pays"]
-        lines += [line for one in best for line in _told(one, "it could be faster: ")]
-        lines += [] if best else ["  nothing: no arm is faster than float32"]
-        if rest:
-            lines += ["", "What does not, and why", *(line for one in rest for line in _told(one, ""))]
-        if self.found.notes:
-            lines += ["", "Note", *(f"  {note}" for note in self.found.notes)]
+        lines = [f"{self.step} on {self.device}", "", _table(self.groups)]
+        best = sorted((f for f in self.findings if f.verdict == "faster"), key=lambda one: -self._speed(one))
+        unsure = [one for one in self.findings if one.verdict in _UNSURE]
+        rest = [one for one in self.findings if one.verdict in ("same", "slower")]
+        nothing = "  nothing: no arm is certainly faster than float32"
+        said: dict[str, str] = {}
+        lines += ["", "What pays", *(_told(best, said) or [nothing])]
+        for title, some in (("What does not, and why", rest), ("What this run cannot tell", unsure)):
+            lines += ["", title, *_told(some, said)] if some else []
+        if self.notes:
+            lines += ["", "Note", *(f"  {note}" for note in self.notes)]
         if self.found.table:
             lines += ["", f"What autocast does to it in {self.found.traced}, most bytes first", self.found.table]
         return "\n".join(lines)
@@ -79,16 +84,21 @@ class Advice:
             "schema": SCHEMA,
             "step": self.step,
             "device": self.device,
-            "machine": self.found.machine,
+            "machine": self.machine,
             "tiny_op_seconds": self.found.tiny,
             "groups": [asdict(group) for group in self.groups],
             "seen": self.found.seen,
             "findings": [asdict(one) for one in self.findings],
-            "notes": self.found.notes,
+            "notes": self.notes,
             "traced": self.found.traced,
             "trace": json.loads(self.found.trace) if self.found.trace else None,
         }
         return _finite(whole)  # type: ignore[no-any-return]  # a dictionary stays one
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know of the whole."""
+        return [*filter(None, [machine.busy(self.machine)]), *self.found.notes]
 
     def _speed(self, finding: Finding) -> float:
         group = next(group for group in self.groups if group.executor == finding.executor)
@@ -127,6 +137,7 @@ def advise(
         raise UsageError(f"--threads is {threads}; at least one is needed")
     chosen = list(dict.fromkeys(["eager", *executors]))
     mode = QUICK if quick else FULL
+    described = {**machine.describe(), "threads": threads}
     pooled: list[Found] = []
     for process in range(mode.processes):
         plan = Plan(step, device, list(modules), chosen, process, mode.rounds, mode.target, process == 0, threads)
@@ -138,11 +149,13 @@ def advise(
         name=STEP, family=STEP, policy="mixed", model=nn.Identity, inputs=(), loss=lambda output, target: output
     )  # the user's own is known to the worker alone; its kind decides what counts as the same speed
     groups = summarize(rounds, {STEP: kind})
-    return Advice(step, device, groups, pooled[0], findings(groups, pooled[0]))
+    pooled[0].tiny = statistics.median(found.tiny for found in pooled)
+    isa = described.get("isa", ())
+    return Advice(step, device, groups, pooled[0], described, findings(groups, pooled[0], isa))
 
 
-def findings(groups: Sequence[Group], found: Found) -> list[Finding]:
-    """What is to be said of each arm but the first and its twin."""
+def findings(groups: Sequence[Group], found: Found, isa: Sequence[str]) -> list[Finding]:
+    """What is to be said of each arm but the first and its twin. `isa`: the CPU's instruction sets."""
     seen = {name: _seen(values) for name, values in found.seen.items()}
     out = []
     for group in groups:
@@ -153,7 +166,7 @@ def findings(groups: Sequence[Group], found: Found) -> list[Finding]:
             case = Case(
                 group.device,
                 found.platform,
-                found.machine.get("isa", []),
+                isa,
                 found.tiny,
                 first,
                 arm,
@@ -162,7 +175,8 @@ def findings(groups: Sequence[Group], found: Found) -> list[Finding]:
             )
             why = diagnosis.spoken(case, diagnosis.SPEED if group.executor == "eager" else _COMPILED)
             cost = diagnosis.spoken(case, diagnosis.VALUES)
-            out.append(Finding(group.executor, arm.name, case.pays, _speed(arm, first), why, cost))
+            unexplained = not why and group.executor == "eager" and arm.verdict in ("same", "slower")
+            out.append(Finding(group.executor, arm.name, arm.verdict, _speed(arm, first), why, cost, unexplained))
     return out
 
 
@@ -174,23 +188,47 @@ def write(path: Path, text: str) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
+def _table(groups: Sequence[Group]) -> str:
+    """The arms, a row each; the reason of a verdict is told below the table."""
+    rows = [
+        (
+            "" if place else group.executor,
+            arm.name,
+            table.seconds(arm.seconds),
+            table.ratio(arm),
+            "baseline" if arm.verdict == "first" else arm.verdict,
+            table.error(arm.error),
+        )
+        for group in groups
+        for place, arm in enumerate(group.arms)
+    ]
+    return tabulate(rows, ("executor", "arm", "time", "speed [95 %]", "verdict", "error"), disable_numparse=True)
+
+
 def _speed(arm: ArmResult, first: ArmResult) -> str:
     if arm.verdict in table.INVALID:
         return f"{arm.verdict}: {arm.reason}"
     times = f"{table.ratio(arm)}, {table.seconds(arm.seconds)} instead of {table.seconds(first.seconds)}"
-    if arm.verdict == "faster":
-        return times
     reason = f" ({arm.reason})" if arm.reason else ""
-    return f"{_MEANS[arm.verdict]}: {times}{reason}"
+    return f"{_MEANS.get(arm.verdict, f'{arm.verdict}: ')}{times}{reason}"
 
 
-def _told(finding: Finding, prefix: str) -> list[str]:
-    where = "" if finding.executor == "eager" else f" ({finding.executor})"
-    lines = [f"  {finding.arm}{where}: {finding.text}"]
-    lines += [f"    - {prefix}{text}" for text in finding.why]
-    if not finding.pays and not finding.why and finding.executor == "eager":
-        lines.append("    - none of the known reasons holds")
-    return lines + [f"    - {text}" for text in finding.cost]
+def _told(findings: Sequence[Finding], said: dict[str, str]) -> list[str]:
+    """The lines of some arms. `said`: what was told of which arm before, and is not told in full again."""
+    lines = []
+    for one in findings:
+        name = one.arm if one.executor == "eager" else f"{one.arm} ({one.executor})"
+        lines.append(f"  {name}: {one.text}")
+        prefix = "it could be faster: " if one.verdict == "faster" else ""
+        for text in one.why:
+            if said.setdefault(text, name) != name:
+                lines.append(f"    - {prefix}as with {said[text]}: {text.partition(' (')[0].partition(':')[0]}")
+            else:
+                lines.append(f"    - {prefix}{text}")
+        if one.unexplained:
+            lines.append("    - none of the known reasons holds")
+        lines += [f"    - {text}" for text in one.cost]
+    return lines
 
 
 def _seen(values: Mapping[str, Any]) -> Seen:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.bench import accuracy, evidence, machine
+from ampcheck.bench import accuracy, evidence
 from ampcheck.bench.clocks import clock
 from ampcheck.bench.measure import _Blocked
 from ampcheck.bench.model import PRECISIONS, Arm, Rounds
@@ -30,6 +30,7 @@ from ampcheck.errors import UsageError
 
 STEP = "step"
 """The name of the user's step as a workload."""
+_TINY = "tiny"
 _SLOWER, _PATIENCE = 20, 30.0
 """An arm this many times as slow as float32 is not timed in turns if that would take longer than these seconds."""
 _SAME = 1e-3
@@ -54,13 +55,15 @@ class Plan:
 
 @dataclass(slots=True)
 class Found:
-    """What a worker found. `rounds`: of each executor. The rest only with `facts`: `seen` has `Seen` by arm as data,
-    `trace` that of the arm `traced` as text and JSON, `notes` sentences about the whole."""
+    """What a worker found. `rounds`: of each executor. `tiny`: seconds that it costs to start an op on one number.
+
+    The rest only with `facts`: `seen` has `Seen` by arm as data; `table` and `trace` are the trace of the arm `traced`
+    as text and as JSON; `notes` are sentences about the whole.
+    """
 
     rounds: list[dict[str, Any]] = field(default_factory=list)
     tiny: float = 0.0
     platform: str = ""
-    machine: dict[str, Any] = field(default_factory=dict)
     seen: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     traced: str = ""
@@ -76,7 +79,7 @@ def main() -> None:
     pin(plan.threads, plan.process)
     warnings.simplefilter("ignore")  # the user's program is judged elsewhere
     try:
-        said = {"found": asdict(measure(plan))}
+        said: dict[str, Any] = {"found": asdict(measure(plan))}
     except UsageError as error:
         said = {"usage": str(error)}
     lines.write(json.dumps(said) + "\n")
@@ -117,9 +120,6 @@ class _Measurer:
 
     def values(self, first: UserStep) -> None:
         """Find what errors are measured against: float64, and float32 for gradients."""
-        self.found.machine = machine.describe()
-        if warning := machine.busy(self.found.machine):
-            self.found.notes.append(warning)
         self._base, again = first.output(0), first.output(1)
         if accuracy.error(again, self._base) > _SAME:
             self._base = None
@@ -146,9 +146,16 @@ class _Measurer:
             if arm.name in timed and not arm.again:
                 ready[arm.name] = made
         if timed:
+            if executor == "eager":  # in turns with the arms, so that what slows them down slows it down
+                adds = evidence.tiny(self.device)
+                timed[_TINY] = Timed(adds, count=calibrate(timer, adds, plan.target))
+                rounds.facts[_TINY] = {}
             blocked = _Blocked(timer, self.device, rounds)
             rounds.samples, rounds.cpu = interleave(timer, timed, plan.rounds, 1000 * plan.process, blocked.check)
             blocked.conclude()
+            if executor == "eager":
+                self.found.tiny = statistics.median(rounds.samples.pop(_TINY)) / evidence.ADDS
+                del rounds.cpu[_TINY], rounds.facts[_TINY]
         if executor != "eager":
             for name, samples in rounds.samples.items():
                 rounds.facts[name]["compile"] = max(rounds.facts[name]["first"] - statistics.median(samples), 0.0)
@@ -187,7 +194,6 @@ class _Measurer:
     def _look(self, ready: dict[str, UserStep], rounds: Rounds) -> None:
         """Look at the arms op by op."""
         found = self.found
-        found.tiny = evidence.tiny(self.device)
         first: list[evidence.Kernel] = []
         for name, step in ready.items():
             try:

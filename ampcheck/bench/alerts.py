@@ -3,8 +3,8 @@
 A single night is noisy, so the median of the last three measured nights is held against the median of the thirty before
 them. They differ where the ratio is more than the larger of 5 % and 4σ/√3, σ being the series' own spread. Simulated
 with 3 % of noise, that finds about nine of ten steps of 10 % within three nights, with less than one false alarm per
-series and year; a drift of less than about 8 % a month stays below it. A step stands for about fifteen nights, until
-it is half of the baseline.
+series and year; a drift of 10 % a month is found in half of the series within that month. A step stands
+for about fifteen nights, until it is half of the baseline.
 
 Nights of another machine are left out of a baseline, not compared with it: a machine that was never there before starts
 with none, one that comes back goes on with its own.

@@ -13,8 +13,8 @@ from ampcheck.bench import table
 from ampcheck.bench.model import PRECISIONS, ArmResult
 from ampcheck.tracing.report import size, times
 
-LAUNCH = 0.5
-"""From this share on, what it costs to start the ops is what the step's time is."""
+LAUNCH = 0.3
+"""From this share on a step is launch-bound: Python, autograd and the optimizer come on top, and grow with the ops."""
 CASTS = 0.1
 KEPT = 0.1
 BOUND = 2.0
@@ -26,6 +26,7 @@ COST = 0.02
 TILE = 8
 """What sizes of a product must be multiples of, for tensor cores to take two-byte numbers at full speed."""
 ODD = 0.1
+CACHE_OFF = "the weight cache is off"
 _TOP = 3
 
 _ISA: Mapping[str, tuple[str, ...]] = {
@@ -124,7 +125,7 @@ class Case:
 def launch_bound(case: Case) -> str:
     """The step's time is what it costs to start its ops, which no precision changes."""
     ops, seconds = case.first_seen.ops, case.first.seconds
-    if not ops or not seconds or ops * case.tiny < LAUNCH * seconds:
+    if not ops or not seconds or case.arm.seconds is None or ops * case.tiny < LAUNCH * seconds:
         return ""
     extra = case.seen.ops - ops
     more = f"; {case.arm.name} starts {extra} more" if extra > 0 else ""
@@ -141,15 +142,17 @@ def casting(case: Case) -> str:
     if not case.region or seen.cast_share < CASTS:
         return ""
     return (
-        f"casts take {seen.cast_share:.0%} of the kernels' time: {seen.casts} by autocast, {size(seen.cast_bytes)} read "
-        "and written in each step"
+        f"casts take {seen.cast_share:.0%} of the kernels' time: autocast makes {seen.casts} in each step, with "
+        f"{size(seen.cast_bytes)} read and written"
     )
 
 
 def no_native_kernel(case: Case) -> str:
     """The CPU has no instructions for the precision."""
     wanted = _ISA.get(case.low, ())
-    if case.platform != "cpu" or case.pays or not case.isa or set(wanted).intersection(case.isa):
+    timed = case.arm.seconds is not None or case.seen.single is not None
+    native = not wanted or not case.isa or set(wanted).intersection(case.isa)  # or nobody knows
+    if case.platform != "cpu" or case.pays or not timed or native:
         return ""
     x86 = not any(name.startswith("neon") for name in case.isa)
     names = " or ".join(name for name in wanted if name.startswith("a") == x86)
@@ -160,18 +163,20 @@ def no_native_kernel(case: Case) -> str:
 
 
 def cache_is_off(case: Case) -> str:
-    """Weights are cast in a region that keeps no copies."""
-    count, moved = case.seen.cache_off
-    if not case.region or not count:
+    """Weights are cast again and again, as a region keeps no copies. With each cast once it would not matter."""
+    again = [one for one in case.seen.recast if one.why == CACHE_OFF]
+    if not case.region or not again:
         return ""
-    again = sum(one.count for one in case.seen.recast if "cache is off" in one.why)
-    repeated = f", {again} of them of weights that were cast before in the same step" if again else ""
-    return f"the weight cache is off for {count} casts of weights ({size(moved)} in each step){repeated}"
+    count, moved = case.seen.cache_off
+    return (
+        f"{CACHE_OFF} for {count} casts of weights ({size(moved)} in each step), {sum(one.count - 1 for one in again)} "
+        f"of them of weights that were cast before in the same step, such as {again[0].source}"
+    )
 
 
 def cache_is_defeated(case: Case) -> str:
     """Weights are cast more than once a step though the cache is on."""
-    found = [one for one in case.seen.recast if "cache is off" not in one.why]
+    found = [one for one in case.seen.recast if one.why != CACHE_OFF and one.kind != "frozen"]
     if not case.region or not found:
         return ""
     shown = [f"{one.kind} {one.source} {times(one.count)} ({size(one.bytes)}): {one.why}" for one in found[:_TOP]]
@@ -185,8 +190,8 @@ def frozen_weights(case: Case) -> str:
     if not case.region or not count:
         return ""
     return (
-        f"frozen parameters are cast {times(count)} in each step ({size(moved)}), as the weight cache skips what needs no "
-        f"gradient: convert them to {case.low} once, before training"
+        f"frozen parameters are cast {times(count)} in each step ({size(moved)}), as the weight cache skips what needs "
+        f"no gradient: convert them to {case.low} once, beforehand"
     )
 
 
@@ -227,8 +232,8 @@ def odd_sizes(case: Case) -> str:
         return ""
     shown = ", ".join(case.seen.odd[:_TOP]) + (", …" if len(case.seen.odd) > _TOP else "")
     return (
-        f"products with sizes that are no multiple of {TILE} take {case.seen.odd_share:.0%} of the kernels' time: {shown}; "
-        "pad them, as tensor cores want multiples"
+        f"products with sizes that are no multiple of {TILE}, which tensor cores want, take "
+        f"{case.seen.odd_share:.0%} of the kernels' time: {shown}; pad them"
     )
 
 
@@ -239,7 +244,10 @@ def gradients_lost(case: Case) -> str:
         return ""
     parts = []
     if found.nonfinite:
-        parts.append(f"{found.nonfinite} of {found.total} gradients are infinite or nan where float32's are not")
+        skipped = "" if found.scale is None else ", so that the update is skipped"
+        parts.append(
+            f"{found.nonfinite} of {found.total} gradients are infinite or nan where float32's are not{skipped}"
+        )
     if found.lost >= LOST * found.total:
         parts.append(f"{found.lost / found.total:.1%} of the gradients are 0 where float32's are not")
     if not parts:
@@ -256,8 +264,8 @@ def needs_scaler(case: Case) -> str:
     if found.lost_unscaled < LOST * found.total or found.lost_unscaled <= found.lost:
         return ""
     return (
-        f"it needs its GradScaler: without one {found.lost_unscaled / found.total:.1%} of the gradients would be 0 where "
-        f"float32's are not, with its scale of {found.scale:g} {found.lost / found.total:.1%} are"
+        f"it needs its GradScaler: without one {found.lost_unscaled / found.total:.1%} of the gradients would be 0 "
+        f"where float32's are not, with its scale of {found.scale:g} {found.lost / found.total:.1%} are"
     )
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck.bench.diagnosis import TILE, Gradients, Recast, Seen
+import ampcheck
+from ampcheck.bench.diagnosis import CACHE_OFF, TILE, Gradients, Recast, Seen
 from ampcheck.bench.prepare import Prepared
 from ampcheck.devices.base import Device
 from ampcheck.observe import tensors
@@ -28,10 +30,10 @@ _FLOAT32 = ("upcast", "optdtype", "append")
 _PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv"))
 _CONVOLUTIONS = frozenset(("convolution", "_convolution", "convolution_overrideable"))
 _RUNS = 3
+_OWN = Path(ampcheck.__file__).parent
+"""Where a call is said to be that is in none of the user's files, but inside torch, e.g. of a `Sequential`."""
 _LONG = 0.5
 """Seconds from which on a step is looked at once."""
-_ADDS = 100
-_CACHE_OFF = "the weight cache is off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +124,12 @@ def once(ready: Prepared, device: Device, profiled: bool | None = None) -> tuple
             ready.eager()
         device.synchronize()
     ready.restore()
+    for op in trace.ops:
+        if Path(op.location.rpartition(":")[0]).absolute().is_relative_to(_OWN):
+            op.location = ""
     kernels = timer.kernels
     if profiler is not None:
-        host = torch.autograd.DeviceType.CPU
+        host = torch._C._autograd.DeviceType.CPU
         found = {
             event.name: event.device_time_total if device.type == "cuda" else event.cpu_time_total
             for event in profiler.events() or ()
@@ -148,19 +153,19 @@ def look(ready: Prepared, device: Device, seconds: float) -> tuple[list[Kernel],
     return [replace(kernel, seconds=median) for kernel, median in zip(kernels, medians, strict=True)], trace
 
 
-def tiny(device: Device) -> float:
-    """Seconds that it costs to start an op on one number: the median of some rows of adds, waited for at their end."""
+ADDS = 100
+
+
+def tiny(device: Device) -> Callable[[], torch.Tensor]:
+    """What starts `ADDS` ops that have next to nothing to compute, to see what starting one costs on the device."""
     number = torch.ones(1, device=device.type)
-    number.add(number)
-    rows = []
-    for _ in range(9):
-        device.synchronize()
-        began = time.perf_counter()
-        for _ in range(_ADDS):
-            number.add(number)
-        device.synchronize()
-        rows.append((time.perf_counter() - began) / _ADDS)
-    return statistics.median(rows)
+
+    def adds() -> torch.Tensor:
+        for _ in range(ADDS):
+            out = number.add(number)
+        return out
+
+    return adds
 
 
 def seen(kernels: Sequence[Kernel], first: Sequence[Kernel], ops: Sequence[OpRecord]) -> Seen:
@@ -184,9 +189,7 @@ def seen(kernels: Sequence[Kernel], first: Sequence[Kernel], ops: Sequence[OpRec
         lowered=len(lowered),
         lowered_share=_share(sum(kernel.seconds for kernel in lowered), whole),
         kept=dict(kept),
-        cache_off=_count(
-            c for c in casts if c.cacheable == _CACHE_OFF and c.kind != "activation" and c.kind != "input"
-        ),
+        cache_off=_count(c for c in casts if c.cacheable == CACHE_OFF and c.kind != "activation" and c.kind != "input"),
         recast=recast(casts),
         frozen=_count(cast for cast in casts if cast.kind == "frozen"),
         odd=list(dict.fromkeys(kernel.odd for kernel in odd)),

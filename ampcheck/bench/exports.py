@@ -40,6 +40,11 @@ def samples(path: Path) -> Samples:
     return found
 
 
+def incomplete(run: BenchRun) -> str:
+    """Why the run does not have all it was to have, "" where it has."""
+    return run.note or ("the run was interrupted" if (run.footer or {}).get("interrupted") else "")
+
+
 def pytest_benchmark_json(run: BenchRun) -> str:
     """The run as pytest-benchmark saves one, for `pytest-benchmark compare`.
 
@@ -93,8 +98,8 @@ def as_markdown(run: BenchRun) -> str:
     said = ", ".join(f"{amount} {verdict}" for verdict, amount in sorted(verdicts.items())) or "nothing was measured"
     started = run.header.get("started", "at an unknown time")
     lines = ["## ampcheck benchmarks", "", f"{len(run.groups)} workloads, {_markdown(str(started))}: {said}."]
-    if run.note:
-        lines += ["", f"**Incomplete:** {_markdown(run.note)}."]
+    if note := incomplete(run):
+        lines += ["", f"**Incomplete:** {_markdown(note)}."]
     if arms:
         lines += [
             "",
@@ -107,7 +112,7 @@ def as_markdown(run: BenchRun) -> str:
             cells = (table.label(group), group.device, group.executor, arm.name)
             numbers = (f"{base.name} {_time(base)}", _time(arm), table.ratio(arm), arm.verdict, table.error(arm.error))
             lines.append("| " + " | ".join(map(_markdown, (*cells, *numbers))) + " |")
-    told = [f"- `{group.key}`: {_markdown(line)}" for group in run.groups.values() for line in table.reasons(group)]
+    told = [f"- {_markdown(group.key)}: {_markdown(line)}" for group in run.groups.values() for line in table.reasons(group)]
     if told:
         lines += ["", "### Reasons and notes", "", *told]
     return "\n".join(lines) + "\n"

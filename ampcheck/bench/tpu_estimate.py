@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from unittest import mock
 
 from ampcheck.bench.model import Arm, Precision, Workload
 from ampcheck.bench.tpu_chips import Chip, available, chip
@@ -66,9 +68,21 @@ def estimate(workload: Workload, precision: Precision, tpu: str) -> Estimate:
     setting = "highest" if precision.matmul == "highest" else "default"
     with jax.default_matmul_precision(setting):
         ready = prepare(workload, Arm(precision), "jax", "jit")
-        function, structs = ready.jitted.program(*ready.arguments)
+        with traced_for("tpu"):
+            function, structs = ready.jitted.program(*ready.arguments)
         lowered = lower(function, structs, _device(made.topology), "tpu")
         return compiled(lowered, made)
+
+
+@contextlib.contextmanager
+def traced_for(platform: str) -> Iterator[None]:
+    """Lowerings that ask `jax.default_backend()` are told another platform; JAX itself goes on with the real one.
+
+    Without it the program would have what the device does for a CPU only, such as float32 results of bf16 products.
+    What this process has traced of the same ops and shapes before stays as it is.
+    """
+    with mock.patch("jax.default_backend", return_value=platform):
+        yield
 
 
 def lower(function: Any, structs: Sequence[Any], device: Any, platform: str) -> Any:

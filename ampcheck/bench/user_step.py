@@ -53,7 +53,7 @@ class StepSpec(NamedTuple):
 
 
 def step(make: Make) -> Make:
-    """Mark the function of a script that makes its step, for `ampcheck bench advise SCRIPT.py`. Returns the function."""
+    """Mark the function of a script that makes its step, for `ampcheck bench advise SCRIPT.py`; it stays what it is."""
     setattr(make, _MARK, True)
     return make
 
@@ -269,7 +269,10 @@ def _named(module: ModuleType, head: str, name: str) -> Callable[[], Any]:
 
 
 def _marked(module: ModuleType, target: str) -> tuple[Callable[[], Any], str]:
-    found = {id(value): (value, name) for name, value in vars(module).items() if getattr(value, _MARK, False) is True}
+    found: dict[int, tuple[Callable[[], Any], str]] = {}
+    for name, value in vars(module).items():
+        if getattr(value, _MARK, False) is True:
+            found.setdefault(id(value), (value, name))
     if len(found) == 1:
         return next(iter(found.values()))
     if found:
@@ -281,4 +284,5 @@ def _marked(module: ModuleType, target: str) -> tuple[Callable[[], Any], str]:
 
 
 def _what(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

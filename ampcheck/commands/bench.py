@@ -111,6 +111,8 @@ def choose(args: argparse.Namespace) -> tuple[dict[str, list[Task]], dict[str, l
             raise UsageError(f"there is no executor {name!r}; there are {', '.join(EXECUTORS)}")
     names = [name for name in args.device if not name.startswith(_ESTIMATED)]
     estimates = [name for name in args.device if name.startswith(_ESTIMATED)]
+    for name in estimates:
+        _compiler(name)
     devices = [] if estimates and not names else registry.select(names, args.device_module)
     if unreal := [device.name for device in devices if device.name in names and not device.has_values]:
         raise UsageError(f"device {unreal[0]!r} has no arithmetic, so that there is nothing to time")
@@ -131,6 +133,15 @@ def choose(args: argparse.Namespace) -> tuple[dict[str, list[Task]], dict[str, l
     if not tasks and not estimated:
         raise UsageError("no group was selected")
     return tasks, estimated
+
+
+def _compiler(name: str) -> None:
+    """Raise UsageError where there is no such TPU, or no compiler for it."""
+    from ampcheck.bench import tpu_chips
+
+    tpu_chips.chip(name)
+    if reason := tpu_chips.available():
+        raise UsageError(f"device {name!r} cannot be estimated here: {reason}")
 
 
 def _file(args: argparse.Namespace, now: datetime) -> Path:

@@ -45,7 +45,7 @@ class Bench:
     @property
     def note(self) -> str:
         """What is wrong with the ends of its files, "" if nothing."""
-        return "; ".join(run.note for run in self.runs if run.note)
+        return "; ".join(note for run in self.runs if (note := exports.incomplete(run)))
 
     @property
     def torch(self) -> str:
@@ -75,13 +75,30 @@ class BenchHistory:
         return self.nights[0] if self.nights else None
 
     @property
+    def latest(self) -> Bench | None:
+        """Every group as the newest night that has it measured it: devices are seldom all measured in one night."""
+        if not self.nights:
+            return None
+        source = {key: run for night in reversed(self.nights) for key, run in night.source.items()}
+        runs = {id(run): run for run in source.values()}
+        newest_first = sorted(runs.values(), key=lambda run: str(run.header.get("started", "")), reverse=True)
+        groups = {key: run.groups[key] for key, run in source.items()}
+        return Bench(self.nights[0].name, tuple(newest_first), groups, source)
+
+    @property
     def previous(self) -> Bench | None:
-        """The latest earlier night that has a group in common with the newest, a complete one if there is one."""
+        """What the newest night is compared with: of the earlier ones with a group in common, the latest.
+
+        A complete one with at least half of the newest night's groups is preferred.
+        """
         if not self.nights:
             return None
         mine = self.nights[0].groups.keys()
-        usable = [night for night in self.nights[1:] if night.groups.keys() & mine]
-        return next((night for night in usable if not night.note), usable[0] if usable else None)
+
+        def rank(night: Bench) -> tuple[bool, bool]:
+            return not night.note, 2 * len(night.groups.keys() & mine) >= len(mine)
+
+        return max((night for night in self.nights[1:] if night.groups.keys() & mine), key=rank, default=None)
 
 
 def is_bench(path: Path) -> bool:

@@ -8,11 +8,12 @@ from typing import Any
 from urllib.parse import urlencode
 
 from ampcheck.bench import table
+from ampcheck.bench.exports import incomplete
 from ampcheck.bench.model import ArmResult, Group
 from ampcheck.report import bench_scaling
 from ampcheck.report.bench_changes import KINDS, Change
 from ampcheck.report.bench_data import color, variants
-from ampcheck.report.bench_nights import BenchHistory, order, valid
+from ampcheck.report.bench_nights import Bench, BenchHistory, order, valid
 from ampcheck.report.bench_steps import listed
 from ampcheck.report.bench_verdicts import SHOWN
 
@@ -38,13 +39,17 @@ Row = dict[str, Any]
 
 def results(history: BenchHistory, changed: Sequence[Change]) -> dict[str, Any]:
     """The first page: what changed, alerts, then every workload with its arms side by side."""
-    night, before = history.newest, history.previous
+    night, before, newest = history.latest, history.previous, history.newest
     assert night is not None
+    assert newest is not None
     other = variants(history)
-    groups = [_group(group, other) for _, group in sorted(night.groups.items(), key=lambda item: order(item[1]))]
+    groups = [
+        _group(group, older(history, night, key), other)
+        for key, group in sorted(night.groups.items(), key=lambda item: order(item[1]))
+    ]
     kinds = Counter(change.kind for change in changed)
     shown = [change for change in changed if change.kind != "rest"]
-    named = {"a": before.name, "b": night.name} if before else {}
+    named = {"a": before.name, "b": newest.name} if before else {}
     return {
         "groups": groups,
         "before": before,
@@ -54,14 +59,14 @@ def results(history: BenchHistory, changed: Sequence[Change]) -> dict[str, Any]:
         "compare_href": "bench_compare.html#" + urlencode(named),
         "counts": Counter(arm["verdict"].name for group in groups for arm in group["arms"]),
         "exports": EXPORTS,
-        "conditions": [(run.path.name, _said(run.header), run.note) for run in night.runs],
+        "conditions": [(run.path.name, _said(run.header), incomplete(run)) for run in night.runs],
         **_choices(night.groups.values()),
     }
 
 
 def scaling(history: BenchHistory) -> dict[str, Any]:
     """Per base the curves over size, with where autocast starts to pay."""
-    night = history.newest
+    night = history.latest
     assert night is not None
     other = variants(history)
     axes = bench_scaling.axes(night.groups)
@@ -97,11 +102,12 @@ def scaling(history: BenchHistory) -> dict[str, Any]:
 
 def devices(history: BenchHistory) -> dict[str, Any]:
     """A row for each workload, executor and arm, a column for each device in the order of the alphabet."""
-    night = history.newest
+    night = history.latest
     assert night is not None
     other = variants(history)
     rows: dict[tuple[str, str, str], Row] = {}
     for group in sorted(night.groups.values(), key=order):
+        since = older(history, night, group.key)
         for arm in group.arms:
             key = (group.workload, group.executor, arm.name)
             row = rows.setdefault(key, {"workload": group.workload, "executor": group.executor, "cells": {}})
@@ -111,30 +117,39 @@ def devices(history: BenchHistory) -> dict[str, Any]:
                 "color": color(arm.name, other),
                 "order": order(group)[:4],
             }
-            row["cells"][group.device] = {**_arm(group, arm, other), "estimate": group.estimate}
+            row["cells"][group.device] = {**_arm(group, arm, other), "estimate": group.estimate, "older": since}
     ordered = sorted(rows.values(), key=lambda row: (row["order"], row["executor"]))  # arms stay as in their group
     return {"rows": ordered, **_choices(night.groups.values()), "arm_names": sorted({row["arm"] for row in ordered})}
 
 
 def summary(history: BenchHistory) -> dict[str, Any] | None:
     """What other pages say of the benchmarks, None without any."""
-    night = history.newest
-    if night is None:
+    night, latest = history.newest, history.latest
+    if night is None or latest is None:
         return None
     return {
         "started": night.started,
         "torch": night.torch,
         "note": night.note,
-        "workloads": len(night.groups),
+        "workloads": len(latest.groups),
         "nights": len(history.nights),
         "left_out": history.left_out,
-        "estimates": any(group.estimate for group in night.groups.values()),
+        "estimates": any(group.estimate for group in latest.groups.values()),
     }
 
 
-def _group(group: Group, other: Sequence[str]) -> Row:
+def older(history: BenchHistory, shown: Bench, key: str) -> str:
+    """The day a group was measured, where that was before the newest night, else ""."""
+    newest = history.newest
+    if newest is not None and key in newest.groups:
+        return ""
+    return str(shown.source[key].header.get("started", "an unknown night")).partition("T")[0]
+
+
+def _group(group: Group, since: str, other: Sequence[str]) -> Row:
     return {
         "group": group,
+        "older": since,
         "arms": [_arm(group, arm, other) for arm in group.arms],
         "text": " ".join((group.key, group.family, group.policy, *(arm.name for arm in group.arms))).lower(),
     }
@@ -199,9 +214,18 @@ def _choices(groups: Iterable[Group]) -> dict[str, Any]:
     }
 
 
+def _plain(value: Any) -> str:
+    """A value of a header without the marks of a programming language."""
+    if isinstance(value, dict):
+        return " ".join(f"{name} {_plain(part)}" for name, part in value.items())
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def _said(header: Mapping[str, Any]) -> str:
     """A file's mode, versions, machine and devices in one line."""
     parts = [str(header.get("mode", ""))]
     parts += [f"{name} {value}" for name, value in header.get("versions", {}).items()]
-    parts += [f"{name}: {value}" for part in ("machine", "devices") for name, value in header.get(part, {}).items()]
+    parts += [
+        f"{name}: {_plain(value)}" for part in ("machine", "devices") for name, value in header.get(part, {}).items()
+    ]
     return ", ".join(part for part in parts if part)

@@ -29,7 +29,7 @@ def roofline(history: BenchHistory) -> dict[str, Any]:
 
 def _plotted(history: BenchHistory, dots: Dots, name: str, what: str) -> dict[str, Any]:
     """A section for each device, alphabetically: its plot, the rows behind it, how many arms have no place in it."""
-    night = history.newest
+    night = history.latest
     assert night is not None
     other = variants(history)
     sections = []
@@ -49,9 +49,10 @@ def _plotted(history: BenchHistory, dots: Dots, name: str, what: str) -> dict[st
         legend = {row["arm"]: row["dot"].color for row in rows}
         kinds = sorted({row["dot"].kind for row in rows})
         estimate = any(row["dot"].estimate for row in rows)
+        source = [str(run.header.get("ceilings_source", {}).get(device, "")) for run in night.runs]
         section = {"device": device, "svg": drawn, "rows": rows, "left": left, "legend": legend, "kinds": kinds}
         shown = {name: table.count(v, "B/s" if name == "bandwidth" else "FLOP/s") for name, v in ceilings.items()}
-        sections.append({**section, "estimate": estimate, "ceilings": shown})
+        sections.append({**section, "estimate": estimate, "ceilings": shown, "source": next(filter(None, source), "")})
     return {"sections": sections, "missing": "" if bench_plots.available() else bench_plots.MISSING}
 
 
@@ -108,13 +109,13 @@ def _numbers(arm: ArmResult) -> Row:
 
 
 def _ceilings(night: Bench, device: str) -> dict[str, float]:
-    """What the night's files say of a device's peaks; a precision's peak that they do not name, from an arm's share."""
+    """What the night's files say of a device's peaks; where they say nothing, what its arms' shares of them tell."""
     found: dict[str, float] = {}
     for run in night.runs:
         for name, value in dict(run.header.get("ceilings", {}).get(device) or {}).items():
             if isinstance(value, (int, float)) and value > 0:
-                found[str(name)] = float(value)
-    for group in night.groups.values():
+                found.setdefault(str(name), float(value))
+    for group in () if found else night.groups.values():
         for arm in group.arms if group.device == device else ():
             if arm.share and arm.flops_per_second and valid(arm):
                 found.setdefault(arm.name, arm.flops_per_second / arm.share)

@@ -10,10 +10,8 @@ from typing import Any
 
 from ampcheck.bench import alerts
 from ampcheck.bench.alerts import Alert, Night
+from ampcheck.bench.machine import identity
 from ampcheck.report.bench_nights import Bench, BenchHistory, valid
-
-_VOLATILE = ("load", "started", "clock", "clocks", "temperature")
-"""What a machine's description may say that differs every night."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +66,14 @@ def conditions(history: BenchHistory) -> dict[str, list[tuple[str, str]]]:
 
 
 def machine(header: Mapping[str, Any], device: str) -> str:
-    """What makes a device's figures comparable: the machine, without what differs every night, and the device."""
-    parts = [f"{name} {value}" for name, value in header.get("machine", {}).items() if name not in _VOLATILE]
-    about = header.get("devices", {}).get(device, "")
-    return ", ".join([*parts, *([str(about)] if about else [])]) or "unnamed"
+    """What makes a device's figures comparable: the machine by its identity, threads, and the device's model."""
+    found = header.get("machine", {})
+    about = header.get("devices", {}).get(device, {})
+    model = about.get("model", "") if isinstance(about, dict) else str(about)
+    threads = header.get("threads", found.get("threads", ""))
+    parts = [str(found.get("model", "unnamed")), f"{found['cores']} cores" if "cores" in found else ""]
+    parts += [f"{threads} threads" if threads else "", model if model != found.get("model") else ""]
+    return ", ".join(part for part in parts if part) + f" ({header.get('identity') or identity(found)})"
 
 
 def _night(night: Bench, device: str) -> Night:

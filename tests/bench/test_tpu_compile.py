@@ -37,6 +37,24 @@ arm = arm_result(mm, PRECISIONS["fp32"], found, TPUS["v5e"])
 print(json.dumps([found.source, found.flops, found.arguments, found.outputs, dataclasses.asdict(arm)]))
 """
 
+TRACED = """
+import json
+import jax, torch
+import ampcheck.jax_device
+from ampcheck.bench.tpu_estimate import traced_for
+from ampcheck.jax_device import jit
+
+def text(x):
+    function, structs = jit(lambda a: a @ a).program(x)
+    return function.trace(*structs).lower(lowering_platforms=("tpu",)).as_text()
+
+low = [torch.ones(n, n, dtype=torch.bfloat16, device="jax") for n in (4, 5)]
+with traced_for("tpu"):
+    found = [text(low[0])]
+found.append(text(low[1]))
+print(json.dumps(["f32" in t for t in found] + [jax.default_backend()]))
+"""
+
 PLANTED = """
 import json
 from ampcheck.bench.model import PRECISIONS
@@ -67,6 +85,10 @@ def test_a_compiler_that_says_no_cycles() -> None:
     assert "the larger" in arm["proof"]
 
 
+def test_what_is_for_a_cpu_only_is_not_in_the_program() -> None:
+    assert run(TRACED) == [False, True, "cpu"]
+
+
 @needs_libtpu
 def test_an_estimate_of_each_precision() -> None:
     lines: list[str] = []
@@ -83,7 +105,7 @@ def test_an_estimate_of_each_precision() -> None:
         ("fp16", "fp16"),
         ("bf16-native", "bf16"),
     ):
-        assert arms[name].proof.partition(";")[0].removesuffix(" to fp32") == f"products: 1 × {product}"
+        assert arms[name].proof.startswith(f"products: 1 × {product};")
         share = arms[name].share
         assert share is not None
         assert 0 < share <= 1

@@ -40,7 +40,7 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Any:
-    """(N, C, …) with 1, 2 or 3 spatial dimensions; with the bias it is rounded once where it was asked in float32."""
+    """(N, C, …) with 1, 2 or 3 spatial dimensions; rounded once, on a CPU with the bias."""
     dims = input.ndim - 2
     stride, padding, dilation = _each(stride, dims), _each(padding, dims), _each(dilation, dims)
     pads = [(p, p) for p in padding]
@@ -59,7 +59,9 @@ def convolution(
         feature_group_count=groups,
         preferred_element_type=asked(input.dtype),
     )
-    return out if bias is None else out + bias.reshape(1, -1, *((1,) * dims)).astype(out.dtype)
+    if bias is not None:
+        out = out + bias.reshape(1, -1, *((1,) * dims)).astype(out.dtype)
+    return out.astype(input.dtype)
 
 
 def _lacking(grad: Any, input: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> list[int]:
@@ -88,7 +90,7 @@ def _by_weight(
         dimension_numbers=(f"CN{axes}", f"IO{axes}", f"CN{axes}"),
         batch_group_count=groups,
         preferred_element_type=asked(large.dtype),
-    )
+    ).astype(large.dtype)
 
 
 @lower("convolution_backward_overrideable")
@@ -131,7 +133,7 @@ def conv_tbc(self: Any, weight: Any, bias: Any, pad: int = 0) -> Any:
         dimension_numbers=("WNC", "WIO", "WNC"),
         preferred_element_type=asked(self.dtype),
     )
-    return out + bias
+    return (out + bias).astype(self.dtype)
 
 
 @lower("cudnn_convolution")

@@ -1,0 +1,117 @@
+"""Exports are what other programs read: pytest-benchmark itself, CSV, Markdown, github-action-benchmark's schema."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcheck.bench import exports
+from ampcheck.bench.runfile import BenchRun, read
+from tests.report.made_bench import HEADER, made_group, two_nights, written
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> BenchRun:
+    """A night with an invalid arm, one not measured, an estimate, a step and machinery."""
+    return read(two_nights(tmp_path_factory.mktemp("nights"))[1])
+
+
+def test_pytest_benchmark_compares_two_exported_runs(run: BenchRun, tmp_path: Path) -> None:
+    paths = [tmp_path / "0001_a.json", tmp_path / "0002_b.json"]
+    for path in paths:
+        path.write_text(exports.pytest_benchmark_json(run), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest_benchmark", "compare", *map(str, paths), "--group-by=fullname"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "cpu/eager/mm-1024/bf16" in done.stdout
+    assert "2 tests" in done.stdout
+    assert "Failed to load" not in done.stdout + done.stderr
+
+
+def test_pytest_benchmark_statistics_are_those_it_computes_itself(run: BenchRun) -> None:
+    theirs = pytest.importorskip("pytest_benchmark.stats").Stats()
+    saved = json.loads(exports.pytest_benchmark_json(run))
+    (found,) = [one for one in saved["benchmarks"] if one["fullname"] == "cpu/eager/mm-1024/bf16"]
+    values = [v for process in exports.samples(run.path)["cpu/eager/mm-1024"]["bf16"] for v in process]
+    for value in values:
+        theirs.update(value)
+    want = theirs.as_dict()
+    assert found["stats"].keys() >= want.keys()
+    # Its quartiles follow another rule, so what hangs on them may differ by a sample.
+    for name in ("min", "max", "mean", "stddev", "rounds", "median", "ops", "total", "stddev_outliers"):
+        assert found["stats"][name] == pytest.approx(want[name]), name
+    assert found["stats"]["iqr"] == pytest.approx(want["iqr"], rel=0.2)
+    assert found["extra_info"]["speed"] == pytest.approx(4.1)
+    assert saved["machine_info"]["versions"] == HEADER["versions"]
+
+
+def test_no_json_holds_what_is_not_valid(run: BenchRun) -> None:
+    saved = json.loads(exports.pytest_benchmark_json(run))
+    left = {one["name"]: one["reason"] for one in saved["left_out"]}
+    assert left["cpu/eager/mm-64/fp16"] == "RuntimeError: not implemented for 'Half'"
+    assert left["tpu-v5e/jit/mm-1024/bf16"] == "an estimate"
+    names = {one["fullname"] for one in saved["benchmarks"]} | {one["name"] for one in smaller(run)}
+    assert not names & {"cpu/eager/mm-16/fp16", "cpu/eager/mm-64/fp16"}
+    assert "tpu-v5e/jit/mm-1024/bf16 (estimate)" in names
+
+
+def smaller(run: BenchRun) -> list[dict[str, Any]]:
+    found = json.loads(exports.smaller_is_better(run))
+    assert isinstance(found, list)
+    return found
+
+
+def test_smaller_is_better_has_the_fields_of_its_schema(run: BenchRun) -> None:
+    for one in smaller(run):
+        assert set(one) <= {"name", "unit", "value", "range", "extra"}
+        assert {"name", "unit", "value"} <= set(one)
+        assert isinstance(one["value"], float)
+        assert one["unit"] == "s"
+    (found,) = [one for one in smaller(run) if one["name"] == "cpu/eager/mm-1024/bf16"]
+    assert found["extra"] == "verdict: faster\nspeed: 4.10× [4.06, 4.14] beside fp32 (10.5 ms)\nerror: 2.9e-03"
+    assert found["range"] == f"± {found['value'] * 0.025:.3g}"
+
+
+def test_csv_has_every_arm_with_its_baseline_verdict_and_reason(run: BenchRun) -> None:
+    rows = list(csv.DictReader(io.StringIO(exports.as_csv(run))))
+    assert len(rows) == sum(len(group.arms) for group in run.groups.values())
+    (bad,) = [row for row in rows if (row["workload"], row["arm"]) == ("mm-16", "fp16")]
+    assert (bad["verdict"], bad["reason"][:16]) == ("invalid", "no cast was seen")
+    (good,) = [r for r in rows if (r["workload"], r["device"], r["arm"]) == ("mm-1024", "cpu", "bf16")]
+    assert float(good["baseline_seconds"]) / float(good["seconds"]) == pytest.approx(4.1)
+    assert good["baseline"] == "fp32"
+    assert {row["estimate"] for row in rows if row["device"] == "tpu-v5e"} == {"True"}
+
+
+def test_the_summary_counts_and_gives_reasons(run: BenchRun) -> None:
+    text = exports.as_markdown(run)
+    assert "1 invalid" in text
+    assert "1 not measured" in text
+    assert "| mm-1024 | cpu | eager | bf16 | fp32 10.5 ms | 2.56 ms | 4.10× [4.06, 4.14] | faster | 2.9e-03 |" in text
+    assert "| mm-16 | cpu | eager | fp16 | fp32 2.56 µs | (5.12 µs) | – | invalid |" in text
+    assert "mm-1024 (estimate)" in text
+    assert "- cpu/eager/mm-16: fp16 invalid: no cast was seen: &lt;img src=x" in text
+
+
+def test_an_incomplete_run_is_said_so(tmp_path: Path) -> None:
+    cut = read(written(tmp_path / "cut.jsonl", [made_group()], footer=False))
+    assert "**Incomplete:** the run was interrupted." in exports.as_markdown(cut)
+    whole = read(written(tmp_path / "whole.jsonl", [made_group()]))
+    assert "Incomplete" not in exports.as_markdown(whole)
+    whole.footer = {"interrupted": True}
+    assert "**Incomplete:**" in exports.as_markdown(whole)
+
+
+def test_samples_keep_processes_apart(tmp_path: Path) -> None:
+    found = exports.samples(written(tmp_path / "run.jsonl", [made_group("mm-512")]))
+    processes = found["cpu/eager/mm-512"]["bf16"]
+    assert [len(process) for process in processes] == [9] * 5
+    assert statistics.median(processes[0]) == pytest.approx(1e-3 / 3, rel=0.02)

@@ -1,0 +1,77 @@
+"""Numbers with units, and the table of a terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from ampcheck.bench import table
+from ampcheck.bench.model import ArmResult
+from tests.report.made_bench import made_group
+
+
+@pytest.mark.parametrize(
+    ("shown", "want"),
+    [
+        (table.seconds(1.2345e-3), "1.23 ms"),
+        (table.seconds(0.99996e-3), "1.00 ms"),
+        (table.seconds(4e-8), "40.0 ns"),
+        (table.seconds(12.0), "12.0 s"),
+        (table.seconds(None), "–"),
+        (table.count(2.5e12, "FLOP/s"), "2.50 TFLOP/s"),
+        (table.count(12.0, "B/s"), "12.0 B/s"),
+        (table.memory(3 << 20), "3.00 MiB"),
+        (table.memory(12), "12 B"),
+        (table.error(2.94e-3), "2.9e-03"),
+        (table.error(0.0), "0"),
+        (table.memory(None) + table.error(None), "––"),
+    ],
+)
+def test_numbers_have_three_digits_and_a_unit(shown: str, want: str) -> None:
+    assert shown == want
+
+
+def test_a_ratio_has_its_interval_and_none_without_validity() -> None:
+    arm = ArmResult("bf16", "faster", speed=3.414, speed_low=3.38, speed_high=3.4449)
+    assert table.ratio(arm) == "3.41× [3.38, 3.44]"
+    for verdict in ("invalid", "not measured", "first"):
+        arm.verdict = verdict
+        assert table.ratio(arm) == "–"
+
+
+def test_the_arms_of_a_group_stand_below_each_other_with_both_times() -> None:
+    lines = table.table([made_group("mm-512")]).splitlines()
+    assert lines[0].split() == [
+        "workload",
+        "device",
+        "executor",
+        "arm",
+        "time",
+        "speed",
+        "[95",
+        "%]",
+        "verdict",
+        "error",
+    ]
+    assert lines[2].split() == ["mm-512", "cpu", "eager", "fp32", "1.00", "ms", "–", "baseline", "1.2e-07"]
+    assert lines[4].split()[:3] == ["bf16", "333", "µs"]
+    assert "3.00× [2.97, 3.03]     faster" in lines[4]
+
+
+def test_what_is_not_valid_has_its_reason_below_and_no_ratio() -> None:
+    group = made_group("mm-512", estimate=True, note="from a cost model")
+    bad, absent = group.arms[2], group.arms[3]
+    bad.verdict, bad.reason = "invalid", "the kernel received fp32"
+    absent.verdict, absent.seconds = "not measured", None
+    lines = table.table([group]).splitlines()
+    assert lines[2].startswith("mm-512 (estimate)")
+    assert "(333 µs)  –" in lines[4]
+    assert "3.00×" not in "\n".join(lines)
+    assert [line.split("└")[1].strip() for line in lines if "└" in line] == [
+        "bf16 invalid: the kernel received fp32",
+        "fp16 not measured: no reason was given",
+        "from a cost model",
+    ]
+
+
+def test_no_groups_are_said_so() -> None:
+    assert table.table([]) == "Nothing was measured."

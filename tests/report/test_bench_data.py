@@ -1,0 +1,363 @@
+"""Which nights of benchmarks a site shows, what changed between them, how they are packed; no browser is needed."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcheck.bench.model import ArmResult, Group
+from ampcheck.errors import UsageError
+from ampcheck.report import bench_plots, build
+from ampcheck.report.bench_changes import KINDS, changes
+from ampcheck.report.bench_data import color, pack, variants
+from ampcheck.report.bench_nights import BenchHistory, is_bench, load
+from ampcheck.report.bench_scaling import Point, axes, crossing, crossover
+from ampcheck.report.bench_steps import conditions, listed, steps
+from ampcheck.report.bench_verdicts import SHOWN
+from tests.cli_support import refused
+from tests.report.made_bench import HEADER, day, made_group, two_nights, written
+
+
+def test_every_verdict_has_a_mark_and_a_label_of_its_own() -> None:
+    from ampcheck.bench.model import VERDICTS
+
+    assert set(SHOWN) == {*VERDICTS, "first"}
+    assert len({v.mark for v in SHOWN.values()}) == len({v.label for v in SHOWN.values()}) == len(SHOWN)
+
+
+# ---- which nights
+
+
+def test_files_of_one_night_are_one_and_later_ones_replace_nothing(tmp_path: Path) -> None:
+    cpu = written(tmp_path / "cpu.jsonl", [made_group("mm-512")], started="2026-11-20T02:00:00Z")
+    gpu = written(tmp_path / "gpu.jsonl", [made_group("mm-512", "cuda")], started="2026-11-20T05:00:00Z")
+    again = written(tmp_path / "again.jsonl", [made_group("mm-512")], started="2026-11-20T06:00:00Z")
+    history = load([gpu, cpu, cpu])
+    assert [len(night.groups) for night in history.nights] == [2]
+    assert [len(night.groups) for night in load([cpu, gpu, again]).nights] == [2, 1], "the same group twice: two nights"
+
+
+def test_the_oldest_nights_beyond_the_cap_are_counted(tmp_path: Path) -> None:
+    paths = [written(tmp_path / f"{n}.jsonl", [made_group()], [], started=day(n)) for n in range(5)]
+    history = load(paths, cap=3)
+    assert [night.name for night in history.nights] == [day(4), day(3), day(2)]
+    assert history.left_out == 2
+
+
+def test_a_group_that_the_newest_night_lacks_is_shown_with_its_day(tmp_path: Path) -> None:
+    old = written(tmp_path / "1.jsonl", [made_group("mm-512", "cuda"), made_group()], [], started=day(0))
+    new = written(tmp_path / "2.jsonl", [made_group()], [], started=day(3))
+    build([old, new], tmp_path / "site")
+    page = (tmp_path / "site/bench.html").read_text()
+    heads = re.findall(r'<tr class="head">.*?</tr>', page)
+    assert [("last measured 2026-11-20" in head, "cuda" in head) for head in heads] == [(False, False), (True, True)]
+
+
+def test_the_previous_night_is_a_complete_one_with_half_the_groups(tmp_path: Path) -> None:
+    groups = [made_group(f"mm-{n}") for n in (16, 64, 256, 1024)]
+    whole = written(tmp_path / "1.jsonl", groups, [], started=day(0))
+    cut = written(tmp_path / "2.jsonl", groups, started=day(1), footer=False)
+    few = written(tmp_path / "3.jsonl", groups[:1], [], started=day(2))
+    newest = written(tmp_path / "4.jsonl", groups, [], started=day(3))
+    for paths, want in (([whole, cut, few], day(0)), ([cut, few], day(2)), ([cut], day(1)), ([], None)):
+        previous = load([newest, *paths]).previous
+        assert (previous.name if previous else None) == want
+
+
+# ---- bad files
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("seconds", -1.0, "seconds is -1.0; expected a positive number"),
+        ("seconds", "fast", "seconds is 'fast'; expected a positive number"),
+        ("speed_low", 0, "speed_low is 0; expected a positive number"),
+        ("error", math.nan, "error is nan; expected a number"),
+        ("memory", True, "memory is True; expected a number"),
+        ("reason", 3, "its name, reason or proof is no text"),
+    ],
+)
+def test_what_cannot_have_been_measured_is_refused(field: str, value: Any, message: str, tmp_path: Path) -> None:
+    group = made_group("mm-512")
+    setattr(group.arms[2], field, value)
+    path = written(tmp_path / "run.jsonl", [group], [])
+    with pytest.raises(UsageError, match=f"run.jsonl: group cpu/eager/mm-512, arm bf16: {re.escape(message)}"):
+        load([path])
+
+
+def test_a_group_without_arms_and_a_header_of_another_form_are_refused(tmp_path: Path) -> None:
+    bare = Group("mm", "matmul", "op", "cpu", "eager")
+    with pytest.raises(UsageError, match="group cpu/eager/mm: it has no arms"):
+        load([written(tmp_path / "a.jsonl", [bare], [])])
+    with pytest.raises(UsageError, match="versions in the header is no object"):
+        load([written(tmp_path / "b.jsonl", [made_group()], [], versions=["torch"])])
+
+
+@pytest.mark.parametrize("text", ["hello\n", "", '{"kind":"header","schema":"bench-9"}\n', "[1]\n"])
+def test_the_command_refuses_a_damaged_benchmark_file(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "x.jsonl").write_text(text)
+    said = refused(capsys, "report", f"--reports={tmp_path}")
+    assert "x.jsonl" in said
+    assert "benchmark file" in said or "bench-9" in said or "is empty" in said
+    assert not (tmp_path / "site").exists()
+
+
+# ---- one site of both, or of either
+
+
+def test_the_command_takes_the_files_of_all_four_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Any, write: Any
+) -> None:
+    from ampcheck import cli
+
+    (tmp_path / "runs").mkdir()
+    write(tmp_path / "runs" / "a.jsonl", [make("mm")])
+    (tmp_path / "published" / "bench").mkdir(parents=True)
+    written(tmp_path / "published" / "bench" / "b.jsonl", [made_group("conv-64")])
+    written(tmp_path / "bench" / "c.jsonl", [made_group("mm-512")])
+    assert cli.main(["report", f"--reports={tmp_path}"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'site' / 'index.html'}\n"
+    page = (tmp_path / "site/bench.html").read_text()
+    assert "conv-64" in page
+    assert "mm-512" in page
+    assert "2 workloads over 1 night" in (tmp_path / "site/index.html").read_text()
+    assert "benchmark" not in (tmp_path / "site/summary.md").read_text()
+
+
+def test_pages_without_data_say_so(tmp_path: Path, make: Any, write: Any) -> None:
+    build([write(tmp_path / "a.jsonl", [make("mm")])], tmp_path / "judged")
+    for page in (tmp_path / "judged").glob("bench*.html"):
+        assert "There is no benchmark here." in page.read_text(), page.name
+    assert "There is no" not in (tmp_path / "judged/index.html").read_text()
+    build(two_nights(tmp_path / "nights"), tmp_path / "timed")
+    for name in ("index", "matrix", "case", "deviations", "compare", "about"):
+        assert "There is no conformance run here." in (tmp_path / f"timed/{name}.html").read_text()
+    assert not (tmp_path / "timed/badge.svg").exists()
+    assert "There is no" not in (tmp_path / "timed/bench.html").read_text()
+
+
+def test_what_a_file_is_says_its_header_and_else_its_folder(tmp_path: Path, make: Any, write: Any) -> None:
+    (tmp_path / "bench").mkdir()
+    assert is_bench(written(tmp_path / "timed.jsonl", [made_group()]))
+    assert not is_bench(write(tmp_path / "bench" / "judged.jsonl", [make("mm")]))
+    (tmp_path / "bench" / "empty.jsonl").touch()
+    (tmp_path / "empty.jsonl").touch()
+    assert is_bench(tmp_path / "bench" / "empty.jsonl")
+    assert not is_bench(tmp_path / "empty.jsonl")
+
+
+def test_pages_escape_what_files_hold(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    group = made_group(evil, "cpu", family=evil, note=evil)
+    group.arms[2].reason = group.arms[2].proof = evil
+    build([written(tmp_path / "r.jsonl", [group], versions={evil: evil}, machine={"model": evil})], tmp_path / "site")
+    for file in (tmp_path / "site").glob("*"):
+        if file.suffix in (".html", ".md"):  # in a script of its own a text is no markup
+            assert evil not in file.read_text(), file.name
+
+
+# ---- what changed
+
+
+def test_changes_are_sorted_by_what_happened(tmp_path: Path) -> None:
+    history = load(two_nights(tmp_path))
+    assert history.newest
+    assert history.previous
+    found = changes(history.previous, history.newest)
+    kinds: dict[str, set[str]] = {kind: set() for kind in KINDS}
+    for change in found:
+        kinds[change.kind].add(f"{change.key}/{change.arm}")
+    assert kinds["flipped"] == {"cpu/eager/mm-256/bf16"}
+    assert kinds["lost"] == {"cpu/eager/mm-16/fp16", "cpu/eager/mm-64/fp16"}
+    assert kinds["regained"] == {"cpu/eager/mlp-step/fp16"}
+    assert kinds["new"] == {f"virtual:<b>x</b>/eager/new-op/{arm}" for arm in ("fp32", "fp32-again", "bf16", "fp16")}
+    assert {name.rpartition("/")[0] for name in kinds["gone"]} == {"cpu/eager/gone-op"}
+    assert kinds["slower"] == {f"cpu/eager/mlp-step/{arm}" for arm in ("fp32", "fp32-again", "bf16")}
+    assert kinds["faster"] == set()
+    order = list(KINDS)
+    assert [order.index(change.kind) for change in found] == sorted(order.index(change.kind) for change in found)
+    slower = next(change for change in found if change.kind == "slower")
+    assert slower.ratio == pytest.approx(1 / 1.3, rel=0.02)
+    assert slower.p is not None
+    assert slower.p < 0.05
+
+
+def test_without_samples_ranges_are_compared(tmp_path: Path) -> None:
+    paths = [
+        written(tmp_path / f"{n}.jsonl", [made_group("mm-512", seconds=1e-3 * slow)], [], started=day(n))
+        for n, slow in enumerate((1.0, 1.02, 1.2))
+    ]
+    near, far = load(paths[:2]), load([paths[0], paths[2]])
+    for history, want in ((near, "rest"), (far, "slower")):
+        assert history.newest
+        assert history.previous
+        found = changes(history.previous, history.newest)
+        assert {(change.kind, change.p) for change in found} == {(want, None)}
+
+
+# ---- alerts and steps
+
+
+def nights(folder: Path, levels: list[float], **more: Any) -> BenchHistory:
+    """A night for each level of the time of one group, beside four groups that do not move."""
+    paths = []
+    for n, level in enumerate(levels):
+        noise = 1 + 0.01 * math.sin(7 * n)
+        moving = made_group("mm-512", seconds=1e-3 * level * noise)
+        others = [made_group(f"op{k}", seconds=1e-3 * (1 + 0.01 * math.sin(5 * n + k))) for k in range(4)]
+        header = {name: values[n] for name, values in more.items()}
+        paths.append(written(folder / f"{n}.jsonl", [moving, *others], [], started=day(n), **header))
+    return load(paths)
+
+
+def test_a_step_is_marked_where_it_began_and_alerted(tmp_path: Path) -> None:
+    history = nights(tmp_path, [1.0] * 30 + [1.3] * 4)
+    found = steps(history)
+    assert {step.arm for step in found} == {"fp32", "fp32-again", "bf16", "fp16"}
+    assert {(step.key, step.night) for step in found} == {("cpu/eager/mm-512", day(30))}
+    assert found[0].text.startswith("slower: 0.7")
+    said = [alert for _, alert in listed(history) if alert.kind == "series"]
+    assert {alert.series for alert in said} == {
+        f"cpu/eager/mm-512/{arm}" for arm in ("fp32", "fp32-again", "bf16", "fp16")
+    }
+
+
+def test_one_slow_night_is_no_step(tmp_path: Path) -> None:
+    history = nights(tmp_path, [1.0] * 20 + [1.5] + [1.0] * 10)
+    assert steps(history) == []
+    assert [alert for _, alert in listed(history)] == []
+
+
+def test_another_machine_is_a_mark_and_no_step(tmp_path: Path) -> None:
+    machine = [{"model": "EPYC", "cores": 2}] * 15 + [{"model": "Xeon", "cores": 2}] * 15
+    versions = [{"torch": "2.12.0"}] * 20 + [{"torch": "2.13.0"}] * 10
+    history = nights(tmp_path, [1.0] * 15 + [2.0] * 15, machine=machine, versions=versions)
+    assert steps(history) == []
+    (at, other), (later, torch) = conditions(history)["cpu"]
+    assert (at, later) == (day(15), day(20))
+    assert "machine EPYC" in other
+    assert "Xeon" in other
+    assert torch == "torch 2.12.0 → 2.13.0"
+
+
+def test_a_device_that_was_not_measured_is_named(tmp_path: Path) -> None:
+    old = written(tmp_path / "1.jsonl", [made_group(), made_group("mm-512", "cuda")], [], started=day(0))
+    new = written(tmp_path / "2.jsonl", [made_group()], [], started=day(1))
+    said = [alert.sentence for device, alert in listed(load([old, new])) if device == "cuda"]
+    assert said == [f"cuda was not measured in the newest night, the last time was {day(0)}"]
+
+
+# ---- sizes
+
+
+@pytest.mark.parametrize(
+    ("speeds", "want"),
+    [
+        ({16: 0.2, 64: 0.4, 256: 3.3}, "from about 117 on"),
+        ({16: 1.2, 64: 1.4}, "from the smallest size on (16)"),
+        ({16: 0.2, 64: 0.9}, "never up to 64"),
+        ({16: 1.2, 64: 0.5, 256: 2.0}, "from about 128 on (and already at 16)"),
+        ({16: 1.2, 64: 0.5}, "not at 64, the largest size; it pays at 16"),
+        ({16: 1.2}, "fewer than two sizes have a valid ratio"),
+    ],
+)
+def test_where_autocast_starts_to_pay(speeds: dict[int, float], want: str) -> None:
+    assert crossover([Point(size, speed) for size, speed in reversed(speeds.items())]) == want
+
+
+def test_between_two_sizes_logarithms_are_interpolated() -> None:
+    assert crossing(Point(100, 0.5), Point(400, 2.0)) == pytest.approx(200)
+    assert crossing(Point(100, 0.5), Point(400, 1.0)) == pytest.approx(400)
+
+
+def test_sizes_without_a_valid_ratio_are_left_out(tmp_path: Path) -> None:
+    history = load(two_nights(tmp_path))
+    assert history.newest
+    (axis,) = axes(history.newest.groups)
+    fp16 = next(curve for curve in axis.curves if curve.arm == "fp16")
+    assert (axis.sizes, fp16.left_out) == ([16, 64, 256, 1024], [16, 64])
+    assert [point.size for point in fp16.points] == [256, 1024]
+
+
+# ---- colours, packing, plots
+
+
+def test_an_arm_has_one_colour_with_or_without_others(tmp_path: Path) -> None:
+    other = variants(load(two_nights(tmp_path)))
+    assert other == ["fresh", "reused"]
+    assert color("bf16", other) == color("bf16", []) == color("bf16-again", [])
+    assert len({color(arm, other) for arm in ("fp32", "bf16", "fp16", "bf16-native", "fresh", "reused")}) == 6
+
+
+def test_packing_is_short_and_exact() -> None:
+    assert pack([0, 1, 0, -1, None, None, 5]) == "ACBB.CM"
+    assert pack([]) == ""
+    assert len(pack([1000 + (n % 7) for n in range(400)])) < 410
+
+
+def test_plots_are_the_same_bytes_in_the_pages_colours_and_named() -> None:
+    dots = [bench_plots.Dot(1e-3 * n, 0.5 * n, n % 3, f"mm-{n} <b>", "op", n == 4) for n in range(1, 6)]
+    svg = bench_plots.scatter("one", dots, "five & more")
+    assert svg == bench_plots.scatter("one", dots, "five & more")
+    assert re.findall(r"#[0-9a-f]{6}", svg) == []
+    assert "var(--a0)" in svg
+    assert sorted(re.findall(r"<title>(.*?)</title>", svg)) == [f"mm-{n} &lt;b&gt;" for n in range(1, 6)]
+    assert 'aria-label="five &amp; more"' in svg
+    other = bench_plots.roofline("two", dots, {"bf16": 1e12, "bandwidth": 1e11}, "roof")
+    assert not set(re.findall(r' id="([^"]+)"', svg)) & set(re.findall(r' id="([^"]+)"', other))
+    assert all(f'id="{name}"' in svg for name in re.findall(r'(?:url\(|href=")#([^")]+)', svg))
+
+
+def test_without_matplotlib_the_site_is_built_and_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = bench_plots.importlib.util.find_spec
+    monkeypatch.setattr(
+        bench_plots.importlib.util, "find_spec", lambda name: None if name == "matplotlib" else found(name)
+    )
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # importing it raises
+    build(two_nights(tmp_path / "nights"), tmp_path / "site")
+    for name in ("bench_accuracy", "bench_roofline"):
+        page = (tmp_path / f"site/{name}.html").read_text()
+        assert "matplotlib is not installed here" in page
+        assert "<svg" not in page
+        assert "mm-1024" in page, "the table has the numbers all the same"
+
+
+def test_ceilings_and_estimates_are_on_the_roofline(tmp_path: Path) -> None:
+    build(two_nights(tmp_path / "nights"), tmp_path / "site")
+    page = (tmp_path / "site/bench_roofline.html").read_text()
+    assert "bf16 2.40 TFLOP/s" in page
+    assert "bandwidth 20.0 GB/s" in page
+    assert "The files name no ceilings of this device." in page
+    assert "mm-1024 (estimate) jit bf16" in page
+
+
+def test_data_is_plain_json_without_markup(tmp_path: Path) -> None:
+    build(two_nights(tmp_path / "nights"), tmp_path / "site")
+    text = (tmp_path / "site/bench_data.js").read_text()
+    data = json.loads(text.removeprefix("window.AMPCHECK_BENCH = ").rstrip(";\n"))
+    assert [run["name"] for run in data["runs"]] == [day(0), day(1)]
+    assert data["pair"] == [0, 1]
+    assert text.isascii()
+
+
+def test_an_infinite_error_and_an_unknown_device_description_are_shown(tmp_path: Path) -> None:
+    group = made_group("mm-512")
+    group.arms[3] = ArmResult("fp16", "invalid", "it overflowed", seconds=1e-3, error=math.inf)
+    build(
+        [written(tmp_path / "r.jsonl", [group], devices={"cpu": {"model": "EPYC", "has_values": True}})], tmp_path / "s"
+    )
+    assert "It overflowed." in (tmp_path / "s/bench.html").read_text()
+    assert "cpu: model EPYC has_values True" in (tmp_path / "s/bench.html").read_text()
+    assert HEADER["machine"]["model"] == "EPYC"
