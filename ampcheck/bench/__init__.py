@@ -1,8 +1,9 @@
-"""Benchmarks: what is timed, how, and what the figures say. Importing this imports nothing else.
+"""Benchmarks: float32 beside the lower precisions, timed in turns, shown to be what they say.
 
-- `model.py`: workloads, arms, results, as plain data; `workloads`: the catalogue, a name for each.
-- `statistics.py`: ratios of two arms or two runs, their intervals and verdicts.
-- `summary.py`: what several processes measured of a group becomes one result.
-- `alerts.py`: what moved from night to night.
-- `runfile.py`: the files it is all kept in.
+What is measured: `model` (workloads, arms, results as plain data), `workloads/` (one file per family), `arms` (which
+arms a workload has where). How: `prepare` (a workload made ready in an arm), `clocks`, `timing` (rounds), `measure` (one
+group), `worker` (the process that measures), `run` (its parent). When it counts: `proof` with `kernels` and
+`dtype_rules`, `accuracy`, `memory`, `peaks` and `ceilings`. What comes of it: `statistics`, `summary`, `alerts`,
+`runfile`, `table`, `exports`, `readme`. Beside that: `tpu*` (estimates by the TPU's compiler), `advice` with
+`user_step`, `evidence` and `diagnosis` (a user's own step), `verify` (measures the measuring), `machine`.
 """

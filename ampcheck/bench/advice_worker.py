@@ -116,7 +116,10 @@ class _Measurer:
         self._outputs: dict[str, torch.Tensor] = {}
         self._base_seconds: dict[str, float] = {}
         self._singles: dict[str, float] = {}
-        torch._dynamo.config.recompile_limit = 64  # every arm is a program of the same code
+        if "compile" in plan.executors:
+            import torch._dynamo.config as dynamo
+
+            dynamo.recompile_limit = 64  # every arm is a program of the same code
 
     def values(self, first: UserStep) -> None:
         """Find what errors are measured against: float64, and float32 for gradients."""

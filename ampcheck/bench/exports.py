@@ -112,7 +112,9 @@ def as_markdown(run: BenchRun) -> str:
             cells = (table.label(group), group.device, group.executor, arm.name)
             numbers = (f"{base.name} {_time(base)}", _time(arm), table.ratio(arm), arm.verdict, table.error(arm.error))
             lines.append("| " + " | ".join(map(_markdown, (*cells, *numbers))) + " |")
-    told = [f"- {_markdown(group.key)}: {_markdown(line)}" for group in run.groups.values() for line in table.reasons(group)]
+    told = [
+        f"- {_markdown(group.key)}: {_markdown(line)}" for group in run.groups.values() for line in table.reasons(group)
+    ]
     if told:
         lines += ["", "### Reasons and notes", "", *told]
     return "\n".join(lines) + "\n"

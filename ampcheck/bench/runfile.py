@@ -48,7 +48,7 @@ class Writer:
     def close(self, groups: Iterable[Group], footer: Mapping[str, Any]) -> None:
         """Append the groups and the footer."""
         for group in groups:
-            self._file.put("group", _filled(group))
+            self._file.put("group", {"group": _filled(group)})  # a group has a kind of its own
         self._file.close(footer)
 
 
@@ -61,11 +61,11 @@ def read(path: Path) -> BenchRun:
         values = {name: value for name, value in line.items() if name != "kind"}
         try:
             if line["kind"] == "group":
-                group = _group(values)
+                group = _group(dict(values["group"]))
                 groups[group.key] = group
             else:
                 rounds.append(Rounds(**values))
-        except (TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{path}, line {number}: not a {line['kind']} line: {error}") from error
     if lines.footer is None:
         from ampcheck.bench.summary import summarize
@@ -84,6 +84,7 @@ def _filled(group: Group) -> dict[str, Any]:
 
 
 def _group(values: dict[str, Any]) -> Group:
+    values = {"family": "", **values}  # a workload of another version has none
     arms = [ArmResult(**arm) for arm in values.pop("arms", [])]
     unknown = [arm.verdict for arm in arms if arm.verdict not in (*VERDICTS, "first")]
     if unknown:

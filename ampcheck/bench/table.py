@@ -67,7 +67,7 @@ def label(group: Group) -> str:
 def reasons(group: Group) -> list[str]:
     """A sentence for each arm that has something to explain, and the group's note."""
     lines = [f"{arm.name} {arm.verdict}: {arm.reason or 'no reason was given'}" for arm in group.arms if told(arm)]
-    return [*lines, *([group.note] if group.note else [])]
+    return [" ".join(line.split()) for line in (*lines, group.note) if line]
 
 
 def told(arm: ArmResult) -> bool:
@@ -78,15 +78,21 @@ def told(arm: ArmResult) -> bool:
 def table(groups: Iterable[Group]) -> str:
     """The groups as a table for a terminal: a row per arm, the first arm's time above those compared with it.
 
-    What is invalid or not measured has the reason below the table's row; "(estimate)" stands behind what no clock saw.
+    Reasons and notes stand in lines below their group; "(estimate)" stands behind what no clock saw.
     """
     rows: list[Sequence[str]] = []
+    below: dict[int, list[str]] = {}
     for group in groups:
         for place, arm in enumerate(group.arms):
             where = (label(group), group.device, group.executor) if place == 0 else ("", "", "")
             rows.append((*where, arm.name, _time(arm), ratio(arm), _verdict(arm), error(arm.error)))
-        rows += [("", "", "", *_folded(line)) for line in reasons(group)]
-    return tabulate(rows, headers=_HEADINGS, disable_numparse=True) if rows else "Nothing was measured."
+        below[len(rows)] = [f"  └ {line}" for line in reasons(group)]
+    if not rows:
+        return "Nothing was measured."
+    heading, rule, *lines = tabulate(rows, headers=_HEADINGS, disable_numparse=True).splitlines()
+    for place, remarks in sorted(below.items(), reverse=True):
+        lines[place:place] = remarks
+    return "\n".join((heading, rule, *lines))
 
 
 def _time(arm: ArmResult) -> str:
@@ -97,11 +103,6 @@ def _time(arm: ArmResult) -> str:
 
 def _verdict(arm: ArmResult) -> str:
     return "baseline" if arm.verdict == "first" else arm.verdict
-
-
-def _folded(line: str, width: int = 100) -> tuple[str, ...]:
-    """A remark as cells of one row: it would stretch the arm's column, so it goes to the last one."""
-    return ("  └", "", "", "", line if len(line) <= width else line[: width - 1] + "…")
 
 
 def _three(value: float) -> str:

@@ -93,7 +93,9 @@ def roofline(name: str, dots: Sequence[Dot], ceilings: Mapping[str, float], labe
     if bandwidth:
         end = min(high, top / bandwidth)
         axes.plot([low, end], [low * bandwidth, end * bandwidth], color=_MUTED, linewidth=1.2)
-        axes.annotate("memory", (low, low * bandwidth), xytext=(4, 6), textcoords="offset points", color=_MUTED)
+        middle = math.sqrt(low * end)
+        place = (middle, middle * bandwidth)
+        axes.annotate("memory", place, xytext=(6, -10), textcoords="offset points", color=_FOREGROUND)
     for precision, peak in sorted(peaks.items(), key=lambda item: item[1]):
         start = max(low, peak / bandwidth) if bandwidth else low
         axes.plot([start, high], [peak, peak], color=_MUTED, linewidth=1.2, linestyle=(0, (6, 2)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -27,12 +27,16 @@ class Step:
 def nights(history: BenchHistory) -> dict[str, list[Night]]:
     """By device, the nights that measured it in the order of time. A series is named `key/arm`, a night by its name.
 
-    What is not valid has no figure. Estimates are left out: a compiler's figure has no noise.
+    What is not valid has no figure, and what never was valid is no series: an arm that a device cannot run has not gone
+    missing. Estimates are left out: a compiler's figure has no noise.
     """
     found: dict[str, list[Night]] = {}
     for night in reversed(history.nights):
         for device in sorted({group.device for group in night.groups.values()}):
             found.setdefault(device, []).append(_night(night, device))
+    for own in found.values():
+        ever = {name for night in own for name, value in night.values.items() if value is not None}
+        own[:] = [replace(night, values={n: v for n, v in night.values.items() if n in ever}) for night in own]
     return dict(sorted(found.items()))
 
 

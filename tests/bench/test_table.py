@@ -75,3 +75,11 @@ def test_what_is_not_valid_has_its_reason_below_and_no_ratio() -> None:
 
 def test_no_groups_are_said_so() -> None:
     assert table.table([]) == "Nothing was measured."
+
+
+def test_a_reason_of_several_lines_stays_below_its_own_group() -> None:
+    groups = [made_group("mm-16"), made_group("mm-64")]
+    groups[0].arms[3].verdict, groups[0].arms[3].reason = "invalid", "one\ntwo"
+    lines = table.table(groups).splitlines()
+    assert lines[6] == "  └ fp16 invalid: one two"
+    assert lines[7].startswith("mm-64")

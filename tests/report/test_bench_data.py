@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,9 @@ import pytest
 
 from ampcheck.bench.model import ArmResult, Group
 from ampcheck.errors import UsageError
-from ampcheck.report import bench_plots, build
+from ampcheck.report import build
 from ampcheck.report.bench_changes import KINDS, changes
-from ampcheck.report.bench_data import color, pack, variants
 from ampcheck.report.bench_nights import BenchHistory, is_bench, load
-from ampcheck.report.bench_scaling import Point, axes, crossing, crossover
 from ampcheck.report.bench_steps import conditions, listed, steps
 from ampcheck.report.bench_verdicts import SHOWN
 from tests.cli_support import refused
@@ -250,6 +247,18 @@ def test_another_machine_is_a_mark_and_no_step(tmp_path: Path) -> None:
     assert torch == "torch 2.12.0 → 2.13.0"
 
 
+def test_what_never_was_valid_is_not_missed(tmp_path: Path) -> None:
+    def night(number: int, reason: str) -> Path:
+        group = made_group("mm-512")
+        group.arms[3] = ArmResult("fp16", "not measured", "no fast kernels")
+        group.arms[2].verdict, group.arms[2].reason = ("invalid", reason) if reason else ("faster", "")
+        return written(tmp_path / f"{number}.jsonl", [group], [], started=day(number))
+
+    history = load([night(0, ""), night(1, "the kernel received fp32")])
+    said = [alert.members for _, alert in listed(history) if alert.kind == "not measured"]
+    assert said == [("cpu/eager/mm-512/bf16",)]
+
+
 def test_a_device_that_was_not_measured_is_named(tmp_path: Path) -> None:
     old = written(tmp_path / "1.jsonl", [made_group(), made_group("mm-512", "cuda")], [], started=day(0))
     new = written(tmp_path / "2.jsonl", [made_group()], [], started=day(1))
@@ -257,90 +266,7 @@ def test_a_device_that_was_not_measured_is_named(tmp_path: Path) -> None:
     assert said == [f"cuda was not measured in the newest night, the last time was {day(0)}"]
 
 
-# ---- sizes
-
-
-@pytest.mark.parametrize(
-    ("speeds", "want"),
-    [
-        ({16: 0.2, 64: 0.4, 256: 3.3}, "from about 117 on"),
-        ({16: 1.2, 64: 1.4}, "from the smallest size on (16)"),
-        ({16: 0.2, 64: 0.9}, "never up to 64"),
-        ({16: 1.2, 64: 0.5, 256: 2.0}, "from about 128 on (and already at 16)"),
-        ({16: 1.2, 64: 0.5}, "not at 64, the largest size; it pays at 16"),
-        ({16: 1.2}, "fewer than two sizes have a valid ratio"),
-    ],
-)
-def test_where_autocast_starts_to_pay(speeds: dict[int, float], want: str) -> None:
-    assert crossover([Point(size, speed) for size, speed in reversed(speeds.items())]) == want
-
-
-def test_between_two_sizes_logarithms_are_interpolated() -> None:
-    assert crossing(Point(100, 0.5), Point(400, 2.0)) == pytest.approx(200)
-    assert crossing(Point(100, 0.5), Point(400, 1.0)) == pytest.approx(400)
-
-
-def test_sizes_without_a_valid_ratio_are_left_out(tmp_path: Path) -> None:
-    history = load(two_nights(tmp_path))
-    assert history.newest
-    (axis,) = axes(history.newest.groups)
-    fp16 = next(curve for curve in axis.curves if curve.arm == "fp16")
-    assert (axis.sizes, fp16.left_out) == ([16, 64, 256, 1024], [16, 64])
-    assert [point.size for point in fp16.points] == [256, 1024]
-
-
-# ---- colours, packing, plots
-
-
-def test_an_arm_has_one_colour_with_or_without_others(tmp_path: Path) -> None:
-    other = variants(load(two_nights(tmp_path)))
-    assert other == ["fresh", "reused"]
-    assert color("bf16", other) == color("bf16", []) == color("bf16-again", [])
-    assert len({color(arm, other) for arm in ("fp32", "bf16", "fp16", "bf16-native", "fresh", "reused")}) == 6
-
-
-def test_packing_is_short_and_exact() -> None:
-    assert pack([0, 1, 0, -1, None, None, 5]) == "ACBB.CM"
-    assert pack([]) == ""
-    assert len(pack([1000 + (n % 7) for n in range(400)])) < 410
-
-
-def test_plots_are_the_same_bytes_in_the_pages_colours_and_named() -> None:
-    dots = [bench_plots.Dot(1e-3 * n, 0.5 * n, n % 3, f"mm-{n} <b>", "op", n == 4) for n in range(1, 6)]
-    svg = bench_plots.scatter("one", dots, "five & more")
-    assert svg == bench_plots.scatter("one", dots, "five & more")
-    assert re.findall(r"#[0-9a-f]{6}", svg) == []
-    assert "var(--a0)" in svg
-    assert sorted(re.findall(r"<title>(.*?)</title>", svg)) == [f"mm-{n} &lt;b&gt;" for n in range(1, 6)]
-    assert 'aria-label="five &amp; more"' in svg
-    other = bench_plots.roofline("two", dots, {"bf16": 1e12, "bandwidth": 1e11}, "roof")
-    assert not set(re.findall(r' id="([^"]+)"', svg)) & set(re.findall(r' id="([^"]+)"', other))
-    assert all(f'id="{name}"' in svg for name in re.findall(r'(?:url\(|href=")#([^")]+)', svg))
-
-
-def test_without_matplotlib_the_site_is_built_and_says_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = bench_plots.importlib.util.find_spec
-    monkeypatch.setattr(
-        bench_plots.importlib.util, "find_spec", lambda name: None if name == "matplotlib" else found(name)
-    )
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # importing it raises
-    build(two_nights(tmp_path / "nights"), tmp_path / "site")
-    for name in ("bench_accuracy", "bench_roofline"):
-        page = (tmp_path / f"site/{name}.html").read_text()
-        assert "matplotlib is not installed here" in page
-        assert "<svg" not in page
-        assert "mm-1024" in page, "the table has the numbers all the same"
-
-
-def test_ceilings_and_estimates_are_on_the_roofline(tmp_path: Path) -> None:
-    build(two_nights(tmp_path / "nights"), tmp_path / "site")
-    page = (tmp_path / "site/bench_roofline.html").read_text()
-    assert "bf16 2.40 TFLOP/s" in page
-    assert "bandwidth 20.0 GB/s" in page
-    assert "The files name no ceilings of this device." in page
-    assert "mm-1024 (estimate) jit bf16" in page
+# ---- what the files hold
 
 
 def test_data_is_plain_json_without_markup(tmp_path: Path) -> None:

@@ -103,8 +103,9 @@
       const c = B.columns(s);
       const i = c.verdicts.findLastIndex((verdict) => verdict !== "");
       const { arm, color } = data.series[s];
-      const time = B.valid(c, i) ? B.seconds(c.seconds[i]) : `(${B.seconds(c.seconds[i])})`;
-      return el("span", { class: "last", title: c.reason(i) }, B.arm(arm, color), time, c.verdicts[i] === "first" ? "" : ` ${B.speed(c, i)} `, B.chip(c.verdicts[i]), i < B.nights - 1 ? ` last ${day(i)}` : "");
+      const time = Number.isNaN(c.seconds[i]) ? "" : B.valid(c, i) ? B.seconds(c.seconds[i]) : `(${B.seconds(c.seconds[i])})`;
+      const speed = B.speed(c, i) === "–" ? " " : ` ${B.speed(c, i)} `;
+      return el("span", { class: "last", title: c.reason(i) }, B.arm(arm, color), time, speed, B.chip(c.verdicts[i]), i < B.nights - 1 ? ` last ${day(i)}` : "");
     });
     const place = el("div", { class: "chart" });
     const section = el(

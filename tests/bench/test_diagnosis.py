@@ -1,0 +1,268 @@
+"""Each reason of an advice speaks where it holds and is silent where it does not; what real models show of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ampcheck.bench import diagnosis, evidence
+from ampcheck.bench.clocks import CpuClock
+from ampcheck.bench.diagnosis import Case, Gradients, Recast, Seen
+from ampcheck.bench.model import PRECISIONS, ArmResult
+from ampcheck.bench.user_step import StepSpec, UserStep
+from ampcheck.devices.cpu import Cpu
+
+CPU = Cpu()
+
+# ---- reasons, from planted evidence
+
+BF16 = Case(
+    device="cpu",
+    platform="cpu",
+    isa=("avx2", "avx512f", "avx512_bf16"),
+    tiny=1e-6,
+    first=ArmResult("fp32", "first", seconds=10e-3, error=2e-7),
+    arm=ArmResult("bf16", "slower", seconds=20e-3, speed=0.5, error=3e-3),
+    first_seen=Seen(ops=100),
+    seen=Seen(ops=120, lowered=40, lowered_share=0.9, cast_share=0.02, casts=12, cast_bytes=5000),
+)
+FP16 = replace(BF16, arm=replace(BF16.arm, name="fp16"))
+NATIVE = replace(BF16, arm=replace(BF16.arm, name="bf16-native"))
+
+
+def seeing(case: Case = BF16, **values: object) -> Case:
+    """A case whose arm was seen otherwise."""
+    return replace(case, seen=replace(case.seen, **values))  # type: ignore[arg-type]
+
+
+SHARED = Recast("weight", "head.weight", 3, 6000, "the region that its copy was cached for had ended")
+UNCACHED = replace(SHARED, why=diagnosis.CACHE_OFF)
+
+HOLD: list[tuple[Callable[[Case], str], Case, str]] = [
+    (
+        diagnosis.launch_bound,
+        replace(BF16, tiny=52e-6),
+        "100 ops of 100 µs each, and a tiny add costs 52.0 µs on cpu, so starting them is 52% of the step; bf16",
+    ),
+    (diagnosis.casting, seeing(cast_share=0.25), "casts take 25% of the kernels' time: autocast makes 12 in each step"),
+    (diagnosis.no_native_kernel, FP16, "this CPU has no fp16 arithmetic (that is avx512_fp16 or amx_fp16"),
+    (diagnosis.no_native_kernel, replace(BF16, isa=("avx2",)), "no bf16 arithmetic (that is avx512_bf16 or amx_bf16"),
+    (diagnosis.no_native_kernel, replace(BF16, isa=("neon",)), "no bf16 arithmetic (that is bf16 or sve_bf16"),
+    (
+        diagnosis.cache_is_off,
+        seeing(cache_off=(6, 6000), recast=[UNCACHED]),
+        "the weight cache is off for 6 casts of weights (6.0 kB in each step), 2 of them of weights that were cast",
+    ),
+    (
+        diagnosis.cache_is_defeated,
+        seeing(recast=[SHARED]),
+        "weight head.weight 3 times (6.0 kB): the region that its copy",
+    ),
+    (diagnosis.frozen_weights, seeing(frozen=(4, 2000)), "frozen parameters are cast 4 times in each step (2.0 kB)"),
+    (
+        diagnosis.kept_in_float32,
+        seeing(kept={"prod": 0.2, "mse_loss": 0.3}),
+        "keeps 50% of the kernels' time in float32 by policy: mse_loss 30%, prod 20%",
+    ),
+    (diagnosis.nothing_lowered, seeing(lowered=0), "autocast lowers nothing in it: all of its 120 ops"),
+    (diagnosis.amdahl, seeing(lowered_share=0.2), "takes 20% of float32's kernel time, so that the step could be 1.25"),
+    (
+        diagnosis.odd_sizes,
+        seeing(replace(BF16, platform="cuda"), odd=["mm 9×8 @ 8×8"], odd_share=0.4),
+        "take 40% of the kernels' time: mm 9×8 @ 8×8",
+    ),
+    (
+        diagnosis.gradients_lost,
+        seeing(NATIVE, gradients=Gradients(1000, lost=50, nonfinite=3)),
+        "without a GradScaler, 3 of 1000 gradients are infinite or nan where float32's are not and 5.0% of",
+    ),
+    (
+        diagnosis.gradients_lost,
+        seeing(FP16, gradients=Gradients(1000, nonfinite=3, scale=4.0)),
+        "at a GradScaler's scale of 4, 3 of 1000 gradients are infinite or nan where float32's are not, so that",
+    ),
+    (
+        diagnosis.needs_scaler,
+        seeing(FP16, gradients=Gradients(1000, lost=1, scale=1024.0, lost_unscaled=200)),
+        "without one 20.0% of the gradients would be 0 where float32's are not, with its scale of 1024 0.1% are",
+    ),
+    (diagnosis.accuracy_cost, replace(BF16, arm=replace(BF16.arm, error=0.25)), "error is 2.5e-01, float32's 2.0e-07"),
+    (
+        diagnosis.accuracy_cost,
+        replace(BF16, arm=replace(BF16.arm, error=float("inf"))),
+        "does not compute what float64",
+    ),
+]
+
+SILENT: list[tuple[Callable[[Case], str], Case]] = [
+    *((reason, BF16) for reason in (*diagnosis.SPEED, *diagnosis.VALUES)),
+    (diagnosis.launch_bound, replace(BF16, tiny=52e-6, arm=ArmResult("bf16", "not measured", "no kernel"))),
+    (diagnosis.casting, seeing(NATIVE, cast_share=0.25)),
+    (diagnosis.no_native_kernel, replace(FP16, isa=("avx512_fp16",))),
+    (diagnosis.no_native_kernel, replace(FP16, isa=())),
+    (diagnosis.no_native_kernel, replace(FP16, platform="cuda")),
+    (diagnosis.no_native_kernel, replace(FP16, arm=replace(FP16.arm, name="tf32"))),
+    (diagnosis.no_native_kernel, replace(FP16, arm=replace(FP16.arm, verdict="faster"))),
+    (diagnosis.no_native_kernel, replace(FP16, arm=ArmResult("fp16", "not measured", "no kernel"))),
+    (diagnosis.cache_is_off, seeing(cache_off=(6, 6000))),
+    (diagnosis.cache_is_off, seeing(recast=[SHARED])),
+    (diagnosis.cache_is_defeated, seeing(recast=[UNCACHED])),
+    (diagnosis.kept_in_float32, seeing(kept={"prod": 0.05})),
+    (diagnosis.amdahl, seeing(lowered_share=1.0)),
+    (diagnosis.amdahl, seeing(lowered=0, lowered_share=0.0)),
+    (diagnosis.odd_sizes, seeing(odd=["mm 9×8 @ 8×8"], odd_share=0.4)),
+    (diagnosis.odd_sizes, seeing(replace(BF16, platform="cuda"), odd=["mm 9×8 @ 8×8"], odd_share=0.01)),
+    (diagnosis.gradients_lost, seeing(FP16, gradients=Gradients(1000, lost=5, scale=1.0))),
+    (diagnosis.needs_scaler, seeing(FP16, gradients=Gradients(1000, lost=50, scale=1.0, lost_unscaled=50))),
+    (diagnosis.needs_scaler, seeing(FP16, gradients=Gradients(1000, lost=50))),
+]
+
+
+@pytest.mark.parametrize(("reason", "case", "words"), HOLD)
+def test_a_reason_speaks_where_it_holds(reason: Callable[[Case], str], case: Case, words: str) -> None:
+    assert words in reason(case)
+
+
+@pytest.mark.parametrize(("reason", "case"), SILENT)
+def test_a_reason_is_silent_where_it_does_not_hold(reason: Callable[[Case], str], case: Case) -> None:
+    assert reason(case) == ""
+
+
+def test_every_reason_has_a_case_where_it_holds() -> None:
+    assert {reason for reason, _, _ in HOLD} == {*diagnosis.SPEED, *diagnosis.VALUES}
+
+
+# ---- evidence, from real models
+
+
+class Shared(nn.Module):
+    """A weight that is used four times, in a region of its own; and one that needs no gradient."""
+
+    def __init__(self, cache: bool) -> None:
+        super().__init__()
+        self.cache = cache
+        self.again = nn.Linear(32, 32)
+        self.frozen = nn.Linear(32, 32).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, torch.is_autocast_enabled("cpu"), cache_enabled=self.cache):
+            for _ in range(4):
+                x = self.again(x)
+        return self.frozen(x)  # type: ignore[no-any-return]  # modules return what they like
+
+
+class Wide(nn.Module):
+    """Ops of an fp32 policy take most of its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.rfft(self.linear(x).repeat(1, 64)).abs().prod(1)
+
+
+def mlp(width: int, batch: int, depth: int = 2) -> StepSpec:
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
+    return StepSpec(nn.Sequential(*layers), (torch.randn(batch, width), torch.randn(batch, width)), F.mse_loss)
+
+
+def mean(output: torch.Tensor) -> torch.Tensor:
+    return output.square().mean()
+
+
+def saw(spec: StepSpec, precision: str = "bf16") -> Seen:
+    """What is seen of a step on the CPU."""
+    first, _ = evidence.once(UserStep(spec, PRECISIONS["fp32"], "cpu"), CPU)
+    kernels, trace = evidence.look(UserStep(spec, PRECISIONS[precision], "cpu"), CPU, 0.0)
+    return evidence.seen(kernels, first, trace.ops)
+
+
+def test_what_autocast_lowers_in_a_big_product_is_most_of_its_time() -> None:
+    seen = saw(mlp(256, 256))
+    assert seen.lowered_share > 0.7
+    assert seen.lowered >= 7  # two products forward, three backward, two activations
+    assert (seen.casts, seen.recast, seen.frozen, seen.cache_off) == (11, [], (0, 0), (0, 0))
+    # Two weights, the input and the output, and the gradients of all but the input; and two biases with theirs.
+    assert seen.cast_bytes == 6 * (7 * 256 * 256 + 4 * 256)
+
+
+def test_a_tiny_step_is_launch_bound_and_a_big_one_is_not() -> None:
+    add = evidence.tiny(CPU)
+    add()
+    for width, batch, bound in ((4, 2, True), (512, 256, False)):
+        spec = mlp(width, batch)
+        step = UserStep(spec, PRECISIONS["fp32"], "cpu")
+        step.call()
+        clock = CpuClock(CPU)
+        rows = [(clock.sample(step.call, 3)[0], clock.sample(add, 1)[0] / evidence.ADDS) for _ in range(9)]
+        seconds, tiny = (min(row[place] for row in rows) for place in (0, 1))
+        first = replace(BF16.first, seconds=seconds)
+        case = replace(BF16, first=first, tiny=tiny, first_seen=saw(spec, "fp32"))
+        assert bool(diagnosis.launch_bound(case)) is bound, (width, seconds, tiny, case.first_seen.ops)
+
+
+def test_a_region_without_cache_casts_a_shared_weight_again_and_again() -> None:
+    seen = saw(StepSpec(Shared(False), (torch.randn(4, 32),), mean))
+    assert seen.cache_off[0] == 8
+    assert {(one.source, one.count, one.why) for one in seen.recast} == {
+        (f"again.{name}", 4, diagnosis.CACHE_OFF) for name in ("weight", "bias")
+    }
+    assert "6 of them of weights" in diagnosis.cache_is_off(replace(BF16, seen=seen))
+    assert seen.frozen == (2, 6 * (32 * 32 + 32))
+    assert diagnosis.frozen_weights(replace(BF16, seen=seen))
+    with_cache = saw(StepSpec(Shared(True), (torch.randn(4, 32),), mean))
+    assert with_cache.recast == []
+    assert diagnosis.cache_is_off(replace(BF16, seen=with_cache)) == ""
+
+
+def test_ops_of_an_fp32_policy_have_their_share_backward_included() -> None:
+    seen = saw(StepSpec(Wide(), (torch.randn(256, 8),), mean))
+    assert set(seen.kept) == {"fft_rfft", "prod"}
+    assert "float32 by policy" in diagnosis.kept_in_float32(replace(BF16, seen=seen))
+    assert saw(mlp(64, 64)).kept.keys() == {"mse_loss"}
+
+
+def test_a_step_without_low_ops_has_nothing_lowered() -> None:
+    seen = saw(StepSpec(nn.LayerNorm(64), (torch.randn(8, 64),), mean))
+    assert (seen.lowered, seen.casts) == (0, 0)
+    assert diagnosis.nothing_lowered(replace(BF16, seen=seen))
+
+
+def test_sizes_that_are_no_multiple_of_eight_are_seen() -> None:
+    assert saw(mlp(16, 8)).odd == []
+    assert "addmm 9×16 @ 16×16" in saw(mlp(16, 9)).odd
+    convolution = saw(StepSpec(nn.Conv2d(3, 8, 3), (torch.randn(1, 3, 8, 8),), None))
+    assert convolution.odd == ["convolution of 3 to 8 channels"]
+
+
+def test_the_profiler_sees_the_same_kernels_and_times_each() -> None:
+    step = UserStep(mlp(64, 64), PRECISIONS["bf16"], "cpu")
+    clocked, _ = evidence.once(step, CPU)
+    profiled, _ = evidence.once(step, CPU, profiled=True)
+    assert [(k.name, k.given, k.policy) for k in profiled] == [(k.name, k.given, k.policy) for k in clocked]
+    assert all(k.seconds > 0 for k in profiled if not k.view)
+
+
+def test_lost_gradients_are_counted_with_and_without_a_scaler() -> None:
+    torch.manual_seed(0)
+    spec = StepSpec(nn.Linear(16, 16), (torch.randn(8, 16),), lambda out: out.float().square().mean() * 1e-7)
+    fp32 = UserStep(spec, PRECISIONS["fp32"], "cpu").output()
+    scaled = UserStep(spec, PRECISIONS["fp16"], "cpu")
+    bare = UserStep(spec, PRECISIONS["fp16"], "cpu", scaled=False)
+    assert scaled.settle() == 0
+    found = evidence.gradients(scaled.output(), fp32, scaled.scaler.get_scale(), bare.output())
+    assert found == Gradients(272, 0, 0, 65536.0, 272)
+    assert diagnosis.needs_scaler(replace(seeing(FP16, gradients=found)))
+
+
+def test_a_step_that_overflows_settles_at_a_smaller_scale() -> None:
+    spec = StepSpec(nn.Linear(16, 16), (torch.randn(8, 16),), lambda out: out.sum() * 4.0)
+    step = UserStep(spec, PRECISIONS["fp16"], "cpu")
+    assert step.settle() >= 2
+    assert step.output().isfinite().all()
