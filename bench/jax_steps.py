@@ -1,6 +1,7 @@
 """Training steps twice over: PyTorch on the jax device under autocast, and JAX by hand with the same casts.
 
-Each pair starts from the same parameters and data, so that their losses can be compared.
+Each pair starts from the same parameters and data, so that their losses can be compared. The models by hand are in
+bench/jax_by_hand.py.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import torch
 from torch import nn
 
 import ampcheck.jax_device as device
+from bench import jax_by_hand as by_hand
 
-LOW = jnp.bfloat16
 RATE = 1e-3
 Step = Callable[[], Any]
 
@@ -39,88 +40,119 @@ class Block(nn.Module):
         return x + self.down(torch.relu(self.up(self.norm2(x))))
 
 
-def _linear(p: dict[str, jax.Array], name: str, x: jax.Array) -> jax.Array:
-    return x.astype(LOW) @ p[f"{name}.weight"].astype(LOW).T + p[f"{name}.bias"].astype(LOW)
+class Residual(nn.Module):
+    """A ResNet block: two 3 x 3 convolutions with batch norm, and the input added."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(self.norm2(self.conv2(inner)) + x)
 
 
-def _norm(p: dict[str, jax.Array], name: str, x: jax.Array) -> jax.Array:
-    x = x.astype(jnp.float32)
-    centred = x - x.mean(-1, keepdims=True)
-    scaled = centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + 1e-5)
-    return scaled * p[f"{name}.weight"] + p[f"{name}.bias"]
+class Tagger(nn.Module):
+    """An LSTM over (T, N, in) and a linear layer on each of its outputs."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.lstm(x)[0])
+        return out
 
 
-def _block(p: dict[str, jax.Array], x: jax.Array, heads: int) -> jax.Array:
-    b, t, w = x.shape
-    q, k, v = _linear(p, "qkv", _norm(p, "norm1", x)).reshape(b, t, 3, heads, w // heads).transpose(2, 0, 3, 1, 4)
-    scores = q @ k.transpose(0, 1, 3, 2) / math.sqrt(w // heads)
-    scores = jax.nn.softmax(scores.astype(jnp.float32), -1).astype(LOW)
-    x = x + _linear(p, "out", (scores @ v).transpose(0, 2, 1, 3).reshape(b, t, w)).astype(jnp.float32)
-    return x + _linear(p, "down", jax.nn.relu(_linear(p, "up", _norm(p, "norm2", x)))).astype(jnp.float32)
-
-
-def _mlp(p: dict[str, jax.Array], x: jax.Array, depth: int) -> jax.Array:
-    for i in range(depth):
-        x = _linear(p, f"{2 * i}", x)
-        x = jax.nn.relu(x) if i < depth - 1 else x
-    return x
-
-
-def _pair(
-    model: nn.Module, forward: Callable[..., jax.Array], x: torch.Tensor, y: torch.Tensor
-) -> tuple[Step, Step, Any]:
-    """A step in PyTorch, the same in JAX, and the JAX step's lowered program."""
-    p = {name: device.to_jax(tensor.detach().clone()) for name, tensor in model.named_parameters()}
-    parameters = {name: jnp.array(array) for name, array in p.items()}
-    inputs, targets = device.to_jax(x), device.to_jax(y)
+def step_of(model: nn.Module, *, enabled: bool = True) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A jitted step of SGD on the squared error, under bfloat16 autocast or without. Takes input and target."""
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
 
     @device.jit
-    def torch_step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("jax", dtype=torch.bfloat16):
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("jax", dtype=torch.bfloat16, enabled=enabled):
             loss = nn.functional.mse_loss(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         return loss.detach()
 
-    def loss_of(parameters: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-        return jnp.square(forward(parameters, x).astype(jnp.float32) - y).mean()
+    taken: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = step
+    return taken
 
-    def update(parameters: Any, x: jax.Array, y: jax.Array) -> Any:
-        loss, grads = jax.value_and_grad(loss_of)(parameters, x, y)
-        return loss, jax.tree.map(lambda p, g: p - RATE * g, parameters, grads)
 
-    jitted = jax.jit(update, donate_argnums=0)
+def _pair(
+    model: nn.Module, forward: Callable[..., tuple[jax.Array, Any]], x: torch.Tensor, y: torch.Tensor
+) -> tuple[Step, Step, Any]:
+    """A step in PyTorch, the same in JAX, and the lowered programs of both."""
+
+    def copied(tensors: Any) -> dict[str, jax.Array]:
+        return {name: jnp.array(device.to_jax(tensor.detach().clone())) for name, tensor in tensors}
+
+    parameters, buffers = copied(model.named_parameters()), copied(model.named_buffers())
+    inputs, targets = device.to_jax(x), device.to_jax(y)
+    torch_step = step_of(model)
+
+    def loss_of(parameters: Any, buffers: Any, x: jax.Array, y: jax.Array) -> Any:
+        out, new = forward(parameters, buffers, x)
+        return jnp.square(out.astype(jnp.float32) - y).mean(), new
+
+    def update(parameters: Any, buffers: Any, x: jax.Array, y: jax.Array) -> Any:
+        (loss, new), grads = jax.value_and_grad(loss_of, has_aux=True)(parameters, buffers, x, y)
+        return loss, jax.tree.map(lambda p, g: p - RATE * g, parameters, grads), new
+
+    jitted = jax.jit(update, donate_argnums=(0, 1))
 
     def jax_step() -> jax.Array:
-        nonlocal parameters
-        loss, parameters = jitted(parameters, inputs, targets)
+        nonlocal parameters, buffers
+        loss, parameters, buffers = jitted(parameters, buffers, inputs, targets)
         return loss.block_until_ready()
 
     def ours() -> jax.Array:
         return device.to_jax(torch_step(x, y)).block_until_ready()
 
-    return ours, jax_step, (torch_step.lower(x, y), jitted.lower(parameters, inputs, targets))
+    lowered = torch_step.lower(x, y), jitted.lower(parameters, buffers, inputs, targets)  # type: ignore[attr-defined]
+    return ours, jax_step, lowered
+
+
+def _data(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(shape, device="jax"), torch.randn(shape, device="jax")
+
+
+def layers(width: int = 512, depth: int = 4) -> nn.Module:
+    """A multilayer perceptron of `depth` layers of `width`, ReLU between them."""
+    torch.manual_seed(0)
+    made: list[nn.Module] = []
+    for i in range(depth):
+        made += [nn.Linear(width, width)] + ([nn.ReLU()] if i < depth - 1 else [])
+    return nn.Sequential(*made).to("jax")
 
 
 def mlp(width: int = 512, depth: int = 4, batch: int = 256) -> tuple[Step, Step, Any]:
-    """A multilayer perceptron of `depth` layers of `width`, ReLU between them."""
-    torch.manual_seed(0)
-    layers: list[nn.Module] = []
-    for i in range(depth):
-        layers += [nn.Linear(width, width)] + ([nn.ReLU()] if i < depth - 1 else [])
-    model = nn.Sequential(*layers).to("jax")
-    x, y = torch.randn(batch, width, device="jax"), torch.randn(batch, width, device="jax")
-    return _pair(model, lambda p, x: _mlp(p, x, depth), x, y)
+    """A multilayer perceptron."""
+    model = layers(width, depth)
+    return _pair(model, lambda p, b, x: by_hand.mlp(p, b, x, depth), *_data(batch, width))
 
 
 def block(width: int = 256, heads: int = 4, batch: int = 8, length: int = 64) -> tuple[Step, Step, Any]:
     """A transformer block."""
     torch.manual_seed(0)
     model = Block(width, heads).to("jax")
-    x, y = torch.randn(batch, length, width, device="jax"), torch.randn(batch, length, width, device="jax")
-    return _pair(model, lambda p, x: _block(p, x, heads), x, y)
+    return _pair(model, lambda p, b, x: by_hand.block(p, b, x, heads), *_data(batch, length, width))
 
 
-STEPS = {"mlp": mlp, "block": block}
+def resnet(channels: int = 64, batch: int = 4, side: int = 28) -> tuple[Step, Step, Any]:
+    """A ResNet block with batch norm."""
+    torch.manual_seed(0)
+    return _pair(Residual(channels).to("jax"), by_hand.resnet, *_data(batch, channels, side, side))
+
+
+def lstm(width: int = 256, hidden: int = 256, batch: int = 32, length: int = 32) -> tuple[Step, Step, Any]:
+    """An LSTM over sequences."""
+    torch.manual_seed(0)
+    return _pair(Tagger(width, hidden).to("jax"), by_hand.lstm, *_data(length, batch, width))
+
+
+STEPS = {"mlp": mlp, "block": block, "resnet": resnet, "lstm": lstm}

@@ -38,7 +38,7 @@ class Finding:
     """What is said of an arm.
 
     `verdict`: one of `VERDICTS`. `text`: the figures of its speed. `why`: what explains it, `cost`: what comes with it.
-    `unexplained`: it does not pay, and none of the known reasons holds.
+    `unexplained`: it does not pay, and none of the known reasons holds. `shares`: where its time goes, op by op.
     """
 
     executor: str
@@ -48,6 +48,7 @@ class Finding:
     why: Sequence[str] = ()
     cost: Sequence[str] = ()
     unexplained: bool = False
+    shares: str = ""
 
 
 @dataclass(slots=True)
@@ -176,7 +177,8 @@ def findings(groups: Sequence[Group], found: Found, isa: Sequence[str]) -> list[
             why = diagnosis.spoken(case, diagnosis.SPEED if group.executor == "eager" else _COMPILED)
             cost = diagnosis.spoken(case, diagnosis.VALUES)
             unexplained = not why and group.executor == "eager" and arm.verdict in ("same", "slower")
-            out.append(Finding(group.executor, arm.name, arm.verdict, _speed(arm, first), why, cost, unexplained))
+            goes = diagnosis.shares(case) if group.executor == "eager" else ""
+            out.append(Finding(group.executor, arm.name, arm.verdict, _speed(arm, first), why, cost, unexplained, goes))
     return out
 
 
@@ -219,6 +221,7 @@ def _told(findings: Sequence[Finding], said: dict[str, str]) -> list[str]:
     for one in findings:
         name = one.arm if one.executor == "eager" else f"{one.arm} ({one.executor})"
         lines.append(f"  {name}: {one.text}")
+        lines += [f"    ({one.shares})"] if one.shares else []
         prefix = "it could be faster: " if one.verdict == "faster" else ""
         for text in one.why:
             if said.setdefault(text, name) != name:

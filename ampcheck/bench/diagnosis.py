@@ -279,6 +279,17 @@ def accuracy_cost(case: Case) -> str:
     return f"it costs accuracy: its relative error is {table.error(error)}, float32's {table.error(case.first.error)}"
 
 
+def shares(case: Case) -> str:
+    """Where a region's time goes, whatever follows; "" for an arm without a region, or that was not looked at."""
+    seen = case.seen
+    if not case.region or not seen.ops:
+        return ""
+    return (
+        f"lowered is what takes {seen.lowered_share:.0%} of float32's kernel time; of its own, casts take "
+        f"{seen.cast_share:.0%}, and what a policy keeps in float32 {sum(seen.kept.values()):.0%}"
+    )
+
+
 SPEED: tuple[Callable[[Case], str], ...] = (
     nothing_lowered,
     no_native_kernel,

@@ -68,7 +68,7 @@ class Prepared:
         if executor == "eager":
             self.call = self.eager
         elif executor == "compile":
-            self.call = self.compiled_with("jax" if self._device == "jax" else "inductor")
+            self.call = self.compiled_with(_backend(self._device))
         else:
             from ampcheck.jax_device import jit
 
@@ -160,6 +160,15 @@ def prepare(workload: Workload, arm: Arm, device: str, executor: str) -> Prepare
 def reference(workload: Workload) -> torch.Tensor:
     """What the workload computes in float64, as `Prepared.output` gives it."""
     return prepare(workload, FP64, "cpu", "eager").output()
+
+
+def _backend(device: str) -> Any:
+    """The `torch.compile` backend of a device type."""
+    if device != "jax":
+        return "inductor"
+    from ampcheck.jax_device.compile import backend  # by its name torch finds it only where ampcheck is installed
+
+    return backend
 
 
 def _region(device: str, precision: Precision) -> Callable[[], AbstractContextManager[Any]]:

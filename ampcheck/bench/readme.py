@@ -24,8 +24,9 @@ PICTURE = ROOT / "docs" / "speedup.svg"
 BEGIN, END = "<!-- benchmarks: begin -->\n", "<!-- benchmarks: end -->\n"
 
 WORKLOADS = (
-    "mm-64", "mm-512", "mm-1024", "linear", "conv2d", "sdpa", "layer-norm", "softmax", "add",
-    "tiny-mlp-step", "mlp-step", "transformer-step", "resnet-step", "lstm-step",
+    "mm-64", "mm-512", "mm-1024", "mm-8192", "linear", "linear-4096", "conv2d", "conv2d-wide", "sdpa", "sdpa-long",
+    "layer-norm", "softmax", "add", "tiny-mlp-step", "mlp-step", "mlp-step-4096", "transformer-step",
+    "transformer-step-1024", "resnet-step", "resnet-step-256-nhwc", "lstm-step",
 )  # fmt: skip
 """What is shown, from small ops to steps."""
 
@@ -99,9 +100,14 @@ def machines(runs: Sequence[BenchRun]) -> str:
 
 
 def text(runs: Sequence[BenchRun]) -> str:
-    """What stands between the README's markers."""
-    return f"![Speed of bf16 under autocast beside float32, by workload and device](docs/{PICTURE.name})\n\n" + (
-        f"{markdown(chosen(runs))}\n{machines(runs)}"
+    """What stands between the README's markers: the picture, a table of what was measured and one of estimates."""
+    columns = chosen(runs)
+    estimated = {column: groups for column, groups in columns.items() if _estimated(groups)}
+    tables = [{column: groups for column, groups in columns.items() if column not in estimated}, estimated]
+    return (
+        f"![Speed of bf16 under autocast beside float32, by workload and device](docs/{PICTURE.name})\n\n"
+        + "".join(f"{markdown(table)}\n" for table in tables if table)
+        + machines(runs)
     )
 
 

@@ -10,6 +10,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
+import ampcheck
 from ampcheck.bench.model import Precision
 from ampcheck.bench.prepare import Prepared
 from ampcheck.checks import one_line
@@ -117,8 +119,8 @@ def checked(made: object, where: str) -> StepSpec:
 
 def told(error: BaseException) -> str:
     """An exception as a line, with the place in the user's program that it came from."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-    own = [frame for frame in frames if f"{Path(torch.__file__).parent}" not in frame.filename] or frames
+    others = tuple(f"{Path(module.__file__ or '').parent}{os.sep}" for module in (torch, ampcheck))
+    own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*others, "<"))]
     place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     return one_line(error) + place
 

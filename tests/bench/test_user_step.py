@@ -101,6 +101,17 @@ def test_a_step_that_does_not_run_in_float32_is_refused_with_its_own_words() -> 
         UserStep(spec, PRECISIONS["fp32"], "cpu").try_out()
 
 
+def test_an_exception_is_told_with_the_users_line_and_not_with_torchs() -> None:
+    def loss(output: torch.Tensor) -> torch.Tensor:
+        return output.view(7)
+
+    spec = StepSpec(nn.Linear(2, 2), (torch.ones(1, 2),), loss)
+    with pytest.raises(
+        UsageError, match=rf"RuntimeError: shape .*\(test_user_step.py:{loss.__code__.co_firstlineno + 1}\)$"
+    ):
+        UserStep(spec, PRECISIONS["fp32"], "cpu").try_out()
+
+
 def test_the_decorator_is_reached_without_jax() -> None:
     code = (
         "import sys, ampcheck\n@ampcheck.step\ndef f(): pass\nassert f.__name__ == 'f'\nassert 'jax' not in sys.modules"

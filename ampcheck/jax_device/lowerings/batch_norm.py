@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import torch
 
 from ampcheck.jax_device.lowering import lower
-from ampcheck.jax_device.lowerings.normalization import through, wanted
+from ampcheck.jax_device.lowerings.normalization import wanted
 from ampcheck.jax_device.lowerings.wide import wide, widened
 from ampcheck.jax_device.special import kernel
 from ampcheck.jax_device.writing import assign
@@ -127,15 +127,16 @@ def batch_norm_backward(
 ) -> Any:
     """The gradients of input, weight and bias that the mask asks for."""
     mean, rstd = (save_mean, save_invstd) if train else (running_mean, jax.lax.rsqrt(running_var + eps))
-    mean, rstd = _channels(input, mean), _channels(input, rstd)
-    normal = (input - mean) * rstd
-    scaled = grad_out if weight is None else grad_out * _channels(input, weight)
-    return wanted(
-        output_mask,
-        through(scaled, normal, rstd, _axes(input)) if train else scaled * rstd,
-        jnp.sum(grad_out * normal, axis=_axes(input)),
-        jnp.sum(grad_out, axis=_axes(input)),
-    )
+    normal = (input - _channels(input, mean)) * _channels(input, rstd)
+    by_weight = jnp.sum(grad_out * normal, axis=_axes(input))
+    by_bias = jnp.sum(grad_out, axis=_axes(input))
+    factor = _channels(input, rstd if weight is None else rstd * weight)
+    if not train:
+        return wanted(output_mask, grad_out * factor, by_weight, by_bias)
+    # The statistics depend on the input as well: what of the gradient is along 1 and along `normal` drops out.
+    seen = max(math.prod(input.shape[d] for d in _axes(input)), 1)
+    along = _channels(input, by_bias / seen) + normal * _channels(input, by_weight / seen)
+    return wanted(output_mask, (grad_out - along) * factor, by_weight, by_bias)
 
 
 @lower("batch_norm_backward")
