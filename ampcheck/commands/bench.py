@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     estimates: list[Group] = []
     try:
         Bench(tasks, mode, threads=args.threads, modules=args.device_module, take=take, tell=progress.show).run()
-        estimates = _estimates(estimated, progress)
+        _estimate(estimated, estimates, progress)
     except KeyboardInterrupt:
         interrupted = True
     progress.end()
@@ -176,19 +176,18 @@ def _header(args: argparse.Namespace, mode: str, devices: list[str]) -> dict[str
     }
 
 
-def _estimates(chosen: dict[str, list[Task]], progress: _Progress) -> list[Group]:
+def _estimate(chosen: dict[str, list[Task]], groups: list[Group], progress: _Progress) -> None:
+    """Add the estimates of each workload to `groups` as they come."""
     from ampcheck.bench.workloads import catalogue
 
     if not chosen:
-        return []
+        return
     from ampcheck.bench import tpu
 
     every = catalogue()
-    return [
-        group
-        for name, tasks in chosen.items()
-        for group in tpu.groups([every[workload] for workload, _ in tasks], name, progress.text)
-    ]
+    for name, tasks in chosen.items():
+        for workload, _ in tasks:
+            groups += tpu.groups([every[workload]], name, progress.text)
 
 
 class _Progress:

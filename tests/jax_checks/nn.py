@@ -90,8 +90,9 @@ def check_convolution_keeps_lower_precision() -> None:
         return convolution(x, w, None, (1, 1), (0, 0), (1, 1), False, (0, 0), 1)
 
     text = str(jax.make_jaxpr(call)(jnp.ones((1, 2, 4, 4), jnp.bfloat16), jnp.ones((3, 2, 3, 3), jnp.bfloat16)))
-    assert "bf16[1,3,2,2]" in text, text
-    assert "f32" not in text, text
+    assert text.count("convert_element_type") == 1, text  # of the result, which is accumulated in float32
+    assert "f32[1,3,2,2] = conv_general_dilated" in text, text
+    assert ":bf16[1,3,2,2] = convert_element_type" in text, text
 
 
 def check_wrong_shapes_raise_what_pytorch_raises() -> None:

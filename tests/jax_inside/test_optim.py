@@ -179,8 +179,9 @@ _CALLS: dict[str, Any] = {
     "norm.inf": lambda a, b, c: torch._foreach_norm([a[0], a[3]], float("inf")),
     "norm.3": lambda a, b, c: torch._foreach_norm(a, 3),
     "max": lambda a, b, c: torch._foreach_max([a[0], a[3]]),
-    "clone": lambda a, b, c: torch._foreach_clone(a),
 }
+if hasattr(torch, "_foreach_clone"):  # since torch 2.12
+    _CALLS["clone"] = lambda a, b, c: torch._foreach_clone(a)
 # fmt: off
 _UNARY = [
     "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "lgamma",

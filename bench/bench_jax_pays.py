@@ -1,0 +1,90 @@
+"""Whether bfloat16 autocast on the jax device is faster than float32 on a CPU, with each call one XLA program.
+
+    pytest bench/bench_jax_pays.py
+
+XLA multiplies bfloat16 by the processor's own instructions only where a float32 result is asked for, so this is what
+lowerings/accumulate.py is for. The casts of float32 inputs and the rounding of the result are part of the call. Both
+sides run in turns in one process on one core, and the ratio of the lower quartiles of their CPU times is asserted: what
+other processes do to the caches hits bfloat16 more, and never makes a call faster. Without the instructions
+(avx512_bf16 or amx_bf16) there is nothing to gain.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jax")
+
+CPU = Path("/proc/cpuinfo")
+ROOT = Path(__file__).parent.parent
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "JAX_PLATFORMS": "cpu"}
+
+PRODUCT = """
+import json, statistics, time
+import torch
+import ampcheck.jax_device as device
+from bench.bench_jax_step import seconds
+
+def arm(enabled):
+    @device.jit
+    def product(x, y):
+        with torch.autocast("jax", dtype=torch.bfloat16, enabled=enabled):
+            return x @ y
+    return lambda: device.to_jax(product(x, y)).block_until_ready()
+
+torch.manual_seed(0)
+x, y = torch.randn(1024, 1024, device="jax"), torch.randn(1024, 1024, device="jax")
+low, full = arm(True), arm(False)
+assert str(low().dtype) == "bfloat16" and str(full().dtype) == "float32"
+pairs = [[seconds(call, clock=time.process_time) for call in (low, full)] for _ in range(61)]
+print(json.dumps([statistics.quantiles(times)[0] for times in zip(*pairs)]))
+"""
+
+STEP = """
+import json, statistics, time
+import torch
+import ampcheck.jax_device as device
+from bench.bench_jax_step import seconds
+from bench.jax_steps import layers, step_of
+
+def arm(enabled):
+    step = step_of(layers(), enabled=enabled)
+    return lambda: device.to_jax(step(x, y)).block_until_ready()
+
+low, full = arm(True), arm(False)
+x, y = torch.randn(256, 512, device="jax"), torch.randn(256, 512, device="jax")
+losses = float(low()), float(full())
+assert losses[0] != losses[1] and abs(losses[0] - losses[1]) < 1e-3 * losses[1], losses
+pairs = [[seconds(call, clock=time.process_time) for call in (low, full)] for _ in range(61)]
+print(json.dumps([statistics.quantiles(times)[0] for times in zip(*pairs)]))
+"""
+
+
+def measured(source: str) -> tuple[float, float]:
+    """Autocast's CPU seconds and float32's, the lower quartile each, from a process of its own on one core."""
+    env = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)}
+    pinned = f"import os; os.sched_setaffinity(0, {{max(os.sched_getaffinity(0))}})\n{source}"
+    done = subprocess.run(
+        [sys.executable, "-c", pinned], cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=170
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    low, full = json.loads(done.stdout.strip().splitlines()[-1])
+    return low, full
+
+
+@pytest.mark.skipif(
+    not CPU.exists() or not {"avx512_bf16", "amx_bf16"} & set(CPU.read_text().split()),
+    reason="this processor does not multiply bfloat16",
+)
+@pytest.mark.parametrize(("name", "source", "least"), [("mm 1024", PRODUCT, 1.7), ("mlp step", STEP, 1.05)])
+def test_autocast_pays(name: str, source: str, least: float, capsys: pytest.CaptureFixture[str]) -> None:
+    low, full = measured(source)
+    with capsys.disabled():
+        print(f"\n{name}: {low * 1e3:.2f} ms under autocast, {full / low:.2f} times the speed of float32", end="")
+    assert full / low >= least
