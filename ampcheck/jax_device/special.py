@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from torch._ops import OpOverload
 
 from ampcheck.jax_device import transfer
 from ampcheck.jax_device.device import index_of
@@ -18,6 +19,7 @@ from ampcheck.jax_device.dtypes import jax_dtype
 from ampcheck.jax_device.layout import contiguous
 from ampcheck.jax_device.storage import alias, contents, wrap
 from ampcheck.jax_device.writing import assign, put, resize
+from ampcheck.register.unseen import unseen
 
 SPECIAL: dict[str, Callable[..., Any]] = {}
 COMPOSED: dict[str, Callable[..., Any]] = {}
@@ -41,10 +43,15 @@ def composed(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        COMPOSED.update(dict.fromkeys(names, function))
+        COMPOSED.update(dict.fromkeys(names, unseen(function)))
         return function
 
     return register
+
+
+def apart(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """What PyTorch's composite kernel of an overload makes of these arguments; `op.decompose` prefers Python's."""
+    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 def computed(name: str) -> Callable[..., Any]:

@@ -80,9 +80,13 @@ def check_each_product_is_rounded_once() -> None:
 
 def check_attention_keeps_its_scores() -> None:
     """Forward: scores and output. Backward: scores again, the weights' gradient; those of query, key and value."""
-    for dtype, low in LOW.items():
-        shapes = ((2, 2, 8, 16),) * 3
-        found = step(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), dtype, *shapes)
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    calls: tuple[tuple[str, Callable[..., torch.Tensor]], ...] = (
+        ("bf16", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)),
+        ("f16", lambda q, k, v: fused(q.half(), k.half(), v.half(), 0.0, True)[0]),
+    )
+    for low, call in calls:
+        found = step(call, torch.bfloat16, *((2, 2, 8, 16),) * 3)
         assert found == {f"{low} -> f32": 3, f"{low} -> f32 -> {low}": 4}, found
 
 

@@ -31,6 +31,21 @@ def check_convolutions() -> None:
     same(F.conv2d, data(2, 4, 5, 5), leaf(3, 4, 3, 3), loose=16)  # the input asks for no gradient
 
 
+def check_convolutions_of_every_kind() -> None:
+    """Strides that leave a rest, dilations, groups, and transposed ones whose output_padding passes the stride."""
+    kinds: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]], ...] = (
+        ((2, 4, 9, 8), (6, 2, 3, 2), ([3, 2], [2, 0], [1, 2], False, [0, 0], 2)),
+        ((1, 6, 7), (3, 2, 4), ([2], [3], [1], False, [0], 3)),
+        ((2, 3, 5, 4, 6), (4, 3, 1, 2, 3), ([1, 2, 2], [0, 1, 3], [2, 1, 1], False, [0, 0, 0], 1)),
+        ((2, 4, 5, 4), (4, 3, 3, 2), ([1, 3], [1, 0], [3, 1], True, [2, 2], 2)),
+        ((1, 2, 7), (2, 3, 4), ([1], [2], [2], True, [1], 1)),
+        ((2, 4, 3, 4, 3), (4, 1, 2, 1, 3), ([2, 1, 2], [1, 0, 0], [1, 1, 1], True, [1, 0, 0], 4)),
+    )
+    for image, kernel, options in kinds:
+        outputs = kernel[1] * options[-1] if options[3] else kernel[0]
+        same(torch.convolution, leaf(*image), leaf(*kernel, seed=1), leaf(outputs, seed=2), *options, loose=32)
+
+
 def check_pooling_and_padding() -> None:
     x = leaf(2, 3, 7, 8)
     same(F.max_pool2d, x, 3, 2, 1)

@@ -19,7 +19,7 @@ from ampcheck.jax_device.lowerings.accumulate import linear, matmul, product
 from ampcheck.jax_device.lowerings.activation import gelu, masked_softmax
 from ampcheck.jax_device.lowerings.normalization import layer_norm
 from ampcheck.jax_device.lowerings.wide import wide
-from ampcheck.jax_device.special import composed, kernel
+from ampcheck.jax_device.special import apart, composed, kernel
 
 _MATH, _FLASH = 0, 1  # at::SDPBackend
 
@@ -39,9 +39,11 @@ def fused_sdp_choice(
     """The math path, whose parts are differentiable any number of times, unless it would leave lower precision.
 
     PyTorch's math path computes float16 and bfloat16 in float32 throughout. They take the fused path where the lowering
-    below can (no dropout, no gradient by the mask) and `torch.nn.attention.sdpa_kernel` allows it.
+    below can (no dropout, no gradient by the mask) and `torch.nn.attention.sdpa_kernel` allows it; but float16 not on
+    a CPU, which has no kernel for it, so that its conversions only cost.
     """
-    low = query.dtype in (torch.float16, torch.bfloat16) and torch.backends.cuda.flash_sdp_enabled()
+    quick = torch.bfloat16 if jax.default_backend() == "cpu" else torch.float16
+    low = query.dtype in (quick, torch.bfloat16) and torch.backends.cuda.flash_sdp_enabled()
     alike = query.dtype == key.dtype == value.dtype and query.dim() == key.dim() == value.dim() == 4
     if not low or not alike or dropout_p or enable_gqa or 0 in (query.numel(), key.numel()):
         return _MATH
@@ -66,13 +68,14 @@ def scaled_dot_product_attention(
 ) -> torch.Tensor:
     """As `fused_sdp_choice` says; PyTorch's own kernel asks for no such choice on a PrivateUse1 device."""
     rest = (attn_mask, dropout_p, is_causal)
+    out: torch.Tensor
     if fused_sdp_choice(query, key, value, *rest, scale=scale, enable_gqa=enable_gqa) == _FLASH:
         fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-        out: torch.Tensor = fused(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+        out = fused(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
         return out
     whole = torch.ops.aten.scaled_dot_product_attention.default
-    apart: torch.Tensor = whole.decompose(query, key, value, *rest, scale=scale, enable_gqa=enable_gqa)
-    return apart
+    out = apart(whole, query, key, value, *rest, scale=scale, enable_gqa=enable_gqa)
+    return out
 
 
 @kernel("_nested_tensor_from_mask_left_aligned")

@@ -20,7 +20,7 @@ from ampcheck.jax_device.layout import Columns
 from ampcheck.jax_device.lowerings.accumulate import matmul, product
 from ampcheck.jax_device.lowerings.rnn import gru_cell, gru_cell_backward, lstm_cell, lstm_cell_backward
 from ampcheck.jax_device.lowerings.wide import wide
-from ampcheck.jax_device.special import composed
+from ampcheck.jax_device.special import apart, composed
 
 _GATES = {"lstm": 4, "gru": 3}
 
@@ -168,7 +168,7 @@ def _module(kind: str, whole: Any, args: tuple[Any, ...]) -> Any:
     state, directions = given if kind == "lstm" else [given], 1 + bidirectional
     steps = input.transpose(0, 1) if batch_first and input.dim() == 3 else input
     if not _served(kind, steps, state, params, biased, count * directions):
-        return whole.decompose(*args)
+        return apart(whole, *args)
     out, last = _layers(kind, steps, state, params, biased, count, dropout if train else 0.0, directions)
     return (out.transpose(0, 1) if batch_first else out, *last)
 
