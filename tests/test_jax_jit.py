@@ -1,4 +1,4 @@
-"""`jit` on the jax device: the checks of jax_checks/jit.py, jit_refusals.py and jit_steps.py."""
+"""`jit` on the jax device: the checks of jax_checks/jit.py, jit_refusals.py, jit_steps.py and jit_program.py."""
 
 from __future__ import annotations
 
@@ -20,3 +20,8 @@ def test_jit_refusals(name: str) -> None:
 @pytest.mark.parametrize("name", names("jit_steps"))
 def test_jit_steps(name: str) -> None:
     verify("jit_steps", name)
+
+
+@pytest.mark.parametrize("name", names("jit_program"))
+def test_jit_program(name: str) -> None:
+    verify("jit_program", name)
