@@ -122,7 +122,8 @@ class Session:
             return []
         others = [device for name, device in known(self.modules).items() if name not in self._device]
         files = [device.deviations for device in others if device.deviations]
-        return self.waivers.stale(self.names, unjudged=[*files, SHARED, KERNELS] if self._named else files)
+        nightly = [f"{c.rule}/{c.id}" for d in self.devices if not d.database for c in opinfo.cases(d)]
+        return self.waivers.stale([*self.names, *nightly], unjudged=[*files, SHARED, KERNELS] if self._named else files)
 
     # ---- running
 

@@ -16,6 +16,7 @@ import pytest
 
 from ampcheck.deviations import KERNELS, SHARED, Deviation, Waivers, load
 from ampcheck.devices.registry import known, select
+from ampcheck.ops import opinfo
 from tests.test_findings import SECTIONS
 
 ROOT = Path(__file__).parents[1]
@@ -69,7 +70,8 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     command = [sys.executable, "-m", "pytest", "suites", "--collect-only", "-q", f"--write-manifest={manifest}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    return [key.partition("/")[2] for key in manifest.read_text(encoding="utf-8").split()]
+    nightly = [f"{case.rule}/{case.id}" for d in select([], []) if not d.database for case in opinfo.cases(d)]
+    return [*(key.partition("/")[2] for key in manifest.read_text(encoding="utf-8").split()), *nightly]
 
 
 def test_every_file_loads() -> None:
