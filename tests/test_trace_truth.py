@@ -218,4 +218,4 @@ def test_the_cost_of_a_trace_is_bounded() -> None:
     plain = min(timed() for _ in range(3))
     with trace():
         traced = min(timed() for _ in range(3))
-    assert 1 < traced / plain < 200
+    assert traced / plain < 200
