@@ -27,6 +27,7 @@ class Clock:
         self.wait(None)
         cpu, started = time.process_time(), time.perf_counter()
         for _ in range(count):
+            self.last = None  # the memory of one result serves the next, as in torch.utils.benchmark
             self.last = call()
             self.wait(self.last)
         return (time.perf_counter() - started) / count, (time.process_time() - cpu) / count
@@ -77,6 +78,7 @@ class CudaClock(Clock):
             if self._flush is not None:
                 self._flush.zero_()
             begin.record()
+            self.last = None
             self.last = call()
             end.record()
         self.device.synchronize()

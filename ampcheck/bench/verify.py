@@ -5,7 +5,10 @@ ampcheck bench verify
 
 from __future__ import annotations
 
+import random
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,8 +18,10 @@ import torch.utils.benchmark
 from ampcheck.bench.clocks import clock
 from ampcheck.bench.model import PRECISIONS, Arm, kind_of
 from ampcheck.bench.prepare import prepare
+from ampcheck.bench.run import FULL
 from ampcheck.bench.statistics import BOUNDS
 from ampcheck.bench.timing import Timed, calibrate, interleave, warm_up
+from ampcheck.bench.worker import pin
 from ampcheck.bench.workloads import catalogue
 from ampcheck.devices.registry import select
 
@@ -27,6 +32,9 @@ WORKLOADS = (
     ("jax", "jit", "mlp-step"),
 )
 """Device, executor and workload of what is measured: an op and a step on each device that every machine has."""
+
+_ROUNDS = FULL.processes * FULL.rounds
+"""As many rounds as a full run has of each group."""
 
 AGREE = 0.03
 """How far a ratio may be from that of `torch.utils.benchmark`."""
@@ -67,48 +75,55 @@ def other_tool(device: str, executor: str, name: str, rounds: int, target: float
     """How far our ratio of float32 to bf16 is from that of `torch.utils.benchmark`, measured in turns with it."""
     (chosen,) = select([device])
     workload, timer = catalogue()[name], clock(chosen)
-    ours: list[float] = []
-    theirs: list[float] = []
+    seconds: dict[tuple[str, int], list[float]] = {(tool, arm): [] for tool in ("ours", "other") for arm in (0, 1)}
     with chosen.running():
         ready = [prepare(workload, Arm(PRECISIONS[p]), chosen.type, executor) for p in ("fp32", "bf16")]
         counts = []
         for one in ready:
             warm_up(timer, one.call)
             counts.append(calibrate(timer, one.call, target))
-        for seed in range(rounds):
-            arms = {
-                str(i): Timed(one.call, one.restore, count)
-                for i, (one, count) in enumerate(zip(ready, counts, strict=True))
-            }
-            wall, _ = interleave(timer, arms, 1, seed)
-            ours.append(wall["0"][0] / wall["1"][0])
-            # It asks the CUDA runtime for the time by itself; with a device that is neither it must be given a clock.
-            means = [
-                torch.utils.benchmark.Timer(
+        order, shuffled = list(seconds), random.Random(0)
+        for _ in range(rounds):
+            shuffled.shuffle(order)  # else what runs before an arm, and how hot it leaves the core, is part of its time
+            for tool, arm in order:
+                one, count = ready[arm], counts[arm]
+                if tool == "ours":
+                    wall, _ = interleave(timer, {"one": Timed(one.call, one.restore, count)}, 1, 0)
+                    seconds[tool, arm].append(wall["one"][0])
+                    continue
+                # It asks the CUDA runtime for the time by itself; with another device it must be given a clock.
+                other_timer = torch.utils.benchmark.Timer(
                     "wait(call())", globals={"call": one.call, "wait": timer.wait}, timer=time.perf_counter
                 )
-                .timeit(count)
-                .median
-                for one, count in zip(ready, counts, strict=True)
-            ]
-            theirs.append(means[0] / means[1])
+                seconds[tool, arm].append(other_timer.timeit(count).median)
+    ours, theirs = (
+        [a / b for a, b in zip(seconds[tool, 0], seconds[tool, 1], strict=True)] for tool in ("ours", "other")
+    )
     mine, other = statistics.median(ours), statistics.median(theirs)
     far = abs(mine / other - 1)
     what = f"{device}/{executor}/{name}: bf16 is {mine:.3f} times as fast, {other:.3f} by torch.utils.benchmark; apart"
     return Found(what, far, AGREE, far <= AGREE)
 
 
-def verify(workloads: Sequence[tuple[str, str, str]] = WORKLOADS, runs: int = 20) -> Iterator[Found]:
-    """Every check, as it ends."""
-    for device, executor, name in workloads:
-        yield same_arm(device, executor, name, runs, 9, 0.02)
-        yield other_tool(device, executor, name, 15, 0.02)
+def verify(device: str, executor: str, name: str, runs: int = 20, rounds: int = _ROUNDS) -> Iterator[Found]:
+    """Both checks of a workload, as they end."""
+    yield same_arm(device, executor, name, runs, rounds, 0.02)
+    yield other_tool(device, executor, name, rounds, 0.02)
 
 
-def main() -> int:
-    """Print each check; 0 where every promise holds, 1 where one does not."""
+def main(chosen: Sequence[str]) -> int:
+    """Print both checks of a workload, or of each in a process of its own; 0 where every promise holds, else 1.
+
+    A process measures one workload, as in a benchmark: no library's threads wait for work beside another's.
+    """
+    if not chosen:
+        codes = [
+            subprocess.run([sys.executable, "-m", __spec__.name, *one], check=False).returncode for one in WORKLOADS
+        ]
+        return max(codes)
+    pin(1, 0)
     held = True
-    for found in verify():
+    for found in verify(*chosen):
         held &= found.ok
         print(
             f"{'ok  ' if found.ok else 'FAIL'} {found.what} {found.value:.3f} (promised {found.bound:.2f})", flush=True
@@ -117,4 +132,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

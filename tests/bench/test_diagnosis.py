@@ -173,7 +173,7 @@ class Wide(nn.Module):
         self.linear = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.fft.rfft(self.linear(x).repeat(1, 64)).abs().prod(1)
+        return torch.fft.rfft(self.linear(x).repeat(1, 512)).abs().prod(1)
 
 
 def mlp(width: int, batch: int, depth: int = 2) -> StepSpec:
