@@ -138,7 +138,7 @@ def measure(clock: Sampler, loads: Iterable[Load], device: str, seconds: float =
 
 
 def torch_loads(device: str = "cpu") -> list[Load]:
-    """Products of square matrices in each precision, and a copy larger than most caches, on a PyTorch device type."""
+    """Products of square matrices in each precision, and sums larger than most caches, on a PyTorch device type."""
     sizes = {"fp32": (256, 512, 1024), "bf16": (256, 512, 1024), "fp16": (64, 128) if device == "cpu" else (512, 1024)}
     if device != "cpu":
         sizes = {kind: (*some, 4096) for kind, some in sizes.items()}
@@ -149,6 +149,7 @@ def torch_loads(device: str = "cpu") -> list[Load]:
             loads.append(Load(kind, 2.0 * size**3, lambda a=a: a @ a))  # type: ignore[misc]
     source = torch.zeros(16 * 2**20).to(device)
     target = torch.empty_like(source)
-    # Read once and written once.
-    loads.append(Load("bandwidth", 2.0 * source.nbytes, lambda: target.copy_(source)))
+    # Read once and written once. Not a copy: where arrays cannot change, as in JAX, that moves nothing.
+    loads.append(Load("bandwidth", 2.0 * source.nbytes, lambda: torch.add(source, 1, out=target)))
+    loads.append(Load("bandwidth", 1.0 * source.nbytes, source.sum))  # where new memory for a result is slow
     return loads

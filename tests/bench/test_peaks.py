@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.flop_counter
 
 from ampcheck.bench import peaks
 from ampcheck.bench.clocks import clock
