@@ -132,6 +132,8 @@ def advise(
         raise UsageError(f"device {device!r} has no arithmetic, so that there is nothing to time")
     if unknown := [name for name in executors if name not in EXECUTORS]:
         raise UsageError(f"there is no executor {unknown[0]!r}; there are {', '.join(EXECUTORS)}")
+    if "graph" in executors:
+        raise UsageError("executor 'graph' replays a single op; a step of your own runs eager, compile or jit")
     if "jit" in executors and found_device.type != "jax":
         raise UsageError(f"executor 'jit' makes a program of a step on jax, not on {device!r}")
     if threads < 1:

@@ -14,8 +14,9 @@ VERDICTS = ("slower", "faster", "same", "ambiguous", "unstable", "invalid", "not
 it. ambiguous: neither, or the A/A arm itself lies outside its bound. unstable: the spread is too wide to say anything.
 invalid: measured, but not what the arm's name says, or not what happened. not measured: `reason` says why."""
 
-EXECUTORS = ("eager", "compile", "jit")
-"""eager: op by op. compile: `torch.compile`. jit: `ampcheck.jax_device.jit`, the whole call one XLA program."""
+EXECUTORS = ("eager", "graph", "compile", "jit")
+"""eager: op by op. graph: replayed from a CUDA graph. compile: `torch.compile`. jit: `ampcheck.jax_device.jit`, the
+whole call one XLA program."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ampcheck.bench.graphs import graphed
 from ampcheck.bench.model import Arm, OpWorkload, Precision, StepWorkload, Workload
 from ampcheck.bench.workloads.inputs import make_inputs, make_module
 from ampcheck.observe import tensors
@@ -67,6 +68,8 @@ class Prepared:
         self.eager = within(function)
         if executor == "eager":
             self.call = self.eager
+        elif executor == "graph":
+            self.call = graphed(self.eager)
         elif executor == "compile":
             self.call = self.compiled_with(_backend(self._device))
         else:

@@ -63,8 +63,8 @@ def prove(
 ) -> Proof:
     """Find out whether an arm computes in its precision.
 
-    Its kernels are recorded (executor "eager"), read in the StableHLO ("jit"), or read in the graphs ("compile"). The
-    parameters of a step are restored afterwards.
+    Its kernels are recorded (executor "eager", and "graph", which replays the same), read in the StableHLO ("jit"), or
+    read in the graphs ("compile"). The parameters of a step are restored afterwards.
 
     Args:
         reference: the float32 arm's output; None, or `output` itself, for that arm.
@@ -91,9 +91,10 @@ def _dtypes(prepared: Prepared, arm: Arm, workload: Workload, device: Device, ex
     policies, region = device.policies(), arm.precision.region
     step = isinstance(workload, StepWorkload)
     seen: list[Kernel] = []
-    if executor == "eager" and step:
+    launched = executor in ("eager", "graph")
+    if launched and step:
         seen = observed_step(prepared.eager, device, policies)
-    elif not step and (executor == "eager" or region is not None):
+    elif not step and (launched or region is not None):
         seen = observed(prepared.eager, device, region, policies)
     promised = {policies[kernel.name] for kernel in seen if kernel.name in policies}
     read: Program | None = None
@@ -101,7 +102,7 @@ def _dtypes(prepared: Prepared, arm: Arm, workload: Workload, device: Device, ex
         read = program(prepared.jitted.lower(*prepared.arguments).as_text())
         kernels = computing(read.kernels)
     else:
-        kernels = computing(seen if executor == "eager" else compiled(prepared.compiled_with))
+        kernels = computing(seen if launched else compiled(prepared.compiled_with))
     if not kernels:
         if read and workload.policy == "fallthrough":
             return "the program computes nothing", ""

@@ -123,7 +123,8 @@ def main(chosen: Sequence[str]) -> int:
         return max(codes)
     pin(1, 0)
     held = True
-    for found in verify(*chosen):
+    device, executor, name = chosen
+    for found in verify(device, executor, name):
         held &= found.ok
         print(
             f"{'ok  ' if found.ok else 'FAIL'} {found.what} {found.value:.3f} (promised {found.bound:.2f})", flush=True
