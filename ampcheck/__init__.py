@@ -1,7 +1,7 @@
 """Does automatic mixed precision on a PyTorch device do what PyTorch promises, and what does it gain?
 
-`ampcheck.trace` shows what autocast does to your own program; `ampcheck.step` marks a step that `ampcheck bench advise`
-times. The command line is `ampcheck`; see `ampcheck --help`.
+`ampcheck.trace` shows what autocast does to your own program, `ampcheck.watch` why a GradScaler skips its steps;
+`ampcheck.step` marks a step that `ampcheck bench advise` times. The command line is `ampcheck`; see `ampcheck --help`.
 Importing this package imports neither torch nor jax.
 """
 
@@ -12,11 +12,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ampcheck.bench.user_step import step
+    from ampcheck.lint.compare import check_scripted
     from ampcheck.tracing import trace
+    from ampcheck.watching import watch
 
-__all__ = ["step", "trace"]
+__all__ = ["check_scripted", "step", "trace", "watch"]
 
-_HOME = {"step": "ampcheck.bench.user_step", "trace": "ampcheck.tracing"}
+_HOME = {
+    "check_scripted": "ampcheck.lint.compare",
+    "step": "ampcheck.bench.user_step",
+    "trace": "ampcheck.tracing",
+    "watch": "ampcheck.watching",
+}
 """Where each public name is made; it is imported when first asked for, because that imports torch."""
 
 

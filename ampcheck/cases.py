@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING
 
 from ampcheck import ops
 from ampcheck.dispatcher import UNKNOWN
-from ampcheck.ids import case_id, one_off
+from ampcheck.ids import case_id, named, one_off
 from ampcheck.ops.describe import Op, Sample, leaves
 from ampcheck.spec.dtypes import LOW
+from ampcheck.spec.gradients import WITHOUT
 
 if TYPE_CHECKING:
     from ampcheck.devices import Device
+
+AROUND = "around"
+"""The sample of a compiled case whose region is around the compiled function, not inside."""
+
+GRADIENT = "-grad"
+"""What stands behind the dtype assignment of a case whose gradient is looked at."""
 
 # Beyond this many floating arguments (recurrent cells, fused attention) only the first and last ones are varied.
 _VARIED = 6
@@ -26,7 +33,8 @@ class Case:
 
     `suite`: eager, jit, autograd or scaler. `rule`: the suite's file. `op`: an overload, or the name of a scenario.
     `sample`: "" for the op's main sample. `inputs`: the dtype assignment, as `ampcheck.ids.assign` reads it. `amp`: the
-    region's dtype. `device`: the device's name on the command line, `token` its name in ids.
+    region's dtype. `device`: the device's name on the command line, `token` its name in ids. `executor`: what runs it, a name
+    of `ampcheck.spec.executors`; "" for a suite that runs everything in one way.
     """
 
     suite: str
@@ -37,10 +45,16 @@ class Case:
     amp: str
     device: str
     token: str
+    executor: str = ""
 
     @cached_property
     def id(self) -> str:
-        return case_id(self.op, self.sample, self.inputs, self.amp, self.token)
+        return case_id(self.op, self.sample, self.inputs, self.amp, self.token, self.executor)
+
+    @property
+    def name(self) -> str:
+        """What deviations call it: `rule/id`; with an executor `suite/rule/id`, so that no other suite's speak of it."""
+        return named(self.suite, self.rule, self.id, self.executor)
 
 
 def op_cases(device: Device, rule: str, suite: str = "eager", *, only: str | None = None) -> Iterator[Case]:
@@ -55,7 +69,7 @@ def op_cases(device: Device, rule: str, suite: str = "eager", *, only: str | Non
             continue
         policy = policies.get(op.overload, "fallthrough")
         if policy == rule:
-            yield from _of_op(device, rule, suite, op)
+            yield from (_gradients if suite == "autograd" else _of_op)(device, rule, suite, op)
 
 
 def _of_op(device: Device, rule: str, suite: str, op: Op) -> Iterator[Case]:
@@ -64,6 +78,24 @@ def _of_op(device: Device, rule: str, suite: str, op: Op) -> Iterator[Case]:
             continue
         for amp, inputs in _variants(device, rule, sample, main=number == 0):
             yield Case(suite, rule, op.overload, sample.name if number else "", inputs, amp, device.name, device.token)
+
+
+def _gradients(device: Device, rule: str, suite: str, op: Op) -> Iterator[Case]:
+    """The cases of an op's gradient: of its main sample in few dtypes, of every other one in float32 if time allows."""
+    if op.overload in WITHOUT:
+        return
+    low = device.default_amp
+    for number, sample in enumerate(op.samples):
+        count = floating_count(sample)
+        if device.type in sample.not_on or not count or (number and not device.database):
+            continue
+        pairs = [(low, "fp32")]
+        if number == 0:
+            pairs += [(amp, "fp32") for amp in device.amp_dtypes if amp != low]
+            pairs.append((low, one_off("fp32", low, count - 1, count)))
+        name = sample.name if number else ""
+        for amp, inputs in pairs:
+            yield Case(suite, rule, op.overload, name, f"{inputs}{GRADIENT}", amp, device.name, device.token)
 
 
 def floating_count(sample: Sample) -> int:

@@ -139,17 +139,18 @@ def output_dtypes(got: Sequence[torch.Tensor], wanted: Sequence[str], name: str)
 
 def bitwise(got: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], name: str) -> list[str]:
     """Every output equals, bit for bit, that of the same op called on inputs cast by hand."""
-    differences = []
-    for place, (a, b) in enumerate(zip(got, reference, strict=True)):
-        if a.shape != b.shape:
-            differences.append(f"output {place} of {name} has shape {tuple(a.shape)}; expected {tuple(b.shape)}")
-        elif a.dtype == b.dtype and not identical(a, b):
-            difference = (a.to(torch.complex128) - b.to(torch.complex128)).abs().max().item()
-            differences.append(
-                f"output {place} of {name} differs from the same op on inputs cast by hand by up to {difference:.3g}; "
-                "expected the same bits"
-            )
-    return differences
+    pairs = enumerate(zip(got, reference, strict=True))
+    return [text for place, (a, b) in pairs for text in same_bits(a, b, f"output {place} of {name}")]
+
+
+def same_bits(got: torch.Tensor, reference: torch.Tensor, what: str) -> list[str]:
+    """A tensor, called `what`, has the bits of the same op on inputs cast by hand; not compared where dtypes differ."""
+    if got.shape != reference.shape:
+        return [f"{what} has shape {tuple(got.shape)}; expected {tuple(reference.shape)}"]
+    if got.dtype != reference.dtype or identical(got, reference):
+        return []
+    difference = (got.to(torch.complex128) - reference.to(torch.complex128)).abs().max().item()
+    return [f"{what} differs from the same op on inputs cast by hand by up to {difference:.3g}; expected the same bits"]
 
 
 def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -166,35 +167,40 @@ def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 # Rounding grows with the length of the sums inside an op; the samples are small, so a fixed multiple serves them all.
-_ROUNDINGS = 48
+ROUNDINGS = 48
 
 
 def accuracy(
     got: Sequence[torch.Tensor], exact: Sequence[torch.Tensor], kernel_dtype: torch.dtype, name: str
 ) -> list[str]:
-    """Every floating output lies within a bound of the float64 result on the same, already cast, inputs.
+    """Every floating output lies within a bound of the float64 result on the same, already cast, inputs."""
+    pairs = enumerate(zip(got, exact, strict=False))
+    return [text for place, (a, b) in pairs for text in near(a, b, kernel_dtype, f"output {place} of {name}")]
 
-    The bound is a fixed number of roundings of the less precise of kernel and output dtype, relative to the largest
-    value of the result.
+
+def near(
+    got: torch.Tensor, exact: torch.Tensor, kernel_dtype: torch.dtype, what: str, roundings: int = ROUNDINGS
+) -> list[str]:
+    """A floating tensor, called `what`, lies within a bound of the float64 result.
+
+    The bound is `roundings` of the less precise of kernel and output dtype, relative to the largest value of the
+    result.
     """
-    differences = []
-    for place, (tensor, reference) in enumerate(zip(got, exact, strict=False)):
-        if not tensor.is_floating_point() or tensor.shape != reference.shape or tensor.numel() == 0:
-            continue
-        step = max(torch.finfo(tensor.dtype).eps, torch.finfo(kernel_dtype).eps)
-        wide = reference.to(torch.float64)
-        finite = wide.isfinite()
-        if not finite.any():
-            continue
-        scale = max(wide[finite].abs().max().item(), 1.0)
-        error = (tensor.to(torch.float64) - wide)[finite].abs().max().item()
-        if not error <= _ROUNDINGS * step * scale:
-            differences.append(
-                f"output {place} of {name} is {error:.3g} away from the float64 result; "
-                f"expected at most {_ROUNDINGS * step * scale:.3g} for {name_of(tensor.dtype)} computed in "
-                f"{name_of(kernel_dtype)}"
-            )
-    return differences
+    if not got.is_floating_point() or got.shape != exact.shape or got.numel() == 0:
+        return []
+    step = max(torch.finfo(got.dtype).eps, torch.finfo(kernel_dtype).eps)
+    wide = exact.to(torch.float64)
+    finite = wide.isfinite()
+    if not finite.any():
+        return []
+    scale = max(wide[finite].abs().max().item(), 1.0)
+    error = (got.to(torch.float64) - wide)[finite].abs().max().item()
+    if error <= roundings * step * scale:
+        return []
+    return [
+        f"{what} is {error:.3g} away from the float64 result; expected at most {roundings * step * scale:.3g} for "
+        f"{name_of(got.dtype)} computed in {name_of(kernel_dtype)}"
+    ]
 
 
 def one_line(error: BaseException | None) -> str:

@@ -7,10 +7,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ampcheck.commands import bench, compare, devices, entered, explain, manifest, report, run, waivers
+from ampcheck.commands import bench, compare, devices, entered, explain, lint, manifest, report, run, torchscript, waivers
 from ampcheck.errors import UsageError
 
-_COMMANDS = (devices, explain, run, manifest, report, compare, waivers, entered, bench)
+_COMMANDS = (devices, explain, run, manifest, report, compare, waivers, entered, lint, torchscript, bench)
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it: 128 and the number of the signal."""

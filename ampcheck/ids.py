@@ -1,15 +1,17 @@
 """Case ids: one function makes them, one takes the dtype assignment out of them again.
 
 `op-inputs-amp-device`, e.g. `atan2-fp32_bf16-bf16-cpu`. A sample other than an op's main one stands behind a plus sign:
-`mm+method-fp32-bf16-cpu`. Ids are stable: a published run can be compared with one made years later.
+`mm+method-fp32-bf16-cpu`. An executor stands before the region's dtype: `mm-fp32-dynamo-bf16-cpu`. Ids are stable: a published run can be compared with one made years later.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ampcheck.errors import UsageError
+from ampcheck.spec.executors import EXECUTORS
 
 MAX_LENGTH = 79
 _SHELL_SAFE = re.compile(r"[A-Za-z0-9_.+-]+")
@@ -27,9 +29,9 @@ def op_token(op: str, sample: str = "") -> str:
     return f"{name}+{sample}" if sample else name
 
 
-def case_id(op: str, sample: str, inputs: str, amp: str, device_token: str) -> str:
+def case_id(op: str, sample: str, inputs: str, amp: str, device_token: str, executor: str = "") -> str:
     """The id of a case. Raises ValueError where it would be too long or hold a character shells interpret."""
-    parts = [op_token(op, sample), inputs, amp, device_token]
+    parts = [op_token(op, sample), inputs, executor, amp, device_token]
     text = "-".join(part for part in parts if part)
     if len(text) > MAX_LENGTH or not _SHELL_SAFE.fullmatch(text):
         raise ValueError(
@@ -86,16 +88,28 @@ class Parsed:
         """The fields of a result that the name tells. The device is the id's token."""
         head, *middle, amp, device = self.id.split("-") if self.id.count("-") >= 2 else (self.id, "", "")
         op, _, sample = head.partition("+")
+        executor = executor_of(middle)
         return {
             "id": self.id,
             "suite": self.suite,
             "rule": self.rule,
             "op": op,
             "sample": sample,
-            "inputs": "-".join(middle),
+            "inputs": "-".join(word for word in middle if word != executor),
             "amp": amp,
             "device": device,
+            "executor": executor,
         }
+
+
+def executor_of(words: Sequence[str]) -> str:
+    """The executor among the words of an id, or ""."""
+    return next((word for word in words if word in EXECUTORS), "")
+
+
+def named(suite: str, rule: str, case: str, executor: str) -> str:
+    """What deviations call a case: `rule/id` in every suite, but `suite/rule/id` for one with an executor."""
+    return f"{suite}/{rule}/{case}" if executor else f"{rule}/{case}"
 
 
 def rule_of(stem: str) -> str:

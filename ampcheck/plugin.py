@@ -44,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--op", action="append", default=[], metavar="OVERLOAD", help="run the cases of this op alone")
     add("--rule", action="append", default=[], metavar="RULE", help="run the cases of this rule alone")
     add("--amp-dtype", action="append", default=[], metavar="DTYPE", help="run the cases of this region dtype alone")
+    add("--executor", action="append", default=[], metavar="NAME", help="run the cases of this executor alone")
     add("--unwaive", action="store_true", help="let deviations fail like any other difference")
     add("--deviations", action="append", default=[], metavar="FILE", type=Path, help="a further deviations file")
     add("--manifest", metavar="FILE", type=Path, help="the cases that must run; one that does not is missing")

@@ -14,7 +14,7 @@ from typing import Any
 
 from ampcheck import jsonl
 from ampcheck.errors import UsageError
-from ampcheck.ids import Parsed
+from ampcheck.ids import Parsed, named
 
 SCHEMA = 1
 
@@ -33,7 +33,7 @@ class Result:
 
     `id` is unique within `suite` and `rule`. `node` is its pytest node id. `message`: each difference, a line each.
     `deviation`: the id of the entry that explains it. `pytest` and `torch`: how to reproduce it, as a pytest line and
-    as plain torch. `seconds`: wall time of the case.
+    as plain torch. `seconds`: wall time of the case. `executor`: what ran it, "" where its suite runs all in one way.
     """
 
     id: str
@@ -51,6 +51,12 @@ class Result:
     deviation: str = ""
     pytest: str = ""
     torch: str = ""
+    executor: str = ""
+
+    @property
+    def name(self) -> str:
+        """What deviations call it."""
+        return named(self.suite, self.rule, self.id, self.executor)
 
     @property
     def key(self) -> str:

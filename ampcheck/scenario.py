@@ -11,6 +11,7 @@ The rule is the name of the file. Each scenario runs on every device and in each
 
 from __future__ import annotations
 
+import textwrap
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -141,6 +142,22 @@ class Amp:
             call()
         return copier.made
 
+    def compiled(self, executor: str, function: Callable[..., Any], *inputs: Any, **options: Any) -> Callable[..., Any]:
+        """A function compiled by an executor for inputs such as these; `options` are those of `torch.compile`."""
+        from ampcheck.executors.kinds import EXECUTORS
+
+        compiled: Callable[..., Any] = EXECUTORS[executor].make(function, inputs, **options).call
+        return compiled
+
+    def program(self, body: str) -> Callable[..., Any]:
+        """The function `program` of a source, in which TYPE and DTYPE are the device's type and the lower precision.
+
+        TorchScript reads sources, and takes nothing from around a function.
+        """
+        from ampcheck.executors.source import define
+
+        return define(textwrap.dedent(body).replace("DTYPE", str(self.dtype)).replace("TYPE", repr(self.type)))
+
     def j2t(self, fn: Callable[..., Any], cast_inputs: torch.dtype | None = None) -> Callable[..., Any]:
         """A JAX function as a PyTorch one, made by the device."""
         return self.device.j2t(fn, cast_inputs)
@@ -156,6 +173,13 @@ class Amp:
         far = ((host - want).abs() / (1 + want.abs())).max().item() if host.numel() else 0.0
         if not far <= tolerance:
             self.differences.append(f"{what}: differs by {far:.2g}; at most {tolerance:.2g} is expected")
+
+    def exact(self, what: str, got: torch.Tensor | None, want: torch.Tensor | None) -> None:
+        """Note a device tensor that differs from another one in shape, dtype or any value. None is no tensor."""
+        if got is None or want is None:
+            self.expect(f"whether there is a {what}", got is not None, want is not None)
+        else:
+            self.close(what, got, self.device.host(want.detach()), 0.0)
 
     def module(self, make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
         """A module on the device, its parameters float32, fixed, and the same values each time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,24 @@ import torch
 from packaging.version import Version
 
 from ampcheck import ops, repro, summary
-from ampcheck.cases import Case, op_cases
+from ampcheck.cases import GRADIENT, Case, op_cases
 from ampcheck.checks import CheckFailure, Unsupported, one_line
 from ampcheck.deviations import KERNELS, SHARED, Deviation, Waivers
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known, select
 from ampcheck.errors import UsageError
-from ampcheck.ids import rule_of
+from ampcheck.executors.cases import compiled_cases, executors
+from ampcheck.executors.kinds import quiet
+from ampcheck.executors.parity import there
+from ampcheck.executors.program import reproduce as reproduce_compiled
+from ampcheck.ids import executor_of, rule_of
 from ampcheck.isolation import reset
 from ampcheck.opinfo_verdict import reproduce
 from ampcheck.ops import opinfo
 from ampcheck.results import Result
 from ampcheck.scenario import Amp
 from ampcheck.spec.dtypes import LOW
+from ampcheck.spec.executors import EXECUTORS
 from ampcheck.spec.rules import RULES
 from ampcheck.torch_dtypes import DTYPES
 
@@ -51,9 +56,11 @@ class Session:
         self._ops = _chosen(option.op, {**ops.catalogue(), **opinfo.rows()}, "op")
         self._rules = _chosen(option.rule, RULES, "rule")
         self._dtypes = _chosen(option.amp_dtype, LOW, "region dtype")
+        self._executors = _chosen(option.executor, EXECUTORS, "executor")
         self._named = bool(option.device)
         self._arguments = [config.invocation_params.dir / str(argument) for argument in config.args]
         self._root: Path | None = None
+        self._unmade: list[Device] = []
 
     # ---- cases
 
@@ -78,12 +85,22 @@ class Session:
             metafunc.parametrize("amp", amps, ids=[f"{dtype}-{device.token}" for device, dtype in amps], indirect=False)
 
     def _cases(self, device: Device, suite: str, marker: pytest.Mark) -> Iterator[Case]:
+        if marker.kwargs.get("compiled"):
+            yield from compiled_cases(device, marker.args[0], suite, nightly=self._nightly)
+            return
         yield from op_cases(device, marker.args[0], suite)
         if marker.kwargs.get("database") and (device.database or self._nightly):
             yield from opinfo.cases(device, suite)
 
     def _wanted(self, case: Case) -> bool:
-        return (not self._ops or case.op in self._ops) and (not self._dtypes or case.amp in self._dtypes)
+        return all(
+            not chosen or value in chosen
+            for chosen, value in (
+                (self._ops, case.op),
+                (self._dtypes, case.amp),
+                (self._executors, case.executor),
+            )
+        )
 
     def collected(self, item: pytest.Item) -> None:
         """Remember what a collected item is a case of."""
@@ -96,11 +113,14 @@ class Session:
             variant = function.callspec.id.removesuffix(f"{dtype}-{device.token}").rstrip("-")
             name = function.originalname.removeprefix("test_")
             rule = rule_of(item.path.stem)
-            case = Case(item.path.parent.name, rule, name, "", variant, dtype, device.name, device.token)
+            words = variant.split("-")
+            executor = executor_of(words)
+            variant = "-".join(word for word in words if word != executor)
+            case = Case(item.path.parent.name, rule, name, "", variant, dtype, device.name, device.token, executor)
         else:
             return
         item.stash[_CASE] = case
-        self.names.append(f"{case.rule}/{case.id}")
+        self.names.append(case.name)
 
     def knows(self, item: pytest.Item) -> bool:
         """Whether an item is a case."""
@@ -113,16 +133,28 @@ class Session:
 
     def drop_empty(self, items: list[pytest.Item]) -> None:
         """Leave out the placeholders pytest makes for a function without cases: absent is not skipped."""
-        items[:] = [item for item in items if "NOTSET" not in item.nodeid]
+        items[:] = [item for item in items if "NOTSET" not in item.nodeid and self._kept(item)]
+        self.names = [item.stash[_CASE].name for item in items if self.knows(item)]
+        used = {item.stash[_CASE].device for item in items if self.knows(item)}
+        self._unmade = [device for device in self.devices if device.backend and device.name in used]
+
+    def _kept(self, item: pytest.Item) -> bool:
+        """Whether an item is of a chosen executor, where some are chosen, and of one that takes its device's programs."""
+        case = item.stash.get(_CASE, None)
+        if case is None or (not case.executor and not self._executors):
+            return True
+        runs = executors(self._device[case.device], nightly=self._nightly)
+        return case.executor in runs and (not self._executors or case.executor in self._executors)
 
     def stale(self) -> list[str]:
         """A sentence for each deviation that speaks of no case, where every case of the devices was collected."""
         everything = self._root is not None and any(self._root.is_relative_to(a.resolve()) for a in self._arguments)
-        if self._ops or self._rules or self._dtypes or not everything:
+        if self._ops or self._rules or self._dtypes or self._executors or not everything:
             return []
         others = [device for name, device in known(self.modules).items() if name not in self._device]
         files = [device.deviations for device in others if device.deviations]
-        nightly = [f"{c.rule}/{c.id}" for d in self.devices if not d.database for c in opinfo.cases(d)]
+        nightly = [c.name for d in self.devices if not d.database for c in opinfo.cases(d)]
+        nightly += [c.name for d in self.devices for rule in RULES for c in compiled_cases(d, rule, nightly=True)]
         return self.waivers.stale([*self.names, *nightly], unjudged=[*files, SHARED, KERNELS] if self._named else files)
 
     # ---- running
@@ -136,9 +168,17 @@ class Session:
         if "amp" in given:
             device, dtype = given["amp"]
             amp = given["amp"] = Amp(device, dtype)
+        while self._unmade:  # autograd knows the devices there are at its first backward pass, and none made later
+            with self._unmade.pop().running():
+                pass
         reset(self._defaults)
         try:
-            with self._device[case.device].running() if amp else nullcontext():
+            with ExitStack() as stack:
+                if amp:
+                    stack.enter_context(self._device[case.device].running())
+                if amp and case.executor:
+                    stack.enter_context(there(self._device[case.device]))
+                    stack.enter_context(quiet())
                 yield
             if amp:
                 amp.finish()
@@ -153,7 +193,7 @@ class Session:
         if report.when != "call" and not failed:
             return
         case = item.stash[_CASE]
-        deviation = self.waivers.of(case.device, f"{case.rule}/{case.id}") if not self.unwaive else None
+        deviation = self.waivers.of(case.device, case.name) if not self.unwaive else None
         status, message = "pass", ""
         if call.excinfo is not None:
             status, message = _failure(call.excinfo, report.when or "call")
@@ -170,6 +210,7 @@ class Session:
             inputs=case.inputs,
             amp=case.amp,
             device=case.device,
+            executor=case.executor,
             status=shown,
             seconds=round(call.duration, 5),
             deviation=deviation.id if deviation else "",
@@ -215,6 +256,10 @@ class Session:
         """A case as a program that imports no ampcheck."""
         if case.sample == opinfo.SAMPLE:
             return reproduce(case, device)
+        if case.op in ops.catalogue() and case.executor:
+            return reproduce_compiled(case, device, self.modules)
+        if case.inputs.endswith(GRADIENT):
+            return repro.of_gradient(case, device, message, self.modules, ran=bool(message))
         if case.op in ops.catalogue() and case.rule != "drift":
             return repro.of_op(case, device, message, self.modules, ran=bool(message))
         if script := getattr(function.funcargs.get("amp"), "script", ""):

@@ -163,14 +163,14 @@ _MASKS = [mask for count in range(1, _FIELDS + 1) for mask in combinations(range
 def _starred(result: Result, mask: Collection[int]) -> str:
     """The name of a case with some of op, sample, inputs and region dtype replaced by a star; never the device."""
     head = result.id.removesuffix(f"-{_token(result)}")
-    head = head.removesuffix(f"-{result.amp}").removesuffix(f"-{result.inputs}")
+    head = head.removesuffix(f"-{result.amp}").removesuffix(f"-{result.executor}").removesuffix(f"-{result.inputs}")
     op, plus, sample = head.partition("+")
     fields = [op, plus + sample, result.inputs, result.amp]
-    op, sample, *more = ("*" if place in mask else field for place, field in enumerate(fields))
-    text = "-".join([op + sample, *filter(None, more), _token(result)])
+    op, sample, inputs, amp = ("*" if place in mask else field for place, field in enumerate(fields))
+    text = "-".join([op + sample, *filter(None, (inputs, result.executor, amp)), _token(result)])
     while "**" in text or "*-*" in text:
         text = text.replace("**", "*").replace("*-*", "*")
-    return f"{result.rule}/{text}"
+    return f"{result.name.removesuffix(result.id)}{text}"
 
 
 def _token(result: Result) -> str:
@@ -178,7 +178,7 @@ def _token(result: Result) -> str:
 
 
 def _name(result: Result) -> str:
-    return f"{result.rule}/{result.id}"
+    return result.name
 
 
 def _shape(message: str) -> str:

@@ -19,6 +19,8 @@ import pytest
 from ampcheck.cases import Case
 from ampcheck.checks import CheckFailure
 from ampcheck.devices.base import Device
+from ampcheck.executors import parity
+from ampcheck.gradients import check_gradients
 from ampcheck.opinfo_verdict import check_database
 from ampcheck.ops.opinfo import SAMPLE
 from ampcheck.scenario import Amp, scenario
@@ -29,14 +31,15 @@ __all__ = ["Amp", "check", "op_cases", "scenario"]
 F = TypeVar("F", bound=Callable[..., object])
 
 
-def op_cases(rule: str, *, database: bool = False) -> Callable[[F], F]:
+def op_cases(rule: str, *, database: bool = False, compiled: bool = False) -> Callable[[F], F]:
     """Run the function, which takes `case` and `device`, once for every op case of a rule.
 
     `database`: and for every op of PyTorch's own op database that has no policy; see `ampcheck.ops.opinfo`.
+    `compiled`: instead, once for every op case of the rule that runs through an executor; see `ampcheck.executors`.
     """
 
     def mark(function: F) -> F:
-        marked: F = pytest.mark.op_cases(rule, database=database)(function)
+        marked: F = pytest.mark.op_cases(rule, database=database, compiled=compiled)(function)
         return marked
 
     return mark
@@ -44,6 +47,11 @@ def op_cases(rule: str, *, database: bool = False) -> Callable[[F], F]:
 
 def check(case: Case, device: Device) -> None:
     """Run an op case. Raises CheckFailure with every difference from the specification."""
-    differences = check_database(case, device) if case.sample == SAMPLE else check_op(case, device)
+    if case.executor:
+        differences = parity.check(case, device)
+    elif case.suite == "autograd":
+        differences = check_gradients(case, device)
+    else:
+        differences = check_database(case, device) if case.sample == SAMPLE else check_op(case, device)
     if differences:
         raise CheckFailure(differences)

@@ -217,11 +217,24 @@ def _plain(call: Callable[[], Any], region: AbstractContextManager[object]) -> O
 
 
 def _reference(device: Device, todo: Plan, dtype: str | None = None) -> Observation:
-    """The same call outside autocast on inputs cast by hand; all floating ones to `dtype` where it is given.
+    """The same call outside autocast on inputs cast by hand; all floating ones to `dtype` where it is given."""
+    call, args, kwargs = by_hand(todo, *build(todo.sample, todo.dtypes, device), dtype)
+    device.seed()
+    if not device.has_values:
+        # What it is compared with was recorded, which takes composite ops apart elsewhere than fake tensors do.
+        recorded = {*device.policies(), todo.op.overload, todo.expected.overload}
+        return device.observe(lambda: call(*args, **kwargs), recorded)
+    return _plain(lambda: call(*args, **kwargs), nullcontext())
 
-    A spelling may not take the `dtype=` that autocast fills in; its inputs are cast to that dtype instead.
+
+def by_hand(
+    todo: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: str | None = None
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """The call that autocast is to make of a case's own one, with the arguments cast to what its kernel is to receive.
+
+    A spelling may not take the `dtype=` that autocast fills in; its inputs are cast to that dtype instead. All floating
+    arguments are cast to `dtype` in the end, where it is given.
     """
-    args, kwargs = build(todo.sample, todo.dtypes, device)
     filled = todo.expected.dtype_kwarg
     if filled and todo.sample.call != "aten":
         dtype = dtype or filled
@@ -237,9 +250,4 @@ def _reference(device: Device, todo: Plan, dtype: str | None = None) -> Observat
     if todo.sample.call == "aten" and filled:
         call = overload(todo.expected.overload)
         kwargs["dtype"] = DTYPES[dtype or filled]
-    device.seed()
-    if not device.has_values:
-        # What it is compared with was recorded, which takes composite ops apart elsewhere than fake tensors do.
-        recorded = {*device.policies(), todo.op.overload, todo.expected.overload}
-        return device.observe(lambda: call(*args, **kwargs), recorded)
-    return _plain(lambda: call(*args, **kwargs), nullcontext())
+    return call, args, kwargs

@@ -54,6 +54,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     add("--suite", action="append", default=[], metavar="NAME", help="run this suite alone; again for more")
     add("--op", action="append", default=[], metavar="OVERLOAD", help="run the cases of this op alone")
     add("--rule", action="append", default=[], metavar="RULE", help="run the cases of this rule alone")
+    add("--executor", action="append", default=[], metavar="NAME", help="run the cases of this executor alone")
     add("--amp-dtype", action="append", default=[], metavar="DTYPE", help="run the cases of this region dtype alone")
     add("-k", dest="keyword", metavar="EXPRESSION", help="run the cases whose ids match, as pytest does")
     add("--deviations", action="append", default=[], metavar="FILE", help="a further deviations file")

@@ -56,7 +56,7 @@ class Device(ABC):
     """False for a device without arithmetic: only dtypes are checked, and the report says so."""
     database: bool = True
     """Whether every run has the cases of PyTorch's op database. False where they take longer than all others together:
-    only a nightly run has them then."""
+    only a nightly run has them then. Such a device has gradient cases of each op's main sample alone."""
     deviations: Path | None = None
     """Its `deviations.toml`."""
     on_request: str = ""
@@ -100,6 +100,14 @@ class Device(ABC):
         A backend that casts where a dispatch mode sees nothing records in its own way, and nothing that it did not see.
         """
         return observe(call, self.type, whole, inputs)
+
+    def leaf(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A leaf of a graph that requires grad, of the tensor's values."""
+        return tensor.detach().requires_grad_()
+
+    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+        """A backward pass from `outputs`, given the gradient of each; it adds to the `grad` of each leaf."""
+        torch.autograd.backward(outputs, gradients)
 
     def running(self) -> AbstractContextManager[object]:
         """Entered around everything that makes or uses tensors of the device, once in each thread."""

@@ -82,6 +82,15 @@ def _as_strided(
     return alias(self, size, stride, offset)
 
 
+@kernel("_new_zeros_with_same_feature_meta")
+def _tangent_like(self: torch.Tensor, other: torch.Tensor, *, self_num_batch_dims: int = 0) -> torch.Tensor:
+    """Zeros with the layout of `other` for each of the batch of `self`; PyTorch's own asks for bytes, as above."""
+    batch, count = tuple(self.shape[:self_num_batch_dims]), elements(other)
+    made = wrap(zeros((*batch, count), other.dtype))
+    strides = (*made.stride()[:-1], *other.stride())
+    return alias(made, (*batch, *other.shape), strides, int(other.storage_offset()))
+
+
 @kernel("as_strided_")
 def _as_strided_(
     self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None

@@ -44,11 +44,11 @@ OPS = (
     ),
     op(
         "fractional_max_pool3d",
-        at("batched", f(1, 2, 4, 4, 5, fill="distinct"), (2, 2, 2), (2, 3, 2), f(1, 2, 3, fill="unit")),
+        at("batched", f(1, 2, 4, 5, 5, fill="distinct"), (2, 2, 2), (2, 3, 2), f(1, 2, 3, fill="unit")),
         at("unbatched", f(2, 4, 4, 5, fill="distinct"), (2, 2, 3), (2, 2, 2), f(1, 2, 3, fill="unit")),
         via(
             "torch.nn.functional.fractional_max_pool3d",
-            f(1, 2, 4, 4, 5, fill="distinct"),
+            f(1, 2, 4, 5, 5, fill="distinct"),
             (2, 2, 2),
             output_size=(2, 3, 2),
             _random_samples=f(1, 2, 3, fill="unit"),

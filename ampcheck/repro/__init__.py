@@ -4,7 +4,8 @@ A reproduction prints a line for each thing it looks at: `ok`, or `FAIL` with wh
 """
 
 from ampcheck.repro.common import preamble, pytest_line
+from ampcheck.repro.gradients import of_gradient
 from ampcheck.repro.ops import of_op
 from ampcheck.repro.scenarios import of_scenario
 
-__all__ = ["of_op", "of_scenario", "preamble", "pytest_line"]
+__all__ = ["of_gradient", "of_op", "of_scenario", "preamble", "pytest_line"]

@@ -58,6 +58,8 @@ _IMPORTS = {
     "(TorchDispatchMode)": "from torch.utils._python_dispatch import TorchDispatchMode",
     "patch(": "from unittest.mock import patch",
     "warnings.": "import warnings",
+    "textwrap.": "import textwrap",
+    "linecache.": "import linecache",
     "weakref.": "import weakref",
     "ThreadPoolExecutor(": "from concurrent.futures import ThreadPoolExecutor",
     "@contextmanager": "from contextlib import contextmanager",

@@ -131,6 +131,32 @@ def received(overload, call):
     return tuple(leaf.got for leaf in kernel.leaves) if kernel else None""",
         ("recorder",),
     ),
+    "compiled": Member(
+        """\
+def compiled(executor, function, *inputs, **options):
+    class Module(torch.nn.Module):
+        def forward(self, *inputs):
+            return function(*inputs)
+
+    backends = {{"dynamo": "eager", "aot": "aot_eager", "inductor": "inductor", "jaxcompile": "jax"}}
+    if executor in backends:
+        return torch.compile(function, backend=backends[executor], **{{"fullgraph": True, **options}})
+    if executor == "jaxjit":
+        return ampcheck.jax_device.jit(function)
+    if executor in ("script", "traced"):
+        return torch.jit.script(function) if executor == "script" else torch.jit.trace(function, inputs, check_trace=False)
+    program = torch.export.export(Module(), inputs, strict=executor == "strict")
+    return (program.run_decompositions() if executor == "decomposed" else program).module()"""
+    ),
+    "program": Member(
+        """\
+def program(body):
+    source = textwrap.dedent(body).replace("DTYPE", "{dtype}").replace("TYPE", repr({type!r}))
+    linecache.cache["program"] = (len(source), None, source.splitlines(keepends=True), "program")
+    names = {{"torch": torch, "__name__": "__main__"}}
+    exec(compile(source, "program", "exec"), names)
+    return names["program"]"""
+    ),
     "j2t": Member(
         """\
 def j2t(fn, cast_inputs=None):
@@ -143,6 +169,13 @@ def close(what, got, want, tolerance=1e-5):
     same = host.shape == want.shape and host.dtype == want.dtype
     right = same and bool(((host - want).abs() <= tolerance * (1 + want.abs())).all())
     print("ok  " if right else "FAIL", what, "| got", host, "| expected", want)"""
+    ),
+    "exact": Member(
+        """\
+def exact(what, got, want):
+    there = got is not None and want is not None
+    same = got.dtype == want.dtype and torch.equal(got.cpu(), want.cpu()) if there else got is want
+    print("ok  " if same else "FAIL", what, "| got", got, "| expected", want)"""
     ),
     "copies": Member(
         """\

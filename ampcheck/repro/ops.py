@@ -45,25 +45,13 @@ def of_op(case: Case, device: Device, message: str = "", modules: Sequence[str] 
     Returns: a program that does not import ampcheck.
     """
     todo = plan(case, device)
-    names = list(_names(todo))
-    tensors = [
-        values.expression(leaf, given.dtype, place, device)
-        for place, (leaf, given) in enumerate(zip(leaves(todo.sample), todo.given, strict=True))
-    ]
-    blocks = [values.SEEDED] if any("seeded(" in text for text in tensors) else []
-    rows = "".join(f"        {text},\n" for text in tensors)
-    made = (
-        f"def inputs():\n    return [\n{rows}    ]"
-        if len(tensors) > 1
-        else f"def inputs():\n    return [{''.join(tensors)}]"
-    )
-    call = f"def call({', '.join(names)}):\n    return {_call(todo, case, names)}"
+    blocks, names = made(todo, case, device)
     region = f"with {device.region}({device.type!r}, dtype={DTYPES[case.amp]}):"
     if not ran:
-        return assembled(device, modules, [*blocks, made, call, f"{region}\n    print(call(*inputs()))"])
+        return assembled(device, modules, [*blocks, f"{region}\n    print(call(*inputs()))"])
     blocks += [snippets.CHECK]
     if todo.expected.error:
-        return assembled(device, modules, [*blocks, made, call, _refused(todo, region)])
+        return assembled(device, modules, [*blocks, _refused(todo, region)])
     if case.rule == "fallthrough" and is_composite(case.op) and device.sees_composites:
         recorder = snippets.recorder(device, casts=False, kernels=True)
         wanted = _parts(case, device, todo)
@@ -72,7 +60,7 @@ torch.manual_seed(0)
 {region}
     seen = observe(lambda: call(*inputs()))
 check("listed ops in aten::{case.op}, with the dtypes they received", lines(seen), {wanted!r})"""
-        return assembled(device, modules, [*blocks, recorder, snippets.lines_of(wanted), made, call, part])
+        return assembled(device, modules, [*blocks, recorder, snippets.lines_of(wanted), part])
     # A dispatch mode does not see what the kernels of every device receive; what comes out shows it, too.
     kernels = device.sees_composites and (not message or any(mark in message for mark in _OF_KERNELS))
     outputs = not message or not kernels
@@ -85,7 +73,33 @@ check("listed ops in aten::{case.op}, with the dtypes they received", lines(seen
         checks.append(_outputs(case, device, todo, names, region))
     if exact:
         checks.append(_accuracy(todo))
-    return assembled(device, modules, [*blocks, made, call, *checks])
+    return assembled(device, modules, [*blocks, *checks])
+
+
+def made(todo: Plan, case: Case, device: Device) -> tuple[list[str], list[str]]:
+    """The functions `inputs`, which makes the tensors of a case, and `call`, which calls its op on them.
+
+    Returns: the blocks of a program that define them, and the names of the parameters of `call`.
+    """
+    names = list(_names(todo))
+    tensors = [
+        values.expression(leaf, given.dtype, place, device)
+        for place, (leaf, given) in enumerate(zip(leaves(todo.sample), todo.given, strict=True))
+    ]
+    blocks = [values.SEEDED] if any("seeded(" in text for text in tensors) else []
+    rows = "".join(f"        {text},\n" for text in tensors)
+    inputs = (
+        f"def inputs():\n    return [\n{rows}    ]"
+        if len(tensors) > 1
+        else f"def inputs():\n    return [{''.join(tensors)}]"
+    )
+    call = f"def call({', '.join(names)}):\n    return {_call(todo, case, names)}"
+    return [*blocks, inputs, call], names
+
+
+def by_hand_call(todo: Plan, case: Case, names: Sequence[str]) -> str:
+    """The call that autocast makes of a case's, with a `dtype` of that name where it fills one in."""
+    return _call(todo, case, names, dtype=todo.expected.dtype_kwarg is not None and todo.sample.call == "aten")
 
 
 def _names(todo: Plan) -> Iterator[str]:
@@ -122,7 +136,8 @@ def _shown(value: Any, names: Iterator[str]) -> str:
     return repr(value)
 
 
-def _dtypes(names: Sequence[str]) -> str:
+def dtypes_list(names: Sequence[str]) -> str:
+    """Dtypes as a list in a program."""
     return f"[{', '.join(str(DTYPES[name]) for name in names)}]"
 
 
@@ -183,7 +198,7 @@ def _outputs(case: Case, device: Device, todo: Plan, names: Sequence[str], regio
         ]
         call = "filled_in"
     leaves = [filled if filled and call == "call" and is_floating(dtype) else dtype for dtype in want.leaves]
-    lines.append(f"by_hand = [x.to(dtype) for x, dtype in zip(inputs(), {_dtypes(leaves)})]  # rule {case.rule}")
+    lines.append(f"by_hand = [x.to(dtype) for x, dtype in zip(inputs(), {dtypes_list(leaves)})]  # rule {case.rule}")
     if device.has_values:
         lines += [region, "    got = run(call, *inputs())", f"want = run({call}, *by_hand)"]
     else:

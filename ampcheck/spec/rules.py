@@ -12,6 +12,7 @@ _AMP = "https://docs.pytorch.org/docs/2.13/amp.html"
 _OPS = _AMP + "#autocast-op-reference"
 _REGION = _AMP + "#torch.autocast"
 _EXAMPLES = "https://docs.pytorch.org/docs/2.13/notes/amp_examples.html"
+_SCALER = _AMP + "#torch.amp.GradScaler"
 _MODE = "aten/src/ATen/autocast_mode.h"
 _PYTHON = "torch/amp/autocast_mode.py"
 
@@ -88,15 +89,86 @@ _ALL = (
     Rule("exceptions", "an exception leaves a region unchanged, and the state from before the region is back", _PYTHON),
     Rule("modules", "a module in a region does what the functions it calls do there", _EXAMPLES),
     Rule(
+        "autodiff",
+        "backward runs in the dtypes of the forward pass wherever it is called, and each leaf gets the gradient, in its own "
+        "dtype, that casts by hand give",
+        _REGION,
+    ),
+    Rule(
+        "customfn",
+        "a function of one's own, and an op of one's own, that asks for it runs in the dtype and the autocast state it "
+        "asks for, forward and backward",
+        _AMP + "#torch.amp.custom_fwd",
+    ),
+    Rule(
         "j2t",
         "a JAX function made a PyTorch one has the values and gradients of the same function in PyTorch, to any order, "
         "and receives what custom_fwd would give it",
         "https://github.com/pytorch/xla/issues/9361",
     ),
     Rule(
+        "checkpoint",
+        "a checkpointed function is computed again in the autocast state it was computed in, with the same dtypes, bits "
+        "and gradients, and the state around the backward pass is left alone",
+        "torch/utils/checkpoint.py",
+    ),
+    Rule(
+        "functorch",
+        "a transformed function sees the region it is called in, and its derivatives have the dtype of what they are "
+        "taken with respect to",
+        "https://docs.pytorch.org/docs/2.13/func.api.html",
+    ),
+    Rule(
+        "dataparallel",
+        "a replica runs its forward in the region its caller is in, and gradients are reduced in the dtype of their "
+        "parameters unless a hook or a policy says otherwise",
+        _EXAMPLES + "#dataparallel-in-a-single-process",
+    ),
+    Rule(
+        "unscale",
+        "gradients are multiplied by the inverse of the scale, each once and in its own dtype, and any that is not "
+        "finite is found",
+        _AMP + "#torch.amp.GradScaler.unscale_",
+    ),
+    Rule(
+        "rescale",
+        "the scale backs off after an overflow, grows after growth_interval steps without one where float32 holds it, "
+        "and is kept otherwise",
+        _AMP + "#torch.amp.GradScaler.update",
+    ),
+    Rule(
+        "optimizers",
+        "an optimizer stepped by a scaler does what it does with gradients that were never scaled, and a skipped step "
+        "changes nothing",
+        _AMP + "#torch.amp.GradScaler.step",
+    ),
+    Rule(
+        "training",
+        "a training loop with a scaler, written as the documentation writes it, trains as one in float32 does",
+        _EXAMPLES,
+    ),
+    Rule(
+        "lossscale",
+        "a GradScaler scales outputs, unscales gradients once, skips the step of an optimizer that has a gradient that is "
+        "not finite, backs the scale off then and grows it after growth_interval iterations without one",
+        _SCALER,
+    ),
+    Rule(
+        "statedict",
+        "a GradScaler that is saved and loaded, pickled or copied goes on as the one it was made of",
+        _SCALER + ".state_dict",
+    ),
+    Rule("misuse", "a call that GradScaler does not support is refused in words that name it, or does nothing", _SCALER),
+    Rule(
         "reports",
         "what users reported as wrong, and PyTorch has neither promised nor mended, is as they ask",
         "https://github.com/pytorch/pytorch/issues",
+    ),
+    Rule(
+        "limits",
+        "a compiled program does in and around regions what it does eagerly, or is refused in words that name the "
+        "limitation",
+        "torch/csrc/jit/JIT-AUTOCAST.md",
     ),
     Rule("programs", "a program of ops and nested regions does what the other rules say of its steps", _AMP),
 )

@@ -6,7 +6,7 @@ A fake tensor has a device, a dtype and a shape but no values, so only dtypes, c
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -16,6 +16,7 @@ import torch
 from torch.cuda.amp import common
 
 from ampcheck.devices.base import Device
+from ampcheck.devices.virtual import graphs
 from ampcheck.ops.describe import TensorArg
 from ampcheck.torch_dtypes import DTYPES
 
@@ -70,6 +71,13 @@ class Virtual(Device):
     def _empty(self, shape: tuple[int, ...], dtype: str, device: str, position: int) -> torch.Tensor:
         with self._mode:
             return torch.empty(shape, dtype=DTYPES[dtype], device="cpu" if device == "cpu" else self.type)
+
+    def leaf(self, tensor: torch.Tensor) -> torch.Tensor:
+        graphs.allow(self.type)
+        return super().leaf(tensor)
+
+    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+        graphs.backward(outputs, gradients)
 
     def seed(self) -> None:
         """Nothing is drawn."""

@@ -1,4 +1,7 @@
-"""How a case is run. Each executor turns a sample's call path into a function of its arguments."""
+"""How a case is run: `function` for what a sample calls eagerly, and the compilers that take it as a program.
+
+`kinds` has the compilers, `source` writes the program, `cases` says which op goes through which, `parity` checks one.
+"""
 
 from __future__ import annotations
 

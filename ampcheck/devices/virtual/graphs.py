@@ -1,0 +1,69 @@
+"""Gradients of fake tensors whose device type this build of PyTorch was made without.
+
+PyTorch's autograd asks for a device's guard when it makes a node, and ends the process where there is none; its engine
+asks for the accelerator itself. So such a device type gets the guard of the meta device, which does nothing, and the
+nodes are run here, in an order and with the casts that the engine has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import heapq
+from collections.abc import Sequence
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C._autograd import DeviceType
+
+from ampcheck.checks import Unsupported
+
+_REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
+_REGISTER = "_ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"
+
+
+@cache
+def allow(device_type: str) -> None:
+    """Let autograd make nodes for tensors of a device type. Raises Unsupported where this build shows no way."""
+    kinds: dict[str, int] = {name.lower(): kind.value for name, kind in DeviceType.__members__.items()}
+    folder = Path(torch._C.__file__).parent / "lib"
+    found = [path for path in (folder / name for name in ("libc10.so", "libc10.dylib")) if path.exists()]
+    try:
+        library = ctypes.CDLL(str(found[0]))
+        guards = (ctypes.c_void_p * len(kinds)).in_dll(library, _REGISTRY)
+        register = getattr(library, _REGISTER)
+    except (IndexError, OSError, ValueError, AttributeError):
+        raise Unsupported(f"this build of PyTorch takes no guard for {device_type}, which autograd needs") from None
+    register.argtypes, register.restype = (ctypes.c_int8, ctypes.c_void_p), None
+    if guards[kinds[device_type]] is None:
+        register(kinds[device_type], guards[kinds["meta"]])
+
+
+def backward(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+    """What `torch.autograd.backward` does, in this thread: each leaf's gradient is added to its `grad`."""
+    ready: list[tuple[int, int, Any]] = []
+    arrived: dict[Any, list[torch.Tensor | None]] = {}
+    numbers = count()
+
+    def give(node: Any, place: int, gradient: torch.Tensor) -> None:
+        if node not in arrived:
+            arrived[node] = [None] * len(node._input_metadata)
+            heapq.heappush(ready, (-node._sequence_nr(), next(numbers), node))
+        wanted = node._input_metadata[place]
+        gradient = gradient.sum_to_size(wanted.shape).to(wanted.dtype)
+        before = arrived[node][place]
+        arrived[node][place] = gradient if before is None else before + gradient
+
+    for output, gradient in zip(outputs, gradients, strict=True):
+        if output.grad_fn is not None:
+            give(output.grad_fn, output.output_nr, gradient)
+    with torch.no_grad():
+        while ready:
+            _, _, node = heapq.heappop(ready)
+            made = node(*arrived.pop(node))
+            made = made if isinstance(made, tuple) else (made,)
+            for (following, place), gradient in zip(node.next_functions, made, strict=False):
+                if following is not None and gradient is not None:
+                    give(following, place, gradient)

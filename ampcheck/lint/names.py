@@ -1,0 +1,149 @@
+"""What a name in a source file stands for: torch's functions under whatever alias, and the file's own definitions."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TypeAlias
+
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
+
+_SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+
+class Names:
+    """The names of one file. Nothing is imported or run."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
+        self._parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        self._bound: dict[Scope, dict[str, list[ast.AST]]] = {}
+        self._imported: dict[Scope, dict[str, str]] = {}
+        for node in ast.walk(tree):
+            self._bind(node)
+
+    def _bind(self, node: ast.AST) -> None:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            self._import(node)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            self._add(self.scope(node), node.name, node)
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                self._assign(node, target, node.value)
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)):
+            if node.value is not None:
+                self._assign(node, node.target, node.value)
+        elif isinstance(node, ast.arg):
+            self._add(self.scope(node), node.arg, node)
+        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+            self._assign(node, node.optional_vars, node.context_expr)
+        elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension, ast.AugAssign)):
+            for name in ast.walk(node.target):
+                if isinstance(name, ast.Name):
+                    self._add(self.scope(node), name.id, node)
+
+    def _assign(self, node: ast.AST, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Name):
+            self._add(self.scope(node), target.id, value)
+        elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
+            owner = self.owner(node)
+            if owner is not None:
+                self._add(owner, target.attr, value)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            values = value.elts if isinstance(value, (ast.Tuple, ast.List)) else []
+            if len(values) == len(target.elts):
+                for part, inner in zip(target.elts, values, strict=True):
+                    self._assign(node, part, inner)
+            else:
+                for name in ast.walk(target):
+                    if isinstance(name, ast.Name):
+                        self._add(self.scope(node), name.id, node)
+
+    def _add(self, scope: Scope, name: str, node: ast.AST) -> None:
+        self._bound.setdefault(scope, {}).setdefault(name, []).append(node)
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
+        known = self._imported.setdefault(self.scope(node), {})
+        for alias in node.names:
+            if isinstance(node, ast.ImportFrom):
+                if not node.level:
+                    known[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+            elif alias.asname:
+                known[alias.asname] = alias.name
+            else:
+                known[alias.name.partition(".")[0]] = alias.name.partition(".")[0]
+
+    def scope(self, node: ast.AST) -> Scope:
+        """The scope a node stands in."""
+        found = self._parents.get(node)
+        while not isinstance(found, _SCOPES):
+            if found is None:
+                return self.tree
+            found = self._parents.get(found)
+        return found
+
+    def parents(self, node: ast.AST) -> Iterator[ast.AST]:
+        """What a node stands in, from the inside out."""
+        found = self._parents.get(node)
+        while found is not None:
+            yield found
+            found = self._parents.get(found)
+
+    def owner(self, node: ast.AST) -> ast.ClassDef | None:
+        """The class whose method a node stands in."""
+        return next((parent for parent in self.parents(node) if isinstance(parent, ast.ClassDef)), None)
+
+    def lookup(self, name: str, at: ast.AST) -> tuple[Scope, list[ast.AST]] | None:
+        """The scope that binds a name as seen from a node, and what it binds it to; None where the file does not."""
+        first = True
+        scope = at if isinstance(at, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) else self.scope(at)
+        while True:
+            if first or not isinstance(scope, ast.ClassDef):
+                bound = self._bound.get(scope, {}).get(name)
+                if bound:
+                    return scope, bound
+                if name in self._imported.get(scope, {}):
+                    return None
+            if isinstance(scope, ast.Module):
+                return None
+            first, scope = False, self.scope(scope)
+
+    def attribute(self, owner: ast.ClassDef, name: str, seen: tuple[ast.ClassDef, ...] = ()) -> list[ast.AST]:
+        """What a class, or a base class in the file, binds an attribute of its instances to."""
+        found = self._bound.get(owner, {}).get(name)
+        if found:
+            return found
+        for base in owner.bases:
+            for node in self._definitions(base):
+                if isinstance(node, ast.ClassDef) and node not in (*seen, owner):
+                    found = self.attribute(node, name, (*seen, owner))
+                    if found:
+                        return found
+        return []
+
+    def _definitions(self, expression: ast.expr) -> list[ast.AST]:
+        if not isinstance(expression, ast.Name):
+            return []
+        found = self.lookup(expression.id, expression)
+        return found[1] if found else []
+
+    def dotted(self, expression: ast.AST, depth: int = 0) -> str:
+        """The full name of what an expression stands for, e.g. "torch.cuda.amp.autocast"; "" where it is none."""
+        if isinstance(expression, ast.Attribute):
+            base = self.dotted(expression.value, depth)
+            return f"{base}.{expression.attr}" if base else ""
+        if not isinstance(expression, ast.Name) or depth > 8:
+            return ""
+        found = self.lookup(expression.id, expression)
+        if found is not None:
+            values = found[1]
+            return self.dotted(values[0], depth + 1) if len(values) == 1 else ""
+        scope: Scope = self.scope(expression)
+        while True:
+            known = self._imported.get(scope, {})
+            if expression.id in known:
+                return known[expression.id]
+            if isinstance(scope, ast.Module):
+                return ""
+            scope = self.scope(scope)

@@ -1,0 +1,17 @@
+"""The executors by name, with what each is. Importing this imports no compiler: ids and reports need the names alone."""
+
+from __future__ import annotations
+
+EXECUTORS = {
+    "script": "torch.jit.script",
+    "traced": "torch.jit.trace with autocast's cache off",
+    "dynamo": 'torch.compile(backend="eager"): the graph that Dynamo captured, run as it is',
+    "aot": 'torch.compile(backend="aot_eager"): forward and backward graphs of ATen ops, run as they are',
+    "inductor": 'torch.compile(backend="inductor")',
+    "export": "torch.export.export(strict=False).module()",
+    "strict": "torch.export.export(strict=True).module()",
+    "decomposed": "torch.export.export(strict=False).run_decompositions().module()",
+    "jaxcompile": 'torch.compile(backend="jax"): forward and backward as XLA programs',
+    "jaxjit": "ampcheck.jax_device.jit: the program whole as one XLA program",
+}
+"""No name occurs in another one, in an op, a scenario or a device token, so that `-k NAME` selects that executor."""

@@ -1,0 +1,173 @@
+"""The operators of csrc/autocast_ops.cpp in Python, for an installation without that library.
+
+The dispatcher has no variadic operators, so there are only the fixed forms.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from string import ascii_lowercase
+from typing import Any
+
+import torch
+
+FIXED_FORMS = 8
+"""The longest fixed form of an operator that is variadic in the library."""
+
+_LIBRARY: list[torch.library.Library] = []  # what is registered lives as long as the object
+
+
+def reaches(value: Any, device_type: str) -> bool:
+    """Whether a tensor makes the dispatcher enter the autocast kernel of a device type."""
+    return isinstance(value, torch.Tensor) and value.device.type == device_type
+
+
+def eligible(value: Any, device_type: str) -> bool:
+    """Whether autocast casts a value: a floating tensor other than float64 on the device type."""
+    return reaches(value, device_type) and value.is_floating_point() and value.dtype != torch.float64
+
+
+def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_cast(item, device_type, dtype) for item in value]
+    return value.to(dtype) if eligible(value, device_type) else value
+
+
+def _returned(values: Sequence[Any]) -> Any:
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def autocast_cast(device_type: str, enabled: bool, dtype: torch.dtype, *values: Any) -> Any:
+    """Policies lower_precision_fp and fp32: the values, eligible tensors cast."""
+    return _returned([_cast(v, device_type, dtype) for v in values] if enabled else values)
+
+
+def autocast_promote(device_type: str, enabled: bool, *values: Any) -> Any:
+    """Policy promote: the values, eligible tensors cast to the widest dtype among them."""
+    flat = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
+    dtypes = {item.dtype for item in flat if eligible(item, device_type)}
+    if not enabled or not dtypes:
+        return _returned(values)
+    # Of two different ones neither holds the other's values, unless one of them is float32.
+    widest = dtypes.pop() if len(dtypes) == 1 else torch.float32
+    return _returned([_cast(value, device_type, widest) for value in values])
+
+
+def autocast_set(device_type: str, enabled: bool, dtype: torch.dtype, *values: Any) -> Any:
+    """Set this thread's state, and return the values."""
+    torch.set_autocast_enabled(device_type, enabled)
+    torch.set_autocast_dtype(device_type, dtype)
+    return _returned(values) if values else None
+
+
+def autocast_opt_dtype(
+    device_type: str, enabled: bool, first: torch.Tensor, dtype: torch.dtype | None
+) -> torch.dtype | None:
+    """Policy fp32_set_opt_dtype: the `dtype=` the op is to have."""
+    return torch.float32 if dtype is None and enabled and eligible(first, device_type) else dtype
+
+
+def autocast_append_dtype(device_type: str, first: torch.Tensor) -> torch.dtype:
+    """Policy fp32_append_dtype: the `dtype=` the op is to have."""
+    return torch.float32 if eligible(first, device_type) else first.dtype
+
+
+def autocast_reached(device_type: str, enabled: bool, values: Sequence[torch.Tensor | None]) -> bool:
+    """Whether autocast is enabled and the dispatcher would enter its kernel."""
+    return enabled and any(reaches(value, device_type) for value in values)
+
+
+def autocast_banned(device_type: str, enabled: bool, values: Sequence[torch.Tensor | None], message: str) -> None:
+    """Policy banned. Raises RuntimeError with the message."""
+    if autocast_reached(device_type, enabled, values):
+        raise RuntimeError(message)
+
+
+def autocast_done() -> None:
+    """Keep TorchScript from joining the op before with those behind in a formula for the gradient."""
+
+
+def autocast_opaque(value: float) -> float:
+    """The number, which is then not known before the program runs."""
+    return value
+
+
+def autocast_ambient(device_type: str) -> tuple[bool, torch.dtype]:
+    """This thread's state: enabled and dtype."""
+    return torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+
+
+def autocast_region(
+    device_types: Sequence[str],
+    device_type: str,
+    device: str,
+    enabled: bool,
+    dtype: torch.dtype,
+    outer_enabled: bool,
+    outer_dtype: torch.dtype,
+) -> tuple[bool, torch.dtype]:
+    """What a region on `device` makes of the state of one device type. Raises RuntimeError for an unknown device."""
+    if device not in device_types:
+        raise RuntimeError(f"this program was not rewritten for regions on {device}; name it in device_type")
+    if device != device_type:
+        return outer_enabled, outer_dtype
+    if enabled and device_type == "cpu" and dtype not in (torch.bfloat16, torch.float16):
+        warnings.warn("In CPU autocast, but the target dtype is not supported. Disabling autocast.", stacklevel=2)
+        enabled = False
+    return enabled, dtype
+
+
+def _family(name: str, leading: str, *, annotated: bool) -> list[str]:
+    """The schemas of an operator that takes tensors, the last of them optional or not, and returns as many.
+
+    `annotated`: whether they say that a result may be the argument itself.
+    """
+    out = [f"{name}.list({leading}, Tensor[] x) -> Tensor[]"]
+    for form in "to":
+        for count in range(FIXED_FORMS + 1):
+            alias = [f"({letter})" if annotated else "" for letter in ascii_lowercase]
+            types = [f"Tensor{alias[place]}" for place in range(count)]
+            types += [f"Tensor{alias[count]}?"] if form == "o" else []
+            values = "".join(f", {type_} x{place}" for place, type_ in enumerate(types))
+            out.append(f"{name}.{form}{count}({leading}{values}) -> ({', '.join(types)})")
+    return out
+
+
+_STATE = "str device_type, bool enabled"
+
+
+def register() -> None:
+    """Register the operators in this process, once."""
+    if _LIBRARY:
+        return
+    library = torch.library.Library("amp", "FRAGMENT")
+    _LIBRARY.append(library)
+
+    def add(schema: str, body: Callable[..., Any], alias_analysis: str) -> None:
+        library.define(schema, alias_analysis=alias_analysis)
+        library.impl(schema.partition("(")[0], body, "CompositeImplicitAutograd")
+
+    for body, leading, alias_analysis in (
+        (autocast_cast, f"{_STATE}, ScalarType dtype", ""),
+        (autocast_promote, _STATE, ""),
+        (autocast_set, f"{_STATE}, ScalarType dtype", "CONSERVATIVE"),
+    ):
+        for schema in _family(body.__name__, leading, annotated=not alias_analysis):
+            add(schema, body, alias_analysis)
+    region = "str[] device_types, str device_type, str device, bool enabled, ScalarType dtype"
+    for body, signature, alias_analysis in (
+        (autocast_opt_dtype, f"({_STATE}, Tensor first, ScalarType? dtype) -> ScalarType?", ""),
+        (autocast_append_dtype, "(str device_type, Tensor first) -> ScalarType", ""),
+        (autocast_reached, f"({_STATE}, Tensor?[] values) -> bool", "CONSERVATIVE"),
+        (autocast_banned, f"({_STATE}, Tensor?[] values, str message) -> ()", "CONSERVATIVE"),
+        (autocast_done, "() -> ()", "CONSERVATIVE"),
+        (autocast_opaque, "(Scalar value) -> Scalar", "CONSERVATIVE"),
+        (autocast_ambient, "(str device_type) -> (bool enabled, ScalarType dtype)", "CONSERVATIVE"),
+        (
+            autocast_region,
+            f"({region}, bool outer_enabled, ScalarType outer_dtype) -> (bool enabled, ScalarType dtype)",
+            "CONSERVATIVE",
+        ),
+    ):
+        add(body.__name__ + signature, body, alias_analysis)

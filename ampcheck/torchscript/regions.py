@@ -1,0 +1,184 @@
+"""The autocast regions of a TorchScript graph: what their objects hold, and what surrounds a whole program."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+from ampcheck.errors import UsageError
+
+Value = Any
+Node = Any
+Graph = Any
+"""torch._C.Value, Node and Graph; torch's annotations hold few of their methods."""
+
+_AUTOCAST = re.compile(r"^__torch__\.torch\.((cuda|cpu)\.)?amp\.autocast_mode\.(___torch_mangle_\d+\.)?autocast$")
+
+
+class State(NamedTuple):
+    """The state of one device type at a place in a program: a bool value and a dtype value."""
+
+    enabled: Value
+    dtype: Value
+
+
+States = dict[str, State]
+"""By device type."""
+
+
+class Suspended:
+    """Entered by a rewritten program around its body: eager autocast of one device type is off until it ends."""
+
+    def __init__(self, device_type: str, enabled: bool, dtype: int):
+        self.device_type = device_type
+        self.enabled = enabled
+        self.dtype = dtype
+
+    def __enter__(self) -> None:
+        torch.ops.amp.autocast_set(self.device_type, False, self.dtype)
+
+    def __exit__(self, type: Any, value: Any, traceback: Any) -> None:
+        torch.ops.amp.autocast_set(self.device_type, self.enabled, self.dtype)
+
+
+def _suspended() -> None:
+    with Suspended("cpu", False, 15):
+        pass
+
+
+def _shielded() -> None:
+    with torch.autocast("cpu", enabled=False, dtype=torch.bfloat16):
+        pass
+
+
+def scripted(call: Any) -> Any:
+    """`torch.jit.script` without its deprecation warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(call)
+
+
+@cache
+def _type(call: Any) -> Any:
+    """The TorchScript class that a function makes an object of."""
+    found = scripted(call).graph.findNode("prim::CreateObject").output().type()
+    return found
+
+
+def is_constant(value: Value) -> bool:
+    """Whether a value is known before the program runs."""
+    return bool(value.node().kind() == "prim::Constant")
+
+
+def constant(value: Value) -> Any:
+    """A value that is known before the program runs, else None."""
+    return value.toIValue() if is_constant(value) else None
+
+
+def off(state: State) -> bool:
+    """Whether autocast is known to be disabled."""
+    return constant(state.enabled) is False
+
+
+def is_region(node: Node) -> bool:
+    """Whether a prim::Enter or prim::Exit belongs to an autocast region."""
+    return bool(_AUTOCAST.match(str(node.inputsAt(0).type().annotation_str)))
+
+
+class Builder:
+    """Adds nodes to a graph. What is added takes its place in the source from the node it stands before."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def constant(self, before: Node, value: object) -> Value:
+        """A constant."""
+        with self.graph.insert_point_guard(before):
+            return self.graph.insertConstant(value)
+
+    def node(self, before: Node, kind: str, inputs: list[Value], types: list[Any]) -> Node:
+        """A node with an output of each type."""
+        made = self.graph.create(kind, inputs, len(types))
+        made.insertBefore(before)
+        made.copyMetadata(before)
+        for output, type_ in zip(made.outputs(), types, strict=True):
+            output.setType(type_)
+        return made
+
+    def values(self, before: Node, kind: str, inputs: list[Value], types: list[Any]) -> list[Value]:
+        """The outputs of a new node."""
+        return list(self.node(before, kind, inputs, types).outputs())
+
+    def _entered(self, before: Node, class_: Any, attributes: dict[str, Value]) -> Value:
+        made = self.values(before, "prim::CreateObject", [], [class_])[0]
+        for name, value in attributes.items():
+            self.node(before, "prim::SetAttr", [made, value], []).s_("name", name)
+        enter = class_ if _AUTOCAST.match(str(class_.annotation_str)) else torch._C.NoneType.get()
+        self.node(before, "prim::Enter", [made], [enter])
+        return made
+
+    def surround(self, device_types: tuple[str, ...]) -> States:
+        """Put eager autocast and PyTorch's own pass out of action around the body; the states that the caller is in.
+
+        The caller's state is back after the body, exceptions included. PyTorch's pass reads regions of its own class,
+        so that two regions with `enabled=False` keep it from adding casts, also where the caller is in a region and
+        after saving and loading.
+        """
+        first = next(iter(self.graph.nodes()), self.graph.return_node())
+        states: States = {}
+        entered = []
+        false, bfloat16 = self.constant(first, False), self.constant(first, torch.bfloat16)
+        for device in ("cpu", "cuda"):
+            attributes = {"fast_dtype": bfloat16, "_enabled": false, "device": self.constant(first, device)}
+            entered.append(self._entered(first, _type(_shielded), attributes))
+        for device in device_types:
+            name = self.constant(first, device)
+            types = [torch._C.BoolType.get(), torch._C.IntType.get()]
+            enabled, dtype = self.values(first, "amp::autocast_ambient", [name], types)
+            attributes = {"device_type": name, "enabled": enabled, "dtype": dtype}
+            entered.append(self._entered(first, _type(_suspended), attributes))
+            states[device] = State(enabled, dtype)
+        last = self.graph.return_node()
+        for made in reversed(entered):
+            self.node(last, "prim::Exit", [made], [torch._C.TensorType.get()])
+        return states
+
+    def enter(self, node: Node, outer: States) -> States:
+        """The states inside of a region that a prim::Enter begins. Raises UsageError for one on another device type."""
+        made = node.inputsAt(0)
+        device, enabled, dtype = (self._attribute(node, made, name) for name in ("device", "_enabled", "fast_dtype"))
+        if is_constant(device) and constant(device) not in outer:
+            raise UsageError(
+                f"the program has a region on {constant(device)!r}; name it in device_type, which is {tuple(outer)}"
+            )
+        return {name: self._inside(node, outer, name, device, State(enabled, dtype)) for name in outer}
+
+    def _inside(self, node: Node, outer: States, name: str, device: Value, given: State) -> State:
+        supported = name != "cpu" or constant(given.dtype) in _SUPPORTED
+        if is_constant(device) and constant(device) != name:
+            return outer[name]
+        if is_constant(device) and supported:
+            return given
+        strings = torch._C.ListType(torch._C.StringType.get())
+        known = self.values(node, "prim::ListConstruct", [self.constant(node, other) for other in outer], [strings])
+        inputs = [known[0], self.constant(node, name), device, *given, *outer[name]]
+        types = [torch._C.BoolType.get(), torch._C.IntType.get()]
+        return State(*self.values(node, "amp::autocast_region", inputs, types))
+
+    def _attribute(self, node: Node, made: Value, name: str) -> Value:
+        """What a region's object holds: the value it was given where that is plain, else read when it is entered."""
+        uses = [use.user for use in made.uses()]
+        given = [user for user in uses if user.kind() == "prim::SetAttr" and user.s("name") == name]
+        if made.node().kind() == "prim::CreateObject" and len(given) == 1:
+            return given[0].inputsAt(1)
+        read = self.node(node, "prim::GetAttr", [made], [_ATTRIBUTES[name].get()])
+        read.s_("name", name)
+        return read.output()
+
+
+_ATTRIBUTES = {"device": torch._C.StringType, "_enabled": torch._C.BoolType, "fast_dtype": torch._C.IntType}
+_SUPPORTED = (5, 15)  # float16 and bfloat16, as TorchScript numbers dtypes

@@ -1,0 +1,97 @@
+"""Rule cache, compiled: `ampcheck.spec.rules` says what it promises."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+_GUARDED = ("dynamo", "aot", "jaxcompile")
+
+
+@scenario(values=True)
+@pytest.mark.parametrize("executor", _GUARDED)
+def test_new_values_of_a_weight(amp: Amp, executor: str) -> None:
+    """A compiled function sees a weight's new values in the next region, and in the same one where its cast is cleared."""
+    x, weight = amp.rand(2, 2), amp.rand(2, 2, requires_grad=True)
+    compiled = amp.compiled(executor, torch.mm, x, weight)
+    for turn in range(3):
+        with amp.region():
+            got = compiled(x, weight)
+            with torch.no_grad():
+                weight.mul_(2)
+            torch.clear_autocast_cache()
+            again = compiled(x, weight)
+        amp.close(f"the product doubled in turn {turn}", again.float(), amp.device.host(got.detach().float()) * 2, 0.02)
+
+
+@scenario(values=True)
+@pytest.mark.parametrize("executor", _GUARDED)
+def test_without_gradients_first(amp: Amp, executor: str) -> None:
+    """A weight cast without gradients in a region has a gradient in the same region afterwards (pytorch#158232)."""
+    x, weight = amp.rand(2, 2), amp.rand(2, 2, requires_grad=True)
+    compiled = amp.compiled(executor, torch.mm, x, weight)
+    with amp.region():
+        with torch.no_grad():
+            amp.expect("whether it requires grad without gradients", compiled(x, weight).requires_grad, False)
+        out = compiled(x, weight)
+        amp.expect("whether it requires grad with them", out.requires_grad, True)
+    out.float().sum().backward()
+    amp.expect("dtype of the gradient", getattr(weight.grad, "dtype", None), torch.float32)
+
+
+@scenario(values=True)
+@pytest.mark.parametrize("executor", ("traced",))
+def test_traced_with_the_cache_on(amp: Amp, executor: str) -> None:
+    """A layer used twice is traced in a region whose cache is on, as it is (pytorch#50231, #84092)."""
+    layer = amp.module(lambda: torch.nn.Linear(2, 2)).requires_grad_(True)
+    x = amp.rand(2, 2)
+    with amp.region():
+        traced = amp.compiled(executor, lambda x: layer(layer(x)), x)
+        got = traced(x)
+        want = layer(layer(x))
+    amp.expect("dtype", got.dtype, amp.dtype)
+    amp.close("the traced layer", got.float(), amp.device.host(want.detach().float()), 0.02)
+    got.float().sum().backward()
+    amp.expect("whether its weight has a gradient", layer.weight.grad is not None, True)
+
+
+@scenario(values=True)
+@pytest.mark.parametrize("executor", ("traced",))
+def test_traced_with_the_cache_off(amp: Amp, executor: str) -> None:
+    """A layer used twice is traced in a region whose cache is off (upstream test_generate_autocast_jit_trace_model)."""
+    layer = amp.module(lambda: torch.nn.Linear(2, 2)).requires_grad_(True)
+    x = amp.rand(2, 2)
+    with amp.region(cache_enabled=False):
+        traced = amp.compiled(executor, torch.nn.Sequential(layer, layer), x)
+        got = traced(x)
+    amp.expect("dtype", got.dtype, amp.dtype)
+    got.float().sum().backward()
+    amp.expect("dtype of its weight's gradient", getattr(layer.weight.grad, "dtype", None), torch.float32)
+
+
+@scenario(values=True)
+@pytest.mark.parametrize("cache", (True, False))
+@pytest.mark.parametrize("executor", ("dynamo", "aot", "export", "strict", "jaxcompile"))
+def test_gradient_of_two_uses(amp: Amp, executor: str, cache: bool) -> None:
+    """A weight used twice in a compiled function has eager mode's gradient, whether or not the cache is on."""
+    kind, low = amp.type, amp.dtype
+
+    def program(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(kind, dtype=low, cache_enabled=cache):
+            return torch.mm(torch.mm(x, weight), weight).float()
+
+    x = amp.rand(3, 3)
+    one, two = (amp.rand(3, 3) for _ in range(2))
+    with torch.no_grad():
+        two.copy_(one)
+    one.requires_grad_()
+    two.requires_grad_()
+    compiled = amp.compiled(executor, program, x, two)
+    program(x, one).sum().backward()
+    compiled(x, two).sum().backward()
+    assert one.grad is not None
+    amp.expect("whether there is a gradient", two.grad is not None, True)
+    if two.grad is not None:
+        amp.close("gradient", two.grad, amp.device.host(one.grad), 0.02)

@@ -1,0 +1,261 @@
+"""Rule context, compiled: `ampcheck.spec.rules` says what it promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+_EVERY = ("traced", "dynamo", "aot", "export", "strict", "decomposed", "jaxcompile", "jaxjit")
+_GUARDED = ("dynamo", "aot", "jaxcompile", "jaxjit")
+_BREAKING = ("dynamo", "aot", "jaxcompile")
+
+
+@scenario()
+@pytest.mark.parametrize("executor", _EVERY)
+def test_body_alone(amp: Amp, executor: str) -> None:
+    """A region inside a compiled function holds for its body and not for what stands before and behind it."""
+    kind, low = amp.type, amp.dtype
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        before = torch.mm(x, x)
+        with torch.autocast(kind, dtype=low):
+            inside = torch.mm(x, x)
+        return before, inside, torch.mm(x, x)
+
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x)
+    for call in ("first", "second"):
+        dtypes = [out.dtype for out in compiled(x)]
+        amp.expect(f"dtypes before, inside and behind, {call} call", dtypes, [torch.float32, low, torch.float32])
+        amp.expect(f"state after the {call} call", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+@pytest.mark.parametrize("executor", ("script",))
+def test_body_alone_in_a_source(amp: Amp, executor: str) -> None:
+    """TorchScript's region holds for its body alone (pytorch#63939 brought it)."""
+    program = amp.program(
+        """
+        def program(x: torch.Tensor):
+            before = torch.mm(x, x)
+            with torch.autocast(TYPE, dtype=DTYPE):
+                inside = torch.mm(x, x)
+            return before, inside, torch.mm(x, x)
+        """
+    )
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x)
+    for call in ("first", "second", "third"):
+        dtypes = [out.dtype for out in compiled(x)]
+        amp.expect(f"dtypes before, inside and behind, {call} call", dtypes, [torch.float32, amp.dtype, torch.float32])
+        amp.expect(f"state after the {call} call", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+@pytest.mark.parametrize("executor", _GUARDED)
+def test_compiled_once_called_in_and_out(amp: Amp, executor: str) -> None:
+    """A compiled function does in each region what eager mode does there (upstream test_ambient_autocast_recompile)."""
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, torch.mm, x, x)
+    amp.expect("dtype outside, before any region", compiled(x, x).dtype, torch.float32)
+    with amp.region():
+        amp.expect("dtype in a region", compiled(x, x).dtype, amp.dtype)
+        with amp.region(amp.other):
+            amp.expect("dtype in a region of another dtype", compiled(x, x).dtype, amp.other)
+        with amp.region(enabled=False):
+            amp.expect("dtype in a disabled region", compiled(x, x).dtype, torch.float32)
+        amp.expect("dtype in the region again", compiled(x, x).dtype, amp.dtype)
+    amp.expect("dtype outside again", compiled(x, x).dtype, torch.float32)
+
+
+@scenario()
+@pytest.mark.parametrize("executor", ("script", "traced"))
+def test_torchscript_called_in_and_out(amp: Amp, executor: str) -> None:
+    """What TorchScript compiled outside of every region is cast by the region it is called in (pytorch#72760)."""
+    program = amp.program(
+        """
+        def program(x: torch.Tensor):
+            return torch.mm(x, x)
+        """
+    )
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x)
+    for _ in range(3):
+        amp.expect("dtype outside", compiled(x).dtype, torch.float32)
+        with amp.region():
+            amp.expect("dtype in a region", compiled(x).dtype, amp.dtype)
+        with amp.region(amp.other):
+            amp.expect("dtype in a region of another dtype", compiled(x).dtype, amp.other)
+
+
+@scenario()
+@pytest.mark.parametrize("executor", ("export", "strict", "decomposed"))
+def test_exported_outside_called_inside(amp: Amp, executor: str) -> None:
+    """An exported program is a module, and a region casts what a module calls."""
+    x = amp.rand(2, 2)
+    exported = amp.compiled(executor, torch.mm, x, x)
+    amp.expect("dtype outside", exported(x, x).dtype, torch.float32)
+    with amp.region():
+        amp.expect("dtype in a region", exported(x, x).dtype, amp.dtype)
+    amp.expect("dtype outside again", exported(x, x).dtype, torch.float32)
+
+
+@scenario()
+@pytest.mark.parametrize("placed", ("beginning", "behind_an_op"))
+@pytest.mark.parametrize("executor", _BREAKING)
+def test_graph_break_in_the_body(amp: Amp, executor: str, placed: str) -> None:
+    """A region goes on behind a graph break in its body (pytorch#93890, #95837)."""
+    kind, low = amp.type, amp.dtype
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        out: tuple[torch.Tensor, ...] = ()
+        with torch.autocast(kind, dtype=low):
+            if placed == "behind_an_op":
+                out += (torch.mm(x, x),)
+            torch._dynamo.graph_break()
+            out += (torch.mm(x, x),)
+            torch._dynamo.graph_break()
+            out += (torch.mm(x, x),)
+        return (*out, torch.mm(x, x))
+
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x, fullgraph=False)
+    for call in ("first", "second"):
+        dtypes = [out.dtype for out in compiled(x)]
+        amp.expect(f"dtypes, {call} call", dtypes, [low] * (len(dtypes) - 1) + [torch.float32])
+        amp.expect(f"state after the {call} call", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+@pytest.mark.parametrize("executor", _BREAKING)
+def test_graph_break_in_a_called_function(amp: Amp, executor: str) -> None:
+    """A region goes on behind a graph break in a function that its body calls (pytorch#102414)."""
+    kind, low = amp.type, amp.dtype
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        y = torch.mm(x, x)
+        torch._dynamo.graph_break()
+        return torch.mm(y.float(), x)
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast(kind, dtype=low):
+            y = inner(x)
+            z = torch.mm(x, x)
+        return y, z
+
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x, fullgraph=False)
+    amp.expect("dtypes", [out.dtype for out in compiled(x)], [low, low])
+    amp.expect("state after it", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+@pytest.mark.parametrize("executor", _BREAKING)
+def test_graph_break_where_the_region_ends(amp: Amp, executor: str) -> None:
+    """A function left from inside a region, behind a graph break, leaves the region, too."""
+    kind, low = amp.type, amp.dtype
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(kind, dtype=low):
+            torch._dynamo.graph_break()
+            return torch.mm(x, x)
+
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x, fullgraph=False)
+    amp.expect("dtype", compiled(x).dtype, low)
+    amp.expect("state after it", amp.state(), (False, amp.default, True))
+    amp.expect("dtype of a product afterwards", torch.mm(x, x).dtype, torch.float32)
+
+
+@scenario()
+@pytest.mark.parametrize("executor", _BREAKING)
+def test_region_given_as_an_argument(amp: Amp, executor: str) -> None:
+    """A region made outside is entered inside, with a graph break if need be (pytorch#115520)."""
+
+    def program(x: torch.Tensor, region: torch.autocast) -> torch.Tensor:
+        with region:
+            return torch.mm(x, x)
+
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x, amp.region(), fullgraph=False)
+    for dtype in (amp.dtype, amp.other, amp.dtype):
+        amp.expect(f"dtype in a region of {dtype}", compiled(x, amp.region(dtype)).dtype, dtype)
+        amp.expect("state after it", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+@pytest.mark.parametrize("executor", ("dynamo", "aot", "export", "jaxcompile"))
+def test_context_manager_around_a_region(amp: Amp, executor: str) -> None:
+    """A context manager of one's own that enters a region is one (pytorch#134030: silently ignored)."""
+    kind, low = amp.type, amp.dtype
+
+    @contextmanager
+    def region() -> Iterator[None]:
+        with torch.autocast(kind, dtype=low):
+            yield
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with region():
+            y = torch.mm(x, x)
+        return y, torch.mm(x, x)
+
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x, fullgraph=False)
+    amp.expect("dtypes", [out.dtype for out in compiled(x)], [low, torch.float32])
+    amp.expect("state after it", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+@pytest.mark.parametrize("executor", ("strict", "nonstrict"))
+def test_exported_dtypes(amp: Amp, executor: str) -> None:
+    """An exported program says of its outputs the dtypes that it returns (torch.export: ExportedProgram.graph)."""
+    kind, low = amp.type, amp.dtype
+
+    class Program(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            with torch.autocast(kind, dtype=low):
+                y = torch.mm(x, x)
+            return y, torch.exp(y)
+
+    exported = torch.export.export(Program(), (amp.rand(2, 2),), strict=executor == "strict")
+    (returned,) = (node.args[0] for node in exported.graph.nodes if node.op == "output")
+    amp.expect("dtypes the graph says", [node.meta["val"].dtype for node in returned], [low, low])
+    amp.expect("dtypes it returns", [out.dtype for out in exported.module()(amp.rand(2, 2))], [low, low])
+
+
+@scenario()
+def test_exported_decision(amp: Amp) -> None:
+    """What a program decides by a dtype inside a region, its strict export decides alike."""
+    kind, low = amp.type, amp.dtype
+
+    class Program(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast(kind, dtype=low):
+                y = torch.mm(x, x)
+                return y.float() if y.dtype == low else y.double()
+
+    x = amp.rand(2, 2)
+    for strict in (False, True):
+        exported = torch.export.export(Program(), (x,), strict=strict).module()
+        amp.expect(f"dtype, strict={strict}", exported(x).dtype, Program()(x).dtype)
+
+
+@scenario()
+@pytest.mark.parametrize("executor", ("export", "decomposed"))
+def test_exported_twice(amp: Amp, executor: str) -> None:
+    """An exported program with a region exports again (pytorch#138082)."""
+    kind, low = amp.type, amp.dtype
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast(kind, dtype=low):
+            y = torch.mm(x, x)
+        return y, torch.mm(x, x)
+
+    x = amp.rand(2, 2)
+    again = amp.compiled(executor, amp.compiled(executor, program, x), x)
+    amp.expect("dtypes of the second export", [out.dtype for out in again(x)], [low, torch.float32])

@@ -1,0 +1,77 @@
+"""Rule defaults, compiled: `ampcheck.spec.rules` says what it promises."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+_EVERY = ("traced", "dynamo", "aot", "export", "strict", "decomposed", "jaxcompile", "jaxjit")
+
+
+@scenario(dtypes="default")
+@pytest.mark.parametrize("executor", _EVERY)
+def test_no_options(amp: Amp, executor: str) -> None:
+    """A region given nothing inside a compiled function takes the default dtype (upstream test_autocast_device)."""
+    kind = amp.type
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(kind):
+            return torch.mm(x, x)
+
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x)
+    amp.expect("dtype", compiled(x).dtype, amp.default)
+    amp.expect("state after it", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+@pytest.mark.parametrize("executor", ("dynamo", "aot", "jaxcompile", "jaxjit"))
+def test_default_set_between_calls(amp: Amp, executor: str) -> None:
+    """A region given no dtype takes the one that is set when the compiled function is called."""
+    kind = amp.type
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(kind):
+            return torch.mm(x, x)
+
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x)
+    for dtype in (amp.dtype, amp.other, amp.dtype):
+        torch.set_autocast_dtype(kind, dtype)
+        amp.expect(f"dtype after setting {dtype}", compiled(x).dtype, dtype)
+
+
+@scenario(dtypes="default")
+@pytest.mark.parametrize("executor", ("dynamo", "aot", "export", "jaxcompile"))
+def test_arguments_by_place_and_name(amp: Amp, executor: str) -> None:
+    """A region inside takes its arguments by place and by name (upstream test_autocast_arguments_binding)."""
+    kind, other = amp.type, amp.other
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.autocast(kind, other, True, False):
+            first = torch.mm(x, x)
+        with torch.autocast(enabled=False, device_type=kind):
+            second = torch.mm(x, x)
+        with torch.autocast(cache_enabled=True, dtype=other, device_type=kind):
+            third = torch.mm(x, x)
+        return first, second, third
+
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x)
+    amp.expect("dtypes", [y.dtype for y in compiled(x)], [other, torch.float32, other])
+
+
+@scenario(dtypes="default")
+@pytest.mark.parametrize("executor", ("dynamo", "aot", "export", "jaxcompile"))
+def test_deprecated_spelling(amp: Amp, executor: str) -> None:
+    """torch.amp.autocast is torch.autocast inside a compiled function, too (pytorch#140279)."""
+    kind, other = amp.type, amp.other
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with torch.amp.autocast(kind, dtype=other):
+            return torch.mm(x, x)
+
+    x = amp.rand(2, 2)
+    amp.expect("dtype", amp.compiled(executor, program, x)(x).dtype, other)

@@ -1,0 +1,107 @@
+"""Rule exceptions, compiled: `ampcheck.spec.rules` says what it promises."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+_GUARDED = ("dynamo", "aot", "jaxcompile")
+
+
+@scenario()
+@pytest.mark.parametrize("executor", (*_GUARDED, "jaxjit"))
+def test_raised_in_the_body(amp: Amp, executor: str) -> None:
+    """An exception that leaves a region of a compiled function leaves no state behind."""
+    kind, low = amp.type, amp.dtype
+
+    def program(x: torch.Tensor, fails: bool) -> torch.Tensor:
+        with torch.autocast(kind, dtype=low):
+            y = torch.mm(x, x)
+            if fails:
+                raise ValueError("raised in the body")
+        return y
+
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x, True, fullgraph=False)
+    for _ in range(2):
+        amp.raises("the call that fails", ValueError, "raised in the body", lambda: compiled(x, True))
+        amp.expect("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
+        amp.expect("dtype of a product outside", torch.mm(x, x).dtype, torch.float32)
+        amp.expect("dtype of the call that does not fail", compiled(x, False).dtype, low)
+
+
+@scenario()
+@pytest.mark.parametrize("executor", _GUARDED)
+def test_caught_inside(amp: Amp, executor: str) -> None:
+    """An exception caught by the compiled function itself ends the region it leaves and no other."""
+    kind, low, other = amp.type, amp.dtype, amp.other
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast(kind, dtype=low):
+            try:
+                with torch.autocast(kind, dtype=other):
+                    raise ValueError("caught")
+            except ValueError:
+                inner = torch.mm(x, x)
+        return inner, torch.mm(x, x)
+
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x, fullgraph=False)
+    for _ in range(2):
+        amp.expect("dtypes in the outer region and behind", [y.dtype for y in compiled(x)], [low, torch.float32])
+        amp.expect("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
+
+
+@scenario(values=True)
+@pytest.mark.parametrize("executor", _GUARDED)
+def test_raised_by_an_op(amp: Amp, executor: str) -> None:
+    """An op that refuses its arguments in a region of a compiled function leaves no state behind."""
+    kind, low = amp.type, amp.dtype
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(kind, dtype=low):
+            return torch.mm(x, y)
+
+    x = amp.rand(2, 3)
+    compiled = amp.compiled(executor, program, x, x, fullgraph=False)
+    amp.raises("a product of shapes that do not fit", Exception, "reduction dim", lambda: compiled(x, x))
+    amp.expect("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
+    amp.expect("dtype of a product that fits", compiled(x, amp.rand(3, 2)).dtype, low)
+
+
+@scenario()
+@pytest.mark.parametrize("executor", ("export", "strict", "traced"))
+def test_raised_while_captured(amp: Amp, executor: str) -> None:
+    """An exception while a program is captured is the program's own, and leaves no state behind (pytorch#153202)."""
+    kind, low = amp.type, amp.dtype
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(kind, dtype=low):
+            y = torch.mm(x, x)
+            raise ValueError("raised while captured")
+        return y
+
+    x = amp.rand(2, 2)
+    amp.raises("capturing", Exception, "raised while captured", lambda: amp.compiled(executor, program, x))
+    amp.expect("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
+    amp.expect("dtype of a product outside", torch.mm(x, x).dtype, torch.float32)
+
+
+@scenario()
+@pytest.mark.parametrize("executor", _GUARDED)
+def test_raised_in_the_surroundings(amp: Amp, executor: str) -> None:
+    """A compiled function that raises in a region leaves that region as it was."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = torch.mm(x, x)
+        torch._dynamo.graph_break()
+        raise ValueError(str(y.dtype))
+
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x, fullgraph=False)
+    with amp.region():
+        amp.raises("the call", ValueError, str(amp.dtype), lambda: compiled(x))
+        amp.expect("state in the region after it", (*amp.state(), amp.depth()), (True, amp.dtype, True, 1))
+    amp.raises("the call outside", ValueError, "float32", lambda: compiled(x))

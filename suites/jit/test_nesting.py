@@ -1,0 +1,206 @@
+"""Rule nesting, compiled: `ampcheck.spec.rules` says what it promises."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+_EVERY = ("traced", "dynamo", "aot", "export", "strict", "decomposed", "jaxcompile", "jaxjit")
+_GUARDED = ("dynamo", "aot", "jaxcompile", "jaxjit")
+
+
+@scenario()
+@pytest.mark.parametrize("executor", _EVERY)
+def test_three_deep(amp: Amp, executor: str) -> None:
+    """Regions inside a compiled function nest: another dtype, disabled, and back again."""
+    kind, low, other = amp.type, amp.dtype, amp.other
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.autocast(kind, dtype=low):
+            first = torch.mm(x, x)
+            with torch.autocast(kind, dtype=other):
+                second = torch.mm(x, x)
+                with torch.autocast(kind, enabled=False):
+                    third = torch.mm(x, x)
+                fourth = torch.mm(x, x)
+            fifth = torch.mm(x, x)
+        return first, second, third, fourth, fifth, torch.mm(x, x)
+
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x)
+    want = [low, other, torch.float32, other, low, torch.float32]
+    amp.expect("dtypes on the way in and out", [out.dtype for out in compiled(x)], want)
+    amp.expect("state after it", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+@pytest.mark.parametrize("executor", ("script",))
+def test_three_deep_in_a_source(amp: Amp, executor: str) -> None:
+    """TorchScript's regions nest (upstream test_nested_autocast)."""
+    program = amp.program(
+        f"""
+        def program(x: torch.Tensor):
+            with torch.autocast(TYPE, dtype=DTYPE):
+                first = torch.mm(x, x)
+                with torch.autocast(TYPE, dtype={amp.other}):
+                    second = torch.mm(x, x)
+                    with torch.autocast(TYPE, enabled=False):
+                        third = torch.mm(x, x)
+                    fourth = torch.mm(x, x)
+                fifth = torch.mm(x, x)
+            return first, second, third, fourth, fifth, torch.mm(x, x)
+        """
+    )
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x)
+    want = [amp.dtype, amp.other, torch.float32, amp.other, amp.dtype, torch.float32]
+    for _ in range(3):
+        amp.expect("dtypes on the way in and out", [out.dtype for out in compiled(x)], want)
+
+
+@scenario()
+@pytest.mark.parametrize("executor", _EVERY)
+def test_disabled_inside_called_in_a_region(amp: Amp, executor: str) -> None:
+    """A disabled region inside a compiled function is off where the function is called in a region."""
+    kind = amp.type
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast(kind, enabled=False):
+            off = torch.mm(x, x)
+        return off, torch.mm(x, x)
+
+    x = amp.rand(2, 2)
+    with amp.region():
+        compiled = amp.compiled(executor, program, x)
+        for _ in range(2):
+            amp.expect("dtypes inside and behind", [out.dtype for out in compiled(x)], [torch.float32, amp.dtype])
+
+
+@scenario()
+@pytest.mark.parametrize("executor", ("script",))
+def test_disabled_in_a_source_called_in_a_region(amp: Amp, executor: str) -> None:
+    """A disabled region inside a scripted function is off where the function is called in a region."""
+    program = amp.program(
+        """
+        def program(x: torch.Tensor):
+            with torch.autocast(TYPE, enabled=False):
+                off = torch.mm(x, x)
+            return off, torch.mm(x, x)
+        """
+    )
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x)
+    with amp.region():
+        amp.expect("dtypes inside and behind", [out.dtype for out in compiled(x)], [torch.float32, amp.dtype])
+
+
+@scenario()
+@pytest.mark.parametrize("executor", ("traced", "export", "strict", "decomposed"))
+def test_disabled_captured_outside_called_in_a_region(amp: Amp, executor: str) -> None:
+    """A disabled region captured outside of every region is off where the program is called in one."""
+    kind = amp.type
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast(kind, enabled=False):
+            off = torch.mm(x, x)
+        return off, torch.mm(x, x)
+
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x)
+    with amp.region():
+        amp.expect("dtypes inside and behind", [out.dtype for out in compiled(x)], [torch.float32, amp.dtype])
+
+
+@scenario()
+@pytest.mark.parametrize("executor", _EVERY)
+def test_dtype_of_its_own_called_in_a_region(amp: Amp, executor: str) -> None:
+    """A region inside a compiled function decides alone where the function is called in a region of another dtype."""
+    kind, other = amp.type, amp.other
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast(kind, dtype=other):
+            own = torch.mm(x, x)
+        return own, torch.mm(x, x)
+
+    x = amp.rand(2, 2)
+    with amp.region():
+        compiled = amp.compiled(executor, program, x)
+        for _ in range(2):
+            amp.expect("dtypes inside and behind", [out.dtype for out in compiled(x)], [other, amp.dtype])
+        amp.expect("state in the region after it", amp.state(), (True, amp.dtype, True))
+
+
+@scenario(types=("cuda", "xpu", "mps", "mtia", "jax"))
+@pytest.mark.parametrize("executor", ("dynamo", "aot", "export", "strict", "jaxcompile"))
+def test_two_device_types(amp: Amp, executor: str) -> None:
+    """Regions of two device types in one compiled function each cast their own tensors (upstream test_autocast_sdpa)."""
+    kind, low = amp.type, amp.dtype
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            alone = torch.mm(x, x)
+            with torch.autocast(kind, dtype=low):
+                both = torch.mm(x, x)
+        return alone, both
+
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x)
+    amp.expect("dtypes in the CPU's region and in both", [out.dtype for out in compiled(x)], [torch.float32, low])
+    amp.expect("state after it", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+@pytest.mark.parametrize("executor", _GUARDED)
+def test_dtype_from_an_argument(amp: Amp, executor: str) -> None:
+    """A region whose dtype and whether it is enabled are arguments follows them from call to call."""
+    kind = amp.type
+
+    def program(x: torch.Tensor, dtype: torch.dtype, enabled: bool) -> torch.Tensor:
+        with torch.autocast(kind, dtype=dtype, enabled=enabled):
+            return torch.mm(x, x)
+
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x, amp.dtype, True)
+    for dtype in (amp.dtype, amp.other, amp.dtype):
+        amp.expect(f"dtype in a region of {dtype}", compiled(x, dtype, True).dtype, dtype)
+        amp.expect("dtype in a disabled region", compiled(x, dtype, False).dtype, torch.float32)
+
+
+@scenario()
+@pytest.mark.parametrize("executor", _GUARDED)
+def test_one_region_a_turn(amp: Amp, executor: str) -> None:
+    """Regions in a loop of a compiled function take their dtypes in turns."""
+    kind, turns = amp.type, (amp.dtype, amp.other, amp.dtype)
+
+    def program(x: torch.Tensor) -> list[torch.Tensor]:
+        out = []
+        for dtype in turns:
+            with torch.autocast(kind, dtype=dtype):
+                out.append(torch.mm(x, x))
+            out.append(torch.mm(x, x))
+        return out
+
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x)
+    want = [dtype for turn in turns for dtype in (turn, torch.float32)]
+    amp.expect("dtypes turn by turn", [out.dtype for out in compiled(x)], want)
+
+
+@scenario()
+@pytest.mark.parametrize("executor", ("dynamo", "aot", "jaxcompile"))
+def test_compiled_calls_compiled(amp: Amp, executor: str) -> None:
+    """A compiled function in a region of another compiled one runs in that region (pytorch#166267)."""
+    kind, low = amp.type, amp.dtype
+    x = amp.rand(2, 2)
+    inner = amp.compiled(executor, torch.mm, x, x)
+    amp.expect("dtype alone", inner(x, x).dtype, torch.float32)
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast(kind, dtype=low):
+            y = inner(x, x)
+        return y, inner(x, x)
+
+    compiled = amp.compiled(executor, program, x, fullgraph=False)
+    amp.expect("dtypes inside and behind", [out.dtype for out in compiled(x)], [low, torch.float32])

@@ -1,0 +1,192 @@
+"""Rule programs, compiled: `ampcheck.spec.rules` says what it promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+_GUARDED = ("dynamo", "aot", "jaxcompile")
+
+
+def _trained(amp: Amp, step: Any, net: torch.nn.Module) -> list[float]:
+    """The losses of some steps of training in a region, gradients taken outside of it."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    x, y = amp.rand(8, 4), amp.rand(8, 3)
+    losses = []
+    for _ in range(4):
+        with amp.region():
+            loss = step(x, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(amp.device.host(loss.detach())))
+    return losses
+
+
+@scenario(values=True)
+@pytest.mark.parametrize("executor", _GUARDED)
+def test_training(amp: Amp, executor: str) -> None:
+    """A compiled network trains in a region as in eager mode, its weights and gradients in float32."""
+
+    def make() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+
+    found = []
+    for how in ("eager", executor):
+        net = amp.module(make).requires_grad_(True)
+        amp._made = 0
+
+        def step(x: torch.Tensor, y: torch.Tensor, net: torch.nn.Module = net) -> torch.Tensor:
+            return torch.nn.functional.mse_loss(net(x), y)
+
+        x, y = amp.rand(8, 4), amp.rand(8, 3)
+        amp._made = 0
+        found.append(_trained(amp, step if how == "eager" else amp.compiled(executor, step, x, y), net))
+        amp.expect(f"dtypes of the gradients, {how}", {str(p.grad.dtype) for p in net.parameters()}, {"torch.float32"})
+    amp.close("losses step by step", torch.tensor(found[1]), torch.tensor(found[0]), 0.02)
+    amp.expect("whether the loss falls", found[1][-1] < found[1][0], True)
+
+
+@scenario(values=True)
+@pytest.mark.parametrize("executor", _GUARDED)
+def test_dropout(amp: Amp, executor: str) -> None:
+    """Dropout in a region of a compiled function drops in the backward pass what it dropped in the forward one."""
+    kind, low = amp.type, amp.dtype
+
+    def program(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(kind, dtype=low):
+            return torch.dropout(torch.mm(x, weight), 0.5, True)
+
+    x = torch.eye(16, device=kind)
+    weight = torch.ones(16, 16, device=kind, requires_grad=True)
+    compiled = amp.compiled(executor, program, x, weight)
+    amp.device.seed()
+    for call in ("first", "second"):
+        weight.grad = None
+        out = compiled(x, weight)
+        amp.expect(f"dtype, {call} call", out.dtype, low)
+        out.float().sum().backward()
+        kept = amp.device.host(out.detach()).float()
+        amp.expect(f"values it makes of ones, {call} call", sorted(set(kept.flatten().tolist())), [0.0, 2.0])
+        assert weight.grad is not None
+        amp.close(f"gradient, {call} call", weight.grad, kept)
+
+
+@scenario(values=True)
+@pytest.mark.parametrize("executor", ("dynamo", "aot"))
+def test_random_numbers(amp: Amp, executor: str) -> None:
+    """A compiled function draws the random numbers in a region that eager mode draws after the same seed."""
+    kind, low = amp.type, amp.dtype
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(kind, dtype=low):
+            return torch.dropout(torch.mm(x, x), 0.5, True) + torch.rand_like(x)
+
+    x = amp.rand(8, 8)
+    compiled = amp.compiled(executor, program, x)
+    for _ in range(2):
+        amp.device.seed()
+        want = program(x)
+        amp.device.seed()
+        amp.close("its numbers", compiled(x), amp.device.host(want), 0.02)
+
+
+@scenario()
+@pytest.mark.parametrize("executor", ("dynamo", "aot"))
+def test_any_size(amp: Amp, executor: str) -> None:
+    """A function compiled for any size casts alike for each (pytorch#194329: wrong values with dynamic=True)."""
+    kind, low = amp.type, amp.dtype
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast(kind, dtype=low):
+            y = torch.mm(x, x.t())
+            return y, y.float().sum()
+
+    compiled = amp.compiled(executor, program, amp.rand(3, 2), dynamic=True)
+    for size in (3, 5, 9):
+        x = amp.rand(size, 2)
+        y, total = compiled(x)
+        amp.expect(f"dtypes for size {size}", (y.dtype, total.dtype), (low, torch.float32))
+        amp.expect(f"shape for size {size}", tuple(y.shape), (size, size))
+        if amp.device.has_values:
+            amp.close(f"sum for size {size}", total, amp.device.host(program(x)[1]), 0.02)
+
+
+@scenario()
+@pytest.mark.parametrize("executor", ("dynamo", "aot", "jaxcompile"))
+def test_other_input_dtypes(amp: Amp, executor: str) -> None:
+    """A compiled function called with inputs of other dtypes compiles anew and gives the promised dtypes."""
+    kind, low = amp.type, amp.dtype
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(kind, dtype=low):
+            return torch.mm(x, y)
+
+    x, y = amp.rand(2, 2), amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x, y)
+    for a, b in ((x, y), (x.to(low), y), (x, y.to(amp.other)), (x.to(low), y.to(amp.other)), (x, y)):
+        amp.expect(f"dtype of {a.dtype} by {b.dtype}", compiled(a, b).dtype, low)
+    wide = compiled(x.double(), y.double())
+    amp.expect("dtype of float64 by float64", wide.dtype, torch.float64)
+
+
+@scenario()
+@pytest.mark.parametrize("executor", ("dynamo", "aot", "jaxcompile"))
+def test_compiled_generator(amp: Amp, executor: str) -> None:
+    """A generator that a compiled function runs to its end keeps its region while it is suspended, as in eager mode."""
+    kind, low = amp.type, amp.dtype
+
+    def products(x: torch.Tensor) -> Iterator[torch.Tensor]:
+        with torch.autocast(kind, dtype=low):
+            yield torch.mm(x, x)
+            yield torch.mm(x, x)
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        out = []
+        for y in products(x):
+            out += [y, torch.mm(x, x)]
+        return (*out, torch.mm(x, x))
+
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x, fullgraph=False)
+    want = [y.dtype for y in program(x)]
+    amp.expect("dtypes, as in eager mode", [y.dtype for y in compiled(x)], want)
+    amp.expect("state after it", amp.state(), (False, amp.default, True))
+
+
+@scenario(values=True)
+@pytest.mark.parametrize("executor", _GUARDED)
+def test_backward_in_no_region(amp: Amp, executor: str) -> None:
+    """A backward pass that runs outside of every region computes there, as in eager mode (pytorch#157104)."""
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> torch.Tensor:
+            (x,) = ctx.saved_tensors
+            return torch.mm(grads[0], x).float() * 2
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = Square.apply(x)
+        return out
+
+    x = torch.full((2, 2), 1.001, device=amp.type)
+    found = []
+    compiled = amp.compiled(executor, program, x)
+    for call in (program, compiled):
+        leaf = x.clone().requires_grad_()
+        with amp.region():
+            out = call(leaf)
+        out.sum().backward()
+        assert leaf.grad is not None
+        found.append(amp.device.host(leaf.grad))
+    amp.close("gradient", found[1], found[0])

@@ -1,0 +1,129 @@
+"""Rule state, compiled: `ampcheck.spec.rules` says what it promises."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+_GUARDED = ("dynamo", "aot", "jaxcompile", "jaxjit")
+
+
+@scenario()
+@pytest.mark.parametrize("executor", _GUARDED)
+def test_enabled_asked_inside(amp: Amp, executor: str) -> None:
+    """`is_autocast_enabled` inside a compiled function answers for where it stands (test_is_autocast_cpu_enabled)."""
+    kind, low = amp.type, amp.dtype
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        out: tuple[torch.Tensor, ...] = (x + 1 if torch.is_autocast_enabled(kind) else x - 1,)
+        with torch.autocast(kind, dtype=low):
+            out += (x.float() if torch.is_autocast_enabled(kind) else x.double(),)
+            with torch.autocast(kind, enabled=False):
+                out += (x.double() if torch.is_autocast_enabled(kind) else x.float(),)
+        return (*out, x.double() if torch.is_autocast_enabled(kind) else x.float())
+
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x)
+    amp.expect("branches taken", [out.dtype for out in compiled(x)], [torch.float32] * 4)
+
+
+@scenario()
+@pytest.mark.parametrize("executor", _GUARDED)
+def test_surroundings_asked_inside(amp: Amp, executor: str) -> None:
+    """What a compiled function is told of its surroundings is true at each call (test_autocast_constant_fold)."""
+    kind = amp.type
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x.double()
+
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x)
+    for _ in range(2):
+        amp.expect("dtype outside", compiled(x).dtype, torch.float64)
+        for dtype in (amp.dtype, amp.other):
+            with amp.region(dtype):
+                amp.expect(f"dtype in a region of {dtype}", compiled(x).dtype, dtype)
+
+
+@scenario()
+@pytest.mark.parametrize("executor", _GUARDED)
+def test_dtype_asked_inside(amp: Amp, executor: str) -> None:
+    """`get_autocast_dtype` inside a compiled function gives the dtype of the region it stands in."""
+    kind, other = amp.type, amp.other
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast(kind, dtype=other):
+            inside = x.to(torch.get_autocast_dtype(kind))
+        return inside, x.to(torch.get_autocast_dtype(kind))
+
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x)
+    amp.expect("dtypes inside and behind", [out.dtype for out in compiled(x)], [other, amp.default])
+
+
+@scenario()
+@pytest.mark.parametrize("executor", ("dynamo", "aot", "jaxcompile", "jaxjit"))
+def test_cache_asked_inside(amp: Amp, executor: str) -> None:
+    """`is_autocast_cache_enabled` inside a compiled function tells the cache of the region it stands in."""
+    kind, low = amp.type, amp.dtype
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.autocast(kind, dtype=low, cache_enabled=False):
+            off = x.double() if torch.is_autocast_cache_enabled() else x.float()
+        return off, x.double() if torch.is_autocast_cache_enabled() else x.float()
+
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x, fullgraph=False)
+    amp.expect("branches taken", [out.dtype for out in compiled(x)], [torch.float32, torch.float64])
+    amp.expect("state after it", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+@pytest.mark.parametrize("executor", ("dynamo", "aot", "jaxcompile"))
+def test_set_inside(amp: Amp, executor: str) -> None:
+    """What a compiled function sets holds from there on, inside it and after it (pytorch#186530)."""
+    kind, other = amp.type, amp.other
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        before = torch.mm(x, x)
+        torch.set_autocast_enabled(kind, True)
+        torch.set_autocast_dtype(kind, other)
+        return before, torch.mm(x, x)
+
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x, fullgraph=False)
+    for call in ("first", "second"):
+        amp.expect(f"dtypes before and behind, {call} call", [y.dtype for y in compiled(x)], [torch.float32, other])
+        amp.expect(f"state after the {call} call", amp.state(), (True, other, True))
+        torch.set_autocast_enabled(kind, False)
+        torch.set_autocast_dtype(kind, amp.default)
+
+
+@scenario()
+@pytest.mark.parametrize("executor", ("dynamo", "aot", "jaxcompile", "jaxjit"))
+def test_set_between_calls(amp: Amp, executor: str) -> None:
+    """What is set between two calls holds at the second."""
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, torch.mm, x, x)
+    amp.expect("dtype before", compiled(x, x).dtype, torch.float32)
+    torch.set_autocast_enabled(amp.type, True)
+    for dtype in (amp.dtype, amp.other, amp.dtype):
+        torch.set_autocast_dtype(amp.type, dtype)
+        amp.expect(f"dtype after setting {dtype}", compiled(x, x).dtype, dtype)
+    torch.set_autocast_enabled(amp.type, False)
+    amp.expect("dtype after switching it off", compiled(x, x).dtype, torch.float32)
+
+
+@scenario()
+@pytest.mark.parametrize("executor", ("dynamo", "aot", "jaxcompile"))
+def test_compiling_leaves_state(amp: Amp, executor: str) -> None:
+    """Compiling in a region leaves the region's state, its depth included, as it was."""
+    x = amp.rand(2, 2)
+    for cache in (True, False):
+        with amp.region(cache_enabled=cache):
+            before = (*amp.state(), amp.depth())
+            compiled = amp.compiled(executor, torch.mm, x, x, dynamic=cache)
+            amp.expect(f"dtype, cache_enabled={cache}", compiled(x, x).dtype, amp.dtype)
+            amp.expect(f"state after compiling, cache_enabled={cache}", (*amp.state(), amp.depth()), before)

@@ -1,0 +1,40 @@
+"""Rule threads, compiled: `ampcheck.spec.rules` says what it promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+_GUARDED = ("dynamo", "aot", "jaxcompile")
+
+
+@scenario()
+@pytest.mark.parametrize("executor", _GUARDED)
+def test_compiled_in_a_region_called_by_a_thread(amp: Amp, executor: str) -> None:
+    """What one thread compiled in a region runs outside of every region in a new thread."""
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, torch.mm, x, x)
+    with amp.region():
+        amp.expect("dtype in the region", compiled(x, x).dtype, amp.dtype)
+        amp.expect("dtype in a thread", amp.thread(lambda: compiled(x, x).dtype), torch.float32)
+        amp.expect("dtype in the region again", compiled(x, x).dtype, amp.dtype)
+
+
+@scenario()
+@pytest.mark.parametrize("executor", _GUARDED)
+def test_two_threads_two_dtypes(amp: Amp, executor: str) -> None:
+    """Two threads call one compiled function in turns, each in a region of its own dtype."""
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, torch.mm, x, x)
+
+    def worker(dtype: torch.dtype) -> Iterator[None]:
+        with amp.region(dtype):
+            for turn in range(3):
+                amp.expect(f"dtype in turn {turn} of {dtype}", compiled(x, x).dtype, dtype)
+                yield
+
+    amp.interleave(lambda: worker(amp.dtype), lambda: worker(amp.other))

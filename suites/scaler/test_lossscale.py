@@ -1,0 +1,357 @@
+"""Rule lossscale: `ampcheck.spec.rules` says what it promises. Sources: PyTorch 2.13's `torch/amp/grad_scaler.py`."""
+
+from math import inf, nan
+from typing import Any
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+BAD = {"positive": inf, "negative": -inf, "not_a_number": nan}
+
+
+def _weights(amp: Amp, count: int = 3, dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.tensor([1.0, 2.0 + n], device=amp.type).to(dtype)) for n in range(count)]
+
+
+def _backward(scaler: torch.amp.GradScaler, weights: list[torch.nn.Parameter], bad: dict[int, float]) -> None:
+    """The gradient of each weight is 1, but for those in `bad`, whose first element has the value given there."""
+    factors = [torch.tensor([bad.get(n, 1.0), 1.0]).to(weight) for n, weight in enumerate(weights)]
+    total = torch.stack([(weight * by).sum().float() for weight, by in zip(weights, factors, strict=True)]).sum()
+    scaler.scale(total).backward()
+
+
+def _iterate(
+    scaler: torch.amp.GradScaler, optimizer: Any, weights: list[torch.nn.Parameter], bad: dict[int, float] | None = None
+) -> tuple[float, float]:
+    """One iteration as it is documented. Returns the scale and the tracker after it."""
+    optimizer.zero_grad()
+    _backward(scaler, weights, bad or {})
+    scaler.step(optimizer)
+    scaler.update()
+    saved = scaler.state_dict()
+    return saved["scale"], saved["_growth_tracker"]
+
+
+@scenario(values=True, dtypes="default")
+def test_before_the_first_output(amp: Amp) -> None:
+    """The scale is the initial one until an output is scaled (get_scale)."""
+    scaler = torch.amp.GradScaler(amp.type, init_scale=24.0)
+    amp.expect("scale at the start", scaler.get_scale(), 24.0)
+    amp.expect("tracker at the start", scaler.state_dict()["_growth_tracker"], 0)
+    amp.expect("scaled one", amp.values(scaler.scale(torch.ones((), device=amp.type))), 24.0)
+    amp.expect("scale after it", scaler.get_scale(), 24.0)
+
+
+@scenario(values=True, dtypes="default")
+def test_grows_at_the_interval(amp: Amp) -> None:
+    """The scale grows in the growth_interval-th iteration in a row without overflow, and counts anew (update)."""
+    weights = _weights(amp)
+    optimizer = torch.optim.SGD(weights, lr=0.125)
+    scaler = torch.amp.GradScaler(amp.type, init_scale=8.0, growth_factor=4.0, growth_interval=3)
+    seen = [_iterate(scaler, optimizer, weights) for _ in range(7)]
+    want = [(8.0, 1), (8.0, 2), (32.0, 0), (32.0, 1), (32.0, 2), (128.0, 0), (128.0, 1)]
+    amp.expect("scale and tracker after each iteration", seen, want)
+
+
+@scenario(values=True, dtypes="default")
+def test_overflow_begins_the_count_anew(amp: Amp) -> None:
+    """An overflow multiplies the scale by backoff_factor, and iterations before it no longer count (update)."""
+    weights = _weights(amp)
+    optimizer = torch.optim.SGD(weights, lr=0.125)
+    scaler = torch.amp.GradScaler(amp.type, init_scale=64.0, backoff_factor=0.25, growth_interval=2)
+    seen = [_iterate(scaler, optimizer, weights, {0: inf} if n in (1, 2, 5) else {}) for n in range(8)]
+    want = [(64.0, 1), (16.0, 0), (4.0, 0), (4.0, 1), (8.0, 0), (2.0, 0), (2.0, 1), (4.0, 0)]
+    amp.expect("scale and tracker after each iteration", seen, want)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("kind", list(BAD))
+@scenario(values=True, dtypes="default")
+def test_skips(amp: Amp, kind: str, place: int) -> None:
+    """One element that is not finite, wherever it is, skips the step; weights and momentum keep their bits (step)."""
+    weights = _weights(amp)
+    optimizer = torch.optim.SGD([{"params": weights[:2]}, {"params": weights[2:]}], lr=0.5, momentum=0.5)
+    scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
+    _iterate(scaler, optimizer, weights)
+    held = [*weights, *(kept["momentum_buffer"] for kept in optimizer.state.values())]
+    before = [amp.values(one) for one in held]
+    scale, tracker = _iterate(scaler, optimizer, weights, {place: BAD[kind]})
+    amp.expect("weights and momentum after a skipped step", [amp.values(one) for one in held], before)
+    amp.expect("scale and tracker after it", (scale, tracker), (2.0, 0))
+    _iterate(scaler, optimizer, weights)
+    moved = [amp.values(one) != was for one, was in zip(held, before, strict=True)]
+    amp.expect("whether the next step moves each", moved, [True] * 6)
+
+
+@pytest.mark.parametrize("foreach", ["loop", "foreach", "fused"])
+@scenario(values=True, dtypes="default")
+def test_step_count_of_adam(amp: Amp, foreach: str) -> None:
+    """A skipped step is none for Adam, however it is computed: its count and averages stay (step)."""
+    weights = _weights(amp)
+    how: dict[str, Any] = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[foreach]
+    optimizer = torch.optim.Adam(weights, lr=0.5, **how)
+    scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
+    for bad in ({}, {2: nan}, {0: inf}, {}):
+        _iterate(scaler, optimizer, weights, bad)
+    counts = [float(kept["step"]) for kept in optimizer.state.values()]
+    amp.expect("steps that Adam has counted", counts, [2.0] * 3)
+    twin = _weights(amp)
+    by_hand = torch.optim.Adam(twin, lr=0.5)
+    for _ in range(2):
+        for weight in twin:
+            weight.grad = torch.ones_like(weight)
+        by_hand.step()
+    for n, (weight, want) in enumerate(zip(weights, twin, strict=True)):
+        amp.close(f"weight {n}", weight, amp.device.host(want))
+
+
+@scenario(values=True, dtypes="default")
+def test_two_of_one_scaler(amp: Amp) -> None:
+    """Of two optimizers only the one with the overflow is skipped; the scale backs off for both (amp_examples.html)."""
+    one, two = _weights(amp), _weights(amp)
+    first, second = torch.optim.SGD(one, lr=1.0), torch.optim.SGD(two, lr=1.0)
+    scaler = torch.amp.GradScaler(amp.type, init_scale=16.0)
+    for bad_one, bad_two, moved_one, moved_two, scale in (
+        ({0: inf}, {}, False, True, 8.0),
+        ({}, {2: nan}, True, False, 4.0),
+        ({1: nan}, {1: inf}, False, False, 2.0),
+        ({}, {}, True, True, 2.0),
+    ):
+        before = amp.values(one[1]), amp.values(two[1])
+        first.zero_grad()
+        second.zero_grad()
+        _backward(scaler, one, bad_one)
+        _backward(scaler, two, bad_two)
+        scaler.step(first)
+        scaler.step(second)
+        scaler.update()
+        where = f"with overflows in {sorted(bad_one)} and {sorted(bad_two)}"
+        amp.expect(f"whether the first moved {where}", amp.values(one[1]) != before[0], moved_one)
+        amp.expect(f"whether the second moved {where}", amp.values(two[1]) != before[1], moved_two)
+        amp.expect(f"scale {where}", scaler.get_scale(), scale)
+
+
+@pytest.mark.parametrize("bad", ["here", "there", "nowhere"])
+@scenario(values=True, dtypes="default")
+def test_two_places(amp: Amp, bad: str) -> None:
+    """Weights on the device and on the host in one optimizer: an overflow in either skips all (unscale_)."""
+    here = torch.nn.Parameter(torch.ones(2, device=amp.type))
+    there = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([here, there], lr=1.0)
+    scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
+    losses = [
+        (here * (inf if bad == "here" else 0.5)).sum(),
+        (there * (nan if bad == "there" else 0.25)).sum(),
+    ]
+    for loss in scaler.scale(losses):
+        loss.backward()
+    scaler.step(optimizer)
+    scaler.update()
+    want = ([0.5, 0.5], [0.75, 0.75]) if bad == "nowhere" else ([1.0, 1.0], [1.0, 1.0])
+    amp.expect("weights after the step", (amp.values(here), amp.values(there)), want)
+    amp.expect("scale after it", scaler.get_scale(), 4.0 if bad == "nowhere" else 2.0)
+
+
+@scenario(values=True, dtypes="default")
+def test_divided_once(amp: Amp) -> None:
+    """Gradients are divided by the scale once, whether or not that is asked for before the step (unscale_)."""
+    for asked in (False, True):
+        weights = _weights(amp)
+        optimizer = torch.optim.SGD(weights, lr=0.5)
+        scaler = torch.amp.GradScaler(amp.type, init_scale=32.0)
+        _backward(scaler, weights, {})
+        amp.expect(f"gradient before, asked={asked}", amp.values(weights[0].grad), [32.0, 32.0])  # type: ignore[arg-type]
+        if asked:
+            scaler.unscale_(optimizer)
+            amp.expect("gradient once divided", amp.values(weights[0].grad), [1.0, 1.0])  # type: ignore[arg-type]
+        scaler.step(optimizer)
+        amp.expect(f"weight after the step, asked={asked}", amp.values(weights[0]), [0.5, 1.5])
+
+
+@scenario(values=True, dtypes="default")
+def test_clipped(amp: Amp) -> None:
+    """Gradients clipped between unscale_ and step are what the step uses (amp_examples.html, gradient clipping)."""
+    weights = _weights(amp, 1)
+    optimizer = torch.optim.SGD(weights, lr=1.0)
+    scaler = torch.amp.GradScaler(amp.type, init_scale=1024.0)
+    scaler.scale((weights[0] * torch.tensor([3.0, 4.0], device=amp.type)).sum()).backward()
+    scaler.unscale_(optimizer)
+    norm = torch.nn.utils.clip_grad_norm_(weights, 2.5)
+    amp.expect("norm of the gradients", round(float(norm), 4), 5.0)
+    scaler.step(optimizer)
+    amp.close("weight after the step", weights[0], torch.tensor([-0.5, 0.0]))
+
+
+@scenario(values=True, dtypes="default")
+def test_spoiled_before_clipping(amp: Amp) -> None:
+    """What unscale_ found decides, though clipping then hides or spreads it (unscale_, step)."""
+    for hide in (True, False):
+        weights = _weights(amp)
+        optimizer = torch.optim.SGD(weights, lr=1.0)
+        scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
+        _backward(scaler, weights, {1: nan})
+        scaler.unscale_(optimizer)
+        for weight in weights:
+            weight.grad = torch.zeros_like(weight) if hide else torch.full_like(weight, nan)
+        scaler.step(optimizer)
+        amp.expect(f"weight after a skipped step, hide={hide}", amp.values(weights[0]), [1.0, 2.0])
+
+
+@scenario(values=True, dtypes="default")
+def test_accumulated(amp: Amp) -> None:
+    """Gradients of several backward passes at one scale add up to one step (amp_examples.html, accumulation)."""
+    weights = _weights(amp)
+    optimizer = torch.optim.SGD(weights, lr=0.25)
+    scaler = torch.amp.GradScaler(amp.type, init_scale=8.0, growth_interval=2)
+    for bad in ({}, {}, {}):
+        _backward(scaler, weights, bad)
+    scaler.step(optimizer)
+    scaler.update()
+    amp.expect("weight after three passes and a step", amp.values(weights[0]), [0.25, 1.25])
+    amp.expect("tracker after them", scaler.state_dict()["_growth_tracker"], 1)
+    optimizer.zero_grad()
+    _backward(scaler, weights, {2: inf})
+    _backward(scaler, weights, {})
+    scaler.step(optimizer)
+    amp.expect("weight where one pass of two overflowed", amp.values(weights[0]), [0.25, 1.25])
+
+
+@scenario(values=True, dtypes="default")
+def test_given_to_the_step(amp: Amp) -> None:
+    """Arguments go on to optimizer.step, and its value comes back; None for a skipped one (step)."""
+    got: list[object] = []
+
+    class Told(torch.optim.SGD):
+        def step(self, *args: Any, **kwargs: Any) -> Any:
+            got.append((args, kwargs))
+            super().step()
+            return 7.5
+
+    weights = _weights(amp)
+    optimizer = Told(weights, lr=0.5)
+    scaler = torch.amp.GradScaler(amp.type, init_scale=2.0)
+    _backward(scaler, weights, {})
+    amp.expect("what step returned", scaler.step(optimizer, 1, two=2), 7.5)
+    scaler.update()
+    _backward(scaler, weights, {0: nan})
+    amp.expect("what a skipped step returned", scaler.step(optimizer, 3), None)
+    amp.expect("what the optimizer was given", got, [((1,), {"two": 2})])
+
+
+@scenario(values=True, dtypes="default")
+def test_scales_by_itself(amp: Amp) -> None:
+    """An optimizer that says it handles scaling is always called, with grad_scale and found_inf on it (step)."""
+    seen: list[tuple[float, float]] = []
+
+    class Own(torch.optim.SGD):
+        _step_supports_amp_scaling = True
+
+        def step(self, closure: Any = None) -> Any:
+            seen.append((float(self.grad_scale), float(self.found_inf)))  # type: ignore[attr-defined]
+
+    weights = _weights(amp)
+    optimizer = Own(weights, lr=0.5)
+    scaler = torch.amp.GradScaler(amp.type, init_scale=16.0)
+    for bad in ({}, {1: inf}):
+        _iterate(scaler, optimizer, weights, bad)
+    amp.expect("grad_scale and found_inf in each step", seen, [(16.0, 0.0), (16.0, 1.0)])
+    amp.expect("scale after both", scaler.get_scale(), 8.0)
+    amp.expect("whether it still has them", hasattr(optimizer, "grad_scale") or hasattr(optimizer, "found_inf"), False)
+
+
+@scenario(values=True, dtypes="default")
+def test_penalty(amp: Amp) -> None:
+    """A penalty on gradients unscaled by hand is in the gradients of the step (amp_examples.html, gradient penalty)."""
+    weight = torch.nn.Parameter(torch.tensor([1.0, 2.0], device=amp.type))
+    optimizer = torch.optim.SGD([weight], lr=0.125)
+    scaler = torch.amp.GradScaler(amp.type, init_scale=256.0)
+    loss = (weight**2).sum()
+    scaled = torch.autograd.grad(scaler.scale(loss), [weight], create_graph=True)
+    penalty = sum((grad / scaler.get_scale()).square().sum() for grad in scaled)
+    scaler.scale(loss + penalty).backward()
+    scaler.step(optimizer)
+    amp.expect("weight after the step", amp.values(weight), [-0.25, -0.5])  # 2 w + 8 w, an eighth of it
+
+
+@scenario(values=True, dtypes="default")
+def test_set_by_hand(amp: Amp) -> None:
+    """update(new_scale) sets the scale, keeps the count, and leaves the number given alone afterwards (update)."""
+    weights = _weights(amp)
+    optimizer = torch.optim.SGD(weights, lr=0.125)
+    scaler = torch.amp.GradScaler(amp.type, init_scale=4.0, growth_interval=2)
+    _iterate(scaler, optimizer, weights)
+    given = torch.full((), 64.0, device=amp.type)
+    for new, want in ((3.0, 3.0), (given, 64.0)):
+        scaler.update(new)
+        amp.expect(f"scale set to {want}", scaler.get_scale(), want)
+        amp.expect("tracker after it", scaler.state_dict()["_growth_tracker"], 1)
+    given.fill_(5.0)
+    amp.expect("scale after the tensor given was changed", scaler.get_scale(), 64.0)
+    amp.expect("scale and tracker after an iteration", _iterate(scaler, optimizer, weights), (128.0, 0))
+    amp.expect("the tensor given, after that", amp.values(given), 5.0)
+
+
+@scenario(values=True, dtypes="default")
+def test_interval_met_late(amp: Amp) -> None:
+    """An interval made smaller than the iterations so far is met in the next one (amp.html: growth_interval ones)."""
+    weights = _weights(amp)
+    optimizer = torch.optim.SGD(weights, lr=0.0)
+    scaler = torch.amp.GradScaler(amp.type, init_scale=4.0, growth_interval=2000)
+    for _ in range(5):
+        _iterate(scaler, optimizer, weights)
+    scaler.set_growth_interval(3)
+    seen = [_iterate(scaler, optimizer, weights)[0] for _ in range(6)]
+    amp.expect("whether the scale has grown six iterations later", seen[-1] > 4.0, True)
+
+
+@scenario(values=True, dtypes="default")
+def test_inference_came_first(amp: Amp) -> None:
+    """A loss scaled in inference mode, as in a validation before training, does not stop the training (scale)."""
+    weights = _weights(amp)
+    optimizer = torch.optim.SGD(weights, lr=0.5)
+    scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
+    with torch.inference_mode():
+        amp.expect("scaled loss", amp.values(scaler.scale(torch.ones((), device=amp.type))), 4.0)
+    try:
+        amp.expect("scale and tracker after an iteration", _iterate(scaler, optimizer, weights), (4.0, 1))
+    except RuntimeError as error:
+        amp.expect("what training raised", str(error).split(".")[0], "")
+
+
+@scenario(values=True, dtypes="default")
+def test_known_by_itself(amp: Amp) -> None:
+    """An optimizer made after another one is gone is not taken for it (amp.html: since the last update)."""
+    scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
+    seen: set[int] = set()
+    for turn in range(200):
+        weights = _weights(amp, 1)
+        optimizer: Any = torch.optim.SGD(weights, lr=0.5)
+        _backward(scaler, weights, {})
+        again = id(optimizer) in seen
+        seen.add(id(optimizer))
+        try:
+            scaler.step(optimizer)
+        except RuntimeError as error:
+            amp.expect(f"what step said to optimizer {turn}, which is new", str(error), "")
+            return
+        if again:
+            break
+        del optimizer
+    amp.expect("weight of the last", amp.values(weights[0]), [0.5, 1.5])
+
+
+@pytest.mark.parametrize("scale", [2.0**-10, 0.0], ids=["small", "zero"])
+@scenario(values=True, dtypes="default")
+def test_divided_into_overflow(amp: Amp, scale: float) -> None:
+    """A gradient that is not finite once it is divided does not reach the weights (step: to avoid corrupting them)."""
+    weights = _weights(amp, 1)
+    optimizer = torch.optim.SGD(weights, lr=0.5)
+    scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
+    _iterate(scaler, optimizer, weights)
+    scaler.update(scale)  # what many overflows in a row make of it
+    weights[0].grad = torch.full_like(weights[0], 2.0**125 if scale else 0.0)
+    scaler.step(optimizer)
+    finite = all(torch.isfinite(amp.device.host(weight)).all().item() for weight in weights)
+    amp.expect("whether the weights are finite", finite, True)

@@ -1,0 +1,23 @@
+"""Rule lossscale, random calls: a GradScaler does what `ampcheck.spec.scaler` predicts, call by call.
+
+Each case draws its programs from a fixed seed. With `--nightly` it draws many more, from the seed that
+`--hypothesis-seed` gives or else from the day's date, which stands in the run file.
+"""
+
+import pytest
+
+from ampcheck.scaling.explore import Explorer
+from ampcheck.suite import Amp, scenario
+
+
+@pytest.mark.parametrize("kind", ["iterations", "any_order"])
+@scenario(values=True, dtypes="default")
+def test_random(amp: Amp, kind: str, request: pytest.FixtureRequest) -> None:
+    """Random calls on up to three optimizers, on the device and the host (amp.html#torch.amp.GradScaler)."""
+    option = request.config.option
+    explorer = Explorer(amp.device, nightly=option.nightly, seed=getattr(option, "hypothesis_seed", None))
+    if found := explorer.explore(orderly=kind == "iterations"):
+        difference, program = found
+        amp.differences.append(difference)
+        amp.script = explorer.script(program)
+    amp.looked_at += explorer.compared

@@ -1,0 +1,171 @@
+"""Rule rescale: `ampcheck.spec.rules` says what it promises. Sources are PyTorch 2.13's.
+
+`_amp_update_scale_` is what `GradScaler.update` asks of a device.
+"""
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+INF, NAN = float("inf"), float("nan")
+TOP, SMALLEST = 2.0**127, 2.0**-126
+"""The largest power of two in float32, and its smallest normal number."""
+
+
+def _rescale(
+    amp: Amp, scale: float, tracker: int, found: float, factors: tuple[float, float] = (2.0, 0.5), interval: int = 3
+) -> tuple[float, int]:
+    """What the device's op makes of a scale and a tracker."""
+    held = torch.full((), scale, device=amp.type)
+    count = torch.full((), tracker, dtype=torch.int32, device=amp.type)
+    torch._amp_update_scale_(held, count, torch.full((), found, device=amp.type), *factors, interval)
+    return held.item(), int(count.item())
+
+
+def _rounded(value: float) -> float:
+    return torch.tensor(value, dtype=torch.float64).float().item()
+
+
+@scenario(values=True, dtypes="default")
+def test_sequence(amp: Amp) -> None:
+    """Two steps without overflow and a third that grows, an overflow, and again (test_grad_scaling_update_scale)."""
+    scale, tracker = 4.0, 0
+    found = [0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+    scales = [4.0, 4.0, 8.0, 4.0, 4.0, 2.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 1.0]
+    trackers = [1, 2, 0, 0, 1, 0, 0, 1, 2, 0, 1, 2, 0]
+    for step, want in enumerate(zip(scales, trackers, strict=True)):
+        scale, tracker = _rescale(amp, scale, tracker, found[step])
+        amp.expect(f"scale and tracker after step {step}", (scale, tracker), want)
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3, 2000, 2**31 - 1])
+@scenario(values=True, dtypes="default")
+def test_interval(amp: Amp, interval: int) -> None:
+    """The scale grows at the interval, not one step before it nor one after (amp.html#torch.amp.GradScaler)."""
+    for tracker in {0, max(interval - 2, 0), interval - 1}:
+        at = tracker + 1 == interval
+        want = (8.0, 0) if at else (4.0, tracker + 1)
+        amp.expect(f"scale and tracker after {tracker}", _rescale(amp, 4.0, tracker, 0.0, interval=interval), want)
+
+
+@pytest.mark.parametrize("found", [1.0, 2.0, 8.0, 0.5, NAN], ids=["one", "two", "eight", "half", "nan"])
+@scenario(values=True, dtypes="default")
+def test_overflow(amp: Amp, found: float) -> None:
+    """Whatever is not 0 in found_inf is an overflow: back off, and count from 0 (AmpKernels.cu).
+
+    GradScaler.update adds up what several optimizers found, so more than 1 stands there.
+    """
+    for tracker in (0, 1, 2, 1999):
+        got = _rescale(amp, 4.0, tracker, found)
+        amp.expect(f"scale and tracker with {found} found after {tracker} steps", got, (2.0, 0))
+
+
+@pytest.mark.parametrize("scale", [65536.0, 3.0, 1 / 3, 1e-3, 12345.678])
+@pytest.mark.parametrize(("grow", "back"), [(2.0, 0.5), (1.1, 0.3), (1.0001, 0.9999), (1000.0, 1e-3)])
+@scenario(values=True, dtypes="default")
+def test_factors(amp: Amp, grow: float, back: float, scale: float) -> None:
+    """The factors multiply the scale in float64, and the product is rounded once to float32 (AmpKernels.cu)."""
+    held = _rounded(scale)
+    amp.expect("scale grown", _rescale(amp, held, 2, 0.0, (grow, back)), (_rounded(held * grow), 0))
+    amp.expect("scale backed off", _rescale(amp, held, 2, 1.0, (grow, back)), (_rounded(held * back), 0))
+    amp.expect("scale between", _rescale(amp, held, 1, 0.0, (grow, back)), (held, 2))
+
+
+@scenario(values=True, dtypes="default")
+def test_top_of_float32(amp: Amp) -> None:
+    """A scale whose growth float32 cannot hold is kept, and the count begins anew (test_grad_scale_will_not_overflow).
+
+    pytorch#85030 asked for it: a scale that became infinite could never come back.
+    """
+    largest = torch.finfo(torch.float32).max
+    for scale, grow, want in (
+        (TOP / 2, 2.0, TOP),
+        (TOP, 2.0, TOP),
+        (TOP, 1.5, TOP * 1.5),
+        (largest, 2.0, largest),
+        (largest, 1.0000001, largest),
+        (1e38, 1e300, _rounded(1e38)),
+        (1.0, INF, 1.0),
+    ):
+        amp.expect(f"scale {scale} times {grow}", _rescale(amp, scale, 2, 0.0, (grow, 0.5)), (_rounded(want), 0))
+    amp.expect("the largest scale backed off", _rescale(amp, TOP, 2, 1.0), (TOP / 2, 0))
+
+
+@scenario(values=True, dtypes="default")
+def test_bottom_of_normal_numbers(amp: Amp) -> None:
+    """The scale backs off to the smallest normal number and from 0 stays 0 (amp.html#torch.amp.GradScaler.update).
+
+    The documentation warns that nothing keeps the scale above 1.
+    """
+    amp.expect("twice the smallest", _rescale(amp, 2 * SMALLEST, 0, 1.0), (SMALLEST, 0))
+    amp.expect("the smallest grown", _rescale(amp, SMALLEST, 2, 0.0), (2 * SMALLEST, 0))
+    amp.expect("zero backed off", _rescale(amp, 0.0, 0, 1.0), (0.0, 0))
+    amp.expect("zero grown", _rescale(amp, 0.0, 2, 0.0), (0.0, 0))
+
+
+@scenario(values=True, dtypes="default")
+def test_subnormal(amp: Amp) -> None:
+    """Below the normal numbers the scale is halved down to the last one, then 0, and grows back (IEEE 754)."""
+    for before, after in ((SMALLEST, SMALLEST / 2), (2.0**-148, 2.0**-149), (2.0**-149, 0.0)):
+        amp.expect(f"{before} backed off", _rescale(amp, before, 0, 1.0), (after, 0))
+    amp.expect("the last one grown", _rescale(amp, 2.0**-149, 2, 0.0), (2.0**-148, 0))
+
+
+@scenario(values=True, dtypes="default")
+def test_infinite_scale(amp: Amp) -> None:
+    """A scale set to infinity by hand stays one, as float32 has it (AmpKernels.cu)."""
+    for tracker, found in ((2, 0.0), (1, 0.0), (0, 1.0)):
+        amp.expect(f"scale after {found} found", _rescale(amp, INF, tracker, found)[0], INF)
+
+
+@scenario(values=True, dtypes="default")
+def test_in_place(amp: Amp) -> None:
+    """The scale and the tracker are written where they are, of either shape of one element; found_inf is only read."""
+    for shape in ((), (1,)):
+        scale, tracker = torch.full(shape, 4.0, device=amp.type), torch.full(shape, 2, device=amp.type).int()
+        found = torch.zeros(shape, device=amp.type)
+        out = torch._amp_update_scale_(scale, tracker, found, 2.0, 0.5, 3)
+        amp.expect("whether the scale is returned", out is scale, True)
+        amp.exact("scale", scale, torch.full(shape, 8.0))
+        amp.exact("tracker", tracker, torch.zeros(shape, dtype=torch.int32))
+        amp.exact("found_inf", found, torch.zeros(shape))
+
+
+@pytest.mark.parametrize("which", ["current_scale", "growth_tracker", "found_inf"])
+@scenario(values=True, dtypes="default")
+def test_wrong_argument(amp: Amp, which: str) -> None:
+    """Scale and found_inf are float32, the tracker int32, each of one element; another is refused (AmpKernels.cu)."""
+    good = {
+        "current_scale": torch.ones(()),
+        "growth_tracker": torch.zeros((), dtype=torch.int32),
+        "found_inf": torch.zeros(()),
+    }
+    for wrong in (
+        torch.zeros(2, dtype=good[which].dtype),
+        torch.zeros(0, dtype=good[which].dtype),
+        torch.zeros((), dtype=torch.float64),
+        torch.zeros((), dtype=torch.float16),
+        torch.zeros((), dtype=torch.int64),
+    ):
+        given = [tensor.to(amp.type) for tensor in {**good, which: wrong}.values()]
+        amp.raises(
+            f"{which} of {list(wrong.shape)} {wrong.dtype}",
+            RuntimeError,
+            f"{which} must be a",
+            lambda given=given: torch._amp_update_scale_(given[0], given[1], given[2], 2.0, 0.5, 3),  # type: ignore[misc]
+        )
+
+
+@pytest.mark.parametrize("found", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=lambda pair: f"{pair[0]}_{pair[1]}")
+@scenario(values=True, dtypes="default")
+def test_two_found(amp: Amp, found: tuple[int, int]) -> None:
+    """One overflow in any of several optimizers is one for the scale, and two are no more (grad_scaler.py, update)."""
+    scaler = torch.amp.GradScaler(amp.type, init_scale=8.0, growth_interval=1)
+    leaves = [torch.nn.Parameter(torch.ones(2, device=amp.type)) for _ in found]
+    both = [torch.optim.SGD([leaf], lr=0.1) for leaf in leaves]
+    for leaf, bad, optimizer in zip(leaves, found, both, strict=True):
+        scaler.scale(leaf.sum() * (INF if bad else 1.0)).backward()
+        scaler.step(optimizer)
+    scaler.update()
+    amp.expect("scale", scaler.get_scale(), 4.0 if any(found) else 16.0)

@@ -1,0 +1,235 @@
+"""Rule statedict: `ampcheck.spec.rules` says what it promises. Sources: PyTorch 2.13's `torch/amp/grad_scaler.py`."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+KEYS = ["scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"]
+ENDS = {
+    "pickled": lambda scaler: pickle.loads(pickle.dumps(scaler)),
+    "deep_copy": copy.deepcopy,
+    "saved": lambda scaler: _saved(scaler),
+}
+STAGES = ("new", "scaled", "divided", "stepped", "updated")
+
+
+def _saved(scaler: torch.amp.GradScaler) -> torch.amp.GradScaler:
+    """A scaler with other options that has loaded this one's."""
+    other = torch.amp.GradScaler(scaler._device, 3.0, 3.0, 0.125, 9)
+    other.load_state_dict(scaler.state_dict())
+    return other
+
+
+def _weight(amp: Amp) -> tuple[torch.nn.Parameter, Any]:
+    weight = torch.nn.Parameter(torch.ones(2, device=amp.type))
+    return weight, torch.optim.SGD([weight], lr=0.0)
+
+
+def _iterate(scaler: torch.amp.GradScaler, weight: torch.nn.Parameter, optimizer: Any, by: float = 1.0) -> None:
+    optimizer.zero_grad()
+    scaler.scale((weight * by).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def _brought_to(amp: Amp, stage: str) -> tuple[torch.amp.GradScaler, torch.nn.Parameter, Any]:
+    """A scaler at a stage of its second iteration, with the weight and the optimizer of it."""
+    scaler = torch.amp.GradScaler(amp.type, init_scale=64.0, growth_factor=4.0, backoff_factor=0.25, growth_interval=5)
+    weight, optimizer = _weight(amp)
+    if stage != "new":
+        _iterate(scaler, weight, optimizer)
+        scaler.scale(weight.sum()).backward()
+    if stage in ("divided", "stepped", "updated"):
+        scaler.unscale_(optimizer)
+    if stage in ("stepped", "updated"):
+        scaler.step(optimizer)
+    if stage == "updated":
+        scaler.update()
+    return scaler, weight, optimizer
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@scenario(values=True, dtypes="default")
+def test_what_it_holds(amp: Amp, stage: str) -> None:
+    """At every stage it has five entries, plain numbers, which the calls in between leave alone (state_dict)."""
+    scaler, _, _ = _brought_to(amp, stage)
+    saved = scaler.state_dict()
+    amp.expect("entries", sorted(saved), sorted(KEYS))
+    amp.expect("their types", [type(saved[key]) for key in KEYS], [float, float, float, int, int])
+    count = {"new": 0, "updated": 2}.get(stage, 1)
+    amp.expect("their values", [saved[key] for key in KEYS], [64.0, 4.0, 0.25, 5, count])
+
+
+@pytest.mark.parametrize("stage", ["scaled", "divided", "stepped"])
+@scenario(values=True, dtypes="default")
+def test_holds_no_reference(amp: Amp, stage: str) -> None:
+    """What was saved does not follow the scaler, nor the scaler what was saved (state_dict: Python numbers)."""
+    scaler, weight, optimizer = _brought_to(amp, stage)
+    saved = scaler.state_dict()
+    was = dict(saved)
+    scaler.update(2.0)
+    _iterate(scaler, weight, optimizer, float("inf"))
+    amp.expect("what was saved, after another iteration", saved, was)
+    saved["scale"] = 9.0
+    amp.expect("scale after what was saved is changed", scaler.get_scale(), 0.5)
+
+
+@pytest.mark.parametrize("end", list(ENDS))
+@pytest.mark.parametrize("stage", ["new", "updated"])
+@scenario(values=True, dtypes="default")
+def test_goes_on(amp: Amp, stage: str, end: str) -> None:
+    """The scaler at the other end goes through the same scales as the one it came from (state_dict, __getstate__)."""
+    scaler, _, _ = _brought_to(amp, stage)
+    other = ENDS[end](scaler)
+    seen: list[list[dict[str, Any]]] = []
+    for one in (scaler, other):
+        weight, optimizer = _weight(amp)
+        found = [one.state_dict()]
+        for by in (1.0, 1.0, 1.0, float("nan"), 1.0):
+            _iterate(one, weight, optimizer, by)
+            found.append(one.state_dict())
+        seen.append(found)
+    amp.expect("what the other one goes through", seen[1], seen[0])
+    amp.expect(
+        "scales on the way",
+        [each["scale"] for each in seen[0]][-2:],
+        [64.0, 64.0] if stage == "updated" else [16.0, 16.0],
+    )
+
+
+@pytest.mark.parametrize("end", ["pickled", "deep_copy"])
+@pytest.mark.parametrize("stage", STAGES)
+@scenario(values=True, dtypes="default")
+def test_middle_of_an_iteration(amp: Amp, stage: str, end: str) -> None:
+    """Between unscale_ and update a scaler is not pickled, and says so; before and after it is (__getstate__)."""
+    scaler, _, _ = _brought_to(amp, stage)
+    if stage in ("divided", "stepped"):
+        text = "may only be pickled at the beginning of an iteration, or at the end after scaler.update()"
+        amp.raises(f"{end} when {stage}", AssertionError, text, lambda: ENDS[end](scaler))
+    else:
+        amp.expect(f"what is saved of one {end} when {stage}", ENDS[end](scaler).state_dict(), scaler.state_dict())
+
+
+@scenario(values=True, dtypes="default")
+def test_apart_after_copying(amp: Amp) -> None:
+    """A copy and its original do not move each other (__getstate__)."""
+    scaler, weight, optimizer = _brought_to(amp, "updated")
+    other = copy.deepcopy(scaler)
+    scaler.update(2.0)
+    amp.expect("scale of the copy after the original's was set", other.get_scale(), 64.0)
+    _iterate(other, weight, optimizer, float("inf"))
+    amp.expect("scales after an overflow of the copy's", (scaler.get_scale(), other.get_scale()), (2.0, 16.0))
+
+
+@pytest.mark.parametrize("made", ["lazy", "made"])
+@scenario(values=True, dtypes="default")
+def test_loaded_before_or_after_the_first_output(amp: Amp, made: str) -> None:
+    """A loaded scale and count hold whether or not an output was scaled before (load_state_dict)."""
+    scaler = torch.amp.GradScaler(amp.type)
+    weight, optimizer = _weight(amp)
+    if made == "made":
+        _iterate(scaler, weight, optimizer)
+    saved = {"scale": 12.0, "growth_factor": 3.0, "backoff_factor": 0.5, "growth_interval": 4, "_growth_tracker": 3}
+    scaler.load_state_dict(saved)
+    amp.expect("what is saved of it then", scaler.state_dict(), saved)
+    amp.expect("a scaled one", amp.values(scaler.scale(torch.ones((), device=amp.type))), 12.0)
+    _iterate(scaler, weight, optimizer)
+    amp.expect("scale after an iteration, the fourth", scaler.get_scale(), 36.0)
+
+
+@scenario(values=True, dtypes="default")
+def test_getters_after_loading(amp: Amp) -> None:
+    """Loading sets what the getters give (load_state_dict, get_growth_factor and others)."""
+    scaler = torch.amp.GradScaler(amp.type)
+    scaler.load_state_dict(dict(zip(KEYS, [5.0, 7.0, 0.75, 11, 2], strict=True)))
+    got = (scaler.get_scale(), scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval())
+    amp.expect("scale, factors and interval", got, (5.0, 7.0, 0.75, 11))
+
+
+@scenario(values=True, dtypes="default")
+def test_loaded_in_the_middle(amp: Amp) -> None:
+    """Loading between unscale_ and step sets scale and count alone: the iteration goes on (load_state_dict)."""
+    scaler, weight, optimizer = _brought_to(amp, "divided")
+    grad = amp.values(weight.grad)  # type: ignore[arg-type]
+    scaler.load_state_dict({**scaler.state_dict(), "scale": 8.0, "_growth_tracker": 1})
+    amp.raises("another unscale_", RuntimeError, "has already been called", lambda: scaler.unscale_(optimizer))
+    scaler.step(optimizer)
+    amp.expect("gradient after the step", amp.values(weight.grad), grad)  # type: ignore[arg-type]
+    scaler.update()
+    saved = scaler.state_dict()
+    amp.expect("scale and tracker after update", (saved["scale"], saved["_growth_tracker"]), (8.0, 2))
+
+
+@scenario(values=True, dtypes="default")
+def test_not_enabled(amp: Amp) -> None:
+    """One that is not enabled saves nothing and loads anything; an enabled one refuses what it saved (state_dict)."""
+    off, on = torch.amp.GradScaler(amp.type, enabled=False), torch.amp.GradScaler(amp.type, init_scale=4.0)
+    amp.expect("what one that is not enabled saves", off.state_dict(), {})
+    off.load_state_dict(on.state_dict())
+    off.load_state_dict({})
+    amp.expect("whether it is enabled after loading", (off.is_enabled(), off.get_scale()), (False, 1.0))
+    text = "The source state dict is empty, possibly because it was saved from a disabled instance of GradScaler."
+    amp.raises("loading an empty one", RuntimeError, text, lambda: on.load_state_dict(off.state_dict()))
+    amp.expect("scale after that", on.get_scale(), 4.0)
+    for end in ("pickled", "deep_copy"):
+        other = ENDS[end](off)
+        amp.expect(f"one that is not enabled, {end}", (other.is_enabled(), other.state_dict()), (False, {}))
+
+
+@pytest.mark.parametrize("missing", KEYS)
+@scenario(values=True, dtypes="default")
+def test_an_entry_is_missing(amp: Amp, missing: str) -> None:
+    """What lacks an entry is refused by a KeyError that names it (load_state_dict: what state_dict gave)."""
+    scaler, _, _ = _brought_to(amp, "updated")
+    given = {key: value for key, value in scaler.state_dict().items() if key != missing}
+    amp.raises(f"loading without {missing}", KeyError, missing, lambda: scaler.load_state_dict(given))
+
+
+@scenario(values=True, dtypes="default")
+def test_refused_as_a_whole(amp: Amp) -> None:
+    """What is refused changes nothing (load_state_dict: "Should be an object returned from a call to state_dict")."""
+    scaler, _, _ = _brought_to(amp, "updated")
+    before = scaler.state_dict()
+    given = dict(zip(KEYS[:-1], [5.0, 7.0, 0.75, 11], strict=True))
+    try:
+        scaler.load_state_dict(given)
+    except KeyError:
+        amp.expect("what is saved of it after a refused one", scaler.state_dict(), before)
+        return
+    amp.expect("whether loading was refused", False, True)
+
+
+@scenario(values=True, dtypes="default")
+def test_through_a_file(amp: Amp) -> None:
+    """What was saved goes through torch.save and a load of weights alone (amp_examples.html: save and resume)."""
+    import io
+
+    scaler, _, _ = _brought_to(amp, "updated")
+    file = io.BytesIO()
+    torch.save(scaler.state_dict(), file)
+    file.seek(0)
+    amp.expect("what comes back", torch.load(file, weights_only=True), scaler.state_dict())
+
+
+@pytest.mark.parametrize("end", ["pickled", "deep_copy"])
+@scenario(values=True, dtypes="default")
+def test_subclass(amp: Amp, end: str) -> None:
+    """A subclass stays one, with what it added (__getstate__, __setstate__)."""
+    scaler = _Named(amp.type, init_scale=8.0)
+    scaler.scale(torch.ones((), device=amp.type))
+    other = ENDS[end](scaler)
+    amp.expect("class and name", (type(other).__name__, other.name), ("_Named", "first"))
+    amp.expect("what is saved of it", other.state_dict(), scaler.state_dict())
+
+
+class _Named(torch.amp.GradScaler):
+    name = ""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.name = "first"

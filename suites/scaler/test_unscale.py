@@ -1,0 +1,260 @@
+"""Rule unscale, the device's op: `ampcheck.spec.rules` says what it promises. Sources are PyTorch 2.13's."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from ampcheck.suite import Amp, scenario
+
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+NAMES = ("half", "brain", "single", "double")
+INF, NAN = float("inf"), float("nan")
+SIZES = (0, 1, 2, 3, 5, 8, 9, 15, 17, 31, 33, 65, 129, 1023, 1025)
+
+
+def _ramp(size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Values of either sign whose quarter every dtype holds, and more digits where the dtype has them."""
+    return (((torch.arange(size) * 7) % 61 - 30) / 8 + (0.0 if dtype.itemsize == 2 else 1 / 3)).to(dtype)
+
+
+def _on(amp: Amp, host: torch.Tensor) -> torch.Tensor:
+    return host.to(amp.type, copy=True)
+
+
+def _unscaled(grad: torch.Tensor, inverse: float) -> torch.Tensor:
+    """What a gradient becomes: multiplied in float32 or wider, rounded once to its own dtype."""
+    wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
+    return (wide * torch.tensor(inverse)).to(grad.dtype)
+
+
+def _unscale(amp: Amp, grads: Sequence[torch.Tensor], inverse: float, found: float = 0.0) -> torch.Tensor:
+    """Run the device's op on the gradients. Returns what `found_inf`, which holds `found` before, is afterwards."""
+    found_inf = torch.full((), found, device=amp.type)
+    torch._amp_foreach_non_finite_check_and_unscale_(list(grads), found_inf, torch.full((), inverse, device=amp.type))
+    return found_inf
+
+
+@pytest.mark.parametrize("inverse", [0.25, 1 / 3], ids=["quarter", "third"])
+@pytest.mark.parametrize("dtype", FLOATING, ids=NAMES)
+@scenario(values=True, dtypes="default")
+def test_sizes(amp: Amp, dtype: torch.dtype, inverse: float) -> None:
+    """Every element of a gradient of any size is multiplied, in its own dtype (AmpKernels.cu; pytorch#127176)."""
+    for sizes in (SIZES, (1025,)):
+        grads = [_on(amp, _ramp(size, dtype)) for size in sizes]
+        amp.expect(f"found_inf of {sizes} finite elements", _unscale(amp, grads, inverse).item(), 0.0)
+        for size, grad in zip(sizes, grads, strict=True):
+            amp.exact(f"gradient of {size} elements", grad, _unscaled(_ramp(size, dtype), inverse))
+
+
+@pytest.mark.parametrize("bad", [INF, -INF, NAN], ids=["inf", "minus_inf", "nan"])
+@pytest.mark.parametrize("dtype", FLOATING, ids=NAMES)
+@scenario(values=True, dtypes="default")
+def test_each_place(amp: Amp, dtype: torch.dtype, bad: float) -> None:
+    """One infinity or nan is found wherever it stands, and the rest multiplied (test_torch, grad_scaling_unscale)."""
+    for size, places in ((1, (0,)), (19, range(19)), (1025, (0, 511, 1023, 1024))):
+        for place in places:
+            host = _ramp(size, dtype)
+            host[place] = bad
+            grad = _on(amp, host)
+            found = _unscale(amp, [grad], 0.25)
+            amp.expect(f"found_inf with {bad} at {place} of {size}", found.item(), 1.0)
+            got, rest = amp.device.host(grad), torch.arange(size) != place
+            amp.expect(f"what {bad} at {place} of {size} became", repr(got[place].item()), repr(bad))
+            amp.expect(f"the rest of {size} elements", got[rest].equal(_unscaled(host, 0.25)[rest]), True)
+
+
+@pytest.mark.parametrize("count", [2, 29, 111, 150])
+@scenario(values=True, dtypes="default")
+def test_many(amp: Amp, count: int) -> None:
+    """No gradient of a long list is left out, first, last or where a list is split for the device (AmpKernels.cu)."""
+    wholes = [_ramp(1 + n % 5) for n in range(count)]
+    grads = [_on(amp, whole) for whole in wholes]
+    amp.expect("found_inf of finite gradients", _unscale(amp, grads, 0.25).item(), 0.0)
+    for n, (grad, whole) in enumerate(zip(grads, wholes, strict=True)):
+        amp.exact(f"gradient {n} of {count}", grad, _unscaled(whole, 0.25))
+    for n in {0, 1, count // 2, count - 2, count - 1}:
+        hosts = [whole.clone() for whole in wholes]
+        hosts[n][-1] = INF
+        grads = [_on(amp, host) for host in hosts]
+        amp.expect(f"found_inf with an infinity in gradient {n} of {count}", _unscale(amp, grads, 0.25).item(), 1.0)
+
+
+@pytest.mark.parametrize("place", ["first", "last", "only", "between"])
+@scenario(values=True, dtypes="default")
+def test_empty(amp: Amp, place: str) -> None:
+    """A gradient without elements is no hindrance to the others of its list (AmpKernels.cu)."""
+    empty, full = torch.zeros(0, 3), _ramp(5)
+    hosts = {"first": [empty, full], "last": [full, empty], "only": [empty], "between": [full, empty, full]}[place]
+    grads = [_on(amp, host) for host in hosts]
+    amp.expect("found_inf", _unscale(amp, grads, 0.25).item(), 0.0)
+    for grad, host in zip(grads, hosts, strict=True):
+        amp.exact(f"a gradient of {list(host.shape)}", grad, _unscaled(host, 0.25))
+    grads = [_on(amp, host).fill_(NAN) for host in hosts]
+    amp.expect("found_inf of nan", _unscale(amp, grads, 0.25).item(), float(place != "only"))
+
+
+@scenario(values=True, dtypes="default")
+def test_no_gradients(amp: Amp) -> None:
+    """An empty list of gradients changes nothing (AmpKernels.cu)."""
+    for found in (0.0, 1.0):
+        amp.expect(f"found_inf that was {found}", _unscale(amp, [], 0.25, found).item(), found)
+
+
+def _base(amp: Amp) -> torch.Tensor:
+    return _on(amp, _ramp(240).reshape(2, 4, 6, 5))
+
+
+LAYOUTS = {
+    "columns": lambda base: base[:, :, ::2],
+    "rows": lambda base: base[:, 1::2],
+    "transposed": lambda base: base.transpose(1, 3),
+    "channels_last": lambda base: base.contiguous(memory_format=torch.channels_last),
+    "offset": lambda base: base.reshape(-1)[7:200],
+    "permuted_slice": lambda base: base.permute(3, 0, 2, 1)[1:, :, ::3],
+    "scalar": lambda base: base[1, 2, 3, 4],
+    "diagonal": lambda base: base[0].diagonal(dim1=1, dim2=2),
+    "one_element": lambda base: base[:1, :1, :1, :1],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@scenario(values=True, dtypes="default")
+def test_layout(amp: Amp, layout: str) -> None:
+    """A view is unscaled where it lies, keeps its strides, and what lies between its elements is left alone.
+
+    test_torch, test_grad_scaling_unscale, has some of these layouts; the device may take another path for each.
+    """
+    base = _base(amp)
+    untouched = amp.device.host(base).clone()
+    grad, host = LAYOUTS[layout](base), LAYOUTS[layout](untouched.clone())
+    strides = grad.stride()
+    found = _unscale(amp, [grad], 0.25)
+    amp.exact("the view", grad, _unscaled(host, 0.25))
+    amp.expect("strides of the view", grad.stride(), strides)
+    amp.expect("found_inf", found.item(), 0.0)
+    if layout != "channels_last":  # a copy of its own
+        LAYOUTS[layout](untouched).copy_(_unscaled(host, 0.25))
+        amp.exact("the tensor that it is a view of", base, untouched)
+    if host.dim():
+        grad[tuple(size - 1 for size in host.shape)].fill_(-INF)
+        amp.expect("found_inf with an infinity in its last element", _unscale(amp, [grad], 0.25).item(), 1.0)
+
+
+@scenario(values=True, dtypes="default")
+def test_views_of_one_buffer(amp: Amp) -> None:
+    """Gradients that are pieces of one flat buffer are each multiplied once (as DistributedDataParallel keeps them)."""
+    buffer = _on(amp, _ramp(60))
+    grads = [buffer[:7], buffer[7:27].view(4, 5), buffer[27:51].view(2, 3, 4), buffer[51:52].view(())]
+    found = _unscale(amp, grads, 0.25)
+    want = _ramp(60)
+    want[:52] = _unscaled(want[:52], 0.25)
+    amp.exact("the buffer", buffer, want)
+    amp.expect("found_inf", found.item(), 0.0)
+
+
+@pytest.mark.parametrize("bad_one", [None, 0, 1, 2, 3, 4, 5], ids=lambda n: "none" if n is None else f"at_{n}")
+@scenario(values=True, dtypes="default")
+def test_mixed_list(amp: Amp, bad_one: int | None) -> None:
+    """A list may mix dtypes, shapes and layouts (test_torch, test_grad_scaling_unscale, the slow path)."""
+    hosts = [
+        _ramp(9, torch.float16),
+        _ramp(12).reshape(3, 4).t(),
+        _ramp(5, torch.float64),
+        torch.tensor(2.0),
+        _ramp(16, torch.bfloat16).reshape(4, 4)[:, 1::2],
+        _ramp(0, torch.float16),
+        _ramp(8, torch.float16),
+    ]
+    grads = [_on(amp, host) for host in hosts]
+    if bad_one is not None:
+        grads[bad_one].fill_(NAN)
+    found = _unscale(amp, grads, 0.25)
+    seen = bad_one is not None and hosts[bad_one].numel() > 0
+    amp.expect("found_inf", found.item(), float(seen))
+    for n, (grad, host) in enumerate(zip(grads, hosts, strict=True)):
+        if n != bad_one:
+            amp.exact(f"gradient {n}", grad, _unscaled(host, 0.25))
+
+
+@scenario(values=True, dtypes="default")
+def test_found_is_kept(amp: Amp) -> None:
+    """What was found in one list stays found when the next one is finite (AmpKernels.cu: it is set, never cleared)."""
+    found, inverse = torch.zeros((), device=amp.type), torch.full((), 0.25, device=amp.type)
+    for values, want in (([1.0, 2.0], 0.0), ([1.0, NAN], 1.0), ([1.0, 2.0], 1.0), ([INF], 1.0), ([], 1.0)):
+        torch._amp_foreach_non_finite_check_and_unscale_([torch.tensor(values, device=amp.type)], found, inverse)
+        amp.expect(f"found_inf after {values}", found.item(), want)
+    amp.expect("the inverse scale afterwards", inverse.item(), 0.25)
+
+
+@pytest.mark.parametrize(
+    ("inverse", "given", "want", "seen"),
+    [
+        (1.0, [1.0, INF, NAN, -INF], [1.0, INF, NAN, -INF], 1.0),
+        (0.0, [1.0, -2.0, 0.0], [0.0, -0.0, 0.0], 0.0),
+        (0.0, [1.0, INF], [0.0, NAN], 1.0),
+        (INF, [1.0, -2.0, 0.0], [INF, -INF, NAN], 0.0),
+        (NAN, [1.0], [NAN], 0.0),
+        (2.0**-126, [2.0**126, 2.0**120], [1.0, 2.0**-6], 0.0),
+        (2.0**127, [2.0**-126, -(2.0**-100)], [2.0, -(2.0**27)], 0.0),
+        (-0.5, [4.0, -2.0], [-2.0, 1.0], 0.0),
+    ],
+    ids=["one", "zero", "zero_inf", "inf", "nan", "smallest", "largest", "negative"],
+)
+@scenario(values=True, dtypes="default")
+def test_inverse(amp: Amp, inverse: float, given: list[float], want: list[float], seen: float) -> None:
+    """What is not finite is looked for before the multiplication; one by 1 changes nothing (AmpKernels.cu)."""
+    grad = torch.tensor(given, device=amp.type)
+    found = _unscale(amp, [grad], inverse)
+    amp.expect(f"{given} times {inverse}", repr(amp.values(grad)), repr(want))
+    amp.expect("found_inf", found.item(), seen)
+
+
+@scenario(values=True, dtypes="default")
+def test_subnormal(amp: Amp) -> None:
+    """Gradients below the normal numbers of float32 are multiplied too (IEEE 754; AmpKernels.cu has no exception)."""
+    grad = torch.tensor([2.0**-140, -(2.0**-126)], device=amp.type)
+    _unscale(amp, [grad], 4.0)
+    amp.expect("subnormal gradients times 4", amp.values(grad), [2.0**-138, -(2.0**-124)])
+    grad = torch.tensor([2.0**-125, 2.0**-126], device=amp.type)
+    _unscale(amp, [grad], 0.25)
+    amp.expect("quarters of small gradients", amp.values(grad), [2.0**-127, 2.0**-128])
+
+
+@pytest.mark.parametrize("kind", ["ints", "complex"])
+@scenario(values=True, dtypes="default")
+def test_no_floating_gradient(amp: Amp, kind: str) -> None:
+    """What is no real floating-point gradient is refused and left as it was (AmpKernels.cu; pytorch#127176)."""
+    dtype, text = {"ints": (torch.int32, "nt"), "complex": (torch.complex64, "omplex")}[kind]
+    grad = torch.ones(3, dtype=dtype, device=amp.type)
+    amp.raises("a gradient of another kind", RuntimeError, text, lambda: _unscale(amp, [grad], 0.25))
+    amp.exact("the gradient afterwards", grad, torch.ones(3, dtype=dtype))
+
+
+@pytest.mark.parametrize("which", ["found_inf", "inv_scale"])
+@scenario(values=True, dtypes="default")
+def test_wrong_argument(amp: Amp, which: str) -> None:
+    """found_inf and inv_scale are float32 and have one element; another is refused (AmpKernels.cu)."""
+    good = {"found_inf": torch.zeros((), device=amp.type), "inv_scale": torch.ones((), device=amp.type)}
+    for wrong in (
+        torch.zeros(2),
+        torch.zeros(0),
+        torch.zeros((), dtype=torch.float16),
+        torch.zeros((), dtype=torch.int),
+    ):
+        given, grad = {**good, which: _on(amp, wrong)}, torch.ones(2, device=amp.type)
+        what = f"{which} of {list(wrong.shape)} {wrong.dtype}"
+        amp.raises(
+            what,
+            RuntimeError,
+            f"{which} must be a",
+            lambda grad=grad, given=given: torch._amp_foreach_non_finite_check_and_unscale_([grad], **given),  # type: ignore[misc]
+        )
+        amp.exact(f"the gradient after {what}", grad, torch.ones(2))
+
+
+@scenario(values=True, dtypes="default", types=("cuda", "xpu", "mps", "jax"))
+def test_another_device(amp: Amp) -> None:
+    """Gradients on two devices in one list are refused (test_torch, test_grad_scaling_unscale)."""
+    grads = [torch.ones(2, device=amp.type), torch.ones(2)]
+    amp.raises("a list on two devices", RuntimeError, "on the same device", lambda: _unscale(amp, grads, 0.25))

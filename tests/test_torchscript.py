@@ -1,0 +1,84 @@
+"""The pass for TorchScript: rewritten programs do what the same source does eagerly."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from ampcheck import torchscript
+from ampcheck.errors import UsageError
+from ampcheck.torchscript.regions import scripted
+from tests import torchscript_programs as programs
+
+AMBIENT = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def given(requires_grad: bool = False) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.rand(4, 4, generator=generator).requires_grad_(requires_grad) for _ in range(3)]
+
+
+def around(dtype: torch.dtype | None) -> torch.autocast:
+    return torch.autocast("cpu", dtype=dtype, enabled=dtype is not None, cache_enabled=False)
+
+
+def same(got: Any, want: Any) -> None:
+    assert [t.dtype for t in got] == [t.dtype for t in want]
+    for place, (g, w) in enumerate(zip(got, want, strict=True)):
+        assert torch.equal(g, w), f"result {place} differs by {(g.double() - w.double()).abs().max()}"
+
+
+@pytest.fixture(autouse=True)
+def state_is_kept() -> Iterator[None]:
+    """Nothing that a test runs leaves autocast's state changed."""
+    before = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
+    yield
+    assert before == [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
+
+
+@pytest.mark.parametrize("ambient", AMBIENT)
+@pytest.mark.parametrize("program", programs.PROGRAMS, ids=lambda program: program.__name__)
+def test_as_eager(program: Callable[..., list[torch.Tensor]], ambient: str) -> None:
+    rewritten = torchscript.autocast(scripted(program))
+    with around(AMBIENT[ambient]):
+        for on in (True, False):
+            for _ in range(3):  # as it is compiled, profiled and optimized
+                same(rewritten(*given(), on), program(*given(), on))
+
+
+@pytest.mark.parametrize("program", programs.PROGRAMS, ids=lambda program: program.__name__)
+def test_saved_and_loaded(program: Callable[..., list[torch.Tensor]]) -> None:
+    rewritten = torchscript.autocast(scripted(program))
+    loaded = torch.jit.load(io.BytesIO(rewritten.save_to_buffer()))
+    for ambient in AMBIENT.values():
+        with around(ambient):
+            same(loaded(*given(), True), program(*given(), True))
+
+
+@pytest.mark.parametrize("ambient", AMBIENT)
+@pytest.mark.parametrize("name", ["one_region", "nested", "flag", "several", "loops", "biases", "upcasts", "no_region"])
+def test_gradients(name: str, ambient: str) -> None:
+    """As in eager without its weight cache, which sums the gradients of a weight's uses in the lower precision."""
+    program = getattr(programs, name)
+    rewritten = torchscript.autocast(scripted(program))
+
+    def gradients(call: Callable[..., list[torch.Tensor]]) -> list[torch.Tensor]:
+        inputs = given(requires_grad=True)
+        with around(AMBIENT[ambient]):
+            out = call(*inputs, True)
+        torch.stack([o.float().sum() for o in out if o.requires_grad]).sum().backward()
+        return [i.grad for i in inputs if i.grad is not None]
+
+    torch.set_autocast_cache_enabled(False)
+    try:
+        want = gradients(program)
+        for _ in range(3):
+            for g, w in zip(gradients(rewritten), want, strict=True):
+                assert g.dtype == w.dtype
+                torch.testing.assert_close(g, w, rtol=2e-2, atol=2e-2)
+    finally:
+        torch.set_autocast_cache_enabled(True)
