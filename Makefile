@@ -22,13 +22,16 @@ check: $(TEST)/ready
 	$(TEST)/bin/ruff format --check .
 	$(TEST)/bin/mypy
 
-$(RUN)/ready: pyproject.toml
+# torch comes first: the TorchScript operators are compiled against it while the package is built.
+$(RUN)/ready: pyproject.toml setup.py
 	$(PYTHON) -m venv $(RUN)
+	$(RUN)/bin/pip install --quiet --disable-pip-version-check 'torch>=2.11,<2.14'
 	$(RUN)/bin/pip install --quiet --disable-pip-version-check --editable '.[jax]'
 	touch $@
 
-$(TEST)/ready: pyproject.toml
+$(TEST)/ready: pyproject.toml setup.py
 	$(PYTHON) -m venv $(TEST)
+	$(TEST)/bin/pip install --quiet --disable-pip-version-check 'torch>=2.11,<2.14'
 	$(TEST)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev,jax]'
 	touch $@
 

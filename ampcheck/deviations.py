@@ -10,7 +10,7 @@
     torch = ">=2.11"
     added = "2026-11-20"
 
-`cases` are globs over `rule/id`. `kind`: "deviation" (expected to fail), "unsupported" (the device lacks it) or
+`cases` are globs over `rule/id`, or `jit/rule/id` for cases that an executor runs. `kind`: "deviation" (expected to fail), "unsupported" (the device lacks it) or
 "flaky". `raises` is a regular expression that the failure must match, so another failure of the same case stays red.
 `link` is a URL, or "unreported" for one that `docs/findings.md` holds with its reproduction.
 """
@@ -37,6 +37,9 @@ SHARED = Path(__file__).parent / "devices" / "deviations.toml"
 
 KERNELS = SHARED.with_name("kernels.toml")
 """Deviations of PyTorch's autocast kernels; a backend that brings its own kernels does not inherit them."""
+
+JIT = SHARED.with_name("jit_deviations.toml")
+"""Deviations of PyTorch's compilers. Their cases are written `jit/rule/id`, so that no other suite's are meant."""
 
 KINDS = ("deviation", "unsupported", "flaky")
 _TEXT = ("id", "kind", "reason", "link", "raises", "torch", "added")
@@ -136,7 +139,7 @@ class Waivers:
 
     def __init__(self, devices: Iterable[Device], extra: Iterable[Path] = ()) -> None:
         devices = list(devices)
-        shared, kernels = load(SHARED), load(KERNELS)
+        shared, kernels = [*load(SHARED), *load(JIT)], load(KERNELS)
         third = [d for path in dict.fromkeys(extra) for d in load(path)]
         # A device's own come first: of a case that PyTorch's speak of too, its file knows more.
         self._by_device = {

@@ -84,6 +84,11 @@ class Parsed:
         """Its name across runs: `suite/rule/id`."""
         return f"{self.suite}/{self.rule}/{self.id}"
 
+    @property
+    def name(self) -> str:
+        """What deviations call it."""
+        return named(self.suite, self.rule, self.id, self.fields()["executor"])
+
     def fields(self) -> dict[str, str]:
         """The fields of a result that the name tells. The device is the id's token."""
         head, *middle, amp, device = self.id.split("-") if self.id.count("-") >= 2 else (self.id, "", "")

@@ -34,6 +34,8 @@ _OP_WARNINGS = (
     r"ignore:ComplexHalf support is experimental:UserWarning",
     # layer_norm on the CPU warns where weight and input differ in dtype, which the mixed inputs of a case do.
     r"ignore:(?s).*mixed d?type:UserWarning",
+    # The backward pass of a loss resizes its output where the arguments were broadcast.
+    r"ignore:(?s)An output with one or more elements was resized:UserWarning",
 )
 
 

@@ -15,7 +15,7 @@ from packaging.version import Version
 from ampcheck import ops, repro, summary
 from ampcheck.cases import GRADIENT, Case, op_cases
 from ampcheck.checks import CheckFailure, Unsupported, one_line
-from ampcheck.deviations import KERNELS, SHARED, Deviation, Waivers
+from ampcheck.deviations import JIT, KERNELS, SHARED, Deviation, Waivers
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known, select
 from ampcheck.errors import UsageError
@@ -36,7 +36,8 @@ from ampcheck.torch_dtypes import DTYPES
 
 _CASE = pytest.StashKey[Case]()
 _PACKAGE = str(Path(__file__).parent)
-_DEVICE = str(Path(__file__).parent / "jax_device")  # a backend that lies in the package and is under test
+# A backend that lies in the package and is under test, and the calls of the compilers that are.
+_TESTED = tuple(str(Path(__file__).parent / part) for part in ("jax_device", "executors"))
 
 
 class Session:
@@ -139,7 +140,7 @@ class Session:
         self._unmade = [device for device in self.devices if device.backend and device.name in used]
 
     def _kept(self, item: pytest.Item) -> bool:
-        """Whether an item is of a chosen executor, where some are chosen, and of one that takes its device's programs."""
+        """Whether an item is of a chosen executor and of one that takes its device's programs."""
         case = item.stash.get(_CASE, None)
         if case is None or (not case.executor and not self._executors):
             return True
@@ -155,7 +156,9 @@ class Session:
         files = [device.deviations for device in others if device.deviations]
         nightly = [c.name for d in self.devices if not d.database for c in opinfo.cases(d)]
         nightly += [c.name for d in self.devices for rule in RULES for c in compiled_cases(d, rule, nightly=True)]
-        return self.waivers.stale([*self.names, *nightly], unjudged=[*files, SHARED, KERNELS] if self._named else files)
+        return self.waivers.stale(
+            [*self.names, *nightly], unjudged=[*files, SHARED, JIT, KERNELS] if self._named else files
+        )
 
     # ---- running
 
@@ -309,7 +312,7 @@ def _failure(excinfo: pytest.ExceptionInfo[BaseException], when: str) -> tuple[s
     if isinstance(error, NotImplementedError) and str(error).startswith("Could not run 'aten::"):
         return "unsupported", one_line(error)
     last = traceback.extract_tb(error.__traceback__)[-1].filename if error.__traceback__ else ""
-    ours = last.startswith(_PACKAGE) and not last.startswith(_DEVICE) and not isinstance(error, AssertionError)
+    ours = last.startswith(_PACKAGE) and not last.startswith(_TESTED) and not isinstance(error, AssertionError)
     return ("error" if ours or when != "call" else "fail"), one_line(error)
 
 

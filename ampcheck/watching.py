@@ -73,7 +73,7 @@ class Step:
     def __str__(self) -> str:
         if self.taken:
             return f"step {self.number} of {self.optimizer} was taken"
-        first, *others = (str(culprit) for culprit in self.culprits)
+        first, *others = [str(culprit) for culprit in self.culprits] or ["no gradient of its own"]
         then = f", then in {', '.join(others)}" if others else ""
         return f"step {self.number} of {self.optimizer} was skipped at scale {self.scale:g}: first in {first}{then}"
 
@@ -186,10 +186,11 @@ class Watch:
             if handle is not None:
                 handle.remove()
         # A fused optimizer is called in any case, and the device decides.
-        taken = not enabled or (bool(called) and not getattr(optimizer, "_step_supports_amp_scaling", False))
+        asks = handle is None or getattr(optimizer, "_step_supports_amp_scaling", False)
+        taken = not enabled or (bool(called) and not asks)
         self._number += 1
         name, _ = self._optimizers[id(optimizer)]
-        step = Step(self._number, name, None if taken else self._evidence(optimizer, counted))
+        step = Step(self._number, name, None if taken else self._evidence(optimizer, counted, asks))
         self.steps.append(step)
         if self._tell is not None and not step.taken:
             self._tell(step)
@@ -208,15 +209,18 @@ class Watch:
                     out.append(_Counted(param, arrival, grad.isinf().sum(), grad.isnan().sum(), grad.numel()))
         return out
 
-    def _evidence(self, optimizer: Any, counted: list[_Counted] | None) -> Callable[[], Skip | None]:
-        """What tells whether a step was skipped, and why, of values that nothing changes later."""
+    def _evidence(self, optimizer: Any, counted: list[_Counted] | None, asks: bool) -> Callable[[], Skip | None]:
+        """What tells why a step was skipped and, where that is to be asked, whether: values that nothing changes later.
+
+        `counted`: the gradients as `unscale_` saw them, or None where they are still as they were checked.
+        """
         found = [value.clone() for value in self._scaler._found_inf_per_device(optimizer).values()]
         counts = self._count(optimizer) if counted is None else counted
         scale = self._scaler._get_scale_async()
         then = torch.ones(()) if scale is None else scale.clone()
 
         def settle() -> Skip | None:
-            if not any(value.item() for value in found):
+            if asks and not any(value.item() for value in found):
                 return None
             names = self._names(optimizer)
             bad = [count for count in counts if count.inf.item() or count.nan.item()]

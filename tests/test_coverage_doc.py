@@ -1,4 +1,4 @@
-"""docs/coverage.md maps upstream tests and reports to cases; every case it names must exist."""
+"""docs/coverage*.md map upstream tests and reports to cases; every case they name must exist."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import pytest
 
 from ampcheck.devices.registry import known
 from ampcheck.spec.dtypes import FLOATING
+from ampcheck.spec.executors import EXECUTORS
 from ampcheck.spec.rules import RULES
 
 ROOT = Path(__file__).parent.parent
-DOC = ROOT / "docs" / "coverage.md"
+DOCS = {"coverage.md": 150, "coverage_scaler.md": 50}
+"""Each page, and how many rows it has at least."""
 
 
 def rows(text: str) -> list[tuple[str, list[str], str]]:
@@ -47,9 +49,11 @@ def case_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return {key.split("/", 1)[1] for key in manifest.read_text().split()}
 
 
-def test_every_case_named_exists(case_names: set[str]) -> None:
-    assert unknown(DOC.read_text(), case_names) == []
-    assert len(rows(DOC.read_text())) >= 150
+@pytest.mark.parametrize("name", DOCS)
+def test_every_case_named_exists(name: str, case_names: set[str]) -> None:
+    text = (ROOT / "docs" / name).read_text()
+    assert unknown(text, case_names) == []
+    assert len(rows(text)) >= DOCS[name]
 
 
 def test_a_row_that_names_nothing_is_reported() -> None:
@@ -63,7 +67,7 @@ def test_a_row_that_names_nothing_is_reported() -> None:
 
 def test_no_word_of_one_rule_or_device_stands_in_a_case_of_another(case_names: set[str]) -> None:
     """So that `pytest suites -k WORD` selects that rule, dtype or device and nothing else."""
-    tokens = [device.token for device in known().values()]
+    tokens = [*(device.token for device in known().values()), *EXECUTORS]
     found = []
     for name in case_names:
         rule, id_ = name.split("/")

@@ -14,13 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.deviations import KERNELS, SHARED, Deviation, Waivers, load
+from ampcheck.deviations import JIT, KERNELS, SHARED, Deviation, Waivers, load
 from ampcheck.devices.registry import known, select
+from ampcheck.executors.cases import compiled_cases
+from ampcheck.ids import parse_key
 from ampcheck.ops import opinfo
+from ampcheck.spec.rules import RULES
 from tests.test_findings import SECTIONS
 
 ROOT = Path(__file__).parents[1]
-FILES = list(dict.fromkeys([SHARED, KERNELS, *(d.deviations for d in known().values() if d.deviations)]))
+FILES = list(dict.fromkeys([SHARED, JIT, KERNELS, *(d.deviations for d in known().values() if d.deviations)]))
 DEVIATIONS = [deviation for path in FILES for deviation in load(path)]
 
 _LINK = re.compile(
@@ -70,8 +73,10 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     command = [sys.executable, "-m", "pytest", "suites", "--collect-only", "-q", f"--write-manifest={manifest}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    nightly = [f"{case.rule}/{case.id}" for d in select([], []) if not d.database for case in opinfo.cases(d)]
-    return [*(key.partition("/")[2] for key in manifest.read_text(encoding="utf-8").split()), *nightly]
+    devices = select([], [])
+    nightly = [case.name for d in devices if not d.database for case in opinfo.cases(d)]
+    nightly += [case.name for d in devices for rule in RULES for case in compiled_cases(d, rule, nightly=True)]
+    return [*(parse_key(key).name for key in manifest.read_text(encoding="utf-8").split()), *nightly]
 
 
 def test_every_file_loads() -> None:

@@ -23,6 +23,24 @@ def test_depth_and_threads() -> None:
         amp.thread(lambda: {}["planned"])
 
 
+def test_exact_takes_no_difference() -> None:
+    one = torch.tensor([1.0])
+    for got, want, said in (
+        (one, one.clone(), ""),
+        (None, None, ""),
+        (one, one + 1e-6, "value: differs by"),
+        (one, one.double(), "expected [1] torch.float64"),
+        (one, one[None], "expected [1, 1]"),
+        (one * torch.nan, one, "value: differs by nan"),
+        (None, one, "whether there is a value: got False"),
+    ):
+        amp = Amp(known()["cpu"], "bf16")
+        amp.exact("value", got, want)
+        assert amp.looked_at == 1
+        assert said in "".join(amp.differences)
+        assert bool(said) == bool(amp.differences)
+
+
 def test_interleaving_gives_turns() -> None:
     amp = Amp(known()["virtual:cuda"], "fp16")
     found = []

@@ -3,7 +3,7 @@
 They take three float32 matrices on the CPU and a flag. TorchScript reads their source, so they are plain.
 """
 
-# ruff: noqa: SIM117, RUF059  # TorchScript takes one region a statement, and some programs bind what they do not use
+# TorchScript takes one region a statement, and some programs bind what they do not use
 
 import torch
 from torch import Tensor
@@ -46,7 +46,10 @@ def dtype_at_run_time(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]
 
 def device_at_run_time(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
     with torch.autocast(a.device.type, dtype=torch.bfloat16):
-        return [torch.mm(a, b)]
+        d = torch.mm(a, b)
+        with torch.autocast(a.device.type, enabled=on):
+            e = torch.mm(a, b)
+    return [d, e]
 
 
 def several(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
@@ -61,9 +64,10 @@ def several(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
 def bound(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
     with torch.autocast("cpu", dtype=torch.float16) as region:
         d = torch.mm(a, b)
-        with region:
-            e = torch.mm(a, b)
-    return [d, e, torch.mm(a, b)]
+    e = torch.mm(a, b)
+    with region:
+        f = torch.mm(a, b)
+    return [d, e, f, torch.mm(a, b)]
 
 
 def chosen_at_run_time(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
@@ -93,12 +97,25 @@ def loops(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
 
 
 def early_return(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
-    if on:
-        with torch.autocast("cpu"):
-            return [torch.mm(a, b)]
     with torch.autocast("cpu", dtype=torch.float16):
-        d = torch.mm(a, b)
+        if on:
+            return [torch.mm(a, b)]
+    with torch.autocast("cpu", enabled=False):
+        d = torch.mm(a, c)
         return [d, torch.mm(d, c)]
+
+
+def left_in_a_loop(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
+    out = [a]
+    for i in range(4):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            if on and i == 2:
+                continue
+            out.append(torch.mm(a, b))
+        if i == 3:
+            break
+        out.append(torch.mm(a, c))
+    return out
 
 
 def asks(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
@@ -115,17 +132,29 @@ def composite(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
     with torch.autocast("cpu"):
         e = torch.einsum("ij,jk->ik", [a, b])
         f = torch.nn.functional.multi_head_attention_forward(
-            a.unsqueeze(1), a.unsqueeze(1), a.unsqueeze(1), 4, 1, torch.cat([a, b, c]), None, None, None, False, 0.0, b, None
+            a.unsqueeze(1),
+            a.unsqueeze(1),
+            a.unsqueeze(1),
+            4,
+            1,
+            torch.cat([a, b, c]),
+            None,
+            None,
+            None,
+            False,
+            0.0,
+            b,
+            None,
         )[0]
     g = torch.einsum("ij,jk->ik", [a, b])
     return [d, e, f, g]
 
 
 def ineligible(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
-    with torch.autocast("cpu"):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
         d = torch.mm(a.double(), b.double())
-        e = torch.cat([a.double(), b.bfloat16(), c])
-        f = torch.cat([a.int(), b.bfloat16()])
+        e = torch.cat([a.double(), b.to(torch.bfloat16), c])
+        f = torch.cat([a.int(), b.to(torch.bfloat16)])
         g = torch.mm((4 * a).long(), (4 * b).long())
         h = torch.mm(a, b).add_(c).mul_(2)
         i = torch.empty([4, 4])
@@ -157,7 +186,9 @@ def biases(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
 def callee(a: Tensor, b: Tensor) -> Tensor:
     with torch.autocast("cpu", enabled=False):
         c = torch.mm(a.float(), b.float())
-    return torch.mm(c, b)
+    with torch.autocast("cpu"):  # the dtype of the region it is called in
+        d = torch.mm(c, b)
+    return torch.mm(c, d.to(c.dtype))
 
 
 def calls(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
@@ -181,6 +212,17 @@ def no_region(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
     return [d, torch.cat([d, c]), torch.einsum("ij,jk->ik", [d, c]), d.float().softmax(0)]
 
 
+@torch.jit.ignore
+def python_code(a: Tensor, b: Tensor) -> Tensor:
+    return torch.mm(a, b)
+
+
+def leaves_torchscript(a: Tensor, b: Tensor) -> list[Tensor]:
+    with torch.autocast("cpu", dtype=torch.float16):
+        c = python_code(a, b)
+    return [c, python_code(a, b)]
+
+
 PROGRAMS = (
     one_region,
     nested,
@@ -192,6 +234,7 @@ PROGRAMS = (
     chosen_at_run_time,
     loops,
     early_return,
+    left_in_a_loop,
     asks,
     composite,
     ineligible,

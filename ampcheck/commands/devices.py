@@ -23,13 +23,13 @@ def run(args: argparse.Namespace) -> int:
     """Print the table. Raises UsageError for a device that cannot be used, or a malformed deviations file."""
     from tabulate import tabulate
 
-    from ampcheck.deviations import KERNELS, SHARED, load
+    from ampcheck.deviations import JIT, KERNELS, SHARED, load
     from ampcheck.devices.registry import known
 
     rows = [_row(device) for device in known(args.device_module).values()]
     headers = ["device", "type", "dispatch key", "here", "amp dtypes", "checked", "policies", "deviations"]
     print(tabulate(rows, headers=headers, disable_numparse=True))
-    everywhere = len(load(SHARED)) + len(load(KERNELS))
+    everywhere = sum(len(load(path)) for path in (SHARED, JIT, KERNELS))
     print(f"\nThe first amp dtype is the default. {everywhere} more deviations are PyTorch's own, on any device.")
     return 0
 

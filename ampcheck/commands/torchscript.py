@@ -48,7 +48,9 @@ def run(args: argparse.Namespace) -> int:
     devices = select(args.device or list(_DEVICES), args.device_module)
     for device in devices:
         if device.type not in TABLES:
-            raise UsageError(f"TorchScript has no autocast for {device.name!r}; give a device of type {' or '.join(TABLES)}")
+            raise UsageError(
+                f"TorchScript has no autocast for {device.name!r}; give a device of type {' or '.join(TABLES)}"
+            )
     print(f"Operators: {OPERATORS}")
     red = False
     for device in devices:
@@ -81,8 +83,11 @@ def _table(found: list[Agreement]) -> str:
 
 
 def _details(one: Agreement) -> str:
-    return "".join(
-        f"\n{way}, {one.overload}, inputs {inputs}, region of {amp}: {'; '.join(differences)}"
-        for way, cases in one.differences.items()
-        for (inputs, amp), differences in cases.items()
-    ) + "\n"
+    return (
+        "".join(
+            f"\n{way}, {one.overload}, inputs {inputs}, region of {amp}: {'; '.join(differences)}"
+            for way, cases in one.differences.items()
+            for (inputs, amp), differences in cases.items()
+        )
+        + "\n"
+    )

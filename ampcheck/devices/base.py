@@ -67,6 +67,8 @@ class Device(ABC):
     sees_composites: bool = True
     """False where PyTorch takes composite ops apart before `observe` sees them; one that was not seen whole is then
     judged by its outputs alone."""
+    without_autograd: str = ""
+    """Why PyTorch's autograd does not run on it; "" for a device on which it does."""
     setup: tuple[str, ...] = ()
     """The lines of Python that a program needs before it can use the device."""
     region: str = "torch.autocast"

@@ -42,11 +42,20 @@ _FEW = {
     "add.Tensor",
     "batch_norm",
 }
-"""Ops without a policy, and some with one, that every run sends through the quick executors on a device with values."""
-_FEWEST = ("mm", "mse_loss", "exp", "softmax.int", "norm.Scalar", "addcmul", "cat", "binary_cross_entropy", "add.Tensor")
+"""Those that a nightly run sends through every executor on every device. Through the quick executors go, in every run,
+these and all with a policy, where a device has values and compiles no op by itself."""
+_FEWEST = (
+    "mm",
+    "mse_loss",
+    "exp",
+    "softmax.int",
+    "norm.Scalar",
+    "addcmul",
+    "cat",
+    "binary_cross_entropy",
+    "add.Tensor",
+)
 """Those that every run sends through every executor on every device."""
-_SCRIPTED = ("cpu", "cuda")
-"""The device types whose regions TorchScript knows; of the others it refuses or ignores every one, whatever the op."""
 _QUICK = ("script", "traced", "dynamo", "export")
 
 
@@ -63,22 +72,20 @@ def compiled_cases(device: Device, rule: str, suite: str = "jit", *, nightly: bo
         if policies.get(op.overload, "fallthrough") != rule or device.type in op.samples[0].not_on:
             continue
         for executor in executors(device, nightly=nightly):
-            if nightly or _every_run(device, rule, op.overload, executor):
+            if _runs(device, rule, op.overload, executor, nightly):
                 yield from _of_op(device, rule, suite, op, executor)
 
 
-def _every_run(device: Device, rule: str, op: str, executor: str) -> bool:
-    """Whether an op goes through an executor in every run: XLA takes long, and fake tensors tell less."""
-    quick = device.has_values and device.type != "jax"
-    return op in _FEWEST or (quick and executor in _QUICK and (op in _FEW or rule != "fallthrough"))
+def _runs(device: Device, rule: str, op: str, executor: str, nightly: bool) -> bool:
+    """Whether an op goes through an executor: XLA takes long, and fake tensors tell less."""
+    quick = device.has_values and device.type != "jax" and executor in _QUICK
+    return op in _FEWEST or (op in _FEW and (quick or nightly)) or (quick and rule != "fallthrough")
 
 
 def _of_op(device: Device, rule: str, suite: str, op: Op, executor: str) -> Iterator[Case]:
     amp, count = device.default_amp, floating_count(op.samples[0])
     mixed = one_off(amp, "fp32", 0, count) if count > 1 else amp
     placed = ("", AROUND) if executor in _AROUND and op.overload in _FEWEST else ("",)
-    if executor == "script" and device.type not in _SCRIPTED and op.overload not in _FEWEST:
-        return
     for inputs in ("fp32", mixed) if count else ("given",):
         for sample in placed:
             yield Case(suite, rule, op.overload, sample, inputs, amp, device.name, device.token, executor)

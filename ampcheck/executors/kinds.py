@@ -138,8 +138,9 @@ def _jaxjit(function: Function, inputs: Sequence[Any], **_: Any) -> Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """`make`: compiles a function for example inputs; options are `torch.compile`'s, others leave them. `grads`: gradients
-    flow through what it makes.
+    """`make`: compiles a function for example inputs; options are `torch.compile`'s, others leave them.
+
+    `grads`: gradients flow through what it makes.
 
     `rounds`: how far its float32 results may lie from eager's, in roundings; 0 where the same kernels run.
     """
@@ -177,7 +178,7 @@ def quiet() -> Iterator[None]:
         with warnings.catch_warnings():
             # TorchScript is deprecated as a whole; that a traced program is only good for its inputs is known here.
             warnings.filterwarnings("ignore", message=r"(?s).*torch\.jit\.", category=DeprecationWarning)
-            warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
+            warnings.filterwarnings("ignore", category=torch.jit._trace.TracerWarning)
             # PyTorch asks its own trees, and makes its own autograd functions, in old ways.
             warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
             warnings.filterwarnings("ignore", message=".*should not be instantiated", category=DeprecationWarning)

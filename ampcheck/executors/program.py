@@ -54,7 +54,7 @@ for what, call in (("eager", program), ("compiled", compiled), ("compiled, secon
 
 
 def reproduce(case: Case, device: Device, modules: Sequence[str] = ()) -> str:
-    """A compiled op case as a program that imports no ampcheck: prints what eager mode and the compiled program give."""
+    """A compiled op case as a program: prints what eager mode and the compiled program give."""
     todo = plan(replace(case, sample=""), device)
     made = [
         values.expression(leaf, given.dtype, place, device)
@@ -71,4 +71,9 @@ def reproduce(case: Case, device: Device, modules: Sequence[str] = ()) -> str:
         make = f"{region}\n    {make}"
     if "Module()" in make:
         blocks.append(_MODULE)
-    return assembled(device, modules, [*blocks, run, f"{make}\n{_SHOW}"], ["import ampcheck.jax_device.compile"] if case.executor == "jaxcompile" else [])
+    return assembled(
+        device,
+        modules,
+        [*blocks, run, f"{make}\n{_SHOW}"],
+        ["import ampcheck.jax_device.compile"] if case.executor == "jaxcompile" else [],
+    )

@@ -41,7 +41,9 @@ def text(case: Case, device: Device, sample: Sample) -> str:
     arguments = [written(value, remaining) for value in sample.args]
     arguments += [f"{name}={written(value, remaining)}" for name, value in sample.kwargs.items()]
     packet, _, variant = case.op.partition(".")
-    path = f"torch.ops.aten.{packet}" if case.executor == "script" else f"torch.ops.aten.{packet}.{variant or 'default'}"
+    path = (
+        f"torch.ops.aten.{packet}" if case.executor == "script" else f"torch.ops.aten.{packet}.{variant or 'default'}"
+    )
     lines = [f"return {path}({', '.join(arguments)})"]
     if case.sample != AROUND:
         lines = [region(case, device), f"    {lines[0]}"]

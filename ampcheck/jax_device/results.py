@@ -34,7 +34,7 @@ def promised(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tup
     except NotImplementedError:
         return None, False
     alone = isinstance(out, torch.Tensor)
-    flat = [out] if alone else flattened(out)
+    flat = [out] if alone else flattened(out or ())  # an op that only checks its arguments returns nothing
     return [None if o is None else _result(o) for o in flat], alone
 
 

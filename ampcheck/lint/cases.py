@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import linecache
-import sys
 import textwrap
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
-from types import CodeType, ModuleType
 from typing import Any
 
 import torch
 
 from ampcheck.devices.base import Device
 from ampcheck.executors.kinds import quiet
+from ampcheck.lint import defined
 from ampcheck.lint.compare import check_scripted, same_values
 from ampcheck.lint.record import Run, as_python, record
 from ampcheck.lint.static import lint_source
@@ -65,7 +62,6 @@ class Limit:
         return f"{text}\n\n{_COMPILED[self.road]}\n"
 
 
-_NUMBERS = count()
 _IMPORTS = "import torch\nimport torch.nn.functional as F\nfrom typing import Optional\n\n"
 
 
@@ -85,28 +81,18 @@ class Made:
         self.inputs = amp.rand(2, 2), amp.rand(2, 2)
         self.text = _IMPORTS + limit.source(amp.device, amp.dtype, amp.other)
         self.file = f"{name}-{limit.road}-{name_of(amp.dtype)}.py"
-        # TorchScript and inspect read sources from here.
-        linecache.cache[self.file] = (len(self.text), None, self.text.splitlines(keepends=True), self.file)
-        # Dynamo imports the module that a function says it is from, and keeps it under its name.
-        module = ModuleType(f"ampcheck_limit_{next(_NUMBERS)}")
-        sys.modules[module.__name__] = module
-        self.namespace: dict[str, Any] = vars(module)
-        self.namespace |= {"a": self.inputs[0], "b": self.inputs[1]}
+        defined.keep(self.file, self.text)
+        module = defined.module("limit", {"a": self.inputs[0], "b": self.inputs[1]})
         head, _, last = self.text.rstrip("\n").rpartition("\n")
-        exec(_compiled(head, self.file), self.namespace)
-        self.program = self.namespace["program"]
+        defined.run(head, self.file, module)
+        self.program: Any = module.program
         self.compiled: Any = None
         self.error: Exception | None = None
         try:
-            exec(_compiled(last, self.file), self.namespace)
-            self.compiled = self.namespace["compiled"]
+            defined.run(last, self.file, module)
+            self.compiled = module.compiled
         except Exception as error:  # a compiler may raise anything
             self.error = error
-
-
-def _compiled(text: str, file: str) -> CodeType:
-    """Without this file's own `from __future__`, which makes annotations text."""
-    return compile(text, file, "exec", dont_inherit=True)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from ampcheck.report.statuses import SHOWN
 from ampcheck.results import STATUSES, Result, Run
 from ampcheck.spec.rules import RULES, Rule
 
-COLUMNS = ("suite", "rule", "op", "sample", "inputs", "amp", "device", "deviation")
+COLUMNS = ("suite", "rule", "op", "sample", "inputs", "amp", "device", "executor", "deviation")
 _LETTERS = dict(zip(STATUSES, "pfdxuectm", strict=True))  # a status as one letter; "." is a case the run does not have
 
 
@@ -152,7 +152,7 @@ def script(name: str, value: Mapping[str, Any]) -> str:
 
 def _composed(result: Result, token: str) -> str:
     """The id as `app.js` puts it together; the rare other ones are written out."""
-    return "-".join(part for part in (op_token(result.op, result.sample), result.inputs, result.amp, token) if part)
+    return "-".join(part for part in (op_token(result.op, result.sample), result.inputs, result.executor, result.amp, token) if part)
 
 
 def _packed(column: Sequence[int]) -> list[Any]:

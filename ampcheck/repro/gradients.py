@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 
+import torch
+
 from ampcheck.cases import Case
 from ampcheck.devices.base import Device
 from ampcheck.devices.virtual import graphs
@@ -96,16 +98,17 @@ def of_gradient(case: Case, device: Device, message: str = "", modules: Sequence
 
 
 def _exact(received: Sequence[str], dtype: str) -> str:
-    floating = [DTYPES[name] for name in received if name in ("fp16", "bf16", "fp32")]
+    floating = [name for name in received if name in ROUNDINGS]
+    narrowest = max(floating, key=lambda name: torch.finfo(DTYPES[name]).eps)
     return f"""\
 wide = [x.to(dtype) for x, dtype in zip(inputs(), {dtypes_list(received)})]
 wide = [x.cpu().double() if x.is_floating_point() else x.cpu() for x in wide]
 exact, _ = passes(lambda *x: by_hand_call(*x{", " * bool(dtype)}{dtype}), wide, nullcontext())
-step = max(torch.finfo(dtype).eps for dtype in {floating!r})
+step = torch.finfo({DTYPES[narrowest]}).eps
 for place in PLACES:
     a, b = got[place], exact[place]
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        bound = {ROUNDINGS} * max(step, torch.finfo(a.dtype).eps) * max(1.0, b.abs().max().item())
+        bound = {ROUNDINGS[narrowest]} * max(step, torch.finfo(a.dtype).eps) * max(1.0, b.abs().max().item())
         error = (a.cpu().double() - b).abs().max().item()
         check(f"distance of gradient {{place}} to float64's, at most {{bound:.3g}}", error <= bound or error, True)
     else:

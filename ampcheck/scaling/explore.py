@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from time import monotonic
 
 import hypothesis
@@ -15,7 +17,9 @@ from ampcheck.scaling.run import Run
 from ampcheck.scaling.steps import Program
 from ampcheck.scaling.strategies import programs
 
-EXAMPLES = 40
+EXAMPLES = 50
+COMPILED = 12
+"""How many on a device that compiles each op for each set of shapes and dtypes."""
 NIGHTLY = 2000
 SHRINKING = 5.0
 """For how many seconds a smaller program is looked for."""
@@ -24,8 +28,8 @@ SHRINKING = 5.0
 class Explorer:
     """Draws programs for a device, runs each, and compares.
 
-    `nightly`: draw `NIGHTLY` instead of `EXAMPLES` programs, from `seed`, or where that is None from the day's date.
-    Not nightly, the programs are always the same; see `ampcheck.seeds`.
+    `nightly`: draw `NIGHTLY` programs, not `EXAMPLES` or `COMPILED`, from `seed`, or where that is None from the day's
+    date. Not nightly, the programs are always the same; see `ampcheck.seeds`.
     """
 
     def __init__(self, device: Device, *, nightly: bool = False, seed: str | int | None = None) -> None:
@@ -50,36 +54,38 @@ class Explorer:
         return render(program, self.device)
 
     def explore(self, *, orderly: bool, fused: bool = True, sparse: bool = True) -> tuple[str, Program] | None:
-        """The difference on the smallest drawn program that has one, and that program; None where there is none.
+        """The difference on a drawn program, made smaller, and that program; None where there is no difference.
 
         `orderly`, `fused`, `sparse`: as for `ampcheck.scaling.strategies.programs`.
         """
-        found: dict[Program, str] = {}
-        first = 0.0
+        found: list[tuple[str, Program]] = []
 
         def attempt(program: Program) -> None:
-            nonlocal first
-            # Out of time for a smaller one: only what was found stays a finding.
-            if (not found or monotonic() - first < SHRINKING) and (difference := self.difference(program)):
-                first = first or monotonic()
-                found[program] = difference
-            if program in found:
-                # Again last in the order, for Hypothesis runs the smallest one at the end.
-                found[program] = found.pop(program)
-                raise CheckFailure([found[program]])
+            if difference := self.difference(program):
+                found[:] = [(difference, program)]
+                raise CheckFailure([difference])
 
         options = settings(
-            max_examples=NIGHTLY if self.nightly else EXAMPLES,
+            max_examples=NIGHTLY if self.nightly else EXAMPLES if self.device.database else COMPILED,
             database=None,
             deadline=None,
-            phases=(Phase.generate, Phase.shrink),
+            phases=(Phase.generate,),
             report_multiple_bugs=False,
             print_blob=False,
             suppress_health_check=list(HealthCheck),
         )
-        try:
+        with suppress(CheckFailure):
             options(hypothesis.seed(self.seed)(given(programs(fused, sparse, orderly))(attempt)))()
-        except CheckFailure:
-            program, sentence = list(found.items())[-1]
-            return f"{sentence} (found with --hypothesis-seed={self.seed})" if self.nightly else sentence, program
-        return None
+        if not found:
+            return None
+        sentence, program = self._smaller(*found[0])
+        return f"{sentence} (found with --hypothesis-seed={self.seed})" if self.nightly else sentence, program
+
+    def _smaller(self, sentence: str, program: Program) -> tuple[str, Program]:
+        """The same without the steps that the difference does not need; the last ones go first."""
+        end = monotonic() + SHRINKING
+        for place in reversed(range(len(program.steps))):
+            without = replace(program, steps=program.steps[:place] + program.steps[place + 1 :])
+            if monotonic() < end and (difference := self.difference(without)):
+                sentence, program = difference, without
+        return sentence, program

@@ -60,7 +60,8 @@ def do(where, call):
         print("   optimizer", number, states[id(optimizer)] if id(optimizer) in states else "")
         for group in optimizer.param_groups:
             for param in group["params"]:
-                print("      ", param.tolist(), "gradient", None if param.grad is None else param.grad.tolist())
+                grad = None if param.grad is None else param.grad.to_dense().tolist()
+                print("      ", param.tolist(), "gradient", grad)
     return out"""
 
 

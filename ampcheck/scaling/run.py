@@ -72,7 +72,8 @@ class Run:
                     self._state()
                     self._gradients()
             except _Different as error:
-                return f"{self._where}: {error}"
+                seen = f"; the watch says: {self.watching.last}" if self.watching and self.watching.last else ""
+                return f"{self._where}: {error}{seen}"
             except Open:
                 pass
         return None
@@ -252,20 +253,17 @@ class Run:
         if unscaled and not (fused and not (taken and taken[1])):
             self._by_hand(optimizer)
         stepped = taken is not None and taken[1]
-        after = self.real.held(optimizer)
         if stepped:
             self.twin.optimizers[optimizer].step()
-            self._tensors(
-                f"optimizer {optimizer} after the step",
-                after,
-                self.twin.held(optimizer),
-                _FLOAT32 if fused else _FLOAT64,
-            )
-            if fused:
-                self._divided(optimizer)
+        want = self.twin.held(optimizer) if stepped else before
+        # A fused optimizer that is skipped makes its state, all zero, which plain torch makes at its first step.
+        after = {name: value for name, value in self.real.held(optimizer).items() if name in want or not fused}
+        if not stepped:
+            self._tensors(f"optimizer {optimizer}, which had no step", after, want)
         else:
-            after = {name: value for name, value in after.items() if name in before or not fused}
-            self._tensors(f"optimizer {optimizer}, which had no step", after, before)
+            self._tensors(f"optimizer {optimizer} after the step", after, want, _FLOAT32 if fused else _FLOAT64)
+        if stepped and fused:
+            self._divided(optimizer)
         if taken is not None and self.watching is not None:
             self._watched(optimizer, stepped)
 

@@ -27,6 +27,7 @@ from ampcheck.scaling.steps import (
 )
 
 _SCALES = (2.0**16, 2.0**16, 2.0**10, 4.0, 1.0, 2.0**126, 2.0**-20, 1000.0)
+_WATCHED = st.sampled_from((True, True, True, False))
 _VALUES = st.sampled_from(("inf", "-inf", "nan"))
 Steps = st.SearchStrategy[tuple[Step, ...]]
 
@@ -55,7 +56,7 @@ def optimizers(fused: bool = True, sparse: bool = True) -> st.SearchStrategy[Opt
         kind = draw(st.sampled_from(kinds))
         param = st.builds(
             Param,
-            st.sampled_from(("fp32",) * 6 + ("bf16", "bf16", "fp64", "fp16")),
+            st.sampled_from(("fp32",) * 14 + ("bf16",) * 3 + ("fp64", "fp64", "fp16")),
             st.sampled_from(("home", "home", "home", "cpu")) if kind != "fused" else st.just("home"),
             st.sampled_from(("used",) * 5 + ("frozen", "unused")),
         )
@@ -85,7 +86,7 @@ def _iteration(drawn: Sequence[Optimizer]) -> Steps:
         steps: list[Step] = []
         for number, optimizer in enumerate(drawn):
             steps.append(ZeroGrad(number, draw(st.booleans())))
-            steps.append(Backward(number, draw(st.one_of(st.none(), st.none(), _bad(optimizer)))))
+            steps.append(Backward(number, draw(st.none() | _bad(optimizer))))
             if draw(st.integers(0, 3)) == 0:
                 steps.append(Spoil(number, draw(_param(optimizer)), draw(_VALUES)))
         for number, optimizer in enumerate(drawn):
@@ -138,8 +139,11 @@ def programs(fused: bool = True, sparse: bool = True, orderly: bool = False) -> 
     def draw_program(draw: st.DrawFn) -> Program:
         drawn = tuple(draw(st.lists(optimizers(fused, sparse), min_size=1, max_size=3)))
         iteration, one = _iteration(drawn), _any(drawn)
-        piece = st.one_of(iteration, iteration, one) if orderly else st.one_of(iteration, one, one, one, one, one)
-        pieces = draw(st.lists(piece, min_size=1, max_size=5 if orderly else 12))
-        return Program(drawn, tuple(step for part in pieces for step in part), draw(options()), draw(st.booleans()))
+        # Of given lengths, for lists of any length are mostly short.
+        if orderly:
+            pieces = draw(st.lists(st.one_of(iteration, iteration, one), min_size=3, max_size=5))
+        else:
+            pieces = [draw(iteration), *draw(st.lists(one, min_size=8, max_size=20))]
+        return Program(drawn, tuple(step for part in pieces for step in part), draw(options()), draw(_WATCHED))
 
     return draw_program()

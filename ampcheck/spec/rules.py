@@ -90,8 +90,8 @@ _ALL = (
     Rule("modules", "a module in a region does what the functions it calls do there", _EXAMPLES),
     Rule(
         "autodiff",
-        "backward runs in the dtypes of the forward pass wherever it is called, and each leaf gets the gradient, in its own "
-        "dtype, that casts by hand give",
+        "backward runs in the dtypes of the forward pass wherever it is called, and each leaf gets the gradient, in its "
+        "own dtype, that casts by hand give",
         _REGION,
     ),
     Rule(
@@ -143,7 +143,7 @@ _ALL = (
         _AMP + "#torch.amp.GradScaler.step",
     ),
     Rule(
-        "training",
+        "loops",
         "a training loop with a scaler, written as the documentation writes it, trains as one in float32 does",
         _EXAMPLES,
     ),
@@ -169,6 +169,11 @@ _ALL = (
         "a compiled program does in and around regions what it does eagerly, or is refused in words that name the "
         "limitation",
         "torch/csrc/jit/JIT-AUTOCAST.md",
+    ),
+    Rule(
+        "parity",
+        "a program with regions does compiled what it does eagerly",
+        "https://docs.pytorch.org/docs/2.13/export.html",
     ),
     Rule("programs", "a program of ops and nested regions does what the other rules say of its steps", _AMP),
 )

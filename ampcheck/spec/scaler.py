@@ -44,7 +44,7 @@ class Refused(Exception):
 def float32(value: float) -> float:
     """The float32 nearest to a number. Raises Refused for a finite one that is out of range."""
     try:
-        rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+        rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]  # native floats overflow quietly
     except OverflowError:
         raise Refused(RuntimeError, "value cannot be converted to type float without overflow") from None
     return rounded

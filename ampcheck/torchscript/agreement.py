@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ampcheck import checks, ops
+from ampcheck import checks
 from ampcheck.cases import Case, op_cases
 from ampcheck.devices.base import Device
 from ampcheck.inputs import build
@@ -22,7 +22,7 @@ from ampcheck.replay import replay
 from ampcheck.spec.casting import POLICIES
 from ampcheck.torch_dtypes import DTYPES, name_of
 from ampcheck.torchscript.programs import autocast
-from ampcheck.torchscript.regions import scripted
+from ampcheck.torchscript.regions import IR, scripted
 from ampcheck.verdict import Plan, plan
 
 Make = Callable[[Any], Callable[..., Any]]
@@ -94,7 +94,7 @@ def program(device_type: str, dtype: torch.dtype, name: str, args: tuple[Any, ..
     """
     graph = _in_region(device_type, dtype)
     marker = graph.findNode("aten::relu")
-    schema = overload(name)._schema
+    schema: Any = overload(name)._schema
     values = []
     with graph.insert_point_guard(marker):
         for place, argument in enumerate(schema.arguments):
@@ -123,7 +123,7 @@ def program(device_type: str, dtype: torch.dtype, name: str, args: tuple[Any, ..
     graph.makeMultiOutputIntoTuple()
     if f"{schema.name}.{schema.overload_name}".rstrip(".") not in node.schema().partition("(")[0]:
         raise RuntimeError(f"the program calls {node.schema()} instead of {name}")
-    return torch._C._create_function_from_graph("program", graph)
+    return IR._create_function_from_graph("program", graph)
 
 
 def compare(case: Case, device: Device, make: Make) -> list[str]:
@@ -200,9 +200,7 @@ def _values(
                 f"{name} raised {checks.one_line(seen.error)}; eager raised {checks.one_line(eager.error)}"
             )
         elif seen.error is None:
-            wrong = checks.output_dtypes(
-                seen.outputs, [name_of(t.dtype) for t in eager.outputs], name
-            )
+            wrong = checks.output_dtypes(seen.outputs, [name_of(t.dtype) for t in eager.outputs], name)
             if not wrong and todo.op.values != "none":
                 wrong = checks.bitwise(seen.outputs, eager.outputs, name)
             differences += wrong

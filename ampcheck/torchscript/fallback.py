@@ -98,6 +98,17 @@ def autocast_ambient(device_type: str) -> tuple[bool, torch.dtype]:
     return torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
 
 
+def _place(device: str, device_types: Sequence[str]) -> int:
+    if device not in device_types:
+        raise RuntimeError(f"this program was not rewritten for regions on {device}; name it in device_type")
+    return device_types.index(device)
+
+
+def autocast_dtype(device_types: Sequence[str], dtypes: Sequence[int], device: str) -> int:
+    """The dtype of a device type. Raises RuntimeError for an unknown device."""
+    return dtypes[_place(device, device_types)]
+
+
 def autocast_region(
     device_types: Sequence[str],
     device_type: str,
@@ -108,8 +119,7 @@ def autocast_region(
     outer_dtype: torch.dtype,
 ) -> tuple[bool, torch.dtype]:
     """What a region on `device` makes of the state of one device type. Raises RuntimeError for an unknown device."""
-    if device not in device_types:
-        raise RuntimeError(f"this program was not rewritten for regions on {device}; name it in device_type")
+    _place(device, device_types)
     if device != device_type:
         return outer_enabled, outer_dtype
     if enabled and device_type == "cpu" and dtype not in (torch.bfloat16, torch.float16):
@@ -148,15 +158,16 @@ def register() -> None:
         library.define(schema, alias_analysis=alias_analysis)
         library.impl(schema.partition("(")[0], body, "CompositeImplicitAutograd")
 
-    for body, leading, alias_analysis in (
+    families: tuple[tuple[Callable[..., Any], str, str], ...] = (
         (autocast_cast, f"{_STATE}, ScalarType dtype", ""),
         (autocast_promote, _STATE, ""),
         (autocast_set, f"{_STATE}, ScalarType dtype", "CONSERVATIVE"),
-    ):
+    )
+    for body, leading, alias_analysis in families:
         for schema in _family(body.__name__, leading, annotated=not alias_analysis):
             add(schema, body, alias_analysis)
     region = "str[] device_types, str device_type, str device, bool enabled, ScalarType dtype"
-    for body, signature, alias_analysis in (
+    others: tuple[tuple[Callable[..., Any], str, str], ...] = (
         (autocast_opt_dtype, f"({_STATE}, Tensor first, ScalarType? dtype) -> ScalarType?", ""),
         (autocast_append_dtype, "(str device_type, Tensor first) -> ScalarType", ""),
         (autocast_reached, f"({_STATE}, Tensor?[] values) -> bool", "CONSERVATIVE"),
@@ -164,10 +175,12 @@ def register() -> None:
         (autocast_done, "() -> ()", "CONSERVATIVE"),
         (autocast_opaque, "(Scalar value) -> Scalar", "CONSERVATIVE"),
         (autocast_ambient, "(str device_type) -> (bool enabled, ScalarType dtype)", "CONSERVATIVE"),
+        (autocast_dtype, "(str[] device_types, int[] dtypes, str device) -> int", ""),
         (
             autocast_region,
             f"({region}, bool outer_enabled, ScalarType outer_dtype) -> (bool enabled, ScalarType dtype)",
             "CONSERVATIVE",
         ),
-    ):
+    )
+    for body, signature, alias_analysis in others:
         add(body.__name__ + signature, body, alias_analysis)

@@ -9,7 +9,8 @@ import torch
 
 from ampcheck.errors import UsageError
 from ampcheck.spec.policies import closest, table
-from ampcheck.torchscript.regions import Graph
+from ampcheck.torchscript.inlining import inline, take_in
+from ampcheck.torchscript.regions import IR, Graph
 from ampcheck.torchscript.rewrite import Tables, rewrite
 
 TABLES = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
@@ -42,36 +43,68 @@ def autocast(scripted: Any, *, device_type: str | Sequence[str] = ("cpu", "cuda"
     raise UsageError(f"{type(scripted).__name__} is no TorchScript program; give torch.jit.script's or trace's result")
 
 
-def _inline(graph: Graph) -> None:
-    torch._C._jit_pass_inline(graph)
-    torch._C._jit_pass_inline_fork_wait(graph)
-
-
 def _function(scripted: Any, tables: Tables) -> Any:
+    if any(argument.has_default_value() for argument in scripted.schema.arguments):
+        made = _with_defaults(scripted)
+        inline(made.graph, {}, own_code=True)
+        rewrite(made.graph, tables)
+        return made
     graph = scripted.graph.copy()
-    _inline(graph)
+    inline(graph, {}, own_code=True)
     rewrite(graph, tables)
-    return torch._C._create_function_from_graph(scripted.name, graph)
+    return IR._create_function_from_graph(scripted.name, graph)
+
+
+def _with_defaults(scripted: Any) -> Any:
+    """A copy of a function; one made from a graph alone has no defaults for its arguments."""
+    arguments = scripted.schema.arguments
+    taken = [
+        f"{argument.name}: {argument.type.annotation_str}"
+        + (f" = {argument.default_value!r}" if argument.has_default_value() else "")
+        for argument in arguments
+    ]
+    head = f"def {scripted.name}({', '.join(taken)}) -> {scripted.schema.returns[0].type.annotation_str}:"
+    body = f"return original({', '.join(argument.name for argument in arguments)})"
+    unit = IR.CompilationUnit()
+    unit.define(f"{head}\n    {body}\n", lambda name: scripted if name == "original" else getattr(torch, name, None))
+    made = unit.find_function(scripted.name)
+    take_in(made.graph, made.graph.findNode("prim::CallFunction"), scripted.graph)
+    return made
 
 
 def _module(scripted: Any, tables: Tables) -> Any:
-    cloned = torch._C._hack_do_not_use_clone_module_with_class(scripted._c, [], [])
-    graphs = list(_graphs(cloned))
-    for graph in graphs:  # all of them before any is rewritten: a caller takes in the code of the program as it was
-        _inline(graph)
-    for graph in graphs:
+    own_code = _made_here(scripted._c._type())
+    cloned = IR._hack_do_not_use_clone_module_with_class(scripted._c, [], [])
+    _share(scripted._c, cloned)
+    methods = dict(_methods(cloned))
+    for graph in methods.values():  # all of them before any is rewritten: a caller takes in the code as it was
+        inline(graph, methods, own_code=own_code)
+    for graph in methods.values():
         rewrite(graph, tables)
     return torch.jit._recursive.wrap_cpp_module(cloned)
 
 
-def _graphs(module: Any) -> Iterator[Graph]:
-    """The graph of each method of a module and its parts, once where parts share a class."""
-    seen: set[str] = set()
+def _share(original: Any, cloned: Any) -> None:
+    """Give a clone the tensors themselves; it was made with copies."""
+    for held in (IR.ParameterDict, IR.BufferDict):
+        for name, tensor in held(original).items():
+            cloned.setattr(name, tensor)
+    parts = dict(IR.ModuleDict(cloned).items())
+    for name, part in IR.ModuleDict(original).items():
+        _share(part, parts[name])
+
+
+def _made_here(type_: Any) -> bool:
+    """Whether a module was scripted in this process, not loaded."""
+    here = torch.jit._state._python_cu.get_class(type_.qualified_name())
+    return here is not None and bool(type_.isSubtypeOf(here))
+
+
+def _methods(module: Any) -> Iterator[tuple[str, Graph]]:
+    """The graph of each method of a module and its parts, by class and name."""
     waiting = [module]
     while waiting:
         part = waiting.pop()
-        waiting += [child for _, child in torch._C.ModuleDict(part).items()]
-        name = part._type().qualified_name()
-        if name not in seen:
-            seen.add(name)
-            yield from (part._get_method(method).graph for method in part._method_names())
+        waiting += [child for _, child in IR.ModuleDict(part).items()]
+        for name in part._method_names():
+            yield f"{part._type().annotation_str}.{name}", part._get_method(name).graph

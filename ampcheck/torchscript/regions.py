@@ -11,11 +11,13 @@ import torch
 
 from ampcheck.errors import UsageError
 
+IR: Any = torch._C
 Value = Any
 Node = Any
 Graph = Any
-"""torch._C.Value, Node and Graph; torch's annotations hold few of their methods."""
+"""torch._C and its Value, Node and Graph; torch's annotations hold few of their members."""
 
+_INT = IR.IntType.get()
 _AUTOCAST = re.compile(r"^__torch__\.torch\.((cuda|cpu)\.)?amp\.autocast_mode\.(___torch_mangle_\d+\.)?autocast$")
 
 
@@ -137,7 +139,7 @@ class Builder:
             entered.append(self._entered(first, _type(_shielded), attributes))
         for device in device_types:
             name = self.constant(first, device)
-            types = [torch._C.BoolType.get(), torch._C.IntType.get()]
+            types = [torch._C.BoolType.get(), _INT]
             enabled, dtype = self.values(first, "amp::autocast_ambient", [name], types)
             attributes = {"device_type": name, "enabled": enabled, "dtype": dtype}
             entered.append(self._entered(first, _type(_suspended), attributes))
@@ -157,16 +159,26 @@ class Builder:
             )
         return {name: self._inside(node, outer, name, device, State(enabled, dtype)) for name in outer}
 
+    def dtype_of(self, node: Node, states: States, device: Value) -> Value | None:
+        """The dtype of a device type; None for one that is left to the caller."""
+        if is_constant(device):
+            return states[constant(device)].dtype if constant(device) in states else None
+        dtypes = [state.dtype for state in states.values()]
+        numbers = self.values(node, "prim::ListConstruct", dtypes, [torch._C.ListType(_INT)])
+        return self.values(node, "amp::autocast_dtype", [self._names(node, states), *numbers, device], [_INT])[0]
+
+    def _names(self, node: Node, states: States) -> Value:
+        strings = torch._C.ListType(torch._C.StringType.get())
+        return self.values(node, "prim::ListConstruct", [self.constant(node, name) for name in states], [strings])[0]
+
     def _inside(self, node: Node, outer: States, name: str, device: Value, given: State) -> State:
         supported = name != "cpu" or constant(given.dtype) in _SUPPORTED
         if is_constant(device) and constant(device) != name:
             return outer[name]
         if is_constant(device) and supported:
             return given
-        strings = torch._C.ListType(torch._C.StringType.get())
-        known = self.values(node, "prim::ListConstruct", [self.constant(node, other) for other in outer], [strings])
-        inputs = [known[0], self.constant(node, name), device, *given, *outer[name]]
-        types = [torch._C.BoolType.get(), torch._C.IntType.get()]
+        inputs = [self._names(node, outer), self.constant(node, name), device, *given, *outer[name]]
+        types = [torch._C.BoolType.get(), _INT]
         return State(*self.values(node, "amp::autocast_region", inputs, types))
 
     def _attribute(self, node: Node, made: Value, name: str) -> Value:
@@ -180,5 +192,5 @@ class Builder:
         return read.output()
 
 
-_ATTRIBUTES = {"device": torch._C.StringType, "_enabled": torch._C.BoolType, "fast_dtype": torch._C.IntType}
+_ATTRIBUTES = {"device": IR.StringType, "_enabled": IR.BoolType, "fast_dtype": IR.IntType}
 _SUPPORTED = (5, 15)  # float16 and bfloat16, as TorchScript numbers dtypes

@@ -7,17 +7,16 @@ it, else those that the caller was in, read when the program begins.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import Any
 
 import torch
 
 from ampcheck.errors import UsageError
-from ampcheck.replay import CALLERS
 from ampcheck.spec.casting import BANNED_MESSAGE
 from ampcheck.torchscript.fallback import FIXED_FORMS
+from ampcheck.torchscript.inlining import nodes
 from ampcheck.torchscript.library import variadic
-from ampcheck.torchscript.regions import Builder, Graph, Node, State, States, Value, constant, is_region, off
+from ampcheck.torchscript.ops import calls_others, kind_of, overload, place_of
+from ampcheck.torchscript.regions import IR, Builder, Graph, Node, State, States, Value, is_region, off
 
 _FLOAT32 = 6
 """float32, as TorchScript numbers dtypes."""
@@ -35,7 +34,7 @@ def rewrite(graph: Graph, tables: Tables) -> None:
     torch._C._jit_pass_erase_shape_information(graph)  # a trace's dtypes are those without our casts
     _Pass(graph, tables).run()
     torch._C._jit_pass_dce(graph)
-    torch._C._jit_pass_constant_pooling(graph)
+    IR._jit_pass_constant_pooling(graph)
     torch._C._jit_pass_lint(graph)
 
 
@@ -49,18 +48,16 @@ _REFUSED = {
 
 
 def _refuse(graph: Graph) -> None:
-    for node in _all(graph):
+    for node in nodes(graph):
         kind = node.kind()
         if kind in _REFUSED:
             raise UsageError(f"a program that {_REFUSED[kind]} cannot be rewritten")
         if kind.startswith("amp::autocast"):
             raise UsageError("the program has been rewritten before")
         if kind.startswith("prim::") and "mkldnn" in kind.lower():
-            raise UsageError(f"a program prepared for inference ({kind}) cannot be rewritten; rewrite it, then prepare it")
-
-
-def _all(block: Any) -> list[Node]:
-    return [n for node in block.nodes() for n in (node, *(inner for b in node.blocks() for inner in _all(b)))]
+            raise UsageError(
+                f"a program prepared for inference ({kind}) cannot be rewritten; rewrite it, then prepare it"
+            )
 
 
 class _Pass:
@@ -70,29 +67,31 @@ class _Pass:
         self._build = Builder(graph)
 
     def run(self) -> None:
-        nodes = list(self._graph.nodes())
-        self._block(nodes, self._build.surround(tuple(self._tables)))
+        body = list(self._graph.nodes())
+        self._block(body, self._build.surround(tuple(self._tables)))
 
-    def _block(self, nodes: Sequence[Node], states: States) -> None:
+    def _block(self, body: Sequence[Node], states: States) -> None:
         outer: list[States] = []
-        for node in nodes:
+        for node in body:
             kind = node.kind()
             if kind == "prim::Enter" and is_region(node):
                 outer.append(states)
                 states = self._enter(node, states)
             elif kind == "prim::Exit" and is_region(node):
                 if not outer:
-                    raise UsageError("a program with a region that is left elsewhere than it is entered cannot be rewritten")
+                    raise UsageError(
+                        "a program with a region that is left elsewhere than it is entered cannot be rewritten"
+                    )
                 states = outer.pop()
                 self._forget(node)
             elif kind in ("aten::is_autocast_enabled", "aten::is_autocast_cpu_enabled", "aten::get_autocast_dtype"):
                 self._asked(node, states)
             else:
+                if kind == "prim::If" and _settled(node):
+                    continue
                 for block in node.blocks():
                     self._block(list(block.nodes()), states)
-                if kind == "prim::If":
-                    _settle(node)
-                else:
+                if kind != "prim::If" or not _settled(node):
                     self._op(node, states)
 
     def _enter(self, node: Node, outer: States) -> States:
@@ -113,13 +112,13 @@ class _Pass:
 
     def _asked(self, node: Node, states: States) -> None:
         """A program that asks for the state is told that of its region."""
-        named = constant(node.inputsAt(0)) if node.inputsSize() else None
-        if node.inputsSize() and named is None:
-            raise UsageError("a program that asks for the dtype of a device type known at run time cannot be rewritten")
-        device = named or ("cpu" if node.kind() == "aten::is_autocast_cpu_enabled" else "cuda")
-        if device in states:
-            state = states[device]
-            node.output().replaceAllUsesWith(state.dtype if named else state.enabled)
+        if node.inputsSize():
+            told = self._build.dtype_of(node, states, node.inputsAt(0))
+        else:
+            device = "cpu" if node.kind() == "aten::is_autocast_cpu_enabled" else "cuda"
+            told = states[device].enabled if device in states else None
+        if told is not None:
+            node.output().replaceAllUsesWith(told)
             node.destroy()
 
     def _op(self, node: Node, states: States) -> None:
@@ -151,20 +150,22 @@ class _Pass:
 
     def _keep_whole(self, node: Node) -> None:
         """TorchScript makes mm and add of an addmm whose factors are known to be 1, which rounds once more."""
-        place = _argument(node, "beta")
+        place = place_of(node, "beta")
         factor = self._build.values(node, "amp::autocast_opaque", [node.inputsAt(place)], [torch._C.NumberType.get()])
         node.replaceInput(place, factor[0])
 
     def _through(self, node: Node, kind: str, leading: list[Value], *, together: bool = False) -> None:
         """Lead a node's tensors through an operator; `together` where it decides by all of them."""
-        places = {place: _kind(value) for place, value in enumerate(node.inputs())}
+        places = {place: kind_of(value) for place, value in enumerate(node.inputs())}
         tensors = [place for place, what in places.items() if what == "tensor"]
         optionals = [place for place, what in places.items() if what == "optional"]
         lists = [place for place, what in places.items() if what == "list"]
         if together:
             groups = [tensors + optionals + lists]
             if not variadic() and not (len(lists) + len(tensors) * bool(lists) <= 1 and len(optionals) <= 1):
-                raise UsageError(f"{node.kind()} has arguments that need the library of operators; see ampcheck.torchscript")
+                raise UsageError(
+                    f"{node.kind()} has arguments that need the library of operators; see ampcheck.torchscript"
+                )
         else:
             groups = [tensors[at : at + FIXED_FORMS] for at in range(0, len(tensors), FIXED_FORMS)]
             groups += [[place] for place in optionals + lists]
@@ -175,9 +176,9 @@ class _Pass:
                 node.replaceInput(place, value)
 
     def _opt_dtype(self, node: Node, leading: list[Value]) -> None:
-        place = _argument(node, "dtype")
+        place = place_of(node, "dtype")
         given = node.inputsAt(place)
-        if _kind(given) is None and str(given.type()) == "int":
+        if kind_of(given) is None and str(given.type()) == "int":
             return
         optional = torch._C.OptionalType(torch._C.IntType.get())
         inputs = [*leading, node.inputsAt(0), given]
@@ -206,7 +207,7 @@ class _Pass:
         self._build.node(node, "amp::autocast_banned", [*leading, self._tensors(node), message], [])
 
     def _tensors(self, node: Node) -> Value:
-        given = [value for value in node.inputs() if _kind(value) in ("tensor", "optional")]
+        given = [value for value in node.inputs() if kind_of(value) in ("tensor", "optional")]
         type_ = torch._C.ListType(torch._C.OptionalType(torch._C.TensorType.get()))
         return self._build.values(node, "prim::ListConstruct", given, [type_])[0]
 
@@ -216,14 +217,14 @@ class _Pass:
         Its tensors go through the operators around it, so that no optimization moves it out or merges it with another.
         """
         kind = "amp::autocast_set"
-        if any(_kind(value) for value in node.inputs()):
+        if any(kind_of(value) for value in node.inputs()):
             self._through(node, kind, [where, *state])
         else:
             self._build.node(node, kind, [where, *state], [])
         leading = [where, self._build.constant(node, False), state.dtype]
         after = self._build.node(node, kind, leading, [])
         after.moveAfter(node)
-        results = [value for value in node.outputs() if _kind(value) in ("tensor", "list")]
+        results = [value for value in node.outputs() if kind_of(value) in ("tensor", "list")]
         for result in results:
             made = self._build.node(after, kind, [*leading, result], [result.type()])
             result.replaceAllUsesAfterNodeWith(made, made.output())
@@ -231,77 +232,23 @@ class _Pass:
             after.destroy()
 
 
-def _settle(node: Node) -> None:
-    """Take the branch of `x if dtype is None else dtype` where it is known whether it is None."""
+def _settled(node: Node) -> bool:
+    """Take the branch of `x if dtype is None else dtype` where it is known whether it is None; whether it was."""
     asked = node.inputsAt(0).node()
     if asked.kind() != "aten::__is__" or str(asked.inputsAt(1).type()) != "NoneType" or node.outputsSize() != 1:
-        return
-    value = asked.inputsAt(0)
-    type_ = str(value.type())
-    if type_ == "NoneType" or not type_.startswith("Optional"):
-        taken = next(iter(list(node.blocks())[0 if type_ == "NoneType" else 1].outputs()))
-        if taken.node().kind() == "prim::unchecked_cast":
-            taken = taken.node().inputsAt(0)
-        if not any(taken.unique() == output.unique() for inner in _all_of(node) for output in inner.outputs()):
-            node.output().replaceAllUsesWith(taken)
-            node.destroy()
+        return False
+    type_ = str(asked.inputsAt(0).type())
+    if type_.startswith("Optional"):
+        return False
+    taken = next(iter(list(node.blocks())[0 if type_ == "NoneType" else 1].outputs()))
+    if taken.node().kind() == "prim::unchecked_cast":
+        taken = taken.node().inputsAt(0)
+    if any(taken.unique() == output.unique() for inner in _all_of(node) for output in inner.outputs()):
+        return False
+    node.output().replaceAllUsesWith(taken)
+    node.destroy()
+    return True
 
 
 def _all_of(node: Node) -> list[Node]:
-    return [inner for block in node.blocks() for inner in _all(block)]
-
-
-_TENSORS = {"Tensor": "tensor", "Optional[Tensor]": "optional", "List[Tensor]": "list"}
-
-
-def _kind(value: Value) -> str | None:
-    """What a value holds for autocast: "tensor", "optional", "list", or None for no tensors."""
-    return _TENSORS.get(value.type().annotation_str)
-
-
-@cache
-def _schema(text: str) -> Any:
-    return torch._C.parse_schema(text)
-
-
-def overload(node: Node) -> str:
-    """The overload a node calls, as in `ampcheck.observe.overload_name`; its kind where it has no schema."""
-    text = node.schema()
-    if text == "(no schema)":
-        return str(node.kind())
-    schema = _schema(text)
-    full = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-    return str(full).removeprefix("aten::")
-
-
-def _argument(node: Node, name: str) -> int:
-    return [argument.name for argument in _schema(node.schema()).arguments].index(name)
-
-
-def calls_others(node: Node, name: str) -> bool:
-    """Whether an op without a policy may call ops with one where no graph shows them.
-
-    Composite ops do, some kernels of backends, the ops of other libraries and Python functions.
-    """
-    kind = node.kind()
-    if kind.startswith("prim::PythonOp") or kind.startswith("^"):
-        return True
-    if kind.startswith(("prim::", "amp::")) or node.schema() == "(no schema)":
-        return False
-    if not kind.startswith("aten::") or name in CALLERS:
-        return True
-    return _composite(node.schema())
-
-
-@cache
-def _composite(schema_text: str) -> bool:
-    schema = _schema(schema_text)
-    full = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-    returns = schema.returns
-    is_view = len(returns) == 1 and "(a)" in schema_text.partition("->")[2]
-    if is_view or not any("Tensor" in str(value.type) for value in returns):
-        return False
-    try:
-        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeImplicitAutograd"))
-    except RuntimeError:  # an op of the TorchScript runtime, which the dispatcher does not know
-        return False
+    return [inner for block in node.blocks() for inner in nodes(block)]

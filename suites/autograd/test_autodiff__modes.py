@@ -43,7 +43,7 @@ def test_grad_mode(amp: Amp, mode: str, order: str) -> None:
 
 
 @scenario(values=True)
-def test_mode_as_a_decorator_of_forward(amp: Amp) -> None:
+def test_mode_around_a_decorated_forward(amp: Amp) -> None:
     """A forward decorated by no_grad inside one decorated by a region gives a low result without a graph."""
 
     @amp.region()
@@ -170,6 +170,7 @@ def test_double_backward(amp: Amp, place: str) -> None:
     by_hand = _penalty(want, (x2, w2))
     penalty.backward()
     by_hand.backward()
+    amp.expect("whether x has a second derivative", x.grad is not None, True)
     amp.exact("penalty", penalty, by_hand)
     amp.exact("gradient of x", x.grad, x2.grad)
     amp.exact("gradient of w", w.grad, w2.grad)

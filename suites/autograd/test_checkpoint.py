@@ -23,7 +23,7 @@ REGIONS: dict[str, Around] = {
     "on": lambda amp: amp.region(),
     "off": lambda amp: amp.region(enabled=False),
     "off_other": lambda amp: amp.region(amp.other, enabled=False),
-    "uncached": lambda amp: amp.region(cache_enabled=False),
+    "dropped": lambda amp: amp.region(cache_enabled=False),
     "other": lambda amp: amp.region(amp.other),
 }
 """What may surround a forward or a backward pass."""
@@ -98,7 +98,7 @@ def test_backward_where_weight_was_used(amp: Amp, later: str, reentrant: bool) -
 
 
 @both
-@pytest.mark.parametrize("inner", ["on", "off", "uncached"])
+@pytest.mark.parametrize("inner", ["on", "off", "dropped"])
 @scenario(values=True)
 def test_region_inside(amp: Amp, inner: str, reentrant: bool) -> None:
     """A region inside the function, in another one around it, is entered again within the replayed one."""

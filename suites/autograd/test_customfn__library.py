@@ -3,8 +3,7 @@ source where no case names another. Dtypes that are not cast, mutation and keywo
 `suites/eager/test_eligibility__custom_ops.py`.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,19 +16,26 @@ NAME = "ampcheck_customfn"
 Seen = list[Any]
 
 
-@contextmanager
-def _op(amp: Amp, schema: str, body: Callable[..., Any]) -> Iterator[tuple[str, Any, Any]]:
-    """An op by the low-level API while entered: its name, itself, and the library to register more with."""
-    with library._scoped_library(NAME, "FRAGMENT") as lib:
-        name = f"{NAME}::{schema.partition('(')[0]}"
-        library.define(name, schema[schema.index("(") :], lib=lib)
-        library.impl(name, "CompositeExplicitAutograd", body, lib=lib)
-        yield name, getattr(getattr(torch.ops, NAME), name.partition("::")[2]), lib
+class _Op:
+    """An op by the low-level API while entered: gives its name, itself, and the library to register more with."""
+
+    def __init__(self, schema: str, body: Callable[..., Any]) -> None:
+        name, self._arguments = schema[: schema.index("(")], schema[schema.index("(") :]
+        self._name, self._body, self._scope = name, body, library._scoped_library(NAME, "FRAGMENT")
+
+    def __enter__(self) -> tuple[str, Any, Any]:
+        lib, name = self._scope.__enter__(), f"{NAME}::{self._name}"
+        library.define(name, self._arguments, lib=lib)
+        library.impl(name, "CompositeExplicitAutograd", self._body, lib=lib)
+        return name, getattr(getattr(torch.ops, NAME), self._name), lib
+
+    def __exit__(self, *error: Any) -> None:
+        self._scope.__exit__(*error)
 
 
-def _custom(amp: Amp, body: Callable[..., Any]) -> Any:
+def _custom(amp: Amp, body: Callable[..., Any], schema: str = "(Tensor x) -> Tensor") -> Any:
     """An op by the decorator. It lives on, and defining one of its name again takes its place."""
-    return library.custom_op(f"{NAME}::{body.__name__}_{amp.type}", body, mutates_args=())
+    return library.custom_op(f"{NAME}::{body.__name__}_{amp.type}", body, mutates_args=(), schema=schema)
 
 
 def _copied(amp: Amp, seen: Seen) -> Any:
@@ -72,7 +78,7 @@ def test_registered_by(amp: Amp, how: str) -> None:
 def test_cast_to(amp: Amp, to: str) -> None:
     """cast_inputs decides, whatever the dtype of the region is, float32 included."""
     dtype = {"wide": torch.float32, "low": amp.dtype, "other": amp.other}[to]
-    with _op(amp, f"to_{to}(Tensor x) -> Tensor", lambda x: x.clone()) as (name, op, lib):
+    with _Op(f"to_{to}(Tensor x) -> Tensor", lambda x: x.clone()) as (name, op, lib):
         library.register_autocast(name, amp.type, dtype, lib=lib)
         for region in (amp.dtype, amp.other):
             with amp.region(region):
@@ -92,7 +98,7 @@ def test_lists_and_options(amp: Amp) -> None:
 
     schema = "mixed(Tensor[] xs, Tensor? y, int n, str text, ScalarType to, bool[] flags) -> Tensor[]"
     double, low = torch.float64, amp.dtype
-    with _op(amp, schema, body) as (name, op, lib):
+    with _Op(schema, body) as (name, op, lib):
         library.register_autocast(name, amp.type, low, lib=lib)
         with amp.region():
             out = op([amp.rand(2), amp.rand(2, dtype=double)], None, 3, "text", double, [True, False])
@@ -112,7 +118,7 @@ def test_dictionary(amp: Amp) -> None:
         return x.clone()
 
     x, half = amp.rand(2), amp.rand(2)
-    with _op(amp, "looked_up(Tensor x, Dict(str, Tensor) parts) -> Tensor", body) as (name, op, lib):
+    with _Op("looked_up(Tensor x, Dict(str, Tensor) parts) -> Tensor", body) as (name, op, lib):
         library.register_autocast(name, amp.type, amp.dtype, lib=lib)
         amp.expect("dtype outside", op(x, {"half": half}).dtype, torch.float32)
         with amp.region():
@@ -161,7 +167,7 @@ def test_registered_again(amp: Amp, api: str) -> None:
         op.register_autocast(amp.type, amp.dtype)
         tried(op, lambda: op.register_autocast(amp.type, amp.other))
     else:
-        with _op(amp, "again(Tensor x) -> Tensor", lambda x: x.clone()) as (name, op, lib):
+        with _Op("again(Tensor x) -> Tensor", lambda x: x.clone()) as (name, op, lib):
             library.register_autocast(name, amp.type, amp.dtype, lib=lib)
             tried(op, lambda: library.register_autocast(name, amp.type, amp.other, lib=lib))
 
@@ -169,11 +175,11 @@ def test_registered_again(amp: Amp, api: str) -> None:
 @scenario(values=True, since="2.13")
 def test_forgotten_with_its_library(amp: Amp) -> None:
     """What was registered with a library ends with it (lib: its lifetime), so a new op of that name casts nothing."""
-    with _op(amp, "short(Tensor x) -> Tensor", lambda x: x.clone()) as (name, op, lib):
+    with _Op("short(Tensor x) -> Tensor", lambda x: x.clone()) as (name, op, lib):
         library.register_autocast(name, amp.type, amp.dtype, lib=lib)
         with amp.region():
             amp.expect("dtype at first", op(amp.rand(2)).dtype, amp.dtype)
-    with _op(amp, "short(Tensor x) -> Tensor", lambda x: x.clone()) as (name, op, lib), amp.region():
+    with _Op("short(Tensor x) -> Tensor", lambda x: x.clone()) as (name, op, lib), amp.region():
         amp.expect("dtype of a new op of its name", op(amp.rand(2)).dtype, torch.float32)
 
 
@@ -190,7 +196,7 @@ def _product(amp: Amp, seen: Seen) -> Any:
         x, w = ctx.saved_tensors
         return torch.mm(gradient, w.t()), torch.mm(x.t(), gradient)
 
-    op = _custom(amp, product)
+    op = _custom(amp, product, "(Tensor x, Tensor w) -> Tensor")
     op.register_autograd(backward, setup_context=keep)
     op.register_autocast(amp.type, amp.dtype)
     return op

@@ -93,6 +93,7 @@ def test_derivative(amp: Amp, derivative: str, place: str) -> None:
     amp.expect("state and depth afterwards", (amp.state(), amp.depth()), before)
     expected = ((True, amp.dtype, False), amp.dtype, amp.dtype)
     amp.expect("states it ran in, and dtypes of its products", set(product.seen), {expected})
+    amp.expect(f"dtypes of {derivative}", {tensor.dtype for tensor in _leaves(got)}, {torch.float32})
     _alike(amp, derivative, got, derive(product.by_hand(amp.dtype), x, v))
 
 

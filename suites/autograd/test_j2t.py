@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from ampcheck.suite import Amp, scenario
 
@@ -222,3 +223,27 @@ def test_between_ops(amp: Amp) -> None:
     for name, got, expected in (("w", w.grad, w_cpu.grad), ("x", x.grad, x_cpu.grad)):
         if got is not None and expected is not None:
             amp.close(f"gradient of {name}", got, expected, 0.05)
+
+
+@scenario(types=("jax",), values=True)
+def test_computed_again(amp: Amp) -> None:
+    """A checkpoint computes it again in the state it was computed in, and gradients are the function's own."""
+    seen: list[str] = []
+
+    def function(x: Any) -> Any:
+        seen.append(str(x.dtype))
+        return x * x
+
+    (x, _), weight = _pair(amp, 3, 3), amp.rand(3, 3)
+    call = amp.j2t(function)
+    found = []
+    for checkpointed in (True, False):
+        x.grad = None
+        with amp.region():
+            product = torch.mm(x, weight)
+            out = checkpoint(call, product, use_reentrant=False) if checkpointed else call(product)
+        out.float().sum().backward()
+        found.append((out.dtype, None if x.grad is None else (x.grad.dtype, amp.values(x.grad))))
+    amp.expect("the dtypes the function received", set(seen), {str(amp.dtype).removeprefix("torch.")})
+    amp.expect("result and gradient of the checkpoint", found[0], found[1])
+    amp.expect("dtype of the result", found[0][0], amp.dtype)

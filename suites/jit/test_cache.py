@@ -13,7 +13,7 @@ _GUARDED = ("dynamo", "aot", "jaxcompile")
 @scenario(values=True)
 @pytest.mark.parametrize("executor", _GUARDED)
 def test_new_values_of_a_weight(amp: Amp, executor: str) -> None:
-    """A compiled function sees a weight's new values in the next region, and in the same one where its cast is cleared."""
+    """A compiled function sees a weight's new values in the next region, and in this one where its cast is cleared."""
     x, weight = amp.rand(2, 2), amp.rand(2, 2, requires_grad=True)
     compiled = amp.compiled(executor, torch.mm, x, weight)
     for turn in range(3):
@@ -42,8 +42,8 @@ def test_without_gradients_first(amp: Amp, executor: str) -> None:
 
 
 @scenario(values=True)
-@pytest.mark.parametrize("executor", ("traced",))
-def test_traced_with_the_cache_on(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("executor", ["traced"])
+def test_tracing_with_the_cache_on(amp: Amp, executor: str) -> None:
     """A layer used twice is traced in a region whose cache is on, as it is (pytorch#50231, #84092)."""
     layer = amp.module(lambda: torch.nn.Linear(2, 2)).requires_grad_(True)
     x = amp.rand(2, 2)
@@ -58,8 +58,8 @@ def test_traced_with_the_cache_on(amp: Amp, executor: str) -> None:
 
 
 @scenario(values=True)
-@pytest.mark.parametrize("executor", ("traced",))
-def test_traced_with_the_cache_off(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("executor", ["traced"])
+def test_tracing_with_the_cache_off(amp: Amp, executor: str) -> None:
     """A layer used twice is traced in a region whose cache is off (upstream test_generate_autocast_jit_trace_model)."""
     layer = amp.module(lambda: torch.nn.Linear(2, 2)).requires_grad_(True)
     x = amp.rand(2, 2)
@@ -72,8 +72,8 @@ def test_traced_with_the_cache_off(amp: Amp, executor: str) -> None:
 
 
 @scenario(values=True)
-@pytest.mark.parametrize("cache", (True, False))
-@pytest.mark.parametrize("executor", ("dynamo", "aot", "export", "strict", "jaxcompile"))
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "export", "strict", "jaxcompile"])
 def test_gradient_of_two_uses(amp: Amp, executor: str, cache: bool) -> None:
     """A weight used twice in a compiled function has eager mode's gradient, whether or not the cache is on."""
     kind, low = amp.type, amp.dtype

@@ -64,7 +64,7 @@ def test_decorated_helper(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ("dynamo", "aot", "jaxcompile"))
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "jaxcompile"])
 def test_decorated_method_with_a_break(amp: Amp, executor: str) -> None:
     """A decorated method of a compiled module runs in its region behind a graph break, too."""
     kind, low = amp.type, amp.dtype
@@ -84,7 +84,7 @@ def test_decorated_method_with_a_break(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ("dynamo", "aot", "jaxcompile"))
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "jaxcompile"])
 def test_decorated_disabled(amp: Amp, executor: str) -> None:
     """A function decorated with a disabled region is off in a region around the compiled function that calls it."""
 
@@ -103,8 +103,8 @@ def test_decorated_disabled(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ("script",))
-def test_decorated_for_torchscript(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("executor", ["script"])
+def test_decorated_in_a_source(amp: Amp, executor: str) -> None:
     """TorchScript, which knows no decorators, says so (upstream test_autocast_decorator is skipped)."""
 
     @torch.autocast(amp.type, dtype=amp.dtype)

@@ -11,7 +11,7 @@ _GUARDED = ("dynamo", "aot", "jaxcompile")
 
 
 @scenario()
-@pytest.mark.parametrize("executor", (*_GUARDED, "jaxjit"))
+@pytest.mark.parametrize("executor", [*_GUARDED, "jaxjit"])
 def test_raised_in_the_body(amp: Amp, executor: str) -> None:
     """An exception that leaves a region of a compiled function leaves no state behind."""
     kind, low = amp.type, amp.dtype
@@ -72,7 +72,7 @@ def test_raised_by_an_op(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ("export", "strict", "traced"))
+@pytest.mark.parametrize("executor", ["export", "strict", "traced"])
 def test_raised_while_captured(amp: Amp, executor: str) -> None:
     """An exception while a program is captured is the program's own, and leaves no state behind (pytorch#153202)."""
     kind, low = amp.type, amp.dtype

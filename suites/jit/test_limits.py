@@ -138,7 +138,7 @@ LIMITS = {
         """,
         dynamic=True,
     ),
-    "traced_callee": Limit(
+    "tracing_callee": Limit(
         "script",
         """
         def helper(a, b):
@@ -158,6 +158,27 @@ LIMITS = {
         """
         def program(a, b):
             with torch.autocast({device}, dtype={other}):
+                return torch.mm(a, b)
+        """,
+        ("dtype-in-script",),
+    ),
+    "default_inside": Limit(
+        "script",
+        """
+        def program(a, b):
+            with torch.autocast({device}, dtype={other}):
+                with torch.autocast({device}):
+                    return torch.mm(a, b)
+        """,
+        ("default-dtype", "dtype-in-script"),
+    ),
+    "low_into_another": Limit(
+        "script",
+        """
+        def program(a, b):
+            with torch.autocast({device}, dtype={other}):
+                a = torch.mm(a, b)
+            with torch.autocast({device}, dtype={dtype}):
                 return torch.mm(a, b)
         """,
         ("dtype-in-script",),
@@ -229,14 +250,14 @@ LIMITS = {
 
 @pytest.mark.parametrize("name", list(LIMITS))
 @scenario(types=("cpu", "cuda"), values=True, dtypes="default")
-def test_scripted(amp: Amp, name: str) -> None:
+def test_jit(amp: Amp, name: str) -> None:
     """A scripted region does what it does eagerly, or is refused in words that name it (JIT-AUTOCAST.md)."""
     check(amp, LIMITS[name], name)
 
 
 @pytest.mark.parametrize("name", list(LIMITS))
 @scenario(types=("cpu",), values=True, dtypes="default")
-def test_found_in_scripts(amp: Amp, name: str) -> None:
+def test_jit_found(amp: Amp, name: str) -> None:
     """Where PyTorch gives no diagnostic, ampcheck's linter gives one (JIT-AUTOCAST.md, Diagnostics)."""
     check_found(amp, LIMITS[name], name)
 

@@ -77,6 +77,17 @@ def program(a, b):
             return a, torch.mm(b, b)
 """
 
+_CAST = """
+def program(a, b):
+    with torch.autocast({device}, dtype={dtype}):
+        return torch.mm(a, b).float()
+"""
+_PARTS = """
+def program(a, b):
+    with torch.autocast({device}):
+        return torch.einsum("ij,jk->ik", a, b)
+"""
+
 
 def _as_module(text: str) -> str:
     """Exports take modules: the program becomes the forward of one."""
@@ -89,33 +100,36 @@ def _as_module(text: str) -> str:
 
 
 LIMITS = {
-    "traced_region": Limit("trace", _REGION, ("default-dtype",)),
-    "traced_disabled": Limit("trace", _DISABLED, ("lost-in-trace",)),
-    "traced_own_dtype": Limit("trace", _OTHER, ("lost-in-trace",)),
-    "traced_annotated": Limit("trace", _ANNOTATED, ("lost-in-trace",)),
-    "traced_nested": Limit("trace", _NESTED, ("lost-in-trace",)),
-    "traced_asking": Limit("trace", _ASKED, ("query-frozen",)),
-    "traced_setting": Limit("trace", _SET, ("query-frozen", "state-change")),
-    "traced_custom": Limit("trace", _CUSTOM),
-    "scripted_callee": Limit("trace", _SCRIPTED_CALLEE, ("default-dtype", "scripted-callee")),
-    "traced_callee": Limit("trace", _TRACED_CALLEE, ("default-dtype", "lost-in-trace", "traced-callee")),
+    "tracing_region": Limit("trace", _REGION, ("default-dtype",)),
+    "tracing_disabled": Limit("trace", _DISABLED, ("lost-in-trace",)),
+    "tracing_own_dtype": Limit("trace", _OTHER, ("lost-in-trace",)),
+    "tracing_annotated": Limit("trace", _ANNOTATED, ("lost-in-trace",)),
+    "tracing_nested": Limit("trace", _NESTED, ("lost-in-trace",)),
+    "tracing_asking": Limit("trace", _ASKED, ("query-frozen",)),
+    "tracing_setting": Limit("trace", _SET, ("query-frozen", "state-change")),
+    "tracing_custom": Limit("trace", _CUSTOM),
+    "tracing_parts": Limit("trace", _PARTS, ("default-dtype",)),
+    "jit_callee": Limit("trace", _SCRIPTED_CALLEE, ("default-dtype", "scripted-callee")),
+    "tracing_callee": Limit("trace", _TRACED_CALLEE, ("default-dtype", "lost-in-trace", "traced-callee")),
     "symbolic_region": Limit("fx", _REGION, ("lost-in-fx",)),
     "symbolic_disabled": Limit("fx", _DISABLED, ("lost-in-fx",)),
     "symbolic_annotated": Limit("fx", _ANNOTATED, ("lost-in-fx",)),
     "symbolic_asking": Limit("fx", _ASKED, ("query-frozen",)),
     "symbolic_setting": Limit("fx", _SET, ("query-frozen", "state-change")),
     "symbolic_custom": Limit("fx", _CUSTOM, ("custom-fwd",)),
-    "exported_region": Limit("export", _as_module(_REGION), ("default-dtype",)),
-    "exported_disabled": Limit("export", _as_module(_DISABLED)),
-    "exported_own_dtype": Limit("export", _as_module(_OTHER)),
-    "exported_annotated": Limit("export", _as_module(_ANNOTATED)),
-    "exported_nested": Limit("export", _as_module(_NESTED)),
-    "exported_asking": Limit("export", _as_module(_ASKED), ("query-frozen",)),
-    "exported_setting": Limit("export", _as_module(_SET), ("query-frozen", "state-change")),
-    "exported_custom": Limit("export", _as_module(_CUSTOM), ("custom-fwd",)),
-    "strictly_exported_region": Limit("strict", _as_module(_REGION), ("default-dtype",)),
-    "strictly_exported_nested": Limit("strict", _as_module(_NESTED)),
-    "strictly_exported_custom": Limit("strict", _as_module(_CUSTOM), ("custom-fwd",)),
+    "ep_region": Limit("export", _as_module(_REGION), ("default-dtype",)),
+    "ep_disabled": Limit("export", _as_module(_DISABLED)),
+    "ep_own_dtype": Limit("export", _as_module(_OTHER)),
+    "ep_annotated": Limit("export", _as_module(_ANNOTATED)),
+    "ep_nested": Limit("export", _as_module(_NESTED)),
+    "ep_asking": Limit("export", _as_module(_ASKED), ("query-frozen",)),
+    "ep_setting": Limit("export", _as_module(_SET), ("query-frozen", "state-change")),
+    "ep_custom": Limit("export", _as_module(_CUSTOM), ("custom-fwd",)),
+    "ep_tight_region": Limit("strict", _as_module(_REGION), ("default-dtype",)),
+    "ep_tight_nested": Limit("strict", _as_module(_NESTED)),
+    "ep_cast": Limit("export", _as_module(_CAST)),
+    "ep_tight_cast": Limit("strict", _as_module(_CAST)),
+    "ep_tight_custom": Limit("strict", _as_module(_CUSTOM), ("custom-fwd",)),
 }
 """Programs that are traced or exported, by name."""
 
@@ -135,7 +149,7 @@ def test_found_in_captures(amp: Amp, name: str) -> None:
 
 
 @scenario(types=("cpu", "cuda"), values=True)
-def test_traced_in_a_region(amp: Amp) -> None:
+def test_tracing_in_a_region(amp: Amp) -> None:
     """Tracing where casts of weights are kept is refused, and with cache_enabled=False it works (pytorch#50231)."""
     module = amp.module(lambda: torch.nn.Linear(2, 2)).requires_grad_(True)
     x = amp.rand(2, 2)

@@ -36,7 +36,7 @@ def test_three_deep(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ("script",))
+@pytest.mark.parametrize("executor", ["script"])
 def test_three_deep_in_a_source(amp: Amp, executor: str) -> None:
     """TorchScript's regions nest (upstream test_nested_autocast)."""
     program = amp.program(
@@ -79,7 +79,7 @@ def test_disabled_inside_called_in_a_region(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ("script",))
+@pytest.mark.parametrize("executor", ["script"])
 def test_disabled_in_a_source_called_in_a_region(amp: Amp, executor: str) -> None:
     """A disabled region inside a scripted function is off where the function is called in a region."""
     program = amp.program(
@@ -97,7 +97,7 @@ def test_disabled_in_a_source_called_in_a_region(amp: Amp, executor: str) -> Non
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ("traced", "export", "strict", "decomposed"))
+@pytest.mark.parametrize("executor", ["traced", "export", "strict", "decomposed"])
 def test_disabled_captured_outside_called_in_a_region(amp: Amp, executor: str) -> None:
     """A disabled region captured outside of every region is off where the program is called in one."""
     kind = amp.type
@@ -133,7 +133,7 @@ def test_dtype_of_its_own_called_in_a_region(amp: Amp, executor: str) -> None:
 
 
 @scenario(types=("cuda", "xpu", "mps", "mtia", "jax"))
-@pytest.mark.parametrize("executor", ("dynamo", "aot", "export", "strict", "jaxcompile"))
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "export", "strict", "jaxcompile"])
 def test_two_device_types(amp: Amp, executor: str) -> None:
     """Regions of two device types in one compiled function each cast their own tensors (upstream test_autocast_sdpa)."""
     kind, low = amp.type, amp.dtype
@@ -189,7 +189,7 @@ def test_one_region_a_turn(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ("dynamo", "aot", "jaxcompile"))
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "jaxcompile"])
 def test_compiled_calls_compiled(amp: Amp, executor: str) -> None:
     """A compiled function in a region of another compiled one runs in that region (pytorch#166267)."""
     kind, low = amp.type, amp.dtype

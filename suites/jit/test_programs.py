@@ -78,7 +78,7 @@ def test_dropout(amp: Amp, executor: str) -> None:
 
 
 @scenario(values=True)
-@pytest.mark.parametrize("executor", ("dynamo", "aot"))
+@pytest.mark.parametrize("executor", ["dynamo", "aot"])
 def test_random_numbers(amp: Amp, executor: str) -> None:
     """A compiled function draws the random numbers in a region that eager mode draws after the same seed."""
     kind, low = amp.type, amp.dtype
@@ -97,7 +97,7 @@ def test_random_numbers(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ("dynamo", "aot"))
+@pytest.mark.parametrize("executor", ["dynamo", "aot"])
 def test_any_size(amp: Amp, executor: str) -> None:
     """A function compiled for any size casts alike for each (pytorch#194329: wrong values with dynamic=True)."""
     kind, low = amp.type, amp.dtype
@@ -118,7 +118,7 @@ def test_any_size(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ("dynamo", "aot", "jaxcompile"))
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "jaxcompile"])
 def test_other_input_dtypes(amp: Amp, executor: str) -> None:
     """A compiled function called with inputs of other dtypes compiles anew and gives the promised dtypes."""
     kind, low = amp.type, amp.dtype
@@ -136,7 +136,7 @@ def test_other_input_dtypes(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ("dynamo", "aot", "jaxcompile"))
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "jaxcompile"])
 def test_compiled_generator(amp: Amp, executor: str) -> None:
     """A generator that a compiled function runs to its end keeps its region while it is suspended, as in eager mode."""
     kind, low = amp.type, amp.dtype

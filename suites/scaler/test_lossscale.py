@@ -205,8 +205,8 @@ def test_accumulated(amp: Amp) -> None:
     weights = _weights(amp)
     optimizer = torch.optim.SGD(weights, lr=0.25)
     scaler = torch.amp.GradScaler(amp.type, init_scale=8.0, growth_interval=2)
-    for bad in ({}, {}, {}):
-        _backward(scaler, weights, bad)
+    for _ in range(3):
+        _backward(scaler, weights, {})
     scaler.step(optimizer)
     scaler.update()
     amp.expect("weight after three passes and a step", amp.values(weights[0]), [0.25, 1.25])
@@ -355,3 +355,15 @@ def test_divided_into_overflow(amp: Amp, scale: float) -> None:
     scaler.step(optimizer)
     finite = all(torch.isfinite(amp.device.host(weight)).all().item() for weight in weights)
     amp.expect("whether the weights are finite", finite, True)
+
+
+@scenario(values=True, dtypes="default")
+def test_stays_below_infinity(amp: Amp) -> None:
+    """A scale that float32 does not hold once it has grown stays, and counting begins anew (pytorch#98828)."""
+    weights = _weights(amp, 1)
+    optimizer = torch.optim.SGD(weights, lr=0.0)
+    scaler = torch.amp.GradScaler(amp.type, init_scale=2.0**120, growth_factor=2.0**6, growth_interval=2)
+    seen = [_iterate(scaler, optimizer, weights) for _ in range(6)]
+    top = 2.0**126
+    want = [(2.0**120, 1), (top, 0), (top, 1), (top, 0), (top, 1), (top, 0)]
+    amp.expect("scale and tracker after each iteration", seen, want)

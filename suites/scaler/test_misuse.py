@@ -1,6 +1,7 @@
 """Rule misuse: `ampcheck.spec.rules` says what it promises. Sources are PyTorch 2.13's `torch/amp/grad_scaler.py`."""
 
 from collections import namedtuple
+from functools import partial
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ def test_out_of_turn(amp: Amp, case: str) -> None:
     amp.expect("tracker after the iteration", scaler.state_dict()["_growth_tracker"], 1)
 
 
-@pytest.mark.parametrize("call", ["unscale_", "step", "update"])
+@pytest.mark.parametrize("call", ["unscale_", "step", "update"], ids=["divide", "step", "update"])
 @scenario(values=True, dtypes="default")
 def test_nothing_scaled(amp: Amp, call: str) -> None:
     """Before any output is scaled there is no scale, and a call that needs one says who asked and what to do."""
@@ -102,7 +103,7 @@ def test_half_gradients(amp: Amp) -> None:
     scaler.scale(wide.sum() + half.sum().float()).backward()
     for call in (scaler.step, scaler.unscale_):
         text = "Attempting to unscale FP16 gradients."
-        amp.raises(call.__name__, ValueError, text, lambda call=call: call(optimizer))
+        amp.raises(call.__name__, ValueError, text, partial(call, optimizer))
     amp.expect("gradients after it", (amp.values(wide.grad), amp.values(half.grad)), ([8.0, 8.0], [8.0, 8.0]))  # type: ignore[arg-type]
     amp.expect("weights after it", (amp.values(wide), amp.values(half)), ([1.0, 1.0], [1.0, 1.0]))
 

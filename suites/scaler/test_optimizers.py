@@ -81,7 +81,7 @@ def _kept(optimizer: Optimizer) -> dict[str, torch.Tensor]:
     }
 
 
-def _compare(
+def _alike(
     amp: Amp, when: str, got: tuple[list[torch.nn.Parameter], Any], want: tuple[list[torch.nn.Parameter], Any]
 ) -> None:
     for n, (one, other) in enumerate(zip(got[0], want[0], strict=True)):
@@ -127,7 +127,7 @@ def test_as_without_one(amp: Amp, name: str, way: str) -> None:
             want[1].zero_grad()
             _differentiate(want[0], step, None)
             want[1].step()
-    _compare(amp, "after three steps and two skipped ones", got, want)
+    _alike(amp, "after three steps and two skipped ones", got, want)
     amp.expect("the scale", scaler.get_scale(), 1024.0 * 0.5 * 2 * 0.5)
 
 

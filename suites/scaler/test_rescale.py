@@ -8,7 +8,7 @@ import torch
 
 from ampcheck.suite import Amp, scenario
 
-INF, NAN = float("inf"), float("nan")
+INF = float("inf")
 TOP, SMALLEST = 2.0**127, 2.0**-126
 """The largest power of two in float32, and its smallest normal number."""
 
@@ -49,15 +49,15 @@ def test_interval(amp: Amp, interval: int) -> None:
         amp.expect(f"scale and tracker after {tracker}", _rescale(amp, 4.0, tracker, 0.0, interval=interval), want)
 
 
-@pytest.mark.parametrize("found", [1.0, 2.0, 8.0, 0.5, NAN], ids=["one", "two", "eight", "half", "nan"])
+@pytest.mark.parametrize("found", ["1.0", "2.0", "8.0", "0.5", "nan"])
 @scenario(values=True, dtypes="default")
-def test_overflow(amp: Amp, found: float) -> None:
+def test_overflow(amp: Amp, found: str) -> None:
     """Whatever is not 0 in found_inf is an overflow: back off, and count from 0 (AmpKernels.cu).
 
     GradScaler.update adds up what several optimizers found, so more than 1 stands there.
     """
     for tracker in (0, 1, 2, 1999):
-        got = _rescale(amp, 4.0, tracker, found)
+        got = _rescale(amp, 4.0, tracker, float(found))
         amp.expect(f"scale and tracker with {found} found after {tracker} steps", got, (2.0, 0))
 
 

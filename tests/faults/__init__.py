@@ -7,17 +7,27 @@ of that rule must catch it. To add one, add it to the list of the module whose k
 from __future__ import annotations
 
 from tests.faults import (
+    autodiff,
     caches,
     casts,
+    checkpoint,
     construction,
+    customfn,
     decorators,
     deprecated,
     eligibility,
     functions,
+    functorch,
+    gradients,
+    jit,
+    limits,
     modules,
+    optimizers,
     policies,
     regions,
+    scaler,
     threads,
+    unscale,
 )
 from tests.faults.fault import Fault
 
@@ -32,9 +42,19 @@ _KINDS = (
     decorators,
     threads,
     functions,
+    gradients,
+    autodiff,
+    customfn,
     deprecated,
     caches,
     modules,
+    scaler,
+    unscale,
+    optimizers,
+    checkpoint,
+    functorch,
+    limits,
+    jit,
 )
 
 FAULTS: tuple[Fault, ...] = tuple(fault for kind in _KINDS for fault in kind.FAULTS)

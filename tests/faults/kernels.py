@@ -25,6 +25,7 @@ KEYS = {
     "virtual:cuda": "AutocastCUDA",
     "virtual:xpu": "AutocastXPU",
     "virtual:mps": "AutocastMPS",
+    "jax": "AutocastPrivateUse1",
 }
 
 

@@ -62,7 +62,8 @@ def backward(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor])
     with torch.no_grad():
         while ready:
             _, _, node = heapq.heappop(ready)
-            made = node(*arrived.pop(node))
+            run = getattr(node, "apply", node)  # a function written in Python; what is no tensor must come last there
+            made = run(*arrived.pop(node))
             made = made if isinstance(made, tuple) else (made,)
             for (following, place), gradient in zip(node.next_functions, made, strict=False):
                 if following is not None and gradient is not None:

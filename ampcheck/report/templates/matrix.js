@@ -6,10 +6,14 @@
   const head = document.querySelector("#matrix thead");
   const body = document.querySelector("#matrix tbody");
   const more = document.getElementById("more");
-  const FIELDS = ["suite", "rule", "device", "amp", "deviation"];
+  const FIELDS = ["suite", "rule", "device", "executor", "amp", "deviation"];
   const FIRST_ROWS = 250;
   const MOST_CASES = 1000;
   const order = data.statuses.map((_, s) => s).sort((a, b) => data.statuses[b].red - data.statuses[a].red || a - b);
+  // A column is a device, and where one runs a program in several ways, an executor on it.
+  const columnOf = (i) => columns.device[i] * words.executor.length + columns.executor[i];
+  const deviceOf = (column) => words.device[Math.floor(column / words.executor.length)];
+  const executorOf = (column) => words.executor[column % words.executor.length];
   let lowered = null;
   let open = new Set();
   let rowsShown = FIRST_ROWS;
@@ -77,7 +81,7 @@
       const about = ["suite", "rule", "sample", "inputs", "amp"].map((name) => A.text(name, i));
       const name = about.join(" ");
       if (!lines.has(name)) lines.set(name, { about, at: new Map() });
-      lines.get(name).at.set(columns.device[i], i);
+      lines.get(name).at.set(columnOf(i), i);
     }
     const shown = [...lines.values()].slice(0, MOST_CASES).map(({ about, at }) =>
       el(
@@ -94,7 +98,7 @@
       ),
     );
     const left = lines.size - shown.length;
-    const headings = ["inputs", "region", "sample", "suite/rule", ...devices.map((device) => words.device[device])];
+    const headings = ["inputs", "region", "sample", "suite/rule", ...devices.map((column) => [deviceOf(column), executorOf(column)].filter(Boolean).join(" "))];
     return [A.table("", headings, shown), left ? el("p", {}, `${A.number(left)} more lines; narrow the filters.`) : ""];
   };
 
@@ -121,7 +125,7 @@
       const op = columns.op[i];
       if (!rows.has(op)) rows.set(op, { op, cases: [], at: new Map(), rules: new Set(), red: 0 });
       const row = rows.get(op);
-      const device = columns.device[i];
+      const device = columnOf(i);
       row.cases.push(i);
       row.rules.add(columns.rule[i]);
       if (!row.at.has(device)) row.at.set(device, []);
@@ -129,7 +133,7 @@
       used.add(device);
       if (data.statuses[status[i]].red) reds += ++row.red ? 1 : 0;
     }
-    const devices = [...used].sort((a, b) => A.isVirtual(words.device[a]) - A.isVirtual(words.device[b]) || a - b);
+    const devices = [...used].sort((a, b) => A.isVirtual(deviceOf(a)) - A.isVirtual(deviceOf(b)) || a - b);
     // Private overloads stand beside the public ones they serve.
     const plain = (row) => words.op[row.op].replace(/^_+/, "").toLowerCase();
     const byName = (a, b) => (plain(a) < plain(b) ? -1 : 1);
@@ -142,8 +146,9 @@
         {},
         el("th", { scope: "col" }, "op or scenario"),
         ...devices.map((device) => {
-          const name = words.device[device];
-          return el("th", { scope: "col" }, name, ...(A.isVirtual(name) ? [el("br"), "dtypes and casts only"] : []));
+          const name = deviceOf(device);
+          const executor = executorOf(device);
+          return el("th", { scope: "col" }, name, ...(executor ? [el("br"), executor] : []), ...(A.isVirtual(name) ? [el("br"), "dtypes and casts only"] : []));
         }),
       ),
     );

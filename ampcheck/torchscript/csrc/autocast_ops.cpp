@@ -1,5 +1,6 @@
 // The operators that a program rewritten by ampcheck.torchscript runs. Each decides at run time, from the tensors it is
-// given, what eager autocast decides in its kernels. ampcheck/torchscript/fallback.py says the same in Python.
+// given, what eager autocast decides in its kernels. ampcheck/torchscript/fallback.py says the same in Python, and what
+// each operator is for.
 
 #include <ATen/core/TensorBody.h>
 #include <ATen/core/ivalue.h>
@@ -32,7 +33,11 @@ using torch::jit::Stack;
 constexpr size_t FIXED_FORMS = 8;
 
 at::DeviceType type_of(const IValue& name) {
-  return at::Device(name.toStringRef()).type();
+  const std::string& text = name.toStringRef();
+  if (text == "cpu") { // reading a name takes longer than anything else here
+    return at::DeviceType::CPU;
+  }
+  return text == "cuda" ? at::DeviceType::CUDA : at::Device(text).type();
 }
 
 // Whether this tensor makes the dispatcher enter the autocast kernel of a device type.
@@ -160,6 +165,21 @@ void autocast_set(Stack& stack, size_t count) {
   stack.erase(first, first + 3);
 }
 
+size_t place_of(const std::string& device, const IValue& device_types) {
+  const c10::List<std::string> types = device_types.to<c10::List<std::string>>();
+  const auto found = std::find(types.begin(), types.end(), device);
+  TORCH_CHECK(
+      found != types.end(), "this program was not rewritten for regions on ", device, "; name it in device_type");
+  return static_cast<size_t>(found - types.begin());
+}
+
+// (str[] device_types, int[] dtypes, str device) -> int
+void autocast_dtype(Stack& stack) {
+  const std::string device = pop(stack).toStringRef();
+  const c10::List<int64_t> dtypes = pop(stack).toIntList();
+  stack.emplace_back(dtypes.get(place_of(device, pop(stack))));
+}
+
 // What a region on `device` makes of the state of one device type: (str[] device_types, str device_type, str device,
 // bool enabled, ScalarType dtype, bool outer_enabled, ScalarType outer_dtype) -> (bool enabled, ScalarType dtype)
 void autocast_region(Stack& stack) {
@@ -169,10 +189,7 @@ void autocast_region(Stack& stack) {
   bool enabled = pop(stack).toBool();
   const std::string device = pop(stack).toStringRef();
   const std::string type = pop(stack).toStringRef();
-  const c10::List<std::string> types = pop(stack).to<c10::List<std::string>>();
-  TORCH_CHECK(
-      std::find(types.begin(), types.end(), device) != types.end(),
-      "this program was not rewritten for regions on ", device, "; name it in device_type");
+  place_of(device, pop(stack));
   if (device != type) {
     stack.emplace_back(outer_enabled);
     stack.emplace_back(outer_dtype);
@@ -243,6 +260,7 @@ std::vector<std::optional<Operator>> operators() {
   add("amp::autocast_done() -> ()", autocast_done, conservative);
   add("amp::autocast_opaque(Scalar value) -> Scalar", autocast_opaque, conservative);
   add("amp::autocast_ambient(str device_type) -> (bool enabled, ScalarType dtype)", autocast_ambient, conservative);
+  add("amp::autocast_dtype(str[] device_types, int[] dtypes, str device) -> int", autocast_dtype, from_schema);
   add("amp::autocast_region(str[] device_types, str device_type, str device, bool enabled, ScalarType dtype, "
       "bool outer_enabled, ScalarType outer_dtype) -> (bool enabled, ScalarType dtype)",
       autocast_region, conservative);

@@ -1,4 +1,4 @@
-"""Rule training, far from the start: long runs, and both ends of the scale's range. Sources are PyTorch 2.13's."""
+"""Rule loops, far from the start: long runs, and both ends of the scale's range. Sources are PyTorch 2.13's."""
 
 from typing import Any
 

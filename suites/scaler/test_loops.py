@@ -1,4 +1,4 @@
-"""Rule training, the documented recipes: `ampcheck.spec.rules` says what the rule promises.
+"""Rule loops, the documented recipes: `ampcheck.spec.rules` says what the rule promises.
 
 Each recipe of PyTorch's notes/amp_examples.html runs three times from the same start: in float32 without a scaler, in
 float32 with one, which must give the same parameters, and in a region, which must come close.
@@ -21,7 +21,8 @@ class Run:
     """Two small models, their optimizers and a scaler, from the same start each time."""
 
     def __init__(self, amp: Amp, *, scaled: bool, region: bool) -> None:
-        self.amp, self.scaled, self.region = amp, scaled, region
+        self.amp, self.scaled = amp, scaled
+        self.region: Callable[[], Any] = amp.region if region else nullcontext
         self.scaler = torch.amp.GradScaler(amp.type, init_scale=1024.0, growth_interval=2, enabled=scaled)
         self.models = [amp.module(_model).requires_grad_(True) for _ in range(2)]
         self.optimizers: list[Any] = [torch.optim.SGD(m.parameters(), lr=0.125, momentum=0.5) for m in self.models]
@@ -29,7 +30,7 @@ class Run:
 
     def loss(self, x: torch.Tensor, y: torch.Tensor, model: int = 0) -> torch.Tensor:
         """The loss of a model, computed in the run's region."""
-        with self.amp.region() if self.region else nullcontext():
+        with self.region():
             return torch.nn.functional.mse_loss(self.models[model](x), y)
 
     def spoil(self, step: int, model: int = 0) -> None:
@@ -92,7 +93,7 @@ def _penalized(run: Run, step: int) -> None:
     loss = run.loss(*_batch(run.amp, step))
     scaled = torch.autograd.grad(run.scaler.scale(loss), _parameters(run), create_graph=True)
     inverse = 1.0 / run.scaler.get_scale()
-    with run.amp.region() if run.region else nullcontext():
+    with run.region():
         norm = torch.stack([(grad * inverse).square().sum() for grad in scaled]).sum().sqrt()
         loss = loss + 0.25 * norm
     run.optimizers[0].zero_grad()

@@ -1,0 +1,39 @@
+"""Rule parity: random programs with regions do the same compiled as they do eagerly.
+
+Each case draws its programs from a fixed seed. With `--nightly` it draws many more, from the seed that
+`--hypothesis-seed` gives or else from the day's date, which stands in the run file.
+"""
+
+import pytest
+
+from ampcheck.lint.fuzz import ROADS, Fuzzer, text_of
+from ampcheck.suite import Amp, scenario
+
+
+def _explore(amp: Amp, road: str, request: pytest.FixtureRequest) -> None:
+    option = request.config.option
+    fuzzer = Fuzzer(amp.device, road, nightly=option.nightly, seed=getattr(option, "hypothesis_seed", None))
+    if found := fuzzer.explore():
+        amp.differences.append(f"{found[0]}, of\n{found[1].text}")
+        amp.script = text_of(found[1], road, amp.device)
+    amp.looked_at += fuzzer.compared
+
+
+@pytest.mark.parametrize("road", ["jit"])
+@scenario(types=("cpu", "cuda"), values=True, dtypes="default")
+def test_drawn_for_jit(amp: Amp, road: str, request: pytest.FixtureRequest) -> None:
+    """A scripted program does what it does eagerly (JIT-AUTOCAST.md); TorchScript's autocast knows CPU and CUDA."""
+    _explore(amp, road, request)
+
+
+@pytest.mark.parametrize("road", [road for road in ROADS if road not in ("jit", "xla")])
+@scenario(values=True, dtypes="default")
+def test_drawn(amp: Amp, road: str, request: pytest.FixtureRequest) -> None:
+    """A traced, compiled or exported program does what it does eagerly (torch/amp/autocast_mode.py; export.html)."""
+    _explore(amp, road, request)
+
+
+@scenario(types=("jax",), values=True, dtypes="default")
+def test_drawn_for_xla(amp: Amp, request: pytest.FixtureRequest) -> None:
+    """A program that is compiled whole does what it does eagerly (docs/jax_jit.md)."""
+    _explore(amp, "xla", request)

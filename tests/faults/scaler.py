@@ -1,0 +1,376 @@
+"""A GradScaler that scales, unscales, skips, counts, saves or refuses wrongly."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler, OptState, _refresh_per_optimizer_state
+
+from tests.faults.fault import Fault
+from tests.faults.regions import replaced
+
+_OWN = {name: getattr(GradScaler, name) for name in vars(GradScaler) if callable(getattr(GradScaler, name))}
+_UNSCALE = torch._amp_foreach_non_finite_check_and_unscale_
+_RESCALE = torch._amp_update_scale_
+
+
+def _fault(
+    name: str, rule: str, *says: str, only: str = "not random", owner: Any = GradScaler, **methods: Callable[..., Any]
+) -> Fault:
+    """A fault that replaces methods of GradScaler, or functions of torch; `only` is the `-k` of its slice."""
+
+    def plant() -> AbstractContextManager[object]:
+        return replaced(owner, **methods)
+
+    return Fault(f"scaler-{name}", rule, plant, says, ("--device=cpu", "-k", only), "scaler")
+
+
+def _op(name: str, *says: str, only: str = "not random", **functions: Callable[..., Any]) -> Fault:
+    return _fault(name, "lossscale", *says, only=only, owner=torch, **functions)
+
+
+# ---- the two ops
+
+
+def _interval(by: int) -> Callable[..., Any]:
+    def rescale(scale: Any, tracker: Any, found: Any, growth: float, backoff: float, interval: int) -> Any:
+        return _RESCALE(scale, tracker, found, growth, backoff, interval + by)
+
+    return rescale
+
+
+def no_backoff(scale: Any, tracker: Any, found: Any, growth: float, backoff: float, interval: int) -> Any:
+    return _RESCALE(scale, tracker, found, growth, 1.0, interval)
+
+
+def backoff_by_growth(scale: Any, tracker: Any, found: Any, growth: float, backoff: float, interval: int) -> Any:
+    return _RESCALE(scale, tracker, found, growth, 1.0 / growth, interval)
+
+
+def keeps_counting_over_overflow(scale: Any, tracker: Any, found: Any, *rest: Any) -> Any:
+    before = int(tracker)
+    _RESCALE(scale, tracker, found, *rest)
+    return tracker.fill_(before) if float(found) else scale
+
+
+def keeps_counting_after_growth(scale: Any, tracker: Any, found: Any, *rest: Any) -> Any:
+    before = float(scale)
+    _RESCALE(scale, tracker, found, *rest)
+    return tracker.fill_(1) if float(scale) > before else scale
+
+
+def grows_into_infinity(scale: Any, tracker: Any, found: Any, growth: float, backoff: float, interval: int) -> Any:
+    before, count = float(scale), int(tracker) + 1
+    _RESCALE(scale, tracker, found, growth, backoff, interval)
+    return scale.fill_(before).mul_(growth) if count == interval and not float(found) else scale
+
+
+def _blind(to: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
+    """Sees nothing where `to` is true."""
+
+    def unscale(grads: list[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor) -> None:
+        before = found.clone()
+        _UNSCALE(grads, found, inverse)
+        if all(bool((grad.isfinite() | to(grad)).all()) for grad in grads):
+            found.copy_(before)
+
+    return unscale
+
+
+def without_the_last(grads: list[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor) -> None:
+    _UNSCALE(grads[: max(1, len(grads) - 1)], found, inverse)
+
+
+def checks_the_first_alone(grads: list[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor) -> None:
+    _UNSCALE(grads[:1], found, inverse)
+    for grad in grads[1:]:
+        grad.mul_(inverse.to(grad))
+
+
+# ---- unscale_, step, update
+
+
+def without_the_first_group(self: Any, optimizer: Any, *rest: Any) -> Any:
+    groups = optimizer.param_groups[1:] or optimizer.param_groups
+    return _OWN["_unscale_grads_"](self, SimpleNamespace(param_groups=groups), *rest)
+
+
+def without_other_devices(self: Any, optimizer: Any, inverse: Any, *rest: Any) -> Any:
+    held = [p for group in optimizer.param_groups for p in group["params"] if p.device.type == inverse.device.type]
+    return _OWN["_unscale_grads_"](self, SimpleNamespace(param_groups=[{"params": held}]), inverse, *rest)
+
+
+def steps_in_any_case(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    return optimizer.step(*args, **kwargs)
+
+
+def forgets_momentum(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    called = _OWN["_maybe_opt_step"](self, optimizer, state, *args, **kwargs)
+    if any(float(found) for found in state["found_inf_per_device"].values()):
+        for kept in optimizer.state.values():
+            for value in kept.values():
+                if isinstance(value, torch.Tensor):
+                    value.mul_(0.5)
+    return called
+
+
+def skips_for_all(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    found = {
+        n: v for n, s in enumerate(self._per_optimizer_states.values()) for v in s["found_inf_per_device"].values()
+    }
+    return _OWN["_maybe_opt_step"](self, optimizer, {**state, "found_inf_per_device": found}, *args, **kwargs)
+
+
+def returns_nothing(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    _OWN["step"](self, optimizer, *args, **kwargs)
+
+
+def _ready_again(call: str) -> Callable[..., Any]:
+    """Takes an optimizer that had its turn for a fresh one."""
+
+    def again(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._enabled and self._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY:
+            self._per_optimizer_states[id(optimizer)]["stage"] = OptState.READY
+        return _OWN[call](self, optimizer, *args, **kwargs)
+
+    return again
+
+
+def takes_closures(self: Any, optimizer: Any, *args: Any, closure: Any = None, **kwargs: Any) -> Any:
+    return _OWN["step"](self, optimizer, *args, **kwargs)
+
+
+def takes_half(self: Any, optimizer: Any, inverse: Any, found: Any, allow: bool) -> Any:
+    return _OWN["_unscale_grads_"](self, optimizer, inverse, found, True)
+
+
+def steps_without_gradients(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    if all(param.grad is None for group in optimizer.param_groups for param in group["params"]):
+        return optimizer.step(*args, **kwargs)
+    return _OWN["step"](self, optimizer, *args, **kwargs)
+
+
+def ignores_new_scale(self: Any, new_scale: Any = None) -> None:
+    if new_scale is None:
+        _OWN["update"](self)
+
+
+def counts_anew_when_set(self: Any, new_scale: Any = None) -> None:
+    _OWN["update"](self, new_scale)
+    if new_scale is not None and self._enabled:
+        self._growth_tracker.zero_()
+
+
+def aliases_new_scale(self: Any, new_scale: Any = None) -> None:
+    _OWN["update"](self, new_scale)
+    if isinstance(new_scale, torch.Tensor) and self._enabled:
+        self._scale = new_scale
+
+
+def keeps_stages(self: Any, new_scale: Any = None) -> None:
+    kept = self._per_optimizer_states if self._enabled else None
+    _OWN["update"](self, new_scale)
+    if kept is not None:
+        self._per_optimizer_states = kept
+
+
+def updates_by_nothing(self: Any, new_scale: Any = None) -> None:
+    if (
+        not self._enabled
+        or new_scale is not None
+        or any(state["found_inf_per_device"] for state in self._per_optimizer_states.values())
+    ):
+        _OWN["update"](self, new_scale)
+    self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+
+
+def doubles_when_scaling(self: Any, outputs: Any) -> Any:
+    out = _OWN["scale"](self, outputs)
+    if self._enabled:
+        self._scale.mul_(2.0)
+    return out
+
+
+def scales_although_disabled(self: Any, outputs: Any) -> Any:
+    return outputs * 1.0 if isinstance(outputs, torch.Tensor) and not self._enabled else _OWN["scale"](self, outputs)
+
+
+def tuples_for_lists(self: Any, outputs: Any) -> Any:
+    out = _OWN["scale"](self, outputs)
+    return tuple(out) if isinstance(out, list) else out
+
+
+def skips_although_disabled(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    grads = [param.grad for group in optimizer.param_groups for param in group["params"]]
+    if not self._enabled and any(grad is not None and not grad.isfinite().all() for grad in grads):
+        return None
+    return _OWN["step"](self, optimizer, *args, **kwargs)
+
+
+# ---- saving
+
+
+def stale_scale(self: Any) -> Any:
+    return {**_OWN["state_dict"](self), "scale": self._init_scale} if self._enabled else {}
+
+
+def stale_tracker(self: Any) -> Any:
+    return {**_OWN["state_dict"](self), "_growth_tracker": self._init_growth_tracker} if self._enabled else {}
+
+
+def saves_tensors(self: Any) -> Any:
+    scale = self._scale if self._enabled else None
+    return _OWN["state_dict"](self) if scale is None else {**_OWN["state_dict"](self), "scale": scale}
+
+
+def _pickles_without(**lost: object) -> Callable[..., Any]:
+    def getstate(self: Any) -> Any:
+        kept = _OWN["__getstate__"](self)
+        return {**kept, **lost} if self._enabled else kept
+
+    return getstate
+
+
+def pickles_at_any_time(self: Any) -> Any:
+    stages = vars(self).pop("_per_optimizer_states", None)
+    try:
+        self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+        return _OWN["__getstate__"](self)
+    finally:
+        if stages is not None:
+            self._per_optimizer_states = stages
+
+
+def _loads_without(entry: str, attribute: str) -> Callable[..., Any]:
+    def load(self: Any, saved: Any) -> None:
+        before: Any = getattr(self, attribute, None)
+        kept: Any = before.clone() if isinstance(before, torch.Tensor) else before
+        _OWN["load_state_dict"](self, saved)
+        if isinstance(before, torch.Tensor):
+            before.copy_(kept)
+        elif self._enabled and entry in saved:
+            setattr(self, attribute, kept)
+
+    return load
+
+
+def loads_nothing_of_nothing(self: Any, saved: Any) -> None:
+    if saved:
+        _OWN["load_state_dict"](self, saved)
+
+
+FAULTS = (
+    _op("grows-late", "scale and tracker after each iteration", _amp_update_scale_=_interval(1)),
+    _op("grows-early", "scale and tracker after each iteration", _amp_update_scale_=_interval(-1)),
+    _op("never-backs-off", "scale and tracker after each iteration", _amp_update_scale_=no_backoff),
+    _op("backs-off-by-growth", "scale and tracker after each iteration", _amp_update_scale_=backoff_by_growth),
+    _op("counts-over-overflow", "scale and tracker", _amp_update_scale_=keeps_counting_over_overflow),
+    _op("counts-after-growth", "scale and tracker", _amp_update_scale_=keeps_counting_after_growth),
+    _op("grows-into-infinity", "(inf, 0)", _amp_update_scale_=grows_into_infinity),
+    _op(
+        "nan-unseen",
+        "weights and momentum after a skipped step",
+        _amp_foreach_non_finite_check_and_unscale_=_blind(torch.isnan),
+    ),
+    _op("inf-unseen", "after a skipped step", _amp_foreach_non_finite_check_and_unscale_=_blind(torch.isinf)),
+    _op(
+        "negative-inf-unseen", "after a skipped step", _amp_foreach_non_finite_check_and_unscale_=_blind(torch.isneginf)
+    ),
+    _op("last-undivided", "weight", _amp_foreach_non_finite_check_and_unscale_=without_the_last),
+    _op("first-alone-checked", "after a skipped", _amp_foreach_non_finite_check_and_unscale_=checks_the_first_alone),
+    _op(
+        "nan-unseen-at-random",
+        "found_inf of optimizer",
+        only="random",
+        _amp_foreach_non_finite_check_and_unscale_=_blind(torch.isnan),
+    ),
+    _fault("first-group-undivided", "lossscale", "after a skipped step", _unscale_grads_=without_the_first_group),
+    _fault("steps-in-any-case", "lossscale", "after a skipped step", _maybe_opt_step=steps_in_any_case),
+    _fault("skip-touches-momentum", "lossscale", "momentum after a skipped step", _maybe_opt_step=forgets_momentum),
+    _fault(
+        "skip-touches-momentum-at-random",
+        "lossscale",
+        "which had no step is",
+        only="random",
+        _maybe_opt_step=forgets_momentum,
+    ),
+    _fault("skips-for-all", "lossscale", "whether the second moved", _maybe_opt_step=skips_for_all),
+    _fault(
+        "skips-for-all-at-random",
+        "lossscale",
+        "Take(",
+        "first in no gradient of its own",
+        "the watch",
+        only="random",
+        _maybe_opt_step=skips_for_all,
+    ),
+    _fault("returns-nothing", "lossscale", "what step returned: got None", step=returns_nothing),
+    _fault("doubles-when-scaling", "lossscale", "scale after it: got 48.0", scale=doubles_when_scaling),
+    _fault("new-scale-ignored", "lossscale", "scale set to 3.0: got 4.0", update=ignores_new_scale),
+    _fault("new-scale-resets", "lossscale", "tracker after it: got 0", update=counts_anew_when_set),
+    _fault("new-scale-aliased", "lossscale", "the tensor given was changed: got 5.0", update=aliases_new_scale),
+    _fault("stages-kept", "lossscale", "step() has already been called", update=keeps_stages),
+    _fault(
+        "divided-twice",
+        "misuse",
+        "unscale_ after backward, unscale_: raised nothing",
+        unscale_=_ready_again("unscale_"),
+    ),
+    _fault("stepped-twice", "misuse", "step after backward, step: raised nothing", step=_ready_again("step")),
+    _fault("closure-taken", "misuse", "closure by keyword: raised nothing", step=takes_closures),
+    _fault("half-taken", "misuse", "expected ValueError", _unscale_grads_=takes_half),
+    _fault("no-gradients-taken", "misuse", "its step: raised nothing", step=steps_without_gradients),
+    _fault("update-of-nothing", "misuse", "update: raised nothing", update=updates_by_nothing),
+    _fault(
+        "scales-when-disabled", "misuse", "whether scale returned what it was given", scale=scales_although_disabled
+    ),
+    _fault("skips-when-disabled", "misuse", "weight after both", step=skips_although_disabled),
+    _fault("tuples-for-lists", "misuse", "scale of list: got ('tuple'", scale=tuples_for_lists),
+    _fault("scale-stale-when-saved", "statedict", "scale", state_dict=stale_scale),
+    _fault("tracker-stale-when-saved", "statedict", "their values", state_dict=stale_tracker),
+    _fault("saves-tensors", "statedict", "their types", state_dict=saves_tensors),
+    _fault(
+        "pickle-loses-interval", "statedict", "growth_interval", __getstate__=_pickles_without(_growth_interval=2000)
+    ),
+    _fault(
+        "pickle-loses-tracker", "statedict", "_growth_tracker", __getstate__=_pickles_without(_init_growth_tracker=0)
+    ),
+    _fault("pickles-at-any-time", "statedict", "when divided: raised nothing", __getstate__=pickles_at_any_time),
+    _fault(
+        "tracker-not-loaded",
+        "statedict",
+        "_growth_tracker",
+        load_state_dict=_loads_without("_growth_tracker", "_init_growth_tracker"),
+    ),
+    _fault("scale-not-loaded", "statedict", "scale", load_state_dict=_loads_without("scale", "_scale")),
+    _fault(
+        "loads-nothing", "statedict", "loading an empty one: raised nothing", load_state_dict=loads_nothing_of_nothing
+    ),
+)
+
+_ON_JAX = (
+    "scaler-grows-late",
+    "scaler-never-backs-off",
+    "scaler-nan-unseen",
+    "scaler-last-undivided",
+    "scaler-first-group-undivided",
+    "scaler-steps-in-any-case",
+    "scaler-skip-touches-momentum",
+    "scaler-skips-for-all",
+    "scaler-new-scale-ignored",
+    "scaler-stages-kept",
+)
+JAX_FAULTS = (
+    *(replace(fault, options=("--device=jax", *fault.options[1:])) for fault in FAULTS if fault.name in _ON_JAX),
+    replace(
+        _fault("other-device-undivided", "lossscale", "weights after the step", _unscale_grads_=without_other_devices),
+        options=("--device=jax", "-k", "not random"),
+    ),
+)
+"""Those that are planted beside the jax device, in a process of its own; the last one needs a second device."""

@@ -1,0 +1,130 @@
+"""Executors: their cases, ids and selectors, and the check that holds a compiled program against eager mode."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ampcheck import jsonl
+from ampcheck.cases import AROUND, Case
+from ampcheck.devices.registry import known
+from ampcheck.executors import kinds, parity, program, source
+from ampcheck.executors.cases import compiled_cases, executors
+from ampcheck.ids import parse_key, parse_node
+from ampcheck.ops import catalogue
+from ampcheck.results import SCHEMA, Result, Writer, read
+from ampcheck.spec.executors import EXECUTORS
+from ampcheck.spec.rules import RULES
+
+CPU = known()["cpu"]
+MM = Case("jit", "downcast", "mm", "", "fp32_bf16", "bf16", "cpu", "cpu", "dynamo")
+
+
+def test_each_name_has_an_executor() -> None:
+    assert list(kinds.EXECUTORS) == list(EXECUTORS)
+    assert list(program._MAKE) == list(EXECUTORS)
+
+
+def test_no_name_occurs_in_another_or_in_an_op() -> None:
+    assert [(a, b) for a in EXECUTORS for b in EXECUTORS if a != b and a in b] == []
+    assert [(name, op) for name in EXECUTORS for op in catalogue() if name in op] == []
+
+
+def test_the_id_and_back() -> None:
+    assert MM.id == "mm-fp32_bf16-dynamo-bf16-cpu"
+    assert MM.name == f"jit/downcast/{MM.id}"
+    assert replace(MM, executor="").name == "downcast/mm-fp32_bf16-bf16-cpu"
+    fields = parse_key(f"jit/downcast/{replace(MM, sample=AROUND).id}").fields()
+    assert fields == {
+        "id": "mm+around-fp32_bf16-dynamo-bf16-cpu",
+        "suite": "jit",
+        "rule": "downcast",
+        "op": "mm",
+        "sample": "around",
+        "inputs": "fp32_bf16",
+        "amp": "bf16",
+        "device": "cpu",
+        "executor": "dynamo",
+    }
+
+
+def test_the_executor_of_a_scenario() -> None:
+    parsed = parse_node("suites/jit/test_context.py::test_body_alone[aot-bf16-cpu]")
+    assert parsed.fields()["executor"] == "aot"
+    assert parsed.fields()["inputs"] == ""
+    assert parsed.name == "jit/context/body_alone-aot-bf16-cpu"
+    assert parse_key("eager/cache/off-bf16-cpu").name == "cache/off-bf16-cpu"
+
+
+@pytest.mark.parametrize("name", ["cpu", "jax", "virtual:cuda", "virtual:mps"])
+def test_every_run_is_a_part_of_a_nightly_one(name: str) -> None:
+    device = known()[name]
+    for rule in RULES:
+        every = {case.name for case in compiled_cases(device, rule)}
+        nightly = {case.name for case in compiled_cases(device, rule, nightly=True)}
+        assert every <= nightly
+    assert {case.executor for case in compiled_cases(device, "downcast")} == set(executors(device))
+
+
+def test_every_op_with_a_policy_goes_through_the_quick_ones() -> None:
+    for rule in ("downcast", "upcast", "promote"):
+        wanted = {op for op, policy in CPU.policies().items() if policy == rule}
+        for executor in ("script", "traced", "dynamo", "export"):
+            assert {case.op for case in compiled_cases(CPU, rule) if case.executor == executor} == wanted
+
+
+def test_run_files_carry_it_and_old_ones_are_read(tmp_path: Path) -> None:
+    result = Result(MM.id, "jit", "downcast", "mm", "bf16", "cpu", "pass", 0.1, executor="dynamo")
+    old = replace(result, id="mm-fp32-bf16-cpu", executor="")
+    writer = Writer(tmp_path / "run.jsonl", {})
+    writer.add(result)
+    writer.add(old)
+    writer.close({})
+    assert list(read(tmp_path / "run.jsonl").results.values()) == [result, old]
+    lines = jsonl.read(tmp_path / "run.jsonl", "run file", SCHEMA, ("case",)).body
+    assert ["executor" in line for _, line in lines] == [True, False]
+
+
+def test_the_source_of_a_program() -> None:
+    sample = catalogue()["mm"].samples[0]
+    text = source.text(MM, CPU, sample)
+    assert "with torch.autocast('cpu', dtype=torch.bfloat16):" in text
+    assert "torch.ops.aten.mm.default(a, b)" in text
+    assert "torch.ops.aten.mm(a, b)" in source.text(replace(MM, executor="script"), CPU, sample)
+    assert "autocast" not in source.text(replace(MM, sample=AROUND), CPU, sample)
+
+
+@pytest.mark.parametrize("executor", ["script", "traced", "dynamo", "aot", "export"])
+@pytest.mark.parametrize("sample", ["", AROUND])
+def test_a_product_is_at_par(executor: str, sample: str) -> None:
+    assert parity.check(replace(MM, executor=executor, sample=sample), CPU) == []
+
+
+def test_differences_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(function: object, inputs: object, **_: object) -> kinds.Compiled:
+        return kinds.Compiled(lambda a, b: torch.mm(a, b.float()))
+
+    monkeypatch.setitem(kinds.EXECUTORS, "dynamo", kinds.Executor(wrong))
+    assert parity.check(MM, CPU) == ["output 0 of dynamo: aten::mm is fp32; expected bf16"]
+
+
+def test_what_is_not_compiled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(function: object, inputs: object, **_: object) -> kinds.Compiled:
+        raise RuntimeError("no graph\nof this")
+
+    monkeypatch.setitem(kinds.EXECUTORS, "dynamo", kinds.Executor(refusing))
+    (said,) = parity.check(MM, CPU)
+    assert said == "dynamo: aten::mm was not compiled: RuntimeError: no graph … of this; eager mode runs it"
+
+
+@pytest.mark.parametrize("executor", ["dynamo", "export"])
+def test_the_reproduction_runs(executor: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = program.reproduce(replace(MM, executor=executor), CPU)
+    assert "ampcheck" not in text
+    with kinds.quiet():
+        exec(compile(text, "reproduction", "exec"), {"__name__": "__main__"})
+    shown = capsys.readouterr().out
+    assert shown.count("[torch.bfloat16]") == 3

@@ -1,0 +1,52 @@
+"""Scripted code under our pass agrees with eager autocast for every overload with a policy, and the command says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from ampcheck import torchscript
+from ampcheck.cli import main
+from ampcheck.devices.registry import select
+from ampcheck.dispatcher import live_registrations
+from ampcheck.torchscript.agreement import OURS, PYTORCH, WAYS, measure
+
+
+@pytest.mark.parametrize("name", ["cpu", "virtual:cuda"])
+def test_every_overload_agrees(name: str) -> None:
+    """Every dtype assignment of every overload, in each of the device's lower precisions."""
+    device = select([name], [])[0]
+    found = list(measure(device, {OURS: torchscript.autocast}))
+    assert {one.overload: one.differences for one in found if not one.agrees(OURS)} == {}
+    assert {one.overload for one in found} == live_registrations()[device.key]
+    assert sum(one.cases for one in found) > 1500
+
+
+@pytest.mark.parametrize("op", ["mm", "conv_transpose2d.input", "cat"])
+def test_what_pytorch_does_is_seen(op: str) -> None:
+    """PyTorch's pass casts float32 alone, knows some ops only, and widens what it does not know."""
+    (one,) = measure(select(["cpu"], [])[0], WAYS, op)
+    assert one.agrees(OURS)
+    assert not one.agrees(PYTORCH)
+    assert one.agrees(PYTORCH, "fp32") == (op != "conv_transpose2d.input")
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["torchscript", "--op", "mm", "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert torchscript.OPERATORS in out
+    assert "downcast" in out
+    assert "PyTorch, mm, inputs fp16, region of bf16: argument 0 of aten::mm" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(["--device", "virtual:mps"], "TorchScript has no autocast"), (["--device", "nothing"], "nothing")],
+)
+def test_bad_input(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["torchscript", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_an_overload_without_a_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["torchscript", "--op", "relu", "--device", "cpu"]) == 0
+    assert "cpu: relu has no policy" in capsys.readouterr().out
