@@ -33,8 +33,8 @@ class Case:
 
     `suite`: eager, jit, autograd or scaler. `rule`: the suite's file. `op`: an overload, or the name of a scenario.
     `sample`: "" for the op's main sample. `inputs`: the dtype assignment, as `ampcheck.ids.assign` reads it. `amp`: the
-    region's dtype. `device`: the device's name on the command line, `token` its name in ids. `executor`: what runs it, a name
-    of `ampcheck.spec.executors`; "" for a suite that runs everything in one way.
+    region's dtype. `device`: the device's name on the command line, `token` its name in ids. `executor`: what runs it,
+    a name of `ampcheck.spec.executors`; "" for a suite that runs everything in one way.
     """
 
     suite: str
@@ -53,7 +53,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What deviations call it: `rule/id`; with an executor `suite/rule/id`, so that no other suite's speak of it."""
+        """What deviations call it: `rule/id`, but `suite/rule/id` where it has an executor."""
         return named(self.suite, self.rule, self.id, self.executor)
 
 

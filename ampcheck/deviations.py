@@ -10,8 +10,9 @@
     torch = ">=2.11"
     added = "2026-11-20"
 
-`cases` are globs over `rule/id`, or `jit/rule/id` for cases that an executor runs. `kind`: "deviation" (expected to fail), "unsupported" (the device lacks it) or
-"flaky". `raises` is a regular expression that the failure must match, so another failure of the same case stays red.
+`cases` are globs over `rule/id`, or `jit/rule/id` for cases that an executor runs. `kind`: "deviation" (expected to
+fail), "unsupported" (the device lacks it) or "flaky". `raises` is a regular expression that the failure must match, so
+another failure of the same case stays red.
 `link` is a URL, or "unreported" for one that `docs/findings.md` holds with its reproduction.
 """
 

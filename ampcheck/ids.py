@@ -1,7 +1,8 @@
 """Case ids: one function makes them, one takes the dtype assignment out of them again.
 
 `op-inputs-amp-device`, e.g. `atan2-fp32_bf16-bf16-cpu`. A sample other than an op's main one stands behind a plus sign:
-`mm+method-fp32-bf16-cpu`. An executor stands before the region's dtype: `mm-fp32-dynamo-bf16-cpu`. Ids are stable: a published run can be compared with one made years later.
+`mm+method-fp32-bf16-cpu`. An executor stands before the region's dtype:
+`mm-fp32-dynamo-bf16-cpu`. Ids are stable: a published run can be compared with one made years later.
 """
 
 from __future__ import annotations

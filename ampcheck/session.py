@@ -174,6 +174,8 @@ class Session:
         while self._unmade:  # autograd knows the devices there are at its first backward pass, and none made later
             with self._unmade.pop().running():
                 pass
+        if (reason := self._device[case.device].without_autograd) and RULES[case.rule].autograd:
+            raise Unsupported(reason)
         reset(self._defaults)
         try:
             with ExitStack() as stack:

@@ -18,7 +18,7 @@ from ampcheck.executors.kinds import EXECUTORS, Everything, Executor, quiet
 from ampcheck.inputs import build
 from ampcheck.isolation import depth
 from ampcheck.observe import Observation, exists, tensors
-from ampcheck.torch_dtypes import name_of
+from ampcheck.torch_dtypes import DTYPES, name_of
 from ampcheck.verdict import Plan, plan
 
 State = tuple[bool, torch.dtype, bool, int]
@@ -125,6 +125,8 @@ class _Parity:
             return [f"{self.name} ran; eager mode raises {checks.one_line(want.error)}"]
         out = [] if got.state == want.state else [f"{self.name} left the state {got.state}; eager mode {want.state}"]
         out += checks.output_dtypes(got.outputs, [name_of(x.dtype) for x in want.outputs], self.name)
+        if len(got.grads) != len(want.grads):
+            out.append(f"{self.name} gave {len(got.grads)} gradients; eager mode {len(want.grads)}")
         for place, (a, b) in enumerate(zip(got.grads, want.grads, strict=False)):
             if (a is None) != (b is None) or (a is not None and b is not None and a.dtype != b.dtype):
                 out.append(f"gradient {place} of {self.name} is {_dtype(a)}; eager mode gives {_dtype(b)}")
@@ -159,8 +161,6 @@ class _Parity:
         return self.executor.rounds * max(torch.finfo(x).eps for x in low) * scale
 
     def lowest(self) -> list[torch.Tensor]:
-        from ampcheck.torch_dtypes import DTYPES
-
         return [torch.empty(0, dtype=DTYPES[leaf]) for leaf in self.todo.expected.leaves if leaf in DTYPES]
 
     def kernels(self, seen: Observation) -> list[str]:

@@ -183,6 +183,8 @@ def build(op: Functional, call: Call) -> tuple[Callable[..., Any], Any]:
             if isinstance(out, (jax.Array, torch.Tensor)) or not isinstance(out, (list, tuple))
             else flattened(out)
         )
+        if results == []:  # the op only checks its arguments
+            flat = []
         lengths[:] = [
             len(o) if isinstance(o, (list, tuple)) else 1 for o in (out if isinstance(out, (list, tuple)) else ())
         ]
@@ -198,6 +200,8 @@ def build(op: Functional, call: Call) -> tuple[Callable[..., Any], Any]:
 
     def program(*inputs: Any) -> Any:
         out = run(*inputs)
+        if results == []:
+            return None
         wanted = results or [None] * len(out)
         return shapes([None if a is None else made(a, r) for a, r in zip(out, wanted, strict=True)])
 

@@ -103,16 +103,9 @@ def _road_of(compiled: Any) -> str:
     if isinstance(compiled, torch.fx.GraphModule):
         return "export" if any("val" in node.meta for node in compiled.graph.nodes) else "fx"
     if isinstance(compiled, (torch.jit.ScriptFunction, torch.jit.ScriptModule)):
-        traced = isinstance(compiled, torch.jit._trace.TracedModule) or "): " in repr(_first_range(compiled))
-        return "trace" if traced else "script"
+        stands = [stand for found in places(compiled).values() for stand in found]
+        return "trace" if any(stand.traced for stand in stands) else "script"
     raise UsageError(f"a {type(compiled).__name__} is no program that was scripted, traced or exported")
-
-
-def _first_range(compiled: Any) -> str:
-    """Where the first op of a graph stands; tracing and scripting write it in different forms."""
-    graph = getattr(compiled, "inlined_graph", None)
-    ranges = (node.sourceRange() for node in graph.nodes() if node.kind().startswith("aten::")) if graph else ()
-    return next((text for text in ranges if "<HERE" in text.replace(" ", "") or "): " in text), "")
 
 
 def _by_road(eager: Callable[..., Any], road: str, inputs: Sequence[Any], device: str) -> Iterator[Diagnostic]:
@@ -245,7 +238,9 @@ def _said(error: BaseException | None) -> str:
     if error is None:
         return "runs"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    wanted = next((line for line in lines if "autocast" in line.lower()), lines[-1] if lines else "")
+    # Where the last line marks a place in the source, the message stands before the source.
+    last = lines[:1] if "<--- HERE" in "".join(lines[-1:]) else lines[-1:]
+    wanted = next((line for line in lines if "autocast" in line.lower()), "".join(last))
     return f"raises {type(error).__name__}: {wanted}"
 
 

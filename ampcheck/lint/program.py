@@ -148,6 +148,8 @@ class Program:
             if method:
                 return method
         value = self.value(expression)
+        if isinstance(value, ast.arg):
+            return self.entries(self.instance(expression), road)
         if value is not expression:
             return [] if isinstance(value, ast.ClassDef) else self.functions(value, road, depth + 1)
         if isinstance(expression, ast.Call):
@@ -194,7 +196,7 @@ class Program:
             return self.instance(value.func.value, depth + 1)
         return None
 
-    def entries(self, node: ast.AST, road: str) -> list[Function]:
+    def entries(self, node: ast.AST | None, road: str) -> list[Function]:
         """Where a road enters a function, or an instance of a class."""
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return [node]

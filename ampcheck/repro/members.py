@@ -143,8 +143,10 @@ def compiled(executor, function, *inputs, **options):
         return torch.compile(function, backend=backends[executor], **{{"fullgraph": True, **options}})
     if executor == "jaxjit":
         return ampcheck.jax_device.jit(function)
-    if executor in ("script", "traced"):
-        return torch.jit.script(function) if executor == "script" else torch.jit.trace(function, inputs, check_trace=False)
+    if executor == "script":
+        return torch.jit.script(function)
+    if executor == "traced":
+        return torch.jit.trace(function, inputs, check_trace=False)
     program = torch.export.export(Module(), inputs, strict=executor == "strict")
     return (program.run_decompositions() if executor == "decomposed" else program).module()"""
     ),

@@ -22,6 +22,7 @@ class Rule:
     """One promise.
 
     `sentence`: the promise, in the present tense. `source`: where PyTorch makes it. `since`, `until`: torch versions.
+    `autograd`: whether it is about PyTorch's gradients, so that a device with another autograd has no part in it.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Rule:
     source: str
     since: str = "1.10"
     until: str | None = None
+    autograd: bool = False
 
 
 _ALL = (
@@ -93,12 +95,14 @@ _ALL = (
         "backward runs in the dtypes of the forward pass wherever it is called, and each leaf gets the gradient, in its "
         "own dtype, that casts by hand give",
         _REGION,
+        autograd=True,
     ),
     Rule(
         "customfn",
         "a function of one's own, and an op of one's own, that asks for it runs in the dtype and the autocast state it "
         "asks for, forward and backward",
         _AMP + "#torch.amp.custom_fwd",
+        autograd=True,
     ),
     Rule(
         "j2t",
@@ -111,54 +115,68 @@ _ALL = (
         "a checkpointed function is computed again in the autocast state it was computed in, with the same dtypes, bits "
         "and gradients, and the state around the backward pass is left alone",
         "torch/utils/checkpoint.py",
+        autograd=True,
     ),
     Rule(
         "functorch",
         "a transformed function sees the region it is called in, and its derivatives have the dtype of what they are "
         "taken with respect to",
         "https://docs.pytorch.org/docs/2.13/func.api.html",
+        autograd=True,
     ),
     Rule(
         "dataparallel",
         "a replica runs its forward in the region its caller is in, and gradients are reduced in the dtype of their "
         "parameters unless a hook or a policy says otherwise",
         _EXAMPLES + "#dataparallel-in-a-single-process",
+        autograd=True,
     ),
     Rule(
         "unscale",
         "gradients are multiplied by the inverse of the scale, each once and in its own dtype, and any that is not "
         "finite is found",
         _AMP + "#torch.amp.GradScaler.unscale_",
+        autograd=True,
     ),
     Rule(
         "rescale",
         "the scale backs off after an overflow, grows after growth_interval steps without one where float32 holds it, "
         "and is kept otherwise",
         _AMP + "#torch.amp.GradScaler.update",
+        autograd=True,
     ),
     Rule(
         "optimizers",
         "an optimizer stepped by a scaler does what it does with gradients that were never scaled, and a skipped step "
         "changes nothing",
         _AMP + "#torch.amp.GradScaler.step",
+        autograd=True,
     ),
     Rule(
         "loops",
         "a training loop with a scaler, written as the documentation writes it, trains as one in float32 does",
         _EXAMPLES,
+        autograd=True,
     ),
     Rule(
         "lossscale",
         "a GradScaler scales outputs, unscales gradients once, skips the step of an optimizer that has a gradient that is "
         "not finite, backs the scale off then and grows it after growth_interval iterations without one",
         _SCALER,
+        autograd=True,
     ),
     Rule(
-        "statedict",
+        "persistence",
         "a GradScaler that is saved and loaded, pickled or copied goes on as the one it was made of",
         _SCALER + ".state_dict",
+        autograd=True,
     ),
-    Rule("misuse", "a call that GradScaler does not support is refused in words that name it, or does nothing", _SCALER),
+    Rule(
+        "misuse",
+        "a call that GradScaler does not support is refused in words that name it, or does nothing",
+        _SCALER,
+        autograd=True,
+    ),
     Rule(
         "reports",
         "what users reported as wrong, and PyTorch has neither promised nor mended, is as they ask",

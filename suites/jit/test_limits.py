@@ -68,6 +68,7 @@ def _of(name: str) -> Limit:
 
 LIMITS = {
     **{name: _of(name) for name in _BODY},
+    "no_region": Limit("script", "def program(a, b):\n    return torch.mm(a, b)\n", dynamic=True),
     "annotated_function": Limit(
         "script",
         """

@@ -135,7 +135,7 @@ def test_dtype_of_its_own_called_in_a_region(amp: Amp, executor: str) -> None:
 @scenario(types=("cuda", "xpu", "mps", "mtia", "jax"))
 @pytest.mark.parametrize("executor", ["dynamo", "aot", "export", "strict", "jaxcompile"])
 def test_two_device_types(amp: Amp, executor: str) -> None:
-    """Regions of two device types in one compiled function each cast their own tensors (upstream test_autocast_sdpa)."""
+    """Regions of two device types in a compiled function each cast their own tensors (upstream test_autocast_sdpa)."""
     kind, low = amp.type, amp.dtype
 
     def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -65,7 +65,7 @@ def test_dtype_asked_inside(amp: Amp, executor: str) -> None:
 
 @scenario()
 @pytest.mark.parametrize("executor", ["dynamo", "aot", "jaxcompile", "jaxjit"])
-def test_cache_asked_inside(amp: Amp, executor: str) -> None:
+def test_reuse_asked_inside(amp: Amp, executor: str) -> None:
     """`is_autocast_cache_enabled` inside a compiled function tells the cache of the region it stands in."""
     kind, low = amp.type, amp.dtype
 

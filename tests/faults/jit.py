@@ -48,7 +48,7 @@ def handed_out(change: Change, compiler: str = "compile") -> AbstractContextMana
 def entering(enter: Function) -> AbstractContextManager[object]:
     """How a captured program enters and leaves its regions: `enter` gives what is entered, or None."""
 
-    def leave(mode: Any) -> None:
+    def leave(mode: Any = None) -> None:
         if mode is not None:
             _EXIT(mode)
 
@@ -316,7 +316,7 @@ FAULTS = (
         _out(results(detached), "export"),
         "--op=mm",
         "--executor=export",
-        says=("gradient",),
+        says=("gave 0 gradients",),
     ),
     _fault("state-left-on", "downcast", _out(leaking), *_MM, says=("left the state (True",)),
     _fault(
@@ -367,7 +367,9 @@ FAULTS = (
         *_DYNAMO,
         says=("state after it: got (True",),
     ),
-    _fault("exception-in-other-words", "exceptions", _out(other_words), *_DYNAMO, says=("raised in the body",)),
+    _fault(
+        "exception-in-other-words", "exceptions", _out(other_words), *_DYNAMO, says=("a graph could not be compiled",)
+    ),
     _fault("state-frozen", "state", _out(frozen), *_DYNAMO, says=("dtype after setting",)),
     _fault("threads-share-state", "threads", _out(eager_in_threads), *_DYNAMO, says=("dtype in a thread",)),
     _fault("result-kept", "cache", _out(frozen_result), *_DYNAMO, says=("the product doubled",)),

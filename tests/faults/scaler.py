@@ -332,25 +332,25 @@ FAULTS = (
     ),
     _fault("skips-when-disabled", "misuse", "weight after both", step=skips_although_disabled),
     _fault("tuples-for-lists", "misuse", "scale of list: got ('tuple'", scale=tuples_for_lists),
-    _fault("scale-stale-when-saved", "statedict", "scale", state_dict=stale_scale),
-    _fault("tracker-stale-when-saved", "statedict", "their values", state_dict=stale_tracker),
-    _fault("saves-tensors", "statedict", "their types", state_dict=saves_tensors),
+    _fault("scale-stale-when-saved", "persistence", "scale", state_dict=stale_scale),
+    _fault("tracker-stale-when-saved", "persistence", "their values", state_dict=stale_tracker),
+    _fault("saves-tensors", "persistence", "their types", state_dict=saves_tensors),
     _fault(
-        "pickle-loses-interval", "statedict", "growth_interval", __getstate__=_pickles_without(_growth_interval=2000)
+        "pickle-loses-interval", "persistence", "growth_interval", __getstate__=_pickles_without(_growth_interval=2000)
     ),
     _fault(
-        "pickle-loses-tracker", "statedict", "_growth_tracker", __getstate__=_pickles_without(_init_growth_tracker=0)
+        "pickle-loses-tracker", "persistence", "_growth_tracker", __getstate__=_pickles_without(_init_growth_tracker=0)
     ),
-    _fault("pickles-at-any-time", "statedict", "when divided: raised nothing", __getstate__=pickles_at_any_time),
+    _fault("pickles-at-any-time", "persistence", "when divided: raised nothing", __getstate__=pickles_at_any_time),
     _fault(
         "tracker-not-loaded",
-        "statedict",
+        "persistence",
         "_growth_tracker",
         load_state_dict=_loads_without("_growth_tracker", "_init_growth_tracker"),
     ),
-    _fault("scale-not-loaded", "statedict", "scale", load_state_dict=_loads_without("scale", "_scale")),
+    _fault("scale-not-loaded", "persistence", "scale", load_state_dict=_loads_without("scale", "_scale")),
     _fault(
-        "loads-nothing", "statedict", "loading an empty one: raised nothing", load_state_dict=loads_nothing_of_nothing
+        "loads-nothing", "persistence", "loading an empty one: raised nothing", load_state_dict=loads_nothing_of_nothing
     ),
 )
 

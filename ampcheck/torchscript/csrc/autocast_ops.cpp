@@ -108,7 +108,8 @@ void autocast_promote(Stack& stack, size_t count) {
       visit(*value, [&](const Tensor& tensor) {
         if (eligible(tensor, type)) {
           // Of two different ones neither holds the other's values, unless one of them is float32.
-          widest = widest.value_or(tensor.scalar_type()) == tensor.scalar_type() ? tensor.scalar_type() : ScalarType::Float;
+          const ScalarType own = tensor.scalar_type();
+          widest = widest.value_or(own) == own ? own : ScalarType::Float;
         }
       });
     }
@@ -226,7 +227,8 @@ void add_family(
     for (size_t count = 0; count <= FIXED_FORMS; ++count) {
       std::string values, results;
       for (size_t place = 0; place < count + optional; ++place) {
-        const std::string alias = kind == conservative ? "" : "(" + std::string(1, static_cast<char>('a' + place)) + ")";
+        const std::string letter(1, static_cast<char>('a' + place));
+        const std::string alias = kind == conservative ? "" : "(" + letter + ")";
         const std::string type = "Tensor" + alias + (place == count ? "?" : "");
         values += ", " + type + " x" + std::to_string(place);
         results += (place ? ", " : "") + type;
@@ -253,14 +255,16 @@ std::vector<std::optional<Operator>> operators() {
   const auto add = [&](const std::string& schema, void (*body)(Stack&), c10::AliasAnalysisKind kind) {
     made.emplace_back(std::in_place, schema, body, kind);
   };
-  add("amp::autocast_opt_dtype(" + state + ", Tensor first, ScalarType? dtype) -> ScalarType?", autocast_opt_dtype, from_schema);
+  add("amp::autocast_opt_dtype(" + state + ", Tensor first, ScalarType? dtype) -> ScalarType?", autocast_opt_dtype,
+      from_schema);
   add("amp::autocast_append_dtype(str device_type, Tensor first) -> ScalarType", autocast_append_dtype, from_schema);
   add("amp::autocast_reached(" + state + ", Tensor?[] values) -> bool", autocast_reached, conservative);
   add("amp::autocast_banned(" + state + ", Tensor?[] values, str message) -> ()", autocast_banned, conservative);
   add("amp::autocast_done() -> ()", autocast_done, conservative);
   add("amp::autocast_opaque(Scalar value) -> Scalar", autocast_opaque, conservative);
   add("amp::autocast_ambient(str device_type) -> (bool enabled, ScalarType dtype)", autocast_ambient, conservative);
-  add("amp::autocast_dtype(str[] device_types, int[] dtypes, str device) -> int", autocast_dtype, from_schema);
+  add("amp::autocast_dtype(str[] device_types, int[] dtypes, str device) -> int", autocast_dtype,
+      from_schema);
   add("amp::autocast_region(str[] device_types, str device_type, str device, bool enabled, ScalarType dtype, "
       "bool outer_enabled, ScalarType outer_dtype) -> (bool enabled, ScalarType dtype)",
       autocast_region, conservative);

@@ -1,4 +1,4 @@
-"""Rule statedict: `ampcheck.spec.rules` says what it promises. Sources: PyTorch 2.13's `torch/amp/grad_scaler.py`."""
+"""Rule persistence: `ampcheck.spec.rules` says what it promises. Sources: PyTorch 2.13's `torch/amp/grad_scaler.py`."""
 
 import copy
 import pickle
