@@ -23,13 +23,13 @@ check: $(TEST)/ready
 	$(TEST)/bin/mypy
 
 # torch comes first: the TorchScript operators are compiled against it while the package is built.
-$(RUN)/ready: pyproject.toml setup.py
+$(RUN)/ready: pyproject.toml setup.py $(wildcard ampcheck/torchscript/csrc/*)
 	$(PYTHON) -m venv $(RUN)
 	$(RUN)/bin/pip install --quiet --disable-pip-version-check 'torch>=2.11,<2.14'
 	$(RUN)/bin/pip install --quiet --disable-pip-version-check --editable '.[jax]'
 	touch $@
 
-$(TEST)/ready: pyproject.toml setup.py
+$(TEST)/ready: pyproject.toml setup.py $(wildcard ampcheck/torchscript/csrc/*)
 	$(PYTHON) -m venv $(TEST)
 	$(TEST)/bin/pip install --quiet --disable-pip-version-check 'torch>=2.11,<2.14'
 	$(TEST)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev,jax]'

@@ -1,4 +1,4 @@
-"""The executors by name, with what each is. Importing this imports no compiler: ids and reports need the names alone."""
+"""The executors by name, with what each is. No compiler is imported: ids and reports need the names alone."""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ _ALL = (
     Rule("modules", "a module in a region does what the functions it calls do there", _EXAMPLES),
     Rule(
         "autodiff",
-        "backward runs in the dtypes of the forward pass wherever it is called, and each leaf gets the gradient, in its "
-        "own dtype, that casts by hand give",
+        "backward runs in the dtypes of the forward pass wherever it is called, and each leaf gets the gradient, in "
+        "its own dtype, that casts by hand give",
         _REGION,
         autograd=True,
     ),
@@ -112,8 +112,8 @@ _ALL = (
     ),
     Rule(
         "checkpoint",
-        "a checkpointed function is computed again in the autocast state it was computed in, with the same dtypes, bits "
-        "and gradients, and the state around the backward pass is left alone",
+        "a checkpointed function is computed again in the autocast state it was computed in, with the same dtypes, "
+        "bits and gradients, and the state around the backward pass is left alone",
         "torch/utils/checkpoint.py",
         autograd=True,
     ),
@@ -160,8 +160,8 @@ _ALL = (
     ),
     Rule(
         "lossscale",
-        "a GradScaler scales outputs, unscales gradients once, skips the step of an optimizer that has a gradient that is "
-        "not finite, backs the scale off then and grows it after growth_interval iterations without one",
+        "a GradScaler scales outputs, unscales gradients once, skips the step of an optimizer that has a gradient that "
+        "is not finite, backs the scale off then and grows it after growth_interval iterations without one",
         _SCALER,
         autograd=True,
     ),
