@@ -36,8 +36,8 @@ from ampcheck.torch_dtypes import DTYPES
 
 _CASE = pytest.StashKey[Case]()
 _PACKAGE = str(Path(__file__).parent)
-# A backend that lies in the package and is under test, and the calls of the compilers that are.
-_TESTED = tuple(str(Path(__file__).parent / part) for part in ("jax_device", "executors"))
+# What lies in the package and is under test: a backend, its autocast kernels, and the calls of compilers.
+_TESTED = tuple(str(Path(__file__).parent / part) for part in ("jax_device", "register", "executors"))
 
 
 class Session:

@@ -1,4 +1,4 @@
-"""Random programs with regions, as text, for each road; what compilers are known to do otherwise is kept out of them."""
+"""Random programs with regions, as text, for each road. What compilers are known to do otherwise is kept out."""
 
 from __future__ import annotations
 

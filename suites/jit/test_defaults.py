@@ -65,7 +65,7 @@ def test_arguments_by_place_and_name(amp: Amp, executor: str) -> None:
 
 @scenario(dtypes="default")
 @pytest.mark.parametrize("executor", ["dynamo", "aot", "export", "jaxcompile"])
-def test_deprecated_spelling(amp: Amp, executor: str) -> None:
+def test_amp_spelling(amp: Amp, executor: str) -> None:
     """torch.amp.autocast is torch.autocast inside a compiled function, too (pytorch#140279)."""
     kind, other = amp.type, amp.other
 
