@@ -7,7 +7,19 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ampcheck.commands import bench, compare, devices, entered, explain, lint, manifest, report, run, torchscript, waivers
+from ampcheck.commands import (
+    bench,
+    compare,
+    devices,
+    entered,
+    explain,
+    lint,
+    manifest,
+    report,
+    run,
+    torchscript,
+    waivers,
+)
 from ampcheck.errors import UsageError
 
 _COMMANDS = (devices, explain, run, manifest, report, compare, waivers, entered, lint, torchscript, bench)

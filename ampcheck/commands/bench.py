@@ -31,7 +31,9 @@ def add(commands: Subparsers) -> None:
     option = parser.add_argument
     option("--quick", action="store_true", help="one process and five rounds of a few workloads")
     option("--filter", action="append", default=[], metavar="PATTERN", help="workloads of these names; again for more")
-    option("--executor", action="append", default=[], metavar="NAME", help="eager, graph, compile or jit; again for more")
+    option(
+        "--executor", action="append", default=[], metavar="NAME", help="eager, graph, compile or jit; again for more"
+    )
     option("--threads", type=int, default=1, metavar="N", help="threads of each library; default: 1")
     option("--reports", type=Path, default=Path("reports"), metavar="FOLDER", help="where files go; default: reports")
     option("--run-file", type=Path, metavar="FILE", help="the file; by default REPORTS/bench/TIME.jsonl")

@@ -152,7 +152,9 @@ def script(name: str, value: Mapping[str, Any]) -> str:
 
 def _composed(result: Result, token: str) -> str:
     """The id as `app.js` puts it together; the rare other ones are written out."""
-    return "-".join(part for part in (op_token(result.op, result.sample), result.inputs, result.executor, result.amp, token) if part)
+    return "-".join(
+        part for part in (op_token(result.op, result.sample), result.inputs, result.executor, result.amp, token) if part
+    )
 
 
 def _packed(column: Sequence[int]) -> list[Any]:
