@@ -11,13 +11,13 @@ from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 from typing import Any
 
-import hypothesis
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import assume
 
 from ampcheck import seeds
 from ampcheck.checks import CheckFailure, identical, one_line
 from ampcheck.devices.base import Device
+from ampcheck.drawing import search
 from ampcheck.executors.kinds import EXECUTORS, quiet
 from ampcheck.isolation import reset
 from ampcheck.lint import defined
@@ -54,7 +54,7 @@ class Fuzzer:
 
     def _difference(self, program: Program) -> str | None:
         want = self._run(_defined(program.text), program)
-        hypothesis.assume(not isinstance(want, Exception))  # matrices of two dtypes, and singular ones
+        assume(not isinstance(want, Exception))  # matrices of two dtypes, and singular ones
         assert isinstance(want, tuple)
         try:
             with self._ambient(program):
@@ -113,17 +113,9 @@ class Fuzzer:
                 found[program] = found.pop(program)  # the last one is the smallest at the end
                 raise CheckFailure([found[program]])
 
-        options = settings(
-            max_examples=NIGHTLY if self.nightly else self.road.examples,
-            database=None,
-            deadline=None,
-            phases=(Phase.generate, Phase.shrink),
-            report_multiple_bugs=False,
-            print_blob=False,
-            suppress_health_check=list(HealthCheck),
-        )
+        examples = NIGHTLY if self.nightly else self.road.examples
         try:
-            options(hypothesis.seed(self.seed)(given(programs(self.road, self.device))(attempt)))()
+            search(attempt, programs(self.road, self.device), self.seed, examples)
         except CheckFailure:
             program, sentence = list(found.items())[-1]
             return (f"{sentence} (found with --hypothesis-seed={self.seed})" if self.nightly else sentence), program

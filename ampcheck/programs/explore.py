@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import monotonic
 
-import hypothesis
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import assume
 from hypothesis.strategies import SearchStrategy
 
 from ampcheck import seeds
@@ -14,6 +13,7 @@ from ampcheck.checks import CheckFailure, one_line
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.virtual import DEVICES
+from ampcheck.drawing import search
 from ampcheck.programs.execute import facts, run
 from ampcheck.programs.model import compare, model, open_to
 from ampcheck.programs.render import render
@@ -73,7 +73,7 @@ class Explorer:
             nonlocal first
             # Out of time for a smaller one: only what was found stays a finding.
             if not found or monotonic() - first < SHRINKING:
-                hypothesis.assume(not open_to(program, self.facts))
+                assume(not open_to(program, self.facts))
                 if difference := self.difference(program):
                     first = first or monotonic()
                     found[program] = difference
@@ -82,21 +82,10 @@ class Explorer:
                 found[program] = found.pop(program)
                 raise CheckFailure([found[program]])
 
+        examples = NIGHTLY if self.nightly else EXAMPLES
         try:
-            self._search(attempt, strategy([device.type for device in self.devices]))
+            search(attempt, strategy([device.type for device in self.devices]), self.seed, examples)
         except CheckFailure:
             program, sentence = list(found.items())[-1]
             return f"{sentence} (found with --hypothesis-seed={self.seed})" if self.nightly else sentence, program
         return None
-
-    def _search(self, attempt: Callable[[Program], None], strategy: SearchStrategy[Program]) -> None:
-        options = settings(
-            max_examples=NIGHTLY if self.nightly else EXAMPLES,
-            database=None,
-            deadline=None,
-            phases=(Phase.generate, Phase.shrink),
-            report_multiple_bugs=False,
-            print_blob=False,
-            suppress_health_check=list(HealthCheck),
-        )
-        options(hypothesis.seed(self.seed)(given(strategy)(attempt)))()

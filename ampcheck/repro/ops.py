@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
 from ampcheck.cases import Case
 from ampcheck.devices.base import Device
 from ampcheck.executors import function
+from ampcheck.executors.source import written
 from ampcheck.inputs import build
 from ampcheck.observe import is_composite
 from ampcheck.ops.describe import TensorArg, leaves
@@ -110,8 +109,8 @@ def _names(todo: Plan) -> Iterator[str]:
 def _call(todo: Plan, case: Case, names: Sequence[str], *, dtype: bool = False) -> str:
     """The call as people write it; with `dtype`, of the overload that takes the one autocast fills in."""
     remaining = iter(names)
-    args = [_shown(value, remaining) for value in todo.sample.args]
-    kwargs = [f"{name}={_shown(value, remaining)}" for name, value in todo.sample.kwargs.items()]
+    args = [written(value, remaining) for value in todo.sample.args]
+    kwargs = [f"{name}={written(value, remaining)}" for name, value in todo.sample.kwargs.items()]
     path = todo.sample.call
     own = bool(args) and isinstance(todo.sample.args[0], TensorArg)
     if path == "aten":
@@ -123,17 +122,6 @@ def _call(todo: Plan, case: Case, names: Sequence[str], *, dtype: bool = False) 
     elif path.startswith("torch.Tensor.") and own:
         path = f"{args.pop(0)}.{path.removeprefix('torch.Tensor.')}"
     return f"{path}({', '.join([*args, *kwargs])})"
-
-
-def _shown(value: Any, names: Iterator[str]) -> str:
-    if isinstance(value, TensorArg):
-        return next(names)
-    if isinstance(value, (tuple, list)):
-        inner = ", ".join(_shown(item, names) for item in value)
-        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
-    if isinstance(value, float) and not math.isfinite(value):
-        return f'float("{value}")'
-    return repr(value)
 
 
 def dtypes_list(names: Sequence[str]) -> str:

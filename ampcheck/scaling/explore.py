@@ -6,12 +6,10 @@ from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
 
-import hypothesis
-from hypothesis import HealthCheck, Phase, given, settings
-
 from ampcheck import seeds
 from ampcheck.checks import CheckFailure, one_line
 from ampcheck.devices.base import Device
+from ampcheck.drawing import search
 from ampcheck.scaling.render import render
 from ampcheck.scaling.run import Run
 from ampcheck.scaling.steps import Program
@@ -65,17 +63,9 @@ class Explorer:
                 found[:] = [(difference, program)]
                 raise CheckFailure([difference])
 
-        options = settings(
-            max_examples=NIGHTLY if self.nightly else EXAMPLES if self.device.database else COMPILED,
-            database=None,
-            deadline=None,
-            phases=(Phase.generate,),
-            report_multiple_bugs=False,
-            print_blob=False,
-            suppress_health_check=list(HealthCheck),
-        )
+        examples = NIGHTLY if self.nightly else EXAMPLES if self.device.database else COMPILED
         with suppress(CheckFailure):
-            options(hypothesis.seed(self.seed)(given(programs(fused, sparse, orderly))(attempt)))()
+            search(attempt, programs(fused, sparse, orderly), self.seed, examples, shrink=False)
         if not found:
             return None
         sentence, program = self._smaller(*found[0])

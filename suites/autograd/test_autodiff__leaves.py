@@ -248,3 +248,33 @@ def test_frozen_and_thawed(amp: Amp) -> None:
     amp.expect("does a result require grad, thawed", out.requires_grad, True)
     out.sum().backward()
     amp.expect("dtype of the gradient", getattr(w.grad, "dtype", None), torch.float32)
+
+
+CONSTRUCTED: dict[str, Callable[..., torch.Tensor]] = {
+    "ones": lambda **options: torch.ones(3, 3, **options),
+    "zeros": lambda **options: torch.zeros(3, 3, **options),
+    "full": lambda **options: torch.full((3, 3), 0.3, **options),
+    "eye": lambda **options: torch.eye(3, **options),
+    "tensor": lambda **options: torch.tensor([[0.1, 0.2, 0.3]] * 3, **options),
+    "rand": lambda **options: torch.rand(3, 3, **options),
+    "randn": lambda **options: torch.randn(3, 3, **options),
+    "empty": lambda **options: torch.empty(3, 3, **options),
+}
+
+
+@pytest.mark.parametrize("kind", list(CONSTRUCTED))
+@scenario(values=True)
+def test_constructed_in_a_region(amp: Amp, kind: str) -> None:
+    """A leaf that a region makes with requires_grad=True is float32 and gets a float32 gradient (pytorch/xla#8983)."""
+    x = amp.rand(3, 3)
+    by_hand = torch.ones(3, 3, dtype=amp.dtype, requires_grad=True)
+    with amp.region():
+        w = CONSTRUCTED[kind](device=amp.type, requires_grad=True)
+        out = torch.mm(x, w)
+    amp.expect("dtype of the leaf and of the product", (w.dtype, out.dtype), (torch.float32, amp.dtype))
+    amp.expect("whether it requires grad and is a leaf", (w.requires_grad, w.is_leaf), (True, True))
+    torch.mm(amp.device.host(x).to(amp.dtype), by_hand).float().sum().backward()
+    out.float().sum().backward()
+    if by_hand.grad is not None and w.grad is not None:
+        amp.close("gradient", w.grad, by_hand.grad.float(), torch.finfo(amp.dtype).eps)
+    amp.expect("whether there is a gradient", w.grad is not None, True)

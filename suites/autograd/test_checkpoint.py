@@ -270,3 +270,23 @@ def test_without_gradients(amp: Amp, reentrant: bool) -> None:
         out = checkpoint(_watched(amp, weight, seen), x, use_reentrant=reentrant)
     amp.expect("what ran", seen, [((True, amp.dtype, True), amp.dtype)])
     amp.expect("dtype, and whether it requires grad", (out.dtype, out.requires_grad), (amp.dtype, False))
+
+
+@both
+@scenario(types=("cuda", "xpu", "mps", "mtia", "jax"), values=True)
+def test_tensors_of_the_host(amp: Amp, reentrant: bool) -> None:
+    """A function of CPU tensors is computed again in the CPU's region, where a device is in use too (pytorch#99626)."""
+    seen: list[tuple[object, ...]] = []
+    x, weight = torch.rand(3, 3, requires_grad=True), torch.rand(3, 3, requires_grad=True)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        out = torch.mm(x, weight)
+        seen.append((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), out.dtype))
+        return torch.sin(out)
+
+    amp.rand(2)
+    with torch.autocast("cpu", dtype=amp.dtype):
+        out = checkpoint(function, x, use_reentrant=reentrant)
+    out.float().sum().backward()
+    amp.expect("state and dtype in both passes", seen, [(True, amp.dtype, amp.dtype)] * 2)
+    amp.expect("dtypes of gradients", [getattr(t.grad, "dtype", None) for t in (x, weight)], [torch.float32] * 2)

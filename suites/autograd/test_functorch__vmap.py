@@ -247,3 +247,34 @@ def test_weight_mapped_over(amp: Amp, first: str) -> None:
     (mapped.float().sum() + again.float().sum()).backward()
     for name, leaf in (("the weights mapped over", weights), ("the one closed over", single)):
         amp.expect(f"dtype of the gradient of {name}", getattr(leaf.grad, "dtype", None), torch.float32)
+
+
+@scenario(values=True)
+def test_attention_of_two_dtypes(amp: Amp) -> None:
+    """vmap of grad sees the casts of an attention whose values are low already, as a loop does (pytorch#187265)."""
+    scale, query, key = amp.rand(1), amp.rand(2, 1, 4, 8), amp.rand(2, 1, 4, 8)
+    value = amp.rand(2, 1, 4, 8, dtype=amp.dtype)
+
+    def loss(scale: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(query * scale, key, value).float().sum()
+
+    with amp.region():
+        mapped = vmap(grad(loss), in_dims=(None, 0, 0, 0))(scale, query, key, value)
+        looped = [grad(loss)(scale, *sample) for sample in zip(query, key, value, strict=True)]
+    amp.expect("dtype", mapped.dtype, torch.float32)
+    amp.close("gradients", mapped, _host(amp, looped), 8 * torch.finfo(amp.dtype).eps)
+
+
+@pytest.mark.parametrize("around", ["on", "off"])
+@scenario(values=True)
+def test_model_mapped_over_samples(amp: Amp, around: str) -> None:
+    """A model mapped over samples gives what it gives the batch, in a region or low all along (pytorch#105442)."""
+    net, xs = _net(amp, 0), amp.rand(5, 3)
+    if around == "off":
+        net, xs = net.to(amp.dtype), xs.to(amp.dtype)
+    parameters = {name: parameter.detach() for name, parameter in net.named_parameters()}
+    with amp.region(enabled=around == "on"), torch.no_grad():
+        mapped = vmap(lambda x: functional_call(net, parameters, (x,)))(xs)
+        batched = net(xs)
+    amp.expect("dtypes", (mapped.dtype, batched.dtype), (amp.dtype, amp.dtype))
+    amp.close("results", mapped, amp.device.host(batched), 4 * torch.finfo(amp.dtype).eps)
