@@ -1,6 +1,6 @@
 """Runs the planted faults of the jax device in a process of its own, which makes the device.
 
-A module of tests/faults holds them as `JAX`, not among its `FAULTS`: PrivateUse1 gets its name once in a process.
+A module of tests/faults has them in its `JAX`: PrivateUse1 gets its name once in a process.
 """
 
 from __future__ import annotations

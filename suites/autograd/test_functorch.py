@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from ampcheck.suite import Amp, scenario
@@ -259,3 +260,22 @@ def test_what_it_raises(amp: Amp, derivative: str) -> None:
         amp.raises("a function that fails", KeyError, "on purpose", lambda: DERIVATIVES[derivative](fails, x, v))
         amp.expect("state and depth afterwards", (amp.state(), amp.depth()), before)
         amp.expect("dtype a product runs in", amp.probe(), amp.dtype)
+
+
+@scenario(values=True)
+def test_traced_twice(amp: Amp) -> None:
+    """make_fx keeps no cast while it traces, so a second trace in the same region is the first (functorch.make_fx)."""
+    x, weight = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
+
+    def function(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(torch.mm(x, weight), weight)
+
+    with amp.region():
+        before = amp.state()
+        first, second = (make_fx(function)(weight, x) for _ in range(2))
+        amp.expect("state afterwards", amp.state(), before)
+        want = function(weight, x)
+    amp.expect("the second graph", second.code, first.code)
+    out = first(weight, x)
+    amp.expect("dtypes outside of the region", (out.dtype, want.dtype), (amp.dtype, amp.dtype))
+    amp.expect("values", amp.values(out), amp.values(want))

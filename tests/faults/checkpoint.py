@@ -125,3 +125,7 @@ FAULTS = (
     fault("replay-unchecked", _checking_nothing, "expected CheckpointError", "other_dtype_when"),
     fault("kept-op-changed", _policy_swapped, "has the bits it has without: got False", "policy"),
 )
+
+# What the other variant finds in a hook ends the process on this device (docs/jax_device.md).
+JAX = tuple(fault.on_jax("reentrant") for fault in FAULTS if fault.name in ("replay-in-other-dtype", "replay-on"))
+"""Those that are planted beside the jax device, in a process of its own: tests/jax_planted.py."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ampcheck.ids import rule_of
@@ -32,3 +32,8 @@ class Fault:
         """The pytest arguments that select its cases."""
         files = (_SUITES / self.suite).glob(f"test_{self.rule}*.py")
         return (*sorted(str(file) for file in files if rule_of(file.stem) == self.rule), *self.options)
+
+    def on_jax(self, only: str = "") -> Fault:
+        """The same fault in the slice of the jax device; `only` narrows the slice as `-k` does."""
+        *options, last = (option.replace("--device=cpu", "--device=jax") for option in self.options)
+        return replace(self, options=(*options, f"({last}) and {only}" if only else last))

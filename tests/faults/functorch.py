@@ -118,3 +118,6 @@ FAULTS = (
     fault("call-with-own-parameters", _own_parameters, "comes out with other parameters", "other_parameters"),
     fault("functionalized-outside", lambda: _inside("functionalize", _off), "dtype: got", "functionalized"),
 )
+
+JAX = tuple(fault.on_jax() for fault in FAULTS if fault.name in ("dual-without-tangent", "call-with-own-parameters"))
+"""Those that are planted beside the jax device, in a process of its own: tests/jax_planted.py."""

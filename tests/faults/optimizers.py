@@ -227,5 +227,5 @@ _ON_JAX = (
     "skipped-step-counted",
     "first-optimizer-alone",
 )
-JAX_FAULTS = tuple(fault for fault in (*unscale.faults("jax"), *faults("jax")) if fault.name in _ON_JAX)
-"""Those that are looked for on jax too, in a process of its own: see tests/test_jax_faults_optimizers.py."""
+JAX = tuple(fault for fault in (*unscale.faults("jax"), *faults("jax")) if fault.name in _ON_JAX)
+"""Those that are looked for on jax too, in a process of its own: tests/jax_planted.py."""

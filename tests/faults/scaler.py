@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -366,11 +365,10 @@ _ON_JAX = (
     "scaler-new-scale-ignored",
     "scaler-stages-kept",
 )
-JAX_FAULTS = (
-    *(replace(fault, options=("--device=jax", *fault.options[1:])) for fault in FAULTS if fault.name in _ON_JAX),
-    replace(
-        _fault("other-device-undivided", "lossscale", "weights after the step", _unscale_grads_=without_other_devices),
-        options=("--device=jax", "-k", "not random"),
-    ),
+JAX = (
+    *(fault.on_jax() for fault in FAULTS if fault.name in _ON_JAX),
+    _fault(
+        "other-device-undivided", "lossscale", "weights after the step", _unscale_grads_=without_other_devices
+    ).on_jax(),
 )
 """Those that are planted beside the jax device, in a process of its own; the last one needs a second device."""
