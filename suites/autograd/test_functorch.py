@@ -263,7 +263,7 @@ def test_what_it_raises(amp: Amp, derivative: str) -> None:
 
 
 @scenario(values=True)
-def test_traced_twice(amp: Amp) -> None:
+def test_same_graph_again(amp: Amp) -> None:
     """make_fx keeps no cast while it traces, so a second trace in the same region is the first (functorch.make_fx)."""
     x, weight = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
 

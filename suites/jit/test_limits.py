@@ -221,7 +221,7 @@ LIMITS = {
         """,
         ("default-dtype",),
     ),
-    "state_set": Limit(
+    "set_by_call": Limit(
         "script",
         """
         def program(a, b):

@@ -49,7 +49,7 @@ _CASES = {
     "policies-in-script": "exponential",
     "left-to-python": "forked",
     "query-in-script": "asked_by_type",
-    "state-change": "state_set",
+    "state-change": "set_by_call",
     "traced-callee": "jit_found and tracing_callee",
     "lost-in-trace": "tracing_disabled",
     "scripted-callee": "jit_callee",
