@@ -10,7 +10,9 @@ run: $(RUN)/ready
 	$(RUN)/bin/ampcheck run $(foreach device,$(DEVICES),--device $(device))$(if $(ARGS), $(ARGS)); \
 	status=$$?; $(RUN)/bin/ampcheck report && exit $$status
 
-# Every test: the library's own, the suites, types and lint.
+# Every test: the library's own, the suites, types and lint. Many processes make a jax device and compile the same
+# programs, which they leave to each other.
+test: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/$(TEST)/jax-cache
 test: $(TEST)/ready
 	./scripts/ensure-chromium
 	$(MAKE) check

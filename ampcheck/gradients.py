@@ -34,7 +34,7 @@ _REFUSAL = "is not differentiable with respect to argument"
 """What PyTorch says of an argument that it takes as a constant."""
 
 
-ROUNDINGS = {"fp32": 2 * checks.ROUNDINGS, "bf16": 8, "fp16": 8}
+ROUNDINGS = {"fp32": 4 * checks.ROUNDINGS, "bf16": 8, "fp16": 8}
 """The bound on a gradient by the narrowest dtype, as for `checks.near`.
 
 In float32 runs the linear algebra, which is ill-conditioned, and a backward pass takes what the forward pass rounded.

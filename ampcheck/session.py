@@ -142,9 +142,11 @@ class Session:
     def _kept(self, item: pytest.Item) -> bool:
         """Whether an item is of a chosen executor and of one that takes its device's programs."""
         case = item.stash.get(_CASE, None)
-        if case is None or (not case.executor and not self._executors):
+        if case is None or (case.suite != "jit" and not self._executors):
             return True
         runs = executors(self._device[case.device], nightly=self._nightly)
+        if not case.executor and not self._executors:
+            return bool(runs)
         return case.executor in runs and (not self._executors or case.executor in self._executors)
 
     def stale(self) -> list[str]:

@@ -42,6 +42,7 @@ class Bombs(TorchFunctionMode):
 class Dying(Cpu):
     name = "dying"
     token = "dying"
+    compilers = ()
     deviations = None
 
     def running(self):
@@ -53,6 +54,7 @@ class Swapped(Cpu):
 
     name = "swapped"
     token = "swapped"
+    compilers = ()
     deviations = None
 
     def autocast(self, dtype=None, **kw):

@@ -74,7 +74,8 @@ def _ops(cases: list[Any]) -> dict[str, dict[str, Any]]:
     from ampcheck.verdict import check_op
 
     waivers = Waivers([cases[0]["device"]], [])
-    known = [p for p in cases if waivers.of(p["case"].device, f"{p['case'].rule}/{p['case'].id}")]
+    cases = [p for p in cases if p["case"].suite == "eager"]  # the other suites' programs have tests of their own
+    known = [p for p in cases if waivers.of(p["case"].device, p["case"].name)]
     own = [p for p in cases if p["case"].sample != SAMPLE]
     chosen = random.Random(0).sample(own, min(OPS_IN_A_RULE, len(own)))
     found = {}

@@ -132,7 +132,7 @@ def test_green_ends_with_0_and_absent_devices_are_said(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "devices: cpu, jax, virtual:cuda" in done.stdout
     (found,) = (tmp_path / "kept" / "runs").glob("*.jsonl")
-    assert set(read(found).counts()) == {"pass"}
+    assert set(read(found).counts()) <= {"pass", "deviation"}
     assert found.with_suffix(".xml").exists()
     ran = len(read(found).results)
     assert f"{ran} of {ran} cases ran" in done.stdout
@@ -147,7 +147,7 @@ def test_list_and_manifest_show_what_a_run_has(tmp_path: Path) -> None:
     assert listed.returncode == 0
     keys = listed.stdout.split()
     assert keys == sorted(keys)
-    assert all(key.startswith("eager/promote/") for key in keys)
+    assert {key.rpartition("/")[0] for key in keys} == {"eager/promote", "autograd/promote", "jit/promote"}
     assert f"{len(keys)} cases" in listed.stderr
     assert run(tmp_path, "manifest", *choice, "--out=all.txt").returncode == 0
     assert (tmp_path / "all.txt").read_text().split() == keys

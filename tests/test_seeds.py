@@ -62,7 +62,7 @@ def test_a_run_file_has_the_seed(options: tuple[str, ...], seed: int | None, tmp
 
 def test_a_supervised_run_has_the_seed(tmp_path: Path) -> None:
     before = _today()
-    done = run(tmp_path, "run", "--device=cpu", "--rule=defaults", "--nightly", "--unwaive", "--run-file=run.jsonl")
+    done = run(tmp_path, "run", "--device=cpu", "--rule=defaults", "--nightly", "--run-file=run.jsonl")
     assert done.returncode == 0, done.stdout + done.stderr
     header = json.loads((tmp_path / "run.jsonl").read_text().splitlines()[0])
     assert header["nightly"] is True

@@ -69,6 +69,9 @@ class Device(ABC):
     judged by its outputs alone."""
     without_autograd: str = ""
     """Why PyTorch's autograd does not run on it; "" for a device on which it does."""
+    compilers: tuple[str, ...] = ()
+    """The executors (`ampcheck.spec.executors`) that take programs on it. Suite jit has no case on a device without
+    one: what a compiler does with a backend it was not told of is no matter of autocast."""
     setup: tuple[str, ...] = ()
     """The lines of Python that a program needs before it can use the device."""
     region: str = "torch.autocast"

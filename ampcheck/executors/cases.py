@@ -13,8 +13,6 @@ from ampcheck.ops.describe import Op
 if TYPE_CHECKING:
     from ampcheck.devices import Device
 
-_ANYWHERE = ("script", "traced", "dynamo", "aot", "export", "strict", "decomposed")
-_JAX = ("jaxcompile", "jaxjit")
 _SLOW = ("inductor",)
 """Each program is compiled by a C++ or Triton compiler, which takes seconds: nightly."""
 _AROUND = ("script", "traced", "dynamo", "aot", "inductor", "export", "decomposed", "jaxcompile", "jaxjit")
@@ -61,8 +59,7 @@ _QUICK = ("script", "traced", "dynamo", "export")
 
 def executors(device: Device, *, nightly: bool = False) -> tuple[str, ...]:
     """The executors that take programs on a device; the slow ones in a nightly run only."""
-    slow = _SLOW if nightly and device.has_values and device.type != "jax" else ()
-    return (*_ANYWHERE, *slow, *(_JAX if device.type == "jax" else ()))
+    return tuple(name for name in device.compilers if nightly or name not in _SLOW)
 
 
 def compiled_cases(device: Device, rule: str, suite: str = "jit", *, nightly: bool = False) -> Iterator[Case]:

@@ -15,3 +15,6 @@ EXECUTORS = {
     "jaxjit": "ampcheck.jax_device.jit: the program whole as one XLA program",
 }
 """No name occurs in another one, in an op, a scenario or a device token, so that `-k NAME` selects that executor."""
+
+ANYWHERE = ("script", "traced", "dynamo", "aot", "export", "strict", "decomposed")
+"""Those that take programs on every device type that PyTorch's compilers know, fake tensors included."""

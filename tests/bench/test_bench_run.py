@@ -113,7 +113,7 @@ def test_a_quick_run_has_a_file_a_table_and_proofs(tmp_path: Path) -> None:
         (["--device=abacus"], "there is no device named 'abacus'"),
         (["--device=virtual:cuda"], "has no arithmetic, so that there is nothing to time"),
         (["--filter=mmm-64"], "mmm-64"),
-        (["--executor=trace"], "there is no executor 'trace'; there are eager, compile, jit"),
+        (["--executor=trace"], "there is no executor 'trace'; there are eager, graph, compile, jit"),
         (["--threads=0"], "--threads is 0; at least one is needed"),
         (["--device=tpu-v99"], "tpu-v99"),
     ],

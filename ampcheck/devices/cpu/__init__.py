@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from ampcheck.devices.base import Device
+from ampcheck.spec.executors import ANYWHERE
 
 
 class Cpu(Device):
@@ -13,6 +14,7 @@ class Cpu(Device):
 
     name = "cpu"
     token = "cpu"
+    compilers = (*ANYWHERE, "inductor")
     type = "cpu"
     key = "AutocastCPU"
     default_amp = "bf16"

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from ampcheck.devices.base import Device
+from ampcheck.spec.executors import ANYWHERE
 from ampcheck.spec.policies import closest, table
 
 
@@ -14,6 +15,7 @@ class Cuda(Device):
 
     name = "cuda"
     token = "cuda"
+    compilers = (*ANYWHERE, "inductor")
     type = "cuda"
     key = "AutocastCUDA"
     deviations = Path(__file__).parent / "deviations.toml"

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ampcheck.devices.base import Device
+from ampcheck.spec.executors import ANYWHERE
 from ampcheck.spec.policies import closest, table
 
 _PROGRAMS = 400
@@ -26,6 +27,7 @@ class Jax(Device):
 
     name = "jax"
     token = "jax"
+    compilers = (*ANYWHERE, "jaxcompile", "jaxjit")
     type = "jax"
     key = "AutocastPrivateUse1"
     database = False  # XLA compiles a program for each of its samples

@@ -18,6 +18,7 @@ from torch.cuda.amp import common
 from ampcheck.devices.base import Device
 from ampcheck.devices.virtual import graphs
 from ampcheck.ops.describe import TensorArg
+from ampcheck.spec.executors import ANYWHERE
 from ampcheck.torch_dtypes import DTYPES
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Virtual(Device):
     """Fake tensors of one device type."""
 
     has_values = False
+    compilers = ANYWHERE
     database = False  # fake tensors cannot run much of it
     deviations = Path(__file__).parent / "deviations.toml"
 
