@@ -15,7 +15,7 @@ import textwrap
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 import torch
@@ -240,6 +240,10 @@ class Amp:
             said = f"{warning.category.__name__} {str(warning.message)!r}"
             self.differences.append(f"{what}: warned of {said}; expected no warning")
         return out
+
+    def unsupported(self, reason: str) -> NoReturn:
+        """End the scenario: the device cannot do what it is about. Raises Unsupported."""
+        raise Unsupported(reason)
 
     def finish(self) -> None:
         """Raise CheckFailure with every difference noted.

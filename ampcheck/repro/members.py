@@ -164,6 +164,11 @@ def program(body):
 def j2t(fn, cast_inputs=None):
     return j2t_autograd(fn, cast_inputs=cast_inputs) if cast_inputs else j2t_autograd(fn)"""
     ),
+    "unsupported": Member(
+        """\
+def unsupported(reason):
+    raise SystemExit(reason)"""
+    ),
     "close": Member(
         """\
 def close(what, got, want, tolerance=1e-5):

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from ampcheck.checks import Unsupported
 from ampcheck.suite import Amp, scenario
 
 SAVED: dict[str, CheckpointPolicy | list[Any]] = {
@@ -79,7 +78,7 @@ def test_what_a_policy_sees(amp: Amp) -> None:
             context_fn=partial(create_selective_checkpoint_contexts, policy),
         )
     if not seen:
-        raise Unsupported(f"{amp.device.name} casts and computes where a dispatch mode sees nothing")
+        amp.unsupported(f"{amp.device.name} casts and computes where a dispatch mode sees nothing")
     amp.expect("products", [dtypes for name, dtypes in seen if "mm" in name], [(amp.dtype, amp.dtype)])
     amp.expect("casts", [dtypes for name, dtypes in seen if "copy" in name], [(torch.float32,)] * 2)
     out.float().sum().backward()
@@ -90,7 +89,7 @@ def test_what_a_policy_sees(amp: Amp) -> None:
 def test_used_before(amp: Amp, kept: str) -> None:
     """A weight that its region has cast before changes no gradient, whatever the policy keeps (pytorch#193338)."""
     if amp.type == torch._C._get_privateuse1_backend_name():
-        raise Unsupported("an exception in an unpack hook ends the process (python-backend-hook-exception)")
+        amp.unsupported("an exception in an unpack hook ends the process (python-backend-hook-exception)")
     x, weight = leaves = [amp.rand(4, 4, requires_grad=True) for _ in range(2)]
 
     def function(x: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch.nn.parallel import parallel_apply, replicate
 
-from ampcheck.checks import Unsupported
 from ampcheck.suite import Amp, scenario
 
 Seen = list[tuple[tuple[bool, torch.dtype, bool], torch.dtype]]
@@ -54,7 +53,7 @@ def _applied(amp: Amp, nets: list[_Net], inputs: list[torch.Tensor]) -> list[tor
     """What parallel_apply gives. Raise Unsupported where PyTorch has none for the device."""
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None or accelerator.type != amp.type:
-        raise Unsupported(f"parallel_apply runs on PyTorch's accelerator alone, which {amp.device.name} is not")
+        amp.unsupported(f"parallel_apply runs on PyTorch's accelerator alone, which {amp.device.name} is not")
     found: list[torch.Tensor] = parallel_apply(nets, inputs, devices=[0] * len(nets))
     return found
 

@@ -17,7 +17,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from ampcheck.checks import Unsupported
 from ampcheck.suite import Amp, scenario
 
 T = TypeVar("T")
@@ -27,14 +26,14 @@ TYPES = ("cpu", "cuda")
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:torch.distributed")
 
 
-def _in_a_group(run: Callable[[], T]) -> T:
+def _in_a_group(amp: Amp, run: Callable[[], T]) -> T:
     """What a call gives in a group of this process alone.
 
     A reducer that outlives its group ends it while it holds the interpreter's lock, for which the group's threads wait.
     So nothing that the call has made may be left when the group ends, nor what a failure has on its frames.
     """
     if not dist.is_available():
-        raise Unsupported("this PyTorch was built without torch.distributed")
+        amp.unsupported("this PyTorch was built without torch.distributed")
     store: Any = dist.HashStore()  # type: ignore[attr-defined]  # documented, and not in __all__
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
@@ -84,7 +83,7 @@ def test_reduced(amp: Amp, option: str) -> None:
             amp.expect(f"gradients after turn {turn}", _bits(amp, _gradients(net)), _bits(amp, _gradients(plain)))
         amp.expect("state and depth afterwards", (amp.state(), amp.depth()), ((False, amp.default, True), 0))
 
-    _in_a_group(run)
+    _in_a_group(amp, run)
     amp.expect("dtypes of gradients", {gradient.dtype for gradient in _gradients(plain)}, {torch.float32})
 
 
@@ -113,7 +112,7 @@ def test_region_in_the_forward(amp: Amp, place: str) -> None:
         out.float().square().sum().backward()
         return _bits(amp, _gradients(inner))
 
-    gradients = _in_a_group(run)
+    gradients = _in_a_group(amp, run)
     plain = _net(amp)
     _step(amp, plain, x)
     amp.expect("gradients", gradients, _bits(amp, _gradients(plain)))
@@ -131,7 +130,7 @@ HOOKS: dict[str, Callable[..., object]] = {
 def test_compressed(amp: Amp, hook: str, inside: bool) -> None:
     """A compressing hook sends gradients in its dtype and gives float32 back, rounded once (default_hooks)."""
     if hook == "low":
-        raise Unsupported("PyTorch takes its hook for bfloat16 with NCCL or XCCL alone")
+        amp.unsupported("PyTorch takes its hook for bfloat16 with NCCL or XCCL alone")
     plain, x = _net(amp), amp.rand(3, 4)
     dtype = torch.bfloat16 if hook == "low" else torch.float16
     _step(amp, plain, x)
@@ -149,7 +148,7 @@ def test_compressed(amp: Amp, hook: str, inside: bool) -> None:
             _step(amp, net, x)
         return _bits(amp, _gradients(net))
 
-    got = _in_a_group(run)
+    got = _in_a_group(amp, run)
     amp.expect("gradients", got, _bits(amp, [gradient.to(dtype).float() for gradient in _gradients(plain)]))
 
 
@@ -167,7 +166,7 @@ def test_gathered_in_turns(amp: Amp) -> None:
         _step(amp, net, xs[2])
         return _bits(amp, _gradients(net))
 
-    got = _in_a_group(run)
+    got = _in_a_group(amp, run)
     for x in xs:
         _step(amp, plain, x)
     amp.expect("gradients", got, _bits(amp, _gradients(plain)))
@@ -192,7 +191,7 @@ def test_computed_again(amp: Amp, reentrant: bool) -> None:
         net = DistributedDataParallel(Net(), static_graph=reentrant)
         return _step(amp, net, x), _bits(amp, _gradients(net))
 
-    dtype, got = _in_a_group(run)
+    dtype, got = _in_a_group(amp, run)
     amp.expect("dtype of the result", dtype, _step(amp, plain, x))
     amp.expect("gradients", got, _bits(amp, _gradients(plain)))
 
@@ -223,7 +222,7 @@ def test_sharded(amp: Amp, around: str) -> None:
         out.float().square().sum().backward()
         return {parameter.dtype for parameter in net.parameters()}, {gradient.dtype for gradient in _gradients(net)}
 
-    dtypes, gradients = _in_a_group(run)
+    dtypes, gradients = _in_a_group(amp, run)
     product = amp.other if around == "other" else amp.dtype
     amp.expect("dtypes of a layer's weight and result", seen, [(amp.dtype, product)])
     amp.expect("dtypes of parameters and gradients afterwards", (dtypes, gradients), ({torch.float32}, {torch.float32}))

@@ -13,10 +13,9 @@ from ampcheck.suite import Amp, scenario
 _GUARDED = ("dynamo", "aot", "jaxcompile")
 
 
-def _trained(amp: Amp, step: Any, net: torch.nn.Module) -> list[float]:
+def _trained(amp: Amp, step: Any, net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[float]:
     """The losses of some steps of training in a region, gradients taken outside of it."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    x, y = amp.rand(8, 4), amp.rand(8, 3)
     losses = []
     for _ in range(4):
         with amp.region():
@@ -37,16 +36,14 @@ def test_training(amp: Amp, executor: str) -> None:
         return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
 
     found = []
+    x, y = amp.rand(8, 4), amp.rand(8, 3)
     for how in ("eager", executor):
         net = amp.module(make).requires_grad_(True)
-        amp._made = 0
 
         def step(x: torch.Tensor, y: torch.Tensor, net: torch.nn.Module = net) -> torch.Tensor:
             return torch.nn.functional.mse_loss(net(x), y)
 
-        x, y = amp.rand(8, 4), amp.rand(8, 3)
-        amp._made = 0
-        found.append(_trained(amp, step if how == "eager" else amp.compiled(executor, step, x, y), net))
+        found.append(_trained(amp, step if how == "eager" else amp.compiled(executor, step, x, y), net, x, y))
         amp.expect(f"dtypes of the gradients, {how}", {str(p.grad.dtype) for p in net.parameters()}, {"torch.float32"})
     amp.close("losses step by step", torch.tensor(found[1]), torch.tensor(found[0]), 0.02)
     amp.expect("whether the loss falls", found[1][-1] < found[1][0], True)
