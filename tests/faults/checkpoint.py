@@ -127,5 +127,9 @@ FAULTS = (
 )
 
 # What the other variant finds in a hook ends the process on this device (docs/jax_device.md).
-JAX = tuple(fault.on_jax("reentrant") for fault in FAULTS if fault.name in ("replay-in-other-dtype", "replay-on"))
+JAX = tuple(
+    fault.on_jax("reentrant")
+    for fault in FAULTS
+    if fault.name not in ("replay-draws-anew", "checkpoint-leaves-off", "replay-unchecked", "kept-op-changed")
+)
 """Those that are planted beside the jax device, in a process of its own: tests/jax_planted.py."""

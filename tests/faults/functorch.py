@@ -119,5 +119,13 @@ FAULTS = (
     fault("functionalized-outside", lambda: _inside("functionalize", _off), "dtype: got", "functionalized"),
 )
 
-JAX = tuple(fault.on_jax() for fault in FAULTS if fault.name in ("dual-without-tangent", "call-with-own-parameters"))
+_ON_JAX = (
+    "jacobian-in-low-dtype",
+    "vmap-swaps-slices",
+    "vmap-draws-alike",
+    "vmap-refuses-no-draw",
+    "dual-without-tangent",
+    "call-with-own-parameters",
+)
+JAX = tuple(fault.on_jax() for fault in FAULTS if fault.name in _ON_JAX)
 """Those that are planted beside the jax device, in a process of its own: tests/jax_planted.py."""

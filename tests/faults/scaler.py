@@ -353,20 +353,8 @@ FAULTS = (
     ),
 )
 
-_ON_JAX = (
-    "scaler-grows-late",
-    "scaler-never-backs-off",
-    "scaler-nan-unseen",
-    "scaler-last-undivided",
-    "scaler-first-group-undivided",
-    "scaler-steps-in-any-case",
-    "scaler-skip-touches-momentum",
-    "scaler-skips-for-all",
-    "scaler-new-scale-ignored",
-    "scaler-stages-kept",
-)
 JAX = (
-    *(fault.on_jax() for fault in FAULTS if fault.name in _ON_JAX),
+    *(fault.on_jax() for fault in FAULTS if "random" not in fault.name),
     _fault(
         "other-device-undivided", "lossscale", "weights after the step", _unscale_grads_=without_other_devices
     ).on_jax(),
