@@ -33,8 +33,7 @@ def _gradients(amp: Amp, call: Callable[[], torch.Tensor], leaves: list[torch.Te
             out = call()
     except RuntimeError as error:
         if "could not create a primitive" in str(error):
-            amp.unjudged = "this processor has no LSTM in float16 (reports-recurrent-net-in-half)"
-            return []
+            amp.unsupported("this processor has no LSTM in float16 (reports-recurrent-net-in-half)")
         raise
     many = torch.arange(1, out.numel() + 1, device=out.device, dtype=torch.float32)
     return list(torch.autograd.grad((out * many / out.numel()).sum(), leaves))
@@ -54,8 +53,6 @@ def test_recurrent(amp: Amp, kind: str, layout: str) -> None:
     x = amp.rand(3, 2, 4, requires_grad=True)
     x_wide = amp.device.host(x.detach()).requires_grad_()
     got = _gradients(amp, lambda: _result(net, x, layout), [x, *net.parameters()])
-    if not got:
-        return
     out = _result(wide, x_wide, layout)
     many = torch.arange(1, out.numel() + 1, dtype=torch.float32)
     want = torch.autograd.grad((out * many / out.numel()).sum(), [x_wide, *wide.parameters()])
