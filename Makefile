@@ -11,15 +11,13 @@ run: $(RUN)/ready
 	status=$$?; $(RUN)/bin/ampcheck report && exit $$status
 
 # Every test: the library's own, the suites, types and lint. Many processes make a jax device and compile the same
-# programs, which they leave to each other. Suite jit has processes of its own: after the others, Dynamo no longer knows
-# torch.is_autocast_enabled for what it is, for a reason not found yet.
+# programs, which they leave to each other.
 test: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/$(TEST)/jax-cache
 test: $(TEST)/ready
 	./scripts/ensure-chromium
 	$(MAKE) check
 	$(TEST)/bin/python -m pytest tests -q -n auto $(ARGS)
-	$(TEST)/bin/python -m pytest suites/eager suites/autograd suites/scaler -q -n auto --dist worksteal
-	$(TEST)/bin/python -m pytest suites/jit -q -n auto --dist worksteal
+	$(TEST)/bin/python -m pytest suites -q -n auto --dist worksteal
 
 check: $(TEST)/ready
 	$(TEST)/bin/ruff check .

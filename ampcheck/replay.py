@@ -91,6 +91,8 @@ def _backend(func: Any, args: tuple[Any, ...]) -> Any:
 @contextmanager
 def _reported(device_type: str) -> Iterator[None]:
     """Python code that asks whether autocast is on is told what it would be told inside the region."""
+    # Dynamo keeps the functions it folds by their identity as it is imported; it must not meet the ones put in here.
+    import torch._dynamo.variables.torch  # noqa: F401
 
     def enabled(asked: str = "cuda") -> bool:
         return asked == device_type

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from ampcheck.ops import catalogue
 from ampcheck.results import SCHEMA, Result, Writer, read
 from ampcheck.spec.executors import EXECUTORS
 from ampcheck.spec.rules import RULES
+from tests.cli_support import ROOT
 
 CPU = known()["cpu"]
 MM = Case("jit", "downcast", "mm", "", "fp32_bf16", "bf16", "cpu", "cpu", "dynamo")
@@ -101,6 +104,18 @@ def test_the_source_of_a_program() -> None:
 @pytest.mark.parametrize("sample", ["", AROUND])
 def test_a_product_is_at_par(executor: str, sample: str) -> None:
     assert parity.check(replace(MM, executor=executor, sample=sample), CPU) == []
+
+
+def test_dynamo_meets_no_function_that_a_replay_puts_in() -> None:
+    """A replay is where a run may import Dynamo first, which keeps what `torch.is_autocast_enabled` is at that moment."""
+    program = """
+import torch
+from ampcheck.replay import replay
+replay(lambda: __import__("torch._dynamo"), "cpu", "bf16", {})
+assert torch.compile(lambda x: x + torch.is_autocast_enabled("cpu"), backend="eager", fullgraph=True)(torch.ones(1)) == 1
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_differences_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
