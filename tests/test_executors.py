@@ -107,12 +107,13 @@ def test_a_product_is_at_par(executor: str, sample: str) -> None:
 
 
 def test_dynamo_meets_no_function_that_a_replay_puts_in() -> None:
-    """A replay is where a run may import Dynamo first, which keeps what `torch.is_autocast_enabled` is at that moment."""
+    """A replay may import Dynamo first, which keeps what `torch.is_autocast_enabled` is at that moment."""
     program = """
 import torch
 from ampcheck.replay import replay
 replay(lambda: __import__("torch._dynamo"), "cpu", "bf16", {})
-assert torch.compile(lambda x: x + torch.is_autocast_enabled("cpu"), backend="eager", fullgraph=True)(torch.ones(1)) == 1
+compiled = torch.compile(lambda x: x + torch.is_autocast_enabled("cpu"), backend="eager", fullgraph=True)
+assert compiled(torch.ones(1)) == 1
 """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
