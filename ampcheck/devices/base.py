@@ -134,8 +134,16 @@ class Device(ABC):
         return tensor.detach().cpu()
 
     def seed(self) -> None:
-        """Reset the random state that ops on the device draw from."""
-        torch.manual_seed(0)
+        """Reset the random state that ops on the device draw from.
+
+        Asks the device alone: `torch.manual_seed` formats the stack for every accelerator that is not in use.
+        """
+        torch.default_generator.manual_seed(0)
+        module = getattr(torch, self.type, None)
+        for name in ("manual_seed_all", "manual_seed"):
+            if seed := getattr(module, name, None):
+                seed(0)
+                return
 
     def synchronize(self) -> None:  # noqa: B027  # a device that works at once has nothing to wait for
         """Returns when all work given to the device is done."""

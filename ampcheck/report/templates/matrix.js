@@ -14,6 +14,9 @@
   const columnOf = (i) => columns.device[i] * words.executor.length + columns.executor[i];
   const deviceOf = (column) => words.device[Math.floor(column / words.executor.length)];
   const executorOf = (column) => words.executor[column % words.executor.length];
+  // Real devices come first, each kind as the run had them, then what only an earlier run had.
+  const names = [...(data.runs.length ? data.runs[0].devices : []), ...words.device];
+  const place = (column) => A.isVirtual(deviceOf(column)) * names.length + names.indexOf(deviceOf(column));
   let lowered = null;
   let open = new Set();
   let rowsShown = FIRST_ROWS;
@@ -133,7 +136,7 @@
       used.add(device);
       if (data.statuses[status[i]].red) reds += ++row.red ? 1 : 0;
     }
-    const devices = [...used].sort((a, b) => A.isVirtual(deviceOf(a)) - A.isVirtual(deviceOf(b)) || a - b);
+    const devices = [...used].sort((a, b) => place(a) - place(b) || (executorOf(a) < executorOf(b) ? -1 : 1));
     // Private overloads stand beside the public ones they serve.
     const plain = (row) => words.op[row.op].replace(/^_+/, "").toLowerCase();
     const byName = (a, b) => (plain(a) < plain(b) ? -1 : 1);
