@@ -208,14 +208,14 @@ def test_the_cost_of_a_trace_is_bounded() -> None:
     run = mlp()
 
     def timed() -> float:
-        start = time.perf_counter()
+        start = time.process_time()  # what other processes take of the machine counts for neither
         for _ in range(10):
             with region():
                 run()
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     timed()
-    plain = min(timed() for _ in range(3))
+    plain = min(timed() for _ in range(5))
     with trace():
-        traced = min(timed() for _ in range(3))
+        traced = min(timed() for _ in range(5))
     assert traced / plain < 200
