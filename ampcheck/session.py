@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from packaging.version import Version
 
 from ampcheck import ops, repro, summary
 from ampcheck.cases import GRADIENT, Case, op_cases
-from ampcheck.checks import CheckFailure, Unsupported, one_line
+from ampcheck.checks import Unsupported, one_line
 from ampcheck.deviations import JIT, KERNELS, SHARED, Deviation, Waivers
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known, select
@@ -27,6 +26,7 @@ from ampcheck.ids import executor_of, rule_of
 from ampcheck.isolation import reset
 from ampcheck.opinfo_verdict import reproduce
 from ampcheck.ops import opinfo
+from ampcheck.outcome import mark, status_of
 from ampcheck.results import Result
 from ampcheck.scenario import Amp
 from ampcheck.spec.dtypes import LOW
@@ -35,9 +35,6 @@ from ampcheck.spec.rules import RULES
 from ampcheck.torch_dtypes import DTYPES
 
 _CASE = pytest.StashKey[Case]()
-_PACKAGE = str(Path(__file__).parent)
-# What lies in the package and is under test: a backend, its autocast kernels, and the calls of compilers.
-_TESTED = tuple(str(Path(__file__).parent / part) for part in ("jax_device", "register", "executors"))
 
 
 class Session:
@@ -50,6 +47,7 @@ class Session:
         self.waivers = Waivers(self.devices, option.deviations)
         self.unwaive = bool(option.unwaive)
         self.names: list[str] = []
+        self._at_night: list[str] = []
         self._device = {device.name: device for device in self.devices}
         self._defaults = {device.type: device.default_amp for device in self.devices}
         self._nightly = bool(option.nightly)
@@ -134,17 +132,19 @@ class Session:
 
     def drop_empty(self, items: list[pytest.Item]) -> None:
         """Leave out the placeholders pytest makes for a function without cases: absent is not skipped."""
-        items[:] = [item for item in items if "NOTSET" not in item.nodeid and self._kept(item)]
+        made = [item for item in items if "NOTSET" not in item.nodeid]
+        self._at_night = [item.stash[_CASE].name for item in made if self.knows(item) and self._kept(item, True)]
+        items[:] = [item for item in made if self._kept(item, self._nightly)]
         self.names = [item.stash[_CASE].name for item in items if self.knows(item)]
         used = {item.stash[_CASE].device for item in items if self.knows(item)}
         self._unmade = [device for device in self.devices if device.backend and device.name in used]
 
-    def _kept(self, item: pytest.Item) -> bool:
+    def _kept(self, item: pytest.Item, nightly: bool) -> bool:
         """Whether an item is of a chosen executor and of one that takes its device's programs."""
         case = item.stash.get(_CASE, None)
         if case is None or (case.suite != "jit" and not self._executors):
             return True
-        runs = executors(self._device[case.device], nightly=self._nightly)
+        runs = executors(self._device[case.device], nightly=nightly)
         if not case.executor and not self._executors:
             return bool(runs)
         return case.executor in runs and (not self._executors or case.executor in self._executors)
@@ -159,7 +159,7 @@ class Session:
         nightly = [c.name for d in self.devices if not d.database for c in opinfo.cases(d)]
         nightly += [c.name for d in self.devices for rule in RULES for c in compiled_cases(d, rule, nightly=True)]
         return self.waivers.stale(
-            [*self.names, *nightly], unjudged=[*files, SHARED, JIT, KERNELS] if self._named else files
+            [*self.names, *self._at_night, *nightly], unjudged=[*files, SHARED, JIT, KERNELS] if self._named else files
         )
 
     # ---- running
@@ -203,7 +203,7 @@ class Session:
         deviation = self.waivers.of(case.device, case.name) if not self.unwaive else None
         status, message = "pass", ""
         if call.excinfo is not None:
-            status, message = _failure(call.excinfo, report.when or "call")
+            status, message = status_of(call.excinfo, report.when or "call")
         shown, why = self._waive(status, message, deviation)
         details = {}
         if shown != "pass":
@@ -224,7 +224,7 @@ class Session:
             **details,
         )
         report.ampcheck = result.filled()  # type: ignore[attr-defined]  # travels from xdist's workers with the report
-        _mark(report, shown, why, summary.text(result, why))
+        mark(report, shown, why, summary.text(result, why))
 
     def _waive(self, status: str, message: str, deviation: Deviation | None) -> tuple[str, str]:
         """The status after deviations, and the reason to show for it."""
@@ -262,9 +262,9 @@ class Session:
     def _in_plain_torch(self, function: pytest.Function, case: Case, device: Device, message: str) -> str:
         """A case as a program that imports no ampcheck."""
         if case.sample == opinfo.SAMPLE:
-            return reproduce(case, device)
+            return reproduce(case, device, message)
         if case.op in ops.catalogue() and case.executor:
-            return reproduce_compiled(case, device, self.modules)
+            return reproduce_compiled(case, device, message, self.modules)
         if case.inputs.endswith(GRADIENT):
             return repro.of_gradient(case, device, message, self.modules, ran=bool(message))
         if case.op in ops.catalogue() and case.rule != "drift":
@@ -303,28 +303,3 @@ def _chosen(names: list[str], known: Any, what: str) -> frozenset[str]:
 def _suits(device: Device, types: tuple[str, ...], values: bool, dtypes: str, since: str) -> bool:
     promised = not since or Version(torch.__version__) >= Version(since)
     return promised and (not types or device.type in types) and (device.has_values or not values)
-
-
-def _failure(excinfo: pytest.ExceptionInfo[BaseException], when: str) -> tuple[str, str]:
-    """fail, unsupported, or error where the harness itself broke: outside the call, or in ampcheck's own code."""
-    error = excinfo.value
-    if isinstance(error, CheckFailure):
-        return "fail", str(error)
-    if isinstance(error, Unsupported):
-        return "unsupported", str(error)
-    # A kernel that a device does not have; PyTorch's dispatcher words it so.
-    if isinstance(error, NotImplementedError) and str(error).startswith("Could not run 'aten::"):
-        return "unsupported", one_line(error)
-    last = traceback.extract_tb(error.__traceback__)[-1].filename if error.__traceback__ else ""
-    ours = last.startswith(_PACKAGE) and not last.startswith(_TESTED) and not isinstance(error, AssertionError)
-    return ("error" if ours or when != "call" else "fail"), one_line(error)
-
-
-def _mark(report: pytest.TestReport, status: str, why: str, text: str) -> None:
-    if status in ("deviation", "unsupported"):
-        report.outcome = "skipped"
-        report.wasxfail = why
-    elif status == "fixed":
-        report.outcome = "failed"
-    if status != "pass":
-        report.longrepr = text

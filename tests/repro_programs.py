@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.abc
+import importlib.util
 import io
 import json
 import os
@@ -15,27 +16,41 @@ import random
 import sys
 import traceback
 import warnings
+import zlib
 from pathlib import Path
 from typing import Any
 
-OPS_IN_A_RULE = 45
-"""How many cases of each rule of ops are tried on each device, beside those of a known deviation."""
+SHARE = 3
+"""Every test run has one in so many programs, the same ones each time; a nightly one has all."""
+OPS_IN_A_RULE = {"eager": 45, "autograd": 9, "jit": 9}
+"""How many cases of each rule of ops are tried on each device in each suite, and so many of a known deviation."""
 
 
 def pytest_collection_finish(session: Any) -> None:
-    """Write the program of each scenario in its device's default dtype, and of a sample of the op cases."""
+    """Write the program of each scenario in its device's default dtype, and of a sample of the op cases.
+
+    $REPRO_NIGHTLY: not empty for all of them. $REPRO_WANTED: names of some that are written in any case, as JSON.
+    """
+    wanted = json.loads(os.environ["REPRO_WANTED"])
+
+    def chosen(name: str) -> bool:
+        return bool(os.environ["REPRO_NIGHTLY"]) or name in wanted or zlib.crc32(name.encode()) % SHARE == 0
+
     found = {}
-    drawn: dict[tuple[str, str], list[Any]] = {}
+    drawn: dict[tuple[str, str, str], list[Any]] = {}
     for item in session.items:
         params = getattr(getattr(item, "callspec", None), "params", {})
         if "amp" in params:
             device, dtype = params["amp"]
-            if dtype == device.default_amp:
+            if dtype == device.default_amp and chosen(item.nodeid):
                 found[item.nodeid] = _scenario(item, device, dtype)
         elif "case" in params:
-            drawn.setdefault((params["case"].rule, params["device"].name), []).append(params)
+            case = params["case"]
+            drawn.setdefault((case.suite, case.rule, params["device"].name), []).append((case, params["device"]))
     for cases in drawn.values():
-        found.update(_ops(cases))
+        for case, device in _sample(cases):
+            if chosen(case.name):
+                found[f"suites/{case.suite}/{case.rule}/{case.id}"] = _op(case, device)
     Path(os.environ["REPRO_PROGRAMS"]).write_text(json.dumps(found), encoding="utf-8")
 
 
@@ -44,52 +59,61 @@ def _scenario(item: Any, device: Any, dtype: str) -> dict[str, Any]:
     from ampcheck.torch_dtypes import DTYPES
 
     given = {name: value for name, value in item.callspec.params.items() if name != "amp"}
-    differs = "programs" not in item.nodeid and _differs(item.function, device, dtype, given)
-    return {"program": of_scenario(item.function, device, DTYPES[dtype], given), "differs": differs}
+    found = _found(item)
+    own = getattr(item.funcargs.get("amp"), "script", "")
+    return {"program": own or of_scenario(item.function, device, DTYPES[dtype], given), **found}
 
 
-def _differs(body: Any, device: Any, dtype: str, given: dict[str, Any]) -> bool:
-    """Whether a scenario finds something, run as the suite runs it."""
-    from ampcheck.isolation import reset
-    from ampcheck.scenario import Amp
+def _found(item: Any) -> dict[str, Any]:
+    """What a scenario finds, run as the suite runs it: its differences, or else the name of what it raised."""
+    from ampcheck.checks import CheckFailure
 
-    amp = Amp(device, dtype)
-    reset({device.type: device.default_amp})
+    if set(item.fixturenames) - set(item.callspec.params):  # it draws programs, by what pytest was told
+        return {"differences": [], "raised": ""}
+    session = item.config.pluginmanager.get_plugin("ampcheck-run").session
+    item.funcargs.update(item.callspec.params)
     try:
-        with warnings.catch_warnings(), device.running():
+        with warnings.catch_warnings(), session.running(item):
             warnings.simplefilter("ignore")
-            body(amp, **given)
-    except Exception:  # a scenario fails by an exception too
-        return True
-    finally:
-        reset({device.type: device.default_amp})
-    return bool(amp.differences)
+            item.function(**item.funcargs)
+    except CheckFailure as failure:
+        return {"differences": failure.differences, "raised": ""}
+    except Exception as error:  # a scenario may raise anything, and its program must raise the same
+        return {"differences": [], "raised": type(error).__name__}
+    return {"differences": [], "raised": ""}
 
 
-def _ops(cases: list[Any]) -> dict[str, dict[str, Any]]:
-    from ampcheck.checks import Unsupported
+def _sample(cases: list[Any]) -> list[Any]:
+    """Some op cases of one rule on one device in one suite, and some with a known deviation."""
     from ampcheck.deviations import Waivers
     from ampcheck.ops.opinfo import SAMPLE
-    from ampcheck.repro import of_op
+
+    waivers = Waivers([cases[0][1]], [])
+    own = [given for given in cases if given[0].sample != SAMPLE]
+    known = [given for given in own if waivers.of(given[0].device, given[0].name)]
+    count = OPS_IN_A_RULE[cases[0][0].suite]
+    return [*random.Random(0).sample(own, min(count, len(own))), *known[:count]]
+
+
+def _op(case: Any, device: Any) -> dict[str, Any]:
+    from ampcheck.checks import Unsupported
+    from ampcheck.executors import parity, program
+    from ampcheck.gradients import check_gradients
+    from ampcheck.repro import of_gradient, of_op
     from ampcheck.verdict import check_op
 
-    waivers = Waivers([cases[0]["device"]], [])
-    cases = [p for p in cases if p["case"].suite == "eager"]  # the other suites' programs have tests of their own
-    known = [p for p in cases if waivers.of(p["case"].device, p["case"].name)]
-    own = [p for p in cases if p["case"].sample != SAMPLE]
-    chosen = random.Random(0).sample(own, min(OPS_IN_A_RULE, len(own)))
-    found = {}
-    for params in [*chosen, *known[:OPS_IN_A_RULE]]:
-        case, device = params["case"], params["device"]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # deprecated ops; the suites leave these out by their text
-            try:
-                differences = check_op(case, device)
-            except Unsupported:
-                differences = []
-            program = of_op(case, device, "\n".join(differences))
-        found[f"{case.rule}/{case.id}"] = {"program": program, "differs": bool(differences)}
-    return found
+    check, write = {
+        "eager": (check_op, of_op),
+        "autograd": (check_gradients, of_gradient),
+        "jit": (parity.check, program.reproduce),
+    }[case.suite]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated ops; the suites leave these out by their text
+        try:
+            differences = check(case, device)
+        except Unsupported:
+            differences = []
+        return {"program": write(case, device, "\n".join(differences)), "differences": differences, "raised": ""}
 
 
 class _Absent(importlib.abc.MetaPathFinder):
@@ -110,25 +134,38 @@ def main(programs: Path, results: Path) -> None:
 
     warnings.simplefilter("ignore")
     defaults = {name: torch.get_autocast_dtype(name) for name in ("cpu", "cuda", "xpu", "mps", "mtia", "xla", "ipu")}
-    out = {}
+    there = torch.cuda.amp.common.amp_definitely_not_available, torch.cuda.is_bf16_supported
+    out: dict[str, dict[str, str]] = {}
+    folder = results.with_suffix("")
+    folder.mkdir()
     for name, given in json.loads(programs.read_text(encoding="utf-8")).items():
         printed, raised = io.StringIO(), ""
         planted: dict[str, Any] = {"undo": lambda: None}
         exec(given.get("plant", ""), planted)
+        file = folder / f"program{len(out)}.py"
+        file.write_text(given["program"], encoding="utf-8")
         try:
             with contextlib.redirect_stdout(printed):
-                code = compile(given["program"], "pasted", "exec", dont_inherit=True)
-                exec(code, {"__name__": "pasted"})
+                _run(file)
         except BaseException:  # whatever it raises is what is to be seen
             raised = traceback.format_exc(limit=-2)
         planted["undo"]()
-        _reset(torch, defaults)
+        _reset(torch, defaults, there)
         out[name] = {"printed": printed.getvalue(), "raised": raised}
     results.write_text(json.dumps(out), encoding="utf-8")
 
 
-def _reset(torch: Any, defaults: dict[str, Any]) -> None:
-    """What a new process would start with: no mode entered, autocast as it was."""
+def _run(file: Path) -> None:
+    """Run a program as a file, whose source is found again, in a module of its own: Dynamo remembers names."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[file.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[file.stem])
+
+
+def _reset(torch: Any, defaults: dict[str, Any], there: tuple[Any, Any]) -> None:
+    """What a new process would start with: no mode entered, autocast as it was, CUDA as absent as it was."""
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
 
     while _get_current_dispatch_mode_stack():
@@ -136,11 +173,15 @@ def _reset(torch: Any, defaults: dict[str, Any]) -> None:
     for name, dtype in defaults.items():
         torch.set_autocast_enabled(name, False)
         torch.set_autocast_dtype(name, dtype)
+    torch.cuda.amp.common.amp_definitely_not_available, torch.cuda.is_bf16_supported = there
     torch.set_autocast_cache_enabled(True)
     torch.autocast_increment_nesting()
-    while torch.autocast_decrement_nesting() > 0:
-        pass
+    depth = torch.autocast_decrement_nesting()
+    for _ in range(abs(depth)):
+        torch.autocast_decrement_nesting() if depth > 0 else torch.autocast_increment_nesting()
     torch.clear_autocast_cache()
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
 
 
 if __name__ == "__main__":

@@ -79,6 +79,16 @@ def test_every_op_with_a_policy_goes_through_the_quick_ones() -> None:
             assert {case.op for case in compiled_cases(CPU, rule) if case.executor == executor} == wanted
 
 
+@pytest.mark.parametrize("name", ["cpu", "jax", "virtual:cuda"])
+def test_at_night_every_op_with_a_policy_goes_through_every_one(name: str) -> None:
+    device = known()[name]
+    left_out = {op.overload for op in catalogue().values() if device.type in op.samples[0].not_on}
+    for rule in ("downcast", "upcast", "promote"):
+        wanted = {op for op, policy in device.policies().items() if policy == rule} - left_out
+        found = {(case.op, case.executor) for case in compiled_cases(device, rule, nightly=True)}
+        assert found == {(op, executor) for op in wanted for executor in executors(device, nightly=True)}
+
+
 def test_run_files_carry_it_and_old_ones_are_read(tmp_path: Path) -> None:
     result = Result(MM.id, "jit", "downcast", "mm", "bf16", "cpu", "pass", 0.1, executor="dynamo")
     old = replace(result, id="mm-fp32-bf16-cpu", executor="")
@@ -143,4 +153,11 @@ def test_the_reproduction_runs(executor: str, capsys: pytest.CaptureFixture[str]
     with kinds.quiet():
         exec(compile(text, "reproduction", "exec"), {"__name__": "__main__"})
     shown = capsys.readouterr().out
-    assert shown.count("[torch.bfloat16]") == 3
+    assert "FAIL" not in shown
+    assert shown.count("output dtypes of the") == 2
+    assert ("received" in shown) == (executor == "export")
+    wrong = text.replace("got = run(compiled)", "got = run(lambda a, b: compiled(a, b).half())")
+    with kinds.quiet():
+        exec(compile(wrong, "reproduction", "exec"), {"__name__": "__main__"})
+    said = "FAIL output dtypes of the second call | got [torch.float16] | expected [torch.bfloat16]"
+    assert said in capsys.readouterr().out

@@ -8,7 +8,17 @@ import pytest
 
 from tests import jax_planted
 
-MODULES = ("autodiff", "checkpoint", "customfn", "functorch", "gradients", "optimizers", "scaler")
+MODULES = (
+    "autodiff",
+    "checkpoint",
+    "customfn",
+    "functorch",
+    "gradients",
+    "interop",
+    "optimizers",
+    "persistence",
+    "scaler",
+)
 
 
 @pytest.mark.parametrize(

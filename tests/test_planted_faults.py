@@ -57,6 +57,7 @@ def test_is_caught(fault: Fault, suite: Suite) -> None:
     assert failed, f"no case of {fault.slice} caught the fault; red: {_red(run)}"
     said = [result for result in failed if all(words in result.message for words in fault.says)]
     assert said, f"no red case says {fault.says}; they say: {failed[0].message}"
+    assert not fault.scenario or any(result.op == fault.scenario for result in said), f"not {fault.scenario}"
     assert all(result.torch and result.pytest for result in failed), "a red case lacks its reproduction"
 
 

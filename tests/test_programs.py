@@ -248,20 +248,28 @@ def _printed(source: str) -> str:
 
 
 def test_rendered_programs_run() -> None:
-    text = _printed(render(EVERY_STEP, [CPU]))
-    assert "1.1 inside cpu True torch.bfloat16 cache True depth 1" in text
-    assert "1.1.2 inside cpu True torch.float16 cache True depth 2" in text
-    assert "5.2 in a new thread cpu False torch.bfloat16 cache True depth 0" in text
-    assert "aten.mm.default [torch.bfloat16, torch.bfloat16]" in text
+    lines = _printed(render(EVERY_STEP, [CPU])).splitlines()
+    assert len(lines) == len(model(EVERY_STEP, facts([CPU])))
+    assert all(line.startswith("ok  ") for line in lines), lines
+    text = "\n".join(lines)
+    assert "step 1.1: state of cpu inside the region | got (True, 'bf16', True, 1) | expected" in text
+    assert "step 1.1.2: state of cpu inside the region | got (True, 'fp16', True, 2) | expected" in text
+    assert "step 5.2: state of cpu in a new thread | got (False, 'bf16', True, 0) | expected" in text
+    assert "dtypes in the kernel of mm on cpu | got ('bf16', 'bf16')" in text
 
 
-def test_rendered_programs_say_what_runs_see() -> None:
-    """The states a rendered program prints are those that `run` sees, in order."""
-    text = _printed(render((With(HERE, (With(OTHER, (MM,)),)),), [CPU]))
-    printed = [line.split(" cpu ")[1] for line in text.splitlines() if " cpu " in line]
-    seen = [s.value for s in run((With(HERE, (With(OTHER, (MM,)),)),), [CPU]) if isinstance(s.value, State)][1:]
-    dtypes = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
-    assert printed == [f"{s.enabled} {dtypes[s.dtype]} cache {s.cache_enabled} depth {s.depth}" for s in seen]
+def test_rendered_programs_say_what_runs_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a region does not restore, the first line that says FAIL is of the difference that a run finds."""
+    program: Program = (Catch((With(HERE, (With(OTHER, (MM,)), Raise())),)), MM)
+    source = render(program, [CPU])
+    assert "FAIL" not in _printed(source)
+    monkeypatch.setattr(AUTOCAST, "__exit__", lambda *_: torch.autocast_decrement_nesting() and None)
+    found = compare(run(program, [CPU]), model(program, facts([CPU])))
+    printed = _printed(source)
+    reset({})
+    first = next(line for line in printed.splitlines() if line.startswith("FAIL "))
+    assert found is not None
+    assert found.startswith(first.removeprefix("FAIL ").partition(" | ")[0])
 
 
 def test_a_virtual_device_is_rendered_with_fake_tensors() -> None:
@@ -269,7 +277,7 @@ def test_a_virtual_device_is_rendered_with_fake_tensors() -> None:
     compile(source, "<rendered>", "exec")
     assert "FakeTensorMode" in source
     assert "amp_definitely_not_available" in source
-    assert "op(\"1.1 sum\", 'cuda', torch.sum, new('cuda', torch.float16))" in source
+    assert "op('1.1', 'sum', 'sum', 'cuda', torch.sum, new('cuda', torch.float16))" in source
 
 
 def test_a_second_device_is_of_another_type() -> None:

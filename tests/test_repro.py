@@ -1,4 +1,7 @@
-"""Reproductions run where ampcheck cannot be imported, and say of each case what the case itself says."""
+"""Reproductions run where ampcheck cannot be imported, and say of each case what the case itself says.
+
+Every run takes one in three of the programs, the same ones each time; `--nightly` takes all.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,16 @@ from ampcheck.devices.registry import known
 from ampcheck.repro import of_op
 from ampcheck.torch_dtypes import DTYPES
 from ampcheck.verdict import check_op
+from tests.repro_plants import MM, PLANTED
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ROOT / "tests" / "repro_programs.py"
+IN_WORDS = re.compile(r"::test_(random|drawn|drawn_for_jit|any_form|jit_found|found_in_captures)\[")
+"""Cases that draw programs, try many ops or ask ampcheck's linter: words stand for a program that shows nothing."""
+FIRST = re.compile(r"eager/test_programs\.py::test_known\[")
+"""Cases that end with the first difference, which their programs show first."""
+NAMES = re.compile(r"::(?!test_layer\[)")
+"""Cases whose programs give each difference the name the case gives it; ops and layers are looked at in other ways."""
 
 
 def _run(programs: Mapping[str, Mapping[str, Any]], folder: Path) -> dict[str, dict[str, str]]:
@@ -33,7 +43,7 @@ def _run(programs: Mapping[str, Mapping[str, Any]], folder: Path) -> dict[str, d
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-2000:]
@@ -41,165 +51,74 @@ def _run(programs: Mapping[str, Mapping[str, Any]], folder: Path) -> dict[str, d
     return found
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """The program of every scenario and of many op cases, and whether the case finds something."""
-    path = tmp_path_factory.mktemp("made") / "made.json"
+def _made(path: Path, *, nightly: bool) -> dict[str, dict[str, Any]]:
+    """The programs of scenarios and of op cases of all suites, and what each case finds."""
+    wanted = [f"suites/{name}" for name, _, _ in PLANTED.values()]
     line = ["suites", "--device=cpu", "--device=virtual:cuda", "--collect-only", "-qq", "--no-run-file"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *line, "-p", "tests.repro_programs"],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
-        env={**os.environ, "REPRO_PROGRAMS": str(path), "OMP_NUM_THREADS": "1"},
+        timeout=600,
+        env={
+            **os.environ,
+            "REPRO_PROGRAMS": str(path),
+            "REPRO_NIGHTLY": "1" if nightly else "",
+            "REPRO_WANTED": json.dumps(wanted),
+            "OMP_NUM_THREADS": "1",
+        },
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     found: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 
-HELD = "suites/eager/"
-"""The suite whose programs say what their cases say. Of the others', about a tenth does not yet."""
+def _wrong(name: str, given: Mapping[str, Any], got: Mapping[str, str]) -> str:
+    """How what a program says differs from what its case says, in words; "" where it does not."""
+    said, raised = got["printed"], got["raised"]
+    failed = [line.removeprefix("FAIL ").partition(" | ")[0] for line in said.splitlines() if line.startswith("FAIL ")]
+    in_words = "run it with the pytest line" in given["program"]
+    if in_words:
+        return "" if IN_WORDS.search(name) else "it has no program"
+    if "ampcheck" in given["program"].replace("ampcheck_", ""):  # torch.library namespaces of the suites begin so
+        return "it names ampcheck"
+    expected = {"": "", "Unsupported": "SystemExit"}.get(given["raised"], given["raised"])
+    if expected not in raised or (raised and not expected):
+        return f"it raised {raised[-800:] or 'nothing'}; expected {expected or 'nothing'}"
+    if expected:
+        return ""
+    if FIRST.search(name):
+        failed = failed[:1]
+    if not failed and not given["differences"]:
+        return "" if said.startswith(("ok  ", "     raised")) else "it says nothing"
+    named = [
+        what for what in failed if any(line.startswith((f"{what}: ", f"{what} is ")) for line in given["differences"])
+    ]
+    same = named == failed and len(failed) == len(given["differences"])
+    alike = same if NAMES.search(name) and not IN_WORDS.search(name) else bool(failed) == bool(given["differences"])
+    return "" if alike else f"it says {failed}; the case says {given['differences']}"
 
 
-def test_each_says_what_its_case_says(made: dict[str, dict[str, Any]], tmp_path: Path) -> None:
-    own = {name: given for name, given in made.items() if name.startswith(HELD) and "test_programs" not in name}
-    assert len(own) > 1000
-    assert sum(given["differs"] for given in own.values()) > 30
-    ours = re.compile(r"ampcheck(?!_|\.jax_device)")  # the device is what a case on it needs
-    assert not [name for name, given in own.items() if ours.search(given["program"])]
-    wrong = []
-    for name, got in _run(own, tmp_path).items():
-        red = "FAIL" in got["printed"] or bool(got["raised"])
-        if red != own[name]["differs"] or not (red or got["printed"].startswith(("ok  ", "     raised"))):
-            wrong.append(
-                f"{name}: the case differs: {own[name]['differs']}\n{got['printed'][-500:]}{got['raised'][-800:]}"
-            )
-    assert not wrong, f"{len(wrong)} of {len(own)}:\n" + "\n".join(wrong[:8])
+def test_each_says_what_its_case_says(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """One test for all of it, for what is made would be made again by each process that has a part of it."""
+    nightly = bool(request.config.option.nightly)
+    made = _made(tmp_path / "made.json", nightly=nightly)
+    planted = {what: {**made[f"suites/{name}"], "plant": plant} for what, (name, plant, _) in PLANTED.items()}
+    # The one after the planted ones: nothing of them is left.
+    ran = _run({**made, **planted, "after all": made[f"suites/{PLANTED['copies'][0]}"]}, tmp_path)
 
+    wrong = {name: why for name, given in made.items() if (why := _wrong(name, given, ran[name]))}
+    assert not wrong, f"{len(wrong)} of {len(made)}:\n" + "\n".join(f"{k}: {v}" for k, v in [*wrong.items()][:8])
+    for suite, programs, reds in (("eager", 450, 20), ("autograd", 190, 12), ("scaler", 150, 9), ("jit", 170, 45)):
+        own = [given for name, given in made.items() if name.startswith(f"suites/{suite}/")]
+        assert len(own) > programs * (3 if nightly else 1)
+        assert sum(bool(given["differences"] or given["raised"]) for given in own) > reds * (3 if nightly else 1)
 
-def test_programs_that_are_written_down_run_and_drawn_ones_say_why_not(
-    made: dict[str, dict[str, Any]], tmp_path: Path
-) -> None:
-    own = {name: given for name, given in made.items() if "eager/test_programs" in name}
-    for name, got in _run(own, tmp_path).items():
-        assert not got["raised"], f"{name}: {got['raised']}"
-        drawn = "run it with the pytest line" in own[name]["program"]
-        assert drawn == ("test_random" in name), own[name]["program"]
-        assert drawn or "at the end" in got["printed"]
-
-
-_EXIT = """\
-import torch
-before = torch.autocast.__exit__
-torch.autocast.__exit__ = lambda self, *given: torch.autocast_decrement_nesting() and None
-def undo():
-    torch.autocast.__exit__ = before
-"""
-_MM = """\
-import torch
-library = torch.library.Library("aten", "IMPL")
-def kernel(a, b):
-    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
-        return torch.mm(BODY)
-library.impl("mm", kernel, "AutocastCPU", allow_override=True)
-undo = library._destroy
-"""
-_QUIET = """\
-import warnings
-before, warnings.warn = warnings.warn, lambda *given, **more: None
-def undo():
-    warnings.warn = before
-"""
-_SET = """\
-import torch
-before = torch.set_autocast_enabled
-torch.set_autocast_enabled = lambda *given: before(*given) if len(given) == 2 and type(given[1]) is bool else None
-def undo():
-    torch.set_autocast_enabled = before
-"""
-_SHARED = """\
-import torch
-before = torch.is_autocast_enabled, torch.autocast.__enter__
-state = []
-torch.is_autocast_enabled = lambda *given: bool(state) or before[0](*given)
-def enter(self):
-    state.append(1)
-    return before[1](self)
-torch.autocast.__enter__ = enter
-def undo():
-    torch.is_autocast_enabled, torch.autocast.__enter__ = before
-"""
-_LOSS = """\
-import torch
-before, enabled = torch.nn.functional.linear, torch.is_autocast_enabled
-torch.nn.functional.linear = lambda *given: before(*given) * (2 if enabled("cpu") else 1)
-def undo():
-    torch.nn.functional.linear = before
-"""
-PLANTED = {
-    "a region that does not restore": (
-        "context.py::test_restores_on_exit[bf16-cpu]",
-        _EXIT,
-        "FAIL state after the region",
-    ),
-    "the same on a virtual device": (
-        "context.py::test_restores_on_exit[fp16-vcu]",
-        _EXIT,
-        "FAIL state after the region",
-    ),
-    "a product that is not cast": (
-        "eligibility.py::test_requires_grad_is_no_matter[bf16-cpu]",
-        _MM.replace("BODY", "a, b"),
-        "FAIL dtypes mm receives, requires_grad=False | got ('fp32', 'fp32') | expected ('bf16', 'bf16')",
-    ),
-    "a cast that is made twice": (
-        "cache.py::test_one_cast_for_many_uses[bf16-cpu]",
-        _MM.replace("BODY", "a.bfloat16(), b.bfloat16()"),
-        "FAIL casts of a parameter used by five products | got 5 | expected 1",
-    ),
-    "copies": ("cache.py::test_not_for_views[bf16-cpu]", _MM.replace("BODY", "a, b"), "FAIL casts of a view of a leaf"),
-    "a warning that is not given": (
-        "errors.py::test_unsupported_dtype[single-bf16-cpu]",
-        _QUIET,
-        "FAIL a region of torch.float32 | warned [] | expected UserWarning In CPU autocast",
-    ),
-    "a wrong argument that is taken": (
-        "state.py::test_wrong_argument[set_number-bf16-cpu]",
-        _SET,
-        "FAIL the wrong call set_number | raised None | expected TypeError",
-    ),
-    "a state that threads share": (
-        "threads.py::test_starts_outside[bf16-cpu]",
-        _SHARED,
-        "FAIL the same, started in a region | got ((True",
-    ),
-    "a module whose values are wrong": (
-        "modules.py::test_layer[Linear-wide-bf16-cpu]",
-        _LOSS,
-        "FAIL whether outputs of Linear have the bits",
-    ),
-    "a module whose op is not cast": (
-        "modules.py::test_layer[Linear-low-bf16-cpu]",
-        _MM.replace('"mm"', '"linear"')
-        .replace("a, b)", "a, b, c)")
-        .replace("torch.mm(BODY)", "a.float() @ b.float().T"),
-        "FAIL listed ops that ran in Linear | got",
-    ),
-}
-
-
-def test_wrong_behaviour_is_seen(made: dict[str, dict[str, Any]], tmp_path: Path) -> None:
-    programs = {}
-    for what, (end, plant, _) in PLANTED.items():
-        name = f"suites/eager/test_{end}"
-        assert not made[name]["differs"], f"{name} differs without the plant"
-        programs[what] = {"program": made[name]["program"], "plant": plant}
-    found = _run({**programs, "nothing planted any more": {"program": programs["copies"]["program"]}}, tmp_path)
-    for what, (_, _, line) in PLANTED.items():
-        assert line in found[what]["printed"], f"{what}: {found[what]}"
-    assert "FAIL" not in found["nothing planted any more"]["printed"]
+    for what, (name, _, line) in PLANTED.items():
+        assert not made[f"suites/{name}"]["differences"], f"{name} differs without the plant"
+        assert line in ran[what]["printed"] + ran[what]["raised"], f"{what}: {ran[what]}"
+    assert "FAIL" not in ran["after all"]["printed"]
 
 
 def _case(overload: str, inputs: str, device: str = "cpu", amp: str = "bf16", sample: str = "", rule: str = "") -> Case:
@@ -212,39 +131,43 @@ def _case(overload: str, inputs: str, device: str = "cpu", amp: str = "bf16", sa
 _KERNEL = "argument 0 of aten::mm was given as fp32 and reached the kernel as fp32; expected bf16 (rule downcast)"
 _DTYPE = "output 0 of aten::mm is fp32; expected bf16"
 _FAR = "output 0 of aten::mm is 1 away from the float64 result; expected at most 0.1"
+DIFFERENCES = {
+    _KERNEL: ("a, b", "FAIL dtypes it received | got ['fp32', 'fp32'] | expected ['bf16', 'bf16']"),
+    _DTYPE: (
+        "a, b",
+        "FAIL dtypes of the outputs, or what was raised | got [torch.float32] | expected [torch.bfloat16]",
+    ),
+    "differs from the same op": ("a.bfloat16() * 2, b.bfloat16()", "FAIL whether they have the bits"),
+    _FAR: ("a.bfloat16() * 2, b.bfloat16()", "FAIL distance to the float64 result, at most"),
+}
+"""Of a difference as a check words it: what makes it, and what the program must print."""
 
 
-@pytest.mark.parametrize(
-    ("message", "body", "line"),
-    [
-        (_KERNEL, "a, b", "FAIL dtypes it received | got ['fp32', 'fp32'] | expected ['bf16', 'bf16']"),
-        (
-            _DTYPE,
-            "a, b",
-            "FAIL dtypes of the outputs, or what was raised | got [torch.float32] | expected [torch.bfloat16]",
-        ),
-        ("differs from the same op", "a.bfloat16() * 2, b.bfloat16()", "FAIL whether they have the bits"),
-        (_FAR, "a.bfloat16() * 2, b.bfloat16()", "FAIL distance to the float64 result, at most"),
-    ],
-    ids=["kernel", "dtype", "bits", "accuracy"],
-)
-def test_an_op_shows_the_difference_that_was_found(message: str, body: str, line: str, tmp_path: Path) -> None:
-    program = of_op(_case("mm", "fp32"), known()["cpu"], message)
-    assert ("Recorder" in program) == (message == _KERNEL)
-    assert len(program.splitlines()) < (90 if message == _KERNEL else 55)
-    broken = {"program": program, "plant": _MM.replace("BODY", body)}
-    found = _run({"broken": broken, "right": {"program": program}}, tmp_path)
-    assert line in found["broken"]["printed"], found["broken"]
-    assert "ok  " in found["right"]["printed"]
-    assert "FAIL" not in found["right"]["printed"]
+def test_an_op_shows_the_difference_that_was_found(tmp_path: Path) -> None:
+    right = {message: of_op(_case("mm", "fp32"), known()["cpu"], message) for message in DIFFERENCES}
+    for message, program in right.items():
+        assert ("Recorder" in program) == (message == _KERNEL)
+        assert len(program.splitlines()) < (90 if message == _KERNEL else 55)
+    refused = of_op(_case("binary_cross_entropy", "fp32", "virtual:cuda", "fp16"), known()["virtual:cuda"], "ran")
+    runs = refused.replace("with torch.autocast('cuda', dtype=torch.float16):", "with torch.no_grad():")
+    device, case = known()["virtual:cuda"], _case("dot", "bf16", "virtual:cuda", "fp16")
+    differences = check_op(case, device)  # a known deviation, as a run tells it
+    assert differences
+    assert DTYPES[case.amp] is torch.float16
+    programs = {f"right, {message}": {"program": program} for message, program in right.items()}
+    for message, (body, _) in DIFFERENCES.items():
+        programs[message] = {"program": right[message], "plant": MM.replace("BODY", body)}
+    programs["refused"], programs["not refused"] = {"program": refused}, {"program": runs}
+    programs["failing"] = {"program": of_op(case, device, "\n".join(differences))}
+    printed = {name: got["printed"] for name, got in _run(programs, tmp_path).items()}
 
-
-def test_a_refused_op_that_runs_is_seen(tmp_path: Path) -> None:
-    program = of_op(_case("binary_cross_entropy", "fp32", "virtual:cuda", "fp16"), known()["virtual:cuda"], "ran")
-    lacking = program.replace("with torch.autocast('cuda', dtype=torch.float16):", "with torch.no_grad():")
-    found = _run({"right": {"program": program}, "wrong": {"program": lacking}}, tmp_path)
-    assert found["right"]["printed"].startswith("ok  ")
-    assert found["wrong"]["printed"].startswith("FAIL whether it raises an error that names binary_cross_entropy_with")
+    for message, (_, line) in DIFFERENCES.items():
+        assert line in printed[message]
+        assert "ok  " in printed[f"right, {message}"]
+        assert "FAIL" not in printed[f"right, {message}"]
+    assert printed["refused"].startswith("ok  ")
+    assert printed["not refused"].startswith("FAIL whether it raises an error that names binary_cross_entropy_with")
+    assert "FAIL whether the kernel of aten::dot ran" in printed["failing"]
 
 
 @pytest.mark.parametrize(
@@ -262,14 +185,3 @@ def test_a_case_that_ended_its_process_is_not_run_to_reproduce_it(monkeypatch: p
     monkeypatch.setattr("ampcheck.repro.expected.replay", crash)
     program = of_op(_case("matmul", "fp32"), known()["cpu"], ran=False)
     assert program.endswith("with torch.autocast('cpu', dtype=torch.bfloat16):\n    print(call(*inputs()))")
-
-
-def test_a_failing_case_shows_its_difference(tmp_path: Path) -> None:
-    """A known deviation, as a run tells it."""
-    device = known()["virtual:cuda"]
-    case = _case("dot", "bf16", "virtual:cuda", "fp16")
-    differences = check_op(case, device)
-    assert differences
-    found = _run({"it": {"program": of_op(case, device, "\n".join(differences))}}, tmp_path)
-    assert "FAIL whether the kernel of aten::dot ran" in found["it"]["printed"]
-    assert DTYPES[case.amp] is torch.float16

@@ -18,6 +18,21 @@ pytestmark = [
     pytest.mark.filterwarnings(r"ignore:.*is_autocast_cpu_enabled:DeprecationWarning"),  # TorchScript has no other
 ]
 
+
+class Recurrent(torch.nn.Module):
+    """One layer used four times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for _ in range(4):
+                x = self.layer(x)
+        return x
+
+
 AMBIENT = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -86,3 +101,22 @@ def test_gradients(name: str, ambient: str) -> None:
                 torch.testing.assert_close(g, w, rtol=1e-6, atol=1e-6)
     finally:
         torch.set_autocast_cache_enabled(True)
+
+
+def test_gradients_of_many_uses_are_summed_in_float32() -> None:
+    """Nothing merges the casts of one weight, after which its gradients would be summed in the lower precision."""
+    torch.manual_seed(0)
+    module, x = Recurrent(), given()[0]
+    rewritten = torchscript.autocast(scripted(module))
+
+    def gradients(call: Any, *, cached: bool) -> list[torch.Tensor]:
+        torch.set_autocast_cache_enabled(cached)
+        try:
+            return list(torch.autograd.grad(call(x).float().sum(), list(module.parameters())))
+        finally:
+            torch.set_autocast_cache_enabled(True)
+
+    want, cached = gradients(module, cached=False), gradients(module, cached=True)
+    assert not all(map(torch.equal, want, cached))
+    for _ in range(3):
+        same(gradients(rewritten, cached=True), want)

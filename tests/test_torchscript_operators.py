@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from ampcheck import torchscript
 from ampcheck.torchscript import library
 from ampcheck.torchscript.regions import scripted
 from tests import torchscript_programs as programs
+
+pytestmark = pytest.mark.filterwarnings(r"ignore:(?s).*torch\.jit\.:DeprecationWarning")
 
 ROOT = Path(__file__).parent.parent
 BUILT = library.variadic()
@@ -50,6 +55,47 @@ def program(types: list[object], *values: object) -> list[object]:
     graph.makeMultiOutputIntoTuple()
     out = torch._C._create_function_from_graph("program", graph)(*values)
     return list(out) if len(types) > 1 else [out]
+
+
+def two_lists(x: Tensor, one: Tensor | None, other: Tensor | None, held: list[Tensor]) -> list[Tensor]:
+    return list(torch.lstm(x, [x[:1], x[:1]], held, False, 1, 0.0, False, False, False))
+
+
+def two_optionals(x: Tensor, one: Tensor | None, other: Tensor | None, held: list[Tensor]) -> list[Tensor]:
+    return [torch.layer_norm(x, [2], one, other)]
+
+
+def lists(x: Tensor, one: Tensor | None, other: Tensor | None, held: list[Tensor]) -> list[Tensor]:
+    with torch.autocast("cpu"):
+        return two_lists(x, one, other, held)
+
+
+def optionals(x: Tensor, one: Tensor | None, other: Tensor | None, held: list[Tensor]) -> list[Tensor]:
+    with torch.autocast("cpu"):
+        return two_optionals(x, one, other, held)
+
+
+@pytest.mark.parametrize("there", [(), (0,), (1,), (0, 1)])
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(
+    ("program", "plain", "op"), [(lists, two_lists, "lstm.input"), (optionals, two_optionals, "layer_norm")]
+)
+def test_any_mixture_is_saved(program: Any, plain: Any, op: str, wide: bool, there: tuple[int, ...]) -> None:
+    """The ops that PyTorch promotes have fixed forms; these are made to need what only the variadic form takes."""
+    rewritten = torchscript.autocast(scripted(program), device_type="cpu", tables={"cpu": {op: "promote"}})
+    generator = torch.Generator().manual_seed(0)
+    x, *biases = (torch.rand(shape, generator=generator).bfloat16() for shape in ([2, 2, 2], [2], [2]))
+    held = [torch.rand(shape, generator=generator).bfloat16() for shape in ([8, 2], [8, 2])]
+    given = [bias if place in there else None for place, bias in enumerate(biases)]
+    if wide:
+        held[1] = held[1].float()
+        given = [bias if bias is None else bias.float() for bias in given]
+    dtype = torch.float32 if wide and (there or program is lists) else torch.bfloat16
+    want = plain(x.to(dtype), *given, [weight.to(dtype) for weight in held])
+    for run in (rewritten, torch.jit.load(io.BytesIO(rewritten.save_to_buffer()))):
+        got = run(x, *given, held)
+        assert [out.dtype for out in got] == [dtype] * len(want)
+        assert all(map(torch.equal, got, want))
 
 
 @needs_library

@@ -40,8 +40,8 @@ _FEW = {
     "add.Tensor",
     "batch_norm",
 }
-"""Those that a nightly run sends through every executor on every device. Through the quick executors go, in every run,
-these and all with a policy, where a device has values and compiles no op by itself."""
+"""These and all with a policy go through the quick executors in every run, where a device has values and compiles no op
+by itself, and in a nightly run through every executor on every device."""
 _FEWEST = (
     "mm",
     "mse_loss",
@@ -76,7 +76,7 @@ def compiled_cases(device: Device, rule: str, suite: str = "jit", *, nightly: bo
 def _runs(device: Device, rule: str, op: str, executor: str, nightly: bool) -> bool:
     """Whether an op goes through an executor: XLA takes long, and fake tensors tell less."""
     quick = device.has_values and device.type != "jax" and executor in _QUICK
-    return op in _FEWEST or (op in _FEW and (quick or nightly)) or (quick and rule != "fallthrough")
+    return op in _FEWEST or ((quick or nightly) and (op in _FEW or rule != "fallthrough"))
 
 
 def _of_op(device: Device, rule: str, suite: str, op: Op, executor: str) -> Iterator[Case]:

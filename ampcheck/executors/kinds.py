@@ -142,12 +142,15 @@ class Executor:
 
     `grads`: gradients flow through what it makes.
 
-    `rounds`: how far its float32 results may lie from eager's, in roundings; 0 where the same kernels run.
+    `rounds`: how far its results may lie from eager's, in roundings; 0 where the same kernels run.
+
+    `wide`: the same for what is float32 from end to end, where that is more.
     """
 
     make: Callable[..., Compiled]
     grads: bool = True
     rounds: int = 0
+    wide: int = 0
 
 
 _ROUNDS = 48
@@ -159,7 +162,8 @@ EXECUTORS = {
     "script": Executor(_script, rounds=_FEW),
     "traced": Executor(_traced, rounds=_FEW),
     "dynamo": Executor(_dynamo),
-    "aot": Executor(_backend("aot_eager"), rounds=_FEW),
+    # It takes some ops apart by formulas of PyTorch's own, which add in another order: bicubic upsampling is one.
+    "aot": Executor(_backend("aot_eager"), rounds=_FEW, wide=_ROUNDS),
     "inductor": Executor(_backend("inductor"), rounds=_ROUNDS),
     "export": Executor(_export, rounds=_FEW),
     "strict": Executor(_strict, rounds=_FEW),
@@ -182,6 +186,10 @@ def quiet() -> Iterator[None]:
             # PyTorch asks its own trees, and makes its own autograd functions, in old ways.
             warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
             warnings.filterwarnings("ignore", message=".*should not be instantiated", category=DeprecationWarning)
+            # Inductor calls what PyTorch deprecated, and says where it makes no fast code.
+            warnings.filterwarnings("ignore", message=r".*torch\._prims_common\.check", category=FutureWarning)
+            warnings.filterwarnings("ignore", message="Torchinductor does not support code generation for complex")
+            warnings.filterwarnings("ignore", message="bf16 and fp16 are mixed in the scheduler node")
             yield
     finally:
         torch._dynamo.reset()

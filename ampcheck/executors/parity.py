@@ -158,7 +158,9 @@ class _Parity:
         finite = want[want.isfinite()].double()
         scale = max(1.0, finite.abs().max().item() if finite.numel() else 1.0)
         low = [x for x in (want.dtype, *(t.dtype for t in self.lowest())) if x.is_floating_point]
-        return self.executor.rounds * max(torch.finfo(x).eps for x in low) * scale
+        eps = max(torch.finfo(x).eps for x in low)
+        wide = eps == torch.finfo(torch.float32).eps
+        return max(self.executor.rounds, self.executor.wide if wide else 0) * eps * scale
 
     def lowest(self) -> list[torch.Tensor]:
         return [torch.empty(0, dtype=DTYPES[leaf]) for leaf in self.todo.expected.leaves if leaf in DTYPES]

@@ -27,15 +27,6 @@ _COMPILED = {
     "export": "compiled = torch.export.export(program, (a, b)).module()",
     "strict": "compiled = torch.export.export(program, (a, b), strict=True).module()",
 }
-_SHOWN = """
-for name, region in (("none", None), ("{dtype}", {dtype}), ("{other}", {other})):
-    with nullcontext() if region is None else torch.autocast({device!r}, dtype=region):
-        for kind, call in (("eager", program), ("first", compiled), ("second", compiled)):
-            try:
-                out = call(a, b)
-            except Exception as error:
-                out = error
-            print(name, kind, getattr(out, "dtype", repr(out)[:200]), torch.is_autocast_enabled({device!r}))"""
 
 
 @dataclass(frozen=True)
@@ -63,15 +54,6 @@ class Limit:
 
 
 _IMPORTS = "import torch\nimport torch.nn.functional as F\nfrom typing import Optional\n\n"
-
-
-def text_of(limit: Limit, amp: Amp) -> str:
-    """A limit in plain torch: what it returns, eagerly and compiled, in and outside of regions."""
-    inputs = f"a, b = torch.rand(2, 2, device={amp.type!r}), torch.rand(2, 2, device={amp.type!r})\n\n"
-    setup = "".join(f"{line}\n" for line in amp.device.setup)
-    shown = _SHOWN.format(device=amp.type, dtype=amp.dtype, other=amp.other)
-    head = "from contextlib import nullcontext\n" + _IMPORTS + setup
-    return head + inputs + limit.source(amp.device, amp.dtype, amp.other) + shown
 
 
 class Made:

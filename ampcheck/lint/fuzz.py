@@ -24,6 +24,8 @@ from ampcheck.lint import defined
 from ampcheck.lint.drawn import ROADS, Program, programs
 from ampcheck.lint.record import state
 from ampcheck.observe import tensors
+from ampcheck.repro import snippets
+from ampcheck.repro.common import COMPILED, assembled
 from ampcheck.torch_dtypes import DTYPES, name_of
 
 NIGHTLY = 600
@@ -135,40 +137,62 @@ _LOOSE = 4
 
 
 def _near(got: torch.Tensor, want: torch.Tensor, program: Program) -> bool:
-    """Up to some roundings of the lowest dtype there may be: another compiler rounds elsewhere."""
-    low = program.ambient or "autocast" in program.text or "bfloat16" in program.text
-    bound = _LOOSE * torch.finfo(torch.bfloat16 if low else torch.float32).eps
+    bound = _bound(program)
     return torch.allclose(got.double(), want.double(), bound, bound, equal_nan=True)
 
 
-_COMPILED = {
-    "script": "compiled = torch.jit.script(program)",
-    "traced": "compiled = torch.jit.trace(program, (a, b), check_trace=False)",
-    "dynamo": 'compiled = torch.compile(program, backend="eager", fullgraph=True)',
-    "export": "compiled = torch.export.export(Module(), (a, b)).module()",
-    "strict": "compiled = torch.export.export(Module(), (a, b), strict=True).module()",
-    "jaxjit": "compiled = jit(program)",
-}
-_MODULE = """
+def _bound(program: Program) -> float:
+    """Some roundings of the lowest dtype there may be: another compiler rounds elsewhere."""
+    low = program.ambient or "autocast" in program.text or "bfloat16" in program.text
+    return _LOOSE * torch.finfo(torch.bfloat16 if low else torch.float32).eps
+
+
+_MODULE = """\
 class Module(torch.nn.Module):
     def forward(self, a, b):
-        return program(a, b)
+        return program(a, b)"""
+_RUN = """\
+def inputs():
+    values = [[0.1, 0.7], [0.3, 1.3]], [[1.1, 0.2], [0.6, 0.9]]
+    return tuple(torch.tensor(x).to({device!r}) for x in values)
 
-"""
+def run(call):
+    with torch.no_grad(), {region}:
+        try:
+            out = tree_leaves(call(*inputs()))
+        except Exception as error:
+            out = [error]
+        state = torch.is_autocast_enabled({device!r}), torch.get_autocast_dtype({device!r})
+    return [x for x in out if isinstance(x, (torch.Tensor, Exception))], state
+
+def facts(out):
+    return [(x.dtype, x.shape) if isinstance(x, torch.Tensor) else repr(x) for x in out]"""
+_COMPARED = """\
+with {region}:
+    compiled = {made}
+for turn in ("first", "second"):
+    (want, after), (got, state) = run(program), run(compiled)
+    check(f"dtypes and shapes that the {{turn}} call gives", facts(got), facts(want))
+    check(f"state after the {{turn}} call", state, after)
+    for place, (x, y) in enumerate(zip(got, want)):
+        if facts([x]) == facts([y]) and isinstance(x, torch.Tensor):
+            right = torch.allclose(x.cpu().double(), y.cpu().double(), {bound}, {bound}, equal_nan=True)
+            print("ok  " if right else "FAIL", f"result {{place}} of the {{turn}} call | got", x, "| expected", y)"""
 
 
 def text_of(program: Program, road: str, device: Device) -> str:
-    """A program in plain torch: the dtypes of what it gives, eagerly and compiled."""
+    """A program in plain torch, eagerly and compiled: prints what `ampcheck.repro.of_op` prints."""
     executor = ROADS[road].executor
-    lines = ["import torch", "import torch.nn.functional as F", *device.setup]
-    lines += ["from ampcheck.jax_device import jit"] if executor == "jaxjit" else []
-    values = "[[0.1, 0.7], [0.3, 1.3]], [[1.1, 0.2], [0.6, 0.9]]"
-    lines += ["", program.text, f"a, b = (torch.tensor(x).to({device.type!r}) for x in ({values}))"]
-    lines += [_MODULE] if executor in ("export", "strict") else []
-    region = f"torch.autocast({device.type!r}, dtype={DTYPES[program.ambient or device.default_amp]}, "
-    lines += [_COMPILED[executor], f"with torch.no_grad(), {region}enabled={bool(program.ambient)}):"]
-    lines += [
-        "    for call in (program, compiled, compiled):",
-        "        print([x.dtype for x in call(a, b)], call(a, b))",
+    made = COMPILED[executor].format(function="program", inputs="inputs()", options="fullgraph=True")
+    region = (
+        f"torch.autocast({device.type!r}, dtype={DTYPES[program.ambient]})" if program.ambient else "nullcontext()"
+    )
+    bound = 0.0 if ROADS[road].exact else _bound(program)
+    blocks = [
+        program.text.rstrip(),
+        *([_MODULE] if "Module()" in made else []),
+        snippets.CHECK,
+        _RUN.format(device=device.type, region=region),
+        _COMPARED.format(region=region, made=made, bound=bound),
     ]
-    return "\n".join(lines)
+    return assembled(device, (), blocks, ["import torch.nn.functional as F"])

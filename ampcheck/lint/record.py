@@ -20,7 +20,7 @@ from ampcheck.torch_dtypes import name_of
 _TORCH = str(Path(torch.__file__).parent)
 _OWN = str(Path(__file__).parent)
 # Kernels that compute nothing; eager and compiled programs may have others of them.
-_MOVES = ("_to_copy", "detach", "alias", "clone", "lift_fresh")
+MOVES = ("_to_copy", "detach", "alias", "clone", "lift_fresh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = overload_name(func).partition(".")[0]
-        if name not in _MOVES and not func.is_view and not name.startswith("prim::"):
+        if name not in MOVES and not func.is_view and not name.startswith("prim::"):
             found = (tensor.dtype for tensor in tensors((args, kwargs or {})) if tensor.is_floating_point())
             self.kernels.append(Kernel(name, tuple(map(name_of, found)), _lines()))
         return func(*args, **(kwargs or {}))

@@ -51,16 +51,32 @@ def _backend(device: Device, modules: Sequence[str]) -> list[str]:
     return lines
 
 
+COMPILED = {
+    "script": "torch.jit.script({function})",
+    "traced": "torch.jit.trace({function}, {inputs}, check_trace=False)",
+    "dynamo": 'torch.compile({function}, backend="eager", {options})',
+    "aot": 'torch.compile({function}, backend="aot_eager", {options})',
+    "inductor": 'torch.compile({function}, backend="inductor", {options})',
+    "export": "torch.export.export(Module(), {inputs}, strict=False).module()",
+    "strict": "torch.export.export(Module(), {inputs}, strict=True).module()",
+    "decomposed": "torch.export.export(Module(), {inputs}, strict=False).run_decompositions().module()",
+    "jaxcompile": 'torch.compile({function}, backend="jax", {options})',
+    "jaxjit": "ampcheck.jax_device.jit({function})",
+}
+"""How each executor compiles a function for a tuple of inputs; an export takes a module `Module` that calls it."""
 _IMPORTS = {
     "SimpleNamespace(": "from types import SimpleNamespace",
     "tree_leaves(": "from torch.utils._pytree import tree_leaves",
     "tree_map(": "from torch.utils._pytree import tree_map",
     "(TorchDispatchMode)": "from torch.utils._python_dispatch import TorchDispatchMode",
     "patch(": "from unittest.mock import patch",
+    "patch.object(": "from unittest.mock import patch",
     "warnings.": "import warnings",
     "textwrap.": "import textwrap",
     "linecache.": "import linecache",
+    'backend="jax"': "import ampcheck.jax_device.compile",
     "weakref.": "import weakref",
+    "zlib.": "import zlib",
     "ThreadPoolExecutor(": "from concurrent.futures import ThreadPoolExecutor",
     "@contextmanager": "from contextlib import contextmanager",
     "nullcontext": "from contextlib import nullcontext",

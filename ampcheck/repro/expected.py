@@ -42,15 +42,6 @@ class _Seen(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-class _Amp(Amp):
-    """Gives the same values as the stand-in of a reproduction, for what runs may depend on them."""
-
-    def rand(self, *shape: int, dtype: torch.dtype = torch.float32, requires_grad: bool = False) -> torch.Tensor:
-        if not self.device.has_values:
-            return super().rand(*shape, dtype=dtype, requires_grad=requires_grad)
-        return torch.rand(shape, device=self.type).to(dtype).requires_grad_(requires_grad)
-
-
 def of_call(call: Callable[[], Any], device: Device, dtype: str) -> tuple[list[str], bool, list[torch.Tensor]]:
     """The lines of a call, whether some of them are of ops inside a kernel, and the outputs; the device is entered.
 
@@ -83,10 +74,9 @@ def of_scenario(
 
     reset({device.type: device.default_amp})
     try:
-        torch.manual_seed(0)
         with device.running(), warnings.catch_warnings(), patch.dict(body.__globals__, {helper: note}):
             warnings.simplefilter("ignore")  # it warned when it ran
-            body(_Amp(device, dtype), **params)
+            body(Amp(device, dtype), **params)
     except Exception:  # it failed when it ran, or there would be nothing to reproduce; what it reached is enough
         pass
     finally:

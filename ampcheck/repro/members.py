@@ -5,10 +5,7 @@ The text between the quotes is pasted by people into reports.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-
-from ampcheck.devices.base import Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +33,17 @@ def region(dtype=dtype, **options):
     ),
     "rand": Member(
         """\
+drawn = 0
+
+def rand(*shape, dtype=torch.float32, requires_grad=False):  # from 0.05 to 0.95, other values each time
+    amp.drawn += 1
+    generator = torch.Generator().manual_seed(zlib.crc32(repr((shape, "unit", amp.drawn, 0)).encode()))
+    x = 0.05 + 0.9 * torch.rand(shape, generator=generator, dtype=torch.float64)
+    return x.to(dtype).to(amp.type).requires_grad_(requires_grad)""",
+        ("type",),
+        fake="""\
 def rand(*shape, dtype=torch.float32, requires_grad=False):
     return torch.rand(shape, device=amp.type).to(dtype).requires_grad_(requires_grad)""",
-        ("type",),
     ),
     "probe": Member(
         """\
@@ -134,21 +139,7 @@ def received(overload, call):
     "compiled": Member(
         """\
 def compiled(executor, function, *inputs, **options):
-    class Module(torch.nn.Module):
-        def forward(self, *inputs):
-            return function(*inputs)
-
-    backends = {{"dynamo": "eager", "aot": "aot_eager", "inductor": "inductor", "jaxcompile": "jax"}}
-    if executor in backends:
-        return torch.compile(function, backend=backends[executor], **{{"fullgraph": True, **options}})
-    if executor == "jaxjit":
-        return ampcheck.jax_device.jit(function)
-    if executor == "script":
-        return torch.jit.script(function)
-    if executor == "traced":
-        return torch.jit.trace(function, inputs, check_trace=False)
-    program = torch.export.export(Module(), inputs, strict=executor == "strict")
-    return (program.run_decompositions() if executor == "decomposed" else program).module()"""
+{compiled}"""
     ),
     "program": Member(
         """\
@@ -162,6 +153,8 @@ def program(body):
     "j2t": Member(
         """\
 def j2t(fn, cast_inputs=None):
+    from {interop} import j2t_autograd
+
     return j2t_autograd(fn, cast_inputs=cast_inputs) if cast_inputs else j2t_autograd(fn)"""
     ),
     "unsupported": Member(
@@ -253,57 +246,3 @@ def host(tensor):
     "device.synchronize": Member("synchronize = lambda: None"),
 }
 """Members of `amp`, and behind `device.` those of its device. "recorder": that of `ampcheck.repro.snippets`."""
-
-
-_MAKES = "    return {region}("
-THERE = """\
-@contextmanager
-def there():  # torch.autocast("cuda") switches itself off where CUDA is absent
-    absent, supported = "torch.cuda.amp.common.amp_definitely_not_available", "torch.cuda.is_bf16_supported"
-    with patch(absent, lambda: False), patch(supported, lambda *args: True):
-        yield"""
-
-
-def absent(device: Device) -> bool:
-    """Whether the device is one whose regions have to be told that it is there; see `ampcheck.devices.virtual`."""
-    return device.type == "cuda" and not device.has_values
-
-
-def stand_in(used: Iterable[str], device: Device, facts: dict[str, object]) -> str:
-    """The class `amp` with the members used.
-
-    `facts`: the values that the texts name in braces.
-    """
-    wanted = _with_needs(used)
-    parts: list[str] = []
-    own: list[str] = []
-    for name, member in MEMBERS.items():
-        if name in wanted:
-            text = member.text if device.has_values else member.fake or member.text
-            if absent(device):
-                text = text.replace(_MAKES, f"    with there():\n    {_MAKES}")
-            (own if name.startswith("device.") else parts).append(text.format(**facts))
-    if own:
-        parts.append("class device:\n" + "\n".join(_indented(text) for text in own))
-    body = "\n".join(_indented(text) for text in parts) or "    pass"
-    return f"class amp:\n{body}"
-
-
-def needs_recorder(used: Iterable[str]) -> bool:
-    """Whether one of the members needs the recorder."""
-    return "recorder" in _with_needs(used)
-
-
-def _with_needs(used: Iterable[str]) -> set[str]:
-    wanted: set[str] = set()
-    waiting = list(used)
-    while waiting:
-        name = waiting.pop()
-        if name not in wanted:
-            wanted.add(name)
-            waiting += MEMBERS[name].needs if name in MEMBERS else ()
-    return wanted
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" if line else "" for line in text.splitlines())

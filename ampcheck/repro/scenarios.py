@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import torch
 
 from ampcheck.devices.base import Device
-from ampcheck.repro import expected, members, snippets
-from ampcheck.repro.common import assembled, preamble
+from ampcheck.repro import expected, members, snippets, stand_in
+from ampcheck.repro.common import COMPILED, assembled, preamble
 from ampcheck.repro.source import Unreproducible, plain
 from ampcheck.scenario import Amp
 from ampcheck.torch_dtypes import DTYPES, name_of
@@ -20,6 +21,12 @@ _COMPARE = "_compare"
 """The helper of `suites/eager/test_modules.py` that compares with `ampcheck.replay`; see `snippets.compare`."""
 _OWN = "in_plain_torch"
 """A function of a suite file whose scenarios are data: given a scenario and its arguments, its program, or ""."""
+_MODULE = """\
+    class Module(torch.nn.Module):
+        def forward(self, *inputs):
+            return function(*inputs)
+"""
+_GIVEN = {"function": "function", "inputs": "inputs", "options": '**{"fullgraph": True, **options}'}
 _STAND_INS = {
     "name_of": (snippets.NAME_OF,),
     "tensors": (snippets.TENSORS,),
@@ -69,7 +76,7 @@ def _program(
     modules: Sequence[str],
     ran: bool,
 ) -> str:
-    arguments = "".join(f", {name}={_literal(value)}" for name, value in params.items())
+    arguments = "".join(f", {name}={_literal(value, body)}" for name, value in params.items())
     found = plain(body, params, {_COMPARE, *_STAND_INS})
     blocks = [text for name in sorted(found.foreign) for text in _STAND_INS[name]]
     if found.replaced:
@@ -80,29 +87,36 @@ def _program(
     text = "\n".join([*blocks, *found.helpers, found.code])
     used, attributes = _used(text)
     first = []
-    if "observe(" in text or "Recorder" in text or members.needs_recorder(used):
+    if "observe(" in text or "Recorder" in text or stand_in.needs_recorder(used):
         if not device.sees_composites:
             raise Unreproducible(f"the recorder of {device.name}, which stands inside of it")
         kernels = not {"received", "of", "kernels"}.isdisjoint(attributes)
         casts = not {"casts", "source"}.isdisjoint(attributes)
         first = [snippets.recorder(device, casts=casts, kernels=kernels)]
     blocks = [block for block in blocks if block not in "".join(first)]
-    if device.has_values and not {"rand", "probe"}.isdisjoint(used):
-        first.insert(0, "torch.manual_seed(0)")
     comment = textwrap.fill(" ".join(found.comment.split()), 116, initial_indent="# ", subsequent_indent="# ")
     code = f"{comment}\n{found.code}" if found.comment else found.code
-    stand_in = members.stand_in(used, device, _facts(device, dtype, text))
-    if "there()" in stand_in:
-        first.append(members.THERE)
+    compiled = any(name in COMPILED for name in params.values() if isinstance(name, str))  # and was told it is there
+    made = stand_in.stand_in(used, device, _facts(device, dtype, text, params), there=not compiled)
+    if "there()" in made:
+        first.append(stand_in.THERE)
     call = f"{body.__name__}(amp{arguments})"
-    parts = [*first, stand_in, *blocks, *found.helpers, code, call]
-    return assembled(device, modules, parts, found.imports, there=False)
+    parts = [*first, made, *blocks, *found.helpers, code, call]
+    return assembled(device, modules, parts, found.imports, there=compiled)
 
 
-def _literal(value: object) -> str:
-    """A value as it is written in a program. Raises Unreproducible where it has no such form."""
+def _literal(value: object, body: Callable[..., Any]) -> str:
+    """A value as it is written in a program, whose `body` may be given a class or a function of its own file.
+
+    Raises Unreproducible where it has no such form.
+    """
     if isinstance(value, torch.dtype):
         return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    name = getattr(value, "__name__", "")
+    if name and body.__globals__.get(name) is value:
+        return str(name)
     try:
         if ast.literal_eval(repr(value)) == value:
             return repr(value)
@@ -118,12 +132,12 @@ def _used(text: str) -> tuple[set[str], set[str]]:
     inner = {id(node.value) for node in attributes}
     used: set[str] = set()
     for node in attributes:
-        if isinstance(node.value, ast.Name) and node.value.id == "amp":
+        if ast.unparse(node.value) in ("amp", "self.amp"):
             if node.attr != "device":
                 used.add(node.attr)
             elif id(node) not in inner:
                 raise Unreproducible("a device of ampcheck as a whole")
-        elif isinstance(node.value, ast.Attribute) and ast.unparse(node.value) == "amp.device":
+        elif ast.unparse(node.value) in ("amp.device", "self.amp.device"):
             used.add(f"device.{node.attr}")
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "getattr" and ast.unparse(call.args[0]) == "amp":
@@ -133,7 +147,7 @@ def _used(text: str) -> tuple[set[str], set[str]]:
     return used, {node.attr for node in attributes}
 
 
-def _facts(device: Device, dtype: torch.dtype, text: str) -> dict[str, object]:
+def _facts(device: Device, dtype: torch.dtype, text: str, params: Mapping[str, object]) -> dict[str, object]:
     """What the texts of `members` name in braces."""
     said = {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
     return {
@@ -147,5 +161,16 @@ def _facts(device: Device, dtype: torch.dtype, text: str) -> dict[str, object]:
         "region": device.region,
         "amp_dtypes": device.amp_dtypes,
         "has_values": device.has_values,
+        "interop": "ampcheck.jax_device.interop" if "ampcheck" in "".join(device.setup) else "torchax.interop",
+        "compiled": _compiled([name for name in COMPILED if name in said or name in params.values()]),
         "policies": {name: policy for name, policy in device.policies().items() if name in said},
     }
+
+
+def _compiled(executors: Sequence[str]) -> str:
+    """The body of the member that compiles, for some executors."""
+    ways = {name: COMPILED[name].format(**_GIVEN) for name in executors}
+    lines = [f"    if executor == {name!r}:\n        return {how}" for name, how in ways.items()]
+    if any("Module()" in how for how in ways.values()):
+        lines.insert(0, _MODULE)
+    return "\n".join(lines)

@@ -131,7 +131,8 @@ def plain(
 
     Args:
         function: at the top level of a file.
-        bound: its parameters that are given a value; a dictionary of which one entry is used is cut down to that.
+        bound: its parameters that are given a value; a dictionary of which one entry is used is cut down to that, and
+            a class or function of its module is taken along.
         stand_ins: names of its module, and names imported from `ours`, that the caller stands in for.
         ours: the package that must not be imported.
 
@@ -140,31 +141,45 @@ def plain(
     function = inspect.unwrap(function)
     path = Path(inspect.getsourcefile(function) or "")
     keys = tuple(sorted((name, value) for name, value in bound.items() if isinstance(value, str)))
-    return _plain(path, path.stat().st_mtime_ns, function.__name__, keys, frozenset(stand_ins), ours)
+    named = frozenset(str(name) for value in bound.values() if (name := getattr(value, "__name__", "")))
+    return _plain(path, path.stat().st_mtime_ns, function.__name__, keys, named, frozenset(stand_ins), ours)
 
 
 @lru_cache(maxsize=256)  # the same for each device and dtype
 def _plain(
-    path: Path, changed: int, name: str, keys: tuple[tuple[str, str], ...], stand_ins: frozenset[str], ours: str
+    path: Path,
+    changed: int,
+    name: str,
+    keys: tuple[tuple[str, str], ...],
+    named: frozenset[str],
+    stand_ins: frozenset[str],
+    ours: str,
 ) -> Plain:
     module = _module(path, changed)
     main = module.defined[name]
     assert isinstance(main, (ast.FunctionDef, ast.AsyncFunctionDef))
     comment = (ast.get_docstring(main) or "").partition("\n\n")[0]
     kept: dict[str, str] = {}
-    out = _gathered(module, main, kept, stand_ins, ours)
+    out = _gathered(module, main, named, kept, stand_ins, ours)
     kept.update(_entries(module, main, dict(keys), [out.code, *out.helpers]))
-    out = _gathered(module, main, kept, stand_ins, ours)
+    out = _gathered(module, main, named, kept, stand_ins, ours)
     out.comment = comment
     return out
 
 
-def _gathered(module: Module, main: ast.stmt, kept: Mapping[str, str], stand_ins: Collection[str], ours: str) -> Plain:
+def _gathered(
+    module: Module,
+    main: ast.stmt,
+    named: Collection[str],
+    kept: Mapping[str, str],
+    stand_ins: Collection[str],
+    ours: str,
+) -> Plain:
     out = Plain(module.text(main), "")
     found: dict[int, str] = {}
     imports: dict[int, set[str]] = {}
     done: set[str] = set()
-    waiting = sorted(_globals(out.code))
+    waiting = sorted(_globals(out.code) | set(named))
     while waiting:
         name = waiting.pop()
         node = module.defined.get(name)

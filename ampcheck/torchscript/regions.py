@@ -64,10 +64,13 @@ def scripted(call: Any) -> Any:
         return torch.jit.script(call)
 
 
+_scripted = cache(scripted)
+
+
 @cache
 def _type(call: Any) -> Any:
     """The TorchScript class that a function makes an object of."""
-    found = scripted(call).graph.findNode("prim::CreateObject").output().type()
+    found = _scripted(call).graph.findNode("prim::CreateObject").output().type()
     return found
 
 
@@ -114,6 +117,11 @@ class Builder:
     def values(self, before: Node, kind: str, inputs: list[Value], types: list[Any]) -> list[Value]:
         """The outputs of a new node."""
         return list(self.node(before, kind, inputs, types).outputs())
+
+    def called(self, before: Node, function: Any, given: Value) -> Value:
+        """The result of a function of TorchScript, whose code is taken in."""
+        with self.graph.insert_point_guard(before):
+            return self.graph.insertGraph(_scripted(function).graph, [given])[0]
 
     def _entered(self, before: Node, class_: Any, attributes: dict[str, Value]) -> Value:
         made = self.values(before, "prim::CreateObject", [], [class_])[0]

@@ -14,7 +14,6 @@ from ampcheck.errors import UsageError
 from ampcheck.spec.casting import BANNED_MESSAGE
 from ampcheck.torchscript.fallback import FIXED_FORMS
 from ampcheck.torchscript.inlining import nodes
-from ampcheck.torchscript.library import variadic
 from ampcheck.torchscript.ops import calls_others, kind_of, overload, place_of
 from ampcheck.torchscript.regions import IR, Builder, Graph, Node, State, States, Value, is_region, off
 
@@ -58,6 +57,18 @@ def _refuse(graph: Graph) -> None:
             raise UsageError(
                 f"a program prepared for inference ({kind}) cannot be rewritten; rewrite it, then prepare it"
             )
+
+
+def _held(value: torch.Tensor | None) -> list[torch.Tensor]:
+    return [value] if value is not None else []
+
+
+def _first(values: list[torch.Tensor]) -> torch.Tensor:
+    return values[0]
+
+
+def _first_if_any(values: list[torch.Tensor]) -> torch.Tensor | None:
+    return values[0] if len(values) > 0 else None
 
 
 class _Pass:
@@ -161,11 +172,11 @@ class _Pass:
         optionals = [place for place, what in places.items() if what == "optional"]
         lists = [place for place, what in places.items() if what == "list"]
         if together:
-            groups = [tensors + optionals + lists]
-            if not variadic() and not (len(lists) + len(tensors) * bool(lists) <= 1 and len(optionals) <= 1):
-                raise UsageError(
-                    f"{node.kind()} has arguments that need the library of operators; see ampcheck.torchscript"
-                )
+            whole = tensors + optionals + lists
+            if not (len(whole) == 1 if lists else len(tensors) <= FIXED_FORMS and len(optionals) <= 1):
+                self._as_one_list(node, kind, leading, whole)
+                return
+            groups = [whole]
         else:
             groups = [tensors[at : at + FIXED_FORMS] for at in range(0, len(tensors), FIXED_FORMS)]
             groups += [[place] for place in optionals + lists]
@@ -174,6 +185,36 @@ class _Pass:
             made = self._build.values(node, kind, [*leading, *given], [value.type() for value in given])
             for place, value in zip(group, made, strict=True):
                 node.replaceInput(place, value)
+
+    def _as_one_list(self, node: Node, kind: str, leading: list[Value], places: list[int]) -> None:
+        """Lead values for which an operator has no fixed form through it as one list of all their tensors.
+
+        Its variadic form takes them as they are, but a saved program would hold that without arguments.
+        """
+        integer, tensors = torch._C.IntType.get(), torch._C.ListType(torch._C.TensorType.get())
+        given = []
+        for place in places:
+            value = node.inputsAt(place)
+            what = kind_of(value)
+            if what == "tensor":
+                value = self._build.values(node, "prim::ListConstruct", [value], [tensors])[0]
+            elif what == "optional":
+                value = self._build.called(node, _held, value)
+            given.append(value)
+        whole = given[0]
+        for value in given[1:]:
+            whole = self._build.values(node, "aten::add", [whole, value], [tensors])[0]
+        whole = self._build.values(node, kind, [*leading, whole], [tensors])[0]
+        start, one = self._build.constant(node, 0), self._build.constant(node, 1)
+        for place, value in zip(places, given, strict=True):
+            count = self._build.values(node, "aten::len", [value], [integer])[0]
+            end = self._build.values(node, "aten::add", [start, count], [integer])[0]
+            made = self._build.values(node, "aten::slice", [whole, start, end, one], [tensors])[0]
+            what = kind_of(node.inputsAt(place))
+            if what != "list":
+                made = self._build.called(node, _first if what == "tensor" else _first_if_any, made)
+            node.replaceInput(place, made)
+            start = end
 
     def _opt_dtype(self, node: Node, leading: list[Value]) -> None:
         place = place_of(node, "dtype")

@@ -171,9 +171,11 @@ def test_never_cast(amp: Amp) -> None:
 def test_called_with_keywords(amp: Amp) -> None:
     """A decorated forward casts keyword arguments as well as positional ones (autocast_mode.py, custom_fwd)."""
 
-    @torch.amp.custom_fwd(device_type=amp.type, cast_inputs=amp.dtype)
-    def forward(ctx: Any, x: torch.Tensor, *, scale: Any = None, parts: Any = ()) -> tuple[Any, ...]:
+    def plain(ctx: Any, x: torch.Tensor, *, scale: Any = None, parts: Any = ()) -> tuple[Any, ...]:
         return x.dtype, scale, [part.dtype for part in parts]
+
+    forward = torch.amp.custom_fwd(plain, device_type=amp.type, cast_inputs=amp.dtype)
+    uncast = torch.amp.custom_fwd(plain, device_type=amp.type)
 
     class Context:
         """What takes the place of autograd's."""
@@ -183,6 +185,7 @@ def test_called_with_keywords(amp: Amp) -> None:
         amp.expect("a default", forward(Context(), x), (amp.dtype, None, []))
         amp.expect("a list", forward(Context(), x=x, parts=[half, x])[2], [amp.dtype] * 2)
         amp.expect("a tensor", forward(Context(), x, scale=half)[1].dtype, amp.dtype)
+        amp.expect("is what is not to be cast the same", uncast(Context(), x, scale=half)[1] is half, True)
     amp.expect("a tensor outside", forward(Context(), x, scale=half)[1].dtype, torch.float32)
 
 

@@ -52,10 +52,14 @@ def _net(amp: Amp) -> torch.nn.Sequential:
     return torch.nn.Sequential(*layers).to(amp.type)
 
 
-def _step(amp: Amp, net: torch.nn.Module, x: torch.Tensor) -> torch.dtype:
+def _step(amp: Amp, net: torch.nn.Module, x: torch.Tensor, decay: float = 0.0) -> torch.dtype:
+    """A forward in a region and a backward. `decay` gives gradients digits that no lower precision holds."""
     with amp.region():
         out: torch.Tensor = net(x)
-    out.float().square().sum().backward()
+    loss = out.float().square().sum()
+    if decay:
+        loss = loss + torch.stack([(decay * parameter).square().sum() for parameter in net.parameters()]).sum()
+    loss.backward()
     return out.dtype
 
 
@@ -133,19 +137,19 @@ def test_compressed(amp: Amp, hook: str, inside: bool) -> None:
         amp.unsupported("PyTorch takes its hook for bfloat16 with NCCL or XCCL alone")
     plain, x = _net(amp), amp.rand(3, 4)
     dtype = torch.bfloat16 if hook == "low" else torch.float16
-    _step(amp, plain, x)
+    _step(amp, plain, x, 1 / 3)
 
     def run() -> list[tuple[torch.dtype, object]]:
         net = DistributedDataParallel(_net(amp))
         net.register_comm_hook(None, HOOKS[hook])
         if inside:
             with amp.region():
-                _step(amp, net, x)
+                _step(amp, net, x, 1 / 3)
             with amp.region():
                 plain.zero_grad()
-                _step(amp, plain, x)
+                _step(amp, plain, x, 1 / 3)
         else:
-            _step(amp, net, x)
+            _step(amp, net, x, 1 / 3)
         return _bits(amp, _gradients(net))
 
     got = _in_a_group(amp, run)

@@ -136,6 +136,7 @@ def test_pulled_outside(amp: Amp, derivative: str) -> None:
     with amp.region():
         pull = torch.func.vjp(product, x)[1] if derivative == "vjp" else torch.func.linearize(product, x)[1]
     want = DERIVATIVES[derivative](product.by_hand(amp.dtype), x, v)
+    amp.expect("dtypes of the result", {found.dtype for found in _leaves(pull(v))}, {torch.float32})
     _alike(amp, "the result outside", pull(v), want)
     before = amp.state()
     with amp.region(enabled=False):

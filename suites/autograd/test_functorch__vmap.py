@@ -207,6 +207,7 @@ def test_jacobian(amp: Amp, how: str) -> None:
     jacobian = partial(torch.autograd.functional.jacobian, vectorize=how != "looped", strategy=strategy)
     with amp.region():
         got = jacobian(lambda x: torch.mm(x, weight).float(), x)
+    amp.expect("dtype", got.dtype, torch.float32)
     low = weight.to(amp.dtype)
     want = jacobian(lambda x: torch.mm(x.to(amp.dtype), low).float(), x)
     amp.close("Jacobian", got, amp.device.host(want))

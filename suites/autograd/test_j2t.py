@@ -20,6 +20,15 @@ def _pair(amp: Amp, *shape: int, dtype: torch.dtype = torch.float32) -> tuple[to
     return made.requires_grad_(), amp.device.host(made.detach()).requires_grad_()
 
 
+def _gradient(
+    amp: Amp, what: str, got: torch.Tensor | None, want: torch.Tensor | None, tolerance: float = 1e-5
+) -> None:
+    """A gradient is there, and near the one that the CPU has."""
+    amp.expect(f"whether there is a {what}", (got is not None, want is not None), (True, True))
+    if got is not None and want is not None:
+        amp.close(what, got, want, tolerance)
+
+
 def _dense(x: Any, w: Any) -> Any:
     import jax.numpy as jnp
 
@@ -39,9 +48,7 @@ def test_forward_and_backward(amp: Amp) -> None:
     out.sum().backward()
     want.sum().backward()
     for name, got, expected in (("x", x.grad, x_cpu.grad), ("w", w.grad, w_cpu.grad)):
-        amp.expect(f"whether {name} has a gradient", got is not None, True)
-        if got is not None and expected is not None:
-            amp.close(f"gradient of {name}", got, expected)
+        _gradient(amp, f"gradient of {name}", got, expected)
 
 
 @scenario(types=("jax",), dtypes="default", values=True)
@@ -83,8 +90,7 @@ def test_several_results(amp: Amp) -> None:
     amp.close("a result in a tuple", out["pair"][0], x_cpu.sum())
     (out["double"].sum() + out["pair"][1].sum()).backward()
     (x_cpu.detach().requires_grad_(), x_cpu * 2 + x_cpu**3)[1].sum().backward()
-    if x.grad is not None and x_cpu.grad is not None:
-        amp.close("gradient through two of three results", x.grad, x_cpu.grad)
+    _gradient(amp, "gradient through two of three results", x.grad, x_cpu.grad)
 
 
 @scenario(types=("jax",), dtypes="default", values=True)
@@ -100,8 +106,7 @@ def test_integer_results(amp: Amp) -> None:
     amp.expect("whether its place requires grad", place.requires_grad, False)
     largest.backward()
     x_cpu.max().backward()
-    if x.grad is not None and x_cpu.grad is not None:
-        amp.close("gradient of the largest", x.grad, x_cpu.grad)
+    _gradient(amp, "gradient of the largest", x.grad, x_cpu.grad)
 
 
 @scenario(types=("jax",), dtypes="default", values=True)
@@ -124,8 +129,7 @@ def test_arguments_of_other_kinds(amp: Amp) -> None:
         out.backward()
         want.backward()
         for got, expected in ((x.grad, x_cpu.grad), (bias.grad, bias_cpu.grad)):
-            if got is not None and expected is not None:
-                amp.close(f"gradient of {how} with {scale}", got, expected)
+            _gradient(amp, f"gradient of {how} with {scale}", got, expected)
 
 
 @scenario(types=("jax",), dtypes="default", values=True)
@@ -140,9 +144,7 @@ def test_complex_gradients(amp: Amp) -> None:
 
     amp.j2t(function)(z).backward()
     function(z_cpu).backward()
-    amp.expect("whether there is a gradient", z.grad is not None, True)
-    if z.grad is not None and z_cpu.grad is not None:
-        amp.close("gradient", z.grad, z_cpu.grad)
+    _gradient(amp, "gradient", z.grad, z_cpu.grad)
 
 
 @scenario(types=("jax",), values=True)
@@ -221,8 +223,7 @@ def test_between_ops(amp: Amp) -> None:
     out.float().sum().backward()
     want.float().sum().backward()
     for name, got, expected in (("w", w.grad, w_cpu.grad), ("x", x.grad, x_cpu.grad)):
-        if got is not None and expected is not None:
-            amp.close(f"gradient of {name}", got, expected, 0.05)
+        _gradient(amp, f"gradient of {name}", got, expected, 0.05)
 
 
 @scenario(types=("jax",), values=True)

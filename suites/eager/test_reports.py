@@ -83,8 +83,9 @@ def outcome_of_region(make: Callable[[], torch.autocast]) -> str:
 @scenario(types=("cpu",), dtypes="default")
 def test_float32_region(amp: Amp) -> None:
     """A region in float32 is switched off on the CPU where CUDA has one (pytorch/pytorch#100565, sglang#36632)."""
-    with pytest.warns(UserWarning, match="target dtype is not supported"):
-        region = torch.autocast(amp.type, dtype=torch.float32)
+    region = amp.warns(
+        "a region in float32", UserWarning, "target dtype is not supported", lambda: amp.region(torch.float32)
+    )
     with region:
         amp.expect("is autocast enabled in a float32 region", torch.is_autocast_enabled(amp.type), True)
 

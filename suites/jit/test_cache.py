@@ -7,7 +7,7 @@ import torch
 
 from ampcheck.suite import Amp, scenario
 
-_GUARDED = ("dynamo", "aot", "jaxcompile")
+_GUARDED = ("dynamo", "aot", "inductor", "jaxcompile")
 
 
 @scenario(values=True)
@@ -73,7 +73,7 @@ def test_tracing_with_the_cache_off(amp: Amp, executor: str) -> None:
 
 @scenario(values=True)
 @pytest.mark.parametrize("cache", [True, False])
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "export", "strict", "jaxcompile"])
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "export", "strict", "jaxcompile"])
 def test_gradient_of_two_uses(amp: Amp, executor: str, cache: bool) -> None:
     """A weight used twice in a compiled function has eager mode's gradient, whether or not the cache is on."""
     kind, low = amp.type, amp.dtype

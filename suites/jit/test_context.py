@@ -10,9 +10,9 @@ import torch
 
 from ampcheck.suite import Amp, scenario
 
-_EVERY = ("traced", "dynamo", "aot", "export", "strict", "decomposed", "jaxcompile", "jaxjit")
-_GUARDED = ("dynamo", "aot", "jaxcompile", "jaxjit")
-_BREAKING = ("dynamo", "aot", "jaxcompile")
+_EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "jaxcompile", "jaxjit")
+_GUARDED = ("dynamo", "aot", "inductor", "jaxcompile", "jaxjit")
+_BREAKING = ("dynamo", "aot", "inductor", "jaxcompile")
 
 
 @scenario()
@@ -205,7 +205,7 @@ def test_region_given_as_an_argument(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "export", "jaxcompile"])
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "export", "jaxcompile"])
 def test_context_manager_around_a_region(amp: Amp, executor: str) -> None:
     """A context manager of one's own that enters a region is one (pytorch#134030: silently ignored)."""
     kind, low = amp.type, amp.dtype

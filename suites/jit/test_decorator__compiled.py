@@ -7,7 +7,7 @@ import torch
 
 from ampcheck.suite import Amp, scenario
 
-_EVERY = ("traced", "dynamo", "aot", "export", "strict", "decomposed", "jaxcompile", "jaxjit")
+_EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "jaxcompile", "jaxjit")
 
 
 @scenario()
@@ -64,7 +64,7 @@ def test_decorated_helper(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "jaxcompile"])
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile"])
 def test_decorated_method_with_a_break(amp: Amp, executor: str) -> None:
     """A decorated method of a compiled module runs in its region behind a graph break, too."""
     kind, low = amp.type, amp.dtype
@@ -84,7 +84,7 @@ def test_decorated_method_with_a_break(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "jaxcompile"])
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile"])
 def test_decorated_disabled(amp: Amp, executor: str) -> None:
     """A function decorated with a disabled region is off in a region around the compiled function that calls it."""
 

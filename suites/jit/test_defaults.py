@@ -7,7 +7,7 @@ import torch
 
 from ampcheck.suite import Amp, scenario
 
-_EVERY = ("traced", "dynamo", "aot", "export", "strict", "decomposed", "jaxcompile", "jaxjit")
+_EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "jaxcompile", "jaxjit")
 
 
 @scenario(dtypes="default")
@@ -27,7 +27,7 @@ def test_no_options(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "jaxcompile", "jaxjit"])
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile", "jaxjit"])
 def test_default_set_between_calls(amp: Amp, executor: str) -> None:
     """A region given no dtype takes the one that is set when the compiled function is called."""
     kind = amp.type
@@ -44,7 +44,7 @@ def test_default_set_between_calls(amp: Amp, executor: str) -> None:
 
 
 @scenario(dtypes="default")
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "export", "jaxcompile"])
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "export", "jaxcompile"])
 def test_arguments_by_place_and_name(amp: Amp, executor: str) -> None:
     """A region inside takes its arguments by place and by name (upstream test_autocast_arguments_binding)."""
     kind, other = amp.type, amp.other
@@ -64,7 +64,7 @@ def test_arguments_by_place_and_name(amp: Amp, executor: str) -> None:
 
 
 @scenario(dtypes="default")
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "export", "jaxcompile"])
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "export", "jaxcompile"])
 def test_amp_spelling(amp: Amp, executor: str) -> None:
     """torch.amp.autocast is torch.autocast inside a compiled function, too (pytorch#140279)."""
     kind, other = amp.type, amp.other

@@ -7,7 +7,7 @@ import torch
 
 from ampcheck.suite import Amp, scenario
 
-_GUARDED = ("dynamo", "aot", "jaxcompile")
+_GUARDED = ("dynamo", "aot", "inductor", "jaxcompile")
 
 
 @scenario()

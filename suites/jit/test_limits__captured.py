@@ -5,7 +5,8 @@ import warnings
 import pytest
 import torch
 
-from ampcheck.lint.cases import Limit, check, check_found, text_of
+from ampcheck.lint.cases import Limit, check, check_found
+from ampcheck.repro.limits import of_limit
 from ampcheck.suite import Amp, scenario
 
 _REGION = """
@@ -168,5 +169,5 @@ def test_tracing_in_a_region(amp: Amp) -> None:
 
 
 def in_plain_torch(body: object, amp: Amp, name: str = "", **others: object) -> str:
-    """A limit as plain torch, for `ampcheck.repro`; "" for other scenarios."""
-    return text_of(LIMITS[name], amp) if name else ""
+    """A limit in plain torch, for `ampcheck.repro`; "" for other scenarios."""
+    return of_limit(LIMITS[name], amp) if body is test_captured else ""

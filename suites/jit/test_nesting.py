@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from ampcheck.suite import Amp, scenario
 
-_EVERY = ("traced", "dynamo", "aot", "export", "strict", "decomposed", "jaxcompile", "jaxjit")
-_GUARDED = ("dynamo", "aot", "jaxcompile", "jaxjit")
+_EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "jaxcompile", "jaxjit")
+_GUARDED = ("dynamo", "aot", "inductor", "jaxcompile", "jaxjit")
 
 
 @scenario()
@@ -60,18 +62,22 @@ def test_three_deep_in_a_source(amp: Amp, executor: str) -> None:
         amp.expect("dtypes on the way in and out", [out.dtype for out in compiled(x)], want)
 
 
-@scenario()
-@pytest.mark.parametrize("executor", _EVERY)
-def test_disabled_inside_called_in_a_region(amp: Amp, executor: str) -> None:
-    """A disabled region inside a compiled function is off where the function is called in a region."""
-    kind = amp.type
+def _off_then_on(kind: str) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """A product in a disabled region, and one behind it."""
 
     def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.autocast(kind, enabled=False):
             off = torch.mm(x, x)
         return off, torch.mm(x, x)
 
-    x = amp.rand(2, 2)
+    return program
+
+
+@scenario()
+@pytest.mark.parametrize("executor", _EVERY)
+def test_disabled_inside_called_in_a_region(amp: Amp, executor: str) -> None:
+    """A disabled region inside a compiled function is off where the function is called in a region."""
+    program, x = _off_then_on(amp.type), amp.rand(2, 2)
     with amp.region():
         compiled = amp.compiled(executor, program, x)
         for _ in range(2):
@@ -100,14 +106,7 @@ def test_disabled_in_a_source_called_in_a_region(amp: Amp, executor: str) -> Non
 @pytest.mark.parametrize("executor", ["traced", "export", "strict", "decomposed"])
 def test_disabled_captured_outside_called_in_a_region(amp: Amp, executor: str) -> None:
     """A disabled region captured outside of every region is off where the program is called in one."""
-    kind = amp.type
-
-    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.autocast(kind, enabled=False):
-            off = torch.mm(x, x)
-        return off, torch.mm(x, x)
-
-    x = amp.rand(2, 2)
+    program, x = _off_then_on(amp.type), amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x)
     with amp.region():
         amp.expect("dtypes inside and behind", [out.dtype for out in compiled(x)], [torch.float32, amp.dtype])
@@ -132,8 +131,27 @@ def test_dtype_of_its_own_called_in_a_region(amp: Amp, executor: str) -> None:
         amp.expect("state in the region after it", amp.state(), (True, amp.dtype, True))
 
 
+@scenario(types=("cpu", "cuda"))
+@pytest.mark.parametrize("executor", ["script"])
+def test_dtype_of_its_own_in_a_source_called_in_a_region(amp: Amp, executor: str) -> None:
+    """A region inside a scripted function decides alone where the function is called in a region of another dtype."""
+    program = amp.program(
+        f"""
+        def program(x: torch.Tensor):
+            with torch.autocast(TYPE, dtype={amp.other}):
+                own = torch.mm(x, x)
+            return own, torch.mm(x, x)
+        """
+    )
+    x = amp.rand(2, 2)
+    compiled = amp.compiled(executor, program, x)
+    with amp.region():
+        for _ in range(2):
+            amp.expect("dtypes inside and behind", [out.dtype for out in compiled(x)], [amp.other, amp.dtype])
+
+
 @scenario(types=("cuda", "xpu", "mps", "mtia", "jax"))
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "export", "strict", "jaxcompile"])
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "export", "strict", "jaxcompile"])
 def test_two_device_types(amp: Amp, executor: str) -> None:
     """Regions of two device types in a compiled function each cast their own tensors (upstream test_autocast_sdpa)."""
     kind, low = amp.type, amp.dtype
@@ -189,7 +207,7 @@ def test_one_region_a_turn(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "jaxcompile"])
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile"])
 def test_compiled_calls_compiled(amp: Amp, executor: str) -> None:
     """A compiled function in a region of another compiled one runs in that region (pytorch#166267)."""
     kind, low = amp.type, amp.dtype

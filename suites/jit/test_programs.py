@@ -10,7 +10,7 @@ import torch
 
 from ampcheck.suite import Amp, scenario
 
-_GUARDED = ("dynamo", "aot", "jaxcompile")
+_GUARDED = ("dynamo", "aot", "inductor", "jaxcompile")
 
 
 def _trained(amp: Amp, step: Any, net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[float]:
@@ -75,7 +75,7 @@ def test_dropout(amp: Amp, executor: str) -> None:
 
 
 @scenario(values=True)
-@pytest.mark.parametrize("executor", ["dynamo", "aot"])
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor"])
 def test_random_numbers(amp: Amp, executor: str) -> None:
     """A compiled function draws the random numbers in a region that eager mode draws after the same seed."""
     kind, low = amp.type, amp.dtype
@@ -94,7 +94,7 @@ def test_random_numbers(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot"])
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor"])
 def test_any_size(amp: Amp, executor: str) -> None:
     """A function compiled for any size casts alike for each (pytorch#194329: wrong values with dynamic=True)."""
     kind, low = amp.type, amp.dtype
@@ -115,7 +115,7 @@ def test_any_size(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "jaxcompile"])
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile"])
 def test_other_input_dtypes(amp: Amp, executor: str) -> None:
     """A compiled function called with inputs of other dtypes compiles anew and gives the promised dtypes."""
     kind, low = amp.type, amp.dtype
@@ -133,7 +133,7 @@ def test_other_input_dtypes(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "jaxcompile"])
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile"])
 def test_compiled_generator(amp: Amp, executor: str) -> None:
     """A generator that a compiled function runs to its end keeps its region while it is suspended, as in eager mode."""
     kind, low = amp.type, amp.dtype
@@ -187,3 +187,43 @@ def test_backward_in_no_region(amp: Amp, executor: str) -> None:
         assert leaf.grad is not None
         found.append(amp.device.host(leaf.grad))
     amp.close("gradient", found[1], found[0])
+
+
+_WIDENED = {
+    "layer_norm": "torch.layer_norm(y, [2]) * b",
+    "log_softmax": "torch.log_softmax(y, 1) + b",
+    "product": "torch.mm(y, y) + b",
+    "added_product": "torch.addmm(y, y, y) + b",
+}
+"""What follows a region: an op in the lower precision, and behind it one where it meets float32."""
+
+
+@scenario(types=("cpu", "cuda"), values=True)
+@pytest.mark.parametrize("behind", list(_WIDENED))
+@pytest.mark.parametrize("executor", ["script", "aot", "inductor"])
+def test_gradient_where_dtypes_meet(amp: Amp, executor: str, behind: str) -> None:
+    """Autograd casts a gradient to the dtype of the result that it is of (torch/csrc/autograd/engine.cpp)."""
+    program = amp.program(
+        f"""
+        def program(a: torch.Tensor, b: torch.Tensor):
+            with torch.autocast(TYPE, dtype=DTYPE):
+                y = torch.mm(a, b)
+            return {_WIDENED[behind]}
+        """
+    )
+
+    def gradients(call: Any) -> list[torch.Tensor]:
+        leaves = [x.clone().requires_grad_() for x in (a, b)]
+        return list(torch.autograd.grad(call(*leaves).sum(), leaves))
+
+    a, b = amp.rand(2, 2), amp.rand(2, 2)
+    want = gradients(program)
+    compiled = amp.compiled(executor, program, a, b)
+    for call in ("first", "second", "third"):  # TorchScript optimizes what it has seen
+        try:
+            found = gradients(compiled)
+        except RuntimeError as error:
+            amp.expect(f"what the {call} call raises", str(error).splitlines()[-1], None)
+            continue
+        for name, got, wanted in zip("ab", found, want, strict=True):
+            amp.close(f"gradient of {name}, {call} call", got, amp.device.host(wanted), 0.05)

@@ -7,7 +7,7 @@ import torch
 
 from ampcheck.suite import Amp, scenario
 
-_GUARDED = ("dynamo", "aot", "jaxcompile", "jaxjit")
+_GUARDED = ("dynamo", "aot", "inductor", "jaxcompile", "jaxjit")
 
 
 @scenario()
@@ -64,7 +64,7 @@ def test_dtype_asked_inside(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "jaxcompile", "jaxjit"])
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile", "jaxjit"])
 def test_reuse_asked_inside(amp: Amp, executor: str) -> None:
     """`is_autocast_cache_enabled` inside a compiled function tells the cache of the region it stands in."""
     kind, low = amp.type, amp.dtype
@@ -81,7 +81,7 @@ def test_reuse_asked_inside(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "jaxcompile"])
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile"])
 def test_set_inside(amp: Amp, executor: str) -> None:
     """What a compiled function sets holds from there on, inside it and after it (pytorch#186530)."""
     kind, other = amp.type, amp.other
@@ -102,7 +102,7 @@ def test_set_inside(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "jaxcompile", "jaxjit"])
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile", "jaxjit"])
 def test_set_between_calls(amp: Amp, executor: str) -> None:
     """What is set between two calls holds at the second."""
     x = amp.rand(2, 2)
@@ -117,7 +117,7 @@ def test_set_between_calls(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "jaxcompile"])
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile"])
 def test_compiling_leaves_state(amp: Amp, executor: str) -> None:
     """Compiling in a region leaves the region's state, its depth included, as it was."""
     x = amp.rand(2, 2)

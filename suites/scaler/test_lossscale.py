@@ -133,27 +133,6 @@ def test_two_of_one_scaler(amp: Amp) -> None:
         amp.expect(f"scale {where}", scaler.get_scale(), scale)
 
 
-@pytest.mark.parametrize("bad", ["here", "there", "nowhere"])
-@scenario(values=True, dtypes="default")
-def test_two_places(amp: Amp, bad: str) -> None:
-    """Weights on the device and on the host in one optimizer: an overflow in either skips all (unscale_)."""
-    here = torch.nn.Parameter(torch.ones(2, device=amp.type))
-    there = torch.nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.SGD([here, there], lr=1.0)
-    scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
-    losses = [
-        (here * (inf if bad == "here" else 0.5)).sum(),
-        (there * (nan if bad == "there" else 0.25)).sum(),
-    ]
-    for loss in scaler.scale(losses):
-        loss.backward()
-    scaler.step(optimizer)
-    scaler.update()
-    want = ([0.5, 0.5], [0.75, 0.75]) if bad == "nowhere" else ([1.0, 1.0], [1.0, 1.0])
-    amp.expect("weights after the step", (amp.values(here), amp.values(there)), want)
-    amp.expect("scale after it", scaler.get_scale(), 4.0 if bad == "nowhere" else 2.0)
-
-
 @scenario(values=True, dtypes="default")
 def test_divided_once(amp: Amp) -> None:
     """Gradients are divided by the scale once, whether or not that is asked for before the step (unscale_)."""
@@ -171,20 +150,6 @@ def test_divided_once(amp: Amp) -> None:
 
 
 @scenario(values=True, dtypes="default")
-def test_clipped(amp: Amp) -> None:
-    """Gradients clipped between unscale_ and step are what the step uses (amp_examples.html, gradient clipping)."""
-    weights = _weights(amp, 1)
-    optimizer = torch.optim.SGD(weights, lr=1.0)
-    scaler = torch.amp.GradScaler(amp.type, init_scale=1024.0)
-    scaler.scale((weights[0] * torch.tensor([3.0, 4.0], device=amp.type)).sum()).backward()
-    scaler.unscale_(optimizer)
-    norm = torch.nn.utils.clip_grad_norm_(weights, 2.5)
-    amp.expect("norm of the gradients", round(float(norm), 4), 5.0)
-    scaler.step(optimizer)
-    amp.close("weight after the step", weights[0], torch.tensor([-0.5, 0.0]))
-
-
-@scenario(values=True, dtypes="default")
 def test_spoiled_before_clipping(amp: Amp) -> None:
     """What unscale_ found decides, though clipping then hides or spreads it (unscale_, step)."""
     for hide in (True, False):
@@ -197,25 +162,6 @@ def test_spoiled_before_clipping(amp: Amp) -> None:
             weight.grad = torch.zeros_like(weight) if hide else torch.full_like(weight, nan)
         scaler.step(optimizer)
         amp.expect(f"weight after a skipped step, hide={hide}", amp.values(weights[0]), [1.0, 2.0])
-
-
-@scenario(values=True, dtypes="default")
-def test_accumulated(amp: Amp) -> None:
-    """Gradients of several backward passes at one scale add up to one step (amp_examples.html, accumulation)."""
-    weights = _weights(amp)
-    optimizer = torch.optim.SGD(weights, lr=0.25)
-    scaler = torch.amp.GradScaler(amp.type, init_scale=8.0, growth_interval=2)
-    for _ in range(3):
-        _backward(scaler, weights, {})
-    scaler.step(optimizer)
-    scaler.update()
-    amp.expect("weight after three passes and a step", amp.values(weights[0]), [0.25, 1.25])
-    amp.expect("tracker after them", scaler.state_dict()["_growth_tracker"], 1)
-    optimizer.zero_grad()
-    _backward(scaler, weights, {2: inf})
-    _backward(scaler, weights, {})
-    scaler.step(optimizer)
-    amp.expect("weight where one pass of two overflowed", amp.values(weights[0]), [0.25, 1.25])
 
 
 @scenario(values=True, dtypes="default")
@@ -259,20 +205,6 @@ def test_scales_by_itself(amp: Amp) -> None:
     amp.expect("grad_scale and found_inf in each step", seen, [(16.0, 0.0), (16.0, 1.0)])
     amp.expect("scale after both", scaler.get_scale(), 8.0)
     amp.expect("whether it still has them", hasattr(optimizer, "grad_scale") or hasattr(optimizer, "found_inf"), False)
-
-
-@scenario(values=True, dtypes="default")
-def test_penalty(amp: Amp) -> None:
-    """A penalty on gradients unscaled by hand is in the gradients of the step (amp_examples.html, gradient penalty)."""
-    weight = torch.nn.Parameter(torch.tensor([1.0, 2.0], device=amp.type))
-    optimizer = torch.optim.SGD([weight], lr=0.125)
-    scaler = torch.amp.GradScaler(amp.type, init_scale=256.0)
-    loss = (weight**2).sum()
-    scaled = torch.autograd.grad(scaler.scale(loss), [weight], create_graph=True)
-    penalty = sum((grad / scaler.get_scale()).square().sum() for grad in scaled)
-    scaler.scale(loss + penalty).backward()
-    scaler.step(optimizer)
-    amp.expect("weight after the step", amp.values(weight), [-0.25, -0.5])  # 2 w + 8 w, an eighth of it
 
 
 @scenario(values=True, dtypes="default")
@@ -325,7 +257,7 @@ def test_known_by_itself(amp: Amp) -> None:
     """An optimizer made after another one is gone is not taken for it (amp.html: since the last update)."""
     scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
     seen: set[int] = set()
-    for turn in range(200):
+    for _ in range(200):
         weights = _weights(amp, 1)
         optimizer: Any = torch.optim.SGD(weights, lr=0.5)
         _backward(scaler, weights, {})
@@ -334,7 +266,7 @@ def test_known_by_itself(amp: Amp) -> None:
         try:
             scaler.step(optimizer)
         except RuntimeError as error:
-            amp.expect(f"what step said to optimizer {turn}, which is new", str(error), "")
+            amp.expect("what step said to an optimizer that is new", str(error), "")
             return
         if again:
             break

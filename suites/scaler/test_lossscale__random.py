@@ -19,5 +19,5 @@ def test_random(amp: Amp, kind: str, request: pytest.FixtureRequest) -> None:
     if found := explorer.explore(orderly=kind == "iterations"):
         difference, program = found
         amp.differences.append(difference)
-        amp.script = explorer.script(program)
+        amp.script = f"# It finds: {difference}\n{explorer.script(program)}"
     amp.looked_at += explorer.compared

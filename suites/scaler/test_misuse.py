@@ -10,10 +10,12 @@ import torch
 from ampcheck.suite import Amp, scenario
 
 
-def _brought_to(amp: Amp, *calls: str, kind: str = "SGD", **options: Any) -> tuple[Any, torch.nn.Parameter, Any]:
+def _brought_to(
+    amp: Amp, *calls: str, kind: str = "SGD", fused: bool = False, **options: Any
+) -> tuple[Any, torch.nn.Parameter, Any]:
     """A scaler on which some calls were made in turn, with the weight and the optimizer of them."""
     weight = torch.nn.Parameter(torch.ones(2, device=amp.type))
-    optimizer = getattr(torch.optim, kind)([weight], lr=0.5)
+    optimizer = getattr(torch.optim, kind)([weight], lr=0.5, **({"fused": True} if fused else {}))
     scaler = torch.amp.GradScaler(amp.type, init_scale=8.0, **options)
     for call in calls:
         {
@@ -34,12 +36,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", list(REFUSED))
-@scenario(values=True, dtypes="default")
-def test_out_of_turn(amp: Amp, case: str) -> None:
-    """Each call of an iteration has its turn, once; another is a RuntimeError that says so, and changes nothing."""
+def _out_of_turn(amp: Amp, case: str, fused: bool = False) -> None:
     calls, last, text = REFUSED[case]
-    scaler, weight, optimizer = _brought_to(amp, *calls)
+    scaler, weight, optimizer = _brought_to(amp, *calls, fused=fused)
     before = amp.values(weight), amp.values(weight.grad), scaler.state_dict()  # type: ignore[arg-type]
     amp.raises(f"{last} after {', '.join(calls)}", RuntimeError, text, lambda: getattr(scaler, last)(optimizer))
     after = amp.values(weight), amp.values(weight.grad), scaler.state_dict()  # type: ignore[arg-type]
@@ -48,6 +47,20 @@ def test_out_of_turn(amp: Amp, case: str) -> None:
         scaler.step(optimizer)
     scaler.update()
     amp.expect("tracker after the iteration", scaler.state_dict()["_growth_tracker"], 1)
+
+
+@pytest.mark.parametrize("case", list(REFUSED))
+@scenario(values=True, dtypes="default")
+def test_out_of_turn(amp: Amp, case: str) -> None:
+    """Each call of an iteration has its turn, once; another is a RuntimeError that says so, and changes nothing."""
+    _out_of_turn(amp, case)
+
+
+@pytest.mark.parametrize("case", list(REFUSED))
+@scenario(values=True, dtypes="default")
+def test_out_of_turn_when_fused(amp: Amp, case: str) -> None:
+    """So it is with an optimizer that divides and skips by itself (step: a fused one is stepped in any case)."""
+    _out_of_turn(amp, case, fused=True)
 
 
 @pytest.mark.parametrize("call", ["unscale_", "step", "update"], ids=["divide", "step", "update"])

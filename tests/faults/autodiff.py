@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils import parametrize
 
 from tests.faults.eligibility import complex_too, doubles_too
-from tests.faults.fault import Fault
+from tests.faults.fault import Fault, Plant
 from tests.faults.gradients import computed, detached, low, passed
 from tests.faults.kernels import Body, Call, kernel
 from tests.faults.regions import replaced
@@ -22,7 +22,6 @@ _NO_GRAD = torch.no_grad.__enter__
 _PACK = torch.autograd.graph.saved_tensors_hooks.__init__
 _COMPUTE = parametrize.ParametrizationList.forward
 _EMBEDDING = torch.nn.functional.embedding
-Plant = Callable[[], AbstractContextManager[object]]
 
 
 def _fault(name: str, plant: Plant, only: str, *says: str, device: str = "cpu") -> Fault:

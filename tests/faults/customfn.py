@@ -97,6 +97,13 @@ def casting_the_first(fwd: Pass, type_: str, dtype: Any, args: tuple[Any, ...], 
         return fwd(*_CAST(args[:2], type_, dtype), *args[2:], **kwargs)
 
 
+def dropping_keywords(fwd: Pass, type_: str, dtype: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Where nothing is to be cast, keyword arguments are forgotten."""
+    if dtype is None:
+        return fwd(*args)
+    return casting_anywhere(fwd, type_, dtype if _casts(type_, dtype) else None, args, kwargs)
+
+
 def casting_everything(fwd: Pass, type_: str, dtype: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not _casts(type_, dtype):
         return fwd(*args, **kwargs)
@@ -191,6 +198,12 @@ FAULTS = (
     _fault("fwd-casts-the-first", "cast_inputs and low", "same dtype", custom_fwd=forward(casting_the_first)),
     _fault(
         "fwd-casts-everything", "never_cast", "dtypes and values in forward", custom_fwd=forward(casting_everything)
+    ),
+    _fault(
+        "fwd-drops-keywords",
+        "with_keywords",
+        "is what is not to be cast the same: got False",
+        custom_fwd=forward(dropping_keywords),
     ),
     _fault("fwd-forgets-keywords", "with_keywords", "a tensor: got", custom_fwd=forward(casting_with_autocast_on)),
     _fault(

@@ -11,9 +11,15 @@ from tests.faults.fault import Fault
 from tests.faults.kernels import Body, Call, kernel
 
 
-def eligible(name: str, device: str, op: str, body: Body, *says: str) -> Fault:
+def eligible(name: str, device: str, op: str, body: Body, *says: str, options: tuple[str, ...] = ()) -> Fault:
     """A fault of one op on one device, seen by the cases of which tensors are eligible."""
-    return Fault(name, "eligibility", lambda: kernel(device, op, body), says, (f"--device={device}",))
+    return Fault(name, "eligibility", lambda: kernel(device, op, body), says, (f"--device={device}", *options))
+
+
+def of_a_form(name: str, device: str, op: str, body: Body, form: str) -> Fault:
+    """The same, seen where every op is called with tensors of a form."""
+    says = f"what {op} makes of tensors that are {form}"
+    return eligible(name, device, op, body, says, options=("-k", f"test_any_form[{form}"))
 
 
 def other_devices_too(call: Call) -> Any:
@@ -46,6 +52,22 @@ def not_zero_dimensional(call: Call) -> Any:
 
 def not_strided(call: Call) -> Any:
     return call.cast(call.low, unless=lambda place, t: not t.is_contiguous())
+
+
+def not_views(call: Call) -> Any:
+    return call.cast(call.low, unless=lambda place, t: t._is_view())
+
+
+def not_results(call: Call) -> Any:
+    return call.cast(FP32, unless=lambda place, t: not t.is_leaf)
+
+
+def not_leaves(call: Call) -> Any:
+    return call.cast(FP32, unless=lambda place, t: t.is_leaf and t.requires_grad)
+
+
+def not_parameters(call: Call) -> Any:
+    return call.cast(call.low, unless=lambda place, t: isinstance(t, torch.nn.Parameter))
 
 
 def not_subclass(call: Call) -> Any:
@@ -94,6 +116,12 @@ FAULTS = (
     eligible("mm-leaves-strided", CPU, "mm", not_strided, "same dtype", "float !="),
     eligible("mm-leaves-subclasses", CPU, "mm", not_subclass, "class of a product"),
     eligible("loss-leaves-scalars", CPU, "mse_loss", not_zero_dimensional, "mse_loss", "0-dimensional"),
+    of_a_form("linear-leaves-strided", CPU, "linear", not_strided, "strided"),
+    of_a_form("matmul-leaves-transposed", CUDA, "matmul", not_strided, "transposed"),
+    of_a_form("bmm-leaves-views", CPU, "bmm", not_views, "viewed"),
+    of_a_form("loss-leaves-results", CPU, "huber_loss", not_results, "computed"),
+    of_a_form("distance-leaves-leaves", CUDA, "cdist", not_leaves, "leaf"),
+    of_a_form("conv-leaves-parameters", CPU, "conv2d", not_parameters, "parameter"),
     eligible("conv-loses-layout", CPU, "conv2d", layout_lost, "strides of conv2d"),
     eligible("view-copies", CPU, "view_as_complex", copies_always, "address of the view"),
     eligible("multi-dot-casts-first-only", CUDA, "linalg_multi_dot", first_of_list_only, "multi_dot"),

@@ -12,9 +12,8 @@ from torch._functorch import apis
 from torch.autograd import forward_ad
 from torch.nn.utils import stateless
 
-from tests.faults.fault import Fault
+from tests.faults.fault import Fault, Plant
 
-Around = Callable[[], AbstractContextManager[object]]
 _VMAP = apis.vmap_impl
 
 
@@ -27,7 +26,7 @@ def _other() -> AbstractContextManager[object]:
     return torch.autocast("cpu", dtype=torch.float16 if low == torch.bfloat16 else torch.bfloat16)
 
 
-def _within(around: Around, function: Any) -> Any:
+def _within(around: Plant, function: Any) -> Any:
     """The function, called within `around`."""
 
     def within(*args: Any, **options: Any) -> Any:
@@ -37,7 +36,7 @@ def _within(around: Around, function: Any) -> Any:
     return within
 
 
-def _inside(name: str, around: Around) -> AbstractContextManager[object]:
+def _inside(name: str, around: Plant) -> AbstractContextManager[object]:
     """A transform of which the function is called within `around`."""
     transform = getattr(torch.func, name)
 
@@ -97,7 +96,7 @@ def _own_parameters() -> AbstractContextManager[object]:
     return patch.object(stateless, "_functional_call", call)
 
 
-def fault(name: str, plant: Around, says: str, only: str) -> Fault:
+def fault(name: str, plant: Plant, says: str, only: str) -> Fault:
     """A fault that the scenarios whose names hold `only` catch."""
     return Fault(name, "functorch", plant, (says,), ("--device=cpu", "-k", only), "autograd")
 

@@ -1,377 +1,78 @@
-"""Compilers that lose regions, freeze what they saw first, leak state, or compute in other dtypes than eager mode.
-
-A fault stands where a compiler is entered: it changes what `torch.compile`, `torch.jit.script`, `torch.jit.trace` or
-`torch.export` hands out, so eager mode stays right.
-"""
+"""Compilers that lose regions, freeze what they saw first, leak state, or compute in other dtypes than eager mode."""
 
 from __future__ import annotations
 
-import inspect
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
-from unittest.mock import patch
+from contextlib import AbstractContextManager
 
-import torch
+from tests.faults import compilers as wrong
+from tests.faults.compilers import Change, entering, handed_out, inside, results
+from tests.faults.fault import Fault, Plant
 
-from ampcheck.observe import map_tensors, tensors
-from tests.faults.fault import Fault
-from tests.faults.kernels import kernel
-from tests.faults.regions import replaced
 
-Function = Callable[..., Any]
-Change = Callable[[Function, Function], Function]
-"""Makes a wrong program of a right one and of the function it was compiled from."""
-
-_COMPILE, _SCRIPT, _TRACE = torch.compile, torch.jit.script, torch.jit.trace
-_MODULE = torch.export.ExportedProgram.module
-_ENTER, _EXIT = torch.amp._enter_autocast, torch.amp._exit_autocast
-
-
-def handed_out(change: Change, compiler: str = "compile") -> AbstractContextManager[object]:
-    """What a compiler makes, changed."""
-
-    def of(make: Function) -> Function:
-        return lambda function, *args, **options: change(make(function, *args, **options), function)
-
-    if compiler == "export":
-        return patch.object(torch.export.ExportedProgram, "module", lambda self: change(_MODULE(self), self))
-    where, name, make = {
-        "compile": (torch, "compile", _COMPILE),
-        "script": (torch.jit, "script", _SCRIPT),
-        "trace": (torch.jit, "trace", _TRACE),
-    }[compiler]
-    return patch.object(where, name, of(make))
-
-
-def entering(enter: Function) -> AbstractContextManager[object]:
-    """How a captured program enters and leaves its regions: `enter` gives what is entered, or None."""
-
-    def leave(mode: Any = None) -> None:
-        if mode is not None:
-            _EXIT(mode)
-
-    stack = ExitStack()
-    for where in (torch.amp, torch.amp.autocast_mode):
-        stack.enter_context(replaced(where, _enter_autocast=enter, _exit_autocast=leave))
-    return stack
-
-
-def results(change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
-    """Every floating result replaced."""
-
-    def make(compiled: Function, _: Function) -> Function:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return map_tensors(
-                compiled(*args, **kwargs),
-                lambda x: change(x) if isinstance(x, torch.Tensor) and x.is_floating_point() else x,
-            )
-
-        return call
-
-    return make
-
-
-def inside(region: Callable[[], AbstractContextManager[object]]) -> Change:
-    """Every call made in a region of the fault's own."""
-
-    def make(compiled: Function, _: Function) -> Function:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with region():
-                return compiled(*args, **kwargs)
-
-        return call
-
-    return make
-
-
-# ---- what is handed out
-
-
-def frozen(_: Function, function: Function) -> Function:
-    """The first call's autocast state serves every later one, on every thread: no guard on the surroundings."""
-    first: list[tuple[bool, torch.dtype]] = []
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not first:
-            first.append((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
-        with torch.autocast("cpu", enabled=first[0][0], dtype=first[0][1]):
-            return function(*args, **kwargs)
-
-    return call
-
-
-def frozen_result(compiled: Function, _: Function) -> Function:
-    """The first call's result serves every later one with inputs of the same identity."""
-    kept: dict[tuple[int, ...], Any] = {}
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        key = tuple(map(id, args))
-        if key not in kept:
-            kept[key] = compiled(*args, **kwargs)
-        return kept[key]
-
-    return call
-
-
-def frozen_dtypes(compiled: Function, _: Function) -> Function:
-    """Programs are kept by the shapes of their inputs: results take the dtypes that the first call's had."""
-    kept: list[torch.dtype] = []
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        out = compiled(*args, **kwargs)
-        kept.extend(x.dtype for x in tensors(out) if not kept)
-        return map_tensors(out, lambda x: x.to(kept[0]))
-
-    return call
-
-
-def right_once(compiled: Function, _: Function) -> Function:
-    """The second call runs without what the first one had cast."""
-    calls: list[int] = []
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        out = compiled(*args, **kwargs)
-        return out if len(calls) == 1 else map_tensors(out, lambda x: x.float())
-
-    return call
-
-
-def leaking(compiled: Function, _: Function) -> Function:
-    """A region that is entered and never left."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        out = compiled(*args, **kwargs)
-        torch.set_autocast_enabled("cpu", True)
-        return out
-
-    return call
-
-
-def leaking_on_exception(compiled: Function, _: Function) -> Function:
-    """A region that an exception does not leave."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return compiled(*args, **kwargs)
-        except Exception:
-            torch.set_autocast_enabled("cpu", True)
-            raise
-
-    return call
-
-
-def undecorated(_: Function, function: Function) -> Function:
-    """The compiler looks through a decorated function at what was decorated."""
-    compiled: Function = _COMPILE(inspect.unwrap(function), backend="eager")
-    return compiled
-
-
-def other_words(compiled: Function, _: Function) -> Function:
-    """A refusal that does not say what to do."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return compiled(*args, **kwargs)
-        except Exception as error:
-            raise RuntimeError("a graph could not be compiled") from error
-
-    return call
-
-
-def eager_in_threads(compiled: Function, function: Function) -> Function:
-    """The state of the thread that compiled serves other threads."""
-    home = threading.get_ident()
-    state: list[tuple[bool, torch.dtype]] = []
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == home:
-            state[:] = [(torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))]
-            return compiled(*args, **kwargs)
-        with torch.autocast("cpu", enabled=state[0][0], dtype=state[0][1]):
-            return function(*args, **kwargs)
-
-    return call
-
-
-class _Backwards(torch.autograd.Function):
-    """Identity whose gradient is doubled, as if the backward graph had counted it twice."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> torch.Tensor:
-        doubled: torch.Tensor = grads[0] * 2
-        return doubled
-
-
-def doubled_gradient(x: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = _Backwards.apply(x) if x.requires_grad else x
-    return out
-
-
-def detached(x: torch.Tensor) -> torch.Tensor:
-    return x.detach()
-
-
-def never_widened(x: torch.Tensor) -> torch.Tensor:
-    return x.to(torch.bfloat16)
-
-
-def always_widened(x: torch.Tensor) -> torch.Tensor:
-    return x.float()
-
-
-def rounded(x: torch.Tensor) -> torch.Tensor:
-    return x.to(torch.bfloat16).to(x.dtype)
-
-
-# ---- how regions are entered
-
-
-def not_at_all(*args: Any) -> None:
-    """A region that the compiler drops."""
-
-
-def unless_inside_another(device: str, dtype: Any = None, enabled: bool = True, cache: Any = None) -> Any:
-    return None if torch.is_autocast_enabled(device) else _ENTER(device, dtype, enabled, cache)
-
-
-def always_on(device: str, dtype: Any = None, enabled: bool = True, cache: Any = None) -> Any:
-    return _ENTER(device, dtype, True, cache)
-
-
-def in_half(device: str, dtype: Any = None, enabled: bool = True, cache: Any = None) -> Any:
-    return _ENTER(device, torch.float16, enabled, cache)
-
-
-@contextmanager
-def no_script_pass() -> Iterator[None]:
-    """TorchScript's autocast pass off: it ignores regions."""
-    before = torch._C._jit_set_autocast_mode(False)
-    try:
-        yield
-    finally:
-        torch._C._jit_set_autocast_mode(before)
-
-
-def first_argument_as_it_is() -> AbstractContextManager[object]:
-    """linear's kernel without the cast of its last argument."""
-    return kernel("cpu", "linear", lambda call: call.cast(call.low, unless=lambda place, t: place == 2))
-
-
-def _fault(
-    name: str, rule: str, plant: Callable[[], AbstractContextManager[object]], *options: str, says: tuple[str, ...]
-) -> Fault:
+def _fault(name: str, rule: str, plant: Plant, *says: str, options: tuple[str, ...]) -> Fault:
     return Fault(f"jit-{name}", rule, plant, says, ("--device=cpu", *options), suite="jit")
 
 
-def _out(change: Change, compiler: str = "compile") -> Callable[[], AbstractContextManager[object]]:
+def _op(name: str, rule: str, plant: Plant, case: str, *says: str) -> Fault:
+    """A fault that the cases of one op in one executor catch, `case` being `<op> in <executor>`."""
+    op, executor = case.split(" in ")
+    return _fault(name, rule, plant, *says, options=(f"--op={op}", f"--executor={executor}"))
+
+
+def _scenario(name: str, rule: str, plant: Plant, *says: str) -> Fault:
+    """A fault that the scenarios of a rule catch under Dynamo."""
+    return _fault(name, rule, plant, *says, options=("--executor=dynamo", "--amp-dtype=bf16"))
+
+
+def _out(change: Change, compiler: str = "compile") -> Plant:
     return lambda: handed_out(change, compiler)
 
 
-_MM = ("--op=mm", "--executor=dynamo")
-_BF16 = "--amp-dtype=bf16"
-_DYNAMO = ("--executor=dynamo", _BF16)
+def _dropped() -> AbstractContextManager[object]:
+    return entering(wrong.not_at_all)
+
+
+_NEVER_WIDENED = results(wrong.never_widened)
+_DOUBLED_GRADIENT = _out(results(wrong.doubled_gradient))
 
 FAULTS = (
-    _fault("region-dropped", "downcast", lambda: entering(not_at_all), *_MM, says=("output 0 of dynamo", "fp32")),
-    _fault(
-        "region-dropped-by-aot", "downcast", lambda: entering(not_at_all), "--op=mm", "--executor=aot", says=("of aot",)
-    ),
-    _fault(
-        "region-dropped-by-export",
-        "downcast",
-        lambda: entering(not_at_all),
-        "--op=mm",
-        "--executor=export",
-        says=("of export", "expected bf16"),
-    ),
-    _fault("region-dropped-by-script", "downcast", no_script_pass, "--op=mm", "--executor=script", says=("of script",)),
-    _fault(
-        "trace-in-float32",
-        "downcast",
-        _out(results(always_widened), "trace"),
-        "--op=mm",
-        "--executor=traced",
-        says=("of traced",),
-    ),
-    _fault(
+    _op("region-dropped", "downcast", _dropped, "mm in dynamo", "output 0 of dynamo", "fp32"),
+    _op("region-dropped-by-aot", "downcast", _dropped, "mm in aot", "of aot"),
+    _op("region-dropped-by-export", "downcast", _dropped, "mm in export", "of export", "expected bf16"),
+    _op("region-dropped-by-script", "downcast", wrong.no_script_pass, "mm in script", "of script"),
+    _op("trace-in-float32", "downcast", _out(results(wrong.always_widened), "trace"), "mm in traced", "of traced"),
+    _op(
         "cast-of-one-argument-forgotten",
         "downcast",
-        _out(inside(first_argument_as_it_is)),
-        "--op=linear",
-        "--executor=dynamo",
-        says=("aten::linear",),
+        _out(inside(wrong.first_argument_as_it_is)),
+        "linear in dynamo",
+        "aten::linear",
     ),
-    _fault("second-call-in-float32", "downcast", _out(right_once), *_MM, says=("the first call was right",)),
-    _fault("gradient-twice", "downcast", _out(results(doubled_gradient)), *_MM, says=("gradient 0",)),
-    _fault(
-        "gradient-lost",
-        "downcast",
-        _out(results(detached), "export"),
-        "--op=mm",
-        "--executor=export",
-        says=("gave 0 gradients",),
-    ),
-    _fault("state-left-on", "downcast", _out(leaking), *_MM, says=("left the state (True",)),
-    _fault(
-        "upcast-lost", "upcast", _out(results(never_widened)), "--op=mse_loss", "--executor=dynamo", says=("is bf16",)
-    ),
-    _fault(
-        "upcast-after-rounding",
-        "upcast",
-        _out(results(rounded)),
-        "--op=mse_loss",
-        "--executor=aot",
-        says=("away from eager mode's",),
-    ),
-    _fault(
-        "promotes-never",
-        "promote",
-        _out(results(never_widened)),
-        "--op=cat",
-        "--executor=aot",
-        says=("is bf16; expected fp32",),
-    ),
-    _fault(
+    _op("second-call-in-float32", "downcast", _out(wrong.right_once), "mm in dynamo", "the first call was right"),
+    _op("gradient-twice", "downcast", _DOUBLED_GRADIENT, "mm in dynamo", "gradient 0"),
+    _op("gradient-lost", "downcast", _out(results(wrong.detached), "export"), "mm in export", "gave 0 gradients"),
+    _op("state-left-on", "downcast", _out(wrong.leaking), "mm in dynamo", "left the state (True"),
+    _op("upcast-lost", "upcast", _out(_NEVER_WIDENED), "mse_loss in dynamo", "is bf16"),
+    _op("upcast-after-rounding", "upcast", _out(results(wrong.rounded)), "mse_loss in aot", "away from eager mode's"),
+    _op("promotes-never", "promote", _out(_NEVER_WIDENED), "cat in aot", "is bf16; expected fp32"),
+    _op(
         "promotes-always-narrow",
         "promote",
-        _out(results(never_widened), "export"),
-        "--op=cat",
-        "--executor=strict",
-        says=("is bf16; expected fp32",),
+        _out(_NEVER_WIDENED, "export"),
+        "cat in strict",
+        "is bf16; expected fp32",
     ),
-    _fault(
-        "casts-what-has-no-policy",
-        "fallthrough",
-        _out(results(never_widened)),
-        "--op=add.Tensor",
-        "--executor=dynamo",
-        says=("add.Tensor is bf16",),
-    ),
-    _fault("no-guard-on-surroundings", "context", _out(frozen), *_DYNAMO, says=("dtype in a region",)),
-    _fault("kept-across-dtypes", "context", _out(frozen_dtypes), *_DYNAMO, says=("region of another dtype",)),
-    _fault("inner-region-dropped", "nesting", lambda: entering(unless_inside_another), *_DYNAMO, says=("got",)),
-    _fault("disabled-region-on", "nesting", lambda: entering(always_on), *_DYNAMO, says=("dtypes",)),
-    _fault("always-half", "defaults", lambda: entering(in_half), *_DYNAMO, says=("dtype: got torch.float16",)),
-    _fault("decorator-lost", "decorator", _out(undecorated), *_DYNAMO, says=("first call", "torch.float32")),
-    _fault(
-        "state-left-by-exception",
-        "exceptions",
-        _out(leaking_on_exception),
-        *_DYNAMO,
-        says=("state after it: got (True",),
-    ),
-    _fault(
-        "exception-in-other-words", "exceptions", _out(other_words), *_DYNAMO, says=("a graph could not be compiled",)
-    ),
-    _fault("state-frozen", "state", _out(frozen), *_DYNAMO, says=("dtype after setting",)),
-    _fault("threads-share-state", "threads", _out(eager_in_threads), *_DYNAMO, says=("dtype in a thread",)),
-    _fault("result-kept", "cache", _out(frozen_result), *_DYNAMO, says=("the product doubled",)),
-    _fault("dropout-gradient", "programs", _out(results(doubled_gradient)), *_DYNAMO, says=("gradient, first call",)),
+    _op("casts-what-has-no-policy", "fallthrough", _out(_NEVER_WIDENED), "add.Tensor in dynamo", "add.Tensor is bf16"),
+    _scenario("no-guard-on-surroundings", "context", _out(wrong.frozen), "dtype in a region"),
+    _scenario("kept-across-dtypes", "context", _out(wrong.frozen_dtypes), "region of another dtype"),
+    _scenario("inner-region-dropped", "nesting", lambda: entering(wrong.unless_inside_another), "got"),
+    _scenario("disabled-region-on", "nesting", lambda: entering(wrong.always_on), "dtypes"),
+    _scenario("always-half", "defaults", lambda: entering(wrong.in_half), "dtype: got torch.float16"),
+    _scenario("decorator-lost", "decorator", _out(wrong.undecorated), "first call", "torch.float32"),
+    _scenario("state-left-by-exception", "exceptions", _out(wrong.leaking_on_exception), "state after it: got (True"),
+    _scenario("exception-in-other-words", "exceptions", _out(wrong.other_words), "a graph could not be compiled"),
+    _scenario("state-frozen", "state", _out(wrong.frozen), "dtype after setting"),
+    _scenario("threads-share-state", "threads", _out(wrong.eager_in_threads), "dtype in a thread"),
+    _scenario("result-kept", "cache", _out(wrong.frozen_result), "the product doubled"),
+    _scenario("dropout-gradient", "programs", _DOUBLED_GRADIENT, "gradient, first call"),
 )

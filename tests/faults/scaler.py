@@ -1,4 +1,4 @@
-"""A GradScaler that scales, unscales, skips, counts, saves or refuses wrongly."""
+"""A GradScaler that scales, unscales, skips, counts or refuses wrongly."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.amp.grad_scaler import GradScaler, OptState, _refresh_per_optimizer_s
 from tests.faults.fault import Fault
 from tests.faults.regions import replaced
 
-_OWN = {name: getattr(GradScaler, name) for name in vars(GradScaler) if callable(getattr(GradScaler, name))}
+OWN = {name: getattr(GradScaler, name) for name in vars(GradScaler) if callable(getattr(GradScaler, name))}
 _UNSCALE = torch._amp_foreach_non_finite_check_and_unscale_
 _RESCALE = torch._amp_update_scale_
 
 
-def _fault(
+def fault(
     name: str, rule: str, *says: str, only: str = "not random", owner: Any = GradScaler, **methods: Callable[..., Any]
 ) -> Fault:
     """A fault that replaces methods of GradScaler, or functions of torch; `only` is the `-k` of its slice."""
@@ -31,7 +31,7 @@ def _fault(
 
 
 def _op(name: str, *says: str, only: str = "not random", **functions: Callable[..., Any]) -> Fault:
-    return _fault(name, "lossscale", *says, only=only, owner=torch, **functions)
+    return fault(name, "lossscale", *says, only=only, owner=torch, **functions)
 
 
 # ---- the two ops
@@ -92,17 +92,22 @@ def checks_the_first_alone(grads: list[torch.Tensor], found: torch.Tensor, inver
         grad.mul_(inverse.to(grad))
 
 
+def each_alone(grads: list[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor) -> None:
+    for grad in grads:
+        _UNSCALE([grad], found.to(grad.device), inverse.to(grad.device))
+
+
 # ---- unscale_, step, update
 
 
 def without_the_first_group(self: Any, optimizer: Any, *rest: Any) -> Any:
     groups = optimizer.param_groups[1:] or optimizer.param_groups
-    return _OWN["_unscale_grads_"](self, SimpleNamespace(param_groups=groups), *rest)
+    return OWN["_unscale_grads_"](self, SimpleNamespace(param_groups=groups), *rest)
 
 
 def without_other_devices(self: Any, optimizer: Any, inverse: Any, *rest: Any) -> Any:
     held = [p for group in optimizer.param_groups for p in group["params"] if p.device.type == inverse.device.type]
-    return _OWN["_unscale_grads_"](self, SimpleNamespace(param_groups=[{"params": held}]), inverse, *rest)
+    return OWN["_unscale_grads_"](self, SimpleNamespace(param_groups=[{"params": held}]), inverse, *rest)
 
 
 def steps_in_any_case(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +115,7 @@ def steps_in_any_case(self: Any, optimizer: Any, state: Any, *args: Any, **kwarg
 
 
 def forgets_momentum(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-    called = _OWN["_maybe_opt_step"](self, optimizer, state, *args, **kwargs)
+    called = OWN["_maybe_opt_step"](self, optimizer, state, *args, **kwargs)
     if any(float(found) for found in state["found_inf_per_device"].values()):
         for kept in optimizer.state.values():
             for value in kept.values():
@@ -123,11 +128,11 @@ def skips_for_all(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: A
     found = {
         n: v for n, s in enumerate(self._per_optimizer_states.values()) for v in s["found_inf_per_device"].values()
     }
-    return _OWN["_maybe_opt_step"](self, optimizer, {**state, "found_inf_per_device": found}, *args, **kwargs)
+    return OWN["_maybe_opt_step"](self, optimizer, {**state, "found_inf_per_device": found}, *args, **kwargs)
 
 
 def returns_nothing(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-    _OWN["step"](self, optimizer, *args, **kwargs)
+    OWN["step"](self, optimizer, *args, **kwargs)
 
 
 def _ready_again(call: str) -> Callable[..., Any]:
@@ -136,45 +141,45 @@ def _ready_again(call: str) -> Callable[..., Any]:
     def again(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if self._enabled and self._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY:
             self._per_optimizer_states[id(optimizer)]["stage"] = OptState.READY
-        return _OWN[call](self, optimizer, *args, **kwargs)
+        return OWN[call](self, optimizer, *args, **kwargs)
 
     return again
 
 
 def takes_closures(self: Any, optimizer: Any, *args: Any, closure: Any = None, **kwargs: Any) -> Any:
-    return _OWN["step"](self, optimizer, *args, **kwargs)
+    return OWN["step"](self, optimizer, *args, **kwargs)
 
 
 def takes_half(self: Any, optimizer: Any, inverse: Any, found: Any, allow: bool) -> Any:
-    return _OWN["_unscale_grads_"](self, optimizer, inverse, found, True)
+    return OWN["_unscale_grads_"](self, optimizer, inverse, found, True)
 
 
 def steps_without_gradients(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     if all(param.grad is None for group in optimizer.param_groups for param in group["params"]):
         return optimizer.step(*args, **kwargs)
-    return _OWN["step"](self, optimizer, *args, **kwargs)
+    return OWN["step"](self, optimizer, *args, **kwargs)
 
 
 def ignores_new_scale(self: Any, new_scale: Any = None) -> None:
     if new_scale is None:
-        _OWN["update"](self)
+        OWN["update"](self)
 
 
 def counts_anew_when_set(self: Any, new_scale: Any = None) -> None:
-    _OWN["update"](self, new_scale)
+    OWN["update"](self, new_scale)
     if new_scale is not None and self._enabled:
         self._growth_tracker.zero_()
 
 
 def aliases_new_scale(self: Any, new_scale: Any = None) -> None:
-    _OWN["update"](self, new_scale)
+    OWN["update"](self, new_scale)
     if isinstance(new_scale, torch.Tensor) and self._enabled:
         self._scale = new_scale
 
 
 def keeps_stages(self: Any, new_scale: Any = None) -> None:
     kept = self._per_optimizer_states if self._enabled else None
-    _OWN["update"](self, new_scale)
+    OWN["update"](self, new_scale)
     if kept is not None:
         self._per_optimizer_states = kept
 
@@ -185,23 +190,23 @@ def updates_by_nothing(self: Any, new_scale: Any = None) -> None:
         or new_scale is not None
         or any(state["found_inf_per_device"] for state in self._per_optimizer_states.values())
     ):
-        _OWN["update"](self, new_scale)
+        OWN["update"](self, new_scale)
     self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
 
 
 def doubles_when_scaling(self: Any, outputs: Any) -> Any:
-    out = _OWN["scale"](self, outputs)
+    out = OWN["scale"](self, outputs)
     if self._enabled:
         self._scale.mul_(2.0)
     return out
 
 
 def scales_although_disabled(self: Any, outputs: Any) -> Any:
-    return outputs * 1.0 if isinstance(outputs, torch.Tensor) and not self._enabled else _OWN["scale"](self, outputs)
+    return outputs * 1.0 if isinstance(outputs, torch.Tensor) and not self._enabled else OWN["scale"](self, outputs)
 
 
 def tuples_for_lists(self: Any, outputs: Any) -> Any:
-    out = _OWN["scale"](self, outputs)
+    out = OWN["scale"](self, outputs)
     return tuple(out) if isinstance(out, list) else out
 
 
@@ -209,59 +214,7 @@ def skips_although_disabled(self: Any, optimizer: Any, *args: Any, **kwargs: Any
     grads = [param.grad for group in optimizer.param_groups for param in group["params"]]
     if not self._enabled and any(grad is not None and not grad.isfinite().all() for grad in grads):
         return None
-    return _OWN["step"](self, optimizer, *args, **kwargs)
-
-
-# ---- saving
-
-
-def stale_scale(self: Any) -> Any:
-    return {**_OWN["state_dict"](self), "scale": self._init_scale} if self._enabled else {}
-
-
-def stale_tracker(self: Any) -> Any:
-    return {**_OWN["state_dict"](self), "_growth_tracker": self._init_growth_tracker} if self._enabled else {}
-
-
-def saves_tensors(self: Any) -> Any:
-    scale = self._scale if self._enabled else None
-    return _OWN["state_dict"](self) if scale is None else {**_OWN["state_dict"](self), "scale": scale}
-
-
-def _pickles_without(**lost: object) -> Callable[..., Any]:
-    def getstate(self: Any) -> Any:
-        kept = _OWN["__getstate__"](self)
-        return {**kept, **lost} if self._enabled else kept
-
-    return getstate
-
-
-def pickles_at_any_time(self: Any) -> Any:
-    stages = vars(self).pop("_per_optimizer_states", None)
-    try:
-        self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
-        return _OWN["__getstate__"](self)
-    finally:
-        if stages is not None:
-            self._per_optimizer_states = stages
-
-
-def _loads_without(entry: str, attribute: str) -> Callable[..., Any]:
-    def load(self: Any, saved: Any) -> None:
-        before: Any = getattr(self, attribute, None)
-        kept: Any = before.clone() if isinstance(before, torch.Tensor) else before
-        _OWN["load_state_dict"](self, saved)
-        if isinstance(before, torch.Tensor):
-            before.copy_(kept)
-        elif self._enabled and entry in saved:
-            setattr(self, attribute, kept)
-
-    return load
-
-
-def loads_nothing_of_nothing(self: Any, saved: Any) -> None:
-    if saved:
-        _OWN["load_state_dict"](self, saved)
+    return OWN["step"](self, optimizer, *args, **kwargs)
 
 
 FAULTS = (
@@ -289,18 +242,18 @@ FAULTS = (
         only="random",
         _amp_foreach_non_finite_check_and_unscale_=_blind(torch.isnan),
     ),
-    _fault("first-group-undivided", "lossscale", "after a skipped step", _unscale_grads_=without_the_first_group),
-    _fault("steps-in-any-case", "lossscale", "after a skipped step", _maybe_opt_step=steps_in_any_case),
-    _fault("skip-touches-momentum", "lossscale", "momentum after a skipped step", _maybe_opt_step=forgets_momentum),
-    _fault(
+    fault("first-group-undivided", "lossscale", "after a skipped step", _unscale_grads_=without_the_first_group),
+    fault("steps-in-any-case", "lossscale", "after a skipped step", _maybe_opt_step=steps_in_any_case),
+    fault("skip-touches-momentum", "lossscale", "momentum after a skipped step", _maybe_opt_step=forgets_momentum),
+    fault(
         "skip-touches-momentum-at-random",
         "lossscale",
         "which had no step is",
         only="random",
         _maybe_opt_step=forgets_momentum,
     ),
-    _fault("skips-for-all", "lossscale", "whether the second moved", _maybe_opt_step=skips_for_all),
-    _fault(
+    fault("skips-for-all", "lossscale", "whether the second moved", _maybe_opt_step=skips_for_all),
+    fault(
         "skips-for-all-at-random",
         "lossscale",
         "Take(",
@@ -309,54 +262,47 @@ FAULTS = (
         only="random",
         _maybe_opt_step=skips_for_all,
     ),
-    _fault("returns-nothing", "lossscale", "what step returned: got None", step=returns_nothing),
-    _fault("doubles-when-scaling", "lossscale", "scale after it: got 48.0", scale=doubles_when_scaling),
-    _fault("new-scale-ignored", "lossscale", "scale set to 3.0: got 4.0", update=ignores_new_scale),
-    _fault("new-scale-resets", "lossscale", "tracker after it: got 0", update=counts_anew_when_set),
-    _fault("new-scale-aliased", "lossscale", "the tensor given was changed: got 5.0", update=aliases_new_scale),
-    _fault("stages-kept", "lossscale", "step() has already been called", update=keeps_stages),
-    _fault(
+    fault("returns-nothing", "lossscale", "what step returned: got None", step=returns_nothing),
+    fault("doubles-when-scaling", "lossscale", "scale after it: got 48.0", scale=doubles_when_scaling),
+    fault("new-scale-ignored", "lossscale", "scale set to 3.0: got 4.0", update=ignores_new_scale),
+    fault("new-scale-resets", "lossscale", "tracker after it: got 0", update=counts_anew_when_set),
+    fault("new-scale-aliased", "lossscale", "the tensor given was changed: got 5.0", update=aliases_new_scale),
+    fault("stages-kept", "lossscale", "step() has already been called", update=keeps_stages),
+    fault(
         "divided-twice",
         "misuse",
         "unscale_ after backward, unscale_: raised nothing",
         unscale_=_ready_again("unscale_"),
     ),
-    _fault("stepped-twice", "misuse", "step after backward, step: raised nothing", step=_ready_again("step")),
-    _fault("closure-taken", "misuse", "closure by keyword: raised nothing", step=takes_closures),
-    _fault("half-taken", "misuse", "expected ValueError", _unscale_grads_=takes_half),
-    _fault("no-gradients-taken", "misuse", "its step: raised nothing", step=steps_without_gradients),
-    _fault("update-of-nothing", "misuse", "update: raised nothing", update=updates_by_nothing),
-    _fault(
-        "scales-when-disabled", "misuse", "whether scale returned what it was given", scale=scales_although_disabled
-    ),
-    _fault("skips-when-disabled", "misuse", "weight after both", step=skips_although_disabled),
-    _fault("tuples-for-lists", "misuse", "scale of list: got ('tuple'", scale=tuples_for_lists),
-    _fault("scale-stale-when-saved", "persistence", "scale", state_dict=stale_scale),
-    _fault("tracker-stale-when-saved", "persistence", "their values", state_dict=stale_tracker),
-    _fault("saves-tensors", "persistence", "their types", state_dict=saves_tensors),
-    _fault(
-        "pickle-loses-interval", "persistence", "growth_interval", __getstate__=_pickles_without(_growth_interval=2000)
-    ),
-    _fault(
-        "pickle-loses-tracker", "persistence", "_growth_tracker", __getstate__=_pickles_without(_init_growth_tracker=0)
-    ),
-    _fault("pickles-at-any-time", "persistence", "when divided: raised nothing", __getstate__=pickles_at_any_time),
-    _fault(
-        "tracker-not-loaded",
-        "persistence",
-        "_growth_tracker",
-        load_state_dict=_loads_without("_growth_tracker", "_init_growth_tracker"),
-    ),
-    _fault("scale-not-loaded", "persistence", "scale", load_state_dict=_loads_without("scale", "_scale")),
-    _fault(
-        "loads-nothing", "persistence", "loading an empty one: raised nothing", load_state_dict=loads_nothing_of_nothing
-    ),
+    fault("stepped-twice", "misuse", "step after backward, step: raised nothing", step=_ready_again("step")),
+    fault("closure-taken", "misuse", "closure by keyword: raised nothing", step=takes_closures),
+    fault("half-taken", "misuse", "expected ValueError", _unscale_grads_=takes_half),
+    fault("no-gradients-taken", "misuse", "its step: raised nothing", step=steps_without_gradients),
+    fault("update-of-nothing", "misuse", "update: raised nothing", update=updates_by_nothing),
+    fault("scales-when-disabled", "misuse", "whether scale returned what it was given", scale=scales_although_disabled),
+    fault("skips-when-disabled", "misuse", "weight after both", step=skips_although_disabled),
+    fault("tuples-for-lists", "misuse", "scale of list: got ('tuple'", scale=tuples_for_lists),
 )
 
 JAX = (
     *(fault.on_jax() for fault in FAULTS if "random" not in fault.name),
-    _fault(
+    fault(
         "other-device-undivided", "lossscale", "weights after the step", _unscale_grads_=without_other_devices
     ).on_jax(),
+    fault(
+        "other-device-undivided-in-a-loop",
+        "loops",
+        "the parameter on cpu",
+        only="test_two_devices[",
+        _unscale_grads_=without_other_devices,
+    ).on_jax(),
+    fault(
+        "two-devices-taken",
+        "unscale",
+        "a list on two devices: raised nothing",
+        only="test_another_device[",
+        owner=torch,
+        _amp_foreach_non_finite_check_and_unscale_=each_alone,
+    ).on_jax(),
 )
-"""Those that are planted beside the jax device, in a process of its own; the last one needs a second device."""
+"""Those that are planted beside the jax device, in a process of its own; the last three need a second device."""

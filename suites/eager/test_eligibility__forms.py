@@ -1,0 +1,21 @@
+"""Rule eligibility, for every op whose arguments are cast: `ampcheck.spec.rules` says what it promises."""
+
+import pytest
+
+from ampcheck import forms
+from ampcheck.suite import Amp, scenario
+
+
+@pytest.mark.parametrize("form", list(forms.FORMS))
+@scenario(dtypes="default")
+def test_any_form(amp: Amp, form: str) -> None:
+    """Dtype and device alone decide whether a tensor is cast, not strides or history (autocast_mode.h, is_eligible)."""
+    if form == "computed" and not amp.device.has_values:
+        amp.unsupported("a graph of fake tensors of a device type that PyTorch was built without ends the process")
+    for case in forms.cases(amp.device, amp.device.default_amp):
+        found = forms.differences(case, amp.device, form)
+        if found is None:
+            continue
+        amp.expect(f"what {case.op} makes of tensors that are {form}", found, [])
+        if found and not amp.script:
+            amp.script = forms.script(case, amp.device, form)

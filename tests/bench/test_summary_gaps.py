@@ -1,0 +1,145 @@
+"""Rounds that lack an arm, or hold what cannot be, become groups that say so."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from ampcheck.bench.model import Rounds
+from ampcheck.errors import UsageError
+from tests.bench.summary_rounds import SPEEDS, arm, one, processes
+
+
+def test_an_error_that_is_no_number_is_the_worst_one() -> None:
+    rounds = processes(SPEEDS)
+    for measured, error in zip(rounds, (0.1, math.nan, 0.2, None, 0.3), strict=True):
+        measured.facts["bf16"] = {"error": error}
+    assert arm(one(rounds), "bf16").error == math.inf
+
+
+def test_what_is_invalid_keeps_its_numbers_and_has_no_speed() -> None:
+    rounds = processes(SPEEDS)
+    rounds[2].facts["bf16"] = {"invalid": "no bf16 kernel was seen", "error": 0.01}
+    group = one(rounds)
+    found = arm(group, "bf16")
+    assert (found.verdict, found.reason) == ("invalid", "no bf16 kernel was seen")
+    assert (found.speed, found.error) == (None, 0.01)
+    assert found.seconds is not None
+    assert arm(group, "bf16-native").verdict == "slower"
+
+
+def test_nothing_is_compared_with_an_invalid_first_arm() -> None:
+    rounds = processes(SPEEDS)
+    rounds[0].facts["fp32"] = {"invalid": "TF32 was on"}
+    group = one(rounds)
+    assert arm(group, "fp32").verdict == "invalid"
+    for name in ("fp32-again", "bf16", "bf16-native"):
+        found = arm(group, name)
+        assert (found.verdict, found.speed) == ("not measured", None)
+        assert found.reason == "fp32, which it is compared with, is invalid: TF32 was on"
+        assert found.seconds is not None
+
+
+@pytest.mark.parametrize("names", [("fp32", "fp32-again", "bf16"), ("fp32", "bf16", "bf16-native")])
+def test_a_failed_first_arm_is_still_the_first(names: tuple[str, ...]) -> None:
+    rounds = processes({name: SPEEDS[name] for name in names})
+    for measured in rounds:
+        del measured.samples["fp32"], measured.cpu["fp32"]
+        measured.failed["fp32"] = "out of memory"
+    group = one(rounds)
+    assert (group.arms[0].name, group.arms[0].verdict, group.arms[0].reason) == (
+        "fp32",
+        "not measured",
+        "out of memory",
+    )
+    assert {result.verdict for result in group.arms} == {"not measured"}
+    assert arm(group, "bf16").reason == "fp32, which it is compared with, is not measured: out of memory"
+
+
+def test_failed_arms() -> None:
+    rounds = processes(SPEEDS)
+    for measured in rounds:
+        del measured.samples["bf16"]
+        measured.failed["bf16"] = "no kernel"
+    del rounds[1].samples["bf16-native"]
+    rounds[1].failed["bf16-native"] = "out of memory"
+    group = one(rounds)
+    assert (arm(group, "bf16").verdict, arm(group, "bf16").reason) == ("not measured", "no kernel")
+    native = arm(group, "bf16-native")
+    assert (native.verdict, native.processes) == ("slower", 4)
+    assert native.reason == "failed in 1 of 5 processes: out of memory"
+
+
+def test_a_failed_second_first_arm_makes_the_others_ambiguous() -> None:
+    rounds = processes(SPEEDS)
+    for measured in rounds:
+        del measured.samples["fp32-again"]
+        measured.failed["fp32-again"] = "out of memory"
+    group = one(rounds)
+    assert arm(group, "fp32-again").verdict == "not measured"
+    assert (arm(group, "bf16").verdict, arm(group, "bf16").reason) == ("ambiguous", "the A/A arm was not measured")
+    rounds = processes(SPEEDS)
+    rounds[0].facts["fp32-again"] = {"invalid": "was not waited for"}
+    group = one(rounds)
+    assert (arm(group, "fp32-again").verdict, arm(group, "bf16").verdict) == ("invalid", "ambiguous")
+
+
+def test_arms_without_samples_and_with_too_few() -> None:
+    rounds = processes(SPEEDS, count=1)
+    rounds[0].facts["fp16"] = {"first": 0.1}
+    rounds[0].samples["bf16"] = rounds[0].samples["bf16"][:4]
+    group = one(rounds)
+    assert (arm(group, "fp16").verdict, arm(group, "fp16").reason) == (
+        "not measured",
+        "no process has a sample of it",
+    )
+    bf16 = arm(group, "bf16")
+    assert (bf16.verdict, bf16.speed, bf16.reason) == ("not measured", None, "4 rounds; a verdict needs 5")
+
+
+def test_more_than_the_peak_is_invalid() -> None:
+    seen = []
+
+    def peaks(device: str, precision: str) -> float | None:
+        seen.append((device, precision))
+        return {"fp32": 1e12, "bf16": 2e12}.get(precision)  # bf16 runs at about 1.05e12, fp32 at 2.7e11
+
+    group = one(processes(SPEEDS), peaks=peaks)
+    assert arm(group, "bf16").share == pytest.approx(0.52, abs=0.02)
+    assert arm(group, "bf16-native").share is None
+    assert arm(group, "bf16").verdict == "faster"
+    assert set(seen) == {("cpu", "fp32"), ("cpu", "bf16"), ("cpu", "bf16-native")}
+
+    group = one(processes(SPEEDS), peaks=lambda device, precision: 7.7e11 if precision == "bf16" else None)
+    bf16 = arm(group, "bf16")
+    assert (bf16.verdict, bf16.speed) == ("invalid", None)
+    assert bf16.reason == f"{bf16.share:.0%} of the device's peak: the clock stopped before the work was done"
+    assert bf16.share == pytest.approx(1.36, abs=0.03)
+
+
+@pytest.mark.parametrize("bad", [0.0, math.nan, -1e-3])
+def test_a_sample_that_is_no_time_makes_its_arm_invalid(bad: float) -> None:
+    rounds = processes(SPEEDS)
+    rounds[3].samples["bf16"][2] = bad
+    group = one(rounds)
+    found = arm(group, "bf16")
+    assert (found.verdict, found.seconds) == ("invalid", None)
+    assert found.reason == f"a sample of {bad:g} s is no time that a call can take"
+    assert arm(group, "bf16-native").verdict == "slower"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"samples": {"fp32": ["fast"]}}, "could not convert"),
+        ({"samples": {"fp32": 3}}, "not iterable"),
+        ({"facts": {"fp32": {"colour": 1}}}, "'colour' is no fact of an arm"),
+        ({"facts": {"fp32": {"memory": math.inf}}}, "infinity"),
+        ({"facts": {"fp32": 3}}, "not iterable"),
+    ],
+)
+def test_damaged_rounds_are_refused(damage: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=rf"^the rounds of cpu/eager/mm-512 hold something.*{message}"):
+        one([Rounds("mm-512", "cpu", "eager", 0, **damage)])
