@@ -184,9 +184,7 @@ def text_of(program: Program, road: str, device: Device) -> str:
     """A program in plain torch, eagerly and compiled: prints what `ampcheck.repro.of_op` prints."""
     executor = ROADS[road].executor
     made = COMPILED[executor].format(function="program", inputs="inputs()", options="fullgraph=True")
-    region = (
-        f"torch.autocast({device.type!r}, dtype={DTYPES[program.ambient]})" if program.ambient else "nullcontext()"
-    )
+    region = f"torch.autocast({device.type!r}, dtype={DTYPES[program.ambient]})" if program.ambient else "nullcontext()"
     bound = 0.0 if ROADS[road].exact else _bound(program)
     blocks = [
         program.text.rstrip(),
