@@ -127,13 +127,17 @@ _NODE = re.compile(r"(?:.*/)?(?P<suite>\w+)/(?P<stem>test_\w+)\.py::test_(?P<nam
 
 
 def parse_node(node: str) -> Parsed:
-    """The case of a pytest node id. A scenario's id is its function's name and its parameters."""
+    """The case of a pytest node id. A scenario's id is its function's name and its parameters, the executor last."""
     match = _NODE.fullmatch(node)
     if match is None:
         raise ValueError(f"{node!r} is no node id of a case")
     rule = rule_of(match["stem"])
+    words = match["params"].split("-")
+    if (executor := executor_of(words[:-2])) and words[-3] != executor:
+        words.remove(executor)
+        words.insert(-2, executor)
     own = match["name"] == rule
-    return Parsed(match["suite"], rule, match["params"] if own else f"{match['name']}-{match['params']}")
+    return Parsed(match["suite"], rule, "-".join(words if own else [match["name"], *words]))
 
 
 def parse_key(key: str) -> Parsed:

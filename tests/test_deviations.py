@@ -16,7 +16,7 @@ import pytest
 
 from ampcheck.deviations import JIT, KERNELS, SHARED, Deviation, Waivers, load
 from ampcheck.devices.registry import known, select
-from ampcheck.ids import parse_key
+from ampcheck.ids import parse_key, parse_node
 from tests.test_findings import SECTIONS
 
 ROOT = Path(__file__).parents[1]
@@ -64,14 +64,26 @@ def wrong_cases(deviations: Iterable[Deviation], sections: Mapping[str, str]) ->
 
 
 @pytest.fixture(scope="module")
-def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Every case of this machine's devices, those of nightly runs among them, `rule/id`."""
+def collected(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str]]:
+    """The key and the node id of every case of this machine's devices, those of nightly runs among them."""
     manifest = tmp_path_factory.mktemp("manifest") / "manifest"
     command = [sys.executable, "-m", "pytest", "suites", "--collect-only", "-q", "--nightly"]
     command += [f"--write-manifest={manifest}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    return [parse_key(key).name for key in manifest.read_text(encoding="utf-8").split()]
+    return manifest.read_text(encoding="utf-8").split(), [line for line in done.stdout.splitlines() if "::" in line]
+
+
+@pytest.fixture(scope="module")
+def names(collected: tuple[list[str], list[str]]) -> list[str]:
+    """What deviations call every case, `rule/id`."""
+    return [parse_key(key).name for key in collected[0]]
+
+
+def test_a_node_id_tells_the_key(collected: tuple[list[str], list[str]]) -> None:
+    """With pytest-xdist the process that counts what is missing knows the node ids alone."""
+    keys, nodes = collected
+    assert sorted(parse_node(node).key for node in nodes) == sorted(keys)
 
 
 def test_every_file_loads() -> None:

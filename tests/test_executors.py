@@ -59,6 +59,8 @@ def test_the_executor_of_a_scenario() -> None:
     assert parsed.fields()["executor"] == "aot"
     assert parsed.fields()["inputs"] == ""
     assert parsed.name == "jit/context/body_alone-aot-bf16-cpu"
+    other = parse_node("suites/jit/test_cache.py::test_two_uses[aot-off-bf16-cpu]")  # as pytest orders parameters
+    assert other.id == "two_uses-off-aot-bf16-cpu"
     assert parse_key("eager/cache/off-bf16-cpu").name == "cache/off-bf16-cpu"
 
 
