@@ -134,7 +134,7 @@ def measure(clock: Sampler, loads: Iterable[Load], device: str, seconds: float =
         except (RuntimeError, TypeError, NotImplementedError):  # what PyTorch raises for what a device lacks
             continue
     bandwidth = best.pop("bandwidth", None)
-    return Peaks(device, best, bandwidth, "the best that was measured here", measured=True)
+    return Peaks(device, best, bandwidth, "the best that square products and sums reached here", measured=True)
 
 
 def torch_loads(device: str = "cpu") -> list[Load]:
