@@ -55,7 +55,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--run-file", metavar="FILE", type=Path, help="the run file to write; by default a new one in the folder")
     add("--no-run-file", action="store_true", help="write no run file")
     add("--supervised", metavar="FILE", type=Path, help="run as a child of ampcheck run, by the plan in this file")
-    add("--nightly", action="store_true", help="random programs explore; all devices run the op database")
+    add(
+        "--nightly",
+        action="store_true",
+        help="explore by random programs; every op through every executor and inductor; the op database everywhere",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -32,7 +32,9 @@ def add(commands: Subparsers) -> None:
     parser.add_argument("--manifest", metavar="FILE", help="the cases that must run; one that does not is missing")
     parser.add_argument("--unwaive", action="store_true", help="let deviations fail like any other difference")
     parser.add_argument(
-        "--nightly", action="store_true", help="random programs explore; all devices run the op database"
+        "--nightly",
+        action="store_true",
+        help="explore by random programs; every op through every executor and inductor; the op database everywhere",
     )
     parser.add_argument("-n", dest="processes", type=_processes, default=1, metavar="N", help='processes, or "auto"')
     parser.add_argument(
