@@ -1,0 +1,23 @@
+"""What the case of all ops in a form of tensor says where there is nothing to look at."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from ampcheck import forms
+from ampcheck.checks import Unsupported
+from ampcheck.devices.registry import known
+from ampcheck.scenario import Amp
+
+FILE = Path(__file__).parents[1] / "suites" / "eager" / "test_eligibility__forms.py"
+
+
+def test_a_device_that_shows_no_kernel_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = runpy.run_path(str(FILE))["test_any_form"]
+    case(Amp(known()["cpu"], "bf16"), "leaf")
+    monkeypatch.setattr(forms, "differences", lambda case, device, form: None)
+    with pytest.raises(Unsupported, match="cpu does not show what kernels receive"):
+        case(Amp(known()["cpu"], "bf16"), "leaf")
