@@ -9,10 +9,12 @@
     raises = "Unexpected floating ScalarType"
     torch = ">=2.11"
     added = "2026-11-20"
+    lacks = "mkldnn_rnn_layer bf16"
 
 `cases` are globs over `rule/id`, or `jit/rule/id` for cases that an executor runs. `kind`: "deviation" (expected to
 fail), "unsupported" (the device lacks it) or "flaky". `raises` is a regular expression that the failure must match, so
-another failure of the same case stays red.
+another failure of the same case stays red. `lacks` may be left out: an op and a dtype; the entry then applies only on
+processors without such a kernel (`ampcheck.devices.cpu.lacks`).
 `link` is a URL, or "unreported" for one that `docs/findings.md` holds with its reproduction.
 """
 
@@ -32,9 +34,12 @@ from pathlib import Path
 import torch
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
+from ampcheck import ops
 from ampcheck.devices.base import Device
+from ampcheck.devices.cpu import lacks
 from ampcheck.errors import UsageError
 from ampcheck.spec.policies import KEYS
+from ampcheck.torch_dtypes import DTYPES
 
 SHARED = Path(__file__).parent / "devices" / "deviations.toml"
 """Deviations of PyTorch itself, on more than one device."""
@@ -61,6 +66,7 @@ class Deviation:
     raises: str
     torch: str
     added: str
+    lacks: str = ""
     file: str = field(default="", compare=False)
 
     @cached_property
@@ -93,7 +99,11 @@ def load(path: Path) -> list[Deviation]:
         if ids.count(name) > 1:
             raise UsageError(f"{path}: deviation {name!r} stands there more than once")
     version = torch.__version__.split("+")[0]
-    return [d for d in out if SpecifierSet(d.torch, prereleases=True).contains(version)]
+    return [d for d in out if SpecifierSet(d.torch, prereleases=True).contains(version) and _on_this_processor(d)]
+
+
+def _on_this_processor(deviation: Deviation) -> bool:
+    return not deviation.lacks or lacks(*deviation.lacks.split())
 
 
 def _entry(path: Path, number: int, raw: object) -> Deviation:
@@ -103,13 +113,18 @@ def _entry(path: Path, number: int, raw: object) -> Deviation:
     for key in _TEXT:
         if not isinstance(raw.get(key), str) or not str(raw[key]).strip():
             raise UsageError(f"{where} has no {key}")
-    if extra := set(raw) - {*_TEXT, "cases"}:
+    if extra := set(raw) - {*_TEXT, "cases", "lacks"}:
         raise UsageError(f"{where} has unknown fields: {', '.join(sorted(extra))}")
     cases = raw.get("cases")
     if not isinstance(cases, list) or not cases or not all(isinstance(c, str) and "/" in c for c in cases):
         raise UsageError(f'{where}: cases must be a list of globs of the form "rule/id"')
     if raw["kind"] not in KINDS:
         raise UsageError(f"{where}: kind is {raw['kind']!r}; it is one of {', '.join(KINDS)}")
+    condition = raw.get("lacks", "")
+    if condition:
+        op, _, dtype = str(condition).partition(" ")
+        if op not in ops.catalogue() or dtype not in DTYPES:
+            raise UsageError(f'{where}: lacks is {condition!r}; it is an op and a dtype, as in "mkldnn_rnn_layer bf16"')
     link = str(raw["link"])
     if link != "unreported" and not link.startswith("https://"):
         raise UsageError(f'{where}: link is {link!r}; it is a URL or "unreported"')
@@ -120,7 +135,8 @@ def _entry(path: Path, number: int, raw: object) -> Deviation:
         raise UsageError(f"{where}: raises is no regular expression: {error}") from error
     except InvalidSpecifier as error:
         raise UsageError(f"{where}: torch is no version range: {error}") from error
-    return Deviation(cases=tuple(cases), file=_shown(path), **{key: str(raw[key]) for key in _TEXT})
+    fields = {key: str(raw[key]) for key in _TEXT}
+    return Deviation(cases=tuple(cases), file=_shown(path), lacks=str(condition), **fields)
 
 
 def _distinct(deviations: list[Deviation]) -> list[Deviation]:

@@ -79,13 +79,13 @@ def check_op(case: Case, device: Device) -> list[str]:
         differences = _received(case, todo, watched) if whole else []
         if differences:
             return differences
-        reference = _reference(device, todo)
+        reference = run_reference(device, todo)
         native, inputs = _native(case, device, todo) if device.has_values else (watched, [])
         differences = checks.same_error(native.error, reference.error, name) or _kept(device, todo, inputs, name)
         if differences:
             return differences
         if native.error is not None:
-            if device.has_values and (_asks_for_one_dtype(todo) or not whole):
+            if device.has_values and (asks_for_one_dtype(todo) or not whole):
                 raise checks.Unsupported(checks.one_line(native.error))
             return []
         differences = checks.output_dtypes(native.outputs, [name_of(t.dtype) for t in reference.outputs], name)
@@ -102,7 +102,7 @@ def _received(case: Case, todo: Plan, watched: Observation) -> list[str]:
     return differences
 
 
-def _asks_for_one_dtype(todo: Plan) -> bool:
+def asks_for_one_dtype(todo: Plan) -> bool:
     """Whether the kernel got one floating dtype throughout; it may refuse a mixture, or integers."""
     floating = {dtype for dtype in todo.expected.leaves if is_floating(dtype)}
     return len(floating) == 1 and not {"int64", "bool"} & set(todo.dtypes)
@@ -122,7 +122,7 @@ def _parts(case: Case, device: Device, todo: Plan, name: str) -> list[str]:
     if differences or not device.has_values or any(k.overload in device.policies() for k in watched.kernels):
         return differences
     native, _ = _native(case, device, todo)
-    reference = _reference(device, todo)
+    reference = run_reference(device, todo)
     differences = checks.same_error(native.error, reference.error, name)
     if not differences and native.error is None:
         wanted = [name_of(tensor.dtype) for tensor in reference.outputs]
@@ -156,7 +156,7 @@ def _values(device: Device, todo: Plan, native: Observation, reference: Observat
     floating = [d for d in todo.expected.leaves if d in ("fp16", "bf16", "fp32")]
     if differences or todo.op.values != "exact" or not floating:
         return differences
-    exact = _reference(device, todo, dtype="fp64")
+    exact = run_reference(device, todo, dtype="fp64")
     if exact.error is not None:  # no float64 kernel: the bitwise comparison stands alone
         return []
     narrowest = max(floating, key=lambda d: torch.finfo(DTYPES[d]).eps)
@@ -216,7 +216,7 @@ def _plain(call: Callable[[], Any], region: AbstractContextManager[object]) -> O
     return observation
 
 
-def _reference(device: Device, todo: Plan, dtype: str | None = None) -> Observation:
+def run_reference(device: Device, todo: Plan, dtype: str | None = None) -> Observation:
     """The same call outside autocast on inputs cast by hand; all floating ones to `dtype` where it is given."""
     call, args, kwargs = by_hand(todo, *build(todo.sample, todo.dtypes, device), dtype)
     device.seed()

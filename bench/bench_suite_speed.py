@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -197,3 +198,25 @@ def test_collecting_runs_no_op(benchmark: Any, tmp_path: Path, show: Callable[[s
         assert ops[-1].startswith("aten::ones from ")
     else:
         assert ops == []
+
+
+def test_a_trace_costs_a_bounded_factor(show: Callable[[str], None]) -> None:
+    """A traced run of tiny ops may take many times as long as an untraced one, but not thousands."""
+    from ampcheck.tracing import trace
+    from tests.trace_programs import mlp, region
+
+    run = mlp()
+
+    def timed() -> float:
+        started = time.process_time()  # what other processes take of the machine counts for neither
+        for _ in range(10):
+            with region():
+                run()
+        return time.process_time() - started
+
+    timed()
+    plain = min(timed() for _ in range(5))
+    with trace():
+        traced = min(timed() for _ in range(5))
+    show(f"a traced step takes {traced / plain:.0f} of an untraced one (at most 200)")
+    assert traced / plain < 200

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,9 @@ import pytest
 from ampcheck import cli
 
 ROOT = Path(__file__).resolve().parent.parent
+
+LIMIT = 1800
+"""Seconds that a test waits for a process or an event: it ends a test that hangs and judges none that is slow."""
 
 MODULE = '''
 import os, signal, time
@@ -71,10 +78,32 @@ def environment() -> dict[str, str]:
     return {**env, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
+def interrupted(folder: Path, *arguments: str, when: Callable[[], bool]) -> tuple[int, str]:
+    """Run ampcheck until `when` is true and interrupt it as Ctrl-C does. Returns its exit code and what it printed."""
+    # A shell's background job is born ignoring the interrupt, and its children with it.
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    command = [sys.executable, "-m", "ampcheck", *arguments]
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=listen,
+    ) as process:
+        deadline = time.monotonic() + LIMIT
+        while not when() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=LIMIT)
+    return process.returncode, out
+
+
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`ampcheck` in a process of its own, in a folder outside of the repository."""
     command = [sys.executable, "-m", "ampcheck", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=LIMIT)
 
 
 def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -89,7 +118,7 @@ def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
         str(ROOT / "pyproject.toml"),
         *arguments,
     ]
-    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=LIMIT)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

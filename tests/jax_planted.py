@@ -15,6 +15,8 @@ import traceback
 from functools import cache
 from pathlib import Path
 
+from tests.cli_support import LIMIT
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -23,7 +25,7 @@ def outcomes(module: str) -> tuple[dict[str, str], str]:
     """Per fault of a module of tests/faults that was tried, why it was not caught or ""; and how the process ended."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "tests.jax_planted", module]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=LIMIT)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"fault"')]
     ended = f"the process ended with {done.returncode}\n{done.stdout[-1000:]}\n{done.stderr[-2000:]}"
     return {line["fault"]: line["error"] for line in lines}, ended

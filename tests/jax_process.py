@@ -17,6 +17,8 @@ import warnings
 from functools import cache
 from pathlib import Path
 
+from tests.cli_support import LIMIT
+
 ROOT = Path(__file__).parent.parent
 FOLDER = Path(__file__).parent / "jax_checks"
 
@@ -32,7 +34,7 @@ def outcomes(module: str) -> tuple[dict[str, str], str]:
     """Per check that ended, its traceback or ""; and how the process ended."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-X", "faulthandler", str(Path(__file__)), module]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=LIMIT)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"check"')]
     ended = f"the process ended with {done.returncode}\n{done.stderr[-2000:]}"
     return {line["check"]: line["error"] for line in lines}, ended

@@ -17,6 +17,7 @@ import pytest
 from ampcheck.deviations import JIT, KERNELS, SHARED, Deviation, Waivers, load
 from ampcheck.devices.registry import known, select
 from ampcheck.ids import parse_key, parse_node
+from tests.cli_support import LIMIT
 from tests.test_findings import SECTIONS
 
 ROOT = Path(__file__).parents[1]
@@ -69,7 +70,7 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list
     manifest = tmp_path_factory.mktemp("manifest") / "manifest"
     command = [sys.executable, "-m", "pytest", "suites", "--collect-only", "-q", "--nightly"]
     command += [f"--write-manifest={manifest}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     return manifest.read_text(encoding="utf-8").split(), [line for line in done.stdout.splitlines() if "::" in line]
 

@@ -21,6 +21,7 @@ from ampcheck.errors import UsageError
 from ampcheck.ops.describe import Op
 from ampcheck.spec.policies import minor
 from ampcheck.upstream import by_upstream_lists, entries, internal
+from tests.cli_support import LIMIT
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("cpu", "virtual:cuda", "virtual:xpu", "virtual:mps", "virtual:mtia")
@@ -106,7 +107,7 @@ def test_the_recorder_changes_nothing_and_is_taken_away() -> None:
 
 def test_the_output_is_clean() -> None:
     command = [sys.executable, "-m", "ampcheck", "entered", "--device", "cpu"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "AutocastCPU" in done.stdout
     assert "PyTorch's lists miss on cpu: _convolution.deprecated, " in done.stdout
@@ -179,7 +180,7 @@ def test_the_suite_files_enter_every_kernel_as_they_run(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=LIMIT,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:]

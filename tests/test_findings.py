@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.cli_support import LIMIT
+
 PAGE = Path(__file__).parents[1] / "docs" / "findings.md"
 _SECTION = re.compile(r"^## (?P<id>\S+)\n(?P<body>.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"^```python(?P<how> subprocess)?\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -44,7 +46,7 @@ def _reset() -> None:
 def check(block: re.Match[str], name: str) -> None:
     """Run a block, in this process or in one of its own. Raises AssertionError where it ends with an error."""
     if block["how"]:
-        done = subprocess.run([sys.executable, "-c", block["code"]], capture_output=True, text=True, timeout=120)
+        done = subprocess.run([sys.executable, "-c", block["code"]], capture_output=True, text=True, timeout=LIMIT)
         assert done.returncode == 0, f"{name} no longer happens:\n{done.stderr}"
         return
     with warnings.catch_warnings():

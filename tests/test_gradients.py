@@ -21,6 +21,7 @@ from ampcheck.devices.virtual import graphs
 from ampcheck.gradients import check_gradients, differentiable, planned, run
 from ampcheck.spec.casting import POLICIES
 from ampcheck.spec.gradients import WITHOUT
+from tests.cli_support import LIMIT
 
 ROOT = Path(__file__).parents[1]
 RULES = tuple(policy for policy in POLICIES if policy != "banned")
@@ -175,7 +176,7 @@ def test_a_device_without_autograd_says_so() -> None:
 
 
 def _printed(program: str) -> str:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

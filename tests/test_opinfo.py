@@ -23,6 +23,7 @@ from ampcheck.ops import opinfo
 from ampcheck.spec.dtypes import FLOATING
 from ampcheck.spec.policies import minor
 from ampcheck.spec.rules import RULES
+from tests.cli_support import LIMIT
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU = known()["cpu"]
@@ -229,7 +230,7 @@ def test_an_op_this_torch_lacks_is_one_sentence() -> None:
 @pytest.mark.parametrize("chosen", [case("add", "bf16"), case("add", "fp16", "virtual:cuda")], ids=lambda c: c.device)
 def test_the_reproduction_runs(chosen: Case) -> None:
     program = reproduce(chosen, known()[chosen.device], "differs in value")
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == SAMPLES * (2 if known()[chosen.device].has_values else 1)
@@ -249,6 +250,6 @@ def test_in_the_suite_it_is_a_case_like_any_other(tmp_path: Path) -> None:
         "-q",
     ]
     command += ["--run-file", str(tmp_path / "run.jsonl")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.returncode == 0, done.stdout
     assert '"id":"gcd+database-int64-bf16-cpu"' in (tmp_path / "run.jsonl").read_text()

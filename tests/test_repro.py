@@ -22,6 +22,7 @@ from ampcheck.devices.registry import known
 from ampcheck.repro import of_op
 from ampcheck.torch_dtypes import DTYPES
 from ampcheck.verdict import check_op
+from tests.cli_support import LIMIT
 from tests.repro_plants import MM, PLANTED
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +44,7 @@ def _run(programs: Mapping[str, Mapping[str, Any]], folder: Path) -> dict[str, d
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=LIMIT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-2000:]
@@ -60,7 +61,7 @@ def _made(path: Path, *, nightly: bool) -> dict[str, dict[str, Any]]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=LIMIT,
         env={
             **os.environ,
             "REPRO_PROGRAMS": str(path),

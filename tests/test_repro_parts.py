@@ -19,6 +19,7 @@ from ampcheck.ops.describe import TensorArg
 from ampcheck.repro import of_scenario, preamble, pytest_line
 from ampcheck.repro.source import Unreproducible, plain
 from ampcheck.repro.values import EXPRESSIONS, SEEDED, expression
+from tests.cli_support import LIMIT
 
 ROOT = Path(__file__).parents[1]
 
@@ -169,5 +170,5 @@ def test_the_pytest_line_is_quoted_and_runs() -> None:
     assert "'suites/eager/test_errors.py::test_refused[unknown-bf16-cpu]'" in line
     assert shlex.split(line) == ["pytest", node, "--device=cpu", "--device-module=a b", "--nightly"]
     ran = f"{sys.executable} -m {pytest_line(node, known()['cpu'])} --no-run-file"
-    done = subprocess.run(ran, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(ran, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
     assert "1 passed" in done.stdout, done.stdout[-1500:]

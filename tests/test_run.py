@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
-import time
-from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree as xml
 
 import pytest
 
 from ampcheck.results import Run, read
-from tests.cli_support import MODULE, ROOT, environment, run, run_pytest
+from tests.cli_support import LIMIT, MODULE, ROOT, environment, interrupted, run, run_pytest
 
 OPS = ("--op=addmm", "--op=baddbmm", "--op=addbmm", "--op=mm")
 
@@ -35,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dying(folder: Path) -> tuple[subprocess.CompletedProcess[str], Run]:
     """A run on a device that ends the process in two cases and hangs in a third."""
     done = run(
-        folder, "run", "--device=dying", "--device-module=dying_device", *OPS, "--timeout=8", "--run-file=one.jsonl"
+        folder, "run", "--device=dying", "--device-module=dying_device", *OPS, "--timeout=20", "--run-file=one.jsonl"
     )
     return done, read(folder / "one.jsonl")
 
@@ -68,7 +65,7 @@ def test_a_crash_says_how_and_where_and_how_to_reproduce_it(
     signalled = found.results["eager/downcast/baddbmm-fp64-bf16-dying"]
     assert signalled.message.startswith("the process ended with signal SIGSEGV; it was in bad (dying_device.py:")
     hung = found.results["eager/downcast/addbmm-fp64-bf16-dying"]
-    assert hung.message.startswith("nothing happened for 8 s; it was in bad (dying_device.py:")
+    assert hung.message.startswith("nothing happened for 20 s; it was in bad (dying_device.py:")
     for result in (exited, signalled, hung):
         assert result.device == "dying"
         assert "--device=dying --device-module=dying_device" in result.pytest
@@ -89,7 +86,7 @@ def test_the_junit_file_says_the_same(dying: tuple[subprocess.CompletedProcess[s
 
 
 def test_two_processes_find_the_same(dying: tuple[subprocess.CompletedProcess[str], Run], folder: Path) -> None:
-    options = ("--device=dying", "--device-module=dying_device", *OPS, "--timeout=8", "--run-file=two.jsonl", "-n2")
+    options = ("--device=dying", "--device-module=dying_device", *OPS, "--timeout=20", "--run-file=two.jsonl", "-n2")
     done = run(folder, "run", *options)
     assert done.returncode == 1, done.stdout + done.stderr
     found = read(folder / "two.jsonl")
@@ -122,7 +119,7 @@ def test_the_reproducing_line_reproduces(folder: Path) -> None:
     program, *arguments = shlex.split(line)
     assert program == "pytest"
     command = [sys.executable, "-m", "pytest", *arguments, "--rootdir=.", "-c", os.devnull, "--no-run-file"]
-    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=LIMIT)
     assert "1 failed" in done.stdout, done.stdout + done.stderr
     assert "reached the kernel as bf16; expected fp16" in done.stdout
 
@@ -170,19 +167,8 @@ def test_what_the_manifest_has_and_no_run_is_missing(tmp_path: Path) -> None:
 def test_ctrl_c_keeps_what_was_measured(folder: Path) -> None:
     path = folder / "stopped.jsonl"
     options = ("run", "--device=dying", "--device-module=dying_device", "--op=addbmm", f"--run-file={path}")
-    command = [sys.executable, "-m", "ampcheck", *options]
-    # A shell's background job is born ignoring the interrupt, and its children with it.
-    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    process = subprocess.Popen(
-        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True, preexec_fn=listen
-    )
-    deadline = time.monotonic() + 60
-    while (not path.exists() or path.read_text().count("\n") < 5) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(0.5)  # the case that hangs is running now
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
-    assert process.returncode == 130
+    code, out = interrupted(folder, *options, when=lambda: path.exists() and path.read_text().count("\n") >= 5)
+    assert code == 130
     found = read(path)
     assert found.note == "the run was interrupted"
     assert found.footer is None

@@ -37,6 +37,7 @@ from ampcheck.scaling.steps import (
 )
 from ampcheck.spec import scaler as spec
 from ampcheck.spec.scaler import Refused, Scaler, fits_float32, float32
+from tests.cli_support import LIMIT
 
 GOOD, BAD = {"cpu": True}, {"cpu": False}
 ONE = (Optimizer("sgd", ((Param(),),)),)
@@ -227,7 +228,7 @@ def test_a_found_program_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_is_rendered_runs_and_shows_what_happens() -> None:
     script = render(EVERY, known()["cpu"])
     assert "ampcheck" not in script
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("raised") == 5
     assert "'scale': 131072.0" in done.stdout

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ampcheck.errors import UsageError
 from ampcheck.tracing import Trace, trace
-from tests.trace_programs import GRAD, PROGRAMS, Mlp, Program, casts, mlp, region
+from tests.trace_programs import GRAD, PROGRAMS, Mlp, Program, casts, region
 
 
 def profiled(run: Program) -> tuple[int, int, int]:
@@ -199,23 +199,3 @@ def test_other_modes_and_subclasses_behave_as_without_a_trace() -> None:
     assert type(got) is type(expected) is Named
     assert seen == plain
     assert t.ops
-
-
-def test_the_cost_of_a_trace_is_bounded() -> None:
-    """No absolute time: a traced run may take many times as long as an untraced one of tiny ops, but not thousands."""
-    import time
-
-    run = mlp()
-
-    def timed() -> float:
-        start = time.process_time()  # what other processes take of the machine counts for neither
-        for _ in range(10):
-            with region():
-                run()
-        return time.process_time() - start
-
-    timed()
-    plain = min(timed() for _ in range(5))
-    with trace():
-        traced = min(timed() for _ in range(5))
-    assert traced / plain < 200

@@ -19,7 +19,7 @@ from ampcheck.inputs import build
 from ampcheck.isolation import depth
 from ampcheck.observe import Observation, exists, tensors
 from ampcheck.torch_dtypes import DTYPES, name_of
-from ampcheck.verdict import Plan, plan
+from ampcheck.verdict import Plan, asks_for_one_dtype, plan, run_reference
 
 State = tuple[bool, torch.dtype, bool, int]
 
@@ -75,6 +75,7 @@ class _Parity:
         if want.error is not None and grads:
             grads = False
             want = self.run(self.eager, grads=False)
+        self.require_kernel(want)
         compiled = None
         try:
             with self.region():
@@ -90,6 +91,18 @@ class _Parity:
         with self.region():
             seen = compiled.observe(self.device, self.inputs())
         return self.kernels(seen)
+
+    def require_kernel(self, want: Outcome) -> None:
+        """Raises Unsupported where eager mode raises what the same call on inputs cast by hand raises outside of it.
+
+        Then the device has no kernel for what autocast gives the op, e.g. oneDNN's LSTM on a processor without bf16
+        instructions, and there is nothing to hold a program against.
+        """
+        if want.error is None or not self.device.has_values or not asks_for_one_dtype(self.todo):
+            return
+        by_hand = run_reference(self.device, self.todo)
+        if type(by_hand.error) is type(want.error) and str(by_hand.error) == str(want.error):
+            raise checks.Unsupported(checks.one_line(want.error))
 
     def run(self, call: Callable[..., Any], *, grads: bool) -> Outcome:
         out, inputs = Outcome(), self.inputs()

@@ -288,7 +288,7 @@ def test_asked_in_a_region(amp: Amp) -> None:
         file = Path(folder, "program.py")
         file.write_text(_ASKING.format(device=amp.type, asked=asked), encoding="utf-8")
         command = [sys.executable, "-W", "ignore", str(file)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     amp.expect("exit code of the process", done.returncode, 0)
     amp.expect("the answers", done.stdout.split(), ["True"] * 3)
 

@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from ampcheck.bench import diagnosis, evidence
-from ampcheck.bench.clocks import CpuClock
 from ampcheck.bench.diagnosis import Case, Gradients, Recast, Seen
 from ampcheck.bench.model import PRECISIONS, ArmResult
 from ampcheck.bench.user_step import StepSpec, UserStep
@@ -192,29 +191,12 @@ def saw(spec: StepSpec, precision: str = "bf16") -> Seen:
     return evidence.seen(kernels, first, trace.ops)
 
 
-def test_what_autocast_lowers_in_a_big_product_is_most_of_its_time() -> None:
-    tries = [saw(mlp(256, 256)) for _ in range(5)]  # one may be held up by other processes
-    assert max(seen.lowered_share for seen in tries) > 0.7
-    seen = tries[-1]
+def test_what_autocast_lowers_in_a_big_product_is_counted() -> None:
+    seen = saw(mlp(256, 256))
     assert seen.lowered >= 7  # two products forward, three backward, two activations
     assert (seen.casts, seen.recast, seen.frozen, seen.cache_off) == (11, [], (0, 0), (0, 0))
     # Two weights, the input and the output, and the gradients of all but the input; and two biases with theirs.
     assert seen.cast_bytes == 6 * (7 * 256 * 256 + 4 * 256)
-
-
-def test_a_tiny_step_is_launch_bound_and_a_big_one_is_not() -> None:
-    add = evidence.tiny(CPU)
-    add()
-    for width, batch, bound in ((4, 2, True), (512, 256, False)):
-        spec = mlp(width, batch)
-        step = UserStep(spec, PRECISIONS["fp32"], "cpu")
-        step.call()
-        clock = CpuClock(CPU)
-        rows = [(clock.sample(step.call, 3)[0], clock.sample(add, 1)[0] / evidence.ADDS) for _ in range(9)]
-        seconds, tiny = (min(row[place] for row in rows) for place in (0, 1))
-        first = replace(BF16.first, seconds=seconds)
-        case = replace(BF16, first=first, tiny=tiny, first_seen=saw(spec, "fp32"))
-        assert bool(diagnosis.launch_bound(case)) is bound, (width, seconds, tiny, case.first_seen.ops)
 
 
 def test_a_region_without_cache_casts_a_shared_weight_again_and_again() -> None:

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.bench.model import MachineryWorkload
 from ampcheck.bench.workloads import catalogue
+from tests.cli_support import LIMIT
 
 ROOT = Path(__file__).parents[2]
 MACHINERY = {name: w for name, w in catalogue().items() if isinstance(w, MachineryWorkload)}
@@ -140,5 +141,5 @@ assert make_module(catalogue()["lstm-step"], "jax").head.weight.device.type == "
 )
 def test_machinery_and_inputs_on_jax() -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", ON_JAX], capture_output=True, text=True, env=env, timeout=120)
+    done = subprocess.run([sys.executable, "-c", ON_JAX], capture_output=True, text=True, env=env, timeout=LIMIT)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -21,6 +21,7 @@ from ampcheck.bench.model import PRECISIONS, Arm, OpWorkload, Spec, StepWorkload
 from ampcheck.bench.prepare import prepare, reference
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import UsageError
+from tests.cli_support import LIMIT
 
 ROOT = Path(__file__).parents[2]
 X = Spec((16, 24))
@@ -275,7 +276,7 @@ def test_programs_of_the_jax_device() -> None:
     pytest.importorskip("jax")
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", INSIDE]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=LIMIT)
     assert done.returncode == 0, done.stderr[-2000:]
     proofs = done.stdout.splitlines()
     assert all(found.endswith("invalid='')") for found in proofs), done.stdout

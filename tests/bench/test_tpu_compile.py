@@ -13,6 +13,7 @@ import pytest
 
 from ampcheck.bench import tpu
 from ampcheck.bench.workloads import catalogue
+from tests.cli_support import LIMIT
 
 ROOT = Path(__file__).parent.parent.parent
 needs_libtpu = pytest.mark.skipif(tpu.available() is not None, reason=str(tpu.available()))
@@ -72,7 +73,7 @@ print(json.dumps([contradicts(mm, PRECISIONS[named], found[real]) for named, rea
 def run(script: str) -> Any:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=LIMIT)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -1,4 +1,4 @@
-"""The whole site at 20 000 cases and 400 nights of 300 benchmark series: how big it is, and how fast it opens."""
+"""The whole site at 20 000 cases and 400 nights of 300 benchmark series. How fast it opens: bench/bench_site.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ NIGHTS, GROUPS = 400, 75
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, many: Callable[..., Any], write: Any) -> Path:
+def big_site(tmp_path_factory: pytest.TempPathFactory, many: Callable[..., Any], write: Any) -> Path:
+    """The folder of such a site."""
     folder = tmp_path_factory.mktemp("big")
     devices = [{"name": f"device{number}", "has_values": True} for number in range(8)]
     judged = [
@@ -26,43 +27,19 @@ def site(tmp_path_factory: pytest.TempPathFactory, many: Callable[..., Any], wri
     return build([*judged, *many_nights(folder / "bench", NIGHTS, GROUPS)], folder / "site").parent
 
 
-def test_the_site_is_below_five_megabytes(site: Path) -> None:
-    size = {file.name: file.stat().st_size for file in site.iterdir()}
+def test_the_site_is_below_five_megabytes(big_site: Path) -> None:
+    size = {file.name: file.stat().st_size for file in big_site.iterdir()}
     assert sum(size.values()) < 5_000_000, size
-    data = json.loads((site / "bench_data.js").read_text().partition(" = ")[2].rstrip(";\n"))
+    data = json.loads((big_site / "bench_data.js").read_text().partition(" = ")[2].rstrip(";\n"))
     assert (len(data["runs"]), len(data["series"])) == (NIGHTS, 4 * GROUPS)
 
 
 @pytest.mark.parametrize(
-    ("page", "measure"),
-    [("bench", "filter"), ("bench_devices", "filter"), ("bench_history", "history"), ("bench_compare", "compare")],
+    "page",
+    ["bench", "bench_devices", "bench_history", "bench_compare", "bench_accuracy", "bench_roofline", "bench_scaling"],
 )
-def test_a_page_opens_below_a_second_and_filters_without_delay(
-    page: str, measure: str, site: Path, browser: Any
-) -> None:
+def test_a_page_opens_without_a_problem(page: str, big_site: Path, browser: Any) -> None:
     browser.show()
-    # The fastest of three: another program may take the machine for one of them.
-    last = f"performance.getEntriesByName('{measure}').at(-1)"
-    opened, filtered = [], []
-    for _ in range(3):
-        browser.open(site / f"{page}.html")
-        # From the start of the navigation, so it holds reading and decoding the data too.
-        opened.append(browser.evaluate(f"{last}.startTime + {last}.duration"))
-        browser.evaluate(
-            "const q = document.forms[0].elements.q; q.value = 'mm 64';"
-            "q.dispatchEvent(new Event('input', {bubbles: true}))"
-        )
-        filtered.append(browser.evaluate(f"{last}.duration"))
-    assert min(opened) < 1000
-    assert min(filtered) < 200
-    assert browser.problems == []
-
-
-@pytest.mark.parametrize("page", ["bench_accuracy", "bench_roofline", "bench_scaling", "index"])
-def test_the_other_pages_open_below_a_second_too(page: str, site: Path, browser: Any) -> None:
-    times = []
-    for _ in range(3):
-        browser.open(site / f"{page}.html")
-        times.append(browser.evaluate("performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd"))
-    assert min(times) < 1000
+    browser.open(big_site / f"{page}.html")
+    assert browser.evaluate("document.querySelectorAll('main').length") == 1
     assert browser.problems == []

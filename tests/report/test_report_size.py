@@ -1,4 +1,4 @@
-"""The site at 20 000 cases, and what the page tests do where there is no browser."""
+"""The site at 20 000 cases, and what page tests do where there is no browser. Its speed: bench/bench_site.py."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import pytest
 
 from ampcheck.report import build
 
-DRAWN = "performance.getEntriesByName('matrix').at(-1)"
 
-
-def test_twenty_thousand_cases_are_drawn_below_a_second(
+def test_twenty_thousand_cases_are_drawn_and_filtered(
     tmp_path: Path, many: Callable[..., Any], write: Any, browser: Any
 ) -> None:
     devices = [{"name": f"device{number}", "has_values": number < 2} for number in range(8)]
@@ -25,16 +23,13 @@ def test_twenty_thousand_cases_are_drawn_below_a_second(
     browser.show()
     browser.open(site / "matrix.html")
     assert "20\u00a0000 cases in 139 rows" in browser.text("#summary")
-    # From the start of the navigation, so it holds reading and decoding the data too.
-    assert browser.evaluate(f"{DRAWN}.startTime + {DRAWN}.duration") < 1000
     browser.evaluate(
         "const q = document.forms[0].elements.q; q.value = 'operator_01 bf16';"
         "q.dispatchEvent(new Event('input', {bubbles: true}))"
     )
     assert browser.evaluate("document.querySelectorAll('#matrix button[data-op]').length") == 10
-    assert browser.evaluate(f"{DRAWN}.duration") < 1000
     browser.open(site / "case.html", "eager/promote/operator_000-fp32-bf16-device0")
-    assert browser.evaluate("performance.now()") < 1000
+    assert "operator_000" in browser.text()
     size = {file.name: file.stat().st_size for file in site.iterdir()}
     assert size["data.js"] < 1_000_000
     assert size["details.js"] < 1_000_000

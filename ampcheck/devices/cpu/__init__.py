@@ -1,11 +1,16 @@
 """The CPU."""
 
 import platform
+from functools import cache
 from pathlib import Path
 
 import torch
 
+from ampcheck import ops
 from ampcheck.devices.base import Device
+from ampcheck.inputs import build
+from ampcheck.observe import overload
+from ampcheck.ops.describe import leaves
 from ampcheck.spec.executors import ANYWHERE
 
 
@@ -31,3 +36,26 @@ class Cpu(Device):
             "processor": platform.processor() or platform.machine(),
             "capability": torch.backends.cpu.get_cpu_capability(),
         }
+
+
+@cache
+def lacks(op: str, dtype: str) -> bool:
+    """Whether this machine's processor has no kernel for an op in a dtype.
+
+    Asked by running the op's main sample in that dtype, outside of autocast: oneDNN has some kernels only for
+    processors with the instructions for them, and no setting of PyTorch's names those.
+
+    Args:
+        op: an overload of `ampcheck.ops`, e.g. "mkldnn_rnn_layer".
+        dtype: the dtype of every floating argument, e.g. "bf16".
+
+    Raises:
+        KeyError: `ampcheck.ops` has no such overload.
+    """
+    sample = ops.catalogue()[op].samples[0]
+    args, kwargs = build(sample, (dtype,) * len(list(leaves(sample))), Cpu())
+    try:
+        overload(op)(*args, **kwargs)
+    except RuntimeError:  # NotImplementedError is one
+        return True
+    return False

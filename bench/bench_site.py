@@ -1,0 +1,58 @@
+"""How fast the site opens and filters at 20 000 cases and 400 nights of 300 benchmark series, in headless Chromium.
+
+    pytest bench/bench_site.py
+
+The limits are absolute, so they mean something on an idle machine alone: below a second to open, 0.2 s to filter.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report.conftest import browser, make, many, write  # noqa: F401  # fixtures
+from tests.report.test_bench_size import big_site  # noqa: F401  # a fixture
+
+OPEN, FILTER = 1000, 200
+"""Milliseconds."""
+
+
+def fastest(browser: Any, page: Path, script: str, query: str = "") -> float:  # noqa: F811  # the fixture's value
+    """The least of three openings of a page, each by what `script` measures after typing `query` into the filter."""
+    found = []
+    for _ in range(3):
+        browser.open(page)
+        if query:
+            browser.evaluate(
+                f"const q = document.forms[0].elements.q; q.value = {query!r};"
+                "q.dispatchEvent(new Event('input', {bubbles: true}))"
+            )
+        found.append(browser.evaluate(script))
+    assert browser.problems == []
+    return min(found)
+
+
+@pytest.mark.parametrize(
+    ("page", "measure", "query"),
+    [
+        ("matrix", "matrix", "operator_01 bf16"),
+        ("bench", "filter", "mm 64"),
+        ("bench_devices", "filter", "mm 64"),
+        ("bench_history", "history", "mm 64"),
+        ("bench_compare", "compare", "mm 64"),
+    ],
+)
+def test_a_page_with_a_filter(page: str, measure: str, query: str, big_site: Path, browser: Any) -> None:  # noqa: F811
+    last, file = f"performance.getEntriesByName('{measure}').at(-1)", big_site / f"{page}.html"
+    browser.show()
+    # From the start of the navigation, so it holds reading and decoding the data too.
+    assert fastest(browser, file, f"{last}.startTime + {last}.duration") < OPEN
+    assert fastest(browser, file, f"{last}.duration", query) < (OPEN if page == "matrix" else FILTER)
+
+
+@pytest.mark.parametrize("page", ["bench_accuracy", "bench_roofline", "bench_scaling", "index"])
+def test_a_page_without_one(page: str, big_site: Path, browser: Any) -> None:  # noqa: F811
+    loaded = "performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd"
+    assert fastest(browser, big_site / f"{page}.html", loaded) < OPEN
