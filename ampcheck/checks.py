@@ -24,8 +24,12 @@ class CheckFailure(AssertionError):
         self.differences = list(differences)
 
 
+class Broken(CheckFailure):
+    """The op raises or is wrong without autocast, too; carries each difference as a sentence."""
+
+
 class Unsupported(Exception):
-    """The device has no kernel for what it was asked, and says so; its text is the device's."""
+    """The device declares that it lacks what it was asked, or PyTorch's dispatcher has no kernel; its text says so."""
 
 
 def kernel(observation: Observation, expected: Expectation, sources: Sequence[str], rule: str) -> list[str]:

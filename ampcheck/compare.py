@@ -20,9 +20,9 @@ GROUPS = ("regressed", "fixed", "changed", "removed", "added")
 """The groups of a comparison, in the order in which a reader needs them."""
 
 MEANING = {
-    "regressed": "not red before, red now",
-    "fixed": "red before, not red now",
-    "changed": "another status, as red as before",
+    "regressed": "not red before, red now; or passed before, and does not now",
+    "fixed": "red before, not red now; or passes now, and did not",
+    "changed": "another status, as bad as before",
     "removed": "only in the earlier run",
     "added": "only in the later run",
 }
@@ -172,9 +172,15 @@ def _red(result: Result) -> bool:
 def _group(before: Result | None, after: Result | None) -> str:
     if before is None or after is None:
         return "added" if before is None else "removed"
-    if _red(before) != _red(after):
-        return "fixed" if _red(before) else "regressed"
+    worse = _badness(after) - _badness(before)
+    if worse:
+        return "regressed" if worse > 0 else "fixed"
     return "changed" if before.status != after.status else ""
+
+
+def _badness(result: Result) -> int:
+    """0 for a pass, 1 for a case that is not red but shows no promise kept, 2 for a red one."""
+    return 2 if _red(result) else 0 if result.status == "pass" else 1
 
 
 def _change(before: Result | None, after: Result | None) -> Change:

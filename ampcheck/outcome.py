@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.checks import CheckFailure, Unsupported, one_line
+from ampcheck.checks import Broken, CheckFailure, Unsupported, one_line
 
 _PACKAGE = str(Path(__file__).parent)
 # What lies in the package and is under test: a backend, its autocast kernels, and the calls of compilers.
@@ -21,7 +21,7 @@ def status_of(excinfo: pytest.ExceptionInfo[BaseException], when: str) -> tuple[
     """
     error = excinfo.value
     if isinstance(error, CheckFailure):
-        return "fail", str(error)
+        return ("broken" if isinstance(error, Broken) else "fail"), str(error)
     if isinstance(error, Unsupported):
         return "unsupported", str(error)
     # A kernel that a device does not have; PyTorch's dispatcher words it so.

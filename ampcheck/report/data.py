@@ -20,7 +20,7 @@ from ampcheck.results import STATUSES, Result, Run
 from ampcheck.spec.rules import RULES, Rule
 
 COLUMNS = ("suite", "rule", "op", "sample", "inputs", "amp", "device", "executor", "deviation")
-_LETTERS = dict(zip(STATUSES, "pfdxuectm", strict=True))  # a status as one letter; "." is a case the run does not have
+_LETTERS = dict(zip(STATUSES, "pfbdxuectm", strict=True))  # a status as one letter; "." is a case the run does not have
 
 
 class Interner:

@@ -13,6 +13,7 @@ from ampcheck.summary import text
 
 _TAG = {
     "fail": "failure",
+    "broken": "failure",
     "fixed": "failure",
     "error": "error",
     "crash": "error",
