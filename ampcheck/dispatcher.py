@@ -6,6 +6,8 @@ Only aten overloads count: torchvision and other libraries register policies of 
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from ampcheck.spec.drift import covered, drift
@@ -53,3 +55,19 @@ def unlisted(key: str) -> list[str]:
 def _registered(key: str) -> frozenset[str]:
     names: list[str] = torch._C._dispatch_get_registrations_for_dispatch_key(key)
     return frozenset(name.removeprefix(_ATEN) for name in names if name.startswith(_ATEN))
+
+
+_LACKING = re.compile(r"Could not run 'aten::(?P<op>[\w.]+)' with arguments from the '(?P<key>\w+)' backend")
+_COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+
+
+def lacks_kernel(error: BaseException) -> bool:
+    """Whether an exception is the dispatcher's word that an aten op has no kernel for a backend, and it has none.
+
+    A kernel that is registered and raises the same text is no missing kernel.
+    """
+    match = _LACKING.match(str(error))
+    if match is None or not isinstance(error, NotImplementedError):
+        return False
+    name, has = f"aten::{match['op']}", torch._C._dispatch_has_kernel_for_dispatch_key
+    return not any(has(name, key) for key in (match["key"], *_COMPOSITE))

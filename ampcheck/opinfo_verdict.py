@@ -17,6 +17,7 @@ import torch
 from ampcheck import checks
 from ampcheck.cases import Case
 from ampcheck.devices.base import Device
+from ampcheck.dispatcher import lacks_kernel
 from ampcheck.errors import UsageError
 from ampcheck.observe import Observation, tensors
 from ampcheck.ops import opinfo
@@ -136,7 +137,10 @@ def _check(call: _Calls, case: Case, device: Device) -> list[str]:
     under = _run(call, device.autocast(case.amp))
     without = _run(call, nullcontext())
     if under.error is not None and type(under.error) is type(without.error):
-        raise checks.Unsupported(checks.one_line(without.error))
+        if not device.has_values or lacks_kernel(under.error) or device.refuses(under.error):
+            raise checks.Unsupported(checks.one_line(without.error))
+        said = checks.one_line(under.error)
+        raise checks.Broken([f"{case.op} raised {said}; it raises that without autocast, too"]) from under.error
     differences = _compare(under, without, case.op, device)
     if differences and _entered(call, case, device):
         return []

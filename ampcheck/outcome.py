@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ampcheck.checks import Broken, CheckFailure, Unsupported, one_line
+from ampcheck.dispatcher import lacks_kernel
 
 _PACKAGE = str(Path(__file__).parent)
 # What lies in the package and is under test: a backend, its autocast kernels, and the calls of compilers.
@@ -24,8 +25,7 @@ def status_of(excinfo: pytest.ExceptionInfo[BaseException], when: str) -> tuple[
         return ("broken" if isinstance(error, Broken) else "fail"), str(error)
     if isinstance(error, Unsupported):
         return "unsupported", str(error)
-    # A kernel that a device does not have; PyTorch's dispatcher words it so.
-    if isinstance(error, NotImplementedError) and str(error).startswith("Could not run 'aten::"):
+    if lacks_kernel(error):
         return "unsupported", one_line(error)
     last = traceback.extract_tb(error.__traceback__)[-1].filename if error.__traceback__ else ""
     ours = last.startswith(_PACKAGE) and not last.startswith(_TESTED) and not isinstance(error, AssertionError)

@@ -36,7 +36,7 @@ class Result:
     `deviation`: the id of the entry that explains it. `pytest` and `torch`: how to reproduce it, as a pytest line and
     as plain torch. `seconds`: wall time of the case. `executor`: what ran it, "" where its suite runs all in one way.
     `cause`: one text for all cases that are red for one reason (`ampcheck.causes`). `traceback`: of what was raised,
-    from the first frame outside of ampcheck on.
+    from the first frame outside of ampcheck on. `warnings`: those given while it ran, a line each; they decide nothing.
     """
 
     id: str
@@ -57,6 +57,7 @@ class Result:
     executor: str = ""
     cause: str = ""
     traceback: str = ""
+    warnings: str = ""
 
     @property
     def name(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -35,6 +36,7 @@ from ampcheck.spec.rules import RULES
 from ampcheck.torch_dtypes import DTYPES
 
 _CASE = pytest.StashKey[Case]()
+_WARNED = pytest.StashKey[list[warnings.WarningMessage]]()
 
 
 class Session:
@@ -181,6 +183,7 @@ class Session:
         reset(self._defaults)
         try:
             with ExitStack() as stack:
+                item.stash[_WARNED] = stack.enter_context(warnings.catch_warnings(record=True))
                 if amp:
                     stack.enter_context(self._device[case.device].running())
                 if amp and case.executor:
@@ -221,6 +224,7 @@ class Session:
             status=shown,
             seconds=round(call.duration, 5),
             deviation=deviation.id if deviation else "",
+            warnings=_texts(item.stash.get(_WARNED, [])),
             **details,
         )
         report.ampcheck = result.filled()  # type: ignore[attr-defined]  # travels from xdist's workers with the report
@@ -303,3 +307,9 @@ def _chosen(names: list[str], known: Any, what: str) -> frozenset[str]:
 def _suits(device: Device, types: tuple[str, ...], values: bool, dtypes: str, since: str) -> bool:
     promised = not since or Version(torch.__version__) >= Version(since)
     return promised and (not types or device.type in types) and (device.has_values or not values)
+
+
+def _texts(warned: list[warnings.WarningMessage]) -> str:
+    """Each warning of a case once, a line each."""
+    lines = (f"{w.category.__name__}: {' '.join(str(w.message).split())}" for w in warned)
+    return "\n".join(dict.fromkeys(lines))

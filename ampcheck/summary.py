@@ -42,3 +42,9 @@ def text(result: Result, why: str = "") -> str:
     if result.torch:
         parts += ["or in plain torch:", "", *(f"  {line}" for line in result.torch.splitlines())]
     return "\n".join(parts)
+
+
+def warned(results: Collection[Result]) -> list[str]:
+    """A line for each warning that cases gave, the commonest first, with how many cases gave it."""
+    counts = Counter(line for result in results for line in result.warnings.splitlines())
+    return [f"{count} cases: {line}" for line, count in counts.most_common()]

@@ -19,7 +19,7 @@ from ampcheck.inputs import build
 from ampcheck.isolation import depth
 from ampcheck.observe import Observation, exists, tensors
 from ampcheck.torch_dtypes import DTYPES, name_of
-from ampcheck.verdict import Plan, asks_for_one_dtype, plan, run_reference
+from ampcheck.verdict import Plan, asks_for_one_dtype, judge_raise, plan, run_reference
 
 State = tuple[bool, torch.dtype, bool, int]
 
@@ -93,7 +93,7 @@ class _Parity:
         return self.kernels(seen)
 
     def require_kernel(self, want: Outcome) -> None:
-        """Raises Unsupported where eager mode raises what the same call on inputs cast by hand raises outside of it.
+        """Raises Unsupported or Broken where eager mode raises what the same call on inputs cast by hand raises.
 
         Then the device has no kernel for what autocast gives the op, e.g. oneDNN's LSTM on a processor without bf16
         instructions, and there is nothing to hold a program against.
@@ -102,7 +102,7 @@ class _Parity:
             return
         by_hand = run_reference(self.device, self.todo)
         if type(by_hand.error) is type(want.error) and str(by_hand.error) == str(want.error):
-            raise checks.Unsupported(checks.one_line(want.error))
+            judge_raise(want.error, self.device, self.todo, f"aten::{self.case.op}")
 
     def run(self, call: Callable[..., Any], *, grads: bool) -> Outcome:
         out, inputs = Outcome(), self.inputs()

@@ -170,43 +170,6 @@ def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
-# Rounding grows with the length of the sums inside an op; the samples are small, so a fixed multiple serves them all.
-ROUNDINGS = 48
-
-
-def accuracy(
-    got: Sequence[torch.Tensor], exact: Sequence[torch.Tensor], kernel_dtype: torch.dtype, name: str
-) -> list[str]:
-    """Every floating output lies within a bound of the float64 result on the same, already cast, inputs."""
-    pairs = enumerate(zip(got, exact, strict=False))
-    return [text for place, (a, b) in pairs for text in near(a, b, kernel_dtype, f"output {place} of {name}")]
-
-
-def near(
-    got: torch.Tensor, exact: torch.Tensor, kernel_dtype: torch.dtype, what: str, roundings: int = ROUNDINGS
-) -> list[str]:
-    """A floating tensor, called `what`, lies within a bound of the float64 result.
-
-    The bound is `roundings` of the less precise of kernel and output dtype, relative to the largest value of the
-    result.
-    """
-    if not got.is_floating_point() or got.shape != exact.shape or got.numel() == 0:
-        return []
-    step = max(torch.finfo(got.dtype).eps, torch.finfo(kernel_dtype).eps)
-    wide = exact.to(torch.float64)
-    finite = wide.isfinite()
-    if not finite.any():
-        return []
-    scale = max(wide[finite].abs().max().item(), 1.0)
-    error = (got.to(torch.float64) - wide)[finite].abs().max().item()
-    if error <= roundings * step * scale:
-        return []
-    return [
-        f"{what} is {error:.3g} away from the float64 result; expected at most {roundings * step * scale:.3g} for "
-        f"{name_of(got.dtype)} computed in {name_of(kernel_dtype)}"
-    ]
-
-
 def one_line(error: BaseException | None) -> str:
     """An exception as one line of text."""
     if error is None:
