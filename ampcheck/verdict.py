@@ -25,7 +25,6 @@ from ampcheck.spec.casting import Expectation, Leaf, expect
 from ampcheck.spec.dtypes import is_floating
 from ampcheck.torch_dtypes import name_of
 
-
 _OF_DTYPES = re.compile(r"dtype|scalar ?type|same type|not implemented for", re.IGNORECASE)
 """How kernels refuse a mixture of dtypes."""
 
