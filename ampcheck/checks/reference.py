@@ -249,10 +249,13 @@ def far(
         wrong = got != want.to(got.dtype)
         return _at(wrong, got, want, what, "expected") if bool(wrong.any()) else []
     limit = bound(want, moved, kernel, got.dtype, passes)
+    finite = want.isfinite()
+    right = torch.where(finite, got.isfinite() & (distance(got, want) <= limit), _same_nonfinite(got, want))
     most = torch.finfo(got.dtype.to_real()).max
-    overflows = want.abs() > most - limit  # an infinity there is right, and so is a value near the largest one
-    right = torch.where(want.isfinite(), got.isfinite() & (distance(got, want) <= limit), _same_nonfinite(got, want))
-    wrong = ~(right | (overflows & (~got.isfinite() | (got.abs() >= most / 2))))
+    if not got.is_complex():  # beyond the dtype's range, an infinity is right, and so is a value near the largest one
+        huge = got.to(want.dtype) * want.sign() >= most / 2
+        right |= finite & (want.abs() > most - limit) & huge
+    wrong = ~right
     if not bool(wrong.any()):
         return []
     worst = distance(got, want)[wrong].max().item()
