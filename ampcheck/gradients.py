@@ -27,7 +27,7 @@ from ampcheck.observe import exists, map_tensors, overload_name, tensors
 from ampcheck.ops.describe import TensorArg
 from ampcheck.spec.rules import RULES
 from ampcheck.torch_dtypes import DTYPES, name_of
-from ampcheck.verdict import Plan, plan
+from ampcheck.verdict import Plan, plan, require_inputs
 
 Gradients = dict[int, torch.Tensor]
 """Gradients by the place of their leaf among the tensors of a call."""
@@ -98,6 +98,7 @@ def check_gradients(case: Case, device: Device) -> list[str]:
             raise checks.Unsupported(f"torch {torch.__version__} has no aten::{case.op}")
         todo = planned(case, device)
         name = f"aten::{case.op}" if todo.sample.call == "aten" else todo.sample.call
+        require_inputs(todo, device, name)
         places = differentiable(todo, device)
         hand = run(todo, device, places)
         under = run(todo, device, places, device.autocast(case.amp))

@@ -79,6 +79,7 @@ def check_op(case: Case, device: Device) -> list[str]:
             raise checks.Unsupported(f"torch {torch.__version__} has no aten::{case.op}")
         todo = plan(case, device)
         name = f"aten::{case.op}" if todo.sample.call == "aten" else todo.sample.call
+        require_inputs(todo, device, name)
         if case.rule == "fallthrough" and is_composite(case.op):
             return _parts(case, device, todo, name)
         watched = watch(case, device, todo)
@@ -129,12 +130,24 @@ def _forms(case: Case, device: Device, todo: Plan, name: str) -> list[str]:
         if reference(other).error is not None:  # PyTorch refuses these values
             continue
         try:
+            require_inputs(other, device, name)
             differences = _results(case, device, other, name)
         except checks.Broken as broken:
             raise checks.Broken([f"on {form} inputs: {text}" for text in broken.differences]) from broken
         if differences:
             return [f"on {form} inputs: {text}" for text in differences]
     return []
+
+
+def require_inputs(todo: Plan, device: Device, name: str) -> None:
+    """Raise Broken where a call's tensors cannot be made on the device, or Unsupported as `judge_raise` does."""
+    try:
+        build(todo.sample, todo.dtypes, device)
+    except Exception as error:  # a copy to the device may raise anything
+        if lacks_kernel(error) or device.refuses(error):
+            raise checks.Unsupported(checks.one_line(error)) from error
+        said = checks.one_line(error)
+        raise checks.Broken([f"the inputs of {name} cannot be made on {device.name}: {said}"]) from error
 
 
 def judge_raise(error: Exception, device: Device, todo: Plan, name: str) -> None:

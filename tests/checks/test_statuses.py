@@ -132,3 +132,22 @@ def outcome() -> tuple[str, str]:
     except CheckFailure as error:
         return "fail", str(error)
     return ("fail" if differences else "pass"), "\n".join(differences)
+
+
+class Unreachable(Cpu):
+    """A device that bfloat16 cannot be copied to."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def tensor(self, arg: Any, dtype: str, position: int) -> torch.Tensor:
+        if dtype == "bf16":
+            raise TypeError(self.text)
+        return super().tensor(arg, dtype, position)
+
+
+def test_inputs_that_cannot_be_made_are_broken() -> None:
+    with pytest.raises(Broken, match="the inputs of aten::mm cannot be made on cpu: TypeError: no bfloat16"):
+        check_op(CASE, Unreachable("no bfloat16"))
+    with pytest.raises(Unsupported, match="not implemented for"):
+        check_op(CASE, Unreachable("copy not implemented for 'BFloat16'"))
