@@ -17,7 +17,7 @@ import torch
 from ampcheck.checks import identical
 from ampcheck.executors import function
 from ampcheck.inputs import build
-from ampcheck.observe import map_tensors, overload, tensors
+from ampcheck.observe import is_composite, map_tensors, overload, tensors
 from ampcheck.torch_dtypes import DTYPES, name_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Reference:
     `outputs`: its tensors. `moved`: for each, how far its elements move where every input is half a rounding off.
     `changed`: the places of the call's tensors that it writes to. `aliases`: pairs of the places of an output and of an
     argument that share memory. `layouts`: for each output, the strides that PyTorch's CPU and Meta kernels give it,
-    without those of dimensions of one element. `dtypes`: those that they give it, none where neither runs the call.
+    without those of dimensions of one element. `dtypes`: those that they give it. Both are empty where PyTorch promises none.
     `error`: what it raised, where it has no outputs.
     """
 
@@ -78,6 +78,9 @@ def _computed(todo: Plan) -> Reference:
             error = raised
             continue
         made = _made_by_pytorch(todo, outputs)
+        # What a composite op is made of, and what comes of a mixture of dtypes, PyTorch leaves to the backend.
+        composite = is_composite(todo.op.overload)
+        mixed = len({dtype for dtype in todo.expected.leaves if dtype in FREEDOM}) > 1
         places = enumerate(zip(inputs, before, strict=True))
         return Reference(
             tuple(outputs),
@@ -89,8 +92,8 @@ def _computed(todo: Plan) -> Reference:
                 for place, tensor in enumerate(inputs)
                 if torch._C._is_alias_of(output, tensor)  # type: ignore[attr-defined]  # not in torch's stubs
             ),
-            tuple(frozenset(map(layout, same)) for same in zip(outputs, *made, strict=True)),
-            tuple(frozenset(x.dtype for x in same) for same in zip(*made, strict=True)),
+            () if composite else tuple(frozenset(map(layout, same)) for same in zip(outputs, *made, strict=True)),
+            () if mixed else tuple(frozenset(x.dtype for x in same) for same in zip(*made, strict=True)),
         )
     return Reference(error=error)
 
@@ -166,7 +169,7 @@ def placed(
         out.append(f"{what} is {name_of(got.dtype)}; expected {right}, as PyTorch's CPU and Meta kernels give")
     if homes and got.device not in (homes[0], torch.device("cpu")):
         out.append(f"{what} is on {got.device}; expected {homes[0]}, where the inputs are")
-    if got.shape == want.outputs[place].shape and layout(got) not in want.layouts[place]:
+    if want.layouts and got.shape == want.outputs[place].shape and layout(got) not in want.layouts[place]:
         known = " or ".join(str(strides) for strides in sorted(want.layouts[place]))
         out.append(f"{what} has strides {layout(got)} in its dimensions of several elements; expected {known}")
     for number, tensor in enumerate(inputs):
