@@ -17,6 +17,7 @@ from typing import Any
 
 from ampcheck.bench.model import ArmResult, Group, MachineryWorkload, Workload, kind_of
 from ampcheck.bench.run import environment
+from ampcheck.bench.summary import estimated_beside_default
 from ampcheck.bench.tpu_arms import judge
 from ampcheck.bench.tpu_chips import TPUS, Chip, available, chip
 from ampcheck.bench.tpu_estimate import Estimate, estimate
@@ -78,6 +79,7 @@ def groups(
         group.arms += [arm for (workload_name, _), arm in found.items() if workload_name == group.workload]
         group.arms.sort(key=lambda arm: ARMS.index(arm.name))
         judge(group.arms)
+        estimated_beside_default(group)
     return out
 
 

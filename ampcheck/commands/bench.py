@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from ampcheck.bench.runfile import Writer
     from ampcheck.commands.common import Subparsers
 
-_ESTIMATED = "tpu-"
-"""How the names of devices begin that are estimated by a compiler."""
-
 
 def add(commands: Subparsers) -> None:
     """Declare the command."""
