@@ -22,15 +22,16 @@ _LIMIT = 120.0
 """Seconds after which a device is taken to have no ceiling."""
 
 
-def find(device: str, modules: Sequence[str], threads: int, seconds: float) -> Peaks | None:
+def find(device: str, modules: Sequence[str], threads: int, seconds: float, limit: float = _LIMIT) -> Peaks | None:
     """The ceilings of a device, None where they cannot be found out.
 
-    `seconds`: to spend where they must be measured. `threads`: of each library meanwhile, as in the run.
+    `seconds`: to spend where they must be measured. `threads`: of each library meanwhile, as in the run. `limit`:
+    seconds after which there are none.
     """
     command = [sys.executable, "-m", "ampcheck.bench.ceilings", device, str(threads), str(seconds), *modules]
     try:
         done = subprocess.run(
-            command, env=environment(threads), capture_output=True, text=True, timeout=_LIMIT, check=True
+            command, env=environment(threads), capture_output=True, text=True, timeout=limit, check=True
         )
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
         return None

@@ -143,7 +143,13 @@ def as_markdown(run: BenchRun) -> str:
         if arm.verdict != "first":
             base = group.arms[0]
             cells = (table.label(group), group.device, group.executor, arm.name)
-            numbers = (f"{base.name} {table.time(base)}", table.time(arm), table.ratio(arm), arm.verdict, table.error(arm.error))
+            numbers = (
+                f"{base.name} {table.time(base)}",
+                table.time(arm),
+                table.ratio(arm),
+                arm.verdict,
+                table.error(arm.error),
+            )
             lines.append("| " + " | ".join(map(_markdown, (*cells, *numbers))) + " |")
     told = [
         f"- {_markdown(group.key)}: {_markdown(line)}" for group in run.groups.values() for line in table.reasons(group)

@@ -94,7 +94,9 @@ def _roofline_dots(members: Sequence[Group], other: Sequence[str]) -> tuple[list
                 "intensity": f"{arm.intensity:.3g}",
                 "moved": table.count(arm.bytes_per_second, "B/s"),
             }
-            rows.append({"group": group, "arm": arm.name, "dot": dot, **numbers, "share": table.share(arm), **_numbers(arm)})
+            rows.append(
+                {"group": group, "arm": arm.name, "dot": dot, **numbers, "share": table.share(arm), **_numbers(arm)}
+            )
     return rows, left
 
 
