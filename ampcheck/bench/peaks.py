@@ -26,9 +26,6 @@ COLUMNS = ("device", "names", "fp32", "tf32", "bf16", "fp16", "bandwidth", "sour
 KINDS = ("fp32", "tf32", "bf16", "fp16")
 
 _MAKERS = re.compile(r"^(nvidia|tesla|google|cloud)\s+")
-MEASURED = "the best that square products and sums reached here"
-"""The source of a ceiling that was measured."""
-
 _LEAST = 3
 """Samples of each call when a ceiling is measured."""
 
@@ -141,7 +138,7 @@ def measure(clock: Sampler, loads: Iterable[Load], device: str, seconds: float =
         except (RuntimeError, TypeError, NotImplementedError):  # what PyTorch raises for what a device lacks
             continue
     bandwidth = best.pop("bandwidth", None)
-    return Peaks(device, best, bandwidth, MEASURED, measured=True)
+    return Peaks(device, best, bandwidth, "the best that square products and sums reached here", measured=True)
 
 
 def torch_loads(device: str = "cpu") -> list[Load]:

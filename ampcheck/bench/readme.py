@@ -168,14 +168,17 @@ def picture(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
 
     matplotlib.rcParams.update({"svg.hashsalt": "ampcheck", "svg.fonttype": "none", "font.size": 10})
     names = [name for name in WORKLOADS if any(name in groups for groups in columns.values())]
-    series = [(f"{d} {e}{_estimated(groups)}", groups, False) for (d, e), groups in columns.items()]
+    coloured = [(*column, _COLOURS[place % len(_COLOURS)]) for place, column in enumerate(columns.items())]
+    series = [(f"{d} {e}{_estimated(groups)}", groups, colour, False) for (d, e), groups, colour in coloured]
     series += [
-        (f"{d} {e}, beside its default", groups, True) for (d, e), groups in columns.items() if _shortened(groups)
+        (f"{d} {e}, beside its default", groups, colour, True)
+        for (d, e), groups, colour in coloured
+        if _shortened(groups)
     ]
     figure, axes = pyplot.subplots(figsize=(9, 0.42 * len(names) + 1.2))
     axes.axvline(1, color="#888888", linewidth=1)
-    for place, (title, groups, default) in enumerate(series):
-        colour, mark = _COLOURS[place % len(_COLOURS)], "D" if default else "o"
+    for place, (title, groups, colour, default) in enumerate(series):
+        mark = "D" if default else "o"
         shift = (place - (len(series) - 1) / 2) * 0.7 / len(series)
         label: str | None = title
         for row, name in enumerate(names):

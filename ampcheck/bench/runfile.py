@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ampcheck import jsonl
+from ampcheck.bench import peaks
 from ampcheck.bench.model import VERDICTS, ArmResult, Group, Rounds
-from ampcheck.bench.peaks import MEASURED
 from ampcheck.bench.summary import estimated_beside_default, judge_again, share, summarize
 from ampcheck.errors import UsageError
 
@@ -58,6 +58,7 @@ def read(path: Path) -> BenchRun:
     """Read a benchmark file. Raises UsageError where it is none, of another schema, or damaged before its last line."""
     lines = jsonl.read(path, WHAT, SCHEMA, ("rounds", "group"))
     sources = lines.header.get("ceilings_source") or {}
+    published = {one.source for _, one in peaks.read()}
     groups: dict[str, Group] = {}
     rounds: list[Rounds] = []
     for number, line in lines.body:
@@ -65,7 +66,7 @@ def read(path: Path) -> BenchRun:
         try:
             if line["kind"] == "group":
                 group = _group(dict(values["group"]))
-                _of_this_version(group, str(sources.get(group.device, MEASURED)))
+                _of_this_version(group, sources.get(group.device) in published)
                 groups[group.key] = group
             else:
                 rounds.append(Rounds(**values))
@@ -95,14 +96,14 @@ def _group(values: dict[str, Any]) -> Group:
     return Group(**values, arms=arms)
 
 
-def _of_this_version(group: Group, source: str) -> None:
+def _of_this_version(group: Group, published: bool) -> None:
     """Give a group of an earlier version what this one says of the same figures; the file stays as it is.
 
-    `source`: where the ceilings of its device are from.
+    `published`: whether the ceilings of its device are published ones.
     """
     judge_again(group)
     for arm in group.arms:
         if arm.share is not None:
-            share(arm, arm.share, "measured" if source == MEASURED else "published")
+            share(arm, arm.share, "published" if published else "measured")
     if all(not arm.default_verdict for arm in group.arms):
         estimated_beside_default(group)

@@ -240,6 +240,8 @@ def judge_again(group: Group) -> None:
     for arm in group.arms:
         if arm.speed is None or arm.speed_low is None or arm.speed_high is None or arm.verdict in table.INVALID:
             continue
+        if not 0 < arm.speed_low <= arm.speed_high:  # no interval; who shows it says so
+            continue
         found = statistics.judged(arm.speed, arm.speed_low, arm.speed_high, bound)
         found = statistics.beside_noise(found, noise, bound)
         if found.verdict != arm.verdict:

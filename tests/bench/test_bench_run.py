@@ -98,7 +98,8 @@ _HANGS = """
         failed = {arm: one["reason"] for arm, one in given_up.items()}
         facts = {arm: {"at_least": one.get("at_least")} for arm, one in given_up.items()}
         print(json.dumps({"rounds": dict(workload=workload, device=plan["device"], executor=executor,
-            process=plan["process"], samples={"fp32": [1.0] * plan["rounds"]}, failed=failed, facts=facts)}), flush=True)
+            process=plan["process"], samples={"fp32": [1.0] * plan["rounds"]}, failed=failed,
+            facts=facts)}), flush=True)
         continue
 """
 _SAY = 'say = lambda what, arm: print(json.dumps({"arm": [arm, what]}), flush=True)\n        '
