@@ -148,11 +148,11 @@ class Bench:
         self._foreseen += self._expected.starts.get(plan.device, 0.0) if self._expected else 0.0
         while left and not self._late(plan.device, left[0], end):
             with _Worker(replace(plan, tasks=left, given_up=given_up), self._mode, end) as worker:
-                base, arm, doing = "", "", ""
+                base, arm, doing, over = "", "", "", False
                 for kind, value in worker.lines():
                     if kind == "begin":
                         base, arm, doing = "", "", "begin"
-                        if self._late(plan.device, left[0], end):
+                        if over := self._late(plan.device, left[0], end):
                             break
                         self._tell(self._event(_key(plan.device, left[0])))
                     elif kind == "arm":
@@ -162,12 +162,13 @@ class Bench:
                         self._foreseen += self._cost(plan.device, left.pop(0))
                         given_up = {}
                         self._ended(Rounds(**value))
-                if not left or self._late(plan.device, left[0], end):
+                if not left or over or (worker.timed_out and time.monotonic() >= end):
                     break
                 if worker.timed_out and arm and arm != base and doing != "rounds":
                     given_up = {**given_up, arm: self._given_up(doing)}
                     continue
                 # It ended before its plan: the group that it was at is the reason.
+                self._foreseen += self._cost(plan.device, left[0])
                 found = failed(left.pop(0), plan, worker.end())
                 if worker.timed_out and arm and arm == base:
                     why = self._given_up(doing)

@@ -177,7 +177,7 @@ def test_a_share_above_one_of_an_earlier_version_is_none(tmp_path: Path) -> None
     assert arm(again, "bf16").ceiling == "above the published ceiling"
 
 
-def test_estimates_of_an_earlier_version_stand_beside_the_default(tmp_path: Path) -> None:
+def test_estimates_of_an_earlier_version_are_compared_with_the_default(tmp_path: Path) -> None:
     speeds = {"fp32": 1.0, "fp32-default": 4.0, "bf16": 2.0, "fp16": 4.01, "bf16-native": 8.0}
     estimate = made_group(device="tpu-v5e", arms=speeds, estimate=True)
     again = reread(tmp_path, estimate)

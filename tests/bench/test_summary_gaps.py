@@ -143,7 +143,7 @@ def test_a_share_of_a_measured_ceiling() -> None:
 DEFAULT_SPEEDS = {"fp32": 1.0, "fp32-again": 1.0, "fp32-default": 4.0, "bf16": 2.0, "bf16-native": 8.0}
 
 
-def test_lower_precisions_stand_beside_the_default_too() -> None:
+def test_lower_precisions_are_compared_with_the_default_too() -> None:
     group = one(processes(DEFAULT_SPEEDS))
     bf16, native = arm(group, "bf16"), arm(group, "bf16-native")
     assert (bf16.verdict, bf16.default_verdict) == ("faster", "slower")

@@ -56,7 +56,7 @@ def test_a_share_is_never_above_one(share: float | None, ceiling: str, want: str
     assert table.share(ArmResult("bf16", "faster", share=share, ceiling=ceiling)) == want
 
 
-def test_speeds_beside_the_default_stand_below_the_group() -> None:
+def test_speeds_beside_the_default_are_shown_below_the_group() -> None:
     group = made_group("mm-512")
     assert "fp32-default" not in table.table([group])
     arm = group.arms[2]

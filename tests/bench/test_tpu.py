@@ -297,7 +297,7 @@ def test_programs_for_which_no_time_is_left_are_not_begun(monkeypatch: pytest.Mo
     ]
 
 
-def test_estimates_stand_beside_the_default() -> None:
+def test_estimates_are_compared_with_the_default() -> None:
     seconds = {"fp32": 6.0, "fp32-default": 1.0, "bf16": 2.0, "fp16": 1.01, "bf16-native": 0.5}
     arms = [ArmResult(name, "", seconds=value) for name, value in seconds.items()]
     judge(arms)
