@@ -6,6 +6,8 @@ Only aten overloads count: torchvision and other libraries register policies of 
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from ampcheck.spec.drift import covered, drift
@@ -48,6 +50,15 @@ def unlisted(key: str) -> list[str]:
         raise ValueError(f"unknown autocast key {key!r}; known: {', '.join(KEYS)}")
     listed = {row.overload for row in rows(closest(torch.__version__)) if row.key == key}
     return sorted(_registered(key) - listed)
+
+
+def compiled(key: str) -> bool:
+    """Whether kernels registered under an autocast key are C++ functions, as PyTorch's helpers make them.
+
+    A kernel that is written in Python cannot use those helpers, nor PyTorch's cache of weights behind them.
+    """
+    pattern = re.compile(rf"^{key}: .*\bunboxed\b", re.MULTILINE)
+    return any(pattern.search(torch._C._dispatch_dump(_ATEN + name)) for name in sorted(_registered(key)))
 
 
 def _registered(key: str) -> frozenset[str]:

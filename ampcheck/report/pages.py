@@ -113,8 +113,8 @@ def deviations(history: History, entries: Sequence[Deviation]) -> dict[str, Any]
     """Every deviation with the newest run's cases that hit it; those that no entry here explains come last."""
     hits: dict[str, list[Result]] = {}
     for result in history.newest.results.values():
-        if result.deviation:
-            hits.setdefault(result.deviation, []).append(result)
+        for name in filter(None, result.deviation.split(", ")):
+            hits.setdefault(name, []).append(result)
     rows = []
     for entry in entries:
         about = {name: getattr(entry, name) for name in ("id", "kind", "reason", "link", "raises", "torch", "added")}
