@@ -39,6 +39,7 @@ from glob import escape
 from importlib.metadata import PackageNotFoundError, distributions, version
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -243,8 +244,9 @@ def _entry(path: Path, number: int, raw: object) -> Deviation:
             raise UsageError(
                 f"{where}: libraries names {name!r}, which is not installed and which no installed package asks for"
             )
+    text: dict[str, Any] = {key: str(raw[key]) for key in _TEXT}
     return Deviation(
-        **{key: str(raw[key]) for key in _TEXT},
+        **text,
         cases=tuple(raw["cases"]),
         but=tuple(raw.get("but", ())),
         devices=tuple(raw.get("devices", ())),
