@@ -52,6 +52,15 @@ def unlisted(key: str) -> list[str]:
     return sorted(_registered(key) - listed)
 
 
+def compiled(key: str) -> bool:
+    """Whether kernels registered under an autocast key are C++ functions, as PyTorch's helpers make them.
+
+    A kernel that is written in Python cannot use those helpers, nor PyTorch's cache of weights behind them.
+    """
+    pattern = re.compile(rf"^{key}: .*\bunboxed\b", re.MULTILINE)
+    return any(pattern.search(torch._C._dispatch_dump(_ATEN + name)) for name in sorted(_registered(key)))
+
+
 def _registered(key: str) -> frozenset[str]:
     names: list[str] = torch._C._dispatch_get_registrations_for_dispatch_key(key)
     return frozenset(name.removeprefix(_ATEN) for name in names if name.startswith(_ATEN))

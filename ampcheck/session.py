@@ -14,8 +14,8 @@ from packaging.version import Version
 
 from ampcheck import ops, repro, summary
 from ampcheck.cases import GRADIENT, Case, op_cases
-from ampcheck.checks import Unsupported, one_line
-from ampcheck.deviations import JIT, KERNELS, SHARED, Deviation, Waivers
+from ampcheck.checks import CheckFailure, Unsupported, one_line
+from ampcheck.deviations import JIT, KERNELS, SHARED, Deviation, Waivers, waive
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known, select
 from ampcheck.errors import UsageError
@@ -46,7 +46,7 @@ class Session:
         option = config.option
         self.modules = tuple(option.device_module)
         self.devices = select(option.device, option.device_module)
-        self.waivers = Waivers(self.devices, option.deviations)
+        self.waivers = Waivers(self.devices, option.deviations, tuple(known(self.modules)))
         self.unwaive = bool(option.unwaive)
         self.names: list[str] = []
         self._at_night: list[str] = []
@@ -203,11 +203,14 @@ class Session:
         if report.when != "call" and not failed:
             return
         case = item.stash[_CASE]
-        deviation = self.waivers.of(case.device, case.name) if not self.unwaive else None
-        status, message = "pass", ""
+        status, message, differences = "pass", "", []
         if call.excinfo is not None:
             status, message = status_of(call.excinfo, report.when or "call")
-        shown, why = self._waive(status, message, deviation)
+            differences = _differences(call.excinfo.value)
+            if noted := _noted(item, differences):  # before the case raised something else
+                status, message = ("fail" if status == "unsupported" else status), "\n".join([*noted, message])
+                differences = [*noted, *differences]
+        shown, why, entries = self._waive(status, message, differences, case)
         details = {}
         if shown != "pass":
             details = self.details(item, message or why)
@@ -223,27 +226,20 @@ class Session:
             executor=case.executor,
             status=shown,
             seconds=round(call.duration, 5),
-            deviation=deviation.id if deviation else "",
+            deviation=", ".join(entry.id for entry in entries),
             warnings=_texts(item.stash.get(_WARNED, [])),
             **details,
         )
         report.ampcheck = result.filled()  # type: ignore[attr-defined]  # travels from xdist's workers with the report
         mark(report, shown, why, summary.text(result, why))
 
-    def _waive(self, status: str, message: str, deviation: Deviation | None) -> tuple[str, str]:
-        """The status after deviations, and the reason to show for it."""
+    def _waive(
+        self, status: str, message: str, differences: list[str], case: Case
+    ) -> tuple[str, str, tuple[Deviation, ...]]:
+        """The status after deviations, the reason to show for it, and the deviations it is about."""
         if status == "unsupported":
-            return status, message
-        if deviation is None:
-            return status, ""
-        if status == "pass":
-            if deviation.kind == "flaky":
-                return "pass", ""
-            return "fixed", f"deviation {deviation.id!r} is stale: the case passes now ({deviation.file})"
-        if status == "fail" and deviation.explains(message):
-            kind = "unsupported" if deviation.kind == "unsupported" else "deviation"
-            return kind, f"{deviation.reason} {deviation.link}"
-        return status, f"deviation {deviation.id!r} expects another failure: {deviation.raises!r}"
+            return status, message, ()
+        return waive(status, differences, [] if self.unwaive else self.waivers.of(case.device, case.name))
 
     def details(self, item: pytest.Item, message: str) -> dict[str, str]:
         """The fields of a result that say what happened to a case and how to reproduce it.
@@ -283,6 +279,17 @@ def _function(item: pytest.Item) -> pytest.Function:
     """An item that is a case, by its class."""
     assert isinstance(item, pytest.Function)
     return item
+
+
+def _differences(error: BaseException) -> list[str]:
+    """Each thing that was not as promised; an exception is one, with its whole text."""
+    return error.differences if isinstance(error, CheckFailure) else [f"{type(error).__name__}: {error}"]
+
+
+def _noted(item: pytest.Item, differences: list[str]) -> list[str]:
+    """What a scenario had noted before it raised something that says nothing of it."""
+    amp = _function(item).funcargs.get("amp")
+    return [text for text in amp.differences if text not in differences] if isinstance(amp, Amp) else []
 
 
 def _further(option: Any) -> list[str]:

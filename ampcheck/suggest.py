@@ -1,7 +1,7 @@
 """Deviations for the failing cases of a run: which cases, which failure; why is for a person to say.
 
 An entry speaks of `rule/id` and so of every suite. Its globs match the failing cases of its group and no other case of
-the run; its `raises` matches their messages. Its reason is left empty, which the loader refuses.
+the run; its `raises` matches each of their differences. Its reason is left empty, which the loader refuses.
 """
 
 from __future__ import annotations
@@ -187,8 +187,16 @@ def _shape(message: str) -> str:
 
 
 def _raises(messages: Sequence[str]) -> str:
-    """A regular expression for the first lines of some messages of one shape, with what they share spelled out."""
-    lines = [message.partition("\n")[0] for message in messages]
+    """A regular expression for each line of some messages: an entry has to describe every difference of a case."""
+    shapes: dict[str, list[str]] = {}
+    for line in (line for message in messages for line in message.splitlines() if line.strip()):
+        shapes.setdefault(_shape(line), []).append(line)
+    # A difference may hold several lines; from its start on, its first one describes it and none of the others can.
+    return "|".join("^" + _of_one_shape(lines) for lines in shapes.values())
+
+
+def _of_one_shape(lines: Sequence[str]) -> str:
+    """A regular expression for some lines of one shape, with what they share spelled out."""
     found = [[match[0] for match in _VARYING.finditer(line)] for line in lines]
     fixed = [re.escape(text).replace(r"\ ", " ") for text in _between(lines[0])]
     out = fixed[0]

@@ -38,7 +38,7 @@ class Reference:
     `outputs`: its tensors. `moved`: for each, how far its elements move where every input is half a rounding off.
     `changed`: the places of the call's tensors that it writes to. `aliases`: pairs of the places of an output and of an
     argument that share memory. `layouts`: for each output, the strides that PyTorch's CPU and Meta kernels give it,
-    without those of dimensions of one element. `dtypes`: those that they give it. Both are empty where none is promised.
+    without those of dimensions of one element. `dtypes`: those that they give it. Both are empty where none is known.
     `error`: what it raised, where it has no outputs.
     """
 

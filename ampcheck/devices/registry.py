@@ -22,6 +22,11 @@ _REQUIRED = ("name", "token", "type", "key")
 _TOKEN = re.compile(r"[A-Za-z0-9_.]+")
 
 
+_OWN = (Cpu(), Cuda(), Jax(), *VIRTUAL, *TORCHAX)
+OWN = frozenset(device.name for device in _OWN)
+"""The names of the devices that this package brings."""
+
+
 def known(modules: Sequence[str] = ()) -> dict[str, Device]:
     """Every device by its name on the command line, whether or not this machine has it.
 
@@ -29,7 +34,7 @@ def known(modules: Sequence[str] = ()) -> dict[str, Device]:
     `ampcheck.devices` names a `Device`, or a sequence of them. Raises UsageError for one that cannot be used.
     """
     out: dict[str, Device] = {}
-    _add(out, (Cpu(), Cuda(), Jax(), *VIRTUAL, *TORCHAX), "ampcheck")
+    _add(out, _OWN, "ampcheck")
     for point in entry_points(group=GROUP):
         _add(out, _loaded(f"entry point {point.name}", point.load), f"entry point {point.name}")
     for module in modules:

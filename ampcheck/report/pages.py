@@ -113,15 +113,16 @@ def deviations(history: History, entries: Sequence[Deviation]) -> dict[str, Any]
     """Every deviation with the newest run's cases that hit it; those that no entry here explains come last."""
     hits: dict[str, list[Result]] = {}
     for result in history.newest.results.values():
-        if result.deviation:
-            hits.setdefault(result.deviation, []).append(result)
+        for name in filter(None, result.deviation.split(", ")):
+            hits.setdefault(name, []).append(result)
     rows = []
     for entry in entries:
         about = {name: getattr(entry, name) for name in ("id", "kind", "reason", "link", "raises", "torch", "added")}
         found = hits.get(entry.id, [])
         mine = [result for result in found if entry.covers(result.name)]
         hits[entry.id] = [result for result in found if not entry.covers(result.name)]
-        rows.append({**about, "cases": entry.cases, "file": _short(entry.file), **_hit(mine)})
+        about |= {"cases": entry.cases, "but": entry.but, "only": entry.devices}
+        rows.append({**about, "file": _short(entry.file), **_hit(mine)})
     for name, results in sorted((name, results) for name, results in hits.items() if results):
         reason = "The run names this entry, but none here covers these cases: it is another package's, or was changed."
         rows.append({"id": name, "kind": "unknown", "reason": reason, "link": "", "file": "", **_hit(results)})

@@ -89,7 +89,7 @@
     const status = A.statuses(0)[i];
     const rule = data.rules[A.text("rule", i)];
     const device = A.text("device", i);
-    const deviation = A.text("deviation", i);
+    const deviations = A.text("deviation", i).split(", ").filter(Boolean);
     const op = A.text("op", i);
     const matrix = "matrix.html#" + new URLSearchParams({ q: op, open: op });
     place.replaceChildren(
@@ -103,7 +103,7 @@
         ["region dtype", A.text("amp", i)],
         ["device", A.isVirtual(device) ? [device + " ", el("span", { class: "tag" }, "virtual: dtypes and casts only")] : device],
         ["suite", A.text("suite", i)],
-        ["deviation", deviation ? el("a", { href: "deviations.html#" + encodeURIComponent(deviation) }, deviation) : ""],
+        ["deviation", deviations.flatMap((id, n) => [n ? ", " : "", el("a", { href: "deviations.html#" + encodeURIComponent(id) }, id)])],
         ["time", status >= 0 && texts.seconds[i] ? (texts.seconds[i] / 100).toFixed(2) + " ms" : ""],
       ]),
       el("h2", {}, "Got and expected"),

@@ -24,7 +24,7 @@
   const option = (value, label) => el("option", { value }, label);
   const fill = (name, options) => form.elements[name].append(...options);
   for (const name of FIELDS) {
-    const texts = words[name].filter(Boolean).sort();
+    const texts = [...new Set(words[name].flatMap((text) => text.split(", ")))].filter(Boolean).sort();
     fill(name, [option("", "any"), ...texts.map((text) => option(text, text))]);
   }
   fill("status", [option("", "any"), option("red", "red, any"), ...data.statuses.map((s) => option(s.name, s.label))]);
@@ -54,7 +54,7 @@
     const status = A.statuses(run);
     const wanted = FIELDS.map((name) => [columns[name], form.elements[name].value, words[name]])
       .filter(([, value]) => value)
-      .map(([column, value, texts]) => [column, texts.indexOf(value)]);
+      .map(([column, value, texts]) => [column, texts.map((text) => text.split(", ").includes(value))]);
     const name = form.elements.status.value;
     const allowed = data.statuses.map((s) => !name || s.name === name || (name === "red" && s.red));
     const parts = form.elements.q.value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -64,7 +64,7 @@
     const found = [];
     for (let i = 0; i < data.count; i++) {
       if (status[i] < 0 || !allowed[status[i]]) continue;
-      if (wanted.every(([column, value]) => column[i] === value) && parts.every((part) => lowered[i].includes(part))) {
+      if (wanted.every(([column, is]) => is[column[i]]) && parts.every((part) => lowered[i].includes(part))) {
         found.push(i);
       }
     }
