@@ -176,7 +176,8 @@ def _compare(under: _Outcome, without: _Outcome, name: str, device: Device) -> l
     because = "without autocast (rule fallthrough: it has no policy and ran no kernel that has one)"
     if under.error is not None or without.error is not None:
         first, second = checks.one_line(under.error), checks.one_line(without.error)
-        return [f"{name} under autocast raised {first}; {because} it raised {second}"]
+        told = f"{name} under autocast raised {first}; {because} it raised {second}"
+        return [checks.Difference(told, under.error)]
     got, wanted = ([name_of(t.dtype) for t in outcome.outputs] for outcome in (under, without))
     if got != wanted:
         return [f"{name} returned {', '.join(got)}; expected {', '.join(wanted)} as {because}"]

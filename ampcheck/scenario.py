@@ -22,7 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck import isolation
-from ampcheck.checks import CheckFailure, Unsupported
+from ampcheck.checks import CheckFailure, Difference, Unsupported
 from ampcheck.devices.base import Device
 from ampcheck.observe import Observation
 from ampcheck.ops.describe import TensorArg
@@ -215,11 +215,11 @@ class Amp:
             call()
         except kind as error:
             if text not in str(error):
-                self.differences.append(
-                    f"{what}: raised {type(error).__name__} {str(error)!r}; expected it to say {text!r}"
-                )
+                said = f"{what}: raised {type(error).__name__} {str(error)!r}; expected it to say {text!r}"
+                self.differences.append(Difference(said, error))
         except Exception as error:  # another error than the promised one is the finding
-            self.differences.append(f"{what}: raised {type(error).__name__} {str(error)!r}; expected {kind.__name__}")
+            said = f"{what}: raised {type(error).__name__} {str(error)!r}; expected {kind.__name__}"
+            self.differences.append(Difference(said, error))
         else:
             self.differences.append(f"{what}: raised nothing; expected {kind.__name__} saying {text!r}")
 
