@@ -72,7 +72,7 @@ def check_database(case: Case, device: Device) -> list[str]:
                 refusals.append(refusal)
                 continue
             if differences:
-                return [f"sample {number}: {difference}" for difference in differences]
+                return [checks.Difference(f"sample {number}: {d}", getattr(d, "error", None)) for d in differences]
     if refusals and len(refusals) == len(made):
         raise refusals[0]
     if made:

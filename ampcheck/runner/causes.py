@@ -40,6 +40,9 @@ _RULE = re.compile(r"\s*\(rule \w+: (?:[^()]|\([^()]*\))*\)")
 _INNER = re.compile(r"\w*(?:Error|Exception): \S")
 _MOST = 300
 
+MISSING = "missing: the manifest lists it, but it did not run"
+"""The cause of every case that is missing."""
+
 
 def normalised(text: str, op: str = "") -> str:
     """One line of text with "…" for what varies between cases.
@@ -53,7 +56,9 @@ def normalised(text: str, op: str = "") -> str:
     return text if len(text) <= _MOST else f"{text[:_MOST]} …"
 
 
-def text(status: str, message: str, rule: str, op: str = "", error: BaseException | None = None, where: str = "") -> str:
+def text(
+    status: str, message: str, rule: str, op: str = "", error: BaseException | None = None, where: str = ""
+) -> str:
     """The cause of a red case.
 
     Args:
@@ -66,7 +71,7 @@ def text(status: str, message: str, rule: str, op: str = "", error: BaseExceptio
     """
     if error is None:
         found = normalised(_RULE.sub("", message.partition("\n")[0]).strip(), op) or "no message"
-        place = where or ("" if status in ("crash", "timeout", "missing", "fixed") else f"rule {rule}")
+        place = where or ("" if status in ("crash", "timeout", "fixed") else f"rule {rule}")
     else:
         lines = str(error).strip().splitlines()
         # TorchScript and Dynamo put what was raised inside of their program on the last line.
@@ -267,7 +272,8 @@ class Cause:
 
 def of(result: Result) -> str:
     """The cause of a red result, which a run file of an earlier version does not hold."""
-    return result.cause or text(result.status, result.message, result.rule, result.op)
+    missing = MISSING if result.status == "missing" else ""
+    return result.cause or missing or text(result.status, result.message, result.rule, result.op)
 
 
 def grouped(results: Iterable[Result]) -> list[Cause]:
