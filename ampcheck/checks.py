@@ -35,7 +35,7 @@ class CheckFailure(AssertionError):
 
     `error`: the exception that the sentences speak of, by default that of the first `Difference` among them. It is the
     failure's `__cause__`, too. The traceback and the cause of the case are taken from it, so pass it on wherever an
-    exception was caught: by `Difference(sentence, error)` in a list that is returned, or by `CheckFailure([...], error)`.
+    exception was caught: by `Difference(sentence, error)` in a list of differences, or by `CheckFailure([...], error)`.
     """
 
     def __init__(self, differences: Sequence[str], error: BaseException | None = None) -> None:

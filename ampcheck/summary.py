@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from ampcheck.compare import first_line, markdown
 from ampcheck.errors import UsageError
 from ampcheck.results import RED, STATUSES, Result
 from ampcheck.runner.causes import grouped
@@ -19,7 +20,6 @@ SHOWN = 8
 """How many causes are shown with an example; each takes three lines of a terminal's first screen."""
 SCREEN = 36
 """The lines that causes may take of a first screen of 40."""
-_WIDTH = 200
 _DETAILED = 20
 
 
@@ -43,12 +43,6 @@ def ran(results: Collection[Result], expected: int, deselected: int, seconds: fl
     """How much of what was expected ran, in a sentence."""
     done = sum(1 for result in results if result.status != "missing")
     return f"{done} of {expected} cases ran in {seconds:.1f} s; {deselected} more were not selected"
-
-
-def short(line: str, width: int = _WIDTH) -> str:
-    """The first line of a text, cut where it is wider than a line of a terminal or a cell of a table may be."""
-    line = line.partition("\n")[0]
-    return line if len(line) <= width else f"{line[: width - 1].rstrip()}…"
 
 
 def counted(count: int, what: str) -> str:
@@ -100,7 +94,7 @@ def causes(results: Collection[Result], reproduced: Mapping[str, str], more: str
     for cause in found[:SHOWN]:
         example = cause.example
         said = reproduced.get(example.key, "")
-        lines.append(f"{len(cause.results):>6}  {short(cause.text)}")
+        lines.append(f"{len(cause.results):>6}  {first_line(cause.text)}")
         lines.append(f"        such as {example.key}" + (f"; in plain torch it {said}" if said else ""))
         if example.pytest:
             lines.append(f"        {example.pytest}")
@@ -116,13 +110,6 @@ def causes(results: Collection[Result], reproduced: Mapping[str, str], more: str
     return "\n".join(lines)
 
 
-def markdown(value: str) -> str:
-    """Text that Markdown and the HTML within it show as it is."""
-    for char in "\\`*_[]|#":
-        value = value.replace(char, "\\" + char)
-    return " ".join(value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").split())
-
-
 def causes_markdown(results: Collection[Result], reproduced: Mapping[str, str]) -> list[str]:
     """The causes of a run as lines of Markdown: a table, and each example in full behind a line that opens it."""
     found = grouped(results)
@@ -134,14 +121,14 @@ def causes_markdown(results: Collection[Result], reproduced: Mapping[str, str]) 
     for cause in found[:_DETAILED]:
         example = cause.example
         said = reproduced.get(example.key, "")
-        cells = (str(len(cause.results)), markdown(short(cause.text)), f"`{example.key}`", said)
+        cells = (str(len(cause.results)), markdown(first_line(cause.text)), f"`{example.key}`", said)
         lines.append("| " + " | ".join(cells) + " |")
     if len(found) > _DETAILED:
         left = sum(len(cause.results) for cause in found[_DETAILED:])
         lines.append(f"| {left} | {counted(len(found) - _DETAILED, 'more cause')} | | |")
     for cause in found[:SHOWN]:
         example = cause.example
-        what = f"{counted(len(cause.results), 'case')}: {markdown(short(cause.text))}"
+        what = f"{counted(len(cause.results), 'case')}: {markdown(first_line(cause.text))}"
         whole = text(example, reproduced=reproduced.get(example.key, ""))
         fence = "`" * max(3, 1 + max(map(len, _runs(whole)), default=0))
         lines += ["", f"<details><summary>{what}</summary>", "", f"{fence}text", whole, fence, "", "</details>"]

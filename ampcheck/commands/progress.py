@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
+from ampcheck.compare import first_line
 from ampcheck.results import RED
 from ampcheck.runner.causes import of
-from ampcheck.summary import short
 from ampcheck.supervisor.outcome import Outcome
 
 _EVERY = (0.2, 30.0)
@@ -45,7 +45,7 @@ class Progress:
                 if cause not in self._causes and len(self._causes) < _NAMED:
                     self._causes.add(cause)
                     self._wipe()
-                    print(short(f"{result.status}: {result.key}: {result.message}"), flush=True)
+                    print(first_line(f"{result.status}: {result.key}: {result.message}"), flush=True)
         now = time.monotonic()
         if outcome.begun and now - self._last >= self._every:
             self._last = now

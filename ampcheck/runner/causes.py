@@ -22,7 +22,7 @@ from ampcheck.results import RED, Result
 
 # ---- normalised messages
 
-VARYING = re.compile(
+_VARYING = (
     r"(?P<op>\b(?:aten|prims?|torch\.ops)::[\w.]+|\btorch\.(?!Size\b)[\w.]*\w|\"\w+\"(?= not implemented for))"
     r"|(?P<shape>(?:torch\.Size)?[\[(]\s*(?:-?\d+\s*(?:,\s*-?\d+\s*)*,?)?\s*[\])]|\b\d+x\d+(?:x\d+)*\b)"
     r"|(?P<address>\b0x[0-9a-fA-F]+)"
@@ -32,7 +32,18 @@ VARYING = re.compile(
     r"|(?P<index>(?<=[A-Za-z]):\d+\b)"
     r"|(?P<number>[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)"
 )
-"""What differs between two failures of one kind: ops, shapes, addresses, dtypes, device indices and numbers."""
+
+
+@cache
+def varying(op: str) -> re.Pattern[str]:
+    """What differs between two failures of one kind: ops, shapes, addresses, dtypes, device indices and numbers.
+
+    `op`: the overload of the case, or ""; its name is found where it is a word of a text, too.
+    """
+    name = op.partition(".")[0].rstrip("_")
+    own = rf"(?<![\w.:]){re.escape(name)}_?(?:\.\w+)?(?!\w)|" if name else ""
+    return re.compile(own + _VARYING)
+
 
 _FOLDER = re.compile(r"(?<![\w/.])(?:[A-Za-z]:)?[/\\](?:[^\s/\\'\":]+[/\\])+")
 _RUN = re.compile(r"…(?:[\s,'\"=]+…)+")
@@ -45,14 +56,9 @@ MISSING = "missing: the manifest lists it, but it did not run"
 
 
 def normalised(text: str, op: str = "") -> str:
-    """One line of text with "…" for what varies between cases.
-
-    `op`: the overload of the case; its name varies, too, where it is a word of the text.
-    """
+    """A text as one line, with "…" for what varies between cases; `op` as for `varying`."""
     text = _FOLDER.sub("", " ".join(text.split()))
-    if name := op.partition(".")[0].rstrip("_"):
-        text = re.sub(rf"(?<![\w.:]){re.escape(name)}_?(?:\.\w+)?(?!\w)", "…", text)
-    text = _RUN.sub("…", VARYING.sub("…", text))
+    text = _RUN.sub("…", varying(op).sub("…", text))
     return text if len(text) <= _MOST else f"{text[:_MOST]} …"
 
 

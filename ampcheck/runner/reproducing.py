@@ -27,7 +27,7 @@ _RAISED = re.compile(r"^(?:[\w.]+\.)?(?P<kind>\w+)(?::|$)")
 
 
 def reproduce(results: Iterable[Result], env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Run the plain torch lines of some red cases, and yield the key of each with what came of it, in words behind "it".
+    """Run the plain torch lines of some red cases, and yield the key of each with what came of it, in words.
 
     `env`: the environment, in which the device's module is found. Cases without such lines are left out.
     """

@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from xml.etree import ElementTree as xml
 
+from ampcheck.compare import first_line
 from ampcheck.errors import UsageError
 from ampcheck.results import RED, Result
 from ampcheck.runner.causes import of
-from ampcheck.summary import short, text
+from ampcheck.summary import text
 
 _TAG = {
     "fail": "failure",
@@ -58,7 +59,7 @@ def write(
         where = f"{result.suite}.{result.rule}"
         case = xml.SubElement(suite, "testcase", classname=where, name=result.id, time=f"{result.seconds:.5f}")
         if tag := _TAG.get(result.status):
-            line = short(f"{result.status}: {result.message}")
+            line = first_line(f"{result.status}: {result.message}")
             about = {"type": _clean(of(result))} if result.status in RED else {}
             whole = text(result, reproduced=(reproduced or {}).get(result.key, ""))
             xml.SubElement(case, tag, about, message=_clean(line)).text = _clean(whole)
