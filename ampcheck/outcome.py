@@ -36,11 +36,8 @@ def raised(excinfo: pytest.ExceptionInfo[BaseException]) -> BaseException | None
     return error.error if isinstance(error, CheckFailure) else error
 
 
-def mark(report: pytest.TestReport, status: str, why: str, text: str, cause: str = "") -> None:
-    """Make a report say a status: deviations are shown as expected failures with the reason `why`.
-
-    `cause`: of a red case; pytest writes it into its JUnit file as a property.
-    """
+def mark(report: pytest.TestReport, status: str, why: str, text: str) -> None:
+    """Make a report say a status: deviations are shown as expected failures with the reason `why`."""
     if status in ("deviation", "unsupported"):
         report.outcome = "skipped"
         report.wasxfail = why
@@ -48,5 +45,3 @@ def mark(report: pytest.TestReport, status: str, why: str, text: str, cause: str
         report.outcome = "failed"
     if status != "pass":
         report.longrepr = text
-    if cause:
-        report.user_properties.append(("cause", cause))

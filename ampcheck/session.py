@@ -230,7 +230,9 @@ class Session:
             **details,
         )
         report.ampcheck = result.filled()  # type: ignore[attr-defined]  # travels from xdist's workers with the report
-        mark(report, shown, why, summary.text(result, why), result.cause)
+        if result.cause:  # pytest writes it into its own JUnit file
+            item.user_properties.append(("cause", result.cause))
+        mark(report, shown, why, summary.text(result, why))
 
     def _waive(self, status: str, message: str, deviation: Deviation | None) -> tuple[str, str]:
         """The status after deviations, and the reason to show for it."""

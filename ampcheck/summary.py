@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from html import escape
 from pathlib import Path
 
 from tabulate import tabulate
 
-from ampcheck.compare import first_line, markdown
+from ampcheck.compare import markdown
 from ampcheck.errors import UsageError
 from ampcheck.results import RED, STATUSES, Result
 from ampcheck.runner.causes import grouped
@@ -94,7 +95,7 @@ def causes(results: Collection[Result], reproduced: Mapping[str, str], more: str
     for cause in found[:SHOWN]:
         example = cause.example
         said = reproduced.get(example.key, "")
-        lines.append(f"{len(cause.results):>6}  {first_line(cause.text)}")
+        lines.append(f"{len(cause.results):>6}  {cause.line()}")
         lines.append(f"        such as {example.key}" + (f"; in plain torch it {said}" if said else ""))
         if example.pytest:
             lines.append(f"        {example.pytest}")
@@ -121,17 +122,23 @@ def causes_markdown(results: Collection[Result], reproduced: Mapping[str, str]) 
     for cause in found[:_DETAILED]:
         example = cause.example
         said = reproduced.get(example.key, "")
-        cells = (str(len(cause.results)), markdown(first_line(cause.text)), f"`{example.key}`", said)
+        cells = (str(len(cause.results)), markdown(cause.line()), f"`{example.key}`", said)
         lines.append("| " + " | ".join(cells) + " |")
     if len(found) > _DETAILED:
         left = sum(len(cause.results) for cause in found[_DETAILED:])
         lines.append(f"| {left} | {counted(len(found) - _DETAILED, 'more cause')} | | |")
     for cause in found[:SHOWN]:
         example = cause.example
-        what = f"{counted(len(cause.results), 'case')}: {markdown(first_line(cause.text))}"
+        what = f"{counted(len(cause.results), 'case')}: {markdown(cause.line())}"
         whole = text(example, reproduced=reproduced.get(example.key, ""))
-        fence = "`" * max(3, 1 + max(map(len, _runs(whole)), default=0))
-        lines += ["", f"<details><summary>{what}</summary>", "", f"{fence}text", whole, fence, "", "</details>"]
+        lines += [
+            "",
+            f"<details><summary>{what}</summary>",
+            "",
+            f"<pre>{escape(whole, quote=False)}</pre>",
+            "",
+            "</details>",
+        ]
     return lines
 
 
@@ -170,8 +177,3 @@ def write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"the summary {path} cannot be written: {error.strerror}") from error
-
-
-def _runs(value: str) -> list[str]:
-    """The runs of backticks in a text; a fence around it must be longer."""
-    return [run for run in "".join(char if char == "`" else " " for char in value).split() if run]

@@ -271,6 +271,12 @@ class Cause:
     text: str
     results: tuple[Result, ...]
 
+    def line(self, width: int = 200) -> str:
+        """The text, its message cut where it is wider than a line of a terminal or a cell of a table may be."""
+        said, opened, place = self.text.rpartition(" (") if self.text.endswith(")") else (self.text, "", "")
+        room = width - len(opened + place)
+        return (said if len(said) <= room else f"{said[: room - 1].rstrip()}…") + opened + place
+
     @property
     def example(self) -> Result:
         return min(self.results, key=lambda r: (not r.torch, bool(r.executor), len(r.torch), r.key))
