@@ -102,7 +102,7 @@ class Outcome:
         return self.run_file.with_suffix(".md") if self.run_file else None
 
     def write_summary(self) -> None:
-        """Write the Markdown summary of what there is. Raises UsageError where that cannot be done."""
+        """Write the Markdown summary of the results so far. Raises UsageError where that cannot be done."""
         if self.summary_file is not None:
             about = [*self.stale, *self.notes]
             results = list(self.results.values())

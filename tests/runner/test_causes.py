@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import sysconfig
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.library import Library
 
 from ampcheck import checks, ids, observe, outcome
 from ampcheck.checks import Broken, CheckFailure, Difference
@@ -165,11 +167,17 @@ def blamed(call: Callable[[], object]) -> str:
 
 def test_a_backend_is_to_blame_even_where_ampchecks_recorder_raised_for_it() -> None:
     recorder = observe.Recorder("cpu", ())
-    error = _raised(lambda: observe.map_tensors(torch.ones(2), lambda _: kernel("callback", recorder)))
+    library = Library("planted_causes", "DEF")
+    library.define("op(Tensor x) -> Tensor")
+    library.impl("op", lambda x: kernel("callback", recorder), "CPU")
+    with recorder:
+        error = _raised(lambda: observe.map_tensors(torch.ones(2), torch.ops.planted_causes.op))
     assert isinstance(error, AttributeError)
-    assert causes.raised_by(error) == "backend"
+    assert causes.owner(traceback.extract_tb(error.__traceback__)[-1].filename) == "ampcheck"
     assert causes.frame(error) == "test_causes.py in kernel"
-    assert blamed(lambda: recorder._seen(None)) == "ampcheck"  # type: ignore[arg-type]  # the same without a backend
+    assert _status(error) == "fail"
+    alone = _raised(lambda: recorder._seen(None))  # type: ignore[arg-type]  # the same without a backend
+    assert _status(alone) == "error"
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ def test_rarer_differences_are_left_out_of_an_entry(tmp_path: Path) -> None:
 
 
 def said(program: str, **fields: str) -> str:
-    """What is said of a program that stands for a case's plain torch lines."""
+    """What is said of a program in place of a case's plain torch lines."""
     result = made(1, 1, torch=program, **fields)
     ((key, words),) = reproduce([result], os.environ)
     assert key == result.key
