@@ -12,6 +12,7 @@ from xml.etree import ElementTree as xml
 
 import pytest
 
+from ampcheck.compare import first_line
 from ampcheck.results import Run, read
 from tests.cli_support import LIMIT, MODULE, ROOT, environment, interrupted, run, run_pytest
 
@@ -73,7 +74,7 @@ def test_a_crash_says_how_and_where_and_how_to_reproduce_it(
         assert result.device == "dying"
         assert "--device=dying --device-module=dying_device" in result.pytest
         assert f"torch.ops.aten.{result.op}.default(" in result.torch
-        assert f"{result.status}: {result.key}: {result.message}" in done.stdout
+        assert first_line(f"{result.status}: {result.key}: {result.message}") in done.stdout
     assert f"run file: {found.path.name}" in done.stdout
     assert "JUnit: one.xml" in done.stdout
 

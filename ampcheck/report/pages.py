@@ -187,7 +187,7 @@ def judged(run: Run) -> tuple[str, str]:
 
 def _cause(cause: Cause, said: Mapping[str, str]) -> dict[str, Any]:
     return {
-        "text": cause.text.removeprefix(f"{cause.example.status}: "),
+        "text": cause.line().removeprefix(f"{cause.example.status}: "),
         "status": cause.example.status,
         "count": len(cause.results),
         "href": matrix_href({"cause": cause.text}),
