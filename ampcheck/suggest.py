@@ -25,7 +25,7 @@ from ampcheck.summary import counted
 ENTRIES, GLOBS = 20, 20
 """How many entries are printed, and how many globs of each, unless all are asked for."""
 _SHAPES = 6
-"""How many kinds of differences one `raises` describes."""
+"""How many kinds of differences one `raises` describes, unless a single case has more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +98,22 @@ def suggest(run: Run, devices: Collection[str] = ()) -> Suggestion:
 def _described(results: Sequence[Result]) -> tuple[str, list[Result]]:
     """A regular expression for the differences of results of one cause, and the results that it describes wholly.
 
-    It describes the commonest kinds of differences, that of the first result among them.
+    It describes the commonest kinds of differences, that of at least one result.
     """
-    lines: dict[str, list[list[str]]] = {}
+    alike: dict[frozenset[str], list[Result]] = {}
     for result in results:
+        alike.setdefault(frozenset(_shape(parts) for parts in _parts(result)), []).append(result)
+    shapes: set[str] = set()
+    members: list[Result] = []
+    for kinds, found in sorted(alike.items(), key=lambda item: -len(item[1])):
+        if not members or len(shapes | kinds) <= _SHAPES:
+            shapes |= kinds
+            members += found
+    lines: dict[str, list[list[str]]] = {}
+    for result in members:
         for parts in _parts(result):
             lines.setdefault(_shape(parts), []).append(parts)
-    first = _shape(_parts(results[0])[0])
-    shapes = sorted(lines, key=lambda shape: (shape != first, -len(lines[shape])))[:_SHAPES]
-    members = [r for r in results if all(_shape(parts) in shapes for parts in _parts(r))]
-    used = {_shape(parts) for r in members for parts in _parts(r)}
-    return "|".join(_raises(lines[shape]) for shape in shapes if shape in used), members
+    return "|".join(map(_raises, lines.values())), members
 
 
 def _of_rules(members: Sequence[Result], results: Iterable[Result]) -> tuple[str, ...]:

@@ -48,6 +48,7 @@ def varying(op: str) -> re.Pattern[str]:
 _FOLDER = re.compile(r"(?<![\w/.])(?:[A-Za-z]:)?[/\\](?:[^\s/\\'\":]+[/\\])+")
 _RUN = re.compile(r"…(?:[\s,'\"=]+…)+")
 _RULE = re.compile(r"\s*\(rule \w+: (?:[^()]|\([^()]*\))*\)")
+_VALUES = re.compile(r": got .+; expected .+")
 _INNER = re.compile(r"\w*(?:Error|Exception): \S")
 _MOST = 300
 
@@ -76,7 +77,8 @@ def text(
         where: the frame of the backend that ended the process, where one did.
     """
     if error is None:
-        found = normalised(_RULE.sub("", message.partition("\n")[0]).strip(), op) or "no message"
+        first = _RULE.sub("", message.partition("\n")[0]).strip()
+        found = normalised(_VALUES.sub(": got …; expected …", first), op) or "no message"
         place = where or ("" if status in ("crash", "timeout", "fixed") else f"rule {rule}")
     else:
         lines = str(error).strip().splitlines()

@@ -132,6 +132,11 @@ def test_without_an_exception_the_rule_belongs_to_the_cause() -> None:
     cause = causes.text("fail", message, "downcast", "mm")
     assert cause == "fail: argument … of … was given as …; expected … (rule downcast)"
     assert causes.text("fail", message, "promote", "mm") != cause
+    seen = [
+        causes.text("fail", f"state: got {a}; expected {b}", "state") for a, b in (("(True, 'x')", 1), ("[]", "None"))
+    ]
+    assert seen == ["fail: state: got …; expected … (rule state)"] * 2
+    assert causes.text("fail", "depth: got 1; expected 2", "state") not in seen
     crash = causes.text("crash", "the process ended with signal SIGSEGV", "downcast", where="kernels.py in mm")
     assert crash == "crash: the process ended with signal SIGSEGV (kernels.py in mm)"
 

@@ -231,6 +231,13 @@ def test_rarer_differences_are_left_out_of_an_entry(tmp_path: Path) -> None:
     }
 
 
+def test_one_case_with_many_differences_has_an_entry(tmp_path: Path) -> None:
+    many = "\n".join(f"{word} is odd" for word in "abcdefghij")
+    run = written(tmp_path / "one.jsonl", [made(1, 1, cause="fail: one", message=many)])
+    (entry,) = suggest(run).entries
+    assert entry.raises == many.replace("\n", "|")
+
+
 # ---- reproductions
 
 
@@ -273,5 +280,5 @@ def test_a_program_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_case_without_a_program_is_left_out() -> None:
-    assert list(reproduce([made(1, 1)], os.environ)) == []
+    assert list(reproduce([made(1, 1), made(2, 1, torch="print('FAIL x')", status="fixed")], os.environ)) == []
     json.dumps(dict(reproduce([made(1, 1, torch="print('FAIL x')")], os.environ)))
