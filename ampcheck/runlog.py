@@ -179,7 +179,7 @@ class RunLog:
         ended = summary.ran(results, len(self._expected), deselected, time.monotonic() - self.started)
         more = ""
         if self._writer is not None:
-            path = self._writer.path.with_suffix(".md")
+            path = summary.beside(self._writer.path)
             summary.write(path, summary.as_markdown(results, ended, self.stale, {}, whole=self._whole))
             more = str(path)
         terminal.write_sep("=", "conformance")

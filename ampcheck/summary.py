@@ -171,6 +171,11 @@ def as_markdown(
     return "\n".join(lines) + "\n"
 
 
+def beside(run_file: Path) -> Path:
+    """The file of a run's Markdown summary."""
+    return run_file.with_suffix(".summary.md")
+
+
 def write(path: Path, text: str) -> None:
     """Write a summary. Raises UsageError where the file cannot be written."""
     try:

@@ -99,7 +99,7 @@ class Outcome:
     @property
     def summary_file(self) -> Path | None:
         """The Markdown summary, beside the run file."""
-        return self.run_file.with_suffix(".md") if self.run_file else None
+        return summary.beside(self.run_file) if self.run_file else None
 
     def write_summary(self) -> None:
         """Write the Markdown summary of the results so far. Raises UsageError where that cannot be done."""

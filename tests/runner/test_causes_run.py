@@ -99,8 +99,9 @@ def replace_start(run: Run) -> Run:
 
 
 def test_the_summary_beside_the_run_file_has_each_cause_in_full(found: Found) -> None:
-    text = (found.folder / "run.md").read_text()
-    assert f"summary: {Path('run.md')}" in found.out
+    assert summary.beside(Path("x.md")) == Path("x.summary.md")  # never the run file itself
+    text = (found.folder / "run.summary.md").read_text()
+    assert f"summary: {Path('run.summary.md')}" in found.out
     assert "## ampcheck" in text
     assert "| faulty |" in text
     rows = [line for line in text.splitlines() if line.startswith("| ") and "`eager/" in line]
@@ -131,7 +132,7 @@ def test_plain_pytest_says_the_same(found: Found, tmp_path: Path, monkeypatch: p
     assert places == sorted(places)
     assert len(screen.splitlines()) <= 40
     assert "in plain torch it" not in screen  # it was not run
-    assert "3 causes" in (tmp_path / "plain.md").read_text()
+    assert "3 causes" in (tmp_path / "plain.summary.md").read_text()
     said = xml.parse(tmp_path / "pytest.xml").getroot().iter("property")
     assert {p.attrib["value"] for p in said if p.attrib["name"] == "cause"} == {
         r.cause for r in plain.results.values() if r.cause
