@@ -110,9 +110,10 @@ class Comparison:
         return heading, ["device", "rule", "status", "cases"], [[*what, n] for what, n in sorted(counts.items())]
 
 
-def first_line(text: str) -> str:
-    """The first line of a message; "" for none."""
-    return text.partition("\n")[0]
+def first_line(text: str, width: int = 200) -> str:
+    """The first line of a message, cut where it is wider than a line of a terminal or a cell of a table may be."""
+    line = text.partition("\n")[0]
+    return line if len(line) <= width else f"{line[: width - 1].rstrip()}…"
 
 
 def markdown(text: str) -> str:
@@ -236,6 +237,7 @@ def merge(runs: Sequence[Run]) -> Run:
             "counts": dict(out.counts()),
             "seconds": round(sum(footer.get("seconds", 0.0) for footer in footers), 3),
             "stale": _distinct(line for footer in footers for line in footer.get("stale", [])),
+            "reproduced": {key: said for footer in footers for key, said in footer.get("reproduced", {}).items()},
         }
     return out
 

@@ -128,7 +128,7 @@ def _require_gradient(todo: Plan, device: Device, hand: Pass, name: str) -> None
     if lacks_kernel(hand.error) or device.refuses(hand.error):
         raise checks.Unsupported(checks.one_line(hand.error))
     said = checks.one_line(hand.error)
-    raise checks.Broken([f"{name} raised {said} {places}; it raises that without autocast, too"]) from hand.error
+    raise checks.Broken([f"{name} raised {said} {places}; it raises that without autocast, too"], hand.error)
 
 
 def differentiable(todo: Plan, device: Device) -> list[int]:

@@ -21,6 +21,7 @@ from ampcheck.errors import UsageError
 from ampcheck.ids import parse_key, parse_node
 from ampcheck.ops import opinfo
 from ampcheck.results import RED, Result, Writer, manifest_hash, unmeasured
+from ampcheck.runner import causes
 
 _DRIFT_SHOWN = 5
 _PACKAGES = ("ampcheck", "torch", "jax", "torchax", "numpy", "pytest", "hypothesis")
@@ -122,6 +123,7 @@ class RunLog:
         self.started = time.monotonic()
         self.results: dict[str, Result] = {}
         self.stale: list[str] = []
+        self._whole = False
         self._expected = expected(config, found)
         self._tokens = tokens(option.device_module)
         self._writer: Writer | None = None
@@ -137,7 +139,9 @@ class RunLog:
             self._add(Result(**raw))
         elif str(report.when) == "???":  # how pytest-xdist reports a crashed worker
             message, node = str(report.longrepr), report.nodeid
-            self._add(unmeasured(parse_node(node), "crash", self._tokens, node=node, message=message))
+            case = parse_node(node)
+            cause = causes.text("crash", message.partition(" while running ")[0], case.rule)
+            self._add(unmeasured(case, "crash", self._tokens, node=node, message=message, cause=cause))
 
     def _add(self, result: Result) -> None:
         # A case that has results from two phases, its call and a broken teardown, counts as the later says.
@@ -155,24 +159,36 @@ class RunLog:
             return exitstatus
         for key, node in self._expected.items():
             if key not in self.results:
-                self._add(unmeasured(parse_key(key), "missing", self._tokens, node=node))
+                self._add(unmeasured(parse_key(key), "missing", self._tokens, node=node, cause=causes.MISSING))
         self.stale = list(stale)
         if self._writer is not None:
             self._writer.close({"seconds": round(time.monotonic() - self.started, 3), "stale": self.stale})
+        self._whole = True
         red = self.stale or any(result.status in RED for result in self.results.values())
         return int(pytest.ExitCode.TESTS_FAILED) if red and exitstatus == 0 else exitstatus
 
     def summarize(self, terminal: Any) -> None:
-        """The closing table: a line per device and rule, a column per status that occurs."""
+        """The causes, then the closing table: a line per device and rule, a column per status that occurs.
+
+        The Markdown summary is written beside the run file.
+        """
         if not self.results:
             return
+        results = self.results.values()
+        deselected = len(terminal.stats.get("deselected", ()))
+        ended = summary.ran(results, len(self._expected), deselected, time.monotonic() - self.started)
+        more = ""
+        if self._writer is not None:
+            path = summary.beside(self._writer.path)
+            summary.write(path, summary.as_markdown(results, ended, self.stale, {}, whole=self._whole))
+            more = str(path)
         terminal.write_sep("=", "conformance")
-        terminal.write_line(summary.table(self.results.values()))
+        if found := summary.causes(results, {}, more):
+            terminal.write_line(f"{found}\n")
+        terminal.write_line(summary.table(results))
         for line in self.stale:
             terminal.write_line(f"stale: {line}", red=True)
-        deselected = len(terminal.stats.get("deselected", ()))
-        seconds = time.monotonic() - self.started
-        terminal.write_line(summary.ran(self.results.values(), len(self._expected), deselected, seconds))
+        terminal.write_line(ended)
         if self._writer is not None:
             terminal.write_line(f"run file: {self._writer.path}")
 

@@ -22,7 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck import isolation
-from ampcheck.checks import Broken, CheckFailure, Unsupported, one_line
+from ampcheck.checks import Broken, CheckFailure, Difference, Unsupported, one_line
 from ampcheck.devices.base import Device
 from ampcheck.dispatcher import lacks_kernel
 from ampcheck.observe import Observation
@@ -216,11 +216,11 @@ class Amp:
             call()
         except kind as error:
             if text not in str(error):
-                self.differences.append(
-                    f"{what}: raised {type(error).__name__} {str(error)!r}; expected it to say {text!r}"
-                )
+                said = f"{what}: raised {type(error).__name__} {str(error)!r}; expected it to say {text!r}"
+                self.differences.append(Difference(said, error))
         except Exception as error:  # another error than the promised one is the finding
-            self.differences.append(f"{what}: raised {type(error).__name__} {str(error)!r}; expected {kind.__name__}")
+            said = f"{what}: raised {type(error).__name__} {str(error)!r}; expected {kind.__name__}"
+            self.differences.append(Difference(said, error))
         else:
             self.differences.append(f"{what}: raised nothing; expected {kind.__name__} saying {text!r}")
 
@@ -253,7 +253,7 @@ class Amp:
         """
         if not self.device.has_values or lacks_kernel(error) or self.device.refuses(error):
             raise Unsupported(one_line(error))
-        raise Broken([f"{name} raised {one_line(error)}; it raises that without autocast, too"]) from error
+        raise Broken([f"{name} raised {one_line(error)}; it raises that without autocast, too"], error)
 
     def finish(self) -> None:
         """Raise CheckFailure with every difference noted.

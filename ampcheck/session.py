@@ -27,8 +27,9 @@ from ampcheck.ids import executor_of, rule_of
 from ampcheck.isolation import reset
 from ampcheck.opinfo_verdict import reproduce
 from ampcheck.ops import opinfo
-from ampcheck.outcome import mark, status_of
-from ampcheck.results import Result
+from ampcheck.outcome import mark, raised, status_of
+from ampcheck.results import RED, Result
+from ampcheck.runner import causes
 from ampcheck.scenario import Amp
 from ampcheck.spec.dtypes import LOW
 from ampcheck.spec.executors import EXECUTORS
@@ -214,6 +215,11 @@ class Session:
         details = {}
         if shown != "pass":
             details = self.details(item, message or why)
+        if shown in RED:
+            error = raised(call.excinfo) if call.excinfo is not None else None
+            op = case.op if case.op in ops.catalogue() or case.op in opinfo.rows() else ""  # else a scenario's name
+            details["cause"] = causes.text(shown, message or why, case.rule, op, error)
+            details["traceback"] = causes.trimmed(error) if error is not None else ""
         result = Result(
             id=case.id,
             suite=case.suite,
@@ -231,6 +237,8 @@ class Session:
             **details,
         )
         report.ampcheck = result.filled()  # type: ignore[attr-defined]  # travels from xdist's workers with the report
+        if result.cause:  # pytest writes it into its own JUnit file
+            item.user_properties.append(("cause", result.cause))
         mark(report, shown, why, summary.text(result, why))
 
     def _waive(

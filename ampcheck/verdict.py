@@ -133,9 +133,9 @@ def _forms(case: Case, device: Device, todo: Plan, name: str) -> list[str]:
             require_inputs(other, device, name)
             differences = _results(case, device, other, name)
         except checks.Broken as broken:
-            raise checks.Broken([f"on {form} inputs: {text}" for text in broken.differences]) from broken
+            raise checks.Broken([f"on {form} inputs: {text}" for text in broken.differences], broken.error) from None
         if differences:
-            return [f"on {form} inputs: {text}" for text in differences]
+            return [checks.Difference(f"on {form} inputs: {text}", checks.error_of(text)) for text in differences]
     return []
 
 
@@ -147,7 +147,7 @@ def require_inputs(todo: Plan, device: Device, name: str) -> None:
         if lacks_kernel(error) or device.refuses(error):
             raise checks.Unsupported(checks.one_line(error)) from error
         said = checks.one_line(error)
-        raise checks.Broken([f"the inputs of {name} cannot be made on {device.name}: {said}"]) from error
+        raise checks.Broken([f"the inputs of {name} cannot be made on {device.name}: {said}"], error)
 
 
 def judge_raise(error: Exception, device: Device, todo: Plan, name: str) -> None:
@@ -161,7 +161,7 @@ def judge_raise(error: Exception, device: Device, todo: Plan, name: str) -> None
         raise checks.Unsupported(checks.one_line(error))
     if not asks_for_one_dtype(todo) and (_OF_DTYPES.search(str(error)) or refused_by_cpu(todo)):
         return
-    raise checks.Broken([f"{name} raised {checks.one_line(error)}; it raises that without autocast, too"]) from error
+    raise checks.Broken([f"{name} raised {checks.one_line(error)}; it raises that without autocast, too"], error)
 
 
 def _received(case: Case, todo: Plan, watched: Observation) -> list[str]:

@@ -252,8 +252,8 @@ def test_suggested_globs_cover_the_failing_cases_and_no_other(tmp_path: Path) ->
     suggestion = suggest(found)
     assert [entry.cases for entry in suggestion.entries] == [
         ("downcast/*-fp32-bf16-cpu",),
-        ("downcast/conv1d-fp16-bf16-cpu",),
         ("upcast/exp-fp32-bf16-cpu",),
+        ("downcast/conv1d-fp16-bf16-cpu",),
     ]
     assert {sentence.partition(":")[0] for sentence in suggestion.left} == LEFT
 

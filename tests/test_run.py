@@ -12,6 +12,7 @@ from xml.etree import ElementTree as xml
 
 import pytest
 
+from ampcheck.compare import first_line
 from ampcheck.results import Run, read
 from tests.cli_support import LIMIT, MODULE, ROOT, environment, interrupted, run, run_pytest
 
@@ -66,11 +67,14 @@ def test_a_crash_says_how_and_where_and_how_to_reproduce_it(
     assert signalled.message.startswith("the process ended with signal SIGSEGV; it was in bad (dying_device.py:")
     hung = found.results["eager/downcast/addbmm-fp64-bf16-dying"]
     assert hung.message.startswith("nothing happened for 20 s; it was in bad (dying_device.py:")
+    assert exited.cause == "crash: the process ended with exit code …"
+    assert signalled.cause == "crash: the process ended with signal SIGSEGV (dying_device.py in bad)"
+    assert hung.cause == "timeout: nothing happened for … s (dying_device.py in bad)"
     for result in (exited, signalled, hung):
         assert result.device == "dying"
         assert "--device=dying --device-module=dying_device" in result.pytest
         assert f"torch.ops.aten.{result.op}.default(" in result.torch
-        assert f"{result.status}: {result.key}: {result.message}" in done.stdout
+        assert first_line(f"{result.status}: {result.key}: {result.message}") in done.stdout
     assert f"run file: {found.path.name}" in done.stdout
     assert "JUnit: one.xml" in done.stdout
 
@@ -160,6 +164,7 @@ def test_what_the_manifest_has_and_no_run_is_missing(tmp_path: Path) -> None:
     found = read(tmp_path / "run.jsonl")
     assert {key for key, result in found.results.items() if result.status != "pass"} == {gone}
     assert found.results[gone].status == "missing"
+    assert found.results[gone].cause == "missing: the manifest lists it, but it did not run"
     assert found.results[gone].device == "virtual:mps"
     assert found.header["cases"] == len(found.results)
 
@@ -200,6 +205,7 @@ def test_xdist_reports_a_crash_under_the_devices_name(folder: Path) -> None:
     run_pytest(folder, str(ROOT / "suites"), *device, "-n2")
     crashed = [result for result in read(path).results.values() if result.status == "crash"]
     assert [(result.key, result.device) for result in crashed] == [("eager/downcast/addmm-fp64-bf16-dying", "dying")]
+    assert crashed[0].cause == "crash: worker 'gw…' crashed"
 
 
 def test_the_header_tells_tokens(dying: tuple[subprocess.CompletedProcess[str], Run]) -> None:

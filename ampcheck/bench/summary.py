@@ -11,6 +11,7 @@ import numpy as np
 
 from ampcheck.bench import statistics, table
 from ampcheck.bench.model import DEFAULT, PRECISIONS, ArmResult, Group, Rounds, Workload, kind_of
+from ampcheck.compare import first_line
 from ampcheck.errors import UsageError
 
 Peaks = Callable[[str, str], float | None]
@@ -121,10 +122,11 @@ def _figures(name: str, measured: _Measured, group: Group, workload: Workload | 
     if invalid:
         arm.verdict, arm.reason = "invalid", invalid
     elif not samples.size:
-        reason = measured.failed[0] if measured.failed else "no process has a sample of it"
+        reason = first_line(measured.failed[0]) if measured.failed else "no process has a sample of it"
         arm.verdict, arm.reason = "not measured", reason
     elif measured.failed:
-        arm.reason = f"failed in {len(measured.failed)} of {len(measured.samples)} processes: {measured.failed[0]}"
+        how = first_line(measured.failed[0])
+        arm.reason = f"failed in {len(measured.failed)} of {len(measured.samples)} processes: {how}"
     return arm
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import sys
 import time
 
+from ampcheck.compare import first_line
 from ampcheck.results import RED
+from ampcheck.runner.causes import of
 from ampcheck.supervisor.outcome import Outcome
 
 _EVERY = (0.2, 30.0)
 """Seconds between two lines: on a terminal, where the line is written over, and elsewhere."""
-_NAMED = 30
-"""How many red cases are named as they come."""
+_NAMED = 3
+"""How many causes have their first red case named as it comes; the end of the run names all of them."""
 
 
 class Progress:
-    """Writes to stderr how far a run is, and to stdout the devices and each red case as it comes."""
+    """Writes to stderr how far a run is, and to stdout the devices and the first red cases as they come."""
 
     def __init__(self, outcome: Outcome) -> None:
         self._outcome = outcome
@@ -24,6 +26,7 @@ class Progress:
         self._last = time.monotonic()
         self._taken = 0
         self._red = 0
+        self._causes: set[str] = set()
         self._told = False
 
     def show(self) -> None:
@@ -38,9 +41,11 @@ class Progress:
         for result in new:
             if result.status in RED:
                 self._red += 1
-                if self._red <= _NAMED:
+                cause = of(result)
+                if cause not in self._causes and len(self._causes) < _NAMED:
+                    self._causes.add(cause)
                     self._wipe()
-                    print(f"{result.status}: {result.key}: {result.message.partition(chr(10))[0]}", flush=True)
+                    print(first_line(f"{result.status}: {result.key}: {result.message}"), flush=True)
         now = time.monotonic()
         if outcome.begun and now - self._last >= self._every:
             self._last = now

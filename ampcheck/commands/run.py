@@ -6,6 +6,8 @@ import argparse
 import os
 import signal
 import sys
+import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,9 +22,6 @@ if TYPE_CHECKING:
     from ampcheck.commands.common import Subparsers
     from ampcheck.supervisor.loop import Supervisor
     from ampcheck.supervisor.outcome import Outcome
-
-_SHOWN = 10
-"""How many red cases are shown in full at the end."""
 
 
 def add(commands: Subparsers) -> None:
@@ -89,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
     progress.end()
     if not outcome.cases:
         raise UsageError("no case was selected")
+    _reproduce(outcome)
     outcome.finish()
     return _conclude(outcome)
 
@@ -146,12 +146,23 @@ def _supervisor(args: argparse.Namespace, outcome: Outcome, progress: Progress) 
     )
 
 
+def _reproduce(outcome: Outcome) -> None:
+    """Run the plain torch lines of each cause's example, so that the run says whether they show it."""
+    from ampcheck.runner.reproducing import reproduce
+
+    outcome.ended = time.monotonic()
+    examples = summary.examples(outcome.results.values())
+    if examples:
+        print(f"running the examples of {summary.counted(len(examples), 'cause')} in plain torch", file=sys.stderr)
+    with suppress(KeyboardInterrupt):  # every case has its result by now
+        for key, said in reproduce(examples, environment(1)):
+            outcome.reproduced[key] = said
+
+
 def _conclude(outcome: Outcome) -> int:
     red = outcome.red()
-    for result in red[:_SHOWN]:
-        print(f"\n{summary.text(result)}")
-    if len(red) > _SHOWN:
-        print(f"\n{len(red) - _SHOWN} more red cases are in the run file; ampcheck report shows them all")
+    if red:
+        print(f"\n{summary.causes(outcome.results.values(), outcome.reproduced, str(outcome.summary_file))}")
     print(f"\n{summary.table(outcome.results.values())}")
     for line in outcome.stale:
         print(f"stale: {line}")
@@ -171,7 +182,8 @@ def _interrupted(outcome: Outcome) -> int:
 def _files(outcome: Outcome) -> None:
     if outcome.begun:
         outcome.write_junit()
-        print(f"run file: {outcome.run_file}\nJUnit: {outcome.junit_file}")
+        outcome.write_summary()
+        print(f"run file: {outcome.run_file}\nJUnit: {outcome.junit_file}\nsummary: {outcome.summary_file}")
 
 
 def _processes(text: str) -> int:

@@ -129,7 +129,7 @@ class _Parity:
         if want.error is not None and said(want.error) in str(error):
             return []
         eager = f"eager mode raises {checks.one_line(want.error)}" if want.error else "eager mode runs it"
-        return [f"{self.name} was not compiled: {_said(error)}; {eager}"]
+        return [checks.Difference(f"{self.name} was not compiled: {_said(error)}; {eager}", error)]
 
     def compared(self, got: Outcome, want: Outcome) -> list[str]:
         if got.error is not None:
@@ -228,4 +228,4 @@ def _said(error: Exception) -> str:
     """An error with its last line, too: TorchScript and Dynamo put the cause there."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip(" ^~|")]
     kind = type(error).__name__
-    return f"{kind}: {' … '.join(dict.fromkeys(line[:200] for line in (*lines[:2], *lines[-1:])))}"
+    return f"{kind}: {' … '.join(dict.fromkeys(line[: checks.MOST // 3] for line in (*lines[:2], *lines[-1:])))}"

@@ -14,6 +14,7 @@ from typing import Any
 from ampcheck.errors import UsageError
 from ampcheck.ids import parse_node
 from ampcheck.results import RED, Result, unmeasured
+from ampcheck.runner import causes
 from ampcheck.supervisor.channel import Plan
 from ampcheck.supervisor.child import Child
 from ampcheck.supervisor.outcome import Outcome
@@ -200,12 +201,15 @@ class Supervisor:
         elif status == "error":
             message = f"pytest stopped: {_tail(share.child.printed())}"
         share.done.add(share.current)
+        case = parse_node(share.current)
+        brief = message.partition("; it was in ")[0]
         share.pending = unmeasured(
-            parse_node(share.current),
+            case,
             status,
             self._outcome.tokens,
             node=share.current,
             message=message,
+            cause=causes.text(status, brief, case.rule, where=share.child.frame()),
             seconds=round(time.monotonic() - share.since, 3),
         )
         share.child.kill()

@@ -6,7 +6,7 @@
   const head = document.querySelector("#matrix thead");
   const body = document.querySelector("#matrix tbody");
   const more = document.getElementById("more");
-  const FIELDS = ["suite", "rule", "device", "executor", "amp", "deviation"];
+  const FIELDS = ["suite", "rule", "device", "executor", "amp", "deviation", "cause"];
   const FIRST_ROWS = 250;
   const MOST_CASES = 1000;
   const order = data.statuses.map((_, s) => s).sort((a, b) => data.statuses[b].red - data.statuses[a].red || a - b);
@@ -24,8 +24,9 @@
   const option = (value, label) => el("option", { value }, label);
   const fill = (name, options) => form.elements[name].append(...options);
   for (const name of FIELDS) {
-    const texts = [...new Set(words[name].flatMap((text) => text.split(", ")))].filter(Boolean).sort();
-    fill(name, [option("", "any"), ...texts.map((text) => option(text, text))]);
+    const parts = name === "deviation" ? words[name].flatMap((text) => text.split(", ")) : words[name];
+    const texts = [...new Set(parts)].filter(Boolean).sort();
+    fill(name, [option("", "any"), ...texts.map((text) => option(text, text.length > 120 ? text.slice(0, 119) + "…" : text))]);
   }
   fill("status", [option("", "any"), option("red", "red, any"), ...data.statuses.map((s) => option(s.name, s.label))]);
   fill("run", data.runs.map((run, n) => option(n ? run.name : "", (n ? "" : "newest: ") + A.runLabel(run))));
