@@ -47,6 +47,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--rule", action="append", default=[], metavar="RULE", help="run the cases of this rule alone")
     add("--amp-dtype", action="append", default=[], metavar="DTYPE", help="run the cases of this region dtype alone")
     add("--executor", action="append", default=[], metavar="NAME", help="run the cases of this executor alone")
+    add(
+        "--smoke",
+        action="store_true",
+        help="run a small choice of cases: some of each suite, rule, policy and executor",
+    )
     add("--unwaive", action="store_true", help="let deviations fail like any other difference")
     add("--deviations", action="append", default=[], metavar="FILE", type=Path, help="a further deviations file")
     add("--manifest", metavar="FILE", type=Path, help="the cases that must run; one that does not is missing")
@@ -110,6 +115,8 @@ class Plugin:
             self.session.drop_empty(items)
         yield
         if self.session is not None:
+            if left_out := self.session.choose(items):
+                self.config.hook.pytest_deselected(items=left_out)
             self._selected = [item for item in items if self.session.knows(item)]
         if self.channel is not None:
             items[:] = self.channel.choose(items)
@@ -125,6 +132,7 @@ class Plugin:
         if self.config.option.write_manifest:
             self._or_exit(lambda: _write_manifest(self.config.option.write_manifest, found))
         if (channel := self.channel) is not None:
+            self._preflight(found)
             self._or_exit(lambda: channel.collected(cases, self.config, self._selected, self._deselected))
         elif not self.is_worker and not self.config.option.collectonly:
             self._open(found)
@@ -142,7 +150,17 @@ class Plugin:
 
     def _open(self, found: dict[str, str]) -> None:
         if self.log is None and found:
+            self._preflight(found)
             self.log = self._or_exit(lambda: _new_log(self.config, found))
+
+    def _preflight(self, found: Iterable[str]) -> None:
+        """Examine the devices of the cases that a run begins with; its notes go to the header."""
+        if self.config.option.collectonly or (self.channel and not self.channel.first):
+            return
+        notes = self._or_exit(lambda: _examine(self.config, found, self.channel))
+        if self.channel is None and (reporter := self.config.pluginmanager.get_plugin("terminalreporter")):
+            for note in notes:
+                reporter.write_line(note)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         if self.channel is not None:
@@ -212,6 +230,19 @@ def _check(config: pytest.Config) -> None:
 
     check_files(config)
     _new_session(config)
+
+
+def _examine(config: pytest.Config, found: Iterable[str], channel: Channel | None) -> list[str]:
+    """Take the preflight of the devices that have cases among those keys, and keep its notes for the header."""
+    from ampcheck.devices.preflight import before_run
+    from ampcheck.devices.registry import select
+    from ampcheck.ids import parse_key
+    from ampcheck.runlog import NOTES
+
+    tokens = {parse_key(key).fields()["device"] for key in found}
+    devices = [d for d in select(config.option.device, config.option.device_module) if d.token in tokens]
+    notes = before_run(devices, lambda device, step: channel.preflight(device.name, step) if channel else None)
+    return config.stash.setdefault(NOTES, notes)
 
 
 def _new_session(config: pytest.Config) -> Session:

@@ -160,7 +160,7 @@ def _asked(device: Device, name: str, method: Callable[[], _T]) -> _T:
         with backend_code(f"device {device.name!r}"):
             return method()
     except (Exception, SystemExit) as error:  # a third party's code can raise anything
-        raise UsageError(f"device {device.name!r}: {name}() raised {_told(error)}") from error
+        raise UsageError(f"device {device.name!r}: {name}() raised {told(error)}") from error
 
 
 def _promise_fault(overload: object, policy: object) -> str:
@@ -201,8 +201,8 @@ def _overloads() -> tuple[str, ...]:
     return (*sorted(_listed() & names), *sorted(names - _listed()))
 
 
-def _told(error: BaseException) -> str:
-    """An exception in one line, and the backend's frame that raised it."""
+def told(error: BaseException) -> str:
+    """Tell an exception in one line, with the frame of the backend that raised it."""
     text = " ".join(str(error).split())
     where = raised_in(error)
     return f"{type(error).__name__}{': ' * bool(text)}{text}{f' ({where})' if where else ''}"
@@ -213,7 +213,7 @@ def _loaded(origin: str, load: Callable[[], object]) -> object:
         with backend_code(origin):
             return load()
     except (Exception, SystemExit) as error:  # anything a third party's import can raise is this one message
-        raise UsageError(f"{origin} cannot be loaded as a device: {_told(error)}{_taken(error)}") from error
+        raise UsageError(f"{origin} cannot be loaded as a device: {told(error)}{_taken(error)}") from error
 
 
 def _taken(error: BaseException) -> str:

@@ -1,8 +1,8 @@
 """The child's side: which cases are its own, and the events it writes for the supervisor.
 
-Events are JSON objects, a line each, with a `kind`: `refused` (bad input, with the sentence), `header` (what was
-collected), `repro` (how to reproduce a case that ended an earlier child), `start` and `case` (a case begins; its
-result), then `footer`, or `broken` where pytest stopped by itself.
+Events are JSON objects, a line each, with a `kind`: `refused` (bad input, with the sentence), `preflight` (a step
+of a device's preflight begins), `header` (what was collected), `repro` (how to reproduce a case that ended an earlier
+child), `start` and `case` (a case begins; its result), then `footer`, or `broken` where pytest stopped by itself.
 """
 
 from __future__ import annotations
@@ -63,6 +63,15 @@ class Channel:
     def choose(self, items: list[pytest.Item]) -> list[pytest.Item]:
         """The items of this child's share that are not done yet."""
         return [item for item in items if self._plan.mine(item.nodeid) and item.nodeid not in self._skip]
+
+    @property
+    def first(self) -> bool:
+        """Whether no earlier child ran cases of this share."""
+        return not self._skip
+
+    def preflight(self, device: str, step: str) -> None:
+        """Say that a step of a device's preflight begins."""
+        self._put("preflight", {"step": f"{device!r}: {step}"})
 
     def refused(self, message: str) -> None:
         """Say that the user's input cannot be used."""

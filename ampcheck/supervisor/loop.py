@@ -45,6 +45,8 @@ class _Share:
     current: str = ""
     answered: bool = False
     collected: bool = False
+    preflight: str = ""
+    """The device and step of the preflight that goes on; "" before and after it."""
     ended: str = ""
     pending: Result | None = None
     """A case that ended an earlier child, kept until it is known how to reproduce it."""
@@ -125,7 +127,7 @@ class Supervisor:
             self._finished(share)
         elif status is not None:
             self._dead(share, "error" if share.ended == "broken" else "crash", share.child.how())
-        elif time.monotonic() - share.since > (self._timeout if share.collected else START_LIMIT):
+        elif time.monotonic() - share.since > self._limit(share):
             self._hung(share)
 
     def _hung(self, share: _Share) -> None:
@@ -137,8 +139,10 @@ class Supervisor:
         elif (share.current, share.answered) != before:
             self._dead(share, "crash", share.child.how())  # it went on just as it was ended; the next case pays for it
         else:
-            waited = self._timeout if share.collected else START_LIMIT
-            self._dead(share, "timeout", f"nothing happened for {waited:g} s{share.child.where()}")
+            self._dead(share, "timeout", f"nothing happened for {self._limit(share):g} s{share.child.where()}")
+
+    def _limit(self, share: _Share) -> float:
+        return self._timeout if share.collected or share.preflight else START_LIMIT
 
     def _drain(self, share: _Share) -> None:
         for event in share.child.events():
@@ -150,9 +154,11 @@ class Supervisor:
         if kind == "refused":
             raise UsageError(event["message"])
         if kind == "header":
-            share.collected = True
+            share.collected, share.preflight = True, ""
             if not self._outcome.begun:
                 self._outcome.begin(event)
+        elif kind == "preflight":
+            share.preflight = event["step"]
         elif kind == "repro" and share.pending is not None:
             fields = {name: value for name, value in event["fields"].items() if name in ("pytest", "torch")}
             share.pending = replace(share.pending, **fields)
@@ -190,6 +196,9 @@ class Supervisor:
     def _dead(self, share: _Share, status: str, how: str) -> None:
         """The case that a child died under gets its result; the others get a fresh child."""
         if not share.current:
+            if share.preflight:
+                ended = how if status == "timeout" else f"the process ended with {how}"
+                raise UsageError(f"preflight of device {share.preflight}: {ended}; ampcheck onboard shows every step")
             if refused := _REFUSED.search(share.child.printed()):
                 raise UsageError(refused[1])
             raise HarnessError(f"a process that runs the suites ended with {how}\n{_tail(share.child.printed(), 30)}")
