@@ -146,33 +146,37 @@ def assignments(count: int, amp: str, *, integers: bool) -> Iterator[str]:
         yield one_off("fp32", "int64", count - 1, count)
 
 
-def smoke(cases: Sequence[Case], places: Sequence[str]) -> list[bool]:
-    """Choose the cases of a smoke run: on each device, the first one of each kind.
+def smoke(cases: Sequence[Case]) -> list[bool]:
+    """Choose the cases of a smoke run: on each device, the first one of each kind (`_kinds`).
 
     Args:
         cases: the cases of a full run, in its order.
-        places: the suite file of each.
 
     Returns: whether each case is kept.
     """
-    order = {rule: number for number, rule in enumerate(RULES)}
+    rules, catalogue = list(RULES), ops.catalogue()
+
+    def order(number: int) -> tuple[int, int]:
+        case = cases[number]
+        return rules.index(case.rule), len(case.op) if case.op in catalogue else 0  # common ops have short names
+
     seen: set[tuple[object, ...]] = set()
     kept = [False] * len(cases)
-    for number in sorted(range(len(cases)), key=lambda n: (order[cases[n].rule], len(cases[n].op))):
-        kinds = {(cases[number].device, kind) for kind in _kinds(cases[number], places[number])}
+    for number in sorted(range(len(cases)), key=order):
+        kinds = {(cases[number].device, *kind) for kind in _kinds(cases[number])}
         kept[number] = not kinds <= seen
         seen |= kinds
     return kept
 
 
-def _kinds(case: Case, place: str) -> Iterator[tuple[object, ...]]:
-    """The kinds of a case: its suite file, its executor, the dtypes of its inputs, the program that it runs."""
-    yield "file", place
+def _kinds(case: Case) -> Iterator[tuple[object, ...]]:
+    """The kinds that a case is of: its rule, its executor, the dtypes of its inputs, the program that it runs."""
+    yield "rule", case.suite, case.rule
     if case.executor:
         yield "executor", case.suite, case.executor, case.sample == AROUND
     elif case.rule in POLICIES or case.rule == "fallthrough":
         database = case.sample == "database"
         if database or not case.sample:
-            yield "inputs", place, case.amp, frozenset(_DTYPE.findall(case.inputs)), database
-    elif case.rule in ("programs", "parity"):
-        yield "program", place, case.op, case.inputs
+            yield "inputs", case.suite, case.rule, case.amp, frozenset(_DTYPE.findall(case.inputs)), database
+    elif case.rule == "programs":
+        yield "program", case.suite, case.op, case.inputs

@@ -147,7 +147,7 @@ class Session:
         if not self._smoke:
             return []
         known = [item for item in items if self.knows(item)]
-        kept = smoke([item.stash[_CASE] for item in known], [str(item.path) for item in known])
+        kept = smoke([item.stash[_CASE] for item in known])
         out = {item for item, keep in zip(known, kept, strict=True) if not keep}
         items[:] = [item for item in items if item not in out]
         self.chosen = f"smoke: {len(items)} of {len(known)} cases"
