@@ -91,12 +91,18 @@ class Plugin:
         self._deselected = 0
         self._selected: list[pytest.Item] = []
         self._stale: list[str] = []
+        self._chosen = ""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
         # The library's own tests use this plugin too. A bad option is told here, before xdist starts its workers.
         if not self.is_worker and self._names_suite():
+            if self.channel is not None:
+                modules = self.config.option.device_module
+                self.channel.preflight(f"device module {', '.join(modules)}: load" if modules else "devices: load")
             self._or_exit(lambda: _check(self.config))
+            if self.channel is not None:
+                self.channel.preflight("")
 
     @pytest.hookimpl(trylast=True)  # after pytest's own, so that a scenario's own parameters come first in its id
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -146,7 +152,9 @@ class Plugin:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        self._stale = getattr(node, "workeroutput", {}).get("ampcheck_stale", self._stale)
+        output = getattr(node, "workeroutput", {})
+        self._stale = output.get("ampcheck_stale", self._stale)
+        self._chosen = output.get("ampcheck_chosen", self._chosen)
 
     def _open(self, found: dict[str, str]) -> None:
         if self.log is None and found:
@@ -191,7 +199,9 @@ class Plugin:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         stale = self.session.stale() if self.session is not None else self._stale
         if self.is_worker:
-            self.config.workeroutput["ampcheck_stale"] = stale  # type: ignore[attr-defined]  # xdist's own
+            output: dict[str, Any] = self.config.workeroutput  # type: ignore[attr-defined]  # xdist's own
+            output["ampcheck_stale"] = stale
+            output["ampcheck_chosen"] = self.session.chosen if self.session is not None else ""
         if self.channel is not None:
             self.channel.finish(int(session.exitstatus))
         if self.log is not None:
@@ -205,6 +215,8 @@ class Plugin:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.log is not None:
             self.log.summarize(terminalreporter)
+            if chosen := self.session.chosen if self.session is not None else self._chosen:
+                terminalreporter.write_line(chosen)
 
     def _names_suite(self) -> bool:
         return any("suites" in str(argument) for argument in self.config.args)
@@ -241,7 +253,9 @@ def _examine(config: pytest.Config, found: Iterable[str], channel: Channel | Non
 
     tokens = {parse_key(key).fields()["device"] for key in found}
     devices = [d for d in select(config.option.device, config.option.device_module) if d.token in tokens]
-    notes = before_run(devices, lambda device, step: channel.preflight(device.name, step) if channel else None)
+    notes = before_run(
+        devices, lambda device, step: channel.preflight(f"device {device.name!r}: {step}") if channel else None
+    )
     return config.stash.setdefault(NOTES, notes)
 
 

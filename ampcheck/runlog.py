@@ -81,6 +81,7 @@ def header(config: pytest.Config, cases: Iterable[str], now: datetime) -> dict[s
         "cases": len(cases),
         "seed": seeds.of_programs(option.nightly, getattr(option, "hypothesis_seed", None)),
         "nightly": bool(option.nightly),
+        "smoke": bool(option.smoke),
         "versions": versions(),
         "devices": [
             {"name": d.name, "token": d.token, "type": d.type, "key": d.key, "has_values": d.has_values, **d.describe()}

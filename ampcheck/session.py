@@ -42,6 +42,8 @@ class Session:
 
     def __init__(self, config: pytest.Config) -> None:
         option = config.option
+        if option.smoke and option.nightly:
+            raise UsageError("--smoke and --nightly exclude each other: one runs a few cases, the other more than all")
         self.modules = tuple(option.device_module)
         self.devices = select(option.device, option.device_module)
         self.waivers = Waivers(self.devices, option.deviations)

@@ -32,6 +32,7 @@ OK, MISSING, FAILED = "ok", "missing", "failed"
 
 _FLOATS = ((1.0, -2.5, 0.1), (3.0e4, 6.1e-5, -0.0))
 _VALUES = {"int64": ((1, -2, 2**40 + 1), (0, 7, -(2**33))), "bool": ((True, False, True), (False, False, True))}
+_OFF = "the region turned itself off"
 _SHOWN = 5
 
 
@@ -185,7 +186,7 @@ def _steps(device: Device) -> Iterator[_Step]:
     yield _Step(
         "add",
         "the sum of two fp32 tensors is the CPU's",
-        lambda: _same(device, "the sum", _on(device, _floats()) + _on(device, _floats()), _floats() + _floats()),
+        lambda: _same(device, "the sum", _on(device, _floats()) + _on(device, _floats()), _floats(2.0)),
         ends=True,
         advice="make aten::add.Tensor work in fp32, outside of autocast",
     )
@@ -276,7 +277,7 @@ def _backward(device: Device) -> None:
     device.backward((product,), (_on(device, torch.ones(2, 3)),))
     if leaf.grad is None:
         raise _Unlike("the leaf has no gradient")
-    _same(device, "the gradient", leaf.grad, 2 * _floats())
+    _same(device, "the gradient", leaf.grad, _floats(2.0))
 
 
 def _region(device: Device) -> None:
@@ -286,9 +287,13 @@ def _region(device: Device) -> None:
     if not found:
         return
     advice = _without_kernels(device)
+    off = [dtype for dtype, text in found.items() if text.startswith(_OFF)]
+    supported = f"torch.{device.type}.get_amp_supported_dtype()"
     raise _Unlike(
-        "; ".join(f"{dtype}: {text}" for dtype, text in found.items()),
-        advice or f"let the kernel of aten::mm for {device.key} cast to torch.get_autocast_dtype({device.type!r})",
+        "; ".join(f"in {dtype} {text}" for dtype, text in found.items()),
+        advice
+        or (f"let {supported} list {' and '.join(off)}, or leave it out of amp_dtypes" if off else "")
+        or f"let the kernel of aten::mm for {device.key} cast to torch.get_autocast_dtype({device.type!r})",
         ends=bool(advice) and len(found) == len(device.amp_dtypes),
     )
 
@@ -301,12 +306,12 @@ def _in_region(device: Device, dtype: str) -> str:
         try:
             with device.autocast(dtype):
                 enabled = device.region != "torch.autocast" or torch.is_autocast_enabled(device.type)
-                out = a @ b
+                out = torch.mm(a, b)
         except Exception as error:
-            return f"raised {told(error)}"
+            return f"it raised {told(error)}"
     if not enabled:
         reason = f": {str(said[0].message).strip().partition(chr(10))[0]}" if said else ""
-        return f"the region turned itself off{reason}"
+        return f"{_OFF}{reason}"
     return "" if out.dtype == DTYPES[dtype] else f"it gives {name_of(out.dtype)}"
 
 
@@ -337,7 +342,7 @@ def _scaler(device: Device) -> None:
             torch._amp_update_scale_(kept, growth, seen, 2.0, 0.5, 100)
             _same(device, f"a scale of 4 updated with found_inf={found}", kept, torch.tensor(scale))
             if not found:
-                _same(device, "the unscaled gradient", gradient, gradients * 0.5)
+                _same(device, "the unscaled gradient", gradient, _floats(0.5))
     except NotImplementedError as error:
         raise _Unlike(
             f"raised {told(error)}",
@@ -369,8 +374,9 @@ def _generator(device: Device) -> None:
 # ---- tensors
 
 
-def _floats() -> torch.Tensor:
-    return torch.tensor(_FLOATS)
+def _floats(times: float = 1.0) -> torch.Tensor:
+    """Some fp32 values on the CPU; what they are multiplied by is a power of two and needs no kernel."""
+    return torch.tensor([[value * times for value in row] for row in _FLOATS])
 
 
 def _on(device: Device, host: torch.Tensor, place: str = "") -> torch.Tensor:

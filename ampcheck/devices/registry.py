@@ -33,6 +33,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9_.]+")
 _KEYS = {name: f"Autocast{name.upper()}" for name in ("cpu", "cuda", "xpu", "mps", "mtia", "maia", "xla", "hpu", "ipu")}
 """The autocast dispatch keys of the device types that have one of their own; every other one is PrivateUse1's."""
 _ASSIGNABLE = (*POLICIES, "fallthrough", UNKNOWN)
+_LONG = 500
 _T = TypeVar("_T")
 _warned: dict[str, None] = {}
 
@@ -204,6 +205,9 @@ def _overloads() -> tuple[str, ...]:
 def told(error: BaseException) -> str:
     """Tell an exception in one line, with the frame of the backend that raised it."""
     text = " ".join(str(error).split())
+    if text.startswith("Could not run 'aten::"):  # the dispatcher goes on with every key and file that it knows
+        text = text.partition(". ")[0]
+    text = text if len(text) <= _LONG else f"{text[:_LONG]} ..."
     where = raised_in(error)
     return f"{type(error).__name__}{': ' * bool(text)}{text}{f' ({where})' if where else ''}"
 

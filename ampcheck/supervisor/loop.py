@@ -21,6 +21,9 @@ from ampcheck.supervisor.outcome import Outcome
 START_LIMIT = 600.0
 """Seconds a child may take to collect the suites."""
 
+PREFLIGHT_LIMIT = 60.0
+"""Seconds a step of the preflight may take at least: a backend's libraries are loaded in it."""
+
 END_LIMIT = 120.0
 """Seconds a child may take to end after its last case."""
 
@@ -142,7 +145,9 @@ class Supervisor:
             self._dead(share, "timeout", f"nothing happened for {self._limit(share):g} s{share.child.where()}")
 
     def _limit(self, share: _Share) -> float:
-        return self._timeout if share.collected or share.preflight else START_LIMIT
+        if share.collected:
+            return self._timeout
+        return max(self._timeout, PREFLIGHT_LIMIT) if share.preflight else START_LIMIT
 
     def _drain(self, share: _Share) -> None:
         for event in share.child.events():
@@ -198,7 +203,7 @@ class Supervisor:
         if not share.current:
             if share.preflight:
                 ended = how if status == "timeout" else f"the process ended with {how}"
-                raise UsageError(f"preflight of device {share.preflight}: {ended}; ampcheck onboard shows every step")
+                raise UsageError(f"preflight of {share.preflight}: {ended}; ampcheck onboard shows every step")
             if refused := _REFUSED.search(share.child.printed()):
                 raise UsageError(refused[1])
             raise HarnessError(f"a process that runs the suites ended with {how}\n{_tail(share.child.printed(), 30)}")
