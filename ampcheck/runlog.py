@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ampcheck import seeds, summary
-from ampcheck.devices.registry import absent, known, select
+from ampcheck.devices.registry import absent, known, select, warned
 from ampcheck.dispatcher import live_drift
 from ampcheck.errors import UsageError
 from ampcheck.ids import parse_key, parse_node
@@ -23,6 +23,8 @@ from ampcheck.ops import opinfo
 from ampcheck.results import RED, Result, Writer, manifest_hash, unmeasured
 from ampcheck.runner import causes
 
+NOTES = pytest.StashKey[list[str]]()
+"""What the preflight of the devices found that does not end the run, a sentence each."""
 _DRIFT_SHOWN = 5
 _PACKAGES = ("ampcheck", "torch", "jax", "torchax", "numpy", "pytest", "hypothesis")
 
@@ -51,7 +53,7 @@ def header_lines(config: pytest.Config) -> list[str]:
     lines += [f"drift: {line}" for line in found[:_DRIFT_SHOWN]]
     if len(found) > _DRIFT_SHOWN:
         lines.append(f"drift: {len(found) - _DRIFT_SHOWN} more in the run file")
-    return lines
+    return [*lines, *config.stash.get(NOTES, []), *warned()]
 
 
 def write_manifest(path: Path, keys: Iterable[str]) -> None:
@@ -80,12 +82,14 @@ def header(config: pytest.Config, cases: Iterable[str], now: datetime) -> dict[s
         "cases": len(cases),
         "seed": seeds.of_programs(option.nightly, getattr(option, "hypothesis_seed", None)),
         "nightly": bool(option.nightly),
+        "smoke": bool(option.smoke),
         "versions": versions(),
         "devices": [
             {"name": d.name, "token": d.token, "type": d.type, "key": d.key, "has_values": d.has_values, **d.describe()}
             for d in select(option.device, option.device_module)
         ],
         "absent": absent(option.device_module),
+        "preflight": config.stash.get(NOTES, []),
         "drift": live_drift(),
         "machine": {
             "system": platform.system(),

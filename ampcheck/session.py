@@ -13,7 +13,7 @@ import torch
 from packaging.version import Version
 
 from ampcheck import ops, repro, summary
-from ampcheck.cases import GRADIENT, Case, op_cases
+from ampcheck.cases import GRADIENT, Case, op_cases, smoke
 from ampcheck.checks import CheckFailure, Unsupported, one_line
 from ampcheck.deviations import JIT, KERNELS, SHARED, Deviation, Waivers, waive
 from ampcheck.devices.base import Device
@@ -45,15 +45,20 @@ class Session:
 
     def __init__(self, config: pytest.Config) -> None:
         option = config.option
+        if option.smoke and option.nightly:
+            raise UsageError("--smoke and --nightly exclude each other: one runs a few cases, the other more than all")
         self.modules = tuple(option.device_module)
         self.devices = select(option.device, option.device_module)
         self.waivers = Waivers(self.devices, option.deviations, tuple(known(self.modules)))
         self.unwaive = bool(option.unwaive)
         self.names: list[str] = []
+        self.chosen = ""
+        """How many cases a smoke run chose of how many; "" for another run."""
         self._at_night: list[str] = []
         self._device = {device.name: device for device in self.devices}
         self._defaults = {device.type: device.default_amp for device in self.devices}
         self._nightly = bool(option.nightly)
+        self._smoke = bool(option.smoke)
         self._further = _further(option)
         self._ops = _chosen(option.op, {**ops.catalogue(), **opinfo.rows()}, "op")
         self._rules = _chosen(option.rule, RULES, "rule")
@@ -142,6 +147,17 @@ class Session:
         used = {item.stash[_CASE].device for item in items if self.knows(item)}
         self._unmade = [device for device in self.devices if device.backend and device.name in used]
 
+    def choose(self, items: list[pytest.Item]) -> list[pytest.Item]:
+        """Take the cases that a smoke run leaves out of `items` and return them; none in another run."""
+        if not self._smoke:
+            return []
+        known = [item for item in items if self.knows(item)]
+        kept = smoke([item.stash[_CASE] for item in known])
+        out = {item for item, keep in zip(known, kept, strict=True) if not keep}
+        items[:] = [item for item in items if item not in out]
+        self.chosen = f"smoke: {len(items)} of {len(known)} cases"
+        return [item for item in known if item in out]
+
     def _kept(self, item: pytest.Item, nightly: bool) -> bool:
         """Whether an item is of a chosen executor and of one that takes its device's programs."""
         case = item.stash.get(_CASE, None)
@@ -155,7 +171,7 @@ class Session:
     def stale(self) -> list[str]:
         """A sentence for each deviation that speaks of no case, where every case of the devices was collected."""
         everything = self._root is not None and any(self._root.is_relative_to(a.resolve()) for a in self._arguments)
-        if self._ops or self._rules or self._dtypes or self._executors or not everything:
+        if self._ops or self._rules or self._dtypes or self._executors or self._smoke or not everything:
             return []
         others = [device for name, device in known(self.modules).items() if name not in self._device]
         files = [device.deviations for device in others if device.deviations]

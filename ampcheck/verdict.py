@@ -147,7 +147,7 @@ def require_inputs(todo: Plan, device: Device, name: str) -> None:
         if lacks_kernel(error) or device.refuses(error):
             raise checks.Unsupported(checks.one_line(error)) from error
         said = checks.one_line(error)
-        raise checks.Broken([f"the inputs of {name} cannot be made on {device.name}: {said}"], error)
+        raise checks.Broken([f"the inputs of {name} cannot be made on {device.name}: {said}"], error) from error
 
 
 def judge_raise(error: Exception, device: Device, todo: Plan, name: str) -> None:

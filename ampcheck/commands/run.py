@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampcheck import summary
-from ampcheck.commands.common import add_device
+from ampcheck.commands.common import add_device, seconds
 from ampcheck.commands.progress import Progress
 from ampcheck.commands.suites import command, environment
 from ampcheck.errors import UsageError
@@ -37,7 +37,7 @@ def add(commands: Subparsers) -> None:
     )
     parser.add_argument("-n", dest="processes", type=_processes, default=1, metavar="N", help='processes, or "auto"')
     parser.add_argument(
-        "--timeout", type=_seconds, default=120.0, metavar="SECONDS", help="what a case may take; default: 120"
+        "--timeout", type=seconds, default=120.0, metavar="SECONDS", help="what a case may take; default: 120"
     )
     parser.add_argument("--reports", type=Path, default=Path("reports"), metavar="FOLDER", help="where run files go")
     parser.add_argument(
@@ -57,6 +57,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     add("--rule", action="append", default=[], metavar="RULE", help="run the cases of this rule alone")
     add("--executor", action="append", default=[], metavar="NAME", help="run the cases of this executor alone")
     add("--amp-dtype", action="append", default=[], metavar="DTYPE", help="run the cases of this region dtype alone")
+    add("--smoke", action="store_true", help="run a small choice: some of each suite, rule, policy and executor")
     add("-k", dest="keyword", metavar="EXPRESSION", help="run the cases whose ids match, as pytest does")
     add("--deviations", action="append", default=[], metavar="FILE", help="a further deviations file")
 
@@ -191,10 +192,3 @@ def _processes(text: str) -> int:
     if count < 1:
         raise ValueError
     return count
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise ValueError
-    return value

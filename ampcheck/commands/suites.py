@@ -47,6 +47,8 @@ def command(args: argparse.Namespace) -> list[str]:
         out += [f"--manifest={args.manifest}"]
     if args.unwaive:
         out += ["--unwaive"]
+    if args.smoke:
+        out += ["--smoke"]
     if args.nightly:
         out += ["--nightly", f"--hypothesis-seed={seeds.of_programs(True)}"]  # the same one in every child
     return [*out, *([str(root / name) for name in dict.fromkeys(args.suite)] or [str(root)])]

@@ -1,8 +1,8 @@
 """The child's side: which cases are its own, and the events it writes for the supervisor.
 
-Events are JSON objects, a line each, with a `kind`: `refused` (bad input, with the sentence), `header` (what was
-collected), `repro` (how to reproduce a case that ended an earlier child), `start` and `case` (a case begins; its
-result), then `footer`, or `broken` where pytest stopped by itself.
+Events are JSON objects, a line each, with a `kind`: `refused` (bad input, with the sentence), `preflight` (a step
+of it begins, or "" for its end), `header` (what was collected), `repro` (how to reproduce a case that ended an earlier
+child), `start` and `case` (a case begins; its result), then `footer`, or `broken` where pytest stopped by itself.
 """
 
 from __future__ import annotations
@@ -64,6 +64,15 @@ class Channel:
         """The items of this child's share that are not done yet."""
         return [item for item in items if self._plan.mine(item.nodeid) and item.nodeid not in self._skip]
 
+    @property
+    def first(self) -> bool:
+        """Whether no earlier child ran cases of this share."""
+        return not self._skip
+
+    def preflight(self, step: str) -> None:
+        """Say that a step of the preflight begins, e.g. "device 'cpu': add"; "" for its end."""
+        self._put("preflight", {"step": step})
+
     def refused(self, message: str) -> None:
         """Say that the user's input cannot be used."""
         self._put("refused", {"message": message})
@@ -75,7 +84,7 @@ class Channel:
         cases = runlog.expected(config, {session.key(item): item.nodeid for item in items})
         fields = {
             "header": runlog.header(config, cases, datetime.now(UTC)),
-            "lines": runlog.header_lines(config),
+            "lines": [*runlog.header_lines(config), *filter(None, [session.chosen])],
             "cases": cases,
             "tokens": runlog.tokens(config.option.device_module),
             "deselected": deselected,

@@ -22,6 +22,9 @@ from ampcheck.supervisor.outcome import Outcome
 START_LIMIT = 600.0
 """Seconds a child may take to collect the suites."""
 
+PREFLIGHT_LIMIT = 60.0
+"""Seconds a step of the preflight may take at least: a backend's libraries are loaded in it."""
+
 END_LIMIT = 120.0
 """Seconds a child may take to end after its last case."""
 
@@ -46,6 +49,8 @@ class _Share:
     current: str = ""
     answered: bool = False
     collected: bool = False
+    preflight: str = ""
+    """The device and step of the preflight that goes on; "" before and after it."""
     ended: str = ""
     pending: Result | None = None
     """A case that ended an earlier child, kept until it is known how to reproduce it."""
@@ -126,7 +131,7 @@ class Supervisor:
             self._finished(share)
         elif status is not None:
             self._dead(share, "error" if share.ended == "broken" else "crash", share.child.how())
-        elif time.monotonic() - share.since > (self._timeout if share.collected else START_LIMIT):
+        elif time.monotonic() - share.since > self._limit(share):
             self._hung(share)
 
     def _hung(self, share: _Share) -> None:
@@ -138,8 +143,12 @@ class Supervisor:
         elif (share.current, share.answered) != before:
             self._dead(share, "crash", share.child.how())  # it went on just as it was ended; the next case pays for it
         else:
-            waited = self._timeout if share.collected else START_LIMIT
-            self._dead(share, "timeout", f"nothing happened for {waited:g} s{share.child.where()}")
+            self._dead(share, "timeout", f"nothing happened for {self._limit(share):g} s{share.child.where()}")
+
+    def _limit(self, share: _Share) -> float:
+        if share.collected:
+            return self._timeout
+        return max(self._timeout, PREFLIGHT_LIMIT) if share.preflight else START_LIMIT
 
     def _drain(self, share: _Share) -> None:
         for event in share.child.events():
@@ -151,9 +160,11 @@ class Supervisor:
         if kind == "refused":
             raise UsageError(event["message"])
         if kind == "header":
-            share.collected = True
+            share.collected, share.preflight = True, ""
             if not self._outcome.begun:
                 self._outcome.begin(event)
+        elif kind == "preflight":
+            share.preflight = event["step"]
         elif kind == "repro" and share.pending is not None:
             fields = {name: value for name, value in event["fields"].items() if name in ("pytest", "torch")}
             share.pending = replace(share.pending, **fields)
@@ -191,6 +202,9 @@ class Supervisor:
     def _dead(self, share: _Share, status: str, how: str) -> None:
         """The case that a child died under gets its result; the others get a fresh child."""
         if not share.current:
+            if share.preflight:
+                ended = how if status == "timeout" else f"the process ended with {how}"
+                raise UsageError(f"preflight of {share.preflight}: {ended}; ampcheck onboard shows every step")
             if refused := _REFUSED.search(share.child.printed()):
                 raise UsageError(refused[1])
             raise HarnessError(f"a process that runs the suites ended with {how}\n{_tail(share.child.printed(), 30)}")
