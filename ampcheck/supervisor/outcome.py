@@ -11,16 +11,23 @@ from ampcheck import summary
 from ampcheck.ids import parse_key
 from ampcheck.results import RED, Result, Writer, unmeasured
 from ampcheck.supervisor import junit
+from ampcheck.supervisor.baseline import Baseline
 
 
 class Outcome:
     """The results of one run. Each is in the run file when `take` returns; the JUnit file is written at the end.
 
     `command`: what the user typed. `run_file`, `junit_file`: where the files go, None for no file; `run_file` must not
-    exist yet.
+    exist yet. `baseline`: the red cases that do not make the run red.
     """
 
-    def __init__(self, command: Sequence[str], run_file: Path | None, junit_file: Path | None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        run_file: Path | None,
+        junit_file: Path | None,
+        baseline: Baseline | None = None,
+    ) -> None:
         self.results: dict[str, Result] = {}
         self.log: list[Result] = []
         """Every result in the order it came."""
@@ -30,6 +37,9 @@ class Outcome:
         self.stale: list[str] = []
         self.notes: list[str] = []
         """What went wrong outside of every case."""
+        self.failed = False
+        """Whether a case was red before the baseline was looked at."""
+        self.baseline = baseline
         self.run_file = run_file
         self.junit_file = junit_file
         self._command = list(command)
@@ -37,6 +47,12 @@ class Outcome:
         self.deselected = 0
         self._header: dict[str, Any] = {}
         self._writer: Writer | None = None
+        self._red: set[str] = set()
+
+    @property
+    def processes(self) -> int:
+        """How many processes run the cases."""
+        return int(self._header.get("processes", 1))
 
     @property
     def begun(self) -> bool:
@@ -58,8 +74,13 @@ class Outcome:
             self._writer = Writer(self.run_file, self._header)
 
     def take(self, result: Result) -> None:
-        """Keep a result. Of a case that has two, the later counts."""
+        """Keep a result, as a known deviation where the baseline has it. Of a case that has two, the later counts."""
+        if result.status in RED:
+            self.failed = True
+            if self.baseline is not None:
+                result = self.baseline.judged(result)
         self.results[result.key] = result
+        (self._red.add if result.status in RED else self._red.discard)(result.key)
         self.log.append(result)
         if self._writer is not None:
             self._writer.add(result)
@@ -85,6 +106,10 @@ class Outcome:
     def red(self) -> list[Result]:
         """The results that make the run fail."""
         return [result for result in self.results.values() if result.status in RED]
+
+    def count_red(self) -> int:
+        """How many cases are red so far."""
+        return len(self._red)
 
     def ran(self) -> str:
         """How much ran, in a sentence."""
