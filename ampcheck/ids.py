@@ -136,7 +136,7 @@ class Shard:
 
     @staticmethod
     def parse(text: str) -> Shard:
-        """Read the form "2/8". Raises UsageError for another form, and for a number that is not from 1 to the count."""
+        """Read the form "2/8". Raises UsageError for another form, and for a number beyond the count."""
         match = _SHARD.fullmatch(text)
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
             raise UsageError(f"{text!r} is not a shard; write NUMBER/COUNT with a number from 1 to COUNT, as in 2/8")

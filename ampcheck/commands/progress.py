@@ -125,9 +125,10 @@ class Progress:
         if not outcome.cases:
             return
         run = earlier(self._folder, outcome.cases)
-        text = f"{len(outcome.cases)} cases in {outcome.processes} process{'es' if outcome.processes > 1 else ''}"
+        cases, processes = len(outcome.cases), outcome.processes
+        text = f"{cases} case{'s' if cases > 1 else ''} in {processes} process{'es' if processes > 1 else ''}"
         if run is not None:
-            text += f"; about {spoken(forecast(run, outcome.cases, outcome.processes))}, going by {run.path.name}"
+            text += f"; about {spoken(forecast(run, outcome.cases, processes))}, going by {run.path.name}"
         print(text, flush=True)
         self._left = weights(outcome.cases, run)
         self._total = sum(self._left.values())

@@ -54,11 +54,13 @@ class Baseline:
         """Sentences about the cases of the baseline that ended otherwise in a run with those results."""
         here = {key: results[key] for key in self.cases if key in results}
         mended = [key for key, r in here.items() if r.status not in RED and not r.deviation.startswith(_ID)]
+        same = [key for key, result in here.items() if result.deviation.startswith(_ID)]
         other = [key for key, result in here.items() if result.status in STATUSES]
         absent = [key for key in self.cases if key not in here or here[key].status == "missing"]
         return [
             f"baseline {self.path}: {_cases(keys)} {words}: {_some(keys)}"
             for keys, words in (
+                (same, "failing as it says"),
                 (other, "failing in another way than the baseline says"),
                 (mended, "not red any more, to be taken out of it"),
                 (absent, "not in this run"),
