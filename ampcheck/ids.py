@@ -143,7 +143,7 @@ class Shard:
         return Shard(int(match[1]), int(match[2]))
 
     def has(self, key: str) -> bool:
-        """Whether a case `suite/rule/id` belongs to it. Depends on the key alone, not on which other cases there are."""
+        """Whether a case `suite/rule/id` belongs to it, by its key alone, whatever other cases there are."""
         return int.from_bytes(sha256(key.encode()).digest()[:8]) % self.count == self.number - 1
 
     def __str__(self) -> str:

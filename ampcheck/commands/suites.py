@@ -49,7 +49,7 @@ def names() -> list[str]:
 
 
 def command(args: argparse.Namespace) -> list[str]:
-    """The pytest command line for the options of `ampcheck run`. Raises UsageError for an unknown suite or a bad shard."""
+    """The pytest command line for the options of `ampcheck run`. Raises UsageError for an unknown suite or shard."""
     root = folder()
     for name in args.suite:
         if name not in names():
