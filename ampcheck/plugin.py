@@ -5,12 +5,14 @@ Importing it imports neither torch nor jax; both wait until a suite is collected
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
 from ampcheck import seeds
+from ampcheck.commands import suites
 from ampcheck.errors import UsageError
 
 _T = TypeVar("_T")
@@ -52,6 +54,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run a small choice of cases: some of each suite, rule, policy and executor",
     )
+    add("--shard", metavar="N/COUNT", help="run share N of COUNT; all shares together have every case once")
+    add("--red-in", metavar="FILE", type=Path, help="run the cases that are red in this run file alone")
     add("--unwaive", action="store_true", help="let deviations fail like any other difference")
     add("--deviations", action="append", default=[], metavar="FILE", type=Path, help="a further deviations file")
     add("--manifest", metavar="FILE", type=Path, help="the cases that must run; one that does not is missing")
@@ -67,11 +71,49 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+class ByName:
+    """The entry point of group `pytest11`: loads this plugin where `pytest --pyargs` names suites of it, only there.
+
+    Every pytest of the environment has this object, so it adds no options, which might be those of another plugin.
+    """
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_load_initial_conftests(self, early_config: pytest.Config, args: list[str]) -> None:
+        if _find_suites(early_config, args):
+            early_config.pluginmanager.import_plugin(__name__)
+
+
+BY_NAME = ByName()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
+    _find_suites(early_config, args)
+
+
+def _find_suites(config: pytest.Config, args: list[str]) -> bool:
+    """Put the files in the place of suites that `--pyargs` names. Returns whether there are any."""
+    if "--pyargs" not in args:
+        return False
+    found = {place: path for place, name in enumerate(args) if (path := suites.by_name(name))}
+    for place, path in found.items():
+        args[place] = path
+    if found:
+        args[:0] = ["--import-mode=importlib"]  # several suites have a file of one name
+        # pytest chose the root without these files, and what lies outside of it has no whole node id.
+        config._rootpath = suites.folder().parent
+        config.pluginmanager.consider_pluginarg("no:cacheprovider")  # it would write into that folder
+    return bool(found)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "op_cases(rule): run once for every op case of a rule")
     config.addinivalue_line(
         "markers", "scenario(types, dtypes, values, since): run on every device; see ampcheck.scenario"
     )
+    here = str(config.invocation_params.dir)
+    if config.option.device_module and here not in sys.path:  # the program `pytest` does not find what lies there
+        sys.path.insert(0, here)
     if config.option.nightly:  # one seed for the whole run, past midnight and in every worker
         config.option.hypothesis_seed = seeds.of_programs(True, getattr(config.option, "hypothesis_seed", None))
     config.pluginmanager.register(Plugin(config), "ampcheck-run")
@@ -119,8 +161,11 @@ class Plugin:
             self.session.drop_empty(items)
         yield
         if self.session is not None:
-            if left_out := self.session.choose(items):
+            left_out = [*self.session.choose(items), *self.session.left_out(items)]
+            if left_out:
                 self.config.hook.pytest_deselected(items=left_out)
+                gone = set(left_out)
+                items[:] = [item for item in items if item not in gone]
             self._selected = [item for item in items if self.session.knows(item)]
             for item in self._selected:  # a warning decides no verdict; the session notes it
                 item.add_marker(pytest.mark.filterwarnings("always", *_OP_WARNINGS))

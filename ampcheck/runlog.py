@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,14 +18,15 @@ from ampcheck import seeds, summary
 from ampcheck.devices.registry import absent, known, select, warned
 from ampcheck.dispatcher import live_drift
 from ampcheck.errors import UsageError
-from ampcheck.ids import parse_key, parse_node
+from ampcheck.ids import Shard, parse_key, parse_node
 from ampcheck.ops import opinfo
-from ampcheck.results import RED, Result, Writer, manifest_hash, unmeasured
+from ampcheck.results import RED, Result, Writer, manifest_hash, read, unmeasured
 from ampcheck.runner import causes
 
 NOTES = pytest.StashKey[list[str]]()
 """What the preflight of the devices found that does not end the run, a sentence each."""
 _DRIFT_SHOWN = 5
+_GONE_SHOWN = 5
 _PACKAGES = ("ampcheck", "torch", "jax", "torchax", "numpy", "pytest", "hypothesis")
 
 
@@ -45,6 +46,8 @@ def header_lines(config: pytest.Config) -> list[str]:
     option = config.option
     devices = select(option.device, option.device_module)
     lines = [f"torch {versions().get('torch', '?')}; devices: {', '.join(d.name for d in devices)}"]
+    if option.shard:
+        lines[0] += f"; shard {Shard.parse(option.shard)}"
     if not option.device:
         lines += [f"without {name}: {reason}" for name, reason in absent(option.device_module).items()]
     if not opinfo.rows():
@@ -64,11 +67,45 @@ def write_manifest(path: Path, keys: Iterable[str]) -> None:
         raise UsageError(f"the manifest {path} cannot be written: {error.strerror}") from error
 
 
-def expected(config: pytest.Config, found: Mapping[str, str]) -> dict[str, str]:
-    """The node ids of the cases that must run, by key: those collected, and those of the manifest with ""."""
+class Choice:
+    """The cases that `--shard` and `--red-in` leave in a run; every case where neither is given.
+
+    Raises UsageError for a malformed shard, and for a run file that cannot be read or has no red case.
+    """
+
+    def __init__(self, option: Any) -> None:
+        self._shard = Shard.parse(option.shard) if option.shard else None
+        self._file: Path | None = option.red_in
+        self._red: frozenset[str] | None = None
+        if self._file is not None:
+            self._red = frozenset(result.key for result in read(self._file).results.values() if result.status in RED)
+            if not self._red:
+                raise UsageError(f"the run file {self._file} has no red case, so there is none to run again")
+
+    def has(self, key: str) -> bool:
+        """Whether a case is to run."""
+        return (self._shard is None or self._shard.has(key)) and (self._red is None or key in self._red)
+
+    def gone(self, found: Collection[str]) -> list[str]:
+        """A sentence about the red cases of the run file that are not among those found; none where all are there."""
+        keys = sorted(key for key in self._red or () if self.has(key) and key not in found)
+        if not keys:
+            return []
+        more = f", and {len(keys) - _GONE_SHOWN} more" if len(keys) > _GONE_SHOWN else ""
+        return [
+            f"not in this run: {len(keys)} of the red cases of {self._file} no longer exist, or other options leave "
+            f"them out: {', '.join(keys[:_GONE_SHOWN])}{more}"
+        ]
+
+
+def expected(config: pytest.Config, found: Mapping[str, str], choice: Choice) -> dict[str, str]:
+    """The node ids of the cases that must run, by key: those collected, and those of the manifest with "".
+
+    Of the manifest, the cases that `choice` leaves out are not expected.
+    """
     if not config.option.manifest:
         return dict(found)
-    return {**dict.fromkeys(_read_manifest(config.option.manifest), ""), **found}
+    return {**dict.fromkeys(filter(choice.has, _read_manifest(config.option.manifest)), ""), **found}
 
 
 def header(config: pytest.Config, cases: Iterable[str], now: datetime) -> dict[str, Any]:
@@ -80,6 +117,7 @@ def header(config: pytest.Config, cases: Iterable[str], now: datetime) -> dict[s
         "command": ["pytest", *config.invocation_params.args],
         "manifest": manifest_hash(cases),
         "cases": len(cases),
+        **({"shard": str(Shard.parse(option.shard))} if option.shard else {}),
         "seed": seeds.of_programs(option.nightly, getattr(option, "hypothesis_seed", None)),
         "nightly": bool(option.nightly),
         "smoke": bool(option.smoke),
@@ -123,12 +161,13 @@ class RunLog:
     """Takes each result as it comes; writes the run file; at the end counts what is missing."""
 
     def __init__(self, config: pytest.Config, found: Mapping[str, str]) -> None:
-        option = config.option
+        option, choice = config.option, Choice(config.option)
         self.started = time.monotonic()
         self.results: dict[str, Result] = {}
         self.stale: list[str] = []
         self._whole = False
-        self._expected = expected(config, found)
+        self._expected = expected(config, found, choice)
+        self._gone = choice.gone(found)
         self._tokens = tokens(option.device_module)
         self._writer: Writer | None = None
         if not option.no_run_file:
@@ -192,6 +231,8 @@ class RunLog:
         terminal.write_line(summary.table(results))
         for line in self.stale:
             terminal.write_line(f"stale: {line}", red=True)
+        for line in self._gone:
+            terminal.write_line(line)
         terminal.write_line(ended)
         if self._writer is not None:
             terminal.write_line(f"run file: {self._writer.path}")

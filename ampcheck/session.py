@@ -29,6 +29,7 @@ from ampcheck.opinfo_verdict import reproduce
 from ampcheck.ops import opinfo
 from ampcheck.outcome import mark, raised, status_of
 from ampcheck.results import RED, Result
+from ampcheck.runlog import Choice
 from ampcheck.runner import causes
 from ampcheck.scenario import Amp
 from ampcheck.spec.dtypes import LOW
@@ -65,6 +66,7 @@ class Session:
         self._dtypes = _chosen(option.amp_dtype, LOW, "region dtype")
         self._executors = _chosen(option.executor, EXECUTORS, "executor")
         self._named = bool(option.device)
+        self.choice = Choice(option)
         self._arguments = [config.invocation_params.dir / str(argument) for argument in config.args]
         self._root: Path | None = None
         self._unmade: list[Device] = []
@@ -157,6 +159,9 @@ class Session:
         items[:] = [item for item in items if item not in out]
         self.chosen = f"smoke: {len(items)} of {len(known)} cases"
         return [item for item in known if item in out]
+    def left_out(self, items: list[pytest.Item]) -> list[pytest.Item]:
+        """The cases among some items that another shard runs, or that were not red."""
+        return [item for item in items if self.knows(item) and not self.choice.has(self.key(item))]
 
     def _kept(self, item: pytest.Item, nightly: bool) -> bool:
         """Whether an item is of a chosen executor and of one that takes its device's programs."""
@@ -273,7 +278,9 @@ class Session:
         case = item.stash[_CASE]
         device = self._device[case.device]
         node = item.nodeid
-        away = item.config.rootpath != item.config.invocation_params.dir
+        root = item.config.rootpath
+        # Elsewhere no conftest.py loads the plugin, and what the node id is relative to is another folder.
+        away = root != item.config.invocation_params.dir or (self._root is not None and self._root.parent != root)
         if away:
             node = f"{item.path}{node[node.index('::') :]}"
         line = repro.pytest_line(node, device, self.modules, installed=away, further=self._further)

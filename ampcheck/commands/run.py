@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ampcheck import summary
 from ampcheck.commands.common import add_device, seconds
 from ampcheck.commands.progress import Progress
-from ampcheck.commands.suites import command, environment
+from ampcheck.commands.suites import command, environment, fitting
 from ampcheck.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ampcheck.supervisor.loop import Supervisor
     from ampcheck.supervisor.outcome import Outcome
 
+_LEAST = 200
+"""Fewer cases than this are done before a further process has started."""
 
 def add(commands: Subparsers) -> None:
     """Declare the command."""
@@ -35,7 +37,16 @@ def add(commands: Subparsers) -> None:
         action="store_true",
         help="explore by random programs; every op through every executor and inductor; the op database everywhere",
     )
-    parser.add_argument("-n", dest="processes", type=_processes, default=1, metavar="N", help='processes, or "auto"')
+    parser.add_argument("--baseline", type=Path, metavar="FILE", help="the red cases that may stay as they are")
+    parser.add_argument("--max-red", type=_count, default=0, metavar="N", help="end the run when N cases are red")
+    parser.add_argument(
+        "-n",
+        dest="processes",
+        type=_processes,
+        default=0,
+        metavar="N",
+        help='processes; by default "auto": one per core, fewer where memory or the number of cases does not suffice',
+    )
     parser.add_argument(
         "--timeout", type=seconds, default=120.0, metavar="SECONDS", help="what a case may take; default: 120"
     )
@@ -58,6 +69,8 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     add("--executor", action="append", default=[], metavar="NAME", help="run the cases of this executor alone")
     add("--amp-dtype", action="append", default=[], metavar="DTYPE", help="run the cases of this region dtype alone")
     add("--smoke", action="store_true", help="run a small choice: some of each suite, rule, policy and executor")
+    add("--shard", metavar="N/COUNT", help="run share N of COUNT; all shares together have every case once")
+    add("--last-failed", metavar="RUN", help="run the cases that are red in this run file alone")
     add("-k", dest="keyword", metavar="EXPRESSION", help="run the cases whose ids match, as pytest does")
     add("--deviations", action="append", default=[], metavar="FILE", help="a further deviations file")
 
@@ -73,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         return _list(args)
     outcome = _outcome(args)
-    progress = Progress(outcome)
+    progress = Progress(outcome, args.reports / "runs")
     supervisor = _supervisor(args, outcome, progress)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was measured is kept then, too
     try:
@@ -88,9 +101,12 @@ def run(args: argparse.Namespace) -> int:
         return 3
     progress.end()
     if not outcome.cases:
-        raise UsageError("no case was selected")
+        raise _nothing(args)
     _reproduce(outcome)
-    outcome.finish()
+    if args.max_red and outcome.count_red() >= args.max_red and len(outcome.results) < len(outcome.cases):
+        print(f"\nthe run was ended: {outcome.count_red()} cases are red (--max-red {args.max_red})")
+    else:
+        outcome.finish()
     return _conclude(outcome)
 
 
@@ -105,8 +121,12 @@ def collect(args: argparse.Namespace) -> Outcome:
     except HarnessError as error:
         raise UsageError(str(error)) from error
     if not outcome.cases:
-        raise UsageError("no case was selected")
+        raise _nothing(args)
     return outcome
+
+
+def _nothing(args: argparse.Namespace) -> UsageError:
+    return UsageError(f"no case was selected{f' in shard {args.shard}' if args.shard else ''}")
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -119,6 +139,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _outcome(args: argparse.Namespace) -> Outcome:
+    from ampcheck.supervisor import baseline
     from ampcheck.supervisor.outcome import Outcome
 
     started = datetime.now(UTC)
@@ -131,18 +152,23 @@ def _outcome(args: argparse.Namespace) -> Outcome:
             raise UsageError(f"the folder {path.parent} cannot be written: {error.strerror}") from error
     if run_file.exists():
         raise UsageError(f"the run file {run_file} cannot be written: it exists, and run files are never overwritten")
-    return Outcome(["ampcheck", *sys.argv[1:]], run_file, junit)
+    return Outcome(
+        ["ampcheck", *sys.argv[1:]], run_file, junit, baseline.load(args.baseline) if args.baseline else None
+    )
 
 
 def _supervisor(args: argparse.Namespace, outcome: Outcome, progress: Progress) -> Supervisor:
     from ampcheck.supervisor.loop import Supervisor
 
+    processes = args.processes or fitting()
     return Supervisor(
         command(args),
-        environment(args.processes),
+        environment(processes),
         outcome,
-        processes=args.processes,
+        processes=processes,
+        least=0 if args.processes else _LEAST,
         timeout=args.timeout,
+        max_red=args.max_red,
         tick=progress.show,
     )
 
@@ -169,6 +195,8 @@ def _conclude(outcome: Outcome) -> int:
         print(f"stale: {line}")
     for line in outcome.notes:
         print(f"note: {line}")
+    for line in outcome.baseline.lines(outcome.results) if outcome.baseline else ():
+        print(line)
     print(outcome.ran())
     _files(outcome)
     return 1 if red or outcome.stale or outcome.notes else 0
@@ -188,7 +216,11 @@ def _files(outcome: Outcome) -> None:
 
 
 def _processes(text: str) -> int:
-    count = (os.cpu_count() or 1) if text == "auto" else int(text)
+    return 0 if text == "auto" else _count(text)
+
+
+def _count(text: str) -> int:
+    count = int(text)
     if count < 1:
         raise ValueError
     return count

@@ -37,7 +37,7 @@ class Device(ABC):
     """A device under test.
 
     A third party subclasses this in its own package and declares it under the entry point group `ampcheck.devices`, or
-    names the module with `--device-module`; `docs/add_a_device.md` has a complete example. Only `unavailable` must be
+    names the module with `--device-module`; `docs/your_backend.md` has a complete example. Only `unavailable` must be
     written; the rest has defaults that suit a device whose tensors hold values.
     """
 

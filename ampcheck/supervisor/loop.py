@@ -13,7 +13,7 @@ from typing import Any
 
 from ampcheck.errors import UsageError
 from ampcheck.ids import parse_node
-from ampcheck.results import RED, Result, unmeasured
+from ampcheck.results import Result, unmeasured
 from ampcheck.runner import causes
 from ampcheck.supervisor.channel import Plan
 from ampcheck.supervisor.child import Child
@@ -59,8 +59,16 @@ class _Share:
 class Supervisor:
     """Runs the suites in `processes` children side by side.
 
-    `arguments`: of pytest. `env`: of the children. `timeout`: seconds a case may take. `outcome`: where results go.
-    `tick`: called often, to show progress.
+    Args:
+        arguments: of pytest.
+        env: of the children.
+        outcome: where results go.
+        processes: how many children there are at most.
+        least: start fewer children where each would have fewer cases than this; the first one then counts the cases
+            before the others start. 0 starts all of them at once.
+        timeout: seconds a case may take.
+        max_red: stop when this many cases are red; 0 for no limit.
+        tick: called often, to show progress.
     """
 
     def __init__(
@@ -70,14 +78,18 @@ class Supervisor:
         outcome: Outcome,
         *,
         processes: int = 1,
+        least: int = 0,
         timeout: float = 120.0,
+        max_red: int = 0,
         tick: Callable[[], None] = lambda: None,
     ) -> None:
         self._arguments = arguments
         self._env = env
         self._outcome = outcome
         self._processes = processes
+        self._least = least
         self._timeout = timeout
+        self._max_red = max_red
         self._tick = tick
         self._shares: list[_Share] = []
         self._started = 0
@@ -92,23 +104,29 @@ class Supervisor:
         with TemporaryDirectory(prefix="ampcheck-") as folder:
             self._folder = Path(folder)
             try:
-                self._shares = [
-                    _Share(number, self._start(number), time.monotonic()) for number in range(self._processes)
-                ]
+                self._open(1 if self._least else self._processes)
                 while open_shares := [share for share in self._shares if share.ended != "footer"]:
                     for share in open_shares:
                         self._follow(share)
                     self._tick()
+                    if self._max_red and self._outcome.count_red() >= self._max_red:
+                        break
                     time.sleep(_POLL)
             finally:
                 self._stop()
+
+    def _open(self, count: int) -> None:
+        """Start children until there are `count`."""
+        for number in range(len(self._shares), count):
+            self._shares.append(_Share(number, self._start(number), time.monotonic()))
 
     def _start(self, number: int, done: Sequence[str] = (), describe: Sequence[str] = ()) -> Child:
         self._started += 1
         stem = self._folder / str(self._started)
         events = stem.with_suffix(".jsonl")
         plan = stem.with_suffix(".json")
-        Plan(str(events), number, self._processes, tuple(done), tuple(describe), os.getpid()).write(plan)
+        shares = (number, self._processes, self._least)
+        Plan(str(events), *shares, tuple(done), tuple(describe), os.getpid()).write(plan)
         command = [*self._arguments, f"--supervised={plan}"]
         return Child(command, self._env, events, stem.with_suffix(".log"))
 
@@ -163,6 +181,7 @@ class Supervisor:
             share.collected, share.preflight = True, ""
             if not self._outcome.begun:
                 self._outcome.begin(event)
+            self._open(event["header"]["processes"])
         elif kind == "preflight":
             share.preflight = event["step"]
         elif kind == "repro" and share.pending is not None:
@@ -196,7 +215,7 @@ class Supervisor:
             self._outcome.notes.append(f"a process did not end within {END_LIMIT:g} s of its last case")
         elif share.child.status not in (0, 1, 5):  # pytest's codes for passed, failed and nothing to do
             self._outcome.notes.append(f"a process ended after its last case with {share.child.how()}")
-        elif share.child.status == 1 and not any(r.status in RED for r in self._outcome.results.values()):
+        elif share.child.status == 1 and not self._outcome.failed:
             self._outcome.notes.append(f"pytest failed outside of every case: {_tail(share.child.printed())}")
 
     def _dead(self, share: _Share, status: str, how: str) -> None:

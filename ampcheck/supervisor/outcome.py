@@ -12,16 +12,23 @@ from ampcheck.ids import parse_key
 from ampcheck.results import RED, Result, Writer, unmeasured
 from ampcheck.runner import causes
 from ampcheck.supervisor import junit
+from ampcheck.supervisor.baseline import Baseline
 
 
 class Outcome:
     """The results of one run. Each is in the run file when `take` returns; the JUnit file is written at the end.
 
     `command`: what the user typed. `run_file`, `junit_file`: where the files go, None for no file; `run_file` must not
-    exist yet.
+    exist yet. `baseline`: the red cases that do not make the run red.
     """
 
-    def __init__(self, command: Sequence[str], run_file: Path | None, junit_file: Path | None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        run_file: Path | None,
+        junit_file: Path | None,
+        baseline: Baseline | None = None,
+    ) -> None:
         self.results: dict[str, Result] = {}
         self.log: list[Result] = []
         """Every result in the order it came."""
@@ -33,6 +40,9 @@ class Outcome:
         """What went wrong outside of every case."""
         self.reproduced: dict[str, str] = {}
         """What came of running the plain torch lines of some red cases, by their keys."""
+        self.failed = False
+        """Whether a case was red before the baseline was looked at."""
+        self.baseline = baseline
         self.run_file = run_file
         self.junit_file = junit_file
         self._command = list(command)
@@ -44,6 +54,12 @@ class Outcome:
         self._writer: Writer | None = None
         self.complete = False
         """Whether every case has a result."""
+        self._red: set[str] = set()
+
+    @property
+    def processes(self) -> int:
+        """How many processes run the cases."""
+        return int(self._header.get("processes", 1))
 
     @property
     def begun(self) -> bool:
@@ -65,8 +81,13 @@ class Outcome:
             self._writer = Writer(self.run_file, self._header)
 
     def take(self, result: Result) -> None:
-        """Keep a result. Of a case that has two, the later counts."""
+        """Keep a result, as a known deviation where the baseline has it. Of a case that has two, the later counts."""
+        if result.status in RED:
+            self.failed = True
+            if self.baseline is not None:
+                result = self.baseline.judged(result)
         self.results[result.key] = result
+        (self._red.add if result.status in RED else self._red.discard)(result.key)
         self.log.append(result)
         if self._writer is not None:
             self._writer.add(result)
@@ -112,6 +133,10 @@ class Outcome:
     def red(self) -> list[Result]:
         """The results that make the run fail."""
         return [result for result in self.results.values() if result.status in RED]
+
+    def count_red(self) -> int:
+        """How many cases are red so far."""
+        return len(self._red)
 
     def ran(self) -> str:
         """How much ran, in a sentence."""
