@@ -2,8 +2,8 @@
 
 A backend is a name, a memory and what is special about it:
 
-    BACKEND = Backend("narrow", Arrays())
-    AUTOCAST = register_autocast("narrow")
+    BACKEND = Backend("mydevice", Arrays())
+    BACKEND.register()
     DEVICES = (Tested(BACKEND),)
 
 PyTorch's CPU kernels compute on the tensors' own memory. Each op that the CPU has a kernel for gets one of its own
@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch.library import Library, fallthrough_kernel
+from torch.utils import backend_registration
 from torch.utils._pytree import tree_map
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from ampcheck.devices import Device
+from ampcheck.register import Registration, register_autocast
 from ampcheck.spec.policies import closest, table
 
 aten = torch.ops.aten
@@ -76,6 +77,8 @@ class Module(types.ModuleType):
 class Arrays:
     """Tensors with storages: each storage's Python object holds a flat NumPy array of bytes that every alias shares."""
 
+    guard = True
+    """Whether PyTorch's device guard in Python is registered; there is another one if not."""
     everything = True
     """Whether views that PyTorch composes are taken from it: it does so for tensors that have storages."""
 
@@ -122,17 +125,18 @@ class Backend:
         memory: Any,
         *,
         missing: Collection[str] = (),
-        fallback: bool = True,
+        fallback: bool = False,
         functions: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
         self.memory = memory
+        self.autocast: Registration | None = None
         self.planted: dict[str, Kernel] = {}
         """By overload, what runs in the place of PyTorch's CPU kernel: `(call, *args, **kwargs)` on CPU tensors."""
         self.copy: Kernel = lambda target, source: target.copy_(source)
         self.functions = functions or {}
         """By packet, the NumPy function that computes it where all tensors are float32."""
-        _setup_privateuseone_for_python_backend(rename=name, backend_module=Module(f"torch.{name}"))
+        _set_up(name, guard=memory.guard)
         self._others = Library("_", "IMPL")
         if fallback:
             self._others.fallback(self.run, KEY)
@@ -161,11 +165,19 @@ class Backend:
             "empty_strided": self._empty_strided,
             "resize_": self._resize,
             "as_strided_": self._as_strided_,
+            "_unsafe_view": lambda tensor, size: self.memory.view(aten.view.default, (tensor, size), {}),
             "_thnn_fused_lstm_cell": _fused_lstm_cell,
             "_thnn_fused_gru_cell": _fused_gru_cell,
             "convolution_overrideable": _bound(self.run, aten.convolution.default),
             "convolution_backward_overrideable": self._convolution_backward,
         }
+
+    def register(self, overrides: Mapping[str, str] | None = None, **options: Any) -> Registration:
+        """Give the backend autocast, or another one than it has."""
+        if self.autocast is not None and self.autocast.active:
+            self.autocast.unregister()
+        self.autocast = register_autocast(self.name, overrides=overrides, **options)
+        return self.autocast
 
     def owns(self, value: Any) -> bool:
         """Whether a value is a tensor of the device."""
@@ -252,6 +264,16 @@ class Backend:
         *geometry, mask = options
         bias = [weight.shape[0] if not geometry[3] else weight.shape[1] * geometry[5]]
         return self.run(aten.convolution_backward.default, grad, x, weight, bias, *geometry, mask)
+
+
+def _set_up(name: str, *, guard: bool) -> None:
+    """What `_setup_privateuseone_for_python_backend` does, with PyTorch's guard in Python or without one."""
+    torch.utils.rename_privateuse1_backend(name)
+    torch.utils.generate_methods_for_privateuse1_backend()
+    torch._register_device_module(name, Module(f"torch.{name}"))
+    torch._C._acc.register_python_privateuseone_hook(backend_registration._DummyPrivateUse1Hook())
+    if guard:
+        torch._C._acc.register_python_privateuseone_device_guard(backend_registration._DummyDeviceGuard())
 
 
 def overload(name: str) -> Any:

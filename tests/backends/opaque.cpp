@@ -1,6 +1,7 @@
 // Tensors of ATen's OpaqueTensorImpl, whose storage PyTorch cannot read. Each holds a CPU tensor; views share memory as
 // those do.
 #include <ATen/OpaqueTensorImpl.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/library.h>
 
@@ -41,6 +42,24 @@ static at::Tensor around(const at::Tensor& host) {
 static at::Tensor alias(const at::Tensor& tensor) {
   return around(*impl(tensor)->opaque_handle());
 }
+
+// PyTorch's guard in Python ends the process where a dispatch mode lets an exception through in a backward thread.
+struct Guard : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::PrivateUse1> {
+  c10::Device getDevice() const override {
+    return {c10::DeviceType::PrivateUse1, 0};
+  }
+  c10::Device exchangeDevice(c10::Device) const override {
+    return getDevice();
+  }
+  c10::Stream getStream(c10::Device) const noexcept override {
+    return c10::Stream(c10::Stream::DEFAULT, getDevice());
+  }
+  c10::Stream exchangeStream(c10::Stream) const noexcept override {
+    return c10::Stream(c10::Stream::DEFAULT, getDevice());
+  }
+};
+
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("alias", alias);

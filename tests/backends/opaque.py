@@ -19,7 +19,7 @@ import torch
 from engine import Backend, Tested
 from torch.utils._pytree import tree_map
 
-from ampcheck.register import register_autocast
+from ampcheck.register import Registration
 
 NAME = "opaque"
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -60,6 +60,7 @@ _native = _loaded()
 class Opaque:
     """Tensors that hold a CPU tensor; a view holds a view of it."""
 
+    guard = False
     everything = False
     host = staticmethod(_native.host)
     wrap = staticmethod(_native.wrap)
@@ -79,5 +80,12 @@ class Opaque:
 
 
 BACKEND = Backend(NAME, Opaque())
-AUTOCAST = register_autocast(NAME, memory=_native.host)
+
+
+def register(**overrides: str) -> Registration:
+    """Give the backend autocast."""
+    return BACKEND.register(overrides, memory=_native.host)
+
+
+register()
 DEVICES = (Tested(BACKEND),)
