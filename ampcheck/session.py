@@ -159,6 +159,7 @@ class Session:
         items[:] = [item for item in items if item not in out]
         self.chosen = f"smoke: {len(items)} of {len(known)} cases"
         return [item for item in known if item in out]
+
     def left_out(self, items: list[pytest.Item]) -> list[pytest.Item]:
         """The cases among some items that another shard runs, or that were not red."""
         return [item for item in items if self.knows(item) and not self.choice.has(self.key(item))]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _LEAST = 200
 """Fewer cases than this are done before a further process has started."""
 
+
 def add(commands: Subparsers) -> None:
     """Declare the command."""
     parser = commands.add_parser("run", help="run the suites; exit code 1 where something is red")
