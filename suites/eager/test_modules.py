@@ -161,12 +161,10 @@ def _inputs(amp: Amp, layer: Layer, dtype: torch.dtype) -> list[torch.Tensor]:
     return made
 
 
-def _compare(
-    amp: Amp, call: Callable[[], object], name: str, *, runs: bool = False
-) -> tuple[list[torch.Tensor], bool]:
+def _compare(amp: Amp, call: Callable[[], object], name: str, *, runs: bool = False) -> tuple[list[torch.Tensor], bool]:
     """Note where a call in a region differs from the same by hand.
 
-    Returns what it gives in the region, and whether an op with a policy ran. `runs`: whether it is to run; else the call
+    Returns what it gives in the region, and whether an op with a policy ran. `runs`: whether it has to; else the call
     may raise what it raises by hand.
     """
     if not amp.device.sees_composites:
