@@ -48,7 +48,7 @@ from packaging.utils import canonicalize_name
 from ampcheck import ops
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import lacks
-from ampcheck.devices.registry import OWN, known
+from ampcheck.devices.registry import OWN
 from ampcheck.dispatcher import compiled
 from ampcheck.errors import UsageError
 from ampcheck.spec.policies import KEYS
@@ -165,7 +165,7 @@ def _any(globs: Iterable[str]) -> re.Pattern[str]:
 def load(path: Path, names: Collection[str] | None = None) -> list[Deviation]:
     """Read the deviations of a file that apply here, whatever the device. Raises UsageError where it is malformed.
 
-    `names`: every device that an entry may name; by default those known without `--device-module`.
+    `names`: every device that an entry may name. Without it, no name is refused.
     """
     try:
         entries = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -178,11 +178,10 @@ def load(path: Path, names: Collection[str] | None = None) -> list[Deviation]:
         raise UsageError(f"{path}: expected [[deviation]] tables only, found {', '.join(unknown) or 'another form'}")
     out = [_entry(path, number, raw) for number, raw in enumerate(entries.get("deviation", []), 1)]
     ids = [deviation.id for deviation in out]
-    names = tuple(known()) if names is None else names
     for deviation in out:
         if ids.count(deviation.id) > 1:
             raise UsageError(f"{path}: deviation {deviation.id!r} is in the file more than once")
-        if unknown := [name for name in deviation.devices if name not in names]:
+        if names is not None and (unknown := [name for name in deviation.devices if name not in names]):
             where = f"{path}: deviation {deviation.id!r}"
             raise UsageError(f"{where}: there is no device named {unknown[0]!r}; there are {', '.join(names)}")
     return [deviation for deviation in out if deviation.applies()]
@@ -284,14 +283,13 @@ class Waivers:
     Args:
         devices: the devices.
         extra: further deviations files, for each of them.
-        names: every device that a file may name; by default those of `load`, and `devices`.
+        names: every device that a file may name. Without it, no name is refused.
     """
 
     def __init__(
         self, devices: Iterable[Device], extra: Iterable[Path] = (), names: Collection[str] | None = None
     ) -> None:
         self._devices = {device.name: device for device in devices}
-        names = names or tuple(dict.fromkeys([*known(), *self._devices]))
         shared, kernels = [*load(SHARED, names), *load(JIT, names)], load(KERNELS, names)
         third = [d for path in dict.fromkeys(extra) for d in load(path, names)]
         self._by_device: dict[str, list[Deviation]] = {}
