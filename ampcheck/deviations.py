@@ -48,7 +48,7 @@ from packaging.utils import canonicalize_name
 from ampcheck import ops
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import lacks
-from ampcheck.devices.registry import OWN, known
+from ampcheck.devices.registry import OWN
 from ampcheck.dispatcher import compiled
 from ampcheck.errors import UsageError
 from ampcheck.spec.policies import KEYS
@@ -105,15 +105,15 @@ class Deviation:
         return self.inherited or self.kind == "flaky"
 
     def covers(self, name: str) -> bool:
-        """Whether it speaks of the case `rule/id`."""
+        """Tell whether it speaks of the case `rule/id`."""
         return self._pattern.match(name) is not None and not (self.but and self._left_out.match(name))
 
     def explains(self, difference: str) -> bool:
-        """Whether a difference is one that it describes."""
+        """Tell whether a difference is one that it describes."""
         return re.search(self.raises, difference) is not None
 
     def applies(self) -> bool:
-        """Whether its conditions hold here: the versions of torch and of other packages, and the processor."""
+        """Tell whether its conditions hold here: the versions of torch and of other packages, and the processor."""
         own = SpecifierSet(self.torch, prereleases=True).contains(torch.__version__.split("+")[0])
         if not own or not all(_installed(*library) for library in self.libraries):
             return False
@@ -136,7 +136,7 @@ def waive(
     strict = tuple(entry for entry in entries if not entry.may_pass)
     if status == "pass" and strict:
         return "fixed", _stale(strict, "the case passes now"), strict
-    if status not in ("fail", "broken") or not entries:
+    if status not in ("fail", "broken") or not entries or not differences:
         return status, "", ()
     for difference in differences:
         if not any(entry.explains(difference) for entry in entries):
@@ -163,9 +163,9 @@ def _any(globs: Iterable[str]) -> re.Pattern[str]:
 
 
 def load(path: Path, names: Collection[str] | None = None) -> list[Deviation]:
-    """The deviations of a file that apply here, whatever the device. Raises UsageError where the file is malformed.
+    """Read the deviations of a file that apply here, whatever the device. Raises UsageError where it is malformed.
 
-    `names`: every device that an entry may name; by default those known without `--device-module`.
+    `names`: every device that an entry may name. Without it, no name is refused.
     """
     try:
         entries = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -178,18 +178,17 @@ def load(path: Path, names: Collection[str] | None = None) -> list[Deviation]:
         raise UsageError(f"{path}: expected [[deviation]] tables only, found {', '.join(unknown) or 'another form'}")
     out = [_entry(path, number, raw) for number, raw in enumerate(entries.get("deviation", []), 1)]
     ids = [deviation.id for deviation in out]
-    names = tuple(known()) if names is None else names
     for deviation in out:
         if ids.count(deviation.id) > 1:
             raise UsageError(f"{path}: deviation {deviation.id!r} is in the file more than once")
-        if unknown := [name for name in deviation.devices if name not in names]:
+        if names is not None and (unknown := [name for name in deviation.devices if name not in names]):
             where = f"{path}: deviation {deviation.id!r}"
             raise UsageError(f"{where}: there is no device named {unknown[0]!r}; there are {', '.join(names)}")
     return [deviation for deviation in out if deviation.applies()]
 
 
 def _installed(package: str, wanted: str) -> bool:
-    """Whether a package is installed in a version of a range."""
+    """Tell whether a package is installed in a version of a range."""
     try:
         return SpecifierSet(wanted, prereleases=True).contains(version(package))
     except PackageNotFoundError:
@@ -198,7 +197,7 @@ def _installed(package: str, wanted: str) -> bool:
 
 @cache
 def _packages() -> frozenset[str]:
-    """The name of every package that is installed, and of every one that an installed package asks for."""
+    """Name every package that is installed, and every one that an installed package asks for."""
     asked = (requirement for found in distributions() for requirement in found.requires or ())
     names = [*(found.name for found in distributions()), *(re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in asked)]
     return frozenset(canonicalize_name(name) for name in names if name)
@@ -240,7 +239,7 @@ def _entry(path: Path, number: int, raw: object) -> Deviation:
         raise UsageError(f'{where}: libraries must be a table of version ranges, as in {{ jax = ">=0.10" }}')
     for name, wanted in libraries.items():
         _check_range(where, f"libraries.{name}", wanted)
-        if canonicalize_name(name) not in _packages() and not path.is_relative_to(_ROOT):
+        if not path.is_relative_to(SHARED.parent) and canonicalize_name(name) not in _packages():
             raise UsageError(
                 f"{where}: libraries names {name!r}, which is not installed and which no installed package asks for"
             )
@@ -284,14 +283,13 @@ class Waivers:
     Args:
         devices: the devices.
         extra: further deviations files, for each of them.
-        names: every device that a file may name; by default those of `load`, and `devices`.
+        names: every device that a file may name. Without it, no name is refused.
     """
 
     def __init__(
         self, devices: Iterable[Device], extra: Iterable[Path] = (), names: Collection[str] | None = None
     ) -> None:
         self._devices = {device.name: device for device in devices}
-        names = names or tuple(dict.fromkeys([*known(), *self._devices]))
         shared, kernels = [*load(SHARED, names), *load(JIT, names)], load(KERNELS, names)
         third = [d for path in dict.fromkeys(extra) for d in load(path, names)]
         self._by_device: dict[str, list[Deviation]] = {}
@@ -306,7 +304,7 @@ class Waivers:
             self._if_compiled[device.name] = of_kernels if device.key not in KEYS and device.name not in OWN else []
 
     def of(self, device: str, name: str) -> list[Deviation]:
-        """The deviations that speak of the case `rule/id` on a device."""
+        """Return the deviations that speak of the case `rule/id` on a device."""
         found = [d for d in self._by_device.get(device, ()) if d.covers(name)]
         of_kernels = [d for d in self._if_compiled.get(device, ()) if d.covers(name)]
         # A backend may register its kernels as late as its first case.
@@ -340,12 +338,12 @@ class Waivers:
 
 
 def named(device: Device, entries: Iterable[Deviation]) -> list[Deviation]:
-    """The entries that name a device, or none."""
+    """Return the entries that name a device or no device at all."""
     return [entry for entry in entries if not entry.devices or device.name in entry.devices]
 
 
 def _on(device: Device, entries: Iterable[Deviation]) -> list[Deviation]:
-    """PyTorch's own entries as they apply to a device.
+    """Return PyTorch's own entries as they apply to a device.
 
     A device of another package inherits each of them. Its author can mend none, and may have kernels that are right.
     """

@@ -53,7 +53,7 @@ def unlisted(key: str) -> list[str]:
 
 
 def compiled(key: str) -> bool:
-    """Whether kernels registered under an autocast key are C++ functions, as PyTorch's helpers make them.
+    """Tell whether kernels registered under an autocast key are C++ functions, as PyTorch's helpers make them.
 
     A kernel that is written in Python cannot use those helpers, nor PyTorch's cache of weights behind them.
     """

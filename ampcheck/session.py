@@ -266,7 +266,7 @@ class Session:
     def _waive(
         self, status: str, message: str, differences: list[str], case: Case
     ) -> tuple[str, str, tuple[Deviation, ...]]:
-        """The status after deviations, the reason to show for it, and the deviations it is about."""
+        """Return the status after deviations, the reason to show for it, and the deviations it is about."""
         if status == "unsupported":
             return status, message, ()
         return waive(status, differences, [] if self.unwaive else self.waivers.of(case.device, case.name))
@@ -314,12 +314,12 @@ def _function(item: pytest.Item) -> pytest.Function:
 
 
 def _differences(error: BaseException) -> list[str]:
-    """Each thing that was not as promised; an exception is one, with its whole text."""
+    """Return each thing that was not as promised; an exception is one, with its whole text."""
     return error.differences if isinstance(error, CheckFailure) else [f"{type(error).__name__}: {error}"]
 
 
 def _noted(item: pytest.Item, differences: list[str]) -> list[str]:
-    """What a scenario had noted before it raised something that says nothing of it."""
+    """Return the differences that a scenario had noted before it raised something else."""
     amp = _function(item).funcargs.get("amp")
     return [text for text in amp.differences if text not in differences] if isinstance(amp, Amp) else []
 

@@ -176,7 +176,7 @@ def test_a_malformed_deviations_file(text: str, sentence: str, tmp_path: Path) -
     path = tmp_path / "deviations.toml"
     path.write_text(text)
     with pytest.raises(UsageError) as refusal:
-        load(path)
+        load(path, tuple(known()))
     assert sentence in str(refusal.value)
     assert str(path) in str(refusal.value)
 

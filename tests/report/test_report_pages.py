@@ -34,7 +34,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, make: Any, write: Any) -> lis
         *first,
         make("mm", "fail", pytest="pytest 'x::y[mm-bf16-bf16-cpu]' --device=cpu", **mm),
         make("dot", "deviation", deviation="promote-mixed-low", message="raised"),
-        make("other", "deviation", deviation="gone-by", message="raised"),
+        make("other", "deviation", deviation="gone-by, idle", message="raised"),
         make("repaired"),
         make("repaired", device="virtual:cuda", amp="fp16"),
         *(make(f"shows_{status}", status, rule="downcast") for status in STATUSES),
@@ -143,6 +143,8 @@ def test_every_filter_narrows_and_is_kept_in_the_address(site: Path, browser: An
         ),
         ("amp", "fp16", ["repaired"]),
         ("deviation", "promote-mixed-low", ["dot"]),
+        ("deviation", "gone-by", ["other"]),
+        ("deviation", "idle", ["other"]),
         ("device", "virtual:cuda", sorted([*(f"op{n}" for n in range(30)), "repaired"])),
         ("suite", "eager", None),
     ):
@@ -293,7 +295,16 @@ def test_deviations_are_listed_with_reason_and_cases(runs: list[Path], tmp_path:
     link = "https://github.com/pytorch/pytorch/pull/191125"
     entries = [
         Deviation(id="promote-mixed-low", cases=("promote/dot-*",), reason="It refuses.", link=link, **about),
-        Deviation(id="idle", cases=("promote/none-*",), reason="None.", link="unreported", **about),
+        Deviation(
+            id="idle",
+            cases=("promote/none-*",),
+            but=("promote/none-fp16-*",),
+            devices=("cpu",),
+            reason="None.",
+            link="unreported",
+            file="mine.toml",
+            **about,
+        ),
     ]
     for name, text in render(load(runs), entries).items():
         (tmp_path / name).write_text(text)
@@ -305,8 +316,10 @@ def test_deviations_are_listed_with_reason_and_cases(runs: list[Path], tmp_path:
     assert browser.evaluate(links) == [DEVIATING]
     assert "0 in this run: the run has no case it speaks of" in browser.text("#idle")
     assert "not reported yet" in browser.text("#idle")
+    assert "promote/none-* but promote/none-fp16-* on cpu" in browser.text("#idle")
+    assert "gone-by" in browser.text("article:nth-last-of-type(2)")  # one case of two entries
     unknown = browser.text("article:last-of-type")
-    assert "gone-by" in unknown
+    assert "idle" in unknown
     assert "none here covers these cases" in unknown
 
 
