@@ -54,7 +54,8 @@ def known(modules: Sequence[str] = ()) -> dict[str, Device]:
     for point in entry_points(group=GROUP):
         _add(out, _loaded(f"entry point {point.name}", point.load), f"entry point {point.name}")
     for module in modules:
-        _add(out, _loaded(module, partial(_devices_of, module)), f"device module {module}")
+        origin = f"device module {module}"
+        _add(out, _loaded(origin, partial(_devices_of, module)), origin)
     return out
 
 
