@@ -46,7 +46,7 @@ def header_lines(config: pytest.Config) -> list[str]:
     option = config.option
     devices = select(option.device, option.device_module)
     lines = [f"torch {versions().get('torch', '?')}; devices: {', '.join(d.name for d in devices)}"]
-    if option.shard:
+    if option.shard is not None:
         lines[0] += f"; shard {Shard.parse(option.shard)}"
     if not option.device:
         lines += [f"without {name}: {reason}" for name, reason in absent(option.device_module).items()]
@@ -74,7 +74,7 @@ class Choice:
     """
 
     def __init__(self, option: Any) -> None:
-        self._shard = Shard.parse(option.shard) if option.shard else None
+        self._shard = Shard.parse(option.shard) if option.shard is not None else None
         self._file: Path | None = option.red_in
         self._red: frozenset[str] | None = None
         if self._file is not None:
@@ -117,7 +117,7 @@ def header(config: pytest.Config, cases: Iterable[str], now: datetime) -> dict[s
         "command": ["pytest", *config.invocation_params.args],
         "manifest": manifest_hash(cases),
         "cases": len(cases),
-        **({"shard": str(Shard.parse(option.shard))} if option.shard else {}),
+        **({"shard": str(Shard.parse(option.shard))} if option.shard is not None else {}),
         "seed": seeds.of_programs(option.nightly, getattr(option, "hypothesis_seed", None)),
         "nightly": bool(option.nightly),
         "smoke": bool(option.smoke),
