@@ -64,7 +64,8 @@ class Cast:
 class Observation:
     """What one call did. `outputs` are its tensors in order, nothing where it raised `error`.
 
-    `changed`: those of its own tensors that have another dtype afterwards, as (place, before, after).
+    `changed`: those of its own tensors that have another dtype afterwards, as (place, before, after). `inputs`: its own
+    tensors, where they are kept.
     """
 
     kernels: list[KernelCall] = field(default_factory=list)
@@ -72,6 +73,7 @@ class Observation:
     outputs: list[torch.Tensor] = field(default_factory=list)
     error: Exception | None = None
     changed: list[tuple[int, str, str]] = field(default_factory=list)
+    inputs: list[torch.Tensor] = field(default_factory=list)
 
     def of(self, overload: str) -> KernelCall | None:
         """The first call of an overload's kernel, or None."""

@@ -33,10 +33,11 @@ class Result:
     """What became of one case.
 
     `id` is unique within `suite` and `rule`. `node` is its pytest node id. `message`: each difference, a line each.
-    `deviation`: the id of the entry that explains it. `pytest` and `torch`: how to reproduce it, as a pytest line and
-    as plain torch. `seconds`: wall time of the case. `executor`: what ran it, "" where its suite runs all in one way.
-    `cause`: one text for all cases that are red for one reason (`ampcheck.causes`). `traceback`: of what was raised,
-    from the first frame outside of ampcheck on.
+    `deviation`: the ids of the deviations that it is about, with ", " between. `pytest` and `torch`: how to reproduce
+    it, as a pytest line and as plain torch. `seconds`: wall time of the case. `executor`: what ran it, "" where its
+    suite runs all in one way. `cause`: one text for all cases that are red for one reason (`ampcheck.runner.causes`).
+    `traceback`: of what was raised, from the first frame outside of ampcheck on. `warnings`: those given while it ran,
+    a line each; they decide nothing.
     """
 
     id: str
@@ -57,6 +58,7 @@ class Result:
     executor: str = ""
     cause: str = ""
     traceback: str = ""
+    warnings: str = ""
 
     @property
     def name(self) -> str:

@@ -15,7 +15,15 @@ from ampcheck import torchscript
 from ampcheck.errors import UsageError
 from ampcheck.torchscript.regions import scripted
 from tests import torchscript_programs as programs
+from tests.processor import lstm_that_runs
 from tests.test_torchscript import AMBIENT, around, given, same
+
+
+@pytest.fixture(autouse=True)
+def _lstm_that_runs() -> Iterator[None]:
+    with lstm_that_runs():
+        yield
+
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:(?s).*torch\.jit\.:DeprecationWarning")
 

@@ -26,7 +26,8 @@ class TensorArg:
     `ampcheck.spec.dtypes` ("int64", "bool", "complex64", "fp32", …) that stays. `fill`: how values are made, a key of
     `ampcheck.inputs.FILLS` ("normal", "unit" for the open interval (0, 1), "positive", "spd" for symmetric positive
     definite, …). `high`: exclusive bound of integer values. `device`: "own", or "cpu" for an argument that PyTorch
-    requires on the CPU. `seed`: tells apart two arguments of the same shape.
+    requires on the CPU. `seed`: tells apart two arguments of the same shape. `strided`: whether it is made as a view
+    that is not contiguous, of the same values.
     """
 
     shape: tuple[int, ...]
@@ -35,6 +36,7 @@ class TensorArg:
     high: int = 2
     device: str = "own"
     seed: int = 0
+    strided: bool = False
 
 
 def f(*shape: int, fill: str = "normal", seed: int = 0) -> TensorArg:
@@ -157,6 +159,24 @@ def _numbered(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
         name = sample.name if count == 1 else f"{sample.name}{count}"
         out.append(replace(sample, name=name))
     return tuple(out)
+
+
+FORMS = ("large", "small", "positive", "strided")
+"""What an op's main sample is run with besides its own values: normal ones made larger, smaller or positive (which sums
+without cancelling), and its floating tensors as views that are not contiguous."""
+
+
+def in_form(sample: Sample, form: str) -> Sample | None:
+    """A sample in one of `FORMS`; None where none of its arguments changes."""
+
+    def changed(arg: TensorArg) -> TensorArg:
+        if form == "strided":
+            return replace(arg, strided=arg.dtype is None and bool(arg.shape))
+        return replace(arg, fill=form) if arg.dtype is None and arg.fill == "normal" else arg
+
+    args = map_leaves(sample.args, changed)
+    kwargs = {name: map_leaves(value, changed) for name, value in sample.kwargs.items()}
+    return None if (args, kwargs) == (sample.args, sample.kwargs) else replace(sample, args=args, kwargs=kwargs)
 
 
 def leaves(sample: Sample) -> Iterator[TensorArg]:

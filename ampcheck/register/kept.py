@@ -110,11 +110,7 @@ class Cache:
 
     def _fresh(self, found: _Kept, weight: torch.Tensor) -> bool:
         """Whether a kept cast is of this very tensor with the values it has now."""
-        return (
-            found.weight() is weight
-            and found.memory() is self._held(weight)
-            and found.layout == _layout(weight)
-        )
+        return found.weight() is weight and found.memory() is self._held(weight) and found.layout == _layout(weight)
 
     def _held(self, weight: torch.Tensor) -> object:
         """The memory of a weight: its storage, else what the backend gives for it, or None."""

@@ -236,6 +236,58 @@ def test_a_case_that_is_not_there_is_said_so(fragment: str, site: Path, browser:
     assert browser.problems == []
 
 
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory, make: Any, write: Any) -> Path:
+    """The site of a run with two causes, the second with a name that must not become markup."""
+    folder = tmp_path_factory.mktemp("faulty")
+    about = {"cause": "fail: no kernel for … (ops.py in run)", "traceback": f"Traceback …\n  {EVIL}", "torch": "x"}
+    large = [make(f"op{n}", "fail", message="no kernel", **about) for n in range(3)]
+    small = [make("odd", "crash", message=EVIL, cause=f"crash: {EVIL}"), make("fine")]
+    path = write(folder / "r.jsonl", [*small, *large], footer=False)
+    footer = {"kind": "footer", "counts": {}, "stale": [], "reproduced": {large[0].key: "reproduces"}}
+    path.write_text(path.read_text() + json.dumps(footer) + "\n")
+    return build([path], folder / "site").parent
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_first_page_lists_causes_and_leads_to_their_cases(faulty: Path, dark: bool, browser: Any) -> None:
+    browser.show(dark=dark)
+    browser.open(faulty / "index.html")
+    text = browser.text()
+    assert text.index("Needs a person") < text.index("Cases by device and status")
+    assert "4 red cases by cause, the largest first." in text
+    lines = browser.evaluate("[...document.querySelectorAll('.causes tbody tr')].map(r => r.innerText.split('\\t'))")
+    assert [line[0].split()[0] for line in lines] == ["3", "1"]
+    assert lines[0][2] == "no kernel for … (ops.py in run)"
+    assert "In plain torch it reproduces." in lines[0][4]
+    assert lines[1][2] == EVIL
+    assert "plain torch" not in lines[1][4]
+    assert browser.evaluate("document.querySelectorAll('main img').length") == 0
+    href = browser.evaluate("document.querySelector('.causes tbody a').getAttribute('href')")
+    page, _, fragment = href.partition("#")
+    browser.open(faulty / page, fragment)
+    assert rows(browser) == ["op0", "op1", "op2"]
+    assert browser.evaluate("document.forms[0].elements.cause.value") == "fail: no kernel for … (ops.py in run)"
+    browser.open(faulty / "matrix.html", "cause=elsewhere")
+    assert rows(browser) == []
+    assert browser.problems == []
+
+
+def test_a_case_shows_its_cause_and_traceback(faulty: Path, browser: Any) -> None:
+    browser.open(faulty / "case.html", "eager/promote/op0-bf16-bf16-cpu")
+    blocks = browser.evaluate("[...document.querySelectorAll('pre')].map(p => p.textContent)")
+    assert blocks[0] == f"Traceback …\n  {EVIL}"
+    headings = browser.evaluate("[...document.querySelectorAll('h3')].map(h => h.textContent)")
+    assert headings == ["Traceback", "With pytest", "In plain torch: it reproduces"]
+    assert browser.evaluate("[...document.querySelectorAll('.facts a')].map(a => a.textContent)")[-1].startswith(
+        "fail: no"
+    )
+    browser.open(faulty / "case.html", "eager/promote/fine-bf16-bf16-cpu")
+    assert "Traceback" not in browser.text()
+    assert "cause" not in browser.text(".facts")
+    assert browser.problems == []
+
+
 def test_deviations_are_listed_with_reason_and_cases(runs: list[Path], tmp_path: Path, browser: Any) -> None:
     about = {"kind": "deviation", "raises": "raised", "torch": ">=2.11", "added": "2026-11-20"}
     link = "https://github.com/pytorch/pytorch/pull/191125"

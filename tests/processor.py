@@ -1,0 +1,20 @@
+"""What tests do about kernels that only some processors have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ampcheck.devices.cpu import lacks
+
+NO_BF16_LSTM = lacks("mkldnn_rnn_layer", "bf16")
+"""Whether oneDNN has no bfloat16 LSTM for this processor: `torch.nn.LSTM` raises in a region then."""
+
+
+@contextmanager
+def lstm_that_runs() -> Iterator[None]:
+    """Have `torch.nn.LSTM` run on PyTorch's own kernels where oneDNN has none for bfloat16."""
+    with torch.backends.mkldnn.flags(enabled=not NO_BF16_LSTM):
+        yield
