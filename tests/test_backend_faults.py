@@ -1,7 +1,7 @@
-"""Faults planted in backends as others write them are judged rightly, on one with opaque storages and on one with a
-partial list.
+"""Backends as others write them are judged rightly: with faults planted in them, and with those they have.
 
-A process has one backend of its own, so each is gone through in a process (`tests/backends/planting.py`), once.
+The table of faults is gone through on a backend with opaque storages and on one with a partial list. A process has one
+backend of its own, so each is gone through in a process (`tests/backends/planting.py`), once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ampcheck.results import RED
+from ampcheck.results import RED, Result, read
 from tests.backends.backend_faults import BACKENDS, FAULTS, Fault
 from tests.cli_support import LIMIT
 
@@ -86,3 +86,63 @@ def test_the_right_kernels_pass(backend: str, when: str, least: int, planted: Pl
     results = planted.of(backend)[when]
     assert sum(result["status"] == "pass" for result in results) > least
     assert lines([result for result in results if result["status"] in RED]) == ""
+
+
+# ---- backends that are not right
+
+
+def run(folder: Path, backend: str, *selection: str) -> dict[str, Result]:
+    """The results of `ampcheck run` on a backend of the folder, of suite eager."""
+    paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{FOLDER}", "PYTHONPYCACHEPREFIX": str(folder / "cache")}
+    env = {**os.environ, **paths, "OMP_NUM_THREADS": "1"}
+    target = folder / "run.jsonl"
+    command = [sys.executable, "-m", "ampcheck", "run", f"--device={backend}", f"--device-module={backend}"]
+    options = ["--suite=eager", f"--run-file={target}", *selection]
+    done = subprocess.run(
+        [*command, *options], cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+    assert target.exists(), done.stdout + done.stderr
+    return read(target).results
+
+
+def test_a_backend_without_bfloat16_is_told(tmp_path: Path) -> None:
+    results = run(tmp_path, "halfonly", "--op=mm", "--rule=downcast")
+    red = {key: result for key, result in results.items() if result.status != "pass"}
+    assert {result.status for result in red.values()} == {"broken"}
+    assert all("halfonly has no bfloat16" in result.message for result in red.values())
+    with_brain = {key for key in results if "bf16" in key}
+    without = {key for key in with_brain if "-fp64-" in key}  # nothing of theirs is cast to bfloat16
+    assert red.keys() == with_brain - without
+
+
+def test_warnings_of_a_backend_decide_nothing(tmp_path: Path) -> None:
+    results = run(tmp_path, "noisy", "--op=mm", "--op=exp", "--op=tanh", "--rule=downcast", "--rule=upcast")
+    assert len(results) > 50
+    assert lines([result.filled() for result in results.values() if result.status != "pass"]) == ""
+
+
+def test_a_backend_that_crashes_and_hangs_loses_those_cases(tmp_path: Path) -> None:
+    results = run(tmp_path, "fragile", "--op=tanh", "--op=neg", "--rule=fallthrough", "-k=not database", "--timeout=30")
+    wrong = {key: result.status for key, result in results.items() if result.status != "pass"}
+    low = "eager/fallthrough/{}-fp16-fp16-fragile"
+    assert wrong == {low.format("tanh"): "crash", low.format("neg"): "timeout"}
+    assert "SIGSEGV" in results[low.format("tanh")].message
+
+
+def test_a_half_finished_backend_is_told_what_it_lacks(tmp_path: Path) -> None:
+    ops = ("mm", "addmm", "tanh", "exp", "silu", "log", "bmm", "add.Tensor")
+    rules = ("downcast", "upcast", "fallthrough")
+    selection = (*(f"--op={op}" for op in ops), *(f"--rule={rule}" for rule in rules), "-k=not database")
+    results = run(tmp_path, "halfdone", *selection)
+    by_op = {op: [result for result in results.values() if result.op == op] for op in ops}
+    statuses = {op: {result.status for result in by_op[op]} for op in ops}
+    assert statuses["silu"] == {"unsupported"}
+    assert statuses["log"] == {"unsupported"}
+    assert all("Could not run 'aten::silu" in result.message for result in by_op["silu"])
+    assert statuses["exp"] == {"broken"}
+    assert all("has no attribute 'realise'" in result.message for result in by_op["exp"])
+    for op in ("mm", "addmm", "tanh"):
+        assert statuses[op] == {"broken", "pass"}
+        broken = [result for result in by_op[op] if result.status == "broken"]
+        assert all("halfdone: no lower precision in aten::" in result.message for result in broken)
+    assert statuses["bmm"] == statuses["add.Tensor"] == {"pass"}

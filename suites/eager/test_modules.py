@@ -16,6 +16,7 @@ from torch import nn
 from ampcheck import checks, unreplayed
 from ampcheck.observe import tensors
 from ampcheck.replay import CALLERS, replay
+from ampcheck.spec.casting import APPENDED
 from ampcheck.spec.policies import KEYS
 from ampcheck.suite import Amp, scenario
 from ampcheck.torch_dtypes import name_of
@@ -205,7 +206,8 @@ def _compare(amp: Amp, call: Callable[[], object], name: str, *, runs: bool = Fa
             amp.differences += differences
     if not ran and not amp.device.has_values and error is not None and "unsafe to autocast" not in str(error):
         amp.differences.append(f"{name} ran no op with a policy and raised {checks.one_line(error)}")
-    return native, bool(ran)
+    decided = {*policies, *APPENDED.values()}
+    return native, any(kernel.overload in decided for kernel in seen.kernels)
 
 
 @pytest.mark.parametrize("given", ["wide", "low"])
