@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest.runner import runtestprotocol
 from backend_faults import FAULTS, Fault, Subject
 
 ROOT = Path(__file__).resolve().parents[2]
 _PLUGINS = ("benchmark", "cacheprovider", "faulthandler", "unraisableexception", "threadexception", "xdist", "logging")
 OPTIONS = [
     *(word for plugin in _PLUGINS for word in ("-p", f"no:{plugin}")),
-    *("-c", str(ROOT / "ampcheck/pytest.ini"), f"--rootdir={ROOT}", "-p", "ampcheck.plugin"),
+    *("-c", str(ROOT / "ampcheck/pytest.ini"), f"--rootdir={ROOT}", "-p", "ampcheck.plugin", "--tb=no"),
 ]
 """As `ampcheck run` calls pytest."""
 
@@ -39,6 +38,7 @@ class Planter:
         self.subject = subject
         self.found: dict[str, list[dict[str, str]]] = {}
         self._items: dict[str, pytest.Item] = {}
+        self._results: list[dict[str, str]] = []
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -58,11 +58,15 @@ class Planter:
         return [key for key in self._items if any(fnmatchcase(key, pattern) for pattern in fault.cases)]
 
     def _run(self, keys: Iterable[str]) -> list[dict[str, str]]:
-        results = []
+        self._results = []
         for key in keys:
-            reports: list[Any] = runtestprotocol(self._items[key], log=False, nextitem=None)
-            results += [report.ampcheck for report in reports if hasattr(report, "ampcheck")]
-        return results
+            item = self._items[key]
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
+        return self._results
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if hasattr(report, "ampcheck"):
+            self._results.append(report.ampcheck)
 
 
 def refused(subject: Subject, fault: Fault) -> list[dict[str, str]]:
