@@ -67,7 +67,8 @@ class Pass:
     """A forward and a backward pass.
 
     `leaves`: the tensors that require grad, by their place among the call's tensors. `outputs`: the dtypes of what
-    came out. `written`: the places of the outputs that held other values after the backward pass. `kernels`: each op of the backward pass with the dtypes it received, in order of their names; the order in
+    came out. `written`: the places of the outputs that held other values after the backward pass. `kernels`: each op of
+    the backward pass with the dtypes it received, in order of their names; the order in
     which they ran is not told, because the casts of a call are made in any order.
     """
 
@@ -165,7 +166,7 @@ def run(
     if done.error is None:
         try:
             given = list(_weights(outputs, weights or done.outputs, device))
-            before = [device.host(output) for output in outputs] if device.has_values else []
+            before = [device.snapshot(output) for output in outputs] if device.has_values else []
             with _Kernels() as seen:
                 device.backward(outputs, given)
             done.kernels = sorted(seen.seen)

@@ -332,7 +332,7 @@ def _plain(
         with region:
             observation.outputs = list(tensors(call(*args, **kwargs)))
         device.synchronize()
-        observation.values = [device.host(t) for t in observation.outputs]
+        observation.values = [device.snapshot(t) for t in observation.outputs]
     except Exception as error:  # the call under test may raise anything, and that is what is to be seen
         observation.error = error
     return observation
