@@ -79,7 +79,7 @@ def test_a_fault_is_judged(backend: str, fault: Fault, planted: Planted) -> None
     assert told, f"nothing says {fault.says}:\n{lines(red)}"
 
 
-@pytest.mark.parametrize(("when", "least"), [("right", 900), ("right again", 280)])
+@pytest.mark.parametrize(("when", "least"), [("right", 400), ("right again", 150)])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_right_kernels_pass(backend: str, when: str, least: int, planted: Planted) -> None:
     """Before the first fault and after the last one."""

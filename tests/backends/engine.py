@@ -158,6 +158,7 @@ class Backend:
             op = overload(name)
             if torch._C._dispatch_has_kernel_for_dispatch_key(full, "CPU") or op.is_view:
                 found[name] = _bound(self.run, op)
+        found |= {name: _bound(self.run, overload(name)) for name in _ON_STORAGES}
         return found | {
             "_copy_from": self._copy_from,
             "_copy_from_and_resize": self._copy_from,
@@ -192,6 +193,7 @@ class Backend:
         if kwargs.get("device") is not None:
             kwargs["device"] = torch.device("cpu")
         ours: dict[int, torch.Tensor] = {}
+        outs: dict[int, torch.Tensor] = {}
         hosts: list[torch.Tensor] = []  # kept alive, so that no identity is used twice
 
         def to_host(value: Any) -> Any:
@@ -207,8 +209,9 @@ class Backend:
             if id(value) not in ours:
                 return self.memory.wrap(value)
             mine = ours[id(value)]
-            if value.data_ptr() != self.memory.host(mine).data_ptr():  # an out=
-                self._resize(mine, value.size(), value.stride())
+            if id(value) in outs:
+                if mine.shape != value.shape:
+                    self._resize(mine, value.size(), value.stride())
                 self.memory.host(mine).copy_(value)
             return mine
 
@@ -218,7 +221,7 @@ class Backend:
                 mine = ours[id(kwargs[name])]
                 kwargs[name] = torch.empty(0, dtype=mine.dtype)
                 ours[id(kwargs[name])] = mine
-            hosts += [kwargs[name] for name in _outs(op) & kwargs.keys()]
+                outs[id(kwargs[name])] = kwargs[name]
             return tree_map(to_device, self._computed(op, args, kwargs))
 
     def _computed(self, op: Any, args: Any, kwargs: Any) -> Any:
@@ -264,6 +267,12 @@ class Backend:
         *geometry, mask = options
         bias = [weight.shape[0] if not geometry[3] else weight.shape[1] * geometry[5]]
         return self.run(aten.convolution_backward.default, grad, x, weight, bias, *geometry, mask)
+
+
+_ON_STORAGES = (
+    *("as_strided_scatter", "diagonal_scatter", "select_scatter", "slice_scatter", "_grid_sampler_2d_cpu_fallback"),
+)
+"""Ops that PyTorch makes of others and then reads the storage, which is empty or not to be read."""
 
 
 def _set_up(name: str, *, guard: bool) -> None:

@@ -75,7 +75,10 @@ class Opaque:
     def resize(self, tensor: torch.Tensor, size: Any, stride: Any) -> None:
         """Give a tensor another size in place; its memory grows where it must."""
         held = self.host(tensor)
-        held.resize_(size)
+        last = 0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+        needed = (last + held.storage_offset()) * held.dtype.itemsize
+        if held.untyped_storage().nbytes() < needed:
+            held.untyped_storage().resize_(needed)
         _native.hold(tensor, held.as_strided(size, stride))
 
 

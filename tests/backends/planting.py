@@ -25,7 +25,11 @@ from backend_faults import FAULTS, Fault, Subject
 
 ROOT = Path(__file__).resolve().parents[2]
 _PLUGINS = ("benchmark", "cacheprovider", "faulthandler", "unraisableexception", "threadexception", "xdist", "logging")
-OPTIONS = [word for plugin in _PLUGINS for word in ("-p", f"no:{plugin}")]
+OPTIONS = [
+    *(word for plugin in _PLUGINS for word in ("-p", f"no:{plugin}")),
+    *("-c", str(ROOT / "ampcheck/pytest.ini"), f"--rootdir={ROOT}", "-p", "ampcheck.plugin"),
+]
+"""As `ampcheck run` calls pytest."""
 
 
 class Planter:
@@ -42,7 +46,7 @@ class Planter:
         self._items = {cases.key(item): item for item in session.items}
         faults = [fault for fault in FAULTS if fault.cases and self.subject.name in fault.backends]
         wanted = dict.fromkeys(key for fault in faults for key in self._of(fault))
-        most = [key for key in self._items if fnmatchcase(key, "eager/*-fp32-fp16-*")]
+        most = [key for key in self._items if "+" not in key and fnmatchcase(key, "eager/*-fp32-fp16-*")]
         self.found["right"] = self._run(dict.fromkeys((*wanted, *most)))
         for fault in faults:
             with fault.plant(self.subject):
