@@ -17,6 +17,9 @@ from ampcheck.errors import UsageError
 from ampcheck.ids import Shard
 from ampcheck.results import RED, SCHEMA, Result, Run, manifest_hash
 
+_NAMED = 8
+"""How many missing shards are named."""
+
 GROUPS = ("regressed", "fixed", "changed", "removed", "added")
 """The groups of a comparison, in the order in which a reader needs them."""
 
@@ -274,11 +277,13 @@ def _lacking(runs: Sequence[Run]) -> list[str]:
         if "shard" in run.header:
             shard = Shard.parse(str(run.header["shard"]))
             found.setdefault(shard.count, set()).add(shard.number)
-    return [
-        f"of {count} shards, {', '.join(map(str, left))} {'is' if len(left) == 1 else 'are'} missing"
-        for count, there in sorted(found.items())
-        if (left := sorted(set(range(1, count + 1)) - there))
-    ]
+    out = []
+    for count, there in sorted(found.items()):
+        left = sorted(set(range(1, count + 1)) - there)
+        names = ", ".join(map(str, left)) if len(left) <= _NAMED else f"{len(left)} of them"
+        if left:
+            out.append(f"of {count} shards, {names} {'is' if len(left) == 1 else 'are'} missing")
+    return out
 
 
 def _distinct(lines: Iterable[str]) -> list[str]:

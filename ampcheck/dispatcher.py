@@ -78,7 +78,9 @@ def lacks_kernel(error: BaseException) -> bool:
     match = _LACKING.match(str(error))
     if match is None or not isinstance(error, NotImplementedError):
         return False
-    # The message has the name that the backend was given in the place of PrivateUse1.
-    key = match["key"].replace(torch._C._get_privateuse1_backend_name(), "PrivateUse1")
-    name, has = f"aten::{match['op']}", torch._C._dispatch_has_kernel_for_dispatch_key
-    return not any(has(name, key) for key in (key, *_COMPOSITE))
+    own = match["key"] == torch._C._get_privateuse1_backend_name()
+    keys = ("PrivateUse1" if own else match["key"], *_COMPOSITE)
+    try:
+        return not any(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{match['op']}", key) for key in keys)
+    except RuntimeError:  # there is no such op or dispatch key
+        return False

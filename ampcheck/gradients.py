@@ -67,12 +67,14 @@ class Pass:
     """A forward and a backward pass.
 
     `leaves`: the tensors that require grad, by their place among the call's tensors. `outputs`: the dtypes of what
-    came out. `kernels`: each op of the backward pass with the dtypes it received, in order of their names; the order in
+    came out. `written`: the places of the outputs that held other values after the backward pass. `kernels`: each op of
+    the backward pass with the dtypes it received, in order of their names; the order in
     which they ran is not told, because the casts of a call are made in any order.
     """
 
     leaves: dict[int, torch.Tensor]
     outputs: list[str] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
     kernels: list[str] = field(default_factory=list)
     error: Exception | None = None
 
@@ -107,6 +109,9 @@ def check_gradients(case: Case, device: Device) -> list[str]:
             return differences
         if hand.error is not None or not hand.gradients():
             _require_gradient(todo, device, hand, name)
+        if hand.written:
+            told = "holds other values after the backward pass, which only reads it; it does so without autocast, too"
+            raise checks.Broken([f"output {place} of {name} {told}" for place in hand.written])
         because = f"(rule {case.rule}: {RULES[case.rule].sentence}, and its gradient passes the cast back)"
         differences = _dtypes(under, hand, name, because)
         if device.has_values and not differences:
@@ -161,9 +166,14 @@ def run(
     if done.error is None:
         try:
             given = list(_weights(outputs, weights or done.outputs, device))
+            before = [device.snapshot(output) for output in outputs] if device.has_values else []
             with _Kernels() as seen:
                 device.backward(outputs, given)
             done.kernels = sorted(seen.seen)
+            for place, (output, value) in enumerate(zip(outputs, before, strict=False)):
+                now = device.host(output)
+                with device.aside():
+                    done.written += [] if checks.identical(now, value) else [place]
         except Exception as error:  # a backward kernel may raise anything, and that is what is to be seen
             done.error = error
     return done

@@ -42,8 +42,8 @@ def _positive(shape: Shape, generator: torch.Generator) -> torch.Tensor:
 
 
 def _large(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """Up to about 12: where float16 overflows in a power, an exponential or a product of a few."""
-    return 4 * _normal(shape, generator)
+    """Up to about 18: where float16 overflows in a power, an exponential or a product of a few."""
+    return 6 * _normal(shape, generator)
 
 
 def _small(shape: Shape, generator: torch.Generator) -> torch.Tensor:

@@ -25,22 +25,6 @@ if TYPE_CHECKING:
     from ampcheck.supervisor.channel import Channel
 
 
-# PyTorch warns once a process when a deprecated op is called; that is no part of what is tested, and calling each of
-# them is.
-_OP_WARNINGS = (
-    r"ignore:(?s).*(chain_matmul|frobenius_norm|nuclear_norm|cholesky|qr|lu|lu_solve|triangular_solve|svd)"
-    r"\b.* deprecated",
-    # stft asks for a window, and is right without one.
-    r"ignore:A window was not provided:UserWarning",
-    # Half-precision complex is experimental; fft in half precision makes it on fake tensors.
-    r"ignore:ComplexHalf support is experimental:UserWarning",
-    # layer_norm on the CPU warns where weight and input differ in dtype, which the mixed inputs of a case do.
-    r"ignore:(?s).*mixed d?type:UserWarning",
-    # The backward pass of a loss resizes its output where the arguments were broadcast.
-    r"ignore:(?s)An output with one or more elements was resized:UserWarning",
-)
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     add = parser.getgroup("ampcheck").addoption
     add("--device", action="append", default=[], metavar="NAME", help="a device to test; again for more")
@@ -167,8 +151,6 @@ class Plugin:
                 gone = set(left_out)
                 items[:] = [item for item in items if item not in gone]
             self._selected = [item for item in items if self.session.knows(item)]
-            for item in self._selected:  # a warning decides no verdict; the session notes it
-                item.add_marker(pytest.mark.filterwarnings("always", *_OP_WARNINGS))
         if self.channel is not None:
             items[:] = self.channel.choose(items)
 

@@ -12,13 +12,13 @@ import torch
 
 from ampcheck import checks, ops
 from ampcheck.cases import Case, floating_count
-from ampcheck.checks.reference import by_hand, far, narrowest, placed, reference, refused_by_cpu
+from ampcheck.checks.reference import Reference, by_hand, far, narrowest, placed, reference, refused_by_cpu
 from ampcheck.devices.base import Device
 from ampcheck.dispatcher import lacks_kernel
 from ampcheck.executors import function
 from ampcheck.ids import assign
 from ampcheck.inputs import build
-from ampcheck.observe import Observation, exists, is_composite, tensors
+from ampcheck.observe import Observation, exists, is_composite, tensors, writes
 from ampcheck.ops.describe import FORMS, Op, Sample, in_form, leaves
 from ampcheck.replacing import recording, replaceable
 from ampcheck.spec.casting import Expectation, Leaf, expect
@@ -85,6 +85,10 @@ def check_op(case: Case, device: Device) -> list[str]:
         watched = watch(case, device, todo)
         if todo.expected.error:
             return checks.refused(watched.error, case.op, todo.expected.error, case.rule)
+        if device.has_values and watched.error is not None and watched.of(todo.expected.overload) is None:
+            outside = run_reference(device, todo)
+            if outside.error is not None and not checks.same_error(watched.error, outside.error, name):
+                judge_raise(watched.error, device, todo, name)
         whole = device.sees_composites or watched.of(todo.expected.overload) is not None
         differences = _received(case, todo, watched) if whole else []
         if differences:
@@ -106,6 +110,8 @@ def _results(case: Case, device: Device, todo: Plan, name: str) -> list[str]:
     if native.error is not None:
         judge_raise(native.error, device, todo, name)
         return []
+    if changed := _overwritten(device, todo, native, name):
+        raise checks.Broken(changed)
     if differences := _same_dtypes(native, outside, name) or _same_bits(device, todo, native, outside, name):
         if _same_bits(device, todo, run_reference(device, todo), outside, name):
             raise checks.Broken([f"{name} does not repeat: equal calls outside of autocast give different values"])
@@ -121,6 +127,8 @@ def _forms(case: Case, device: Device, todo: Plan, name: str) -> list[str]:
     if case.sample or todo.op.values != "exact" or case.inputs not in ("fp32", case.amp):
         return []
     if case.inputs == "fp32" and not device.database:  # such a device compiles each op for each dtype
+        return []
+    if writes(case.op):  # where its output lies is the caller's to say
         return []
     for form in FORMS:
         sample = in_form(todo.sample, form)
@@ -225,9 +233,20 @@ def _same_bits(device: Device, todo: Plan, got: Observation, outside: Observatio
         return []
     if todo.sample.call != "aten" and todo.expected.dtype_kwarg:  # by hand it rounds elsewhere
         return []
-    a, b = [device.host(t) for t in got.outputs], [device.host(t) for t in outside.outputs]
     with device.aside():
-        return checks.bitwise(a, b, name)
+        return checks.bitwise(got.values, outside.values, name)
+
+
+def _overwritten(device: Device, todo: Plan, first: Observation, name: str) -> list[str]:
+    """The outputs of a call that hold other values after a later call of the same op."""
+    if todo.op.values == "none":
+        return []
+    now = [device.host(t) for t in first.outputs]
+    with device.aside():
+        places = [
+            place for place, (a, b) in enumerate(zip(now, first.values, strict=True)) if not checks.identical(a, b)
+        ]
+    return [f"output {place} of {name} changed when the op was called again; each call has its own" for place in places]
 
 
 def _wrong(device: Device, todo: Plan, seen: Observation, name: str) -> list[str]:
@@ -242,11 +261,32 @@ def _wrong(device: Device, todo: Plan, seen: Observation, name: str) -> list[str
     for place, got in enumerate(seen.outputs):
         what = f"output {place} of {name}"
         out += placed(got, exact, place, seen.inputs, device.type, what)
-        if not out and kernel and todo.op.values == "exact":
-            host = device.host(got)
+        if not out and todo.op.values == "exact":
             with device.aside():
-                out += far(host, exact.outputs[place], exact.moved[place], kernel, what)
-    return out
+                out += far(seen.values[place], exact.outputs[place], exact.moved[place], kernel, what)
+    return out or _shared(device, exact, seen, name)
+
+
+def _shared(device: Device, exact: Reference, seen: Observation, name: str) -> list[str]:
+    """The arguments of a call that change as its outputs are written to: memory that only a write shows to be shared.
+
+    A tensor may have no storage that PyTorch can compare. The outputs are zero afterwards, where the device can do so.
+    """
+    if device.type == "cpu" or not seen.inputs:
+        return []
+    before = [device.host(t) for t in seen.inputs]
+    for place, output in enumerate(seen.outputs):
+        if any(out == place for out, _ in exact.aliases):
+            continue
+        try:
+            output.detach().zero_()
+        except Exception:  # a device without zero_ shares memory unseen
+            return []
+    now = [device.host(t) for t in seen.inputs]
+    with device.aside():
+        places = [place for place, (a, b) in enumerate(zip(now, before, strict=True)) if not checks.identical(a, b)]
+    told = "an output shares memory with it"
+    return [f"argument {place} of {name} changes as the outputs are written to: {told}" for place in places]
 
 
 def watch(case: Case, device: Device, todo: Plan, *, whole: bool = True) -> Observation:
@@ -292,6 +332,7 @@ def _plain(
         with region:
             observation.outputs = list(tensors(call(*args, **kwargs)))
         device.synchronize()
+        observation.values = [device.snapshot(t) for t in observation.outputs]
     except Exception as error:  # the call under test may raise anything, and that is what is to be seen
         observation.error = error
     return observation
@@ -299,8 +340,10 @@ def _plain(
 
 def run_reference(device: Device, todo: Plan) -> Observation:
     """Run the same call outside of autocast on inputs cast by hand."""
-    made = build(todo.sample, todo.dtypes, device)
-    call, args, kwargs = by_hand(todo, *made)
+    try:
+        call, args, kwargs = by_hand(todo, *build(todo.sample, todo.dtypes, device))
+    except Exception as error:  # a cast may raise anything
+        return Observation(error=error)
     device.seed()
     if not device.has_values:
         # What it is compared with was recorded, which takes composite ops apart elsewhere than fake tensors do.

@@ -149,7 +149,7 @@ class Promising(Cpu):
             {"xx": "upcast", "yy": "upcast", "mm": "upcast"},
             r"promises a policy for 'xx'.* \(1 more promises are wrong\)",
         ),
-        (["mm"], r"policies\(\) returned no mapping of overloads to policies"),
+        (["mm"], r"policies\(\) returned a list; expected a mapping of overloads to policies"),
     ],
 )
 def test_a_promise_that_no_case_could_test(policies: object, sentence: str) -> None:

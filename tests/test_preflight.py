@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.preflight import Finding, before_run, examine
 from ampcheck.devices.registry import known
+from ampcheck.devices.virtual import Virtual
 from ampcheck.errors import UsageError
 from ampcheck.ids import parse_key
 from ampcheck.results import read
@@ -38,7 +40,7 @@ class Plant(TorchDispatchMode):
         self.wrong = wrong
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.wrong(func, args, lambda: func(*args, **(kwargs or {})))
+        return self.wrong(func, args, partial(func, *args, **(kwargs or {})))
 
 
 class Planted(Cpu):
@@ -83,6 +85,31 @@ def changed(name: str) -> Planted:
 def ignores_strides(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the same size and memory, read as if it were contiguous."""
     return torch.as_strided(tensor, tensor.shape, torch.empty(tensor.shape, device="meta").stride(), 0)
+
+
+def named(name: str, wrong: Callable[[Any, Callable[[], Any]], Any]) -> Planted:
+    """A device whose kernel of an op is `wrong`, which gets the arguments and a call of the right one."""
+    return Planted(lambda func, args, right: wrong(args, right) if func._opname == name else right())
+
+
+def missing(args: Any, right: Callable[[], Any]) -> Any:
+    raise NotImplementedError("there is no such kernel")
+
+
+def offset_ignored() -> Planted:
+    """A device whose copies begin where the storage begins."""
+
+    def wrong(func: Any, args: Any, right: Callable[[], Any]) -> Any:
+        if func is aten._to_copy.default and args[0].storage_offset():
+            return torch.as_strided(args[0], args[0].shape, args[0].stride(), 0).clone()
+        return right()
+
+    return Planted(wrong)
+
+
+class WideOut(Planted):
+    def host(self, tensor: torch.Tensor) -> torch.Tensor:
+        return super().host(tensor).double()
 
 
 class NoStart(Planted):
@@ -197,12 +224,37 @@ FAULTS: dict[str, tuple[Planted, str, bool, str, str]] = {
     "seed_ignored": (Unseeded(), "generator", False, "other numbers after the same seed", "manual_seed_all"),
     "constant": (Constant(), "generator", False, "the same numbers twice after one seed", ""),
     "no_unscale": (
-        raising("_amp_foreach_non_finite_check_and_unscale_"),
+        named("_amp_foreach_non_finite_check_and_unscale_", missing),
         "scaler",
         False,
-        "raised",
+        "raised NotImplementedError: there is no such kernel",
+        "register kernels for aten::_amp_foreach",
+    ),
+    "no_update": (named("_amp_update_scale_", missing), "scaler", False, "there is no such kernel", "register kernels"),
+    "idle_unscale": (
+        named("_amp_foreach_non_finite_check_and_unscale_", lambda args, right: None),
+        "scaler",
+        False,
+        "the unscaled gradient came back as",
         "",
     ),
+    "blind_unscale": (
+        named("_amp_foreach_non_finite_check_and_unscale_", lambda args, right: (right(), args[1].zero_())[0]),
+        "scaler",
+        False,
+        "found_inf of [1.0, inf] came back as 0.0; expected 1.0",
+        "",
+    ),
+    "idle_update": (
+        named("_amp_update_scale_", lambda args, right: args[0]),
+        "scaler",
+        False,
+        "a scale of 4 updated with found_inf=1.0 came back as 4.0; expected 2.0",
+        "",
+    ),
+    "elsewhere": (copies(torch.float32, lambda t: t.to("meta")), "copy of fp32", True, "a tensor is on meta", ""),
+    "wide_out": (WideOut(), "copy of fp32", True, "a tensor came back as torch.float64 of shape (2, 3)", ""),
+    "offset_ignored": (offset_ignored(), "copy of fp32", True, "a slice of two columns came back as", ""),
 }
 
 
@@ -251,6 +303,22 @@ def test_every_virtual_device_and_the_cpu_pass() -> None:
     devices = [device for name, device in known().items() if name == "cpu" or name.startswith("virtual:")]
     wrong = [finding.text for _, finding in examine(devices) if finding.status != "ok"]
     assert wrong == []
+
+
+def test_a_virtual_device_that_ignores_the_index_it_is_given() -> None:
+    class Other(Virtual):
+        @contextmanager
+        def running(self) -> Iterator[None]:
+            def wrong(func: Any, args: Any, right: Callable[[], Any]) -> Any:
+                given = func is aten.empty_strided.default and right.keywords["device"].index == 0
+                return func(*args, **{**right.keywords, "device": torch.device("cuda:1")}) if given else right()
+
+            with super().running(), Plant(wrong):
+                yield
+
+    found = [finding for _, finding in examine((Other("cuda", "other", "AutocastCUDA"),)) if finding.status != "ok"]
+    assert [finding.step for finding in found] == ["device index"]
+    assert found[0].happened == "a tensor copied to cuda:0 is on cuda:1"
 
 
 def test_all_devices_start_before_the_first_backward_pass() -> None:

@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as xml
 
@@ -275,6 +276,12 @@ def test_a_shard_depends_on_the_key_alone() -> None:
     assert all(50 < len(share) < 150 for share in shares)
     # Published: another version of ampcheck must put a case into the same shard.
     assert [shard.number for shard in shards if shard.has("eager/downcast/mm-fp32-bf16-cpu")] == [8]
+
+
+def test_many_missing_shards_are_counted(shards: list[Run]) -> None:
+    one = replace(shards[0], header={**shards[0].header, "shard": "7/20"})
+    assert merge([one]).note == "of 20 shards, 19 of them are missing"
+    assert merge([replace(one, header={**one.header, "shard": "1/1"})]).footer is not None
 
 
 @pytest.mark.parametrize("text", ["3/2", "0/2", "2", "1/0", "a/b", "1/2/3", "-1/2", ""])

@@ -202,9 +202,9 @@ def mover(dtype: str, draw: int) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def narrowest(todo: Plan) -> str:
-    """The least precise floating dtype that the kernel receives; "" for none."""
+    """The least precise floating dtype that the kernel receives; "fp32" for none."""
     floating = [dtype for dtype in todo.expected.leaves if dtype in FREEDOM]
-    return max(floating, key=lambda dtype: torch.finfo(DTYPES[dtype]).eps, default="")
+    return max(floating, key=lambda dtype: torch.finfo(DTYPES[dtype]).eps, default="fp32")
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:

@@ -141,6 +141,11 @@ class Device(ABC):
         """The tensor's values on the CPU. Called only where `has_values`."""
         return tensor.detach().cpu()
 
+    def snapshot(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor's values on the CPU, in memory of their own, so that later writes do not change them."""
+        host = self.host(tensor)
+        return host.clone() if self.type == "cpu" else host
+
     def seed(self) -> None:
         """Reset the random state that ops on the device draw from.
 

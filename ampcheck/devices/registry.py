@@ -126,7 +126,8 @@ def promised(device: Device) -> Mapping[str, str]:
     """Return a device's policies. Raises UsageError where `policies` raises, or returns what cannot be used."""
     policies = _asked(device, "policies", device.policies)
     if not isinstance(policies, Mapping):
-        raise UsageError(f"device {device.name!r}: policies() returned no mapping of overloads to policies")
+        what = f"policies() returned a {type(policies).__name__}; expected a mapping of overloads to policies"
+        raise UsageError(f"device {device.name!r}: {what}")
     wrong = [text for overload, policy in policies.items() if (text := _promise_fault(overload, policy))]
     if wrong:
         more = f" ({len(wrong) - 1} more promises are wrong)" if wrong[1:] else ""
@@ -173,7 +174,9 @@ def _asked(device: Device, name: str, method: Callable[[], _T]) -> _T:
 def _promise_fault(overload: object, policy: object) -> str:
     """What is wrong with one promise, as the rest of a sentence; "" for nothing."""
     if not isinstance(overload, str) or not (_exists(overload) or overload in _listed()):
-        close = get_close_matches(str(overload).removeprefix("aten::"), _overloads(), 1)
+        name = str(overload).removeprefix("aten::")
+        packet = [other for other in _overloads() if other.partition(".")[0] == name.partition(".")[0]]
+        close = get_close_matches(name, packet, 1, 0.0) or get_close_matches(name, _overloads(), 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         return f"a policy for {overload!r}, and torch {torch.__version__} has no such overload of aten{hint}"
     if policy not in _ASSIGNABLE:

@@ -20,7 +20,7 @@ EXPRESSIONS = {
     "unit": f"(0.05 + 0.9 * {_RAND})",
     "signed_unit": f"(2 * (0.05 + 0.9 * {_RAND}) - 1)",
     "positive": f"(0.5 + 2 * {_RAND})",
-    "large": f"(4 * {_RANDN})",
+    "large": f"(6 * {_RANDN})",
     "small": f"({_RANDN} / 128)",
     "sign": f"{_RANDN}.sign()",
     "spd": f"((lambda x: x @ x.mT / {{columns}})({_RANDN}) + 2 * torch.eye({{columns}}, dtype=torch.float64))",
