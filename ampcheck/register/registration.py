@@ -148,7 +148,8 @@ def register_autocast(
 def _check_device(device: str) -> None:
     name = torch._C._get_privateuse1_backend_name()
     if device != name:
-        raise UsageError(f"{device!r} is not the PrivateUse1 backend, whose name in this process is {name!r}")
+        taken = "" if name == "privateuseone" else "; a process has one such backend, the first that is imported"
+        raise UsageError(f"{device!r} is not the PrivateUse1 backend, whose name in this process is {name!r}{taken}")
     if not hasattr(torch, device):
         raise UsageError(
             f"torch.{device} does not exist; call torch._register_device_module({device!r}, module) before"

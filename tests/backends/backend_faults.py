@@ -16,6 +16,8 @@ import torch
 from torch.library import Library
 from torch.utils._pytree import tree_map
 
+from ampcheck.register import kept as cached
+
 Kernel = Callable[..., Any]
 """A planted kernel: `(op, *args, **kwargs)` on CPU tensors, where `op` computes what is right."""
 
@@ -529,6 +531,27 @@ def zeroing(out: Any, args: tuple[Any, ...]) -> Any:
     for tensor in filter(eligible, _tensors(args)):
         tensor.detach().zero_()
     return out
+
+
+@contextmanager
+def stale(subject: Subject) -> Iterator[None]:
+    """Kept casts stay whatever happens to their weight."""
+    right = cached.Cache._fresh
+    cached.Cache._fresh = lambda self, found, weight: found.weight() is weight  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        cached.Cache._fresh = right  # type: ignore[method-assign]
+
+
+@contextmanager
+def without_memory(subject: Subject) -> Iterator[None]:
+    """Autocast is not told what holds the values of a tensor without a storage."""
+    subject.backend.register()
+    try:
+        yield
+    finally:
+        subject.register()
 
 
 # ---- declarations
@@ -1188,6 +1211,37 @@ POLICIES = (
     ),
 )
 
+CHANGED = "eager/cache/changed_weight-{}-*"
+
+CACHES = (
+    Fault("kept-casts-stay", (CHANGED.format("*"),), stale, FAIL, ("product after the change",)),
+    Fault(
+        "memory-not-told",
+        (CHANGED.format("replaced"),),
+        without_memory,
+        FAIL,
+        ("product after the change",),
+        ("opaque",),
+    ),
+)
+
+SCENARIOS = (
+    Fault(
+        "a-power-not-cast",
+        ("eager/eligibility/every_spelling_of_powers-*",),
+        policies(pow__Tensor_Scalar="fallthrough"),
+        FAIL,
+        ("dtype of x ** 2",),
+    ),
+    Fault(
+        "a-layer-changes-the-dtype",
+        ("eager/modules/layer-ReLU-low-*",),
+        kernels("relu", giving(torch.Tensor.float)),
+        EITHER,
+        ("ReLU, which is not listed",),
+    ),
+)
+
 DECLARED = (
     Fault("misspelt-policy", (), _promise(mm="downcst"), ("refused",), ("mm", "'downcst'", "did you mean 'downcast'")),
     Fault("promise-for-no-op", (), _promise(matmull="downcast"), ("refused",), ("matmull", "matmul")),
@@ -1226,6 +1280,8 @@ FAULTS: tuple[Fault, ...] = (
     *WARNINGS,
     *COPIES,
     *POLICIES,
+    *CACHES,
+    *SCENARIOS,
     *DECLARED,
 )
 """Every fault."""
