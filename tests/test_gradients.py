@@ -168,7 +168,7 @@ def test_a_gradient_that_is_wrong_without_autocast_is_found() -> None:
 def test_what_no_device_differentiates_is_unsupported() -> None:
     device = Cpu()
     case = the(device, "linalg_cond.p_str-fp32-grad-bf16-cpu")
-    with pytest.raises(Unsupported, match="PyTorch has no gradient of .*linalg_cond.p_str, on the CPU in float64 neither"):
+    with pytest.raises(Unsupported, match=r"PyTorch has no gradient of \S+linalg_cond.p_str, on the CPU in float64"):
         check_gradients(case, device)
 
 
