@@ -229,6 +229,8 @@ class RunLog:
         if found := summary.causes(results, {}, more):
             terminal.write_line(f"{found}\n")
         terminal.write_line(summary.table(results))
+        for line in summary.warned(results):
+            terminal.write_line(line)
         for line in self.stale:
             terminal.write_line(f"stale: {line}", red=True)
         for line in self._gone:

@@ -184,7 +184,13 @@ def write(path: Path, text: str) -> None:
         raise UsageError(f"the summary {path} cannot be written: {error.strerror}") from error
 
 
+WARNED = 5
+"""How many warnings are shown at the end of a run."""
+
+
 def warned(results: Collection[Result]) -> list[str]:
-    """A line for each warning that cases gave, the commonest first, with how many cases gave it."""
+    """A line for each of the commonest warnings that cases gave, with how many cases gave it."""
     counts = Counter(line for result in results for line in result.warnings.splitlines())
-    return [f"{count} cases: {line}" for line, count in counts.most_common()]
+    lines = [f"{counted(count, 'case')} warned of {line}" for line, count in counts.most_common(WARNED)]
+    more = len(counts) - WARNED
+    return [*lines, *([f"{counted(more, 'more warning')} in the run file"] if more > 0 else [])]

@@ -192,6 +192,8 @@ def _conclude(outcome: Outcome) -> int:
     if red:
         print(f"\n{summary.causes(outcome.results.values(), outcome.reproduced, str(outcome.summary_file))}")
     print(f"\n{summary.table(outcome.results.values())}")
+    for line in summary.warned(outcome.results.values()):
+        print(line)
     for line in outcome.stale:
         print(f"stale: {line}")
     for line in outcome.notes:
