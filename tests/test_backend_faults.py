@@ -146,3 +146,27 @@ def test_a_half_finished_backend_is_told_what_it_lacks(tmp_path: Path) -> None:
         broken = [result for result in by_op[op] if result.status == "broken"]
         assert all("halfdone: no lower precision in aten::" in result.message for result in broken)
     assert statuses["bmm"] == statuses["add.Tensor"] == {"pass"}
+
+
+# ---- a weight cache for tensors without storages
+
+
+@pytest.mark.parametrize(("told", "product"), [(True, 6.0), (False, 2.0)])
+def test_a_kept_cast_follows_the_memory_it_is_told_of(told: bool, product: float) -> None:
+    """With `memory=` a cast is dropped when `weight.data = …` moves a weight, and without it stays, as documented."""
+    code = f"""
+import opaque, torch
+if not {told}:
+    opaque.BACKEND.register()
+weight, x = torch.nn.Parameter(torch.ones(2, 2, device="opaque")), torch.ones(1, 2, device="opaque")
+with torch.autocast("opaque", dtype=torch.bfloat16):
+    torch.mm(x, weight), torch.mm(x, weight)
+    assert len(opaque.BACKEND.autocast.cache) == 1
+    weight.data = torch.full((2, 2), 3.0, device="opaque")
+    print(torch.mm(x, weight).cpu()[0, 0].item())
+"""
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{FOLDER}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+    assert done.stdout.strip() == str(product), done.stderr

@@ -544,16 +544,6 @@ def stale(subject: Subject) -> Iterator[None]:
         cached.Cache._fresh = right  # type: ignore[method-assign]
 
 
-@contextmanager
-def without_memory(subject: Subject) -> Iterator[None]:
-    """Autocast is not told what holds the values of a tensor without a storage."""
-    subject.backend.register()
-    try:
-        yield
-    finally:
-        subject.register()
-
-
 # ---- declarations
 
 
@@ -1213,17 +1203,7 @@ POLICIES = (
 
 CHANGED = "eager/cache/changed_weight-{}-*"
 
-CACHES = (
-    Fault("kept-casts-stay", (CHANGED.format("*"),), stale, FAIL, ("product after the change",)),
-    Fault(
-        "memory-not-told",
-        (CHANGED.format("replaced"),),
-        without_memory,
-        FAIL,
-        ("product after the change",),
-        ("opaque",),
-    ),
-)
+CACHES = (Fault("kept-casts-stay", (CHANGED.format("*"),), stale, FAIL, ("product after the change",)),)
 
 SCENARIOS = (
     Fault(
