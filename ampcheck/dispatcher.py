@@ -78,8 +78,9 @@ def lacks_kernel(error: BaseException) -> bool:
     match = _LACKING.match(str(error))
     if match is None or not isinstance(error, NotImplementedError):
         return False
-    own = match["key"] == torch._C._get_privateuse1_backend_name()
-    keys = ("PrivateUse1" if own else match["key"], *_COMPOSITE)
+    # The message has the name that the backend was given in the place of PrivateUse1, as in "Sparsejax".
+    own = match["key"].replace(torch._C._get_privateuse1_backend_name(), "PrivateUse1")
+    keys = (own, *_COMPOSITE)
     try:
         return not any(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{match['op']}", key) for key in keys)
     except RuntimeError:  # there is no such op or dispatch key

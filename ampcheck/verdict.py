@@ -12,7 +12,7 @@ import torch
 
 from ampcheck import checks, ops
 from ampcheck.cases import Case, floating_count
-from ampcheck.checks.reference import Reference, by_hand, far, narrowest, placed, reference, refused_by_cpu
+from ampcheck.checks.reference import Reference, by_hand, far, narrowest, placed, raised_by_cpu, reference
 from ampcheck.devices.base import Device
 from ampcheck.dispatcher import lacks_kernel
 from ampcheck.executors import function
@@ -163,12 +163,15 @@ def judge_raise(error: Exception, device: Device, todo: Plan, name: str) -> None
 
     Returns where the kernel was given a mixture of dtypes, or integers, and refuses them in words about dtypes, or the
     CPU's kernel refuses them, too: autocast did its part. Raises Unsupported where the dispatcher has no kernel for the
-    op, or the device declares such texts as refusals, else Broken.
+    op, the device declares such texts as refusals, or PyTorch raises the same on the CPU; else Broken.
     """
     if lacks_kernel(error) or device.refuses(error):
         raise checks.Unsupported(checks.one_line(error))
-    if not asks_for_one_dtype(todo) and (_OF_DTYPES.search(str(error)) or refused_by_cpu(todo)):
+    cpu = raised_by_cpu(todo)
+    if not asks_for_one_dtype(todo) and (_OF_DTYPES.search(str(error)) or cpu is not None):
         return
+    if device.type != "cpu" and type(cpu) is type(error) and str(cpu) == str(error):
+        raise checks.Unsupported(f"PyTorch itself raises {checks.one_line(error)}")
     raise checks.Broken([f"{name} raised {checks.one_line(error)}; it raises that without autocast, too"], error)
 
 

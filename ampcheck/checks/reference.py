@@ -179,13 +179,13 @@ def placed(
     return out
 
 
-def refused_by_cpu(todo: Plan) -> bool:
-    """Whether the CPU's kernels raise, too, on the dtypes that the kernel is to receive."""
+def raised_by_cpu(todo: Plan) -> Exception | None:
+    """What the CPU raises on the dtypes that the kernel is to receive; None where it runs the call."""
     try:
         _as_pytorch(todo)
-    except Exception:  # whatever it is, PyTorch itself does not run this call
-        return True
-    return False
+    except Exception as error:  # whatever it is, PyTorch itself does not run this call
+        return error
+    return None
 
 
 def mover(dtype: str, draw: int) -> Callable[[torch.Tensor], torch.Tensor]:

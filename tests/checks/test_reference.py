@@ -11,6 +11,7 @@ from ampcheck.cases import Case
 from ampcheck.checks.reference import Reference, bound, far, placed, reference
 from ampcheck.devices.cpu import Cpu
 from ampcheck.ops.describe import in_form
+from ampcheck.torch_dtypes import DTYPES
 from ampcheck.verdict import Plan, plan
 
 
@@ -21,11 +22,13 @@ def planned(op: str, inputs: str, amp: str = "bf16", rule: str = "downcast") -> 
 @pytest.mark.parametrize(
     ("op", "rule"), [("mm", "downcast"), ("conv2d", "downcast"), ("tanh", "fallthrough"), ("addmm", "downcast")]
 )
-@pytest.mark.parametrize(("dtype", "off"), [("bf16", 0.02), ("fp16", 0.002)])
+@pytest.mark.parametrize(("dtype", "off"), [("bf16", 0.02), ("fp16", 0.002), ("fp32", 5e-5), ("fp64", 1e-13)])
 def test_two_percent_in_bf16_and_two_per_mille_in_fp16_are_seen(op: str, rule: str, dtype: str, off: float) -> None:
-    todo = planned(op, dtype, dtype, rule)
+    todo = planned(
+        op, dtype, dtype if dtype in ("bf16", "fp16") else "bf16", "fallthrough" if dtype[-2:] != "16" else rule
+    )
     exact = reference(todo)
-    low = torch.bfloat16 if dtype == "bf16" else torch.float16
+    low = DTYPES[dtype]
     (want,), (moved,) = exact.outputs, exact.moved
     assert far(want.to(low), want, moved, dtype, "it") == []
     (said,) = far((want * (1 + off)).to(low), want, moved, dtype, "it")
