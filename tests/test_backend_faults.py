@@ -106,13 +106,21 @@ def run(folder: Path, backend: str, *selection: str) -> dict[str, Result]:
 
 
 def test_a_backend_without_bfloat16_is_told(tmp_path: Path) -> None:
-    results = run(tmp_path, "halfonly", "--op=mm", "--rule=downcast")
-    red = {key: result for key, result in results.items() if result.status != "pass"}
-    assert {result.status for result in red.values()} == {"broken"}
-    assert all("halfonly has no bfloat16" in result.message for result in red.values())
-    with_brain = {key for key in results if "bf16" in key}
-    without = {key for key in with_brain if "-fp64-" in key}  # nothing of theirs is cast to bfloat16
-    assert red.keys() == with_brain - without
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{FOLDER}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "ampcheck", "run", "--device=halfonly", "--device-module=halfonly", "--op=mm"]
+    done = subprocess.run(
+        [*command, "--rule=downcast"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.returncode == 2
+    (sentence,) = done.stderr.strip().splitlines()
+    for words in ("'halfonly'", "copy of bf16", "RuntimeError: halfonly has no bfloat16", "halfonly.py:11"):
+        assert words in sentence
 
 
 def test_warnings_of_a_backend_decide_nothing(tmp_path: Path) -> None:
