@@ -77,9 +77,11 @@ def _computed(todo: Plan) -> Reference:
         except Exception as raised:  # PyTorch may refuse what the device under test refuses
             error = raised
             continue
-        made = _made_by_pytorch(todo, outputs)
-        # What a composite op is made of, and what comes of a mixture of dtypes, PyTorch leaves to the backend.
-        composite = is_composite(todo.op.overload)
+        cpu = _made_by_pytorch(todo, len(outputs), lambda x: x)
+        meta = _made_by_pytorch(todo, len(outputs), lambda x: x.to("meta"))
+        made = [same for same in (cpu, meta) if same]
+        # The strides of a composite op, and what comes of a mixture of dtypes, PyTorch leaves to the backend.
+        free = is_composite(todo.op.overload) or not meta  # LAPACK's layouts are the CPU's alone
         mixed = len({dtype for dtype in todo.expected.leaves if dtype in FREEDOM}) > 1
         places = enumerate(zip(inputs, before, strict=True))
         return Reference(
@@ -92,7 +94,7 @@ def _computed(todo: Plan) -> Reference:
                 for place, tensor in enumerate(inputs)
                 if torch._C._is_alias_of(output, tensor)  # type: ignore[attr-defined]  # not in torch's stubs
             ),
-            () if composite else tuple(frozenset(map(layout, same)) for same in zip(outputs, *made, strict=True)),
+            () if free else tuple(frozenset(map(layout, same)) for same in zip(outputs, *made, strict=True)),
             () if mixed else tuple(frozenset(x.dtype for x in same) for same in zip(*made, strict=True)),
         )
     return Reference(error=error)
@@ -133,17 +135,13 @@ def _as_pytorch(todo: Plan, move: Callable[[torch.Tensor], torch.Tensor] = lambd
         return list(tensors(call(*args, **kwargs)))
 
 
-def _made_by_pytorch(todo: Plan, outputs: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """The outputs as the CPU and PyTorch's Meta kernels make them, as far as these run the call."""
-    found = []
-    for move in (lambda x: x, lambda x: x.to("meta")):
-        try:
-            made = _as_pytorch(todo, move)
-        except Exception:  # the CPU may lack the dtype; a Meta kernel may be missing, or ask for values
-            continue
-        if len(made) == len(outputs):
-            found.append(made)
-    return found
+def _made_by_pytorch(todo: Plan, count: int, move: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+    """The `count` outputs as PyTorch makes them of arguments that `move` takes; none where it does not run the call."""
+    try:
+        made = _as_pytorch(todo, move)
+    except Exception:  # the CPU may lack the dtype; a Meta kernel may be missing, or ask for values
+        return []
+    return made if len(made) == count else []
 
 
 def layout(tensor: torch.Tensor) -> tuple[int, ...]:

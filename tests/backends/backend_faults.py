@@ -927,9 +927,6 @@ MEMORY = (
         BROKEN,
         ("tanh", "argument 0"),
     ),
-    Fault(
-        "clone-shares-memory", ("eager/fallthrough/clone-*",), kernels("clone", aliased), BROKEN, ("clone", "memory")
-    ),
     Fault("one-buffer-for-all-outputs", MM, fresh("mm", one_buffer), EITHER, ("mm",)),
 )
 
