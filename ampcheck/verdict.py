@@ -283,7 +283,7 @@ def _wrong(device: Device, todo: Plan, seen: Observation, name: str) -> list[str
         out += placed(got, exact, place, seen.inputs, device.type, what)
         if not out and todo.op.values == "exact":
             with device.aside():
-                out += far(seen.values[place], exact.outputs[place], exact.moved[place], kernel, what)
+                out += far(seen.values[place], exact.outputs[place], exact.moved[place], kernel, what, todo.op.passes)
     return out or _shared(device, exact, seen, name)
 
 

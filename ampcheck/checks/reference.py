@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DRAWS = 3
 """How many times the inputs are moved, each by half a rounding up or down at random."""
 
-FREEDOM = {"fp16": 1.25, "bf16": 1.25, "fp32": 128.0, "fp64": 128.0}
+FREEDOM = {"fp16": 1.25, "bf16": 1.25, "fp32": 384.0, "fp64": 384.0}
 """What the bound is multiplied by. In float32 and float64 runs the linear algebra, whose algorithms differ in more than
 their roundings; the largest that PyTorch's CPU kernels need is 49 (pinverse), and 1.06 in a lower precision."""
 

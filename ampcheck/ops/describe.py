@@ -81,13 +81,15 @@ class Op:
     `values`: how the outputs may be compared beside their dtypes. "exact": bitwise with hand-cast inputs and within a
     bound of the float64 result. "gauge": bitwise only, because the result is defined up to signs or order
     (eigenvectors, QR, pivots). "none": not at all (uninitialised or random outputs). `reason` says why it is not
-    "exact".
+    "exact". `passes`: how many kernels in a row it rounds as often as; more than 1 where a kernel may compute in its own
+    dtype what does not depend on an input's rounding alone, such as a place in an image.
     """
 
     overload: str
     samples: tuple[Sample, ...]
     values: str = "exact"
     reason: str = ""
+    passes: int = 1
 
     def sample(self, name: str) -> Sample:
         """The sample of that name. Raises KeyError with the names there are."""
@@ -131,7 +133,14 @@ def _spelling_name(path: str) -> str:
     raise ValueError(f"{path!r} is no call path; it starts with one of {', '.join(p for p, _ in _PREFIXES)}")
 
 
-def op(overload: str, *samples: Sample, also: tuple[str, ...] = (), values: str = "exact", reason: str = "") -> Op:
+def op(
+    overload: str,
+    *samples: Sample,
+    also: tuple[str, ...] = (),
+    values: str = "exact",
+    reason: str = "",
+    passes: int = 1,
+) -> Op:
     """The samples of an overload; `also` are spellings that take the first sample's arguments as they are.
 
     Raises ValueError where two samples would share a name, none is given, or `values` lacks its reason.
@@ -145,7 +154,7 @@ def op(overload: str, *samples: Sample, also: tuple[str, ...] = (), values: str 
     main = samples[0]
     spelled = tuple(Sample(_spelling_name(path), main.args, main.kwargs, path) for path in also)
     named = _numbered((*samples, *spelled))
-    return Op(overload, named, values, reason)
+    return Op(overload, named, values, reason, passes)
 
 
 def _numbered(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:

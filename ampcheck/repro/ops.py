@@ -231,7 +231,7 @@ for draw in range({DRAWS}):
     moved = [torch.maximum(far, distance(x, y)) for far, x, y in zip(moved, others, exact)]
 for x, y, far in zip(got, exact, moved):
     if x.is_floating_point() or x.is_complex():
-        limit = bound(y, far, {narrowest(todo)!r}, x.dtype)
+        limit = bound(y, far, {narrowest(todo)!r}, x.dtype, {todo.op.passes})
         error = distance(x.cpu(), y)
         check("whether it is as near to the CPU's float64 result as a right kernel", bool((error <= limit).all()), True)
     else:
