@@ -81,8 +81,8 @@ class Op:
     `values`: how the outputs may be compared beside their dtypes. "exact": bitwise with hand-cast inputs and within a
     bound of the float64 result. "gauge": bitwise only, because the result is defined up to signs or order
     (eigenvectors, QR, pivots). "none": not at all (uninitialised or random outputs). `reason` says why it is not
-    "exact". `passes`: how many kernels in a row it rounds as often as; more than 1 where a kernel may compute in its own
-    dtype what does not depend on an input's rounding alone, such as a place in an image.
+    "exact". `passes`: how many kernels in a row it rounds as often as; more than 1 where a kernel may compute in its
+    own dtype what does not depend on an input's rounding alone, such as a place in an image.
     """
 
     overload: str
