@@ -16,5 +16,10 @@ NO_BF16_LSTM = lacks("mkldnn_rnn_layer", "bf16")
 @contextmanager
 def lstm_that_runs() -> Iterator[None]:
     """Have `torch.nn.LSTM` run on PyTorch's own kernels where oneDNN has none for bfloat16."""
-    with torch.backends.mkldnn.flags(enabled=not NO_BF16_LSTM):
+    # Not torch.backends.mkldnn.flags, which warns of a setting for GPUs as it restores it.
+    before: bool = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(before and not NO_BF16_LSTM)
+    try:
         yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
