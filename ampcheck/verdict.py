@@ -168,11 +168,13 @@ def judge_raise(error: Exception, device: Device, todo: Plan, name: str) -> None
     CPU's kernel refuses them, too: autocast did its part. Raises Unsupported where the dispatcher has no kernel for the
     op, the device declares such texts as refusals, or PyTorch raises the same on the CPU; else Broken.
     """
-    if lacks_kernel(error) or device.refuses(error):
+    if lacks_kernel(error):
         raise checks.Unsupported(checks.one_line(error))
     cpu = raised_by_cpu(todo)
     if not asks_for_one_dtype(todo) and (_OF_DTYPES.search(str(error)) or cpu is not None):
         return
+    if device.refuses(error):
+        raise checks.Unsupported(checks.one_line(error))
     if device.type != "cpu" and type(cpu) is type(error) and str(cpu) == str(error):
         raise checks.Unsupported(f"PyTorch itself raises {checks.one_line(error)}")
     raise checks.Broken([f"{name} raised {checks.one_line(error)}; it raises that without autocast, too"], error)
