@@ -16,6 +16,7 @@ import pytest
 
 from ampcheck.deviations import JIT, KERNELS, SHARED, Deviation, Waivers, load
 from ampcheck.devices.registry import known, select
+from ampcheck.errors import UsageError
 from ampcheck.ids import parse_key, parse_node
 from tests.cli_support import LIMIT
 from tests.test_findings import SECTIONS
@@ -130,3 +131,30 @@ def test_a_page_that_names_others_is_found(name: str, sure: str, case: str, says
     body = f"**Sure:** {sure}. **Case:** {case}. **Upstream:** unreported."
     (found,) = wrong_cases(DEVIATIONS, {name: body})
     assert found.startswith(f"{name} {says}")
+
+
+ENTRY = """
+[[deviation]]
+id = "one"
+cases = ["downcast/mm-*"]
+kind = "deviation"
+reason = "A reason."
+link = "unreported"
+raises = "x"
+torch = ">=2.11"
+lacks = "mm bf16"
+added = "2026-11-22"
+"""
+
+
+def test_an_entry_of_a_lacking_kernel_applies_where_the_processor_lacks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "deviations.toml"
+    path.write_text(ENTRY)
+    assert load(path) == []  # every processor has this kernel
+    monkeypatch.setattr("ampcheck.deviations.lacks", lambda op, dtype: (op, dtype) == ("mm", "bf16"))
+    assert [deviation.id for deviation in load(path)] == ["one"]
+    path.write_text(ENTRY.replace("mm bf16", "mmm bf16"))
+    with pytest.raises(UsageError, match="lacks is 'mmm bf16'; it is an op and a dtype"):
+        load(path)
