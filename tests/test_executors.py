@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampcheck import jsonl
+from ampcheck import checks, jsonl
 from ampcheck.cases import AROUND, Case
 from ampcheck.devices.registry import known
 from ampcheck.executors import kinds, parity, program, source
 from ampcheck.executors.cases import compiled_cases, executors
 from ampcheck.ids import parse_key, parse_node
+from ampcheck.observe import Observation
 from ampcheck.ops import catalogue
 from ampcheck.results import SCHEMA, Result, Writer, read
 from ampcheck.spec.executors import EXECUTORS
@@ -163,3 +164,17 @@ def test_the_reproduction_runs(executor: str, capsys: pytest.CaptureFixture[str]
         exec(compile(wrong, "reproduction", "exec"), {"__name__": "__main__"})
     said = "FAIL output dtypes of the second call | got [torch.float16] | expected [torch.bfloat16]"
     assert said in capsys.readouterr().out
+
+
+def test_a_kernel_that_eager_mode_lacks_too_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(*_: object) -> None:
+        raise RuntimeError("no kernel for this processor")
+
+    monkeypatch.setattr(parity.source, "define", lambda _: lacking)
+    monkeypatch.setattr(
+        parity, "run_reference", lambda *_: Observation(error=RuntimeError("no kernel for this processor"))
+    )
+    with pytest.raises(checks.Unsupported, match="no kernel for this processor"):
+        parity.check(MM, CPU)
+    monkeypatch.setattr(parity, "run_reference", lambda *_: Observation())
+    assert parity.check(MM, CPU) == []  # eager mode raises in the region alone, and so does the program
