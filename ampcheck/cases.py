@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -11,8 +12,10 @@ from ampcheck import ops
 from ampcheck.dispatcher import UNKNOWN
 from ampcheck.ids import case_id, named, one_off
 from ampcheck.ops.describe import Op, Sample, leaves
+from ampcheck.spec.casting import POLICIES
 from ampcheck.spec.dtypes import LOW
 from ampcheck.spec.gradients import WITHOUT
+from ampcheck.spec.rules import RULES
 
 if TYPE_CHECKING:
     from ampcheck.devices import Device
@@ -22,6 +25,8 @@ AROUND = "around"
 
 GRADIENT = "-grad"
 """What stands behind the dtype assignment of a case whose gradient is looked at."""
+
+_DTYPE = re.compile(r"fp\d+|bf16|int64|bool|given")
 
 # Beyond this many floating arguments (recurrent cells, fused attention) only the first and last ones are varied.
 _VARIED = 6
@@ -139,3 +144,39 @@ def assignments(count: int, amp: str, *, integers: bool) -> Iterator[str]:
     yield one_off("fp32", "fp64", count - 1, count)
     if integers:
         yield one_off("fp32", "int64", count - 1, count)
+
+
+def smoke(cases: Sequence[Case]) -> list[bool]:
+    """Choose the cases of a smoke run: on each device, the first one of each kind (`_kinds`).
+
+    Args:
+        cases: the cases of a full run, in its order.
+
+    Returns: whether each case is kept.
+    """
+    rules, catalogue = list(RULES), ops.catalogue()
+
+    def order(number: int) -> tuple[int, int]:
+        case = cases[number]
+        return rules.index(case.rule), len(case.op) if case.op in catalogue else 0  # common ops have short names
+
+    seen: set[tuple[object, ...]] = set()
+    kept = [False] * len(cases)
+    for number in sorted(range(len(cases)), key=order):
+        kinds = {(cases[number].device, *kind) for kind in _kinds(cases[number])}
+        kept[number] = not kinds <= seen
+        seen |= kinds
+    return kept
+
+
+def _kinds(case: Case) -> Iterator[tuple[object, ...]]:
+    """The kinds that a case is of: its rule, its executor, the dtypes of its inputs, the program that it runs."""
+    yield "rule", case.suite, case.rule
+    if case.executor:
+        yield "executor", case.suite, case.executor, case.sample == AROUND
+    elif case.rule in POLICIES or case.rule == "fallthrough":
+        database = case.sample == "database"
+        if database or not case.sample:
+            yield "inputs", case.suite, case.rule, case.amp, frozenset(_DTYPE.findall(case.inputs)), database
+    elif case.rule == "programs":
+        yield "program", case.suite, case.op, case.inputs

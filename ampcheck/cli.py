@@ -15,6 +15,7 @@ from ampcheck.commands import (
     explain,
     lint,
     manifest,
+    onboard,
     report,
     run,
     torchscript,
@@ -22,7 +23,7 @@ from ampcheck.commands import (
 )
 from ampcheck.errors import UsageError
 
-_COMMANDS = (devices, explain, run, manifest, report, compare, waivers, entered, lint, torchscript, bench)
+_COMMANDS = (devices, onboard, explain, run, manifest, report, compare, waivers, entered, lint, torchscript, bench)
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it: 128 and the number of the signal."""

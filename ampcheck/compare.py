@@ -14,15 +14,19 @@ from typing import Any
 from tabulate import tabulate
 
 from ampcheck.errors import UsageError
-from ampcheck.results import RED, SCHEMA, Result, Run
+from ampcheck.ids import Shard
+from ampcheck.results import RED, SCHEMA, Result, Run, manifest_hash
+
+_NAMED = 8
+"""How many missing shards are named."""
 
 GROUPS = ("regressed", "fixed", "changed", "removed", "added")
 """The groups of a comparison, in the order in which a reader needs them."""
 
 MEANING = {
-    "regressed": "not red before, red now",
-    "fixed": "red before, not red now",
-    "changed": "another status, as red as before",
+    "regressed": "not red before, red now; or passed before, and does not now",
+    "fixed": "red before, not red now; or passes now, and did not",
+    "changed": "another status, as bad as before",
     "removed": "only in the earlier run",
     "added": "only in the later run",
 }
@@ -110,9 +114,10 @@ class Comparison:
         return heading, ["device", "rule", "status", "cases"], [[*what, n] for what, n in sorted(counts.items())]
 
 
-def first_line(text: str) -> str:
-    """The first line of a message; "" for none."""
-    return text.partition("\n")[0]
+def first_line(text: str, width: int = 200) -> str:
+    """The first line of a message, cut where it is wider than a line of a terminal or a cell of a table may be."""
+    line = text.partition("\n")[0]
+    return line if len(line) <= width else f"{line[: width - 1].rstrip()}…"
 
 
 def markdown(text: str) -> str:
@@ -172,9 +177,15 @@ def _red(result: Result) -> bool:
 def _group(before: Result | None, after: Result | None) -> str:
     if before is None or after is None:
         return "added" if before is None else "removed"
-    if _red(before) != _red(after):
-        return "fixed" if _red(before) else "regressed"
+    worse = _badness(after) - _badness(before)
+    if worse:
+        return "regressed" if worse > 0 else "fixed"
     return "changed" if before.status != after.status else ""
+
+
+def _badness(result: Result) -> int:
+    """0 for a pass, 1 for a case that is not red but shows no promise kept, 2 for a red one."""
+    return 2 if _red(result) else 0 if result.status == "pass" else 1
 
 
 def _change(before: Result | None, after: Result | None) -> Change:
@@ -209,12 +220,13 @@ def merge(runs: Sequence[Run]) -> Run:
 
     Of a case that several runs have, the later run's result is kept, but `missing` replaces no result of a case that
     ran. The header holds the earliest start, every device, and each run's own header under `parts`; there is a footer
-    only if every part has one. Raises UsageError for no runs.
+    only if every part has one and no shard is missing. Raises UsageError for no runs.
     """
     if not runs:
         raise UsageError("there is no run to merge")
     runs = sorted(runs, key=lambda run: str(run.header.get("started", "")))
-    if len(runs) == 1:
+    lacking = _lacking(runs)
+    if len(runs) == 1 and not lacking:
         return runs[0]
     results: dict[str, Result] = {}
     for run in runs:
@@ -222,15 +234,18 @@ def merge(runs: Sequence[Run]) -> Run:
             if result.status != "missing" or key not in results:
                 results[key] = result
     out = Run(runs[0].path, _merged_header(runs, len(results)), results)
-    out.note = "; ".join(f"{run.path.name}: {run.note}" for run in runs if run.note)
-    if not any(interrupted(run) for run in runs):
+    out.note = "; ".join([*(f"{run.path.name}: {run.note}" for run in runs if run.note), *lacking])
+    if not lacking and not any(interrupted(run) for run in runs):
         footers = [run.footer or {} for run in runs]
         out.footer = {
             "kind": "footer",
             "counts": dict(out.counts()),
             "seconds": round(sum(footer.get("seconds", 0.0) for footer in footers), 3),
             "stale": _distinct(line for footer in footers for line in footer.get("stale", [])),
+            "reproduced": {key: said for footer in footers for key, said in footer.get("reproduced", {}).items()},
         }
+        if all("shard" in run.header for run in runs):  # together they are the run that was divided
+            out.header["manifest"] = manifest_hash(results)
     return out
 
 
@@ -241,8 +256,9 @@ def _merged_header(runs: Sequence[Run], found: int) -> dict[str, Any]:
     for header in headers:
         named |= {device["name"]: device for device in header.get("devices", [])}
     gone = {name: why for header in headers for name, why in header.get("absent", {}).items() if name not in named}
+    last = {name: value for name, value in headers[-1].items() if name != "shard"}
     return {
-        **headers[-1],
+        **last,
         "kind": "header",
         "schema": SCHEMA,
         "started": headers[0].get("started", ""),
@@ -252,6 +268,22 @@ def _merged_header(runs: Sequence[Run], found: int) -> dict[str, Any]:
         "absent": gone,
         "parts": [{**run.header, "file": run.path.name, "note": run.note, "ran": len(run.results)} for run in runs],
     }
+
+
+def _lacking(runs: Sequence[Run]) -> list[str]:
+    """A sentence for each number of shards of which some, but not all, are among the runs."""
+    found: dict[int, set[int]] = {}
+    for run in runs:
+        if "shard" in run.header:
+            shard = Shard.parse(str(run.header["shard"]))
+            found.setdefault(shard.count, set()).add(shard.number)
+    out = []
+    for count, there in sorted(found.items()):
+        left = sorted(set(range(1, count + 1)) - there)
+        names = ", ".join(map(str, left)) if len(left) <= _NAMED else f"{len(left)} of them"
+        if left:
+            out.append(f"of {count} shards, {names} {'is' if len(left) == 1 else 'are'} missing")
+    return out
 
 
 def _distinct(lines: Iterable[str]) -> list[str]:

@@ -6,6 +6,8 @@ Only aten overloads count: torchvision and other libraries register policies of 
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from ampcheck.spec.drift import covered, drift
@@ -50,6 +52,36 @@ def unlisted(key: str) -> list[str]:
     return sorted(_registered(key) - listed)
 
 
+def compiled(key: str) -> bool:
+    """Tell whether kernels registered under an autocast key are C++ functions, as PyTorch's helpers make them.
+
+    A kernel that is written in Python cannot use those helpers, nor PyTorch's cache of weights behind them.
+    """
+    pattern = re.compile(rf"^{key}: .*\bunboxed\b", re.MULTILINE)
+    return any(pattern.search(torch._C._dispatch_dump(_ATEN + name)) for name in sorted(_registered(key)))
+
+
 def _registered(key: str) -> frozenset[str]:
     names: list[str] = torch._C._dispatch_get_registrations_for_dispatch_key(key)
     return frozenset(name.removeprefix(_ATEN) for name in names if name.startswith(_ATEN))
+
+
+_LACKING = re.compile(r"Could not run 'aten::(?P<op>[\w.]+)' with arguments from the '(?P<key>\w+)' backend")
+_COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+
+
+def lacks_kernel(error: BaseException) -> bool:
+    """Whether an exception is the dispatcher's word that an aten op has no kernel for a backend, and it has none.
+
+    A kernel that is registered and raises the same text is no missing kernel.
+    """
+    match = _LACKING.match(str(error))
+    if match is None or not isinstance(error, NotImplementedError):
+        return False
+    # The message has the name that the backend was given in the place of PrivateUse1, as in "Sparsejax".
+    own = match["key"].replace(torch._C._get_privateuse1_backend_name(), "PrivateUse1")
+    keys = (own, *_COMPOSITE)
+    try:
+        return not any(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{match['op']}", key) for key in keys)
+    except RuntimeError:  # there is no such op or dispatch key
+        return False

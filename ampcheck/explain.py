@@ -236,7 +236,7 @@ def deviations(overload: str, policy: str, devices: Iterable[Device]) -> dict[De
     for device in devices:
         waivers = Waivers([device])
         for case in op_cases(device, policy, only=overload):
-            if found := waivers.of(device.name, f"{case.rule}/{case.id}"):
+            for found in waivers.of(device.name, case.name):
                 out[found] = out.get(found, 0) + 1
     return out
 

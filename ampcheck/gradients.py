@@ -17,29 +17,30 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck import checks
 from ampcheck.cases import GRADIENT, Case
+from ampcheck.checks.reference import DRAWS, by_hand, distance, far, mover, narrowest
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
+from ampcheck.dispatcher import lacks_kernel
 from ampcheck.executors import function
 from ampcheck.inputs import build
 from ampcheck.observe import exists, map_tensors, overload_name, tensors
 from ampcheck.ops.describe import TensorArg
 from ampcheck.spec.rules import RULES
 from ampcheck.torch_dtypes import DTYPES, name_of
-from ampcheck.verdict import Plan, by_hand, plan
+from ampcheck.verdict import Plan, plan, require_inputs
 
 Gradients = dict[int, torch.Tensor]
 """Gradients by the place of their leaf among the tensors of a call."""
 
+Exact = dict[int, tuple[torch.Tensor, torch.Tensor]]
+"""Gradients in float64, each with how far half a rounding of every input moves its elements."""
+
+PASSES = 2
+"""What the bound of one op is multiplied by: a backward pass takes what the forward pass rounded."""
+
 _REFUSAL = "is not differentiable with respect to argument"
 """What PyTorch says of an argument that it takes as a constant."""
 
-
-ROUNDINGS = {"fp32": 4 * checks.ROUNDINGS, "bf16": 8, "fp16": 8}
-"""The bound on a gradient by the narrowest dtype, as for `checks.near`.
-
-In float32 runs the linear algebra, which is ill-conditioned, and a backward pass takes what the forward pass rounded.
-The few sums of the samples that run in a lower precision are rounded about once.
-"""
 
 BOOKKEEPING = ("_to_copy", "detach", "new_empty_strided", "copy_", "add.Tensor")
 """What autograd itself does to cast, sum and keep gradients; it depends on who else holds them. So do the questions to
@@ -66,12 +67,14 @@ class Pass:
     """A forward and a backward pass.
 
     `leaves`: the tensors that require grad, by their place among the call's tensors. `outputs`: the dtypes of what
-    came out. `kernels`: each op of the backward pass with the dtypes it received, in order of their names; the order in
+    came out. `written`: the places of the outputs that held other values after the backward pass. `kernels`: each op of
+    the backward pass with the dtypes it received, in order of their names; the order in
     which they ran is not told, because the casts of a call are made in any order.
     """
 
     leaves: dict[int, torch.Tensor]
     outputs: list[str] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
     kernels: list[str] = field(default_factory=list)
     error: Exception | None = None
 
@@ -97,21 +100,40 @@ def check_gradients(case: Case, device: Device) -> list[str]:
             raise checks.Unsupported(f"torch {torch.__version__} has no aten::{case.op}")
         todo = planned(case, device)
         name = f"aten::{case.op}" if todo.sample.call == "aten" else todo.sample.call
+        require_inputs(todo, device, name)
         places = differentiable(todo, device)
         hand = run(todo, device, places)
         under = run(todo, device, places, device.autocast(case.amp))
         differences = checks.same_error(under.error, hand.error, name)
         if differences:
             return differences
-        if hand.error is not None:
-            raise checks.Unsupported(checks.one_line(hand.error))
-        if not hand.gradients():
-            raise checks.Unsupported(f"{name} has no gradient on {device.name}, with and without autocast")
+        if hand.error is not None or not hand.gradients():
+            _require_gradient(todo, device, hand, name)
+        if hand.written:
+            told = "holds other values after the backward pass, which only reads it; it does so without autocast, too"
+            raise checks.Broken([f"output {place} of {name} {told}" for place in hand.written])
         because = f"(rule {case.rule}: {RULES[case.rule].sentence}, and its gradient passes the cast back)"
         differences = _dtypes(under, hand, name, because)
         if device.has_values and not differences:
             differences = _values(todo, device, places, under, hand, name)
         return differences or _kernels(under, hand, name, because)
+
+
+def _require_gradient(todo: Plan, device: Device, hand: Pass, name: str) -> None:
+    """Judge a case whose op has no gradient without autocast either.
+
+    Raises Unsupported where PyTorch has none on the CPU in float64, the dispatcher has no kernel or the device declares
+    such texts as refusals; else Broken.
+    """
+    if _reference(todo, device, hand.outputs) in (None, {}):
+        raise checks.Unsupported(f"PyTorch has no gradient of {name}, on the CPU in float64 neither")
+    if hand.error is None:
+        raise checks.Broken([f"{name} has no gradient on {device.name}, with and without autocast; the CPU has one"])
+    places = "in the forward or backward pass"
+    if lacks_kernel(hand.error) or device.refuses(hand.error):
+        raise checks.Unsupported(checks.one_line(hand.error))
+    said = checks.one_line(hand.error)
+    raise checks.Broken([f"{name} raised {said} {places}; it raises that without autocast, too"], hand.error)
 
 
 def differentiable(todo: Plan, device: Device) -> list[int]:
@@ -132,19 +154,26 @@ def run(
     places: Collection[int],
     region: AbstractContextManager[object] | None = None,
     weights: Sequence[str] | None = None,
+    draw: int | None = None,
 ) -> Pass:
     """Both passes of a case.
 
     `places`: of the tensors that require grad. `region`: None for casts by hand. `weights`: for a reference in float64:
-    the dtypes of the outputs that are differentiated where the case itself runs.
+    the dtypes of the outputs that are differentiated where the case itself runs. `draw`: moves the inputs of such a
+    reference by half a rounding, by random signs of that seed.
     """
-    done, outputs = _forward(todo, device, places, region, exact=weights is not None)
+    done, outputs = _forward(todo, device, places, region, exact=weights is not None, draw=draw)
     if done.error is None:
         try:
             given = list(_weights(outputs, weights or done.outputs, device))
+            before = [device.snapshot(output) for output in outputs] if device.has_values else []
             with _Kernels() as seen:
                 device.backward(outputs, given)
             done.kernels = sorted(seen.seen)
+            for place, (output, value) in enumerate(zip(outputs, before, strict=False)):
+                now = device.host(output)
+                with device.aside():
+                    done.written += [] if checks.identical(now, value) else [place]
         except Exception as error:  # a backward kernel may raise anything, and that is what is to be seen
             done.error = error
     return done
@@ -157,6 +186,7 @@ def _forward(
     region: AbstractContextManager[object] | None = None,
     *,
     exact: bool = False,
+    draw: int | None = None,
 ) -> tuple[Pass, list[torch.Tensor]]:
     """The forward pass, and the outputs that have a gradient; of equal values in float64 where it is to be `exact`."""
     done = Pass({})
@@ -164,6 +194,9 @@ def _forward(
     call = function(todo.op, todo.sample)
     if exact:
         call, args, kwargs = by_hand(todo, args, kwargs, "fp64")
+    if draw is not None:
+        move = mover(narrowest(todo), draw)
+        args, kwargs = map_tensors(args, move), {name: map_tensors(value, move) for name, value in kwargs.items()}
     numbers = iter(range(len(todo.given)))
 
     def leaf(tensor: torch.Tensor) -> torch.Tensor:
@@ -222,20 +255,26 @@ def _dtypes(under: Pass, hand: Pass, name: str, because: str) -> list[str]:
 
 
 def _values(todo: Plan, device: Device, places: Collection[int], under: Pass, hand: Pass, name: str) -> list[str]:
-    """The gradients have the bits of those by hand, where these do not change, and lie near the float64 ones."""
+    """The gradients have the bits of those by hand, where these do not change, and lie near the float64 ones.
+
+    Raises Broken where those by hand are not near them either.
+    """
     if todo.op.values == "none":
         return []
     got, wanted = _hosted(under, device), _hosted(hand, device)
     exact = (_reference(todo, device, hand.outputs) if todo.op.values == "exact" else None) or {}
     with device.aside():
-        differences = _bits(got, wanted, exact, name)
+        differences = _bits(got, wanted, {place: gradient for place, (gradient, _) in exact.items()}, name)
     if differences:
         again = _hosted(run(todo, device, places), device)
         with device.aside():
             if all(checks.identical(gradient, again[place]) for place, gradient in wanted.items()):
                 return differences
     with device.aside():
-        return _accuracy(todo, got, exact, hand.outputs, name) if exact else []
+        wrong = _accuracy(todo, got, exact, hand.outputs, name)
+        if wrong and _accuracy(todo, wanted, exact, hand.outputs, name):
+            raise checks.Broken([f"{text}; it is wrong without autocast, too" for text in wrong])
+    return wrong
 
 
 def _bits(under: Gradients, hand: Gradients, exact: Gradients, name: str) -> list[str]:
@@ -259,28 +298,35 @@ def _distance(gradient: torch.Tensor, exact: torch.Tensor) -> float:
     return (gradient.double() - exact.double()).square().sum().item()
 
 
-def _reference(todo: Plan, device: Device, dtypes: Sequence[str]) -> Gradients | None:
+def _reference(todo: Plan, device: Device, dtypes: Sequence[str]) -> Exact | None:
     """The gradients in float64, computed on the CPU, or on the device where the CPU lacks the op, or None.
 
     `dtypes`: of the outputs that are differentiated where the case itself runs.
     """
-    for reference in (Cpu(), device):
-        with device.aside() if reference is not device else nullcontext():
-            exact = run(todo, reference, differentiable(todo, reference), weights=dtypes)
-        if exact.error is None:
-            return _hosted(exact, reference)
+    for source in (Cpu(), device):
+        with device.aside() if source is not device else nullcontext():
+            places = differentiable(todo, source)
+            exact = run(todo, source, places, weights=dtypes)
+            if exact.error is not None:
+                continue
+            gradients = _hosted(exact, source)
+            moved = {place: torch.zeros(x.shape, dtype=torch.float64) for place, x in gradients.items()}
+            for draw in range(DRAWS if source.type == "cpu" else 0):
+                for place, x in _hosted(run(todo, source, places, weights=dtypes, draw=draw), source).items():
+                    moved[place] = torch.maximum(moved[place], distance(x, gradients[place]))
+        return {place: (gradient, moved[place]) for place, gradient in gradients.items()}
     return None
 
 
-def _accuracy(todo: Plan, got: Gradients, exact: Gradients, dtypes: Sequence[str], name: str) -> list[str]:
+def _accuracy(todo: Plan, got: Gradients, exact: Exact, dtypes: Sequence[str], name: str) -> list[str]:
     """Each gradient lies near the float64 one."""
     floating = [dtype for dtype in (*todo.expected.leaves, *dtypes) if dtype in ("fp16", "bf16", "fp32")]
-    narrowest = max(floating, key=lambda dtype: torch.finfo(DTYPES[dtype]).eps)
+    kernel = max(floating, key=lambda dtype: torch.finfo(DTYPES[dtype]).eps, default="fp64")
     differences = []
-    for place, gradient in exact.items():
+    for place, (gradient, moved) in exact.items():
         what = f"the gradient of argument {place} of {name}"
         if place in got:
-            differences += checks.near(got[place], gradient, DTYPES[narrowest], what, ROUNDINGS[narrowest])
+            differences += far(got[place], gradient, moved, kernel, what, PASSES)
         elif gradient.any():
             differences.append(f"{what} is missing, with and without autocast; in float64 it is there")
     return differences

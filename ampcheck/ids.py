@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 from ampcheck.errors import UsageError
 from ampcheck.spec.executors import EXECUTORS
@@ -121,6 +122,32 @@ def named(suite: str, rule: str, case: str, executor: str) -> str:
 def rule_of(stem: str) -> str:
     """The rule of a suite file, given its name without ".py": `test_cache` and `test_cache__results` are of `cache`."""
     return stem.removeprefix("test_").partition("__")[0]
+
+
+_SHARD = re.compile(r"(\d+)/(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A fixed share of all cases: share `number`, from 1, of `count`."""
+
+    number: int
+    count: int
+
+    @staticmethod
+    def parse(text: str) -> Shard:
+        """Read the form "2/8". Raises UsageError for another form, and for a number beyond the count."""
+        match = _SHARD.fullmatch(text)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise UsageError(f"{text!r} is not a shard; write NUMBER/COUNT with a number from 1 to COUNT, as in 2/8")
+        return Shard(int(match[1]), int(match[2]))
+
+    def has(self, key: str) -> bool:
+        """Whether a case `suite/rule/id` belongs to it, by its key alone, whatever other cases there are."""
+        return int.from_bytes(sha256(key.encode()).digest()[:8]) % self.count == self.number - 1
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
 
 
 _NODE = re.compile(r"(?:.*/)?(?P<suite>\w+)/(?P<stem>test_\w+)\.py::test_(?P<name>\w+)\[(?P<params>.+)\]")

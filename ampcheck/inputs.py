@@ -41,6 +41,16 @@ def _positive(shape: Shape, generator: torch.Generator) -> torch.Tensor:
     return 0.5 + 2 * torch.rand(shape, dtype=torch.float64, generator=generator)
 
 
+def _large(shape: Shape, generator: torch.Generator) -> torch.Tensor:
+    """Up to about 18: where float16 overflows in a power, an exponential or a product of a few."""
+    return 6 * _normal(shape, generator)
+
+
+def _small(shape: Shape, generator: torch.Generator) -> torch.Tensor:
+    """About 1 in 128: where a square is lost beside 1 in bfloat16."""
+    return _normal(shape, generator) / 128
+
+
 def _sign(shape: Shape, generator: torch.Generator) -> torch.Tensor:
     """-1 or 1."""
     return _normal(shape, generator).sign()
@@ -92,6 +102,8 @@ FILLS: dict[str, Callable[[Shape, torch.Generator], torch.Tensor]] = {
     "unit": _unit,
     "signed_unit": _signed_unit,
     "positive": _positive,
+    "large": _large,
+    "small": _small,
     "sign": _sign,
     "spd": _spd,
     "regular": _regular,
@@ -135,6 +147,13 @@ def host_tensor(arg: TensorArg, dtype: str, position: int) -> torch.Tensor:
     return (values * 3).round().to(wanted)
 
 
+def _strided(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of the same values that is not contiguous: transposed, or with gaps where it has one dimension."""
+    if tensor.dim() > 1:
+        return tensor.mT.clone(memory_format=torch.contiguous_format).mT
+    return torch.stack([tensor, tensor], -1)[..., 0]
+
+
 def build(sample: Sample, dtypes: Sequence[str], device: Device) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a sample on a device; `dtypes` has one entry for each argument whose dtype the case decides."""
     remaining = iter(dtypes)
@@ -144,7 +163,8 @@ def build(sample: Sample, dtypes: Sequence[str], device: Device) -> tuple[tuple[
         nonlocal position
         position += 1
         dtype = arg.dtype or next(remaining)
-        return device.tensor(arg, dtype, position)
+        made = device.tensor(arg, dtype, position)
+        return _strided(made) if arg.strided else made
 
     args = map_leaves(sample.args, make)
     kwargs = {name: map_leaves(value, make) for name, value in sample.kwargs.items()}

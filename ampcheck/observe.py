@@ -64,7 +64,8 @@ class Cast:
 class Observation:
     """What one call did. `outputs` are its tensors in order, nothing where it raised `error`.
 
-    `changed`: those of its own tensors that have another dtype afterwards, as (place, before, after).
+    `changed`: those of its own tensors that have another dtype afterwards, as (place, before, after). `inputs`: its own
+    tensors, and `values`: those of its outputs, on the CPU, as they were when it returned; where they are kept.
     """
 
     kernels: list[KernelCall] = field(default_factory=list)
@@ -72,6 +73,8 @@ class Observation:
     outputs: list[torch.Tensor] = field(default_factory=list)
     error: Exception | None = None
     changed: list[tuple[int, str, str]] = field(default_factory=list)
+    inputs: list[torch.Tensor] = field(default_factory=list)
+    values: list[torch.Tensor] = field(default_factory=list)
 
     def of(self, overload: str) -> KernelCall | None:
         """The first call of an overload's kernel, or None."""
@@ -116,6 +119,11 @@ def exists(name: str) -> bool:
 def is_composite(name: str) -> bool:
     """Whether an aten overload is made of other ops on every device, so that autocast acts on those."""
     return _signature(overload(name)).composite
+
+
+def writes(name: str) -> bool:
+    """Whether an aten overload is in-place or has an `out=`."""
+    return overload(name)._schema.is_mutable
 
 
 def overload_name(func: OpOverload) -> str:

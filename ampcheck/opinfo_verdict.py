@@ -17,6 +17,7 @@ import torch
 from ampcheck import checks
 from ampcheck.cases import Case
 from ampcheck.devices.base import Device
+from ampcheck.dispatcher import lacks_kernel
 from ampcheck.errors import UsageError
 from ampcheck.observe import Observation, tensors
 from ampcheck.ops import opinfo
@@ -72,7 +73,7 @@ def check_database(case: Case, device: Device) -> list[str]:
                 refusals.append(refusal)
                 continue
             if differences:
-                return [f"sample {number}: {difference}" for difference in differences]
+                return [checks.Difference(f"sample {number}: {d}", getattr(d, "error", None)) for d in differences]
     if refusals and len(refusals) == len(made):
         raise refusals[0]
     if made:
@@ -136,7 +137,10 @@ def _check(call: _Calls, case: Case, device: Device) -> list[str]:
     under = _run(call, device.autocast(case.amp))
     without = _run(call, nullcontext())
     if under.error is not None and type(under.error) is type(without.error):
-        raise checks.Unsupported(checks.one_line(without.error))
+        if not device.has_values or lacks_kernel(under.error) or device.refuses(under.error):
+            raise checks.Unsupported(checks.one_line(without.error))
+        said = checks.one_line(under.error)
+        raise checks.Broken([f"{case.op} raised {said}; it raises that without autocast, too"], under.error)
     differences = _compare(under, without, case.op, device)
     if differences and _entered(call, case, device):
         return []
@@ -176,7 +180,8 @@ def _compare(under: _Outcome, without: _Outcome, name: str, device: Device) -> l
     because = "without autocast (rule fallthrough: it has no policy and ran no kernel that has one)"
     if under.error is not None or without.error is not None:
         first, second = checks.one_line(under.error), checks.one_line(without.error)
-        return [f"{name} under autocast raised {first}; {because} it raised {second}"]
+        told = f"{name} under autocast raised {first}; {because} it raised {second}"
+        return [checks.Difference(told, under.error)]
     got, wanted = ([name_of(t.dtype) for t in outcome.outputs] for outcome in (under, without))
     if got != wanted:
         return [f"{name} returned {', '.join(got)}; expected {', '.join(wanted)} as {because}"]

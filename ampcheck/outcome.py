@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import traceback
-from pathlib import Path
-
 import pytest
 
-from ampcheck.checks import CheckFailure, Unsupported, one_line
-
-_PACKAGE = str(Path(__file__).parent)
-# What lies in the package and is under test: a backend, its autocast kernels, and the calls of compilers.
-_TESTED = tuple(str(Path(__file__).parent / part) for part in ("jax_device", "register", "executors"))
+from ampcheck.checks import Broken, CheckFailure, Unsupported, one_line
+from ampcheck.dispatcher import lacks_kernel
+from ampcheck.runner import causes
 
 
 def status_of(excinfo: pytest.ExceptionInfo[BaseException], when: str) -> tuple[str, str]:
-    """The status and message of what a case raised: fail, unsupported, or error where the harness itself broke.
+    """The status and message of what a case raised: fail, broken, unsupported, or error of the harness itself.
 
-    That is where it is raised outside of the call, or by ampcheck's own code; `when` is pytest's name of the phase.
+    An exception is an error where ampcheck's own code raised it by itself, or where it is raised outside of the call
+    (`when` is pytest's name of the phase) and neither a backend nor PyTorch has a part in it.
     """
     error = excinfo.value
     if isinstance(error, CheckFailure):
-        return "fail", str(error)
+        return ("broken" if isinstance(error, Broken) else "fail"), str(error)
     if isinstance(error, Unsupported):
         return "unsupported", str(error)
-    # A kernel that a device does not have; PyTorch's dispatcher words it so.
-    if isinstance(error, NotImplementedError) and str(error).startswith("Could not run 'aten::"):
+    if lacks_kernel(error):
         return "unsupported", one_line(error)
-    last = traceback.extract_tb(error.__traceback__)[-1].filename if error.__traceback__ else ""
-    ours = last.startswith(_PACKAGE) and not last.startswith(_TESTED) and not isinstance(error, AssertionError)
-    return ("error" if ours or when != "call" else "fail"), one_line(error)
+    whose = causes.raised_by(error)
+    if when == "call":
+        ours = whose == "ampcheck" and not isinstance(error, AssertionError)
+    else:
+        ours = whose not in ("backend", "torch")
+    return ("error" if ours else "fail"), one_line(error)
+
+
+def raised(excinfo: pytest.ExceptionInfo[BaseException]) -> BaseException | None:
+    """What was raised in a case: by the case itself, or the exception that its failure speaks of. None for none."""
+    error = excinfo.value
+    return error.error if isinstance(error, CheckFailure) else error
 
 
 def mark(report: pytest.TestReport, status: str, why: str, text: str) -> None:

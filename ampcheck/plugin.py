@@ -5,12 +5,14 @@ Importing it imports neither torch nor jax; both wait until a suite is collected
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
 from ampcheck import seeds
+from ampcheck.commands import suites
 from ampcheck.errors import UsageError
 
 _T = TypeVar("_T")
@@ -23,22 +25,6 @@ if TYPE_CHECKING:
     from ampcheck.supervisor.channel import Channel
 
 
-# PyTorch warns once a process when a deprecated op is called; that is no part of what is tested, and calling each of
-# them is.
-_OP_WARNINGS = (
-    r"ignore:(?s).*(chain_matmul|frobenius_norm|nuclear_norm|cholesky|qr|lu|lu_solve|triangular_solve|svd)"
-    r"\b.* deprecated",
-    # stft asks for a window, and is right without one.
-    r"ignore:A window was not provided:UserWarning",
-    # Half-precision complex is experimental; fft in half precision makes it on fake tensors.
-    r"ignore:ComplexHalf support is experimental:UserWarning",
-    # layer_norm on the CPU warns where weight and input differ in dtype, which the mixed inputs of a case do.
-    r"ignore:(?s).*mixed d?type:UserWarning",
-    # The backward pass of a loss resizes its output where the arguments were broadcast.
-    r"ignore:(?s)An output with one or more elements was resized:UserWarning",
-)
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     add = parser.getgroup("ampcheck").addoption
     add("--device", action="append", default=[], metavar="NAME", help="a device to test; again for more")
@@ -47,6 +33,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--rule", action="append", default=[], metavar="RULE", help="run the cases of this rule alone")
     add("--amp-dtype", action="append", default=[], metavar="DTYPE", help="run the cases of this region dtype alone")
     add("--executor", action="append", default=[], metavar="NAME", help="run the cases of this executor alone")
+    add(
+        "--smoke",
+        action="store_true",
+        help="run a small choice of cases: some of each suite, rule, policy and executor",
+    )
+    add("--shard", metavar="N/COUNT", help="run share N of COUNT; all shares together have every case once")
+    add("--red-in", metavar="FILE", type=Path, help="run the cases that are red in this run file alone")
     add("--unwaive", action="store_true", help="let deviations fail like any other difference")
     add("--deviations", action="append", default=[], metavar="FILE", type=Path, help="a further deviations file")
     add("--manifest", metavar="FILE", type=Path, help="the cases that must run; one that does not is missing")
@@ -62,13 +55,49 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+class ByName:
+    """The entry point of group `pytest11`: loads this plugin where `pytest --pyargs` names suites of it, only there.
+
+    Every pytest of the environment has this object, so it adds no options, which might be those of another plugin.
+    """
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_load_initial_conftests(self, early_config: pytest.Config, args: list[str]) -> None:
+        if _find_suites(early_config, args):
+            early_config.pluginmanager.import_plugin(__name__)
+
+
+BY_NAME = ByName()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
+    _find_suites(early_config, args)
+
+
+def _find_suites(config: pytest.Config, args: list[str]) -> bool:
+    """Put the files in the place of suites that `--pyargs` names. Returns whether there are any."""
+    if "--pyargs" not in args:
+        return False
+    found = {place: path for place, name in enumerate(args) if (path := suites.by_name(name))}
+    for place, path in found.items():
+        args[place] = path
+    if found:
+        args[:0] = ["--import-mode=importlib"]  # several suites have a file of one name
+        # pytest chose the root without these files, and what lies outside of it has no whole node id.
+        config._rootpath = suites.folder().parent
+        config.pluginmanager.consider_pluginarg("no:cacheprovider")  # it would write into that folder
+    return bool(found)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "op_cases(rule): run once for every op case of a rule")
     config.addinivalue_line(
         "markers", "scenario(types, dtypes, values, since): run on every device; see ampcheck.scenario"
     )
-    for line in _OP_WARNINGS:
-        config.addinivalue_line("filterwarnings", line)
+    here = str(config.invocation_params.dir)
+    if config.option.device_module and here not in sys.path:  # the program `pytest` does not find what lies there
+        sys.path.insert(0, here)
     if config.option.nightly:  # one seed for the whole run, past midnight and in every worker
         config.option.hypothesis_seed = seeds.of_programs(True, getattr(config.option, "hypothesis_seed", None))
     config.pluginmanager.register(Plugin(config), "ampcheck-run")
@@ -86,12 +115,18 @@ class Plugin:
         self._deselected = 0
         self._selected: list[pytest.Item] = []
         self._stale: list[str] = []
+        self._chosen = ""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
         # The library's own tests use this plugin too. A bad option is told here, before xdist starts its workers.
         if not self.is_worker and self._names_suite():
+            if self.channel is not None:
+                modules = self.config.option.device_module
+                self.channel.preflight(f"device module {', '.join(modules)}: load" if modules else "devices: load")
             self._or_exit(lambda: _check(self.config))
+            if self.channel is not None:
+                self.channel.preflight("")
 
     @pytest.hookimpl(trylast=True)  # after pytest's own, so that a scenario's own parameters come first in its id
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -110,6 +145,11 @@ class Plugin:
             self.session.drop_empty(items)
         yield
         if self.session is not None:
+            left_out = [*self.session.choose(items), *self.session.left_out(items)]
+            if left_out:
+                self.config.hook.pytest_deselected(items=left_out)
+                gone = set(left_out)
+                items[:] = [item for item in items if item not in gone]
             self._selected = [item for item in items if self.session.knows(item)]
         if self.channel is not None:
             items[:] = self.channel.choose(items)
@@ -125,6 +165,7 @@ class Plugin:
         if self.config.option.write_manifest:
             self._or_exit(lambda: _write_manifest(self.config.option.write_manifest, found))
         if (channel := self.channel) is not None:
+            self._preflight(found)
             self._or_exit(lambda: channel.collected(cases, self.config, self._selected, self._deselected))
         elif not self.is_worker and not self.config.option.collectonly:
             self._open(found)
@@ -138,11 +179,23 @@ class Plugin:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        self._stale = getattr(node, "workeroutput", {}).get("ampcheck_stale", self._stale)
+        output = getattr(node, "workeroutput", {})
+        self._stale = output.get("ampcheck_stale", self._stale)
+        self._chosen = output.get("ampcheck_chosen", self._chosen)
 
     def _open(self, found: dict[str, str]) -> None:
         if self.log is None and found:
+            self._preflight(found)
             self.log = self._or_exit(lambda: _new_log(self.config, found))
+
+    def _preflight(self, found: Iterable[str]) -> None:
+        """Examine the devices of the cases that a run begins with; its notes go to the header."""
+        if self.config.option.collectonly or (self.channel and not self.channel.first):
+            return
+        notes = self._or_exit(lambda: _examine(self.config, found, self.channel))
+        if self.channel is None and (reporter := self.config.pluginmanager.get_plugin("terminalreporter")):
+            for note in notes:
+                reporter.write_line(note)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         if self.channel is not None:
@@ -173,7 +226,9 @@ class Plugin:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         stale = self.session.stale() if self.session is not None else self._stale
         if self.is_worker:
-            self.config.workeroutput["ampcheck_stale"] = stale  # type: ignore[attr-defined]  # xdist's own
+            output: dict[str, Any] = self.config.workeroutput  # type: ignore[attr-defined]  # xdist's own
+            output["ampcheck_stale"] = stale
+            output["ampcheck_chosen"] = self.session.chosen if self.session is not None else ""
         if self.channel is not None:
             self.channel.finish(int(session.exitstatus))
         if self.log is not None:
@@ -187,6 +242,8 @@ class Plugin:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.log is not None:
             self.log.summarize(terminalreporter)
+            if chosen := self.session.chosen if self.session is not None else self._chosen:
+                terminalreporter.write_line(chosen)
 
     def _names_suite(self) -> bool:
         return any("suites" in str(argument) for argument in self.config.args)
@@ -212,6 +269,21 @@ def _check(config: pytest.Config) -> None:
 
     check_files(config)
     _new_session(config)
+
+
+def _examine(config: pytest.Config, found: Iterable[str], channel: Channel | None) -> list[str]:
+    """Take the preflight of the devices that have cases among those keys, and keep its notes for the header."""
+    from ampcheck.devices.preflight import before_run
+    from ampcheck.devices.registry import select
+    from ampcheck.ids import parse_key
+    from ampcheck.runlog import NOTES
+
+    tokens = {parse_key(key).fields()["device"] for key in found}
+    devices = [d for d in select(config.option.device, config.option.device_module) if d.token in tokens]
+    notes = before_run(
+        devices, lambda device, step: channel.preflight(f"device {device.name!r}: {step}") if channel else None
+    )
+    return config.stash.setdefault(NOTES, notes)
 
 
 def _new_session(config: pytest.Config) -> Session:

@@ -18,12 +18,13 @@ from ampcheck.ids import Parsed, named
 
 SCHEMA = 1
 
-STATUSES = ("pass", "fail", "deviation", "fixed", "unsupported", "error", "crash", "timeout", "missing")
-"""pass: as promised. fail: not as promised. deviation: known, still failing. fixed: known, passing now (red: the entry
-is stale). unsupported: the device lacks it, and says so. error: of the harness. crash: it ended the process. timeout:
-it hung. missing: in the manifest, not run."""
+STATUSES = ("pass", "fail", "broken", "deviation", "fixed", "unsupported", "error", "crash", "timeout", "missing")
+"""What each claims, and what a pass does not claim: docs/statuses.md. pass: as promised. fail: not as promised. broken:
+the op raises or is wrong without autocast, too. deviation: known, still failing. fixed: known, passing now (red: the
+entry is stale). unsupported: the device declares that it lacks it, or the dispatcher has no kernel. error: of the
+harness. crash: it ended the process. timeout: it hung. missing: in the manifest, not run."""
 
-RED = ("fail", "fixed", "error", "crash", "timeout", "missing")
+RED = ("fail", "broken", "fixed", "error", "crash", "timeout", "missing")
 """The statuses that make a run fail."""
 
 
@@ -32,8 +33,11 @@ class Result:
     """What became of one case.
 
     `id` is unique within `suite` and `rule`. `node` is its pytest node id. `message`: each difference, a line each.
-    `deviation`: the id of the entry that explains it. `pytest` and `torch`: how to reproduce it, as a pytest line and
-    as plain torch. `seconds`: wall time of the case. `executor`: what ran it, "" where its suite runs all in one way.
+    `deviation`: the ids of the deviations that it is about, with ", " between. `pytest` and `torch`: how to reproduce
+    it, as a pytest line and as plain torch. `seconds`: wall time of the case. `executor`: what ran it, "" where its
+    suite runs all in one way. `cause`: one text for all cases that are red for one reason (`ampcheck.runner.causes`).
+    `traceback`: of what was raised, from the first frame outside of ampcheck on. `warnings`: those given while it ran,
+    a line each; they decide nothing.
     """
 
     id: str
@@ -52,6 +56,9 @@ class Result:
     pytest: str = ""
     torch: str = ""
     executor: str = ""
+    cause: str = ""
+    traceback: str = ""
+    warnings: str = ""
 
     @property
     def name(self) -> str:

@@ -22,8 +22,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck import isolation
-from ampcheck.checks import CheckFailure, Unsupported
+from ampcheck.checks import Broken, CheckFailure, Difference, Unsupported, one_line
 from ampcheck.devices.base import Device
+from ampcheck.dispatcher import lacks_kernel
 from ampcheck.observe import Observation
 from ampcheck.ops.describe import TensorArg
 from ampcheck.threads import in_thread, interleave
@@ -215,11 +216,11 @@ class Amp:
             call()
         except kind as error:
             if text not in str(error):
-                self.differences.append(
-                    f"{what}: raised {type(error).__name__} {str(error)!r}; expected it to say {text!r}"
-                )
+                said = f"{what}: raised {type(error).__name__} {str(error)!r}; expected it to say {text!r}"
+                self.differences.append(Difference(said, error))
         except Exception as error:  # another error than the promised one is the finding
-            self.differences.append(f"{what}: raised {type(error).__name__} {str(error)!r}; expected {kind.__name__}")
+            said = f"{what}: raised {type(error).__name__} {str(error)!r}; expected {kind.__name__}"
+            self.differences.append(Difference(said, error))
         else:
             self.differences.append(f"{what}: raised nothing; expected {kind.__name__} saying {text!r}")
 
@@ -244,6 +245,15 @@ class Amp:
     def unsupported(self, reason: str) -> NoReturn:
         """End the scenario: the device cannot do what it is about. Raises Unsupported."""
         raise Unsupported(reason)
+
+    def refused(self, error: Exception, name: str) -> NoReturn:
+        """End the scenario over an exception that is raised without autocast, too.
+
+        Raises Unsupported where the dispatcher has no kernel or the device declares such texts, else Broken.
+        """
+        if not self.device.has_values or lacks_kernel(error) or self.device.refuses(error):
+            raise Unsupported(one_line(error))
+        raise Broken([f"{name} raised {one_line(error)}; it raises that without autocast, too"], error)
 
     def finish(self) -> None:
         """Raise CheckFailure with every difference noted.

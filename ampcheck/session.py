@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,9 +13,9 @@ import torch
 from packaging.version import Version
 
 from ampcheck import ops, repro, summary
-from ampcheck.cases import GRADIENT, Case, op_cases
-from ampcheck.checks import Unsupported, one_line
-from ampcheck.deviations import JIT, KERNELS, SHARED, Deviation, Waivers
+from ampcheck.cases import GRADIENT, Case, op_cases, smoke
+from ampcheck.checks import CheckFailure, Unsupported, one_line
+from ampcheck.deviations import JIT, KERNELS, SHARED, Deviation, Waivers, waive
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known, select
 from ampcheck.errors import UsageError
@@ -26,8 +27,10 @@ from ampcheck.ids import executor_of, rule_of
 from ampcheck.isolation import reset
 from ampcheck.opinfo_verdict import reproduce
 from ampcheck.ops import opinfo
-from ampcheck.outcome import mark, status_of
-from ampcheck.results import Result
+from ampcheck.outcome import mark, raised, status_of
+from ampcheck.results import RED, Result
+from ampcheck.runlog import Choice
+from ampcheck.runner import causes
 from ampcheck.scenario import Amp
 from ampcheck.spec.dtypes import LOW
 from ampcheck.spec.executors import EXECUTORS
@@ -35,6 +38,22 @@ from ampcheck.spec.rules import RULES
 from ampcheck.torch_dtypes import DTYPES
 
 _CASE = pytest.StashKey[Case]()
+_WARNED = pytest.StashKey[list[warnings.WarningMessage]]()
+
+
+# PyTorch warns once a process when a deprecated op is called; that is no part of what is tested, and calling each of
+# them is.
+_OP_WARNINGS = (
+    r"(?s).*(chain_matmul|frobenius_norm|nuclear_norm|cholesky|qr|lu|lu_solve|triangular_solve|svd)\b.* deprecated",
+    # stft asks for a window, and is right without one.
+    "A window was not provided",
+    # Half-precision complex is experimental; fft in half precision makes it on fake tensors.
+    "ComplexHalf support is experimental",
+    # layer_norm on the CPU warns where weight and input differ in dtype, which the mixed inputs of a case do.
+    "(?s).*mixed d?type",
+    # The backward pass of a loss resizes its output where the arguments were broadcast.
+    "(?s)An output with one or more elements was resized",
+)
 
 
 class Session:
@@ -42,21 +61,27 @@ class Session:
 
     def __init__(self, config: pytest.Config) -> None:
         option = config.option
+        if option.smoke and option.nightly:
+            raise UsageError("--smoke and --nightly exclude each other: one runs a few cases, the other more than all")
         self.modules = tuple(option.device_module)
         self.devices = select(option.device, option.device_module)
-        self.waivers = Waivers(self.devices, option.deviations)
+        self.waivers = Waivers(self.devices, option.deviations, tuple(known(self.modules)))
         self.unwaive = bool(option.unwaive)
         self.names: list[str] = []
+        self.chosen = ""
+        """How many cases a smoke run chose of how many; "" for another run."""
         self._at_night: list[str] = []
         self._device = {device.name: device for device in self.devices}
         self._defaults = {device.type: device.default_amp for device in self.devices}
         self._nightly = bool(option.nightly)
+        self._smoke = bool(option.smoke)
         self._further = _further(option)
         self._ops = _chosen(option.op, {**ops.catalogue(), **opinfo.rows()}, "op")
         self._rules = _chosen(option.rule, RULES, "rule")
         self._dtypes = _chosen(option.amp_dtype, LOW, "region dtype")
         self._executors = _chosen(option.executor, EXECUTORS, "executor")
         self._named = bool(option.device)
+        self.choice = Choice(option)
         self._arguments = [config.invocation_params.dir / str(argument) for argument in config.args]
         self._root: Path | None = None
         self._unmade: list[Device] = []
@@ -139,6 +164,21 @@ class Session:
         used = {item.stash[_CASE].device for item in items if self.knows(item)}
         self._unmade = [device for device in self.devices if device.backend and device.name in used]
 
+    def choose(self, items: list[pytest.Item]) -> list[pytest.Item]:
+        """Take the cases that a smoke run leaves out of `items` and return them; none in another run."""
+        if not self._smoke:
+            return []
+        known = [item for item in items if self.knows(item)]
+        kept = smoke([item.stash[_CASE] for item in known])
+        out = {item for item, keep in zip(known, kept, strict=True) if not keep}
+        items[:] = [item for item in items if item not in out]
+        self.chosen = f"smoke: {len(items)} of {len(known)} cases"
+        return [item for item in known if item in out]
+
+    def left_out(self, items: list[pytest.Item]) -> list[pytest.Item]:
+        """The cases among some items that another shard runs, or that were not red."""
+        return [item for item in items if self.knows(item) and not self.choice.has(self.key(item))]
+
     def _kept(self, item: pytest.Item, nightly: bool) -> bool:
         """Whether an item is of a chosen executor and of one that takes its device's programs."""
         case = item.stash.get(_CASE, None)
@@ -152,7 +192,7 @@ class Session:
     def stale(self) -> list[str]:
         """A sentence for each deviation that speaks of no case, where every case of the devices was collected."""
         everything = self._root is not None and any(self._root.is_relative_to(a.resolve()) for a in self._arguments)
-        if self._ops or self._rules or self._dtypes or self._executors or not everything:
+        if self._ops or self._rules or self._dtypes or self._executors or self._smoke or not everything:
             return []
         others = [device for name, device in known(self.modules).items() if name not in self._device]
         files = [device.deviations for device in others if device.deviations]
@@ -181,6 +221,10 @@ class Session:
         reset(self._defaults)
         try:
             with ExitStack() as stack:
+                item.stash[_WARNED] = stack.enter_context(warnings.catch_warnings(record=True))
+                warnings.simplefilter("always")  # a warning decides no verdict
+                for text in _OP_WARNINGS:
+                    warnings.filterwarnings("ignore", text)
                 if amp:
                     stack.enter_context(self._device[case.device].running())
                 if amp and case.executor:
@@ -200,14 +244,22 @@ class Session:
         if report.when != "call" and not failed:
             return
         case = item.stash[_CASE]
-        deviation = self.waivers.of(case.device, case.name) if not self.unwaive else None
-        status, message = "pass", ""
+        status, message, differences = "pass", "", []
         if call.excinfo is not None:
             status, message = status_of(call.excinfo, report.when or "call")
-        shown, why = self._waive(status, message, deviation)
+            differences = _differences(call.excinfo.value)
+            if noted := _noted(item, differences):  # before the case raised something else
+                status, message = ("fail" if status == "unsupported" else status), "\n".join([*noted, message])
+                differences = [*noted, *differences]
+        shown, why, entries = self._waive(status, message, differences, case)
         details = {}
         if shown != "pass":
             details = self.details(item, message or why)
+        if shown in RED:
+            error = raised(call.excinfo) if call.excinfo is not None else None
+            op = case.op if case.op in ops.catalogue() or case.op in opinfo.rows() else ""  # else a scenario's name
+            details["cause"] = causes.text(shown, message or why, case.rule, op, error)
+            details["traceback"] = causes.trimmed(error) if error is not None else ""
         result = Result(
             id=case.id,
             suite=case.suite,
@@ -220,26 +272,22 @@ class Session:
             executor=case.executor,
             status=shown,
             seconds=round(call.duration, 5),
-            deviation=deviation.id if deviation else "",
+            deviation=", ".join(entry.id for entry in entries),
+            warnings=_texts(item.stash.get(_WARNED, [])),
             **details,
         )
         report.ampcheck = result.filled()  # type: ignore[attr-defined]  # travels from xdist's workers with the report
+        if result.cause:  # pytest writes it into its own JUnit file
+            item.user_properties.append(("cause", result.cause))
         mark(report, shown, why, summary.text(result, why))
 
-    def _waive(self, status: str, message: str, deviation: Deviation | None) -> tuple[str, str]:
-        """The status after deviations, and the reason to show for it."""
+    def _waive(
+        self, status: str, message: str, differences: list[str], case: Case
+    ) -> tuple[str, str, tuple[Deviation, ...]]:
+        """Return the status after deviations, the reason to show for it, and the deviations it is about."""
         if status == "unsupported":
-            return status, message
-        if deviation is None:
-            return status, ""
-        if status == "pass":
-            if deviation.kind == "flaky":
-                return "pass", ""
-            return "fixed", f"deviation {deviation.id!r} is stale: the case passes now ({deviation.file})"
-        if status == "fail" and deviation.explains(message):
-            kind = "unsupported" if deviation.kind == "unsupported" else "deviation"
-            return kind, f"{deviation.reason} {deviation.link}"
-        return status, f"deviation {deviation.id!r} expects another failure: {deviation.raises!r}"
+            return status, message, ()
+        return waive(status, differences, [] if self.unwaive else self.waivers.of(case.device, case.name))
 
     def details(self, item: pytest.Item, message: str) -> dict[str, str]:
         """The fields of a result that say what happened to a case and how to reproduce it.
@@ -249,7 +297,9 @@ class Session:
         case = item.stash[_CASE]
         device = self._device[case.device]
         node = item.nodeid
-        away = item.config.rootpath != item.config.invocation_params.dir
+        root = item.config.rootpath
+        # Elsewhere no conftest.py loads the plugin, and what the node id is relative to is another folder.
+        away = root != item.config.invocation_params.dir or (self._root is not None and self._root.parent != root)
         if away:
             node = f"{item.path}{node[node.index('::') :]}"
         line = repro.pytest_line(node, device, self.modules, installed=away, further=self._further)
@@ -281,6 +331,17 @@ def _function(item: pytest.Item) -> pytest.Function:
     return item
 
 
+def _differences(error: BaseException) -> list[str]:
+    """Return each thing that was not as promised; an exception is one, with its whole text."""
+    return error.differences if isinstance(error, CheckFailure) else [f"{type(error).__name__}: {error}"]
+
+
+def _noted(item: pytest.Item, differences: list[str]) -> list[str]:
+    """Return the differences that a scenario had noted before it raised something else."""
+    amp = _function(item).funcargs.get("amp")
+    return [text for text in amp.differences if text not in differences] if isinstance(amp, Amp) else []
+
+
 def _further(option: Any) -> list[str]:
     """The options that a line which reproduces one case has to repeat."""
     if not option.nightly:
@@ -303,3 +364,9 @@ def _chosen(names: list[str], known: Any, what: str) -> frozenset[str]:
 def _suits(device: Device, types: tuple[str, ...], values: bool, dtypes: str, since: str) -> bool:
     promised = not since or Version(torch.__version__) >= Version(since)
     return promised and (not types or device.type in types) and (device.has_values or not values)
+
+
+def _texts(warned: list[warnings.WarningMessage]) -> str:
+    """Each warning of a case once, a line each."""
+    lines = (f"{w.category.__name__}: {' '.join(str(w.message).split())}" for w in warned)
+    return "\n".join(dict.fromkeys(lines))

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from ampcheck.checks import one_line
+from ampcheck.checks import Difference, one_line
 from ampcheck.observe import tensors
 from ampcheck.scenario import Amp
 
@@ -24,7 +24,8 @@ def compare(amp: Amp, call: Callable[[], object], name: str) -> list[torch.Tenso
     if isinstance(outside, Exception):
         amp.unjudged = one_line(inside)
     else:
-        amp.differences.append(f"{name} raised {one_line(inside)} in a region; outside it raises nothing")
+        said = f"{name} raised {one_line(inside)} in a region; outside it raises nothing"
+        amp.differences.append(Difference(said, inside))
     return []
 
 

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ampcheck import checks, ops
 from ampcheck.cases import Case, floating_count
+from ampcheck.checks.reference import Reference, by_hand, far, narrowest, placed, raised_by_cpu, reference
 from ampcheck.devices.base import Device
+from ampcheck.dispatcher import lacks_kernel
 from ampcheck.executors import function
 from ampcheck.ids import assign
 from ampcheck.inputs import build
-from ampcheck.observe import Observation, exists, is_composite, map_tensors, overload, tensors
-from ampcheck.ops.describe import Op, Sample, leaves
+from ampcheck.observe import Observation, exists, is_composite, overload, tensors, writes
+from ampcheck.ops.describe import FORMS, Op, Sample, in_form, leaves
 from ampcheck.replacing import recording, replaceable
-from ampcheck.spec.casting import Expectation, Leaf, expect
+from ampcheck.spec.casting import APPENDED, Expectation, Leaf, expect
 from ampcheck.spec.dtypes import is_floating
-from ampcheck.torch_dtypes import DTYPES, name_of
+from ampcheck.torch_dtypes import name_of
+
+_OF_DTYPES = re.compile(r"dtype|scalar ?type|same type|not implemented for", re.IGNORECASE)
+"""How kernels refuse a mixture of dtypes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,37 +67,117 @@ def _dtype_argument(op: Op, sample: Sample) -> str | None:
 
 
 def check_op(case: Case, device: Device) -> list[str]:
-    """Run an op case and return every difference from the specification.
+    """Run an op case on a device and return every difference from the specification.
 
-    Raises `checks.Unsupported` where autocast did its part and the device then has no kernel for that dtype.
+    Raises:
+        Unsupported: autocast did its part, and the dispatcher has no kernel for the op, or the device declares that it
+            has none for these dtypes.
+        Broken: the op raises or is wrong on this device without autocast, too.
     """
     with device.running():
         if not exists(case.op):
             raise checks.Unsupported(f"torch {torch.__version__} has no aten::{case.op}")
         todo = plan(case, device)
         name = f"aten::{case.op}" if todo.sample.call == "aten" else todo.sample.call
+        require_inputs(todo, device, name)
         if case.rule == "fallthrough" and is_composite(case.op):
             return _parts(case, device, todo, name)
         watched = watch(case, device, todo)
         if todo.expected.error:
             return checks.refused(watched.error, case.op, todo.expected.error, case.rule)
+        if device.has_values and watched.error is not None and watched.of(todo.expected.overload) is None:
+            outside = run_reference(device, todo)
+            if outside.error is not None and not checks.same_error(watched.error, outside.error, name):
+                judge_raise(watched.error, device, todo, name)
         whole = device.sees_composites or watched.of(todo.expected.overload) is not None
         differences = _received(case, todo, watched) if whole else []
         if differences:
             return differences
-        reference = run_reference(device, todo)
-        native, inputs = _native(case, device, todo) if device.has_values else (watched, [])
-        differences = checks.same_error(native.error, reference.error, name) or _kept(device, todo, inputs, name)
-        if differences:
-            return differences
-        if native.error is not None:
-            if device.has_values and (asks_for_one_dtype(todo) or not whole):
-                raise checks.Unsupported(checks.one_line(native.error))
+        if not device.has_values:
+            outside = run_reference(device, todo)
+            return checks.same_error(watched.error, outside.error, name) or _same_dtypes(watched, outside, name)
+        if case.rule == "fallthrough" and _calls_a_policy(case, device, todo):
             return []
-        differences = checks.output_dtypes(native.outputs, [name_of(t.dtype) for t in reference.outputs], name)
-        if differences or not device.has_values or todo.op.values == "none":
-            return differences
-        return _values(device, todo, native, reference, name)
+        return _results(case, device, todo, name) or _forms(case, device, todo, name)
+
+
+def _results(case: Case, device: Device, todo: Plan, name: str) -> list[str]:
+    """How what comes out in a region differs from what comes out on inputs cast by hand, and from what is right.
+
+    Raises Unsupported and Broken as `check_op` does.
+    """
+    native, outside = run(case, device, todo), run_reference(device, todo)
+    if differences := checks.same_error(native.error, outside.error, name):
+        return differences
+    if native.error is not None:
+        judge_raise(native.error, device, todo, name)
+        return []
+    if differences := _same_dtypes(native, outside, name) or _same_bits(device, todo, native, outside, name):
+        if _same_bits(device, todo, run_reference(device, todo), outside, name):
+            raise checks.Broken([f"{name} does not repeat: equal calls outside of autocast give different values"])
+        return differences
+    wrong = _wrong(device, todo, native, name)
+    if wrong and _wrong(device, todo, outside, name):
+        raise checks.Broken([f"{text}; it is wrong without autocast, too" for text in wrong])
+    return wrong
+
+
+def _forms(case: Case, device: Device, todo: Plan, name: str) -> list[str]:
+    """How what an op gives is wrong for other values than its sample's, and for tensors that are not contiguous."""
+    if case.sample or todo.op.values != "exact" or case.inputs not in ("fp32", case.amp):
+        return []
+    if case.inputs == "fp32" and not device.database:  # such a device compiles each op for each dtype
+        return []
+    if writes(case.op):  # where its output lies is the caller's to say
+        return []
+    first = run(case, device, todo)
+    for form in FORMS:
+        sample = in_form(todo.sample, form)
+        if sample is None:
+            continue
+        other = replace(todo, sample=replace(sample, name=f"{sample.name}, {form}"))
+        if reference(other).error is not None:  # PyTorch refuses these values
+            continue
+        try:
+            require_inputs(other, device, name)
+            differences = _results(case, device, other, name)
+        except checks.Broken as broken:
+            raise checks.Broken([f"on {form} inputs: {text}" for text in broken.differences], broken.error) from None
+        if differences:
+            return [checks.Difference(f"on {form} inputs: {text}", checks.error_of(text)) for text in differences]
+    if changed := _overwritten(device, first, name):
+        raise checks.Broken(changed)
+    return []
+
+
+def require_inputs(todo: Plan, device: Device, name: str) -> None:
+    """Raise Broken where a call's tensors cannot be made on the device, or Unsupported as `judge_raise` does."""
+    try:
+        build(todo.sample, todo.dtypes, device)
+    except Exception as error:  # a copy to the device may raise anything
+        if lacks_kernel(error) or device.refuses(error):
+            raise checks.Unsupported(checks.one_line(error)) from error
+        said = checks.one_line(error)
+        raise checks.Broken([f"the inputs of {name} cannot be made on {device.name}: {said}"], error) from error
+
+
+def judge_raise(error: Exception, device: Device, todo: Plan, name: str) -> None:
+    """Judge an exception that a call raises in a region, and outside of it on the same dtypes as well.
+
+    Returns where the kernel was given a mixture of dtypes, or integers, and refuses them in words about dtypes, or the
+    CPU's kernel refuses them, too: autocast did its part. Raises Unsupported where the dispatcher has no kernel for the
+    op, the device declares such texts as refusals, or PyTorch raises the same on the CPU; else Broken.
+    """
+    if lacks_kernel(error):
+        raise checks.Unsupported(checks.one_line(error))
+    cpu = raised_by_cpu(todo)
+    if not asks_for_one_dtype(todo) and (_OF_DTYPES.search(str(error)) or cpu is not None):
+        return
+    if device.refuses(error):
+        raise checks.Unsupported(checks.one_line(error))
+    if device.type != "cpu" and type(cpu) is type(error) and str(cpu) == str(error):
+        raise checks.Unsupported(f"PyTorch itself raises {checks.one_line(error)}")
+    raise checks.Broken([f"{name} raised {checks.one_line(error)}; it raises that without autocast, too"], error)
 
 
 def _received(case: Case, todo: Plan, watched: Observation) -> list[str]:
@@ -121,14 +207,29 @@ def _parts(case: Case, device: Device, todo: Plan, name: str) -> list[str]:
     differences = checks.parts(watched, device.policies(), case.amp)
     if differences or not device.has_values or any(k.overload in device.policies() for k in watched.kernels):
         return differences
-    native, _ = _native(case, device, todo)
-    reference = run_reference(device, todo)
-    differences = checks.same_error(native.error, reference.error, name)
-    if not differences and native.error is None:
-        wanted = [name_of(tensor.dtype) for tensor in reference.outputs]
-        differences = checks.output_dtypes(native.outputs, wanted, name)
-        differences = differences or _values(device, todo, native, reference, name)
+    try:
+        differences = _results(case, device, todo, name)
+    except checks.Broken:
+        if _hides_a_policy(case, device, todo):
+            return []
+        raise
     return [] if differences and _hides_a_policy(case, device, todo) else differences
+
+
+def _calls_a_policy(case: Case, device: Device, todo: Plan) -> bool:
+    """Whether an op without a policy runs one kernel of PyTorch's on every backend, which calls an op with a policy.
+
+    Autocast acts on that op, so what comes out is not what comes out without autocast.
+    """
+    op, explicit = overload(case.op), torch._C.DispatchKey.CompositeExplicitAutograd
+    has, backend = torch._C._dispatch_has_kernel_for_dispatch_key, device.key.removeprefix("Autocast")
+    if has(op.name(), backend) or not has(op.name(), "CompositeExplicitAutograd") or todo.sample.call != "aten":
+        return False
+    _, args, kwargs = _prepared(device, todo)
+    listed = {*device.policies(), *(APPENDED[name] for name in device.policies() if name in APPENDED)}
+    with device.autocast(case.amp):
+        seen = device.observe(lambda: op._op_dk(explicit, *args, **kwargs), listed)
+    return any(kernel.overload in listed for kernel in seen.kernels)
 
 
 def _hides_a_policy(case: Case, device: Device, todo: Plan) -> bool:
@@ -142,27 +243,72 @@ def _hides_a_policy(case: Case, device: Device, todo: Plan) -> bool:
             "part of it calls an op with a policy"
         )
     with recording([device.key]) as entered:
-        _native(case, device, todo)
+        run(case, device, todo)
     return any(overload in device.policies() for _, overload in entered)
 
 
-def _values(device: Device, todo: Plan, native: Observation, reference: Observation, name: str) -> list[str]:
-    got = [device.host(t) for t in native.outputs]
-    differences = []
-    if todo.sample.call == "aten" or not todo.expected.dtype_kwarg:  # else the reference rounds elsewhere
-        wanted = [device.host(t) for t in reference.outputs]
-        with device.aside():
-            differences = checks.bitwise(got, wanted, name)
-    floating = [d for d in todo.expected.leaves if d in ("fp16", "bf16", "fp32")]
-    if differences or todo.op.values != "exact" or not floating:
-        return differences
-    exact = run_reference(device, todo, dtype="fp64")
-    if exact.error is not None:  # no float64 kernel: the bitwise comparison stands alone
+def _same_dtypes(native: Observation, outside: Observation, name: str) -> list[str]:
+    return checks.output_dtypes(native.outputs, [name_of(tensor.dtype) for tensor in outside.outputs], name)
+
+
+def _same_bits(device: Device, todo: Plan, got: Observation, outside: Observation, name: str) -> list[str]:
+    """How the outputs of a call differ in a bit from those of another one on inputs cast by hand."""
+    if todo.op.values == "none":
         return []
-    narrowest = max(floating, key=lambda d: torch.finfo(DTYPES[d]).eps)
-    wanted = [device.host(t) for t in exact.outputs]
+    if todo.sample.call != "aten" and todo.expected.dtype_kwarg:  # by hand it rounds elsewhere
+        return []
     with device.aside():
-        return checks.accuracy(got, wanted, DTYPES[narrowest], name)
+        return checks.bitwise(got.values, outside.values, name)
+
+
+def _overwritten(device: Device, first: Observation, name: str) -> list[str]:
+    """The outputs of a call that hold other values after later calls of the same op."""
+    now = [device.host(t) for t in first.outputs]
+    with device.aside():
+        places = [
+            place for place, (a, b) in enumerate(zip(now, first.values, strict=True)) if not checks.identical(a, b)
+        ]
+    return [f"output {place} of {name} changed when the op was called again; each call has its own" for place in places]
+
+
+def _wrong(device: Device, todo: Plan, seen: Observation, name: str) -> list[str]:
+    """How a call differs from the same one on the CPU: in what it writes to, and in its outputs."""
+    exact, kernel = reference(todo), narrowest(todo)
+    changed = sorted(_changed(device, todo, seen.inputs) - exact.changed)
+    out = [f"argument {place} of {name} holds other values after the call; it is only read" for place in changed]
+    if out or exact.error is not None:
+        return out
+    if len(seen.outputs) != len(exact.outputs):
+        return [f"{name} returned {len(seen.outputs)} tensors; expected {len(exact.outputs)}"]
+    for place, got in enumerate(seen.outputs):
+        what = f"output {place} of {name}"
+        out += placed(got, exact, place, seen.inputs, device.type, what)
+        if not out and todo.op.values == "exact":
+            with device.aside():
+                out += far(seen.values[place], exact.outputs[place], exact.moved[place], kernel, what, todo.op.passes)
+    return out or _shared(device, exact, seen, name)
+
+
+def _shared(device: Device, exact: Reference, seen: Observation, name: str) -> list[str]:
+    """The arguments of a call that change as its outputs are written to: memory that only a write shows to be shared.
+
+    A tensor may have no storage that PyTorch can compare. The outputs are zero afterwards, where the device can do so.
+    """
+    if device.type == "cpu" or not seen.inputs:
+        return []
+    before = [device.host(t) for t in seen.inputs]
+    for place, output in enumerate(seen.outputs):
+        if any(out == place for out, _ in exact.aliases):
+            continue
+        try:
+            output.detach().zero_()
+        except Exception:  # a device without zero_ shares memory unseen
+            return []
+    now = [device.host(t) for t in seen.inputs]
+    with device.aside():
+        places = [place for place, (a, b) in enumerate(zip(now, before, strict=True)) if not checks.identical(a, b)]
+    told = "an output shares memory with it"
+    return [f"argument {place} of {name} changes as the outputs are written to: {told}" for place in places]
 
 
 def watch(case: Case, device: Device, todo: Plan, *, whole: bool = True) -> Observation:
@@ -174,27 +320,17 @@ def watch(case: Case, device: Device, todo: Plan, *, whole: bool = True) -> Obse
         return device.observe(lambda: call(*args, **kwargs), recorded, inputs)
 
 
-def _native(case: Case, device: Device, todo: Plan) -> tuple[Observation, list[torch.Tensor]]:
-    """Run a case as a user does, with nothing between it and PyTorch; also gives the call's tensors."""
+def run(case: Case, device: Device, todo: Plan) -> Observation:
+    """Run a case as a user does, with nothing between it and PyTorch."""
     call, args, kwargs = _prepared(device, todo)
-    return _plain(lambda: call(*args, **kwargs), device.autocast(case.amp)), list(tensors((args, kwargs)))
-
-
-def _kept(device: Device, todo: Plan, inputs: list[torch.Tensor], name: str) -> list[str]:
-    """The call's own tensors hold the values they held before, unless the op changes them without autocast too."""
-    if not inputs:
-        return []
-    changed = _changed(device, todo, inputs)
-    if changed:
-        call, args, kwargs = _prepared(device, todo)
-        _plain(lambda: call(*args, **kwargs), nullcontext())
-        changed -= _changed(device, todo, list(tensors((args, kwargs))))
-    return [f"argument {place} of {name} holds other values after the call; autocast casts copies" for place in changed]
+    return _plain(device, call, args, kwargs, device.autocast(case.amp))
 
 
 def _changed(device: Device, todo: Plan, inputs: list[torch.Tensor]) -> set[int]:
-    """The places of the tensors that differ from what they were made as."""
-    fresh = tensors(build(todo.sample, todo.dtypes, device))
+    """The places of the tensors that differ from what they were made as, or from a cast of that."""
+    fresh = [
+        then.to(now.dtype) for now, then in zip(inputs, tensors(build(todo.sample, todo.dtypes, device)), strict=True)
+    ]
     pairs = [(device.host(now), device.host(then)) for now, then in zip(inputs, fresh, strict=True)]
     with device.aside():
         return {place for place, (now, then) in enumerate(pairs) if not checks.identical(now, then)}
@@ -206,48 +342,33 @@ def _prepared(device: Device, todo: Plan) -> tuple[Callable[..., Any], tuple[Any
     return function(todo.op, todo.sample), args, kwargs
 
 
-def _plain(call: Callable[[], Any], region: AbstractContextManager[object]) -> Observation:
-    observation = Observation()
+def _plain(
+    device: Device,
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    region: AbstractContextManager[object],
+) -> Observation:
+    observation = Observation(inputs=list(tensors((args, kwargs))))
     try:
         with region:
-            observation.outputs = list(tensors(call()))
+            observation.outputs = list(tensors(call(*args, **kwargs)))
+        device.synchronize()
+        observation.values = [device.snapshot(t) for t in observation.outputs]
     except Exception as error:  # the call under test may raise anything, and that is what is to be seen
         observation.error = error
     return observation
 
 
-def run_reference(device: Device, todo: Plan, dtype: str | None = None) -> Observation:
-    """The same call outside autocast on inputs cast by hand; all floating ones to `dtype` where it is given."""
-    call, args, kwargs = by_hand(todo, *build(todo.sample, todo.dtypes, device), dtype)
+def run_reference(device: Device, todo: Plan) -> Observation:
+    """Run the same call outside of autocast on inputs cast by hand."""
+    try:
+        call, args, kwargs = by_hand(todo, *build(todo.sample, todo.dtypes, device))
+    except Exception as error:  # a cast may raise anything
+        return Observation(error=error)
     device.seed()
     if not device.has_values:
         # What it is compared with was recorded, which takes composite ops apart elsewhere than fake tensors do.
         recorded = {*device.policies(), todo.op.overload, todo.expected.overload}
         return device.observe(lambda: call(*args, **kwargs), recorded)
-    return _plain(lambda: call(*args, **kwargs), nullcontext())
-
-
-def by_hand(
-    todo: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: str | None = None
-) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """The call that autocast is to make of a case's own one, with the arguments cast to what its kernel is to receive.
-
-    A spelling may not take the `dtype=` that autocast fills in; its inputs are cast to that dtype instead. All floating
-    arguments are cast to `dtype` in the end, where it is given.
-    """
-    filled = todo.expected.dtype_kwarg
-    if filled and todo.sample.call != "aten":
-        dtype = dtype or filled
-    wanted = iter(todo.expected.leaves)
-
-    def cast(tensor: torch.Tensor) -> torch.Tensor:
-        out = tensor.to(DTYPES[next(wanted)])
-        return out.to(DTYPES[dtype]) if dtype and out.is_floating_point() else out
-
-    args = map_tensors(args, cast)
-    kwargs = {name: map_tensors(value, cast) for name, value in kwargs.items()}
-    call = function(todo.op, todo.sample)
-    if todo.sample.call == "aten" and filled:
-        call = overload(todo.expected.overload)
-        kwargs["dtype"] = DTYPES[dtype or filled]
-    return call, args, kwargs
+    return _plain(device, call, args, kwargs, nullcontext())

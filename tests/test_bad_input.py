@@ -151,19 +151,32 @@ def test_a_malformed_manifest(tmp_path: Path) -> None:
         (toml({**_ENTRY, "reason": " "}), "deviation 'one' has no reason"),
         (toml({k: v for k, v in _ENTRY.items() if k != "reason"}), "deviation 'one' has no reason"),
         (toml({**_ENTRY, "colour": "red"}), "deviation 'one' has unknown fields: colour"),
-        (toml({**_ENTRY, "kind": "bug"}), "kind is 'bug'; it is one of deviation, unsupported, flaky"),
+        (toml({**_ENTRY, "kind": "bug"}), "kind is 'bug'; it is one of deviation, fault, unsupported, flaky"),
         (toml({**_ENTRY, "cases": []}), 'cases must be a list of globs of the form "rule/id"'),
         (toml({**_ENTRY, "link": "somewhere"}), "link is 'somewhere'"),
         (toml({**_ENTRY, "raises": "("}), "raises is no regular expression"),
-        (toml({**_ENTRY, "torch": "new"}), "torch is no version range"),
-        (toml(_ENTRY, _ENTRY), "deviation 'one' stands there more than once"),
+        (toml({**_ENTRY, "torch": "new"}), "torch is no version range: 'new'"),
+        (toml({**_ENTRY, "but": []}), 'but must be a list of globs of the form "rule/id"'),
+        (toml({**_ENTRY, "but": "x/y"}), 'but must be a list of globs of the form "rule/id"'),
+        (toml({**_ENTRY, "lacks": "mmm bf16"}), "lacks is 'mmm bf16'; it is an op and a dtype"),
+        (toml({**_ENTRY, "devices": "cpu"}), 'devices must be a list of names, as in ["cpu", "virtual:cuda"]'),
+        (toml({**_ENTRY, "devices": []}), 'devices must be a list of names, as in ["cpu", "virtual:cuda"]'),
+        (toml({**_ENTRY, "devices": ["cpu", "gpu"]}), "there is no device named 'gpu'; there are cpu, cuda, jax"),
+        (toml({**_ENTRY, "libraries": "jax"}), "libraries must be a table of version ranges"),
+        (toml(_ENTRY) + 'libraries = { pytest = "new" }\n', "libraries.pytest is no version range: 'new'"),
+        (toml(_ENTRY) + "libraries = { pytest = 8 }\n", "libraries.pytest is no version range: 8"),
+        (
+            toml(_ENTRY) + 'libraries = { pytset = ">8" }\n',
+            "libraries names 'pytset', which is not installed and",
+        ),
+        (toml(_ENTRY, _ENTRY), "deviation 'one' is in the file more than once"),
     ],
 )
 def test_a_malformed_deviations_file(text: str, sentence: str, tmp_path: Path) -> None:
     path = tmp_path / "deviations.toml"
     path.write_text(text)
     with pytest.raises(UsageError) as refusal:
-        load(path)
+        load(path, tuple(known()))
     assert sentence in str(refusal.value)
     assert str(path) in str(refusal.value)
 
@@ -172,6 +185,20 @@ def test_a_well_formed_deviations_file(tmp_path: Path) -> None:
     path = tmp_path / "deviations.toml"
     path.write_text(toml(_ENTRY, {**_ENTRY, "id": "two"}, {**_ENTRY, "id": "old", "torch": "<2"}))
     assert [deviation.id for deviation in load(path)] == ["one", "two"]
+
+
+def test_a_package_that_another_asks_for_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "deviations.toml"
+    path.write_text(toml(_ENTRY) + 'libraries = { pytest-benchmark = ">99" }\n')  # an extra of ampcheck
+    assert load(path) == []
+
+
+def test_run_refuses_an_unknown_device(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(toml({**_ENTRY, "devices": ["gpu"]}))
+    done = run(tmp_path, "run", "--device=cpu", "--op=mm", "--deviations=a.toml")
+    assert done.returncode == 2
+    assert done.stderr.startswith("ampcheck: a.toml: deviation 'one': there is no device named 'gpu'; there are cpu, ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_run_refuses_a_reasonless_deviation_and_an_id_of_another_file(tmp_path: Path) -> None:
@@ -185,7 +212,7 @@ def test_run_refuses_a_reasonless_deviation_and_an_id_of_another_file(tmp_path: 
         tmp_path, str(ROOT / "suites"), "--device=cpu", "--op=mm", "--deviations=a.toml", "--deviations=b.toml"
     )
     assert done.returncode == 2
-    assert "b.toml: deviation 'one' stands already in a.toml" in done.stderr
+    assert "b.toml: deviation 'one' is in a.toml already" in done.stderr
 
 
 @pytest.fixture

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from ampcheck import cli
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
-from ampcheck.devices.registry import known
-from tests.cli_support import ROOT, refused, run, run_pytest
+from ampcheck.devices.registry import absent, known, promised, select, unusable, warned
+from ampcheck.dispatcher import UNKNOWN
+from ampcheck.errors import UsageError
+from ampcheck.spec.policies import closest, rows, table, versions
+from tests.cli_support import LIMIT, ROOT, refused, run, run_pytest
+
+CPU = "from ampcheck.devices.cpu import Cpu\nclass D(Cpu):\n  name = token = 'mydev'\n"
+"""The head of a device of a third party; what follows is its own."""
 
 
 @pytest.mark.parametrize(
@@ -56,6 +69,19 @@ from tests.cli_support import ROOT, refused, run, run_pytest
             "DEVICES = (D(),)",
             "has the default 'bf16', which is not among its amp_dtypes",
         ),
+        (
+            CPU + "  type, key = 'mydevice', 'AutocastPrivateUse9'\nDEVICES = (D(),)",
+            "has the key 'AutocastPrivateUse9'; the autocast dispatch key of device type 'mydevice' is "
+            "'AutocastPrivateUse1'",
+        ),
+        (
+            CPU + "  type, key = 'mydevice', 'AutocastCUDA'\nDEVICES = (D(),)",
+            "has the key 'AutocastCUDA'; the autocast dispatch key of device type 'mydevice' is 'AutocastPrivateUse1'",
+        ),
+        (
+            CPU + "  key = 'AutocastPrivateUse1'\nDEVICES = (D(),)",
+            "has the key 'AutocastPrivateUse1'; the autocast dispatch key of device type 'cpu' is 'AutocastCPU'",
+        ),
     ],
 )
 def test_a_bad_device_module(
@@ -93,3 +119,184 @@ def test_run_and_pytest_refuse_a_bad_module(tmp_path: Path) -> None:
     ):
         assert done.returncode == 2
         assert "bad cannot be loaded as a device: RuntimeError: no driver" in done.stderr
+
+
+# ---- what a device promises
+
+
+class Promising(Cpu):
+    name = token = "promising"
+
+    def __init__(self, policies: object) -> None:
+        self._policies = policies
+
+    def policies(self) -> object:  # type: ignore[override]  # what a third party returns
+        return self._policies
+
+
+@pytest.mark.parametrize(
+    ("policies", "sentence"),
+    [
+        ({"mm": "downcst"}, "promises the policy 'downcst' for 'mm'; there are downcast, upcast, .* 'downcast'?"),
+        ({"mm": None}, "promises the policy None for 'mm'; there are downcast, "),
+        ({"bmmm": "downcast"}, r"promises a policy for 'bmmm', and torch .* has no such overload of aten; .* 'bmm'\?"),
+        ({"aten::mm": "downcast"}, r"promises a policy for 'aten::mm', and torch .*; did you mean 'mm'\?"),
+        ({"mm.default": "downcast"}, r"promises a policy for 'mm.default', and torch .*; did you mean "),
+        ({"softmax.intt": "upcast"}, r"'softmax.intt', and torch .*; did you mean 'softmax.int'\?"),
+        ({7: "upcast"}, "promises a policy for 7, and torch"),
+        ({"mm": "append"}, "promises the policy 'append' for 'mm'; there are overloads with a dtype for norm.Scalar, "),
+        (
+            {"xx": "upcast", "yy": "upcast", "mm": "upcast"},
+            r"promises a policy for 'xx'.* \(1 more promises are wrong\)",
+        ),
+        (["mm"], r"policies\(\) returned a list; expected a mapping of overloads to policies"),
+    ],
+)
+def test_a_promise_that_no_case_could_test(policies: object, sentence: str) -> None:
+    with pytest.raises(UsageError, match=r"device 'promising': policies\(\) ") as raised:
+        unusable(Promising(policies))
+    assert raised.match(sentence)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [
+        table("AutocastCUDA", closest(torch.__version__)),
+        {row.overload: row.policy for version in versions() for row in rows(version)},
+        {"mm": "downcast", "relu": "fallthrough", "special_bessel_j0": UNKNOWN, "norm.Scalar": "append"},
+    ],
+    ids=["cuda", "all_tables", "every_kind"],
+)
+def test_right_promises(policies: object) -> None:
+    assert unusable(Promising(policies)) is None
+    assert promised(Promising(policies)) == policies
+
+
+def test_the_devices_of_ampcheck_promise_what_exists() -> None:
+    for device in known().values():
+        assert promised(device)
+
+
+# ---- methods that raise
+
+
+RAISING = CPU + "  def {method}(self):\n    raise RuntimeError('the library\\nis too old')\nDEVICES = (D(),)\n"
+
+
+@pytest.mark.parametrize("method", ["unavailable", "policies"])
+def test_a_method_that_raises(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"raising_{method}"
+    (tmp_path / f"{module}.py").write_text(RAISING.format(method=method))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    sentence = f"device 'mydev': {method}() raised RuntimeError: the library is too old ({module}.py:5 in {method})"
+    for names in (("mydev",), ()):
+        with pytest.raises(UsageError) as raised:
+            select(names, (module,))
+        assert str(raised.value) == sentence
+    assert absent((module,))["mydev"] == sentence
+    assert [device.name for device in select(("cpu",), (module,))] == ["cpu"]
+    assert cli.main(("devices", f"--device-module={module}")) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("mydev ")]
+    assert sentence in row
+    assert (
+        refused(capsys, "explain", "mm", "--device=mydev", f"--device-module={module}") == sentence
+        if method == ("policies")
+        else True
+    )
+
+
+def test_an_answer_that_is_no_sentence() -> None:
+    class Odd(Cpu):
+        def unavailable(self) -> object:  # type: ignore[override]  # what a third party returns
+            return True
+
+    with pytest.raises(UsageError, match=r"unavailable\(\) returned True; it returns a sentence, or None"):
+        unusable(Odd())
+
+
+def test_run_and_pytest_refuse_a_method_that_raises(tmp_path: Path) -> None:
+    (tmp_path / "raising.py").write_text(RAISING.format(method="policies"))
+    for done in (
+        run(tmp_path, "run", "--device=mydev", "--device-module=raising"),
+        run_pytest(tmp_path, str(ROOT / "suites"), "--device=mydev", "--device-module=raising"),
+    ):
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert "device 'mydev': policies() raised RuntimeError: the library is too old (raising.py:5 in" in done.stderr
+        assert "INTERNALERROR" not in done.stdout + done.stderr
+
+
+# ---- warnings
+
+
+WARNING = "import warnings\nPATTERN = '\\d'\nwarnings.warn('an old driver', FutureWarning)\n" + CPU
+
+
+@pytest.mark.parametrize(
+    "load", [known, absent, lambda modules: select((), modules)], ids=["known", "absent", "select"]
+)
+def test_a_warning_never_stops_an_import(
+    load: Callable[[tuple[str, ...]], object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    module = f"warning_{request.node.callspec.id}"
+    (tmp_path / f"{module}.py").write_text(WARNING + "DEVICES = (D(),)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load((module,))
+    said = [line for line in warned() if line.startswith(f"device module {module} warned: ")]
+    assert len(said) == 2, warned()
+    assert any("invalid escape sequence" in line and f"{module}.py:2)" in line for line in said)
+    assert any("FutureWarning: an old driver" in line and f"{module}.py:3)" in line for line in said)
+
+
+def test_the_warnings_of_a_method_are_kept(tmp_path: Path) -> None:
+    class Warning_(Cpu):
+        name = token = "warner"
+
+        def unavailable(self) -> str | None:
+            warnings.warn("half of the cores are off", UserWarning, stacklevel=1)
+            return None
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert unusable(Warning_()) is None
+    assert any(line.startswith("device 'warner' warned: UserWarning: half of the cores are off (") for line in warned())
+
+
+def test_a_run_shows_the_warnings_of_an_import(tmp_path: Path) -> None:
+    (tmp_path / "warning.py").write_text(WARNING + "  deviations = None\n  compilers = ()\nDEVICES = (D(),)\n")
+    case = ("--device=mydev", "--device-module=warning", "--rule=downcast", "--op=mm", "--amp-dtype=fp16")
+    done = run(tmp_path, "run", "--suite=eager", *case)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "device module warning warned: FutureWarning: an old driver (" in done.stdout
+    plain = run_pytest(tmp_path, str(ROOT / "suites" / "eager"), "--no-run-file", *case)
+    assert plain.returncode == 0, plain.stdout + plain.stderr
+
+
+# ---- PrivateUse1
+
+
+def test_a_name_that_another_backend_took(tmp_path: Path) -> None:
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "backends")))
+    modules = ("--device-module=slowpoke", "--device-module=numpy_backend")
+    done = subprocess.run(
+        [sys.executable, "-m", "ampcheck", "devices", *modules],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ampcheck: device module numpy_backend cannot be loaded as a device: RuntimeError: ")
+    assert done.stderr.endswith(
+        "; PrivateUse1 is 'slowpoke' in this process already, and a process has one such backend: load the backends in "
+        "separate runs\n"
+    )

@@ -37,13 +37,13 @@ def run(*results: Result, name: str = "a", footer: bool = True, devices: Any = (
 
 
 def test_every_pair_of_statuses_is_in_its_group() -> None:
-    red = {"fail", "fixed", "error", "crash", "timeout", "missing"}
+    red = {"fail", "broken", "fixed", "error", "crash", "timeout", "missing"}
     for before in STATUSES:
         for after in STATUSES:
             found = compare(run(result("mm", before)), run(result("mm", after)))
-            if before not in red and after in red:
+            if (before not in red and after in red) or (before == "pass" != after):
                 want = "regressed"
-            elif before in red and after not in red:
+            elif (before in red and after not in red) or (before != "pass" == after):
                 want = "fixed"
             else:
                 want = "changed" if before != after else "unchanged"

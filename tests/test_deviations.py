@@ -1,29 +1,34 @@
-"""The deviations files: they load, their links are links, their globs select cases, and each finding has its page.
+"""Deviations: what an entry excuses, on which devices, and what this package's own files say.
 
-The form of a file is tested with `ampcheck.deviations`; here it is about what this package's own files say.
+Malformed files are in test_bad_input.py.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from ampcheck.deviations import JIT, KERNELS, SHARED, Deviation, Waivers, load
-from ampcheck.devices.registry import known, select
-from ampcheck.errors import UsageError
+from ampcheck import deviations, results
+from ampcheck.deviations import JIT, KERNELS, SHARED, Deviation, Waivers, load, waive
+from ampcheck.devices.base import Device
+from ampcheck.devices.registry import OWN, known, select
+from ampcheck.dispatcher import compiled
 from ampcheck.ids import parse_key, parse_node
-from tests.cli_support import LIMIT
+from tests.cli_support import LIMIT, run_pytest
 from tests.test_findings import SECTIONS
 
 ROOT = Path(__file__).parents[1]
 FILES = list(dict.fromkeys([SHARED, JIT, KERNELS, *(d.deviations for d in known().values() if d.deviations)]))
-DEVIATIONS = [deviation for path in FILES for deviation in load(path)]
+DEVIATIONS = [deviation for path in FILES for deviation in load(path, tuple(known()))]
 
 _LINK = re.compile(
     r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+|https://docs\.pytorch\.org/docs/\S+|unreported"
@@ -133,28 +138,271 @@ def test_a_page_that_names_others_is_found(name: str, sure: str, case: str, says
     assert found.startswith(f"{name} {says}")
 
 
-ENTRY = """
-[[deviation]]
-id = "one"
-cases = ["downcast/mm-*"]
-kind = "deviation"
-reason = "A reason."
-link = "unreported"
-raises = "x"
-torch = ">=2.11"
-lacks = "mm bf16"
-added = "2026-11-22"
-"""
+def test_no_glob_is_negated() -> None:
+    """`[!c]*` leaves out no device: a star before it reaches past the dash."""
+    assert [d.id for d in DEVIATIONS if any("[!" in glob for glob in (*d.cases, *d.but))] == []
 
 
-def test_an_entry_of_a_lacking_kernel_applies_where_the_processor_lacks_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_every_library_is_known() -> None:
+    assert {name for d in DEVIATIONS for name, _ in d.libraries} <= deviations._packages() | {"jax"}
+    assert any(d.libraries for d in DEVIATIONS)
+
+
+def test_the_readme_counts_the_faults_of_the_jax_device() -> None:
+    path = known()["jax"].deviations
+    assert path is not None
+    count = sum(entry.kind == "fault" for entry in load(path))
+    assert count > 0
+    assert f"The jax device that ships with ampcheck has {count} known faults of its own" in (
+        ROOT / "README.md"
+    ).read_text(encoding="utf-8")
+    assert not [d.id for other in FILES if other != path for d in load(other) if d.kind == "fault"]
+
+
+# ---- what an entry excuses
+
+
+def entry(name: str = "one", raises: str = "first", **fields: Any) -> Deviation:
+    """An entry for every case of rule state."""
+    about = {"cases": ("state/*",), "kind": "deviation", "reason": f"Because of {name}.", "link": "unreported"}
+    return Deviation(**{"id": name, "raises": raises, "torch": ">=2.11", "added": "2026-11-22", **about, **fields})
+
+
+FIRST, SECOND = entry(), entry("two", "second")
+INHERITED = replace(SECOND, inherited=True)
+LACKS = entry("lack", "no kernel", kind="unsupported")
+
+
+@pytest.mark.parametrize(
+    ("status", "differences", "entries", "shown", "about"),
+    [
+        ("fail", ["first: got 1"], [FIRST], "deviation", "one"),
+        ("fail", ["first: got 1", "first: got 2"], [FIRST], "deviation", "one"),
+        ("fail", ["first: got 1", "second: got 2"], [FIRST, SECOND], "deviation", "one, two"),
+        ("fail", ["first: got 1", "second: got 2"], [FIRST, INHERITED], "deviation", "one, two"),
+        ("fail", ["first: got 1"], [FIRST, INHERITED], "deviation", "one"),
+        ("fail", ["ValueError: a line\nand the first one"], [FIRST], "deviation", "one"),
+        ("fail", ["first: got 1"], [replace(FIRST, kind="fault")], "deviation", "one"),
+        ("fail", ["first: got 1"], [replace(FIRST, kind="flaky")], "deviation", "one"),
+        ("fail", ["no kernel"], [LACKS], "unsupported", "lack"),
+        ("fail", ["no kernel"], [LACKS, FIRST], "unsupported", "lack"),
+        ("fail", ["no kernel", "first"], [LACKS, FIRST], "deviation", "lack, one"),
+        ("broken", ["first: got 1"], [FIRST], "deviation", "one"),
+        # red
+        ("fail", ["first: got 1", "second: got 2"], [FIRST], "fail", "one"),
+        ("fail", ["second: got 2", "first: got 1"], [FIRST], "fail", "one"),
+        ("fail", ["third"], [FIRST, INHERITED], "fail", "one, two"),
+        ("broken", ["second: got 2"], [FIRST], "broken", "one"),
+        ("fail", ["first: got 1"], [FIRST, SECOND], "fixed", "two"),
+        ("fail", ["first: got 1", "no kernel"], [FIRST, LACKS, SECOND], "fixed", "two"),
+        ("fail", ["first: got 1"], [], "fail", ""),
+        ("fail", [], [FIRST], "fail", ""),
+        ("error", ["first: got 1"], [FIRST], "error", ""),
+        ("pass", [], [FIRST], "fixed", "one"),
+        ("pass", [], [replace(FIRST, kind="fault")], "fixed", "one"),
+        ("pass", [], [LACKS, INHERITED], "fixed", "lack"),
+        # a pass is a pass
+        ("pass", [], [INHERITED], "pass", ""),
+        ("pass", [], [replace(FIRST, kind="flaky")], "pass", ""),
+        ("pass", [], [], "pass", ""),
+    ],
+)
+def test_a_case_is_excused_where_each_difference_is_described(
+    status: str, differences: list[str], entries: list[Deviation], shown: str, about: str
 ) -> None:
-    path = tmp_path / "deviations.toml"
-    path.write_text(ENTRY)
-    assert load(path) == []  # every processor has this kernel
-    monkeypatch.setattr("ampcheck.deviations.lacks", lambda op, dtype: (op, dtype) == ("mm", "bf16"))
-    assert [deviation.id for deviation in load(path)] == ["one"]
-    path.write_text(ENTRY.replace("mm bf16", "mmm bf16"))
-    with pytest.raises(UsageError, match="lacks is 'mmm bf16'; it is an op and a dtype"):
-        load(path)
+    found, why, named = waive(status, differences, entries)
+    assert (found, ", ".join(entry.id for entry in named)) == (shown, about)
+    if shown in ("deviation", "unsupported"):
+        assert why == " ".join(f"{entry.reason} unreported" for entry in named)
+
+
+def test_what_no_entry_describes_is_named() -> None:
+    _, why, _ = waive("fail", ["first", "second: got 2"], [FIRST])
+    assert why == "no deviation of this case ('one') describes: second: got 2"
+    _, why, _ = waive("fail", ["first"], [FIRST, replace(SECOND, file="a.toml")])
+    assert why == "deviation 'two' is stale: the case fails in other ways alone (a.toml)"
+    _, why, _ = waive("pass", [], [replace(FIRST, file="a.toml")])
+    assert why == "deviation 'one' is stale: the case passes now (a.toml)"
+
+
+SUITE = """
+from ampcheck.suite import scenario
+
+@scenario(dtypes="default")
+def test_two(amp):
+    amp.expect("first", 1, 2)
+    amp.expect("second", 1, 2)
+
+@scenario(dtypes="default")
+def test_noted_before_it_raised(amp):
+    amp.expect("first", 1, 2)
+    raise ValueError("second")
+
+@scenario(dtypes="default")
+def test_noted_before_it_was_unsupported(amp):
+    amp.expect("first", 1, 2)
+    amp.unsupported("second")
+
+@scenario(dtypes="default")
+def test_many_lines(amp):
+    raise ValueError("a line\\nand a first one")
+"""
+NAMES = ["two", "noted_before_it_raised", "noted_before_it_was_unsupported", "many_lines"]
+
+
+@pytest.mark.parametrize(
+    ("raises", "statuses"),
+    [
+        ("first", ["fail", "fail", "fail", "deviation"]),
+        ("second", ["fail", "fail", "fail", "fail"]),
+        ("first|second", ["deviation", "deviation", "deviation", "deviation"]),
+    ],
+)
+def test_a_run_holds_every_difference_against_the_entries(tmp_path: Path, raises: str, statuses: list[str]) -> None:
+    folder = tmp_path / "suites" / "eager"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    (folder / "test_state.py").write_text(SUITE.replace("\\\\", "\\"), encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(as_toml(entry(raises=raises)), encoding="utf-8")
+    options = ("--device=cpu", "--deviations=mine.toml", "--run-file=run.jsonl", "-p", "ampcheck.plugin")
+    done = run_pytest(tmp_path, "suites", "--import-mode=importlib", f"--rootdir={tmp_path}", *options)
+    found = {result.op: result for result in results.read(tmp_path / "run.jsonl").results.values()}
+    assert [found[name].status for name in NAMES] == statuses, done.stdout
+    assert "first: got 1; expected 2" in found["noted_before_it_raised"].message
+    assert "ValueError: second" in found["noted_before_it_raised"].message
+
+
+# ---- the cases, devices and conditions of an entry
+
+
+def as_toml(*entries: Deviation) -> str:
+    """A deviations file."""
+    lines = []
+    for one in entries:
+        lines.append("[[deviation]]")
+        for key in ("id", "kind", "reason", "link", "raises", "torch", "added", "lacks"):
+            lines += [f"{key} = {json.dumps(getattr(one, key))}"] if getattr(one, key) else []
+        for key in ("cases", "but", "devices"):
+            lines += [f"{key} = {json.dumps(list(getattr(one, key)))}"] if getattr(one, key) else []
+        if one.libraries:
+            lines.append(f"libraries = {{ {', '.join(f'{name} = {json.dumps(v)}' for name, v in one.libraries)} }}")
+    return "\n".join(lines) + "\n"
+
+
+def ids(found: Iterable[Deviation]) -> list[str]:
+    return [one.id for one in found]
+
+
+def test_an_entry_speaks_of_its_cases_but_those_it_leaves_out() -> None:
+    one = entry(cases=("state/a-*", "depth/*"), but=("state/a-fp16-*",))
+    names = ["state/a-bf16-cpu", "state/a-fp16-cpu", "state/b-bf16-cpu", "depth/x-fp16-cpu", "jit/state/a-bf16-cpu"]
+    assert [one.covers(name) for name in names] == [True, False, False, True, False]
+
+
+def test_an_entry_is_for_the_devices_it_names(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(as_toml(entry(devices=("cpu", "jax")), entry("two")), encoding="utf-8")
+    waivers = Waivers([known()["cpu"], known()["virtual:xpu"]], [path])
+    assert ids(waivers.of("cpu", "state/x-bf16-cpu")) == ["one", "two"]
+    assert ids(waivers.of("virtual:xpu", "state/x-fp16-vxp")) == ["two"]
+    # A glob is stale where only other devices have cases for it.
+    assert [s for s in waivers.stale(["state/x-fp16-vxp"]) if "mine" in s] == [
+        f"{path}: deviation 'one': no case matches 'state/*'"
+    ]
+    assert not [s for s in waivers.stale(["state/x-bf16-cpu"]) if "mine" in s]
+
+
+@pytest.mark.parametrize(
+    ("fields", "applies"),
+    [
+        ({}, True),
+        ({"torch": ">=99"}, False),
+        ({"libraries": (("packaging", ">=1"),)}, True),
+        ({"libraries": (("packaging", ">=1"), ("PyTest", ">=1"))}, True),
+        ({"libraries": (("packaging", "<1"),)}, False),
+        ({"libraries": (("packaging", ">=1"), ("pytest", "<1"))}, False),
+        ({"libraries": (("absent", ">=1"),)}, False),
+        ({"lacks": "mm bf16"}, False),
+        ({"lacks": "mm fp32"}, True),
+    ],
+)
+def test_an_entry_applies_where_its_conditions_hold(
+    fields: dict[str, Any], applies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deviations, "lacks", lambda op, dtype: (op, dtype) == ("mm", "fp32"))
+    monkeypatch.setattr(deviations, "_packages", lambda: {"packaging", "pytest", "absent"})
+    path = tmp_path / "mine.toml"
+    path.write_text(as_toml(entry(**fields)), encoding="utf-8")
+    assert ids(load(path)) == (["one"] if applies else [])
+
+
+# ---- what devices of other packages inherit
+
+
+class Theirs(Device):
+    """A PrivateUse1 device of another package."""
+
+    name = token = type = "theirs"
+    key = "AutocastPrivateUse1"
+
+    def unavailable(self) -> None:
+        return None
+
+
+class OnCpu(Theirs):
+    """One with PyTorch's kernels of the CPU."""
+
+    name = token = "oncpu"
+    key = "AutocastCPU"
+
+
+HOOKS, CACHE = "autodiff/what_a_hook_sees-unkept-fp16-{}", "cache/changed_weight-data-fp16-{}"
+TWICE, MIXED = "nesting/one_object_inside_itself-fp16-{}", "promote/addcmul-bf16-fp16-{}"
+
+
+def inherited(device: Device, case: str) -> list[tuple[str, bool]]:
+    """The entries that speak of a case on a device, and whether each is inherited."""
+    return [(one.id, one.inherited) for one in Waivers([device]).of(device.name, case.format(device.token))]
+
+
+@pytest.mark.parametrize("made_of_helpers", [True, False])
+def test_a_third_partys_device_inherits_what_is_pytorchs(
+    made_of_helpers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deviations, "compiled", lambda key: made_of_helpers)
+    assert inherited(Theirs(), HOOKS) == [("cache-setting-not-in-backward-threads", True)]
+    assert inherited(Theirs(), TWICE) == [("region-object-entered-twice", True)]
+    assert inherited(Theirs(), CACHE) == ([("stale-cached-weight", True)] if made_of_helpers else [])
+    assert inherited(Theirs(), MIXED) == ([("promote-mixed-low", True)] if made_of_helpers else [])
+    assert inherited(OnCpu(), CACHE) == [("stale-cached-weight", True)]
+    assert inherited(OnCpu(), HOOKS) == [("cache-setting-not-in-backward-threads", True)]
+
+
+def test_on_this_packages_devices_pytorchs_entries_are_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deviations, "compiled", lambda key: True)
+    assert inherited(known()["cpu"], HOOKS) == []  # it names CUDA and jax
+    assert inherited(known()["cpu"], CACHE) == [("stale-cached-weight", False)]
+    assert inherited(known()["jax"], HOOKS) == [("cache-setting-not-in-backward-threads", False)]
+    assert inherited(known()["jax"], CACHE) == []  # its kernels are Python's
+    assert set(known()) >= OWN
+    assert "theirs" not in OWN
+
+
+def test_a_third_partys_own_entries_are_strict(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(as_toml(entry(devices=("theirs",))), encoding="utf-8")
+    waivers = Waivers([Theirs()], [path])
+    assert [(one.id, one.inherited) for one in waivers.of("theirs", "state/x-fp16-theirs")] == [("one", False)]
+
+
+def test_python_kernels_are_told_from_compiled_ones() -> None:
+    assert compiled("AutocastCPU")
+    assert compiled("AutocastCUDA")
+    assert not compiled("AutocastHPU")
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("mm", lambda *args: None, "AutocastHPU")
+    try:
+        assert torch._C._dispatch_get_registrations_for_dispatch_key("AutocastHPU") == ["aten::mm"]
+        assert not compiled("AutocastHPU")
+    finally:
+        library._destroy()

@@ -149,6 +149,20 @@ def test_what_is_not_compiled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said == "dynamo: aten::mm was not compiled: RuntimeError: no graph … of this; eager mode runs it"
 
 
+@pytest.mark.parametrize("text", ["is unsafe to autocast", "the compiler has a defect"])
+def test_a_refusal_says_what_eager_mode_says(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(function: object, inputs: object, **_: object) -> kinds.Compiled:
+        raise RuntimeError(f"while tracing\n{text}")
+
+    def banned(*_: object) -> None:
+        raise RuntimeError("is unsafe to autocast\nuse another op")
+
+    monkeypatch.setitem(kinds.EXECUTORS, "dynamo", kinds.Executor(refusing))
+    monkeypatch.setattr(parity.source, "define", lambda _: banned)
+    found = parity.check(MM, CPU)
+    assert (found == []) == (text == "is unsafe to autocast"), found
+
+
 @pytest.mark.parametrize("executor", ["dynamo", "export"])
 def test_the_reproduction_runs(executor: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = program.reproduce(replace(MM, executor=executor), CPU)

@@ -209,12 +209,13 @@ def test_a_part_that_gets_a_wrong_dtype_is_found() -> None:
     ]
 
 
-def test_what_is_refused_with_and_without_autocast_is_unsupported() -> None:
-    with (
-        _planted("add", lambda *args, **kwargs: _refuse(None)),
-        pytest.raises(checks.Unsupported, match=r"^RuntimeError: not under autocast$"),
-    ):
-        check_database(case("add"), CPU)
+def test_what_is_raised_with_and_without_autocast_is_broken_unless_the_device_declares_it() -> None:
+    said = "RuntimeError: not under autocast"
+    with _planted("add", lambda *args, **kwargs: _refuse(None)):
+        with pytest.raises(checks.Broken, match=rf"^add raised {said}; it raises that without autocast, too$"):
+            check_database(case("add"), CPU)
+        with patch.object(type(CPU), "refusals", ("not under",)), pytest.raises(checks.Unsupported, match=f"^{said}$"):
+            check_database(case("add"), CPU)
 
 
 def test_an_op_without_samples_is_no_pass() -> None:

@@ -144,7 +144,7 @@ def advise(
     pooled: list[Found] = []
     for process in range(mode.processes):
         plan = Plan(step, device, list(modules), chosen, process, mode.rounds, mode.target, process == 0, threads)
-        pooled.append(_measured(plan, mode.limit * len(chosen)))
+        pooled.append(_measured(plan, FULL.limit * len(chosen)))
         if process + 1 < mode.processes:
             tell(f"process {process + 1} of {mode.processes} has measured it")
     rounds = [Rounds(**one) for found in pooled for one in found.rounds]

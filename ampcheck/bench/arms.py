@@ -15,6 +15,9 @@ from ampcheck.errors import UsageError
 SLOW_FP16 = "torch has no fast float16 kernels on a CPU: at this size it takes 10 to 400 times as long as float32"
 NO_PRODUCT = "no product in it that the device could shorten"
 NOT_FLOAT32 = "its inputs are not all float32, which is what it is about; converted they would be another workload"
+COMPILED_AHEAD = ("cpu",)
+"""Devices whose ops need not be compiled when they are first called."""
+
 FP16_GRADIENTS = "GradScaler refuses float16 gradients, and without it they underflow"
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
-from ampcheck.bench import peaks
+from ampcheck.bench import peaks, summary
 from ampcheck.bench.model import Group
 from ampcheck.bench.peaks import Peaks
 from ampcheck.bench.run import environment
@@ -22,15 +22,16 @@ _LIMIT = 120.0
 """Seconds after which a device is taken to have no ceiling."""
 
 
-def find(device: str, modules: Sequence[str], threads: int, seconds: float) -> Peaks | None:
+def find(device: str, modules: Sequence[str], threads: int, seconds: float, limit: float = _LIMIT) -> Peaks | None:
     """The ceilings of a device, None where they cannot be found out.
 
-    `seconds`: to spend where they must be measured. `threads`: of each library meanwhile, as in the run.
+    `seconds`: to spend where they must be measured. `threads`: of each library meanwhile, as in the run. `limit`:
+    seconds after which there are none.
     """
     command = [sys.executable, "-m", "ampcheck.bench.ceilings", device, str(threads), str(seconds), *modules]
     try:
         done = subprocess.run(
-            command, env=environment(threads), capture_output=True, text=True, timeout=_LIMIT, check=True
+            command, env=environment(threads), capture_output=True, text=True, timeout=limit, check=True
         )
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
         return None
@@ -53,12 +54,12 @@ def gate(found: Mapping[str, Peaks]) -> Callable[[str, str], float | None]:
 
 
 def share(groups: Iterable[Group], found: Mapping[str, Peaks]) -> None:
-    """Fill in the share of a ceiling that was only measured; unlike a published one it may be exceeded."""
+    """Fill in the share of a ceiling that was only measured. One that is exceeded was none, so there is no share."""
     for group in groups:
         for arm in group.arms:
             peak = found[group.device].of(arm.name.removesuffix("-again")) if group.device in found else None
-            if arm.share is None and peak and arm.flops_per_second:
-                arm.share = arm.flops_per_second / peak
+            if arm.share is None and not arm.ceiling and peak and arm.flops_per_second:
+                summary.share(arm, arm.flops_per_second / peak, "measured")
 
 
 def main(arguments: Sequence[str]) -> None:

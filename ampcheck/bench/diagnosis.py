@@ -127,12 +127,14 @@ def launch_bound(case: Case) -> str:
     ops, seconds = case.first_seen.ops, case.first.seconds
     if not ops or not seconds or case.arm.seconds is None or ops * case.tiny < LAUNCH * seconds:
         return ""
+    share = ops * case.tiny / seconds
+    part = f"{share:.0%} of the step" if share <= 1 else "no less than the whole step"
     extra = case.seen.ops - ops
     more = f"; {case.arm.name} starts {extra} more" if extra > 0 else ""
     return (
         f"launch-bound: float32's step is {ops} ops of {table.seconds(seconds / ops)} each, and a tiny add costs "
-        f"{table.seconds(case.tiny)} on {case.device}, so starting them is {min(ops * case.tiny / seconds, 1):.0%} of "
-        f"the step{more}; larger batches, or compiling the step, would help"
+        f"{table.seconds(case.tiny)} on {case.device}, so starting them is {part}{more}; "
+        f"larger batches, or compiling the step, would help"
     )
 
 

@@ -13,13 +13,16 @@ import json
 import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ampcheck import jsonl
 from ampcheck.bench import table
-from ampcheck.bench.model import ArmResult, Group
+from ampcheck.bench.arms import select
+from ampcheck.bench.model import ESTIMATED, ArmResult, Group, MachineryWorkload
 from ampcheck.bench.runfile import SCHEMA, WHAT, BenchRun
+from ampcheck.errors import UsageError
 
 _GROUP = ("workload", "family", "kind", "device", "executor", "policy", "base", "size", "flops", "samples", "estimate")
 _ARM = tuple(field.name for field in dataclasses.fields(ArmResult))
@@ -41,8 +44,38 @@ def samples(path: Path) -> Samples:
 
 
 def incomplete(run: BenchRun) -> str:
-    """Why the run does not have all it was to have, "" where it has."""
+    """Why the run does not have all it was to have, "" where it has.
+
+    Estimates are not repeated, so a group of them is whole or absent, and more time would not change it. A run of
+    nothing else has all it was to have where each group that it was asked for is there, whenever it was ended.
+    """
+    asked = _estimates(run)
+    if asked:
+        missing = [key for key in asked if key not in run.groups]
+        verb = "is" if len(missing) == 1 else "are"
+        return f"{len(missing)} of {len(asked)} estimates {verb} missing: {', '.join(missing)}" if missing else ""
     return run.note or ("the run was interrupted" if (run.footer or {}).get("interrupted") else "")
+
+
+def _estimates(run: BenchRun) -> list[str]:
+    """The keys of the groups that a run was to estimate; empty where it was to measure as well, or nobody can tell.
+
+    The header has them; in older files they follow from the devices and the command.
+    """
+    header = run.header
+    asked = [str(key) for key in header.get("groups", ())]
+    devices = [str(name) for name in header.get("devices", ())]
+    if not all(name.startswith(ESTIMATED) for name in (*asked, *devices)):
+        return []
+    if asked or not devices or "command" not in header:
+        return asked
+    words = " ".join(map(str, header["command"])).replace("--filter=", "--filter ").split()
+    filters = [value for option, value in pairwise(words) if option == "--filter"]
+    try:
+        chosen = select(filters, header.get("mode") == "quick", heavy=True)
+    except UsageError:  # this version does not know the workload
+        return []
+    return [f"{name}/jit/{w.name}" for name in devices for w in chosen if not isinstance(w, MachineryWorkload)]
 
 
 def pytest_benchmark_json(run: BenchRun) -> str:
@@ -110,7 +143,13 @@ def as_markdown(run: BenchRun) -> str:
         if arm.verdict != "first":
             base = group.arms[0]
             cells = (table.label(group), group.device, group.executor, arm.name)
-            numbers = (f"{base.name} {_time(base)}", _time(arm), table.ratio(arm), arm.verdict, table.error(arm.error))
+            numbers = (
+                f"{base.name} {table.time(base)}",
+                table.time(arm),
+                table.ratio(arm),
+                arm.verdict,
+                table.error(arm.error),
+            )
             lines.append("| " + " | ".join(map(_markdown, (*cells, *numbers))) + " |")
     told = [
         f"- {_markdown(group.key)}: {_markdown(line)}" for group in run.groups.values() for line in table.reasons(group)
@@ -138,7 +177,7 @@ def smaller_is_better(run: BenchRun) -> str:
                 entry["range"] = f"± {(arm.high - arm.low) / 2:.3g}"
             extra = ["baseline" if arm.verdict == "first" else f"verdict: {arm.verdict}"]
             if arm.verdict != "first":
-                extra.append(f"speed: {table.ratio(arm)} beside {base.name} ({_time(base)})")
+                extra.append(f"speed: {table.ratio(arm)} beside {base.name} ({table.time(base)})")
             entry["extra"] = "\n".join(
                 [*extra, *([f"error: {table.error(arm.error)}"] if arm.error is not None else [])]
             )
@@ -189,11 +228,6 @@ def _stats(data: Sequence[float]) -> dict[str, Any]:
         "total": sum(data),
         "iterations": 1,
     }
-
-
-def _time(arm: ArmResult) -> str:
-    shown = table.seconds(arm.seconds)
-    return f"({shown})" if arm.verdict in table.INVALID and arm.seconds is not None else shown
 
 
 def _cell(value: Any) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ampcheck.bench import accuracy, memory, proof
-from ampcheck.bench.arms import arms
+from ampcheck.bench.arms import COMPILED_AHEAD, arms
 from ampcheck.bench.clocks import Clock, clock
 from ampcheck.bench.model import Arm, MachineryWorkload, Rounds, Workload
 from ampcheck.bench.prepare import Prepared, prepare, reference
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
 
 AGAIN = "-again"
 
+_CALLS = 12
+"""At most as many calls make an arm ready: its first ones, its output, its proof, its memory, its calibration."""
+_PROOF = 4
+"""At most as many calls show what an arm computes in."""
+
+Say = Callable[[str, str], None]
+"""Is told of an arm and what is done with it: "prepare", "compile", "call" (a single one, with nothing to compile),
+"prove"; or of none and "rounds"."""
+
 
 class Measurer:
     """Measures the groups of a plan on its device."""
@@ -35,8 +45,17 @@ class Measurer:
         self.timed: dict[str, Timed] = {}
         """The arms of the group that was measured last, ready to be called."""
 
-    def measure(self, name: str, executor: str) -> Rounds:
-        """Measure a group. What cannot be measured is in `failed`; nothing is raised for what a device cannot do."""
+    def measure(
+        self,
+        name: str,
+        executor: str,
+        say: Say = lambda arm, what: None,
+        given_up: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Rounds:
+        """Measure a group. What cannot be measured is in `failed`; nothing is raised for what a device cannot do.
+
+        `given_up`: arms that are not tried, as in `Plan`.
+        """
         workload = catalogue()[name]
         found = Rounds(name, self.plan.device, executor, self.plan.process)
         timer = self.timer
@@ -44,7 +63,7 @@ class Measurer:
         if isinstance(workload, MachineryWorkload):
             calls = _variants(workload, self.device)
         else:
-            calls = self._arms(workload, executor, timer, found)
+            calls = self._arms(workload, executor, timer, found, say, given_up or {})
         timed = self.timed = {}
         for arm, timing in calls.items():
             try:
@@ -56,6 +75,7 @@ class Measurer:
             found.facts.setdefault(arm, {}).setdefault("first", first)
             timed[arm] = timing
         if timed:
+            say("", "rounds")
             blocked = _Blocked(timer, self.device, found)
             seed = 1000 * self.plan.process + sum(map(ord, name))
             found.samples, found.cpu = interleave(timer, timed, self.plan.rounds, seed, blocked.check)
@@ -66,28 +86,72 @@ class Measurer:
                 facts["compile"] = max(facts["first"] - statistics.median(samples), 0.0)
         return found
 
-    def _arms(self, workload: Workload, executor: str, timer: Clock, found: Rounds) -> dict[str, Timed]:
-        """The arms of a workload, ready; those that cannot be are noted in `found`."""
+    def _arms(
+        self,
+        workload: Workload,
+        executor: str,
+        timer: Clock,
+        found: Rounds,
+        say: Say,
+        given_up: Mapping[str, Mapping[str, Any]],
+    ) -> dict[str, Timed]:
+        """The arms of a workload, ready; those that cannot be are noted in `found`.
+
+        An arm that takes too long for its rounds is given up with what its calls took at least. Without the first arm
+        there is nothing to compare with, so the others are not tried either.
+        """
+        compiles = executor != "eager" or self.device.type not in COMPILED_AHEAD
         chosen, without = arms(workload, self.device.name, executor, self._platform())
         found.failed |= without
         exact = reference(workload) if self.plan.facts else None
         base: torch.Tensor | None = None
         out: dict[str, Timed] = {}
         for arm in chosen:
+            if arm.name in given_up:
+                found.failed[arm.name] = str(given_up[arm.name]["reason"])
+                found.facts[arm.name] = {"at_least": given_up[arm.name].get("at_least")}
+                continue
             torch._dynamo.reset()
             try:
+                say(arm.name, "prepare")
                 ready = prepare(workload, arm, self.device.type, executor)
-                first = warm_up(timer, ready.call)
+                say(arm.name, "compile" if compiles else "call")
+                first = warm_up(timer, ready.call, 1)
+                taken = [] if compiles else [first]
+                while len(taken) < 2:
+                    say(arm.name, "call")
+                    taken.append(timer.sample(ready.call, 1)[0])
                 found.facts[arm.name] = {"first": first}
+                hurried = self._hurried(arm.name, min(taken), found)
+                if hurried and arm is chosen[0]:
+                    break
+                if hurried and _PROOF * min(taken) > 2 * self.plan.patience:
+                    continue
+                say(arm.name, "prove")
                 if exact is not None and not arm.again:
                     output = ready.output()
                     base = output if base is None else base
                     found.facts[arm.name] |= self._facts(workload, arm, executor, ready, output, base, exact)
+                    if not hurried and (peak := memory.peak(ready, self.device, executor)) is not None:
+                        found.facts[arm.name]["memory"] = peak
             except Exception as error:  # a device may lack anything
                 found.failed[arm.name] = one_line(error)
                 continue
-            out[arm.name] = Timed(ready.call, ready.restore)
+            if not hurried:
+                out[arm.name] = Timed(ready.call, ready.restore)
         return out
+
+    def _hurried(self, arm: str, seconds: float, found: Rounds) -> bool:
+        """Whether an arm whose calls take some seconds has no time for its rounds, which is noted then."""
+        rounds, patience = self.plan.rounds, self.plan.patience
+        if (_CALLS + 2 * rounds) * seconds <= patience:
+            return False
+        found.facts[arm]["at_least"] = seconds
+        found.failed[arm] = (
+            f"neither of two calls took less than {seconds:.3g} s; {patience:.0f} s, which an arm may take, are not "
+            f"enough for {rounds} rounds"
+        )
+        return True
 
     def _facts(
         self,
@@ -103,8 +167,7 @@ class Measurer:
         facts: dict[str, Any] = {"error": accuracy.error(output, exact), "proof": shown.text}
         if shown.invalid:
             facts["invalid"] = shown.invalid
-        peak = memory.peak(ready, self.device, executor)
-        return facts if peak is None else {**facts, "memory": peak}
+        return facts
 
     def _platform(self) -> str:
         return self.device.describe().get("platform", self.device.type)

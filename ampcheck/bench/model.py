@@ -10,9 +10,16 @@ import torch
 from torch import nn
 
 VERDICTS = ("slower", "faster", "same", "ambiguous", "unstable", "invalid", "not measured")
-"""Of an arm beside its group's first. slower, faster: the interval of the ratio lies beyond the A/A bound. same: within
-it. ambiguous: neither, or the A/A arm itself lies outside its bound. unstable: the spread is too wide to say anything.
+"""Of an arm beside its group's first. slower, faster: the interval of the ratio lies beyond the bound of equal arms and
+beyond the interval of the A/A arm. same: within
+it. ambiguous: neither, or what the A/A arm shows as well. unstable: the spread is too wide to say anything.
 invalid: measured, but not what the arm's name says, or not what happened. not measured: `reason` says why."""
+
+DEFAULT = "fp32-default"
+"""The arm of float32 as the platform shortens it unless told otherwise; a TPU multiplies in one bf16 pass."""
+
+ESTIMATED = "tpu-"
+"""How the names of devices begin that are estimated by a compiler."""
 
 EXECUTORS = ("eager", "graph", "compile", "jit")
 """eager: op by op. graph: replayed from a CUDA graph. compile: `torch.compile`. jit: `ampcheck.jax_device.jit`, the
@@ -145,8 +152,13 @@ class ArmResult:
 
     `seconds`: the median over rounds and processes, `low` and `high` the middle 90 % of the samples. `speed`: the
     median of paired ratios, `speed_low` and `speed_high` its 95 % interval. `error`: against float64, relative.
-    `proof`: what shows that the arm computed in its precision. `share`: of the device's peak, 0 to 1. `intensity`:
-    flops per byte. `memory`: peak bytes. `compile`, `first`: seconds to compile, and of the first call with it.
+    `proof`: what shows that the arm computed in its precision. `share`: of the device's peak, 0 to 1; None where there
+    is none, and where `ceiling` says that the arm exceeds it. `intensity`: flops per byte. `memory`: peak bytes.
+    `compile`, `first`: seconds to compile, and of the first call with it.
+
+    `at_least`: of an arm that was given up, seconds that no call took less than; `at_most`: the speed that follows,
+    where the arm was shown to compute in its precision. `default_speed` with its interval and `default_verdict`: beside
+    the arm `DEFAULT`, where the group has one.
     """
 
     name: str
@@ -170,6 +182,13 @@ class ArmResult:
     memory: int | None = None
     compile: float | None = None
     first: float | None = None
+    ceiling: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+    default_speed: float | None = None
+    default_low: float | None = None
+    default_high: float | None = None
+    default_verdict: str = ""
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ Published ones lie in `peaks.csv` beside this file: dense products in TFLOP/s, m
 from __future__ import annotations
 
 import csv
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -118,11 +119,14 @@ def measure(clock: Sampler, loads: Iterable[Load], device: str, seconds: float =
         device: its name, for the result.
         seconds: to spend, shared by the loads; each is sampled a few times in any case.
 
-    A load that the device cannot do is left out.
+    A load that the device cannot do is left out, and one that would take longer than `seconds`, by what a smaller one
+    of its kind took: some processors do the products of a dtype a hundred times as slowly as others.
     """
     given = list(loads)
     best: dict[str, float] = {}
     for load in given:
+        if seconds and (_LEAST + 1) * load.amount > seconds * best.get(load.kind, math.inf):
+            continue
         until = time.perf_counter() + seconds / len(given)
         try:
             clock.sample(load.call, 1)  # the first call compiles, and finds nothing in the caches

@@ -14,9 +14,11 @@ from typing import Any
 
 from tabulate import tabulate
 
-from ampcheck.bench import table
-from ampcheck.bench.model import ArmResult, Group
+from ampcheck.bench import exports, table
+from ampcheck.bench.arms import NO_PRODUCT
+from ampcheck.bench.model import DEFAULT, Group
 from ampcheck.bench.runfile import BenchRun, read
+from ampcheck.bench.summary import BAND
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "reports" / "published" / "bench"
@@ -60,14 +62,47 @@ def chosen(runs: Sequence[BenchRun]) -> dict[tuple[str, str], dict[str, Group]]:
 
 
 def markdown(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
-    """The table: a row per workload, in each column both times and the ratio, or why there is none."""
-    heads = [f"{device} {executor}{_estimated(groups)}" for (device, executor), groups in columns.items()]
+    """The table: a row per workload, in each column both times and the ratio, or why there is none.
+
+    A device that shortens float32 products unless told otherwise has a second column, beside that float32.
+    """
+    heads, cells = [], []
+    for (device, executor), groups in columns.items():
+        head = f"{device} {executor}{_estimated(groups)}"
+        shortened = _shortened(groups)
+        heads += [f"{head}, float32 in full", f"{head}, float32 by default"] if shortened else [head]
+        cells += [(groups, _cell), (groups, _default_cell)] if shortened else [(groups, _cell)]
     rows = [
-        [name, *(_cell(groups.get(name)) for groups in columns.values())]
+        [name, *(cell(groups.get(name)) for groups, cell in cells)]
         for name in WORKLOADS
         if any(name in groups for groups in columns.values())
     ]
     return tabulate(rows, ["float32 → bf16", *heads], tablefmt="github", disable_numparse=True) + "\n"
+
+
+def sentence(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
+    """In how many workloads autocast is slower than float32 as a TPU computes it by default; "" without such figures.
+
+    Those count in which the two have a product to compute, and so differ.
+    """
+    parts = []
+    for (device, _), groups in columns.items():
+        arms = [arm for name in WORKLOADS if name in groups and (arm := groups[name].arm(ARM)) and arm.default_speed]
+        slower = [arm for arm in arms if arm.default_speed and arm.default_speed < 1]
+        clear = sum(arm.default_verdict == "slower" for arm in slower)
+        if arms:
+            inner = f" ({clear} of them by more than {BAND:.0%})" if clear < len(slower) else ""
+            parts.append(f"in {len(slower)} of {len(arms)} workloads{inner} on {device}")
+    if not parts:
+        return ""
+    return (
+        "On a TPU a float32 product in full takes six bf16 passes, and has to be asked for; by default it takes one. "
+        f"Beside that default, bf16 under autocast is slower {' and '.join(parts)}.\n"
+    )
+
+
+def _shortened(groups: Mapping[str, Group]) -> bool:
+    return any(group.arm(DEFAULT) for group in groups.values())
 
 
 def _estimated(groups: Mapping[str, Group]) -> str:
@@ -83,6 +118,17 @@ def _cell(group: Group | None) -> str:
     return f"{table.seconds(first.seconds)} → {table.seconds(arm.seconds)}, **{arm.speed:.2f}×** {arm.verdict}"
 
 
+def _default_cell(group: Group | None) -> str:
+    """As `_cell`, beside float32 as the device computes it by default."""
+    default, arm = (group.arm(DEFAULT), group.arm(ARM)) if group is not None else (None, None)
+    if default is None or arm is None:
+        return "not measured"
+    if arm.default_speed is None:
+        return "no product" if default.reason == NO_PRODUCT else "not measured"
+    times = f"{table.seconds(default.seconds)} → {table.seconds(arm.seconds)}"
+    return f"{times}, **{arm.default_speed:.2f}×** {arm.default_verdict}"
+
+
 def machines(runs: Sequence[BenchRun]) -> str:
     """One line per file: what it was measured on."""
     lines = []
@@ -95,18 +141,20 @@ def machines(runs: Sequence[BenchRun]) -> str:
         model, cores = machine.get("model", "unknown processor"), machine.get("cores", "?")
         processor = f"{model}, {cores} cores" + (f" with {', '.join(isa)}" if isa else "")
         threads, mode = run.header.get("threads", 1), run.header.get("mode", "")
-        lines.append(f"- `{run.path.name}`: {devices}; {processor}, threads {threads}, {what}, {mode}")
+        missing = f"; {note}" if (note := exports.incomplete(run)) else ""
+        lines.append(f"- `{run.path.name}`: {devices}; {processor}, threads {threads}, {what}, {mode}{missing}")
     return "\n".join(lines) + "\n"
 
 
 def text(runs: Sequence[BenchRun]) -> str:
-    """What stands between the README's markers: the picture, a table of what was measured and one of estimates."""
+    """The README's part: the picture, a table of what was measured, one of estimates with a sentence, the machines."""
     columns = chosen(runs)
     estimated = {column: groups for column, groups in columns.items() if _estimated(groups)}
     tables = [{column: groups for column, groups in columns.items() if column not in estimated}, estimated]
     return (
         f"![Speed of bf16 under autocast beside float32, by workload and device](docs/{PICTURE.name})\n\n"
         + "".join(f"{markdown(table)}\n" for table in tables if table)
+        + (f"{said}\n" if (said := sentence(estimated)) else "")
         + machines(runs)
     )
 
@@ -120,20 +168,27 @@ def picture(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
 
     matplotlib.rcParams.update({"svg.hashsalt": "ampcheck", "svg.fonttype": "none", "font.size": 10})
     names = [name for name in WORKLOADS if any(name in groups for groups in columns.values())]
+    coloured = [(*column, _COLOURS[place % len(_COLOURS)]) for place, column in enumerate(columns.items())]
+    series = [(f"{d} {e}{_estimated(groups)}", groups, colour, False) for (d, e), groups, colour in coloured]
+    series += [
+        (f"{d} {e}, beside its default", groups, colour, True)
+        for (d, e), groups, colour in coloured
+        if _shortened(groups)
+    ]
     figure, axes = pyplot.subplots(figsize=(9, 0.42 * len(names) + 1.2))
     axes.axvline(1, color="#888888", linewidth=1)
-    for place, ((device, executor), groups) in enumerate(columns.items()):
-        colour = _COLOURS[place % len(_COLOURS)]
-        shift = (place - (len(columns) - 1) / 2) * 0.7 / len(columns)
-        label: str | None = f"{device} {executor}{_estimated(groups)}"
+    for place, (title, groups, colour, default) in enumerate(series):
+        mark = "D" if default else "o"
+        shift = (place - (len(series) - 1) / 2) * 0.7 / len(series)
+        label: str | None = title
         for row, name in enumerate(names):
-            arm = _drawn(groups.get(name))
-            if arm is None or arm.speed is None:
+            drawn = _drawn(groups.get(name), default)
+            if drawn is None:
                 continue
-            low, high = arm.speed_low or arm.speed, arm.speed_high or arm.speed
+            speed, low, high = drawn
             face = "none" if groups[name].estimate else colour
             axes.plot([low, high], [row + shift] * 2, color=colour, linewidth=1.5)
-            axes.plot([arm.speed], [row + shift], "o", color=colour, markerfacecolor=face, markersize=5, label=label)
+            axes.plot([speed], [row + shift], mark, color=colour, markerfacecolor=face, markersize=5, label=label)
             label = None
     axes.set_xscale("log")
     axes.set_xticks([0.25, 0.5, 1, 2, 4, 8], ["¼×", "½×", "1×", "2×", "4×", "8×"])
@@ -142,7 +197,7 @@ def picture(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
     axes.set_xlabel("speed of bf16 under autocast beside float32 on the same device; lines are 95 % intervals")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.12), ncols=4, frameon=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3, frameon=False)
     figure.patch.set_facecolor("white")
     out = io.StringIO()
     figure.savefig(out, format="svg", metadata={"Date": None}, bbox_inches="tight")
@@ -150,8 +205,14 @@ def picture(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
     return out.getvalue()
 
 
-def _drawn(group: Group | None) -> ArmResult | None:
-    return group.arm(ARM) if group is not None else None
+def _drawn(group: Group | None, default: bool) -> tuple[float, float, float] | None:
+    """A speed with its interval, beside the first arm or beside `fp32-default`; None where there is none."""
+    arm = group.arm(ARM) if group is not None else None
+    if arm is None:
+        return None
+    speed = arm.default_speed if default else arm.speed
+    low, high = (arm.default_low, arm.default_high) if default else (arm.speed_low, arm.speed_high)
+    return None if speed is None else (speed, low or speed, high or speed)
 
 
 def main() -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ampcheck import jsonl
+from ampcheck.bench import peaks
 from ampcheck.bench.model import VERDICTS, ArmResult, Group, Rounds
+from ampcheck.bench.summary import estimated_beside_default, judge_again, share, summarize
 from ampcheck.errors import UsageError
 
 SCHEMA = "bench-1"
@@ -55,6 +57,8 @@ class Writer:
 def read(path: Path) -> BenchRun:
     """Read a benchmark file. Raises UsageError where it is none, of another schema, or damaged before its last line."""
     lines = jsonl.read(path, WHAT, SCHEMA, ("rounds", "group"))
+    sources = lines.header.get("ceilings_source") or {}
+    published = {one.source for _, one in peaks.read()}
     groups: dict[str, Group] = {}
     rounds: list[Rounds] = []
     for number, line in lines.body:
@@ -62,14 +66,13 @@ def read(path: Path) -> BenchRun:
         try:
             if line["kind"] == "group":
                 group = _group(dict(values["group"]))
+                _of_this_version(group, sources.get(group.device) in published)
                 groups[group.key] = group
             else:
                 rounds.append(Rounds(**values))
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{path}, line {number}: not a {line['kind']} line: {error}") from error
     if lines.footer is None:
-        from ampcheck.bench.summary import summarize
-
         groups = {group.key: group for group in summarize(rounds)} | groups
     return BenchRun(path, lines.header, groups, lines.footer, lines.note)
 
@@ -87,6 +90,20 @@ def _group(values: dict[str, Any]) -> Group:
     values = {"family": "", **values}  # a workload of another version has none
     arms = [ArmResult(**arm) for arm in values.pop("arms", [])]
     unknown = [arm.verdict for arm in arms if arm.verdict not in (*VERDICTS, "first")]
+    unknown += [arm.default_verdict for arm in arms if arm.default_verdict not in (*VERDICTS, "")]
     if unknown:
         raise ValueError(f"unknown verdict {unknown[0]!r}")
     return Group(**values, arms=arms)
+
+
+def _of_this_version(group: Group, published: bool) -> None:
+    """Give a group of an earlier version what this one says of the same figures; the file stays as it is.
+
+    `published`: whether the ceilings of its device are published ones.
+    """
+    judge_again(group)
+    for arm in group.arms:
+        if arm.share is not None:
+            share(arm, arm.share, "published" if published else "measured")
+    if all(not arm.default_verdict for arm in group.arms):
+        estimated_beside_default(group)

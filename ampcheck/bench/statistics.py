@@ -100,6 +100,15 @@ def verdict(low: float, high: float, bound: float) -> str:
     return "ambiguous"
 
 
+def judged(ratio: float, low: float, high: float, bound: float) -> Comparison:
+    """The comparison of a ratio with its interval, without a look at the noise of the machine."""
+    word = verdict(low, high, bound)
+    reason = ""
+    if word in ("ambiguous", "unstable"):
+        reason = f"the interval is {low:.3g} to {high:.3g}, equal arms lie within ±{bound:.0%}"
+    return Comparison(word, reason, ratio, low, high)
+
+
 def outside(ratio: float, bound: float) -> bool:
     """Whether a ratio lies outside the band of equal arms."""
     return abs(math.log(ratio)) > math.log1p(bound)
@@ -114,14 +123,28 @@ def compare_arms(base: Samples, arm: Samples, bound: float, again: Samples | Non
     pool = np.concatenate(logs)
     found = _judged(float(np.median(pool)), _medians(logs, DRAWS, seed), _spread(pool), bound)
     found = replace(found, p=signed_rank(pool), rounds=rounds, processes=len(logs))
-    if again is None or found.verdict == "unstable":
+    return found if again is None else beside_noise(found, compare_arms(base, again, bound, seed=seed), bound)
+
+
+def beside_noise(found: Comparison, noise: Comparison, bound: float) -> Comparison:
+    """Judge a comparison by the noise of its machine. `noise`: the A/A arm's comparison, of the arm with itself.
+
+    A difference counts where the whole interval lies beyond that of the A/A arm, however wide the latter is. "same"
+    counts where the A/A arm's ratio lies within the bound.
+    """
+    if found.low is None or found.high is None or found.verdict == "unstable":
         return found
-    check = log_ratios(base, again)
-    if sum(map(len, check)) < MIN_ROUNDS:
+    if noise.ratio is None or noise.low is None or noise.high is None:
         return replace(found, verdict="ambiguous", reason="the A/A arm was not measured")
-    ratio = float(np.exp(np.median(np.concatenate(check))))
-    if outside(ratio, bound):
-        return replace(found, verdict="ambiguous", reason=f"the A/A arm's ratio is {ratio:.3f}, outside ±{bound:.0%}")
+    if found.verdict in ("faster", "slower"):
+        beyond = found.low > noise.high if found.verdict == "faster" else found.high < noise.low
+        if beyond:
+            return found
+        reason = f"the interval does not lie beyond that of the A/A arm, {noise.low:.3g} to {noise.high:.3g}"
+        return replace(found, verdict="ambiguous", reason=reason)
+    if outside(noise.ratio, bound):
+        reason = f"the A/A arm's ratio is {noise.ratio:.3f}, outside ±{bound:.0%}"
+        return replace(found, verdict="ambiguous", reason=reason)
     return found
 
 
@@ -182,12 +205,7 @@ def _few(rounds: int, processes: int) -> Comparison:
 
 def _judged(middle: float, drawn: Array, spread: float, bound: float) -> Comparison:
     """The verdict on a median of log ratios and its bootstrap draws."""
-    low, high = _quantiles(drawn)
-    word = verdict(low, high, bound)
-    reason = ""
-    if word in ("ambiguous", "unstable"):
-        reason = f"the interval is {low:.3g} to {high:.3g}, equal arms lie within ±{bound:.0%}"
-    return Comparison(word, reason, math.exp(middle), low, high, spread)
+    return replace(judged(math.exp(middle), *_quantiles(drawn), bound), spread=spread)
 
 
 def _logs(samples: Sequence[float]) -> Array:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ampcheck.bench import statistics
-from ampcheck.bench.model import PRECISIONS, ArmResult, Group, Rounds, Workload, kind_of
+from ampcheck.bench import statistics, table
+from ampcheck.bench.model import DEFAULT, PRECISIONS, ArmResult, Group, Rounds, Workload, kind_of
+from ampcheck.compare import first_line
 from ampcheck.errors import UsageError
 
 Peaks = Callable[[str, str], float | None]
@@ -20,6 +21,12 @@ TOO_FAST = 1.02
 """More than this share of the peak is no speed: clocks boost by less, so the call had not ended."""
 
 AGAIN = "-again"
+
+BAND = 0.02
+"""Estimated speeds of 1/1.02 to 1.02 are the same."""
+
+ABOVE = "above the {} ceiling"
+"""What is said in place of a share above 1; "measured" or "published" goes in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,8 @@ def summarize(
     Args:
         catalogue: workloads by name, those of this version unless given. A workload that is not among them is
             summarized without its family, flops and bytes, and with the bounds of an op.
-        peaks: with it, each arm gets its share of the device's peak, and one above 102 % of it is invalid.
+        peaks: with it, each arm gets its share of the device's peak, and one above 102 % of it is invalid. A share
+            above 1 is never given; `ArmResult.ceiling` says that the arm is above the published ceiling.
 
     Raises UsageError where the rounds hold something that is no measurement.
     """
@@ -114,10 +122,11 @@ def _figures(name: str, measured: _Measured, group: Group, workload: Workload | 
     if invalid:
         arm.verdict, arm.reason = "invalid", invalid
     elif not samples.size:
-        reason = measured.failed[0] if measured.failed else "no process has a sample of it"
+        reason = first_line(measured.failed[0]) if measured.failed else "no process has a sample of it"
         arm.verdict, arm.reason = "not measured", reason
     elif measured.failed:
-        arm.reason = f"failed in {len(measured.failed)} of {len(measured.samples)} processes: {measured.failed[0]}"
+        how = first_line(measured.failed[0])
+        arm.reason = f"failed in {len(measured.failed)} of {len(measured.samples)} processes: {how}"
     return arm
 
 
@@ -135,10 +144,18 @@ def _rates(arm: ArmResult, seconds: float, group: Group, workload: Workload | No
     peak = peaks(group.device, precision) if peaks is not None else None
     if not peak:
         return ""
-    arm.share = arm.flops_per_second / peak
-    if arm.share <= TOO_FAST:
+    share(arm, arm.flops_per_second / peak, "published")
+    if arm.flops_per_second <= TOO_FAST * peak:
         return ""
-    return f"{arm.share:.0%} of the device's peak: the clock stopped before the work was done"
+    return (
+        f"{table.count(arm.flops_per_second, 'FLOP/s')} where the device can do {table.count(peak, 'FLOP/s')} at most: "
+        "the clock stopped before the work was done"
+    )
+
+
+def share(arm: ArmResult, value: float, kind: str) -> None:
+    """Give an arm its share of a ceiling, or say that it is above it. `kind`: "measured" or "published"."""
+    arm.share, arm.ceiling = (value, "") if value <= 1 else (None, ABOVE.format(kind))
 
 
 def _compare(group: Group, arms: Mapping[str, _Measured]) -> None:
@@ -149,22 +166,89 @@ def _compare(group: Group, arms: Mapping[str, _Measured]) -> None:
         why = f"{first.name}, which it is compared with, is {first.verdict}: {first.reason}"
     else:
         first.verdict = "first"
-    again = next((arm for arm in others if arm.name == first.name + AGAIN), None)
-    check = None
-    if again is not None:
-        check = arms[again.name].samples if not again.verdict else [[] for _ in arms[again.name].samples]
     bound = statistics.BOUNDS[group.kind]
+    again = next((arm for arm in others if arm.name == first.name + AGAIN), None)
+    noise = None
+    if again is not None:  # one that does not count is as if it had no samples
+        samples = [[] for _ in arms[again.name].samples] if again.verdict else arms[again.name].samples
+        noise = statistics.compare_arms(arms[first.name].samples, samples, bound)
+
+    def beside(base: str, name: str) -> statistics.Comparison:
+        found = statistics.compare_arms(arms[base].samples, arms[name].samples, bound)
+        return found if noise is None else statistics.beside_noise(found, noise, bound)
+
     for arm in others:
         if arm.verdict:
+            _bound(arm, first)
             continue
         if why:
             arm.verdict, arm.reason = "not measured", why
             continue
-        base = arms[first.name].samples
-        found = statistics.compare_arms(base, arms[arm.name].samples, bound, check)
+        found = beside(first.name, arm.name)
         arm.speed, arm.speed_low, arm.speed_high = found.ratio, found.low, found.high
         arm.verdict = found.verdict
         arm.reason = "; ".join(part for part in (found.reason, arm.reason) if part)
+    default = group.arm(DEFAULT)
+    if default is None or default.verdict in table.INVALID:
+        return
+    for arm in others:
+        if _lower(arm) and arm.verdict not in table.INVALID:
+            found = beside(DEFAULT, arm.name)
+            arm.default_speed, arm.default_low, arm.default_high = found.ratio, found.low, found.high
+            arm.default_verdict = found.verdict
+
+
+def _lower(arm: ArmResult) -> bool:
+    """Whether an arm computes in a lower precision."""
+    return arm.name in PRECISIONS and PRECISIONS[arm.name].low is not None
+
+
+def _bound(arm: ArmResult, first: ArmResult) -> None:
+    """Say how fast an arm is at most that was given up: only of one that was shown to compute in its precision.
+
+    The first arm's slowest samples are taken, and the least that a call of this one took.
+    """
+    if arm.at_least and arm.proof and arm.verdict == "not measured" and first.verdict == "first" and first.high:
+        arm.at_most = first.high / arm.at_least
+
+
+def estimated_beside_default(group: Group) -> None:
+    """Give each lower precision of an estimate its speed beside the float32 that a TPU computes by default."""
+    default = group.arm(DEFAULT)
+    if not group.estimate or default is None or default.verdict in table.INVALID or not default.seconds:
+        return
+    for arm in group.arms:
+        if _lower(arm) and arm.verdict not in table.INVALID and arm.seconds:
+            arm.default_speed = default.seconds / arm.seconds
+            unclear = "ambiguous" in (arm.verdict, default.verdict)
+            arm.default_verdict = "ambiguous" if unclear else estimated_verdict(arm.default_speed)
+
+
+def estimated_verdict(speed: float) -> str:
+    """What a compiler's speed says; it has no noise, so it is never ambiguous."""
+    return "faster" if speed > 1 + BAND else "slower" if speed < 1 / (1 + BAND) else "same"
+
+
+def judge_again(group: Group) -> None:
+    """Judge a group of an earlier version by the rule of this one, so that all files of a site mean the same.
+
+    The rule needs no more than the intervals that the group has; they are not made again.
+    """
+    again = next((arm for arm in group.arms if arm.name.endswith(AGAIN)), None)
+    if group.estimate or again is None or again.speed_low is None:
+        return
+    bound = statistics.BOUNDS.get(group.kind, statistics.BOUNDS["op"])
+    noise = statistics.Comparison("", "", again.speed, again.speed_low, again.speed_high)
+    for arm in group.arms:
+        if arm.speed is None or arm.speed_low is None or arm.speed_high is None or arm.verdict in table.INVALID:
+            continue
+        if not 0 < arm.speed_low <= arm.speed_high:  # no interval; who shows it says so
+            continue
+        found = statistics.judged(arm.speed, arm.speed_low, arm.speed_high, bound)
+        found = statistics.beside_noise(found, noise, bound)
+        if found.verdict != arm.verdict:
+            failed = [part for part in arm.reason.split("; ") if part.startswith("failed in ")]
+            arm.verdict, arm.reason = found.verdict, "; ".join(filter(None, (found.reason, *failed)))
 
 
 def _facts(arm: ArmResult, processes: list[Mapping[str, Any]]) -> None:
@@ -174,6 +258,7 @@ def _facts(arm: ArmResult, processes: list[Mapping[str, Any]]) -> None:
         "memory": lambda values: int(max(values)),
         "compile": lambda values: float(np.median(values)),
         "first": lambda values: float(np.median(values)),
+        "at_least": min,
     }
     for name in dict.fromkeys(name for facts in processes for name in facts):
         values = [facts[name] for facts in processes if facts.get(name) is not None]

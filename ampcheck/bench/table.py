@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
-from ampcheck.bench.model import ArmResult, Group
+from ampcheck.bench.model import DEFAULT, ArmResult, Group
 
 INVALID = ("invalid", "not measured")
 """The verdicts of arms whose figures say nothing about their precision."""
@@ -51,12 +51,38 @@ def error(value: float | None) -> str:
 
 
 def ratio(arm: ArmResult) -> str:
-    """The speed beside the first arm with its interval, e.g. "3.41× [3.38, 3.44]"; a dash where it says nothing."""
+    """The speed beside the first arm with its interval, e.g. "3.41× [3.38, 3.44]"; a dash where it says nothing.
+
+    Of an arm that was given up, what it is at most: "≤ 0.0120×".
+    """
+    if arm.at_most is not None and arm.verdict == "not measured":
+        return f"≤ {_three(arm.at_most)}×"
     if arm.speed is None or arm.verdict in (*INVALID, "first"):
         return NONE
-    if arm.speed_low is None or arm.speed_high is None:
-        return f"{_three(arm.speed)}×"
-    return f"{_three(arm.speed)}× [{_three(arm.speed_low)}, {_three(arm.speed_high)}]"
+    return _interval(arm.speed, arm.speed_low, arm.speed_high)
+
+
+def default_ratio(arm: ArmResult) -> str:
+    """The speed beside `fp32-default` and its verdict, e.g. "0.832× slower"; "" where the group has no such arm."""
+    if arm.default_speed is None or not arm.default_verdict:
+        return ""
+    return f"{_interval(arm.default_speed, arm.default_low, arm.default_high)} {arm.default_verdict}"
+
+
+def share(arm: ArmResult) -> str:
+    """The share of the device's ceiling, e.g. "71% of the peak"; never one above 1, but that the ceiling was none."""
+    return arm.ceiling or ("" if arm.share is None else f"{arm.share:.0%} of the peak")
+
+
+def time(arm: ArmResult) -> str:
+    """An arm's time; in brackets where it is not the time of what the arm's name says, "≥ 5.00 s" where it is a bound.
+
+    A bound is of an arm that was given up: no call took less.
+    """
+    if arm.at_least is not None and arm.verdict == "not measured":
+        return f"≥ {seconds(arm.at_least)}"
+    shown = seconds(arm.seconds)
+    return f"({shown})" if arm.verdict in INVALID and arm.seconds is not None else shown
 
 
 def label(group: Group) -> str:
@@ -65,8 +91,11 @@ def label(group: Group) -> str:
 
 
 def reasons(group: Group) -> list[str]:
-    """A sentence for each arm that has something to explain, and the group's note."""
+    """A sentence for each arm that has something to explain, the speeds beside the default, and the group's note."""
     lines = [f"{arm.name} {arm.verdict}: {arm.reason or 'no reason was given'}" for arm in group.arms if told(arm)]
+    beside = ", ".join(f"{arm.name} {ratio}" for arm in group.arms if (ratio := default_ratio(arm)))
+    if beside:
+        lines.append(f"beside {DEFAULT}, which is float32 as the device computes it unless told otherwise: {beside}")
     return [" ".join(line.split()) for line in (*lines, group.note) if line]
 
 
@@ -85,7 +114,7 @@ def table(groups: Iterable[Group]) -> str:
     for group in groups:
         for place, arm in enumerate(group.arms):
             where = (label(group), group.device, group.executor) if place == 0 else ("", "", "")
-            rows.append((*where, arm.name, _time(arm), ratio(arm), _verdict(arm), error(arm.error)))
+            rows.append((*where, arm.name, time(arm), ratio(arm), _verdict(arm), error(arm.error)))
         below[len(rows)] = [f"  └ {line}" for line in reasons(group)]
     if not rows:
         return "Nothing was measured."
@@ -95,14 +124,13 @@ def table(groups: Iterable[Group]) -> str:
     return "\n".join((heading, rule, *lines))
 
 
-def _time(arm: ArmResult) -> str:
-    """An arm's time; in brackets where it is not the time of what the arm's name says."""
-    shown = seconds(arm.seconds)
-    return f"({shown})" if arm.verdict in INVALID and arm.seconds is not None else shown
-
-
 def _verdict(arm: ArmResult) -> str:
     return "baseline" if arm.verdict == "first" else arm.verdict
+
+
+def _interval(value: float, low: float | None, high: float | None) -> str:
+    interval = "" if low is None or high is None else f" [{_three(low)}, {_three(high)}]"
+    return f"{_three(value)}×{interval}"
 
 
 def _three(value: float) -> str:

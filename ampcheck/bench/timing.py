@@ -24,12 +24,12 @@ class Timed:
     count: int = 1
 
 
-def warm_up(clock: Clock, call: Callable[[], Any]) -> float:
+def warm_up(clock: Clock, call: Callable[[], Any], times: int = _WARM) -> float:
     """Call until nothing is compiled any more. Returns the seconds of the first call."""
     started = time.perf_counter()
     clock.wait(call())
     first = time.perf_counter() - started
-    for _ in range(_WARM - 1):
+    for _ in range(times - 1):
         clock.wait(call())
     return first
 

@@ -7,16 +7,19 @@ docs/tpu_estimates.md says what the figures mean.
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ampcheck.bench.model import ArmResult, Group, MachineryWorkload, Workload, kind_of
 from ampcheck.bench.run import environment
+from ampcheck.bench.summary import estimated_beside_default
 from ampcheck.bench.tpu_arms import judge
 from ampcheck.bench.tpu_chips import TPUS, Chip, available, chip
 from ampcheck.bench.tpu_estimate import Estimate, estimate
@@ -34,7 +37,11 @@ Task = tuple[str, str]
 
 
 def groups(
-    workloads: Sequence[Workload], tpu: str, progress: Callable[[str], None], limit: float = LIMIT
+    workloads: Sequence[Workload],
+    tpu: str,
+    progress: Callable[[str], None],
+    limit: float = LIMIT,
+    until: float = math.inf,
 ) -> list[Group]:
     """Estimate each workload in each precision; the programs are compiled in a process of its own, one by one.
 
@@ -46,6 +53,7 @@ def groups(
         tpu: "v5e" or "tpu-v5e"; see `TPUS`.
         progress: gets a line as each program begins.
         limit: seconds that one program may take.
+        until: when the whole has to end, by `time.monotonic`; programs that are not compiled then are not measured.
 
     Raises UsageError for an unknown TPU, where `available` says why not, and for a workload of no catalogue.
     """
@@ -73,11 +81,12 @@ def groups(
             elif precision in without:
                 group.arms.append(ArmResult(precision, "not measured", without[precision]))
         out.append(group)
-    found = dict(_results(name, left, progress, limit))
+    found = dict(_results(name, left, progress, limit, until))
     for group in out:
         group.arms += [arm for (workload_name, _), arm in found.items() if workload_name == group.workload]
         group.arms.sort(key=lambda arm: ARMS.index(arm.name))
         judge(group.arms)
+        estimated_beside_default(group)
     return out
 
 
@@ -99,11 +108,15 @@ def _group(workload: Workload, tpu: str, made: Chip) -> Group:
 
 
 def _results(
-    tpu: str, tasks: Sequence[Task], progress: Callable[[str], None], limit: float
+    tpu: str, tasks: Sequence[Task], progress: Callable[[str], None], limit: float, until: float = math.inf
 ) -> Iterator[tuple[Task, ArmResult]]:
     """Each task's arm as it is ready; a process that ends early costs the arm that it was at."""
     left, done = list(tasks), 0
     while left:
+        if time.monotonic() >= until:
+            yield left.pop(0), ArmResult(tasks[done][1], "not measured", "left out, as the run had to end")
+            done += 1
+            continue
         with tempfile.TemporaryFile() as said:
             process = subprocess.Popen(
                 [sys.executable, "-m", "ampcheck.bench.tpu_worker"],
@@ -119,9 +132,11 @@ def _results(
                 process.stdin.close()
                 ended = ""
                 progress(_line(tpu, tasks, done))
-                for line in _lines(process.stdout.fileno(), limit):
+                for line in _lines(process.stdout.fileno(), limit, until):
                     if line is None:
                         ended = f"took more than {limit:.0f} s to compile"
+                        if time.monotonic() >= until:
+                            ended = "was not compiled when the run had to end"
                         break
                     yield left.pop(0), ArmResult(**line)
                     done += 1
@@ -143,11 +158,11 @@ def _line(tpu: str, tasks: Sequence[Task], done: int) -> str:
     return f"{done + 1} of {len(tasks)}: tpu-{tpu}/jit/{workload} {precision}"
 
 
-def _lines(pipe: int, limit: float) -> Iterator[dict[str, Any] | None]:
-    """The worker's lines until it ends; None where it says nothing for longer than the limit."""
+def _lines(pipe: int, limit: float, until: float) -> Iterator[dict[str, Any] | None]:
+    """The worker's lines until it ends; None where it says nothing for longer than the limit, or the time is over."""
     held = b""
     while True:
-        if not select.select([pipe], [], [], limit)[0]:
+        if not select.select([pipe], [], [], max(min(limit, until - time.monotonic()), 0.0))[0]:
             yield None
             return
         read = os.read(pipe, 1 << 16)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ampcheck.bench import summary
 from ampcheck.bench.model import ArmResult, Precision, Workload
 from ampcheck.bench.tpu_chips import Chip
 from ampcheck.bench.tpu_estimate import Estimate
 from ampcheck.bench.tpu_program import floating
 
-BAND = 0.02
-"""Speeds of 1/1.02 to 1.02 are the same."""
 MOVES = frozenset(
     ("reshape", "copy", "transpose", "slice", "dynamic-slice", "dynamic-update-slice", "concatenate", "pad")
 )
@@ -35,7 +34,8 @@ def arm_result(workload: Workload, precision: Precision, found: Estimate, made: 
     arm.flops_per_second = flops / found.seconds if flops else None
     arm.bytes_per_second = found.bytes / found.seconds
     arm.intensity = flops / found.bytes if flops and found.bytes else None
-    arm.share = workload.flops / found.seconds / made.flops if workload.flops else None
+    if workload.flops:
+        summary.share(arm, workload.flops / found.seconds / made.flops, "published")
     unknown = {name: count for name, count in found.schedule.without.most_common() if name not in MOVES}
     if unknown:
         what = ", ".join(f"{count} × {name}" for name, count in unknown.items())
@@ -91,4 +91,4 @@ def judge(arms: Sequence[ArmResult]) -> None:
         if arm.verdict or unclear:
             arm.verdict, arm.reason = "ambiguous", arm.reason or f"{first.name}: {unclear}"
         else:
-            arm.verdict = "faster" if arm.speed > 1 + BAND else "slower" if arm.speed < 1 / (1 + BAND) else "same"
+            arm.verdict = summary.estimated_verdict(arm.speed)

@@ -18,6 +18,7 @@ from ampcheck.bench.tpu_chips import chip
 from ampcheck.bench.tpu_estimate import estimate
 from ampcheck.bench.workloads import catalogue
 from ampcheck.checks import one_line
+from ampcheck.compare import first_line
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def estimated(workload: str, precision: str, tpu: str) -> ArmResult:
     try:
         return arm_result(of, chosen, estimate(of, chosen, tpu), chip(tpu))
     except Exception as error:  # the compiler may refuse anything, and the next program is to be tried
-        return ArmResult(precision, "not measured", one_line(error))
+        return ArmResult(precision, "not measured", first_line(one_line(error)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The process that measures: takes a plan from standard input, gives a JSON line for each group as it ends.
+"""The process that measures: takes a plan from standard input, gives JSON lines: of each group as it begins and ends,
+and of each arm as it is prepared, called and shown to be what it says.
 
     python -m ampcheck.bench.worker < plan.json
 
@@ -10,11 +11,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import math
 import os
 import sys
 import warnings
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from ampcheck.bench.model import Rounds
 
@@ -24,7 +27,8 @@ class Plan:
     """What a worker is to do.
 
     `tasks`: pairs of workload and executor. `target`: seconds of a sample. `facts`: whether to find out, too, what is
-    found out once: proof, error, memory.
+    found out once: proof, error, memory. `patience`: seconds that an arm may take. `given_up`: arms of the first task
+    that an earlier process did not get done, with `reason` and perhaps `at_least` as in `ArmResult`.
     """
 
     device: str
@@ -35,6 +39,8 @@ class Plan:
     facts: bool
     threads: int
     tasks: Sequence[tuple[str, str]]
+    patience: float = math.inf
+    given_up: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def main() -> None:
@@ -47,11 +53,17 @@ def main() -> None:
     from ampcheck.bench.measure import Measurer
 
     measurer = Measurer(plan)
+    given_up = plan.given_up
+
+    def say(arm: str, what: str) -> None:
+        lines.write(json.dumps({"arm": [arm, what]}) + "\n")
+
     with measurer.device.running():
         for workload, executor in plan.tasks:
             lines.write(json.dumps({"begin": [workload, executor]}) + "\n")
-            found = measurer.measure(workload, executor)
+            found = measurer.measure(workload, executor, say, given_up)
             lines.write(json.dumps({"rounds": asdict(found)}) + "\n")
+            given_up = {}
             gc.collect()
 
 

@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +17,9 @@ from ampcheck.errors import UsageError
 if TYPE_CHECKING:
     from ampcheck.bench.model import Group, Rounds
     from ampcheck.bench.peaks import Peaks
-    from ampcheck.bench.run import Event, Task
+    from ampcheck.bench.run import Event, Mode, Task
     from ampcheck.bench.runfile import Writer
     from ampcheck.commands.common import Subparsers
-
-_ESTIMATED = "tpu-"
-"""How the names of devices begin that are estimated by a compiler."""
 
 
 def add(commands: Subparsers) -> None:
@@ -29,7 +27,7 @@ def add(commands: Subparsers) -> None:
     parser = commands.add_parser("bench", help="time float32 and the lower precisions side by side")
     add_device(parser, "a device, by default every one with values; tpu-v5e and its like are estimates")
     option = parser.add_argument
-    option("--quick", action="store_true", help="one process and five rounds of a few workloads")
+    option("--quick", action="store_true", help="one process and five rounds of a few workloads, within three minutes")
     option("--filter", action="append", default=[], metavar="PATTERN", help="workloads of these names; again for more")
     option(
         "--executor", action="append", default=[], metavar="NAME", help="eager, graph, compile or jit; again for more"
@@ -51,8 +49,9 @@ def run(args: argparse.Namespace) -> int:
     Returns 0 where everything that was measured counts, 1 where something does not or nothing was measured, 130 after
     Ctrl-C. Raises UsageError where an option names something unknown, or a file cannot be written.
     """
+    began = time.monotonic()
     from ampcheck.bench import ceilings, table
-    from ampcheck.bench.run import FULL, QUICK, Bench
+    from ampcheck.bench.run import FULL, QUICK, RESERVE, Bench, expect
     from ampcheck.bench.summary import summarize
 
     if args.threads < 1:
@@ -70,11 +69,19 @@ def run(args: argparse.Namespace) -> int:
         )
     progress = _Progress()
     limits: dict[str, Peaks] = {}
+    starts: dict[str, float] = {}
+    spent, most = (0.5, 20.0) if args.quick else (2.0, 120.0)
     for device in tasks:
         progress.text(f"what {device} can do at most")
-        if peaks := ceilings.find(device, args.device_module, args.threads, 0.5 if args.quick else 2.0):
+        asked = time.monotonic()
+        if peaks := ceilings.find(device, args.device_module, args.threads, spent, most):
             limits[device] = peaks
-    writer = _writer(args, {**_header(args, mode.name, [*tasks, *estimated]), **ceilings.header(limits)})
+        starts[device] = max(time.monotonic() - asked - spent, 0.0)
+    header = {**_header(args, mode.name, {**tasks, **estimated}), **ceilings.header(limits)}
+    writer = _writer(args, header)
+    expected = expect(tasks, mode, starts, limits) if args.quick else None
+    if expected is not None and tasks:
+        progress.text(_foretold(expected.seconds(tasks), sum(map(len, tasks.values())), mode, time.monotonic() - began))
     measured: list[Rounds] = []
 
     def take(rounds: Rounds) -> None:
@@ -83,17 +90,34 @@ def run(args: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was measured is kept then, too
     interrupted = False
+    left_out: list[str] = []
+    bench = Bench(
+        tasks,
+        mode,
+        threads=args.threads,
+        modules=args.device_module,
+        take=take,
+        tell=progress.show,
+        expected=expected,
+        began=began,
+    )
     estimates: list[Group] = []
     try:
-        Bench(tasks, mode, threads=args.threads, modules=args.device_module, take=take, tell=progress.show).run()
-        _estimate(estimated, estimates, progress)
+        bench.run()
+        left_out = bench.left_out + _estimate(estimated, estimates, progress, began + mode.budget - RESERVE)
     except KeyboardInterrupt:
         interrupted = True
     progress.end()
     groups = [*summarize(measured, peaks=ceilings.gate(limits)), *estimates]
     ceilings.share(groups, limits)
     writer.close(groups, {"interrupted": interrupted, "seconds": round(progress.seconds, 1)})
-    print(table.table(groups) if groups else "nothing was measured")
+    shown = [group for group in groups if group.key not in left_out]
+    print(table.table(shown) if shown else "nothing was measured")
+    if left_out:
+        print(
+            f"left out, as --{mode.name} ends within {mode.budget:.0f} s: {', '.join(left_out)}; "
+            "--filter chooses others, and a run without --quick has the time for all"
+        )
     print(f"benchmark file: {writer.path}")
     if interrupted:
         return 130
@@ -105,14 +129,14 @@ def run(args: argparse.Namespace) -> int:
 def choose(args: argparse.Namespace) -> tuple[dict[str, list[Task]], dict[str, list[Task]]]:
     """The groups that the options choose, by device: to measure, and to estimate."""
     from ampcheck.bench.arms import executors, select
-    from ampcheck.bench.model import EXECUTORS
+    from ampcheck.bench.model import ESTIMATED, EXECUTORS, kind_of
     from ampcheck.devices import registry
 
     for name in args.executor:
         if name not in EXECUTORS:
             raise UsageError(f"there is no executor {name!r}; there are {', '.join(EXECUTORS)}")
-    names = [name for name in args.device if not name.startswith(_ESTIMATED)]
-    estimates = [name for name in args.device if name.startswith(_ESTIMATED)]
+    names = [name for name in args.device if not name.startswith(ESTIMATED)]
+    estimates = [name for name in args.device if name.startswith(ESTIMATED)]
     for name in estimates:
         _compiler(name)
     devices = [] if estimates and not names else registry.select(names, args.device_module)
@@ -131,7 +155,8 @@ def choose(args: argparse.Namespace) -> tuple[dict[str, list[Task]], dict[str, l
         ]
         if chosen:
             tasks[device.name] = chosen
-    estimated = {name: [(w.name, "jit") for w in select(args.filter, args.quick, True)] for name in estimates}
+    programs = [w for w in select(args.filter, args.quick, True) if kind_of(w) != "machinery"] if estimates else []
+    estimated = {name: [(w.name, "jit") for w in programs] for name in estimates if programs}
     if not tasks and not estimated:
         raise UsageError("no group was selected")
     return tasks, estimated
@@ -157,7 +182,17 @@ def _writer(args: argparse.Namespace, header: dict[str, Any]) -> Writer:
     return Writer(_file(args, datetime.now(UTC)), header)
 
 
-def _header(args: argparse.Namespace, mode: str, devices: list[str]) -> dict[str, Any]:
+def _foretold(seconds: float, groups: int, mode: Mode, passed: float) -> str:
+    """What is said of a quick run's time before it begins."""
+    from ampcheck.bench.run import RESERVE
+
+    text = f"{groups} group{'' if groups == 1 else 's'}, about {seconds:.0f} s by a short calibration"
+    if passed + seconds > mode.budget - RESERVE:
+        text += f"; those that do not fit into {mode.budget:.0f} s in all are left out"
+    return text
+
+
+def _header(args: argparse.Namespace, mode: str, tasks: dict[str, list[Task]]) -> dict[str, Any]:
     from ampcheck.bench import machine
     from ampcheck.devices.registry import known
     from ampcheck.runlog import versions
@@ -174,31 +209,35 @@ def _header(args: argparse.Namespace, mode: str, devices: list[str]) -> dict[str
         "versions": versions(),
         "machine": found,
         "identity": machine.identity(found),
-        "devices": {name: described[name].describe() if name in described else {} for name in devices},
+        "devices": {name: described[name].describe() if name in described else {} for name in tasks},
+        "groups": [f"{name}/{executor}/{workload}" for name, some in tasks.items() for workload, executor in some],
     }
 
 
-def _estimate(chosen: dict[str, list[Task]], groups: list[Group], progress: _Progress) -> None:
-    """Add the estimates of each workload to `groups` as they come."""
+def _estimate(chosen: dict[str, list[Task]], groups: list[Group], progress: _Progress, until: float) -> list[str]:
+    """Add the estimates of each workload to `groups` as they come. Returns what was not done `until` then, by key."""
     from ampcheck.bench.workloads import catalogue
 
+    left_out: list[str] = []
     if not chosen:
-        return
+        return left_out
     from ampcheck.bench import tpu
 
     every = catalogue()
     for name, tasks in chosen.items():
         for workload, _ in tasks:
-            groups += tpu.groups([every[workload]], name, progress.text)
+            found = tpu.groups([every[workload]], name, progress.text, until=until)
+            if time.monotonic() < until:
+                groups += found
+            else:
+                left_out += [group.key for group in found]
+    return left_out
 
 
 class _Progress:
     """Writes to stderr which group runs and how long the rest will take."""
 
     def __init__(self) -> None:
-        from ampcheck.bench.run import Left
-
-        self._left = Left()
         self._over = sys.stderr.isatty()
         self._began = datetime.now(UTC)
 
@@ -211,8 +250,7 @@ class _Progress:
         """Show how far the run is."""
         if not event.group:
             return
-        left = self._left.seconds(event)
-        rest = "" if left is None else f", about {left:.0f} s left"
+        rest = "" if event.left is None else f", about {event.left:.0f} s left"
         self.text(f"{event.done + 1} of {event.total}: {event.group}{rest}")
 
     def text(self, text: str) -> None:

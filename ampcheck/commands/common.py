@@ -20,3 +20,11 @@ def add_device_module(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device-module", action="append", default=[], metavar="MODULE", help="a module that defines DEVICES"
     )
+
+
+def seconds(text: str) -> float:
+    """A positive number of seconds. Raises ValueError for anything else."""
+    value = float(text)
+    if not value > 0:
+        raise ValueError
+    return value

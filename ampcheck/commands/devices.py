@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ampcheck.commands.common import add_device_module
+from ampcheck.errors import UsageError
 
 if TYPE_CHECKING:
     from ampcheck.commands.common import Subparsers
@@ -24,27 +25,41 @@ def run(args: argparse.Namespace) -> int:
     from tabulate import tabulate
 
     from ampcheck.deviations import JIT, KERNELS, SHARED, load
-    from ampcheck.devices.registry import known
+    from ampcheck.devices.registry import known, warned
 
-    rows = [_row(device) for device in known(args.device_module).values()]
-    headers = ["device", "type", "dispatch key", "here", "amp dtypes", "checked", "policies", "deviations"]
+    devices = known(args.device_module)
+    rows = [_row(device, list(devices)) for device in devices.values()]
+    headers = ["device", "type", "dispatch key", "here", "amp dtypes", "checked", "policies", "deviations", "faults"]
     print(tabulate(rows, headers=headers, disable_numparse=True))
     everywhere = sum(len(load(path)) for path in (SHARED, JIT, KERNELS))
     print(f"\nThe first amp dtype is the default. {everywhere} more deviations are PyTorch's own, on any device.")
+    print("A fault is a known one of the device itself, and is not among its deviations.")
+    for line in warned():
+        print(line)
     return 0
 
 
-def _row(device: Device) -> list[str]:
-    from ampcheck.deviations import load
+def _row(device: Device, names: list[str]) -> list[str]:
+    from ampcheck.deviations import load, named
+    from ampcheck.devices.registry import promised, unusable
 
+    here, policies = "", "?"
+    try:
+        here = unusable(device) or "yes"
+        policies = str(len(promised(device)))
+    except UsageError as error:
+        here = here or str(error)
+    entries = named(device, load(device.deviations, names)) if device.deviations else []
+    faults = sum(entry.kind == "fault" for entry in entries)
     dtypes = sorted(device.amp_dtypes, key=lambda dtype: dtype != device.default_amp)
     return [
         device.name,
         device.type,
         device.key,
-        device.unavailable() or "yes",
+        here,
         ", ".join(dtypes),
         "values and dtypes" if device.has_values else "dtypes only",
-        str(len(device.policies())),
-        str(len(load(device.deviations)) if device.deviations else 0),
+        policies,
+        str(len(entries) - faults),
+        str(faults),
     ]

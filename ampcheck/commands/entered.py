@@ -32,12 +32,12 @@ def run(args: argparse.Namespace) -> int:
 
     Raises UsageError for an unknown device, and for one whose key no policies are registered under.
     """
-    from ampcheck.devices.registry import known, select
+    from ampcheck.devices.registry import known, select, unusable
     from ampcheck.entered import by_suite
     from ampcheck.spec.policies import KEYS
     from ampcheck.upstream import by_upstream_lists
 
-    names = args.device or [d.name for d in known(args.device_module).values() if d.key in KEYS and not d.unavailable()]
+    names = args.device or [d.name for d in known(args.device_module).values() if d.key in KEYS and not unusable(d)]
     devices = select(names, args.device_module)
     suite, lists = by_suite(devices, _progress), by_upstream_lists(devices, _progress)
     rows = {device.name: (mine, theirs) for device, mine, theirs in zip(devices, suite, lists, strict=True)}

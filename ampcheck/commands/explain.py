@@ -33,13 +33,15 @@ def add(commands: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print it. Raises UsageError for an unknown op, device or dtype, and for dtypes that no overload takes."""
     from ampcheck import explain
-    from ampcheck.devices.registry import named
+    from ampcheck.devices.registry import named, promised
     from ampcheck.spec.dtypes import LOW
 
     if args.amp_dtype is not None and args.amp_dtype not in LOW:
         raise UsageError(f"there is no region dtype named {args.amp_dtype!r}; there are {', '.join(LOW)}")
     inputs = explain.floating_names(args.inputs) if args.inputs is not None else ()
     devices = named(args.device, args.device_module)
+    for device in devices:
+        promised(device)
     found = explain.resolve(args.op)
     if len(found.overloads) > 1:
         print(f"{args.op} stands for {len(found.overloads)} overloads: {', '.join(found.overloads)}")

@@ -6,14 +6,16 @@ import argparse
 import os
 import signal
 import sys
+import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampcheck import summary
-from ampcheck.commands.common import add_device
+from ampcheck.commands.common import add_device, seconds
 from ampcheck.commands.progress import Progress
-from ampcheck.commands.suites import command, environment
+from ampcheck.commands.suites import command, environment, fitting
 from ampcheck.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
     from ampcheck.supervisor.loop import Supervisor
     from ampcheck.supervisor.outcome import Outcome
 
-_SHOWN = 10
-"""How many red cases are shown in full at the end."""
+_LEAST = 200
+"""Fewer cases than this are done before a further process has started."""
 
 
 def add(commands: Subparsers) -> None:
@@ -36,9 +38,18 @@ def add(commands: Subparsers) -> None:
         action="store_true",
         help="explore by random programs; every op through every executor and inductor; the op database everywhere",
     )
-    parser.add_argument("-n", dest="processes", type=_processes, default=1, metavar="N", help='processes, or "auto"')
+    parser.add_argument("--baseline", type=Path, metavar="FILE", help="the red cases that may stay as they are")
+    parser.add_argument("--max-red", type=_count, default=0, metavar="N", help="end the run when N cases are red")
     parser.add_argument(
-        "--timeout", type=_seconds, default=120.0, metavar="SECONDS", help="what a case may take; default: 120"
+        "-n",
+        dest="processes",
+        type=_processes,
+        default=0,
+        metavar="N",
+        help='processes; by default "auto": one per core, fewer where memory or the number of cases does not suffice',
+    )
+    parser.add_argument(
+        "--timeout", type=seconds, default=120.0, metavar="SECONDS", help="what a case may take; default: 120"
     )
     parser.add_argument("--reports", type=Path, default=Path("reports"), metavar="FOLDER", help="where run files go")
     parser.add_argument(
@@ -58,6 +69,9 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     add("--rule", action="append", default=[], metavar="RULE", help="run the cases of this rule alone")
     add("--executor", action="append", default=[], metavar="NAME", help="run the cases of this executor alone")
     add("--amp-dtype", action="append", default=[], metavar="DTYPE", help="run the cases of this region dtype alone")
+    add("--smoke", action="store_true", help="run a small choice: some of each suite, rule, policy and executor")
+    add("--shard", metavar="N/COUNT", help="run share N of COUNT; all shares together have every case once")
+    add("--last-failed", metavar="RUN", help="run the cases that are red in this run file alone")
     add("-k", dest="keyword", metavar="EXPRESSION", help="run the cases whose ids match, as pytest does")
     add("--deviations", action="append", default=[], metavar="FILE", help="a further deviations file")
 
@@ -73,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         return _list(args)
     outcome = _outcome(args)
-    progress = Progress(outcome)
+    progress = Progress(outcome, args.reports / "runs")
     supervisor = _supervisor(args, outcome, progress)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was measured is kept then, too
     try:
@@ -88,8 +102,12 @@ def run(args: argparse.Namespace) -> int:
         return 3
     progress.end()
     if not outcome.cases:
-        raise UsageError("no case was selected")
-    outcome.finish()
+        raise _nothing(args)
+    _reproduce(outcome)
+    if args.max_red and outcome.count_red() >= args.max_red and len(outcome.results) < len(outcome.cases):
+        print(f"\nthe run was ended: {outcome.count_red()} cases are red (--max-red {args.max_red})")
+    else:
+        outcome.finish()
     return _conclude(outcome)
 
 
@@ -104,8 +122,12 @@ def collect(args: argparse.Namespace) -> Outcome:
     except HarnessError as error:
         raise UsageError(str(error)) from error
     if not outcome.cases:
-        raise UsageError("no case was selected")
+        raise _nothing(args)
     return outcome
+
+
+def _nothing(args: argparse.Namespace) -> UsageError:
+    return UsageError(f"no case was selected{f' in shard {args.shard}' if args.shard else ''}")
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -118,6 +140,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _outcome(args: argparse.Namespace) -> Outcome:
+    from ampcheck.supervisor import baseline
     from ampcheck.supervisor.outcome import Outcome
 
     started = datetime.now(UTC)
@@ -130,33 +153,53 @@ def _outcome(args: argparse.Namespace) -> Outcome:
             raise UsageError(f"the folder {path.parent} cannot be written: {error.strerror}") from error
     if run_file.exists():
         raise UsageError(f"the run file {run_file} cannot be written: it exists, and run files are never overwritten")
-    return Outcome(["ampcheck", *sys.argv[1:]], run_file, junit)
+    return Outcome(
+        ["ampcheck", *sys.argv[1:]], run_file, junit, baseline.load(args.baseline) if args.baseline else None
+    )
 
 
 def _supervisor(args: argparse.Namespace, outcome: Outcome, progress: Progress) -> Supervisor:
     from ampcheck.supervisor.loop import Supervisor
 
+    processes = args.processes or fitting()
     return Supervisor(
         command(args),
-        environment(args.processes),
+        environment(processes),
         outcome,
-        processes=args.processes,
+        processes=processes,
+        least=0 if args.processes else _LEAST,
         timeout=args.timeout,
+        max_red=args.max_red,
         tick=progress.show,
     )
 
 
+def _reproduce(outcome: Outcome) -> None:
+    """Run the plain torch lines of each cause's example, so that the run says whether they show it."""
+    from ampcheck.runner.reproducing import reproduce
+
+    outcome.ended = time.monotonic()
+    examples = summary.examples(outcome.results.values())
+    if examples:
+        print(f"running the examples of {summary.counted(len(examples), 'cause')} in plain torch", file=sys.stderr)
+    with suppress(KeyboardInterrupt):  # every case has its result by now
+        for key, said in reproduce(examples, environment(1)):
+            outcome.reproduced[key] = said
+
+
 def _conclude(outcome: Outcome) -> int:
     red = outcome.red()
-    for result in red[:_SHOWN]:
-        print(f"\n{summary.text(result)}")
-    if len(red) > _SHOWN:
-        print(f"\n{len(red) - _SHOWN} more red cases are in the run file; ampcheck report shows them all")
+    if red:
+        print(f"\n{summary.causes(outcome.results.values(), outcome.reproduced, str(outcome.summary_file))}")
     print(f"\n{summary.table(outcome.results.values())}")
+    for line in summary.warned(outcome.results.values()):
+        print(line)
     for line in outcome.stale:
         print(f"stale: {line}")
     for line in outcome.notes:
         print(f"note: {line}")
+    for line in outcome.baseline.lines(outcome.results) if outcome.baseline else ():
+        print(line)
     print(outcome.ran())
     _files(outcome)
     return 1 if red or outcome.stale or outcome.notes else 0
@@ -171,18 +214,16 @@ def _interrupted(outcome: Outcome) -> int:
 def _files(outcome: Outcome) -> None:
     if outcome.begun:
         outcome.write_junit()
-        print(f"run file: {outcome.run_file}\nJUnit: {outcome.junit_file}")
+        outcome.write_summary()
+        print(f"run file: {outcome.run_file}\nJUnit: {outcome.junit_file}\nsummary: {outcome.summary_file}")
 
 
 def _processes(text: str) -> int:
-    count = (os.cpu_count() or 1) if text == "auto" else int(text)
+    return 0 if text == "auto" else _count(text)
+
+
+def _count(text: str) -> int:
+    count = int(text)
     if count < 1:
         raise ValueError
     return count
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise ValueError
-    return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -36,7 +37,7 @@ class Device(ABC):
     """A device under test.
 
     A third party subclasses this in its own package and declares it under the entry point group `ampcheck.devices`, or
-    names the module with `--device-module`; `docs/add_a_device.md` has a complete example. Only `unavailable` must be
+    names the module with `--device-module`; `docs/your_backend.md` has a complete example. Only `unavailable` must be
     written; the rest has defaults that suit a device whose tensors hold values.
     """
 
@@ -72,10 +73,17 @@ class Device(ABC):
     compilers: tuple[str, ...] = ()
     """The executors (`ampcheck.spec.executors`) that take programs on it. Suite jit has no case on a device without
     one: what a compiler does with a backend it was not told of is no matter of autocast."""
+    refusals: tuple[str, ...] = ()
+    """Regular expressions: how its kernels say that they do not take a dtype. A call that raises such a text under
+    autocast, and outside of it on the same dtypes, is unsupported; any other exception is red."""
     setup: tuple[str, ...] = ()
     """The lines of Python that a program needs before it can use the device."""
     region: str = "torch.autocast"
     """What a program calls, with the device type and `dtype=`, for what `autocast` returns."""
+
+    def refuses(self, error: BaseException) -> bool:
+        """Whether an exception is one of the device's declared `refusals`."""
+        return any(re.search(text, str(error)) for text in self.refusals)
 
     @abstractmethod
     def unavailable(self) -> str | None:
@@ -132,6 +140,11 @@ class Device(ABC):
     def host(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor's values on the CPU. Called only where `has_values`."""
         return tensor.detach().cpu()
+
+    def snapshot(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor's values on the CPU, in memory of their own, so that later writes do not change them."""
+        host = self.host(tensor)
+        return host.clone() if self.type == "cpu" else host
 
     def seed(self) -> None:
         """Reset the random state that ops on the device draw from.

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import entry_points
+from typing import TypeVar
+
+import torch
 
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
@@ -13,13 +20,27 @@ from ampcheck.devices.cuda import Cuda
 from ampcheck.devices.jax import Jax
 from ampcheck.devices.torchax import DEVICES as TORCHAX
 from ampcheck.devices.virtual import DEVICES as VIRTUAL
-from ampcheck.errors import UsageError
+from ampcheck.dispatcher import UNKNOWN
+from ampcheck.errors import UsageError, raised_in
+from ampcheck.spec.casting import APPENDED, POLICIES
 from ampcheck.spec.dtypes import FLOATING, LOW
+from ampcheck.spec.policies import rows, versions
 from ampcheck.spec.rules import RULES
 
 GROUP = "ampcheck.devices"
 _REQUIRED = ("name", "token", "type", "key")
 _TOKEN = re.compile(r"[A-Za-z0-9_.]+")
+_KEYS = {name: f"Autocast{name.upper()}" for name in ("cpu", "cuda", "xpu", "mps", "mtia", "maia", "xla", "hpu", "ipu")}
+"""The autocast dispatch keys of the device types that have one of their own; every other one is PrivateUse1's."""
+_ASSIGNABLE = (*POLICIES, "fallthrough", UNKNOWN)
+_LONG = 500
+_T = TypeVar("_T")
+_warned: dict[str, None] = {}
+
+
+_OWN = (Cpu(), Cuda(), Jax(), *VIRTUAL, *TORCHAX)
+OWN = frozenset(device.name for device in _OWN)
+"""The names of the devices that this package brings."""
 
 
 def known(modules: Sequence[str] = ()) -> dict[str, Device]:
@@ -29,25 +50,26 @@ def known(modules: Sequence[str] = ()) -> dict[str, Device]:
     `ampcheck.devices` names a `Device`, or a sequence of them. Raises UsageError for one that cannot be used.
     """
     out: dict[str, Device] = {}
-    _add(out, (Cpu(), Cuda(), Jax(), *VIRTUAL, *TORCHAX), "ampcheck")
+    _add(out, _OWN, "ampcheck")
     for point in entry_points(group=GROUP):
         _add(out, _loaded(f"entry point {point.name}", point.load), f"entry point {point.name}")
     for module in modules:
-        _add(out, _loaded(module, lambda m=module: import_module(m).DEVICES), f"device module {module}")
+        origin = f"device module {module}"
+        _add(out, _loaded(origin, partial(_devices_of, module)), origin)
     return out
 
 
 def select(names: Sequence[str], modules: Sequence[str] = ()) -> list[Device]:
     """The devices of those names; without names, every one this machine has but those tested on request alone.
 
-    Raises UsageError for a name that is unknown, or that this machine does not have, and for devices of one type that
-    different backends bring.
+    Raises UsageError for a name that is unknown, or that this machine does not have, for a device that `unusable`
+    refuses, and for devices of one type that different backends bring.
     """
     devices = named(names, modules)
     if not names:
-        return [device for device in devices if not device.on_request and device.unavailable() is None]
+        return [device for device in devices if not device.on_request and unusable(device) is None]
     for device in devices:
-        if reason := device.unavailable():
+        if reason := unusable(device):
             raise UsageError(f"device {device.name!r} cannot be used here: {reason}")
     backends: dict[str, Device] = {}
     for device in devices:
@@ -76,18 +98,146 @@ def absent(modules: Sequence[str] = ()) -> dict[str, str]:
     """Why each device that a run without names does not test is left out, by name."""
     found = {}
     for name, device in known(modules).items():
-        if reason := device.unavailable():
+        try:
+            reason = unusable(device)
+        except UsageError as error:
+            reason = str(error)
+        if reason:
             found[name] = reason
         elif device.on_request:
             found[name] = f"it is tested where it is named: {device.on_request}"
     return found
 
 
-def _loaded(origin: str, load: object) -> object:
+def unusable(device: Device) -> str | None:
+    """Say why this machine cannot test a device, in a sentence; None where it can.
+
+    Raises UsageError where `unavailable` or `policies` raises, or returns what cannot be used.
+    """
+    reason = _asked(device, "unavailable", device.unavailable)
+    if reason is not None and not isinstance(reason, str):
+        raise UsageError(f"device {device.name!r}: unavailable() returned {reason!r}; it returns a sentence, or None")
+    if not reason:
+        promised(device)
+    return reason or None
+
+
+def promised(device: Device) -> Mapping[str, str]:
+    """Return a device's policies. Raises UsageError where `policies` raises, or returns what cannot be used."""
+    policies = _asked(device, "policies", device.policies)
+    if not isinstance(policies, Mapping):
+        what = f"policies() returned a {type(policies).__name__}; expected a mapping of overloads to policies"
+        raise UsageError(f"device {device.name!r}: {what}")
+    wrong = [text for overload, policy in policies.items() if (text := _promise_fault(overload, policy))]
+    if wrong:
+        more = f" ({len(wrong) - 1} more promises are wrong)" if wrong[1:] else ""
+        raise UsageError(f"device {device.name!r}: policies() promises {wrong[0]}{more}")
+    return policies
+
+
+def lacking(device: Device) -> list[str]:
+    """The overloads that a device promises and this torch does not have; they are those of another torch's table."""
+    return sorted(overload for overload in device.policies() if not _exists(overload))
+
+
+@contextmanager
+def backend_code(origin: str) -> Iterator[None]:
+    """Around code of a backend outside of every case: its warnings are kept for `warned` and never raised."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        try:
+            yield
+        finally:
+            for warning in found:
+                text = str(warning.message).strip().partition("\n")[0]
+                where = f"{warning.filename}:{warning.lineno}"
+                _warned.setdefault(f"{origin} warned: {warning.category.__name__}: {text} ({where})")
+
+
+def warned() -> list[str]:
+    """Every warning that backends gave outside of the cases so far, a sentence each."""
+    return list(_warned)
+
+
+def _devices_of(module: str) -> object:
+    return import_module(module).DEVICES
+
+
+def _asked(device: Device, name: str, method: Callable[[], _T]) -> _T:
     try:
-        return load()  # type: ignore[operator]  # a function of no arguments, of an entry point or the lambda above
+        with backend_code(f"device {device.name!r}"):
+            return method()
+    except (Exception, SystemExit) as error:  # a third party's code can raise anything
+        raise UsageError(f"device {device.name!r}: {name}() raised {told(error)}") from error
+
+
+def _promise_fault(overload: object, policy: object) -> str:
+    """What is wrong with one promise, as the rest of a sentence; "" for nothing."""
+    if not isinstance(overload, str) or not (_exists(overload) or overload in _listed()):
+        name = str(overload).removeprefix("aten::")
+        packet = [other for other in _overloads() if other.partition(".")[0] == name.partition(".")[0]]
+        close = get_close_matches(name, packet, 1, 0.0) or get_close_matches(name, _overloads(), 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return f"a policy for {overload!r}, and torch {torch.__version__} has no such overload of aten{hint}"
+    if policy not in _ASSIGNABLE:
+        close = get_close_matches(str(policy), POLICIES, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return f"the policy {policy!r} for {overload!r}; there are {', '.join(POLICIES)}{hint}"
+    if policy == "append" and overload not in APPENDED:
+        return f"the policy 'append' for {overload!r}; there are overloads with a dtype for {', '.join(APPENDED)}"
+    return ""
+
+
+@cache
+def _exists(overload: str) -> bool:
+    packet, _, variant = overload.partition(".")
+    try:
+        torch._C._get_schema(f"aten::{packet}", variant)
+    except RuntimeError:
+        return False
+    return True
+
+
+@cache
+def _listed() -> frozenset[str]:
+    """Every overload of a policy table, whatever torch it is of."""
+    return frozenset(row.overload for version in versions() for row in rows(version))
+
+
+@cache
+def _overloads() -> tuple[str, ...]:
+    """Every overload of aten in this torch, those with a policy first."""
+    names = {name.removeprefix("aten::") for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")}
+    return (*sorted(_listed() & names), *sorted(names - _listed()))
+
+
+def told(error: BaseException) -> str:
+    """Tell an exception in one line, with the frame of the backend that raised it."""
+    text = " ".join(str(error).split())
+    if text.startswith("Could not run 'aten::"):  # the dispatcher goes on with every key and file that it knows
+        text = text.partition(". ")[0]
+    text = text if len(text) <= _LONG else f"{text[:_LONG]} ..."
+    where = raised_in(error)
+    return f"{type(error).__name__}{': ' * bool(text)}{text}{f' ({where})' if where else ''}"
+
+
+def _loaded(origin: str, load: Callable[[], object]) -> object:
+    try:
+        with backend_code(origin):
+            return load()
     except (Exception, SystemExit) as error:  # anything a third party's import can raise is this one message
-        raise UsageError(f"{origin} cannot be loaded as a device: {type(error).__name__}: {error}") from error
+        raise UsageError(f"{origin} cannot be loaded as a device: {told(error)}{_taken(error)}") from error
+
+
+def _taken(error: BaseException) -> str:
+    """What to add where a backend could not name PrivateUse1, since another one did."""
+    name = torch._C._get_privateuse1_backend_name()
+    if name == "privateuseone" or "privateuse1_backend() has already been set" not in str(error):
+        return ""
+    return (
+        f"; PrivateUse1 is {name!r} in this process already, and a process has one such backend: load the backends "
+        "in separate runs"
+    )
 
 
 def _faults(device: Device) -> str:
@@ -103,6 +253,8 @@ def _faults(device: Device) -> str:
         return f"has the lower precision {unknown[0]!r}; there are {', '.join(LOW)}"
     if device.default_amp not in device.amp_dtypes:
         return f"has the default {device.default_amp!r}, which is not among its amp_dtypes"
+    if device.key != (key := _KEYS.get(device.type, "AutocastPrivateUse1")):
+        return f"has the key {device.key!r}; the autocast dispatch key of device type {device.type!r} is {key!r}"
     return ""
 
 

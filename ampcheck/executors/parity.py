@@ -19,7 +19,7 @@ from ampcheck.inputs import build
 from ampcheck.isolation import depth
 from ampcheck.observe import Observation, exists, tensors
 from ampcheck.torch_dtypes import DTYPES, name_of
-from ampcheck.verdict import Plan, asks_for_one_dtype, plan, run_reference
+from ampcheck.verdict import Plan, asks_for_one_dtype, judge_raise, plan, run_reference
 
 State = tuple[bool, torch.dtype, bool, int]
 
@@ -93,7 +93,7 @@ class _Parity:
         return self.kernels(seen)
 
     def require_kernel(self, want: Outcome) -> None:
-        """Raises Unsupported where eager mode raises what the same call on inputs cast by hand raises outside of it.
+        """Raises Unsupported or Broken where eager mode raises what the same call on inputs cast by hand raises.
 
         Then the device has no kernel for what autocast gives the op, e.g. oneDNN's LSTM on a processor without bf16
         instructions, and there is nothing to hold a program against.
@@ -102,7 +102,7 @@ class _Parity:
             return
         by_hand = run_reference(self.device, self.todo)
         if type(by_hand.error) is type(want.error) and str(by_hand.error) == str(want.error):
-            raise checks.Unsupported(checks.one_line(want.error))
+            judge_raise(want.error, self.device, self.todo, f"aten::{self.case.op}")
 
     def run(self, call: Callable[..., Any], *, grads: bool) -> Outcome:
         out, inputs = Outcome(), self.inputs()
@@ -125,11 +125,11 @@ class _Parity:
         return out
 
     def refused(self, error: Exception, want: Outcome) -> list[str]:
-        """What compiling raised: right where eager mode raises, too, and a banned op says what to use instead."""
-        if want.error is not None and (self.todo.expected.error or "") in str(error):
-            return []  # shapes and dtypes are refused in other words where no values are looked at
+        """What compiling raised: right where it says what eager mode says; compilers wrap that in text of their own."""
+        if want.error is not None and said(want.error) in str(error):
+            return []
         eager = f"eager mode raises {checks.one_line(want.error)}" if want.error else "eager mode runs it"
-        return [f"{self.name} was not compiled: {_said(error)}; {eager}"]
+        return [checks.Difference(f"{self.name} was not compiled: {_said(error)}; {eager}", error)]
 
     def compared(self, got: Outcome, want: Outcome) -> list[str]:
         if got.error is not None:
@@ -219,8 +219,13 @@ def _dtype(tensor: torch.Tensor | None) -> str:
     return name_of(tensor.dtype) if tensor is not None else "absent"
 
 
+def said(error: BaseException) -> str:
+    """The first line of an exception's text."""
+    return str(error).strip().partition("\n")[0]
+
+
 def _said(error: Exception) -> str:
     """An error with its last line, too: TorchScript and Dynamo put the cause there."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip(" ^~|")]
     kind = type(error).__name__
-    return f"{kind}: {' … '.join(dict.fromkeys(line[:200] for line in (*lines[:2], *lines[-1:])))}"
+    return f"{kind}: {' … '.join(dict.fromkeys(line[: checks.MOST // 3] for line in (*lines[:2], *lines[-1:])))}"

@@ -44,7 +44,7 @@ def run(call):
     return SimpleNamespace(out=out, grads=grads, error=error, state=state)
 
 def refused(what, error, wanted):
-    right = None not in (error, wanted) and REFUSAL in str(error)
+    right = None not in (error, wanted) and str(wanted).strip().partition("\\n")[0] in str(error)
     print("ok  " if right else "FAIL", what, "| raised", repr(error), "| expected", repr(wanted))
 
 def dtypes(tensors):
@@ -130,7 +130,7 @@ def reproduce(case: Case, device: Device, message: str = "", modules: Sequence[s
             source.text(replace(case, executor=""), device, todo.sample).replace("def program", "def eager").rstrip()
         )
     run = _RUN.replace("REGION", region).replace("TYPE", repr(device.type))
-    blocks += [snippets.CHECK, run.replace("REFUSAL", repr(todo.expected.error or ""))]
+    blocks += [snippets.CHECK, run]
     make = f"compiled = {_MAKE[case.executor]}"
     compared = _COMPARED.format(
         eager=eager,

@@ -26,7 +26,8 @@ class TensorArg:
     `ampcheck.spec.dtypes` ("int64", "bool", "complex64", "fp32", …) that stays. `fill`: how values are made, a key of
     `ampcheck.inputs.FILLS` ("normal", "unit" for the open interval (0, 1), "positive", "spd" for symmetric positive
     definite, …). `high`: exclusive bound of integer values. `device`: "own", or "cpu" for an argument that PyTorch
-    requires on the CPU. `seed`: tells apart two arguments of the same shape.
+    requires on the CPU. `seed`: tells apart two arguments of the same shape. `strided`: whether it is made as a view
+    that is not contiguous, of the same values.
     """
 
     shape: tuple[int, ...]
@@ -35,6 +36,7 @@ class TensorArg:
     high: int = 2
     device: str = "own"
     seed: int = 0
+    strided: bool = False
 
 
 def f(*shape: int, fill: str = "normal", seed: int = 0) -> TensorArg:
@@ -79,13 +81,15 @@ class Op:
     `values`: how the outputs may be compared beside their dtypes. "exact": bitwise with hand-cast inputs and within a
     bound of the float64 result. "gauge": bitwise only, because the result is defined up to signs or order
     (eigenvectors, QR, pivots). "none": not at all (uninitialised or random outputs). `reason` says why it is not
-    "exact".
+    "exact". `passes`: how many kernels in a row it rounds as often as; more than 1 where a kernel may compute in its
+    own dtype what does not depend on an input's rounding alone, such as a place in an image.
     """
 
     overload: str
     samples: tuple[Sample, ...]
     values: str = "exact"
     reason: str = ""
+    passes: int = 1
 
     def sample(self, name: str) -> Sample:
         """The sample of that name. Raises KeyError with the names there are."""
@@ -129,7 +133,14 @@ def _spelling_name(path: str) -> str:
     raise ValueError(f"{path!r} is no call path; it starts with one of {', '.join(p for p, _ in _PREFIXES)}")
 
 
-def op(overload: str, *samples: Sample, also: tuple[str, ...] = (), values: str = "exact", reason: str = "") -> Op:
+def op(
+    overload: str,
+    *samples: Sample,
+    also: tuple[str, ...] = (),
+    values: str = "exact",
+    reason: str = "",
+    passes: int = 1,
+) -> Op:
     """The samples of an overload; `also` are spellings that take the first sample's arguments as they are.
 
     Raises ValueError where two samples would share a name, none is given, or `values` lacks its reason.
@@ -143,7 +154,7 @@ def op(overload: str, *samples: Sample, also: tuple[str, ...] = (), values: str 
     main = samples[0]
     spelled = tuple(Sample(_spelling_name(path), main.args, main.kwargs, path) for path in also)
     named = _numbered((*samples, *spelled))
-    return Op(overload, named, values, reason)
+    return Op(overload, named, values, reason, passes)
 
 
 def _numbered(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
@@ -157,6 +168,24 @@ def _numbered(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
         name = sample.name if count == 1 else f"{sample.name}{count}"
         out.append(replace(sample, name=name))
     return tuple(out)
+
+
+FORMS = ("large", "small", "positive", "strided")
+"""What an op's main sample is run with besides its own values: normal ones made larger, smaller or positive (which sums
+without cancelling), and its floating tensors as views that are not contiguous."""
+
+
+def in_form(sample: Sample, form: str) -> Sample | None:
+    """A sample in one of `FORMS`; None where none of its arguments changes."""
+
+    def changed(arg: TensorArg) -> TensorArg:
+        if form == "strided":
+            return replace(arg, strided=arg.dtype is None and bool(arg.shape))
+        return replace(arg, fill=form) if arg.dtype is None and arg.fill == "normal" else arg
+
+    args = map_leaves(sample.args, changed)
+    kwargs = {name: map_leaves(value, changed) for name, value in sample.kwargs.items()}
+    return None if (args, kwargs) == (sample.args, sample.kwargs) else replace(sample, args=args, kwargs=kwargs)
 
 
 def leaves(sample: Sample) -> Iterator[TensorArg]:

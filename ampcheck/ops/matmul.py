@@ -135,7 +135,7 @@ OPS = (
         "cross",
         at("last", f(4, 3), f(4, 3), 1),
         at("first", f(3, 4), f(3, 4), 0),
-        at("broadcast", f(2, 1, 3), f(5, 3), -1),
+        at("broadcast", f(2, 1, 3), f(1, 5, 3), -1),
         also=("torch.cross", "torch.Tensor.cross"),
     ),
     op(

@@ -6,6 +6,8 @@ Grid samplers take the modes as numbers: interpolation 0 bilinear, 1 nearest, 2 
 
 from ampcheck.ops.describe import Sample, at, f, op, via
 
+_PLACES = 3
+"""A kernel may compute the places of a grid in its own dtype, where one is added to what may be small."""
 _INTERPOLATE = "torch.nn.functional.interpolate"
 
 
@@ -24,6 +26,7 @@ OPS = (
         at("nearest", f(2, 1, 4, 5), f(2, 3, 2, 2, fill="signed_unit"), 1, 1, True),
         at("bicubic", f(1, 2, 4, 5), f(1, 2, 3, 2, fill="signed_unit"), 2, 2, False),
         also=("torch._grid_sampler_2d_cpu_fallback",),
+        passes=_PLACES,
     ),
     op(
         "grid_sampler",
@@ -39,6 +42,7 @@ OPS = (
             align_corners=True,
         ),
         also=("torch.grid_sampler",),
+        passes=_PLACES,
     ),
     op(
         "grid_sampler_2d",
@@ -46,12 +50,14 @@ OPS = (
         at("nearest", f(2, 1, 4, 5), f(2, 3, 2, 2, fill="signed_unit"), 1, 1, True),
         at("bicubic", f(1, 2, 4, 5), f(1, 2, 3, 2, fill="signed_unit"), 2, 2, False),
         also=("torch.grid_sampler_2d",),
+        passes=_PLACES,
     ),
     op(
         "grid_sampler_3d",
         at("bilinear", f(1, 2, 3, 4, 5), f(1, 2, 3, 2, 3, fill="signed_unit"), 0, 0, False),
         at("nearest", f(2, 1, 3, 4, 5), f(2, 2, 3, 2, 3, fill="signed_unit"), 1, 1, True),
         also=("torch.grid_sampler_3d",),
+        passes=_PLACES,
     ),
     op(
         "_upsample_bicubic2d_aa",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ _FAKE, _PROXY, _FUNCTIONAL = (
     _TorchDispatchModeKey.FUNCTIONAL,
 )
 _is_rewritten: Any = torch._C._is_cached_tensor  # type: ignore[attr-defined]  # torch's stubs leave it out
+_has_storage: Any = torch._C._has_storage
 _is_inference = torch.is_inference_mode_enabled
 _is_grad = torch.is_grad_enabled
 
@@ -30,7 +32,7 @@ class _Kept(NamedTuple):
     """One kept cast, and what its weight was when it was made."""
 
     weight: weakref.ref[torch.Tensor]
-    storage: weakref.ref[torch.UntypedStorage]
+    memory: Callable[[], object]
     layout: tuple[Any, ...]
     low: torch.Tensor
 
@@ -56,9 +58,13 @@ class _Graph(torch.autograd.Function):
 
 
 class Cache:
-    """Kept casts, found by the weight's identity and the dtype; a weight is held weakly, its casts are not."""
+    """Kept casts, found by the weight's identity and the dtype; a weight is held weakly, its casts are not.
 
-    def __init__(self) -> None:
+    `memory`: returns the memory of a weight that has no storage PyTorch can read (OpaqueTensorImpl).
+    """
+
+    def __init__(self, memory: Callable[[torch.Tensor], object] | None = None) -> None:
+        self._memory = memory
         self._kept: dict[tuple[int, torch.dtype], _Kept] = {}
         self._lock = threading.Lock()
 
@@ -75,7 +81,7 @@ class Cache:
             return weight.to(dtype)
         place = (id(weight), dtype)
         found = self._kept.get(place)
-        if found is None or not _fresh(found, weight):
+        if found is None or not self._fresh(found, weight):
             with torch.no_grad():
                 low = weight.to(dtype)
             self._keep(place, weight, low)
@@ -98,18 +104,24 @@ class Cache:
             if found is not None and found.weight is gone:
                 del kept[place]
 
-        storage = weakref.ref(weight.untyped_storage())
-        kept[place] = _Kept(weakref.ref(weight, forget), storage, _layout(weight), low)
+        now = self._held(weight)
+        memory = weakref.ref(now) if isinstance(now, torch.UntypedStorage) else lambda: now
+        kept[place] = _Kept(weakref.ref(weight, forget), memory, _layout(weight), low)
+
+    def _fresh(self, found: _Kept, weight: torch.Tensor) -> bool:
+        """Whether a kept cast is of this very tensor with the values it has now."""
+        return found.weight() is weight and found.memory() is self._held(weight) and found.layout == _layout(weight)
+
+    def _held(self, weight: torch.Tensor) -> object:
+        """The memory of a weight: its storage, else what the backend gives for it, or None."""
+        if _has_storage(weight):
+            return weight.untyped_storage()
+        return None if self._memory is None else self._memory(weight)
 
 
 def _layout(weight: torch.Tensor) -> tuple[Any, ...]:
     """What changes with an in-place write, and with `weight.data = …` on the same storage."""
     return weight._version, weight.shape, weight.stride(), weight.storage_offset()
-
-
-def _fresh(found: _Kept, weight: torch.Tensor) -> bool:
-    """Whether a kept cast is of this very tensor with the values it has now."""
-    return found.weight() is weight and found.storage() is weight.untyped_storage() and found.layout == _layout(weight)
 
 
 def _foreign(weight: torch.Tensor) -> bool:

@@ -20,6 +20,8 @@ from ampcheck.register.kernels import KEY
 from ampcheck.register.messages import overload_name
 from ampcheck.register.plan import BASES, FALLTHROUGH, Plan, plan
 
+Memory = Callable[[torch.Tensor], object]
+
 DTYPES = (torch.bfloat16, torch.float16)
 """The lower precisions a device can have."""
 
@@ -36,12 +38,14 @@ class Registration:
     `missing`: overloads of the base table that the installed torch does not have.
     """
 
-    def __init__(self, device: str, base: str, made: Plan, dtypes: Sequence[torch.dtype]) -> None:
+    def __init__(
+        self, device: str, base: str, made: Plan, dtypes: Sequence[torch.dtype], memory: Memory | None = None
+    ) -> None:
         self.device = device
         self.base = base
         self.policies: Mapping[str, str] = {overload_name(planned.op): planned.policy for planned in made.planned}
         self.missing = made.missing
-        self.cache = Cache()
+        self.cache = Cache(memory)
         self._undo: list[Callable[[], None]] = []
         try:
             self._register(made, tuple(dtypes))
@@ -107,6 +111,7 @@ def register_autocast(
     base: str = "cuda",
     overrides: Mapping[str, str] | None = None,
     dtypes: Sequence[torch.dtype] = DTYPES,
+    memory: Memory | None = None,
 ) -> Registration:
     """Give the PrivateUse1 device autocast, as PyTorch has it for another device.
 
@@ -118,6 +123,9 @@ def register_autocast(
             other namespaces can be given a policy too.
         dtypes: the lower precisions a region may have. A device module that has `get_amp_supported_dtype` says it
             itself, and what is given here must agree.
+        memory: for a backend whose tensors have no storage that PyTorch can read: returns the object that holds a
+            tensor's values, the same one (`is`) as long as they are there. Without it a cast of a weight is kept when
+            `weight.data = …` gives the weight other memory of the same shape.
 
     Returns: a handle whose `unregister()` puts everything back.
 
@@ -133,14 +141,15 @@ def register_autocast(
         _check_dtypes(dtypes)
         made = plan(base, overrides or {})
         _check_free(made)
-        _current = Registration(device, base, made, dtypes)
+        _current = Registration(device, base, made, dtypes, memory)
         return _current
 
 
 def _check_device(device: str) -> None:
     name = torch._C._get_privateuse1_backend_name()
     if device != name:
-        raise UsageError(f"{device!r} is not the PrivateUse1 backend, whose name in this process is {name!r}")
+        taken = "" if name == "privateuseone" else "; a process has one such backend, the first that is imported"
+        raise UsageError(f"{device!r} is not the PrivateUse1 backend, whose name in this process is {name!r}{taken}")
     if not hasattr(torch, device):
         raise UsageError(
             f"torch.{device} does not exist; call torch._register_device_module({device!r}, module) before"

@@ -6,10 +6,11 @@ import json
 from html import escape
 
 from ampcheck.compare import GROUPS, Comparison, compare, devices, first_line, interrupted, markdown
-from ampcheck.report.history import History, expected, is_red, ran, stale, virtual
+from ampcheck.report.history import History, expected, is_red, ran, reproduced, stale, virtual
 from ampcheck.report.pages import judged, used
 from ampcheck.report.statuses import SHOWN, number
 from ampcheck.results import Run
+from ampcheck.summary import causes_markdown
 
 LABEL = "ampcheck"
 COLORS = {"green": "#2f7d43", "red": "#b3261e", "grey": "#6b7280"}
@@ -73,7 +74,7 @@ def svg(run: Run) -> str:
 
 
 def summary(run: Run, comparison: Comparison | None = None) -> str:
-    """A run as Markdown, for a job summary or a comment: verdict, changes, counts, red cases."""
+    """A run as Markdown, for a job summary or a comment: verdict, changes, counts, causes."""
     _, verdict = judged(run)
     cut = f" {markdown(run.note)}." if interrupted(run) else ""
     parts = ["## ampcheck", "", f"**{verdict}**{cut} {number(ran(run))} of {number(expected(run))} cases ran."]
@@ -85,8 +86,7 @@ def summary(run: Run, comparison: Comparison | None = None) -> str:
             "Regressed", [f"`{c.key}` {c.words}: {markdown(first_line(c.message))}" for c in comparison.regressed]
         )
     parts += ["", *_counts(run)]
-    red = [r for r in run.results.values() if SHOWN[r.status].red]
-    parts += _listed("Red", [f"`{r.key}` {r.status}: {markdown(first_line(r.message))}" for r in red])
+    parts += causes_markdown(run.results.values(), reproduced(run))
     parts += _listed("Stale deviations", [markdown(line) for line in stale(run)])
     return "\n".join(parts) + "\n"
 

@@ -21,7 +21,10 @@ CAP = 400
 """How many nights a site holds."""
 
 _TEXTS = ("workload", "family", "kind", "device", "executor", "policy", "base", "note")
-_NUMBERS = ("seconds", "low", "high", "speed", "speed_low", "speed_high")
+_NUMBERS = (
+    "seconds", "low", "high", "speed", "speed_low", "speed_high", "at_least", "at_most",
+    "default_speed", "default_low", "default_high",
+)  # fmt: skip
 _AMOUNTS = ("error", "memory", "flops_per_second", "bytes_per_second", "share", "intensity", "compile", "first")
 
 
@@ -193,6 +196,8 @@ def _checked(run: BenchRun) -> BenchRun:
 def _check_arm(where: str, arm: ArmResult) -> None:
     if not all(isinstance(text, str) for text in (arm.name, arm.reason, arm.proof)):
         raise UsageError(f"{where}: its name, reason or proof is no text")
+    if not isinstance(arm.ceiling, str):
+        raise UsageError(f"{where}: its ceiling is no text")
     for name in (*_NUMBERS, *_AMOUNTS):
         value = getattr(arm, name)
         if value is None:

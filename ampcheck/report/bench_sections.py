@@ -94,8 +94,9 @@ def _roofline_dots(members: Sequence[Group], other: Sequence[str]) -> tuple[list
                 "intensity": f"{arm.intensity:.3g}",
                 "moved": table.count(arm.bytes_per_second, "B/s"),
             }
-            share = "" if arm.share is None else f"{arm.share:.0%} of the peak"
-            rows.append({"group": group, "arm": arm.name, "dot": dot, **numbers, "share": share, **_numbers(arm)})
+            rows.append(
+                {"group": group, "arm": arm.name, "dot": dot, **numbers, "share": table.share(arm), **_numbers(arm)}
+            )
     return rows, left
 
 

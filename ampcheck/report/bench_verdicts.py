@@ -24,10 +24,22 @@ class Verdict:
 
 
 _ALL = (
-    Verdict("slower", "▼", "slower", "The whole interval of its speed lies below that of equal arms."),
-    Verdict("faster", "▲", "faster", "The whole interval of its speed lies above that of equal arms."),
+    Verdict(
+        "slower",
+        "▼",
+        "slower",
+        "The whole interval of its speed lies below 1 ± the bound, and below that of the A/A arm.",
+    ),
+    Verdict(
+        "faster",
+        "▲",
+        "faster",
+        "The whole interval of its speed lies above 1 ± the bound, and above that of the A/A arm.",
+    ),
     Verdict("same", "=", "same", "The whole interval lies where two equal arms may lie."),
-    Verdict("ambiguous", "?", "ambiguous", "Neither, or the first arm measured twice differs from itself."),
+    Verdict(
+        "ambiguous", "?", "ambiguous", "None of these, or the A/A arm, which is the first one again, shows as much."
+    ),
     Verdict("unstable", "~", "unstable", "The spread is too wide to say anything."),
     Verdict("invalid", "✗", "invalid", "It was measured, but not in the precision it is named for, or not to its end."),
     Verdict("not measured", "∅", "not measured", "It could not be measured; the reason says why."),

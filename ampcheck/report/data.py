@@ -14,13 +14,14 @@ from typing import Any
 
 from ampcheck.compare import devices, interrupted
 from ampcheck.ids import op_token
-from ampcheck.report.history import History, expected, ran, virtual
+from ampcheck.report.history import History, expected, ran, reproduced, virtual
 from ampcheck.report.statuses import SHOWN
-from ampcheck.results import STATUSES, Result, Run
+from ampcheck.results import RED, STATUSES, Result, Run
+from ampcheck.runner import causes
 from ampcheck.spec.rules import RULES, Rule
 
-COLUMNS = ("suite", "rule", "op", "sample", "inputs", "amp", "device", "executor", "deviation")
-_LETTERS = dict(zip(STATUSES, "pfdxuectm", strict=True))  # a status as one letter; "." is a case the run does not have
+COLUMNS = ("suite", "rule", "op", "sample", "inputs", "amp", "device", "executor", "deviation", "cause")
+_LETTERS = dict(zip(STATUSES, "pfbdxuectm", strict=True))  # a status as one letter; "." is a case the run does not have
 
 
 class Interner:
@@ -64,11 +65,12 @@ def cases(history: History, ops: Collection[str]) -> dict[str, Any]:
     words = {name: Interner() for name in (*COLUMNS, "token")}
     columns: dict[str, list[int]] = {name: [] for name in (*COLUMNS, "token")}
     odd: dict[int, str] = {}
-    deviations = {key: result.deviation for key, result in history.newest.results.items()}
+    newest = history.newest.results
     for place, result in enumerate(results):
         token = result.id.rpartition("-")[2]
         values = {name: getattr(result, name) for name in COLUMNS}
-        values |= {"token": token, "deviation": deviations.get(result.key, "")}
+        now = newest.get(result.key)
+        values |= {"token": token, "deviation": now.deviation if now else "", "cause": _cause(now)}
         for name, column in columns.items():
             column.append(words[name](values[name]))
         if _composed(result, token) != result.id:
@@ -105,22 +107,30 @@ def cases(history: History, ops: Collection[str]) -> dict[str, Any]:
 
 
 def details(history: History) -> dict[str, Any]:
-    """What `details.js` holds: times, differences and reproductions of the newest run's cases, by place in `union`."""
+    """What `details.js` holds: times, differences, tracebacks and reproductions of the newest run's cases, by place."""
     newest = history.newest.results
     lines = Interner()
-    out: dict[str, Any] = {"options": device_modules(history.newest), "message": {}, "torch": {}, "pytest": {}}
+    out: dict[str, Any] = {"options": device_modules(history.newest), "pytest": {}, "reproduced": {}}
+    out |= {name: {} for name in ("message", "traceback", "torch")}
+    said = reproduced(history.newest)
     times = []
     for place, known in enumerate(union(history)):
         result = newest.get(known.key)
         times.append(round(result.seconds * 1e5) if result else 0)
         if result is None:
             continue
-        for name in ("message", "torch"):
+        if known.key in said:
+            out["reproduced"][place] = lines(said[known.key])
+        for name in ("message", "traceback", "torch"):
             if text := getattr(result, name):
                 out[name][place] = [lines(line) for line in text.split("\n")]
         if result.pytest:
             out["pytest"][place] = lines(result.pytest.replace(result.id, "\0"))
     return {**out, "lines": lines.texts, "seconds": times}
+
+
+def _cause(result: Result | None) -> str:
+    return causes.of(result) if result and result.status in RED else ""
 
 
 def device_modules(run: Run) -> str:

@@ -100,6 +100,11 @@ def stale(run: Run) -> list[str]:
     return list((run.footer or {}).get("stale", []))
 
 
+def reproduced(run: Run) -> dict[str, str]:
+    """What came of running a red case's plain torch lines, in words behind "it", by the case's key."""
+    return dict((run.footer or {}).get("reproduced", {}))
+
+
 def is_red(run: Run) -> bool:
     """Whether something in the run needs a person."""
     return interrupted(run) or bool(stale(run)) or any(run.counts()[status] for status in RED)

@@ -14,9 +14,10 @@ from ampcheck import compare as comparing
 from ampcheck.compare import devices, interrupted
 from ampcheck.deviations import Deviation
 from ampcheck.report.data import run_names
-from ampcheck.report.history import History, expected, is_red, ran, stale, virtual
+from ampcheck.report.history import History, expected, is_red, ran, reproduced, stale, virtual
 from ampcheck.report.statuses import SHOWN, Status, number
 from ampcheck.results import Result, Run
+from ampcheck.runner.causes import Cause, grouped
 from ampcheck.spec.rules import RULES
 
 NAV = {
@@ -26,6 +27,9 @@ NAV = {
     "Compare": "compare.html",
     "About": "about.html",
 }
+
+_CAUSES = 20
+"""How many causes the first page shows."""
 
 _DESCRIBED = ("name", "token", "type", "key", "has_values")
 
@@ -85,7 +89,7 @@ def health(history: History) -> dict[str, Any]:
     ]
     named = {id(run): row for run, row in zip(history.runs, rows, strict=True)}
     before = named[id(previous)] if previous else None
-    reds = [r for r in newest.results.values() if SHOWN[r.status].red]
+    causes = grouped(newest.results.values())
     ever = Counter[str]()
     for run in history.runs:
         ever += run.counts()
@@ -103,7 +107,9 @@ def health(history: History) -> dict[str, Any]:
         "ever": used(ever),
         "by_device": _by_device(newest.results.values(), devices(newest)),
         "by_rule": _by_rule(newest),
-        "red": sorted(reds, key=lambda r: r.key),
+        "causes": [_cause(cause, reproduced(newest)) for cause in causes[:_CAUSES]],
+        "more_causes": len(causes[_CAUSES:]),
+        "red": sum(len(cause.results) for cause in causes),
         "stale": stale(newest),
         "history": rows,
     }
@@ -113,15 +119,16 @@ def deviations(history: History, entries: Sequence[Deviation]) -> dict[str, Any]
     """Every deviation with the newest run's cases that hit it; those that no entry here explains come last."""
     hits: dict[str, list[Result]] = {}
     for result in history.newest.results.values():
-        if result.deviation:
-            hits.setdefault(result.deviation, []).append(result)
+        for name in filter(None, result.deviation.split(", ")):
+            hits.setdefault(name, []).append(result)
     rows = []
     for entry in entries:
         about = {name: getattr(entry, name) for name in ("id", "kind", "reason", "link", "raises", "torch", "added")}
         found = hits.get(entry.id, [])
         mine = [result for result in found if entry.covers(result.name)]
         hits[entry.id] = [result for result in found if not entry.covers(result.name)]
-        rows.append({**about, "cases": entry.cases, "file": _short(entry.file), **_hit(mine)})
+        about |= {"cases": entry.cases, "but": entry.but, "only": entry.devices}
+        rows.append({**about, "file": _short(entry.file), **_hit(mine)})
     for name, results in sorted((name, results) for name, results in hits.items() if results):
         reason = "The run names this entry, but none here covers these cases: it is another package's, or was changed."
         rows.append({"id": name, "kind": "unknown", "reason": reason, "link": "", "file": "", **_hit(results)})
@@ -177,6 +184,18 @@ def judged(run: Run) -> tuple[str, str]:
     globs = len(stale(run))
     parts += [f"{number(globs)} stale deviation {'glob' if globs == 1 else 'globs'}"] if globs else []
     return "red", "; ".join(parts) + "."
+
+
+def _cause(cause: Cause, said: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "text": cause.line().removeprefix(f"{cause.example.status}: "),
+        "status": cause.example.status,
+        "count": len(cause.results),
+        "href": matrix_href({"cause": cause.text}),
+        "rows": [row for row in _by_device(cause.results, ()) if row.total],
+        "example": cause.example,
+        "said": said.get(cause.example.key, ""),
+    }
 
 
 def used(counts: Counter[str]) -> list[Status]:

@@ -25,9 +25,10 @@ class Status:
 _ALL = (
     Status("pass", "✓", "as promised", "The case does what PyTorch promises."),
     Status("fail", "✗", "fail", "The case does not do what PyTorch promises, and no deviation explains it."),
+    Status("broken", "!", "broken", "The op raises or is wrong without autocast, too."),
     Status("deviation", "≠", "known deviation", "It fails in the way a deviation entry describes, with a reason."),
     Status("fixed", "↑", "stale deviation", "A deviation entry says it fails, but it passes now: delete the entry."),
-    Status("unsupported", "∅", "unsupported", "The device lacks what the case needs, and an entry says so."),
+    Status("unsupported", "∅", "unsupported", "The device says that it lacks this, or PyTorch has no kernel for it."),
     Status("error", "E", "harness error", "The suite itself broke, so nothing is known of the device."),
     Status("crash", "C", "crash", "The case ended its process."),
     Status("timeout", "T", "timeout", "The case did not end in time."),

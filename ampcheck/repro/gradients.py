@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import torch
 
 from ampcheck.cases import Case
+from ampcheck.checks.reference import DRAWS, FREEDOM
 from ampcheck.devices.base import Device
 from ampcheck.devices.virtual import graphs
-from ampcheck.gradients import BOOKKEEPING, ROUNDINGS, differentiable, planned
+from ampcheck.gradients import BOOKKEEPING, PASSES, differentiable, planned
 from ampcheck.repro import snippets
 from ampcheck.repro.common import assembled
-from ampcheck.repro.ops import by_hand_call, dtypes_list, made
+from ampcheck.repro.ops import by_hand_call, dtypes_list, made, near
 from ampcheck.spec.dtypes import is_floating
 from ampcheck.torch_dtypes import DTYPES
 
@@ -93,24 +94,28 @@ def of_gradient(case: Case, device: Device, message: str = "", modules: Sequence
     bits = _BITS if device.has_values and todo.op.values != "none" else ""
     blocks += [f"REGION = {region}", _COMPARED + bits, _KERNELS]
     if _OF_FLOAT64 in message:
+        blocks += [near()]
         blocks.append(_exact(received, "dtype=torch.float64" if filled and aten else ""))
     return assembled(device, modules, blocks, _imports(device))
 
 
 def _exact(received: Sequence[str], dtype: str) -> str:
-    floating = [name for name in received if name in ROUNDINGS]
-    narrowest = max(floating, key=lambda name: torch.finfo(DTYPES[name]).eps)
+    floating = [name for name in received if name in FREEDOM]
+    kernel = max(floating, key=lambda name: torch.finfo(DTYPES[name]).eps)
     return f"""\
 wide = [x.to(dtype) for x, dtype in zip(inputs(), {dtypes_list(received)})]
 wide = [x.cpu().double() if x.is_floating_point() else x.cpu() for x in wide]
-exact, _ = passes(lambda *x: by_hand_call(*x{", " * bool(dtype)}{dtype}), wide, nullcontext())
-step = torch.finfo({DTYPES[narrowest]}).eps
+def in_float64(given):
+    return passes(lambda *x: by_hand_call(*x{", " * bool(dtype)}{dtype}), given, nullcontext())[0]
+exact = in_float64(wide)
+others = [in_float64([mover({kernel!r}, draw)(x) for x in wide]) for draw in range({DRAWS})]
 for place in PLACES:
     a, b = got[place], exact[place]
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        bound = {ROUNDINGS[narrowest]} * max(step, torch.finfo(a.dtype).eps) * max(1.0, b.abs().max().item())
-        error = (a.cpu().double() - b).abs().max().item()
-        check(f"distance of gradient {{place}} to float64's, at most {{bound:.3g}}", error <= bound or error, True)
+        moved = torch.stack([distance(other[place], b) for other in others]).amax(0)
+        limit = bound(b, moved, {kernel!r}, a.dtype, {PASSES})
+        right = bool((distance(a.cpu(), b) <= limit).all())
+        check(f"whether gradient {{place}} is as near to the CPU's float64 one as a right kernel's", right, True)
     else:
         check(f"whether gradient {{place}} is there", isinstance(a, torch.Tensor), isinstance(b, torch.Tensor))"""
 

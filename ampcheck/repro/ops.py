@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterator, Sequence
-
-import torch
+from dataclasses import replace
 
 from ampcheck.cases import Case
+from ampcheck.checks.reference import DRAWS, FREEDOM, bound, distance, mover, narrowest
 from ampcheck.devices.base import Device
 from ampcheck.executors import function
 from ampcheck.executors.source import written
 from ampcheck.inputs import build
 from ampcheck.observe import is_composite
-from ampcheck.ops.describe import TensorArg, leaves
+from ampcheck.ops.describe import FORMS, TensorArg, in_form, leaves
 from ampcheck.repro import expected, snippets, values
 from ampcheck.repro.common import assembled
 from ampcheck.spec.dtypes import is_floating
@@ -44,6 +45,8 @@ def of_op(case: Case, device: Device, message: str = "", modules: Sequence[str] 
     Returns: a program that does not import ampcheck.
     """
     todo = plan(case, device)
+    form = next((form for form in FORMS if f"on {form} inputs" in message), "")
+    todo = replace(todo, sample=in_form(todo.sample, form) or todo.sample) if form else todo
     blocks, names = made(todo, case, device)
     region = f"with {device.region}({device.type!r}, dtype={DTYPES[case.amp]}):"
     if not ran:
@@ -71,7 +74,7 @@ check("listed ops in aten::{case.op}, with the dtypes they received", lines(seen
         blocks += [snippets.RUN, snippets.SAME] if device.has_values else []
         checks.append(_outputs(case, device, todo, names, region))
     if exact:
-        checks.append(_accuracy(todo))
+        checks += [near(), _accuracy(todo)]
     return assembled(device, modules, [*blocks, *checks])
 
 
@@ -207,17 +210,29 @@ def _outputs(case: Case, device: Device, todo: Plan, names: Sequence[str], regio
     return "\n".join(lines)
 
 
+def near() -> str:
+    """The functions of `ampcheck.checks.reference` that bound how far a right kernel may be from the float64 result."""
+    names = {name: str(DTYPES[name]) for name in FREEDOM}
+    dtypes = ", ".join(f"{name!r}: {dtype}" for name, dtype in names.items())
+    sources = (inspect.getsource(part).rstrip() for part in (mover, distance, bound))
+    head = f"from collections.abc import Callable\n\nFREEDOM = {FREEDOM!r}\nDTYPES = {{{dtypes}}}"
+    return "\n\n\n".join([head, *sources])
+
+
 def _accuracy(todo: Plan) -> str:
-    floating = [name for name in todo.expected.leaves if name in ("fp16", "bf16", "fp32")]
-    narrowest = max((DTYPES[name] for name in floating), key=lambda dtype: torch.finfo(dtype).eps)
     call = "filled_in" if todo.expected.dtype_kwarg and todo.sample.call == "aten" else "call"
     dtype = ", dtype=torch.float64" if call == "filled_in" else ""
     return f"""\
-exact = run(lambda *x: {call}(*x{dtype}), *[x.double() if x.is_floating_point() else x for x in by_hand])
-for x, y in zip(got, exact):
-    if x.is_floating_point():
-        finite, y = y.isfinite(), y.double()
-        step = max(torch.finfo(x.dtype).eps, torch.finfo({narrowest}).eps)
-        bound = 48 * step * max(1.0, y[finite].abs().max().item())
-        error = (x.double() - y)[finite].abs().max().item()
-        check(f"distance to the float64 result, at most {{bound:.3g}}", error <= bound or error, True)"""
+wide = [x.cpu().double() if x.is_floating_point() else x.cpu() for x in by_hand]
+exact = run(lambda *x: {call}(*x{dtype}), *wide)
+moved = [torch.zeros(x.shape, dtype=torch.float64) for x in exact]
+for draw in range({DRAWS}):
+    others = run(lambda *x: {call}(*x{dtype}), *map(mover({narrowest(todo)!r}, draw), wide))
+    moved = [torch.maximum(far, distance(x, y)) for far, x, y in zip(moved, others, exact)]
+for x, y, far in zip(got, exact, moved):
+    if x.is_floating_point() or x.is_complex():
+        limit = bound(y, far, {narrowest(todo)!r}, x.dtype, {todo.op.passes})
+        error = distance(x.cpu(), y)
+        check("whether it is as near to the CPU's float64 result as a right kernel", bool((error <= limit).all()), True)
+    else:
+        check("whether it is the CPU's result", torch.equal(x.cpu(), y.to(x.dtype)), True)"""

@@ -20,6 +20,8 @@ EXPRESSIONS = {
     "unit": f"(0.05 + 0.9 * {_RAND})",
     "signed_unit": f"(2 * (0.05 + 0.9 * {_RAND}) - 1)",
     "positive": f"(0.5 + 2 * {_RAND})",
+    "large": f"(6 * {_RANDN})",
+    "small": f"({_RANDN} / 128)",
     "sign": f"{_RANDN}.sign()",
     "spd": f"((lambda x: x @ x.mT / {{columns}})({_RANDN}) + 2 * torch.eye({{columns}}, dtype=torch.float64))",
     "regular": _REGULAR,
@@ -66,5 +68,9 @@ def expression(arg: TensorArg, dtype: str, position: int, device: Device) -> str
         made = EXPRESSIONS[arg.fill].format(**facts)
         if not wanted.is_floating_point and own is None:
             made = f"({made} * 3).round()"
+    if arg.strided and len(arg.shape) > 1:  # as ampcheck.inputs makes one that is not contiguous
+        made = f"{made}.mT.clone(memory_format=torch.contiguous_format).mT"
+    elif arg.strided:
+        made = f"torch.stack([{made}] * 2, -1)[..., 0]"
     on = "" if where == "cpu" else f"{where!r}, "
     return f"{made}.to({on}{wanted})"

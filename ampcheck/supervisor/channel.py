@@ -1,8 +1,8 @@
 """The child's side: which cases are its own, and the events it writes for the supervisor.
 
-Events are JSON objects, a line each, with a `kind`: `refused` (bad input, with the sentence), `header` (what was
-collected), `repro` (how to reproduce a case that ended an earlier child), `start` and `case` (a case begins; its
-result), then `footer`, or `broken` where pytest stopped by itself.
+Events are JSON objects, a line each, with a `kind`: `refused` (bad input, with the sentence), `preflight` (a step
+of it begins, or "" for its end), `header` (what was collected), `repro` (how to reproduce a case that ended an earlier
+child), `start` and `case` (a case begins; its result), then `footer`, or `broken` where pytest stopped by itself.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 class Plan:
     """What a child is to do.
 
-    `events`: the file it appends events to. `shard`: it runs the cases of share number `shard` of `shards`. `done`:
-    node ids to leave out. `describe`: node ids to send a `repro` event for. `parent`: the supervisor's process id.
+    `events`: the file it appends events to. `share`: it runs the cases of share number `share`, from 0, of `shares`, of
+    fewer where each would have less than `least` cases. `done`: node ids to leave out. `describe`: node ids to send a
+    `repro` event for. `parent`: the supervisor's process id.
     """
 
     events: str
-    shard: int
-    shards: int
+    share: int
+    shares: int
+    least: int
     done: tuple[str, ...]
     describe: tuple[str, ...]
     parent: int
@@ -47,9 +49,13 @@ class Plan:
         raw = json.loads(path.read_text(encoding="utf-8"))
         return Plan(**{**raw, "done": tuple(raw["done"]), "describe": tuple(raw["describe"])})
 
-    def mine(self, node: str) -> bool:
+    def processes(self, cases: int) -> int:
+        """How many shares so many cases are divided into."""
+        return max(1, min(self.shares, cases // self.least)) if self.least else self.shares
+
+    def mine(self, node: str, processes: int) -> bool:
         """Whether a node id is of this child's share. By its name, so that no child depends on another's order."""
-        return crc32(node.encode()) % self.shards == self.shard
+        return crc32(node.encode()) % processes == self.share
 
 
 class Channel:
@@ -58,11 +64,22 @@ class Channel:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._skip = frozenset(plan.done)
+        self._processes = plan.shares
         self._file = open(plan.events, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  # open until the process ends
 
     def choose(self, items: list[pytest.Item]) -> list[pytest.Item]:
         """The items of this child's share that are not done yet."""
-        return [item for item in items if self._plan.mine(item.nodeid) and item.nodeid not in self._skip]
+        self._processes = count = self._plan.processes(len(items))
+        return [item for item in items if self._plan.mine(item.nodeid, count) and item.nodeid not in self._skip]
+
+    @property
+    def first(self) -> bool:
+        """Whether no earlier child ran cases of this share."""
+        return not self._skip
+
+    def preflight(self, step: str) -> None:
+        """Say that a step of the preflight begins, e.g. "device 'cpu': add"; "" for its end."""
+        self._put("preflight", {"step": step})
 
     def refused(self, message: str) -> None:
         """Say that the user's input cannot be used."""
@@ -72,10 +89,15 @@ class Channel:
         """Say what all children together have to run, and how to reproduce the cases the plan asks about."""
         from ampcheck import runlog
 
-        cases = runlog.expected(config, {session.key(item): item.nodeid for item in items})
+        found = {session.key(item): item.nodeid for item in items}
+        cases = runlog.expected(config, found, session.choice)
         fields = {
-            "header": runlog.header(config, cases, datetime.now(UTC)),
-            "lines": runlog.header_lines(config),
+            "header": {**runlog.header(config, cases, datetime.now(UTC)), "processes": self._processes},
+            "lines": [
+                *runlog.header_lines(config),
+                *filter(None, [session.chosen]),
+                *session.choice.gone(found),
+            ],
             "cases": cases,
             "tokens": runlog.tokens(config.option.device_module),
             "deselected": deselected,

@@ -12,10 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ampcheck.runner.causes import owner
+
 _GRACE = 5.0
 """Seconds a child has between being told to end with a traceback and being ended."""
 
-_FRAME = re.compile(r'^ +File "(?:.*[/\\])?(?P<file>[^"/\\]+)", line (?P<line>\d+) in (?P<name>\S+)', re.MULTILINE)
+_FRAME = re.compile(
+    r'^ +File "(?P<path>(?:.*[/\\])?(?P<file>[^"/\\]+))", line (?P<line>\d+) in (?P<name>\S+)', re.MULTILINE
+)
 _WHAT = re.compile(r"what\(\): +(.+)")
 _FRAMES = 5
 
@@ -79,12 +83,19 @@ class Child:
 
     def where(self) -> str:
         """The error and the innermost Python frames of a process that a signal ended; "" where there are none."""
-        text = self.printed()
-        out = f": {what[1].strip()}" if (what := _WHAT.search(text)) else ""
-        _, _, fatal = text.rpartition("Fatal Python error:")
-        fatal = fatal.partition("Current thread")[2].partition("\n\n")[0]
-        frames = [f"{m['name']} ({m['file']}:{m['line']})" for m in _FRAME.finditer(fatal)][:_FRAMES]
+        out = f": {what[1].strip()}" if (what := _WHAT.search(self.printed())) else ""
+        frames = [f"{m['name']} ({m['file']}:{m['line']})" for m in self._frames()][:_FRAMES]
         return f"{out}; it was in {', called by '.join(frames)}" if frames else out
+
+    def frame(self) -> str:
+        """The backend's innermost Python frame, as `causes.frame` says it; "" where it had none."""
+        own = (m for m in self._frames() if owner(m["path"]) == "backend")
+        return next((f"{m['file']} in {m['name']}" for m in own), "")
+
+    def _frames(self) -> list[re.Match[str]]:
+        """The Python frames of a process that a signal ended, the innermost first."""
+        _, _, fatal = self.printed().rpartition("Fatal Python error:")
+        return list(_FRAME.finditer(fatal.partition("Current thread")[2].partition("\n\n")[0]))
 
     def printed(self) -> str:
         """What it printed so far."""

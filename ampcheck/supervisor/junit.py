@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from xml.etree import ElementTree as xml
 
+from ampcheck.compare import first_line
 from ampcheck.errors import UsageError
-from ampcheck.results import Result
+from ampcheck.results import RED, Result
+from ampcheck.runner.causes import of
 from ampcheck.summary import text
 
 _TAG = {
     "fail": "failure",
+    "broken": "failure",
     "fixed": "failure",
     "error": "error",
     "crash": "error",
@@ -26,10 +29,20 @@ _TAG = {
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def write(path: Path, results: Collection[Result], *, started: str, seconds: float, stale: Collection[str]) -> None:
+def write(
+    path: Path,
+    results: Collection[Result],
+    *,
+    started: str,
+    seconds: float,
+    stale: Collection[str],
+    reproduced: Mapping[str, str] | None = None,
+) -> None:
     """Write the results, one test case each, and one failure for each stale deviation.
 
-    `started`: when the run began, in ISO form. Raises UsageError where the file cannot be written.
+    The `type` of a failure or an error is its cause, by which tools group. `started`: when the run began, in ISO form.
+    `reproduced`: what came of running a case's plain torch lines, by its key. Raises UsageError where the file cannot
+    be written.
     """
     tags = [_TAG.get(result.status, "") for result in results]
     suite = xml.Element(
@@ -46,8 +59,10 @@ def write(path: Path, results: Collection[Result], *, started: str, seconds: flo
         where = f"{result.suite}.{result.rule}"
         case = xml.SubElement(suite, "testcase", classname=where, name=result.id, time=f"{result.seconds:.5f}")
         if tag := _TAG.get(result.status):
-            line = f"{result.status}: {result.message.partition(chr(10))[0]}"
-            xml.SubElement(case, tag, message=_clean(line)).text = _clean(text(result))
+            line = first_line(f"{result.status}: {result.message}")
+            about = {"type": _clean(of(result))} if result.status in RED else {}
+            whole = text(result, reproduced=(reproduced or {}).get(result.key, ""))
+            xml.SubElement(case, tag, about, message=_clean(line)).text = _clean(whole)
     for sentence in stale:
         case = xml.SubElement(suite, "testcase", classname="deviations", name=_clean(sentence), time="0")
         xml.SubElement(case, "failure", message="stale deviation").text = _clean(sentence)

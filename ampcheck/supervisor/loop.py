@@ -13,13 +13,17 @@ from typing import Any
 
 from ampcheck.errors import UsageError
 from ampcheck.ids import parse_node
-from ampcheck.results import RED, Result, unmeasured
+from ampcheck.results import Result, unmeasured
+from ampcheck.runner import causes
 from ampcheck.supervisor.channel import Plan
 from ampcheck.supervisor.child import Child
 from ampcheck.supervisor.outcome import Outcome
 
 START_LIMIT = 600.0
 """Seconds a child may take to collect the suites."""
+
+PREFLIGHT_LIMIT = 60.0
+"""Seconds a step of the preflight may take at least: a backend's libraries are loaded in it."""
 
 END_LIMIT = 120.0
 """Seconds a child may take to end after its last case."""
@@ -45,6 +49,8 @@ class _Share:
     current: str = ""
     answered: bool = False
     collected: bool = False
+    preflight: str = ""
+    """The device and step of the preflight that goes on; "" before and after it."""
     ended: str = ""
     pending: Result | None = None
     """A case that ended an earlier child, kept until it is known how to reproduce it."""
@@ -53,8 +59,16 @@ class _Share:
 class Supervisor:
     """Runs the suites in `processes` children side by side.
 
-    `arguments`: of pytest. `env`: of the children. `timeout`: seconds a case may take. `outcome`: where results go.
-    `tick`: called often, to show progress.
+    Args:
+        arguments: of pytest.
+        env: of the children.
+        outcome: where results go.
+        processes: how many children there are at most.
+        least: start fewer children where each would have fewer cases than this; the first one then counts the cases
+            before the others start. 0 starts all of them at once.
+        timeout: seconds a case may take.
+        max_red: stop when this many cases are red; 0 for no limit.
+        tick: called often, to show progress.
     """
 
     def __init__(
@@ -64,14 +78,18 @@ class Supervisor:
         outcome: Outcome,
         *,
         processes: int = 1,
+        least: int = 0,
         timeout: float = 120.0,
+        max_red: int = 0,
         tick: Callable[[], None] = lambda: None,
     ) -> None:
         self._arguments = arguments
         self._env = env
         self._outcome = outcome
         self._processes = processes
+        self._least = least
         self._timeout = timeout
+        self._max_red = max_red
         self._tick = tick
         self._shares: list[_Share] = []
         self._started = 0
@@ -86,23 +104,29 @@ class Supervisor:
         with TemporaryDirectory(prefix="ampcheck-") as folder:
             self._folder = Path(folder)
             try:
-                self._shares = [
-                    _Share(number, self._start(number), time.monotonic()) for number in range(self._processes)
-                ]
+                self._open(1 if self._least else self._processes)
                 while open_shares := [share for share in self._shares if share.ended != "footer"]:
                     for share in open_shares:
                         self._follow(share)
                     self._tick()
+                    if self._max_red and self._outcome.count_red() >= self._max_red:
+                        break
                     time.sleep(_POLL)
             finally:
                 self._stop()
+
+    def _open(self, count: int) -> None:
+        """Start children until there are `count`."""
+        for number in range(len(self._shares), count):
+            self._shares.append(_Share(number, self._start(number), time.monotonic()))
 
     def _start(self, number: int, done: Sequence[str] = (), describe: Sequence[str] = ()) -> Child:
         self._started += 1
         stem = self._folder / str(self._started)
         events = stem.with_suffix(".jsonl")
         plan = stem.with_suffix(".json")
-        Plan(str(events), number, self._processes, tuple(done), tuple(describe), os.getpid()).write(plan)
+        shares = (number, self._processes, self._least)
+        Plan(str(events), *shares, tuple(done), tuple(describe), os.getpid()).write(plan)
         command = [*self._arguments, f"--supervised={plan}"]
         return Child(command, self._env, events, stem.with_suffix(".log"))
 
@@ -125,7 +149,7 @@ class Supervisor:
             self._finished(share)
         elif status is not None:
             self._dead(share, "error" if share.ended == "broken" else "crash", share.child.how())
-        elif time.monotonic() - share.since > (self._timeout if share.collected else START_LIMIT):
+        elif time.monotonic() - share.since > self._limit(share):
             self._hung(share)
 
     def _hung(self, share: _Share) -> None:
@@ -137,8 +161,12 @@ class Supervisor:
         elif (share.current, share.answered) != before:
             self._dead(share, "crash", share.child.how())  # it went on just as it was ended; the next case pays for it
         else:
-            waited = self._timeout if share.collected else START_LIMIT
-            self._dead(share, "timeout", f"nothing happened for {waited:g} s{share.child.where()}")
+            self._dead(share, "timeout", f"nothing happened for {self._limit(share):g} s{share.child.where()}")
+
+    def _limit(self, share: _Share) -> float:
+        if share.collected:
+            return self._timeout
+        return max(self._timeout, PREFLIGHT_LIMIT) if share.preflight else START_LIMIT
 
     def _drain(self, share: _Share) -> None:
         for event in share.child.events():
@@ -150,9 +178,12 @@ class Supervisor:
         if kind == "refused":
             raise UsageError(event["message"])
         if kind == "header":
-            share.collected = True
+            share.collected, share.preflight = True, ""
             if not self._outcome.begun:
                 self._outcome.begin(event)
+            self._open(event["header"]["processes"])
+        elif kind == "preflight":
+            share.preflight = event["step"]
         elif kind == "repro" and share.pending is not None:
             fields = {name: value for name, value in event["fields"].items() if name in ("pytest", "torch")}
             share.pending = replace(share.pending, **fields)
@@ -184,12 +215,15 @@ class Supervisor:
             self._outcome.notes.append(f"a process did not end within {END_LIMIT:g} s of its last case")
         elif share.child.status not in (0, 1, 5):  # pytest's codes for passed, failed and nothing to do
             self._outcome.notes.append(f"a process ended after its last case with {share.child.how()}")
-        elif share.child.status == 1 and not any(r.status in RED for r in self._outcome.results.values()):
+        elif share.child.status == 1 and not self._outcome.failed:
             self._outcome.notes.append(f"pytest failed outside of every case: {_tail(share.child.printed())}")
 
     def _dead(self, share: _Share, status: str, how: str) -> None:
         """The case that a child died under gets its result; the others get a fresh child."""
         if not share.current:
+            if share.preflight:
+                ended = how if status == "timeout" else f"the process ended with {how}"
+                raise UsageError(f"preflight of {share.preflight}: {ended}; ampcheck onboard shows every step")
             if refused := _REFUSED.search(share.child.printed()):
                 raise UsageError(refused[1])
             raise HarnessError(f"a process that runs the suites ended with {how}\n{_tail(share.child.printed(), 30)}")
@@ -200,12 +234,15 @@ class Supervisor:
         elif status == "error":
             message = f"pytest stopped: {_tail(share.child.printed())}"
         share.done.add(share.current)
+        case = parse_node(share.current)
+        brief = message.partition("; it was in ")[0]
         share.pending = unmeasured(
-            parse_node(share.current),
+            case,
             status,
             self._outcome.tokens,
             node=share.current,
             message=message,
+            cause=causes.text(status, brief, case.rule, where=share.child.frame()),
             seconds=round(time.monotonic() - share.since, 3),
         )
         share.child.kill()

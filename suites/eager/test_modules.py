@@ -16,6 +16,7 @@ from torch import nn
 from ampcheck import checks, unreplayed
 from ampcheck.observe import tensors
 from ampcheck.replay import CALLERS, replay
+from ampcheck.spec.casting import APPENDED
 from ampcheck.spec.policies import KEYS
 from ampcheck.suite import Amp, scenario
 from ampcheck.torch_dtypes import name_of
@@ -161,10 +162,14 @@ def _inputs(amp: Amp, layer: Layer, dtype: torch.dtype) -> list[torch.Tensor]:
     return made
 
 
-def _compare(amp: Amp, call: Callable[[], object], name: str) -> list[torch.Tensor]:
-    """Note where a call in a region differs from the same by hand. Returns what it gives in the region."""
+def _compare(amp: Amp, call: Callable[[], object], name: str, *, runs: bool = False) -> tuple[list[torch.Tensor], bool]:
+    """Note where a call in a region differs from the same by hand.
+
+    Returns what it gives in the region, and whether an op with a policy ran. `runs`: whether it has to; else the call
+    may raise what it raises by hand.
+    """
     if not amp.device.sees_composites:
-        return unreplayed.compare(amp, call, name)
+        return unreplayed.compare(amp, call, name), False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a module's advice on how to run faster is no matter here
         amp.device.seed()
@@ -187,6 +192,8 @@ def _compare(amp: Amp, call: Callable[[], object], name: str) -> list[torch.Tens
         amp.expect(f"ops with a policy in {name}, with the dtypes they received", ran, kernels)
     amp.looked_at += 1
     amp.differences += checks.same_error(error, wanted.error, name)
+    if error is not None and not amp.differences and runs:
+        amp.refused(error, name)
     if error is None and wanted.error is None:
         amp.differences += checks.output_dtypes(native, [name_of(t.dtype) for t in wanted.outputs], name)
         if amp.device.has_values:
@@ -199,7 +206,8 @@ def _compare(amp: Amp, call: Callable[[], object], name: str) -> list[torch.Tens
             amp.differences += differences
     if not ran and not amp.device.has_values and error is not None and "unsafe to autocast" not in str(error):
         amp.differences.append(f"{name} ran no op with a policy and raised {checks.one_line(error)}")
-    return native
+    decided = {*policies, *APPENDED.values()}
+    return native, any(kernel.overload in decided for kernel in seen.kernels)
 
 
 @pytest.mark.parametrize("given", ["wide", "low"])
@@ -210,11 +218,11 @@ def test_layer(amp: Amp, layer: str, given: str) -> None:
     what = LAYERS[layer]
     module = amp.module(what.make)
     inputs = _inputs(amp, what, amp.dtype if given == "low" else torch.float32)
-    out = _compare(amp, lambda: module(*inputs), layer)
     policy = amp.device.policies().get(what.op)
+    out, decided = _compare(amp, lambda: module(*inputs), layer, runs=given == "wide" and policy != "banned")
     if out and what.op and policy in ("downcast", "upcast"):
         amp.expect(f"dtype of {layer}", out[0].dtype, amp.dtype if policy == "downcast" else torch.float32)
-    elif out and what.op and policy is None and not list(module.parameters()) and not what.whole:
+    elif out and what.op and not decided and not list(module.parameters()) and not what.whole:
         amp.expect(f"dtype of {layer}, which is not listed", out[0].dtype, inputs[0].dtype)
 
 
@@ -232,7 +240,7 @@ def test_network(amp: Amp, network: str, given: str) -> None:
         module.load_state_dict(state)
         return module(*inputs)
 
-    _compare(amp, call, network)
+    _compare(amp, call, network, runs=given == "wide")
 
 
 @pytest.mark.parametrize("mask", ["none", "boolean", "single", "low", "causal"])
@@ -246,7 +254,7 @@ def test_attention_mask(amp: Amp, mask: str) -> None:
     policy = amp.device.policies().get("scaled_dot_product_attention")
     for what, qkv in (("float32", (wide,) * 3), ("low", (low,) * 3), ("a mixture", (wide, low, wide))):
         name = f"attention of {what}"
-        out = _compare(amp, lambda qkv=qkv: attention(*qkv, attn_mask=given, is_causal=mask == "causal"), name)
+        out, _ = _compare(amp, lambda qkv=qkv: attention(*qkv, attn_mask=given, is_causal=mask == "causal"), name)
         if out and policy == "downcast":
             amp.expect(f"dtypes of {name}", [t.dtype for t in out], [amp.dtype])
 

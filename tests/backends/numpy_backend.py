@@ -249,7 +249,7 @@ AUTOCAST = register_autocast(
 if FAULT == "uncached":
     kept._foreign = lambda weight: True
 if FAULT == "stale":
-    kept._fresh = lambda found, weight: found.weight() is weight
+    kept.Cache._fresh = lambda self, found, weight: found.weight() is weight
 
 
 class Npy(Device):

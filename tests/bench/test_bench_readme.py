@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
 from ampcheck.bench import readme
+from ampcheck.bench.arms import NO_PRODUCT
 from ampcheck.bench.model import ArmResult, Group
 from ampcheck.bench.runfile import BenchRun
+from ampcheck.bench.summary import estimated_beside_default
+from ampcheck.report import bench_nights, bench_pages, bench_sections
+from ampcheck.report.bench_nights import BenchHistory
 
 COLUMN = ("cpu", "eager")
 
@@ -35,6 +40,98 @@ def test_estimates_are_called_that() -> None:
     columns = {COLUMN: {"mm-64": group(estimate=True)}}
     assert "cpu eager (estimate)" in readme.markdown(columns)
     assert "cpu eager (estimate)" in readme.picture(columns)
+
+
+def tpu(device: str, *speeds: tuple[str, float]) -> tuple[tuple[str, str], dict[str, Group]]:
+    """A column of estimates: by workload, how fast bf16 is beside a default that takes a quarter of float32's time."""
+    groups = {}
+    for workload, speed in speeds:
+        arms = [ArmResult("fp32", "first", seconds=4e-3), ArmResult("fp32-default", "faster", seconds=1e-3, speed=4.0)]
+        arms += [ArmResult("bf16", "faster", seconds=1e-3 / speed, speed=4 * speed)]
+        groups[workload] = Group(workload, "matmul", "op", device, "jit", estimate=True, arms=arms)
+        estimated_beside_default(groups[workload])
+    return (device, "jit"), groups
+
+
+def test_a_tpu_has_a_column_beside_its_default() -> None:
+    columns = dict([tpu("tpu-v5e", ("mm-1024", 0.8), ("mm-8192", 0.99))])
+    text = readme.markdown(columns)
+    assert "| tpu-v5e jit (estimate), float32 in full" in text
+    assert "| tpu-v5e jit (estimate), float32 by default" in text
+    assert "4.00 ms → 1.25 ms, **3.20×** faster" in text
+    assert "1.00 ms → 1.25 ms, **0.80×** slower" in text
+    assert "1.00 ms → 1.01 ms, **0.99×** same" in text
+    assert "beside its default" in readme.picture(columns)
+    assert "by default" not in readme.markdown({COLUMN: {"mm-64": group()}})
+
+
+def test_the_sentence_counts_where_autocast_is_slower_than_the_default() -> None:
+    columns = dict([tpu("tpu-v5e", ("mm-1024", 0.8), ("mm-8192", 0.99), ("add", 1.3)), tpu("tpu-v6e", ("add", 0.5))])
+    assert readme.sentence(columns).endswith(
+        "bf16 under autocast is slower in 2 of 3 workloads (1 of them by more than 2%) on tpu-v5e and in 1 of 1 "
+        "workloads on tpu-v6e.\n"
+    )
+    assert readme.sentence({COLUMN: {"mm-64": group()}}) == ""
+    without = dict([tpu("tpu-v5e", ("add", 0.8))])
+    default = without["tpu-v5e", "jit"]["add"].arms[1]
+    default.verdict, default.reason, default.seconds = "not measured", NO_PRODUCT, None
+    without["tpu-v5e", "jit"]["add"].arms[2].default_speed = None
+    assert readme.sentence(without) == "", "without a product there is nothing to shorten"
+    assert "no product" in readme.markdown(without)
+
+
+def test_the_published_estimates_are_told_beside_the_default() -> None:
+    text = readme.text(readme.published())
+    assert (
+        "is slower in 5 of 7 workloads (4 of them by more than 2%) on tpu-v5e and in 6 of 6 workloads on tpu-v6e"
+        in text
+    )
+    assert "tpu-v6e; AMD" in text
+    assert text.count("estimates is missing") == 1
+    assert "; 1 of 8 estimates is missing: tpu-v6e/jit/mlp-step-4096\n" in text
+
+
+def test_the_documentation_of_estimates_counts_the_same() -> None:
+    found = re.findall(r"in (\d of \d) workloads[^.]*? on tpu-(v5e|v6e)", readme.text(readme.published()))
+    (v5e, one), (v6e, other) = found
+    assert (one, other) == ("v5e", "v6e")
+    text = " ".join((readme.ROOT / "docs/tpu_estimates.md").read_text(encoding="utf-8").split())
+    assert f"it is slower there in {v5e} published workloads on v5e and in {v6e} on v6e" in text
+
+
+# ---- what the pages show of the published files
+
+
+@pytest.fixture(scope="module")
+def history() -> BenchHistory:
+    return bench_nights.load(sorted(readme.PUBLISHED.glob("*.jsonl")))
+
+
+def test_no_share_above_one_is_shown(history: BenchHistory) -> None:
+    sections = bench_sections.roofline(history)["sections"]
+    shares = [row["share"] for section in sections for row in section["rows"]]
+    assert shares.count("above the measured ceiling") >= 4
+    assert all(int(share.split("%")[0]) <= 100 for share in shares if "%" in share)
+    for run in readme.published():
+        assert all(arm.share is None or arm.share <= 1 for group in run.groups.values() for arm in group.arms)
+
+
+def test_the_pages_have_the_speed_beside_the_default(history: BenchHistory) -> None:
+    groups = {row["group"].key: row for row in bench_pages.results(history, [])["groups"]}
+    arms = {arm["name"]: arm for arm in groups["tpu-v5e/jit/mm-1024"]["arms"]}
+    assert (arms["bf16"]["ratio"], arms["bf16"]["default"]) == ("2.41×", "0.832× slower")
+    assert arms["fp32"]["default"] == arms["fp32-default"]["default"] == ""
+    rows = [
+        row for row in bench_pages.devices(history)["rows"] if row["workload"] == "mm-1024" and row["arm"] == "bf16"
+    ]
+    cells = {device: cell["default"] for row in rows for device, cell in row["cells"].items()}
+    assert cells == {"cpu": "", "jax": "", "tpu-v5e": "0.832× slower", "tpu-v6e": "0.864× slower"}
+
+
+def test_estimates_are_not_marked_interrupted(history: BenchHistory) -> None:
+    notes = {name: note for name, _, note in bench_pages.results(history, [])["conditions"]}
+    assert notes["20261121-tpu-estimates.jsonl"] == ""
+    assert notes["20261121-tpu-v6e-estimates.jsonl"] == "1 of 8 estimates is missing: tpu-v6e/jit/mlp-step-4096"
 
 
 def test_the_newest_file_counts() -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
+from ampcheck import cli
+from ampcheck.bench import ceilings
 from ampcheck.bench import run as running
 from ampcheck.bench.model import Rounds
-from ampcheck.bench.run import Bench, Event, Left, Mode, environment
+from ampcheck.bench.peaks import Peaks
+from ampcheck.bench.run import FULL, QUICK, RESERVE, Bench, Event, Expected, Mode, environment, expect
 from ampcheck.bench.runfile import read
 from ampcheck.bench.summary import summarize
-from tests.cli_support import interrupted, run
+from tests.cli_support import LIMIT, interrupted, run
 
 TASKS = {"cpu": [("mm-16", "eager"), ("add", "eager"), ("mm-64", "eager")]}
 
@@ -31,11 +36,17 @@ for workload, executor in plan["tasks"]:
 """
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, action: str, mode: Mode) -> tuple[list[Rounds], list[Event]]:
+def measured(
+    monkeypatch: pytest.MonkeyPatch, action: str, mode: Mode, expected: Expected | None = None
+) -> tuple[list[Rounds], list[Event]]:
     monkeypatch.setattr(running, "COMMAND", (sys.executable, "-c", _WORKER.replace("ACTION", action)))
     found: list[Rounds] = []
     events: list[Event] = []
-    Bench(TASKS, mode, threads=1, take=found.append, tell=events.append).run()
+    bench = Bench(TASKS, mode, threads=1, take=found.append, tell=events.append, expected=expected)
+    bench.run()
+    reason = f"left out, as the run had to end within {mode.budget:.0f} s"
+    without = {f"cpu/eager/{one.workload}" for one in found if reason in one.failed.values()}
+    assert without == set(bench.left_out)
     return found, events
 
 
@@ -75,12 +86,174 @@ def test_threads_are_pinned_everywhere() -> None:
     assert "xla_cpu_multi_thread" not in environment(2)["XLA_FLAGS"].replace(os.environ.get("XLA_FLAGS", ""), "")
 
 
+# ---- arms that take too long
+
+_HANGS = """
+        given_up = plan["given_up"]
+        for arm in ("fp32", "bf16", "fp16"):
+            if arm not in given_up:
+                say("prepare", arm)
+                say(WHAT, arm) if arm == HANGING else None
+                time.sleep(3600) if arm == HANGING else None
+        failed = {arm: one["reason"] for arm, one in given_up.items()}
+        facts = {arm: {"at_least": one.get("at_least")} for arm, one in given_up.items()}
+        print(json.dumps({"rounds": dict(workload=workload, device=plan["device"], executor=executor,
+            process=plan["process"], samples={"fp32": [1.0] * plan["rounds"]}, failed=failed,
+            facts=facts)}), flush=True)
+        continue
+"""
+_SAY = 'say = lambda what, arm: print(json.dumps({"arm": [arm, what]}), flush=True)\n        '
+
+
+def hanging(monkeypatch: pytest.MonkeyPatch, arm: str, what: str, mode: Mode) -> dict[str, Rounds]:
+    """What is found where an arm of "add" hangs while something is done with it."""
+    found, _ = measured(
+        monkeypatch, _SAY + _HANGS.strip().replace("HANGING", repr(arm)).replace("WHAT", repr(what)), mode
+    )
+    assert [one.workload for one in found].count("add") == 1
+    return {one.workload: one for one in found}
+
+
+def test_a_call_that_does_not_end_costs_its_arm_and_bounds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = hanging(monkeypatch, "bf16", "call", Mode("test", 1, 5, 0.01, patience=1))
+    assert found["add"].failed == {
+        "bf16": "a call had not ended after 1 s; its precision was not shown, so no ratio is given"
+    }
+    assert found["add"].facts == {"bf16": {"at_least": 1}}
+    assert found["add"].samples == {"fp32": [1.0] * 5}
+    assert found["mm-16"].samples
+    assert found["mm-64"].samples
+    (group,) = (group for group in summarize(found.values()) if group.workload == "add")
+    arm = group.arm("bf16")
+    assert arm is not None
+    assert (arm.verdict, arm.at_least, arm.at_most, arm.speed) == ("not measured", 1, None, None)
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("compile", "it took more than 5 s to be called for the first time, which compiles it"),
+        ("prepare", "it took more than 5 s to be made ready"),
+        ("prove", "it took more than 5 s to be shown to be what it says"),
+    ],
+)
+def test_what_is_no_single_call_bounds_nothing(monkeypatch: pytest.MonkeyPatch, what: str, reason: str) -> None:
+    found = hanging(monkeypatch, "bf16", what, Mode("test", 1, 5, 0.01, limit=5, patience=1))
+    assert found["add"].failed == {"bf16": reason}
+    assert found["add"].facts == {"bf16": {"at_least": None}}
+
+
+def test_without_its_first_arm_a_group_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = hanging(monkeypatch, "fp32", "call", Mode("test", 1, 5, 0.01, patience=1))
+    assert found["add"].samples == {}
+    assert list(found["add"].failed) == ["fp32"]
+    assert found["add"].facts == {"fp32": {"at_least": 1}}
+    assert found["mm-64"].samples
+
+
+def test_a_process_that_dies_in_a_call_bounds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    action = _SAY + 'say("call", "fp32"); say("call", "bf16"); os.kill(os.getpid(), signal.SIGKILL)'
+    found, _ = measured(monkeypatch, action, Mode("test", 1, 5, 0.01, patience=1))
+    (add,) = (one for one in found if one.workload == "add")
+    assert (add.failed, add.facts) == ({"fp32": "the process ended by signal 9"}, {})
+
+
+# ---- a run that has to end
+
+
+def costs(**seconds: float) -> Expected:
+    return Expected({"cpu": 0.0}, {f"cpu/eager/{name.replace('_', '-')}": value for name, value in seconds.items()})
+
+
+def test_what_does_not_fit_is_left_out_and_the_cheapest_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    mode = Mode("test", 1, 5, 0.01, budget=RESERVE + LIMIT)
+    found, events = measured(monkeypatch, "pass", mode, costs(mm_16=1e-9, add=1e9, mm_64=1e-6))
+    assert [(one.workload, bool(one.samples)) for one in found] == [("mm-16", True), ("mm-64", True), ("add", False)]
+    assert events[-1].done == 3
+    found, _ = measured(monkeypatch, "pass", mode, costs(mm_16=1e-6, add=1e-7, mm_64=1e-9))
+    assert [(one.workload, bool(one.samples)) for one in found] == [("mm-64", True), ("add", True), ("mm-16", True)]
+
+
+def test_a_run_ends_when_its_time_is_over_whatever_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    mode = Mode("test", 1, 5, 0.01, limit=LIMIT, budget=RESERVE + 3)
+    found, _ = measured(monkeypatch, "time.sleep(3600)", mode, costs(mm_16=1e-9, add=1e-8, mm_64=1e-7))
+    assert [(one.workload, bool(one.samples)) for one in found][-2:] == [("add", False), ("mm-64", False)]
+
+
+def test_each_device_has_its_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running.time, "monotonic", lambda: 100.0)
+    tasks = {name: [("mm-16", "eager")] for name in ("cpu", "jax")}
+    mode = Mode("test", 1, 5, 0.01, budget=RESERVE + 80)
+
+    def ends(cpu: float, jax: float) -> tuple[float, float]:
+        expected = Expected({"cpu": 1.0, "jax": 3.0}, {"cpu/eager/mm-16": cpu, "jax/eager/mm-16": jax})
+        assert [expected.seconds(some) for some in (["cpu"], ["jax"], tasks)] == [cpu + 1, jax + 3, cpu + jax + 4]
+        bench = Bench(tasks, mode, threads=1, take=lambda rounds: None, expected=expected)
+        return bench._end(["cpu", "jax"]), bench._end(["jax"])
+
+    assert ends(4, 12) == (165, 180), "what the other does not need"
+    assert ends(4, 500) == (140, 180), "a half, however long the other takes"
+    assert ends(500, 12) == (165, 180)
+    endless = Bench(tasks, FULL, threads=1, take=lambda rounds: None)
+    assert endless._end(["cpu", "jax"]) == float("inf")
+
+
 def test_time_left_follows_from_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([100.0, 110.0, 110.0])
-    monkeypatch.setattr(running.time, "monotonic", lambda: next(now))
-    left = Left()
-    assert left.seconds(Event(0, 4, "x")) is None
-    assert left.seconds(Event(1, 4, "x")) == 30
+    now = [100.0]
+    monkeypatch.setattr(running.time, "monotonic", lambda: now[0])
+    bench = Bench({"cpu": [("mm-16", "eager")] * 4}, FULL, threads=1, take=lambda rounds: None)
+    bench._total = 4
+    assert bench._event("x").left is None
+    now[0], bench._done = 110.0, 1
+    assert bench._event("x").left == 30
+    expected = costs(mm_16=10.0, add=10.0)
+    mode = Mode("test", 1, 5, 0.01, budget=RESERVE + 35)
+    bench = Bench(TASKS, mode, threads=1, take=lambda rounds: None, expected=expected)
+    assert bench._event("x").left == 20
+    now[0], bench._foreseen = 125.0, 10.0  # it took 15 s
+    assert bench._event("x").left == 15
+    now[0] = 130.0  # 20 s, so the rest would take as long; 15 s are left of the budget
+    assert bench._event("x").left == 15
+
+
+def test_what_a_run_takes_is_expected_from_a_calibration() -> None:
+    tasks = {"cpu": [("mm-64", "eager"), ("mm-1024", "eager"), ("region-enter", "eager")], "jax": [("mm-64", "jit")]}
+    fast = Peaks("cpu", {"fp32": 1e11, "bf16": 4e11, "fp16": 1e10}, None, "here", True)
+    slow = Peaks("cpu", {"fp32": 1e11, "bf16": 1e9, "fp16": 1e9}, None, "here", True)
+    starts = {"cpu": 2.0, "jax": 6.0}
+    one, other = (expect(tasks, QUICK, starts, {"cpu": peaks}) for peaks in (fast, slow))
+    assert set(one.groups) == {"cpu/eager/mm-64", "cpu/eager/mm-1024", "cpu/eager/region-enter", "jax/jit/mm-64"}
+    assert one.seconds(tasks) == pytest.approx(8 + sum(one.groups.values()))
+    assert other.groups["cpu/eager/mm-1024"] > 10 * one.groups["cpu/eager/mm-1024"]
+    assert other.groups["cpu/eager/mm-1024"] < 5 * 2 * QUICK.patience, "an arm is given up"
+    assert one.groups["jax/jit/mm-64"] > 3 * one.groups["cpu/eager/mm-64"], "each arm is compiled"
+    assert expect(tasks, QUICK, {}, {}).seconds(tasks) > 0, "of an unknown device"
+
+
+def test_the_quick_mode_has_three_minutes() -> None:
+    assert QUICK.budget == 180
+    assert QUICK.rounds == 5, "a verdict needs them"
+
+
+def test_a_quick_run_without_time_says_what_it_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(running, "QUICK", dataclasses.replace(QUICK, budget=RESERVE))
+    monkeypatch.setattr(ceilings, "find", lambda *arguments: None)
+    monkeypatch.setattr(signal, "signal", lambda *arguments: None)
+    code = cli.main(["bench", "--quick", "--device=cpu", "--filter=mm-64", "--filter=add", f"--reports={tmp_path}"])
+    said = capsys.readouterr()
+    assert code == 1
+    assert "2 groups, about" in said.err
+    assert "those that do not fit into 20 s in all are left out" in said.err
+    assert "nothing was measured" in said.out
+    (line,) = (line for line in said.out.splitlines() if line.startswith("left out"))
+    assert line.startswith("left out, as --quick ends within 20 s: ")
+    assert all(f"cpu/eager/{name}" in line for name in ("mm-64", "add"))
+    (file,) = tmp_path.glob("bench/*.jsonl")
+    run = read(file)
+    assert {group.arms[0].verdict for group in run.groups.values()} == {"not measured"}
+    assert run.header["groups"] == ["cpu/eager/mm-64", "cpu/eager/add"]
 
 
 # ---- the command
@@ -102,6 +275,8 @@ def test_a_quick_run_has_a_file_a_table_and_proofs(tmp_path: Path) -> None:
     assert 1e-4 < (arms["bf16"].error or 0) < 1e-2
     assert (arms["fp32"].error or 1) < 1e-6
     assert all(name in done.stdout for name in ("mm-64", "bf16-native", str(path)))
+    assert "1 group, about" in done.stderr
+    assert "left out" not in done.stdout
 
 
 @pytest.mark.parametrize(

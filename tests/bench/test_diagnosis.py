@@ -48,6 +48,11 @@ HOLD: list[tuple[Callable[[Case], str], Case, str]] = [
         replace(BF16, tiny=52e-6),
         "100 ops of 100 µs each, and a tiny add costs 52.0 µs on cpu, so starting them is 52% of the step; bf16",
     ),
+    (
+        diagnosis.launch_bound,
+        replace(BF16, tiny=150e-6),
+        "a tiny add costs 150 µs on cpu, so starting them is no less than the whole step; bf16",
+    ),
     (diagnosis.casting, seeing(cast_share=0.25), "casts take 25% of the kernels' time: autocast makes 12 in each step"),
     (diagnosis.no_native_kernel, FP16, "this CPU has no fp16 arithmetic (that is avx512_fp16 or amx_fp16"),
     (diagnosis.no_native_kernel, replace(BF16, isa=("avx2",)), "no bf16 arithmetic (that is avx512_bf16 or amx_bf16"),

@@ -8,6 +8,7 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,42 @@ def test_an_incomplete_run_is_said_so(tmp_path: Path) -> None:
     assert "Incomplete" not in exports.as_markdown(whole)
     whole.footer = {"interrupted": True}
     assert "**Incomplete:**" in exports.as_markdown(whole)
+
+
+def estimates(folder: Path, present: Sequence[str], interrupted: bool = True, **header: Any) -> BenchRun:
+    """A file of estimates of some workloads."""
+    made = [made_group(name, "tpu-v5e", estimate=True, executor="jit") for name in present]
+    run = read(written(folder / "estimates.jsonl", made, [], devices={"tpu-v5e": {}}))
+    run.header |= header
+    run.footer = {"interrupted": interrupted}
+    return run
+
+
+ASKED = ["tpu-v5e/jit/mm-1024", "tpu-v5e/jit/add"]
+COMMAND = ["ampcheck", "bench", "--device", "tpu-v5e", "--filter", "mm-1024", "--filter=add"]
+
+
+@pytest.mark.parametrize("header", [{"groups": ASKED}, {"command": COMMAND}], ids=["groups", "an older file"])
+def test_estimates_are_complete_by_their_groups(tmp_path: Path, header: dict[str, Any]) -> None:
+    whole = estimates(tmp_path, ["mm-1024", "add"], **header)
+    assert exports.incomplete(whole) == ""
+    whole.footer, whole.note = None, "the run was interrupted"  # ended after the last group
+    assert exports.incomplete(whole) == ""
+    del whole.groups["tpu-v5e/jit/add"]
+    assert exports.incomplete(whole) == "1 of 2 estimates is missing: tpu-v5e/jit/add"
+    whole.footer, whole.note = {"interrupted": False}, ""
+    assert exports.incomplete(whole) == "1 of 2 estimates is missing: tpu-v5e/jit/add"
+    whole.groups.clear()
+    assert exports.incomplete(whole).startswith("2 of 2 estimates are missing: ")
+
+
+def test_a_run_that_measured_too_is_interrupted(tmp_path: Path) -> None:
+    mixed = estimates(tmp_path, ["mm-1024"], groups=[*ASKED, "cpu/eager/add"])
+    assert exports.incomplete(mixed) == "the run was interrupted"
+    mixed.header = {"devices": {"tpu-v5e": {}, "cpu": {}}, "command": COMMAND}
+    assert exports.incomplete(mixed) == "the run was interrupted"
+    mixed.header = {"devices": {"tpu-v5e": {}}, "command": [*COMMAND, "--filter", "of-another-version"]}
+    assert exports.incomplete(mixed) == "the run was interrupted", "nobody can tell what it was asked for"
 
 
 def test_samples_keep_processes_apart(tmp_path: Path) -> None:

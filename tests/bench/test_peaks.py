@@ -125,6 +125,19 @@ def test_the_best_of_all_loads_is_the_ceiling() -> None:
     assert found.of("bf16") is None
 
 
+def test_a_load_that_would_take_too_long_is_left_out() -> None:
+    """As with bf16 on a processor without it: a small product is fast enough, the next one a hundred times slower."""
+    called: list[float] = []
+    loads = [Load("bf16", size, lambda size=size: called.append(size)) for size in (8.0, 64.0)]  # type: ignore[misc]
+    quick = peaks.measure(Scripted(1e-3, *[1e-4] * 100_000), loads, "here", seconds=1e-2)
+    assert 64.0 in called
+    called.clear()
+    slow = peaks.measure(Scripted(*[0.5] * 100_000), loads, "here", seconds=1e-2)
+    assert set(called) == {8.0}
+    assert quick.flops == {"bf16": pytest.approx(64e4)}
+    assert slow.flops == {"bf16": pytest.approx(16)}
+
+
 def test_what_the_device_cannot_do_is_left_out() -> None:
     def refuse() -> None:
         raise RuntimeError("not implemented for 'Half'")

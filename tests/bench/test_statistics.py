@@ -189,18 +189,60 @@ def test_the_spread_is_that_of_the_rounds_and_ignores_outliers() -> None:
     assert spread == pytest.approx(0.05, rel=0.15)
 
 
-def test_a_noisy_run_of_the_first_arm_makes_the_group_ambiguous() -> None:
+def test_a_noisy_run_of_the_first_arm_leaves_what_it_shows_itself_ambiguous() -> None:
     simulation = Simulation(4)
-    base, arm, again = simulation.arm(1, 0), simulation.arm(3.9, 0.01), simulation.arm(1.03, 0.005)
-    found = compare_arms(base, arm, 0.02, again)
-    assert (found.verdict, found.reason[:27]) == ("ambiguous", "the A/A arm's ratio is 1.03")
-    assert found.ratio == pytest.approx(3.9, rel=0.02)
-    assert compare_arms(base, again, 0.02, again).verdict == "ambiguous", "of itself, too"
-    assert compare_arms(base, arm, BOUNDS["step"], again).verdict == "faster"
+    base, again = simulation.arm(1, 0), simulation.arm(1.03, 0.005)
+    found = compare_arms(base, again, 0.02, again)
+    assert (found.verdict, found.reason[:44]) == ("ambiguous", "the interval does not lie beyond that of the")
+    same = compare_arms(base, simulation.arm(1, 0.005), 0.02, again)
+    assert (same.verdict, same.reason[:26]) == ("ambiguous", "the A/A arm's ratio is 1.0")
+    assert compare_arms(base, simulation.arm(1, 0.005), BOUNDS["step"], again).verdict == "same"
     wide = compare_arms(base, simulation.arm(1, 0.3), 0.02, again)
     assert (wide.verdict, wide.reason[:16]) == ("unstable", "the interval is "), "which says less than ambiguous"
-    assert verdicts(3.9, 0.01, again=1) == {"faster": 100}
-    assert verdicts(3.9, 0.01, again=0.95) == {"ambiguous": 100}
+
+
+@pytest.mark.parametrize(("speed", "verdict"), [(3.9, "faster"), (0.2, "slower")])
+@pytest.mark.parametrize("again", [1, 0.95, 1.05])
+def test_noise_does_not_hide_a_certain_difference(speed: float, again: float, verdict: str) -> None:
+    assert verdicts(speed, 0.01, again=again) == {verdict: 100}
+
+
+def test_a_noisy_machine_makes_no_difference_of_equal_arms() -> None:
+    found = verdicts(1, 0.3, again=1, rounds=5)
+    assert found["faster"] + found["slower"] <= 2
+
+
+NOISE = Comparison("", ratio=1.0, low=0.68, high=1.33)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "noise", "expected"),
+    [
+        (0.16, 0.22, NOISE, "slower"),
+        (1 / 0.22, 1 / 0.16, NOISE, "faster"),
+        (0.16, 0.69, NOISE, "ambiguous"),
+        (1.32, 2.0, NOISE, "ambiguous"),
+        (0.16, 0.22, Comparison("", ratio=0.18, low=0.15, high=0.3), "ambiguous"),
+        (1.1, 1.2, Comparison("", ratio=1.5, low=1.4, high=1.6), "ambiguous"),  # slower than the arm itself was
+        (0.99, 1.01, NOISE, "same"),
+        (0.99, 1.01, Comparison("", ratio=1.05, low=0.9, high=1.2), "ambiguous"),
+        (1.00, 1.03, NOISE, "ambiguous"),
+        (0.5, 2.0, NOISE, "unstable"),
+        (2.0, 3.0, Comparison("not measured"), "ambiguous"),
+    ],
+)
+def test_a_comparison_beside_the_noise_of_the_machine(
+    low: float, high: float, noise: Comparison, expected: str
+) -> None:
+    found = statistics.beside_noise(statistics.judged(math.sqrt(low * high), low, high, 0.02), noise, 0.02)
+    assert found.verdict == expected
+    assert (found.low, found.high) == (low, high)
+    assert bool(found.reason) == (expected in ("ambiguous", "unstable"))
+
+
+def test_what_has_no_interval_is_left_as_it_is() -> None:
+    few = Comparison("not measured", "4 rounds; a verdict needs 5")
+    assert statistics.beside_noise(few, NOISE, 0.02) == few
 
 
 def test_a_run_without_its_second_first_arm_is_ambiguous() -> None:

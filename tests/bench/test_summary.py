@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
+from ampcheck.bench import peaks
+from ampcheck.bench.model import Group
+from ampcheck.bench.runfile import read
 from ampcheck.bench.summary import summarize
 from tests.bench.summary_rounds import CATALOGUE, SPEEDS, arm, one, processes
+from tests.report.made_bench import made_group, written
 
 
 def test_speeds_and_verdicts() -> None:
@@ -59,8 +66,8 @@ def test_a_step_has_the_bound_of_steps() -> None:
     speeds = {"fp32": 1.0, "fp32-again": 1.03, "bf16": 2.0}
     step, op = one(processes(speeds, "mlp")), one(processes(speeds))
     assert (step.kind, step.samples, arm(step, "bf16").verdict) == ("step", 64, "faster")
-    assert (op.kind, arm(op, "bf16").verdict, arm(op, "fp32-again").verdict) == ("op", "ambiguous", "ambiguous")
-    assert arm(op, "bf16").reason.startswith("the A/A arm's ratio is 1.03")
+    assert (op.kind, arm(op, "bf16").verdict, arm(op, "fp32-again").verdict) == ("op", "faster", "ambiguous")
+    assert arm(op, "fp32-again").reason.startswith("the interval does not lie beyond that of the A/A arm, 1.0")
 
 
 def test_machinery_is_compared_with_its_first_variant() -> None:
@@ -114,3 +121,77 @@ def test_noise_is_unstable_and_says_how_wide() -> None:
     noisy = one(processes({"fp32": 1.0, "bf16": 1.0}, noise=0.3))
     assert arm(noisy, "bf16").verdict == "unstable"
     assert arm(noisy, "bf16").reason.endswith("equal arms lie within ±2%")
+
+
+# ---- groups that an earlier version judged
+
+
+def reread(folder: Path, group: Group, **header: Any) -> Group:
+    """A group as a file gives it back."""
+    return read(written(folder / "run.jsonl", [group], [], **header)).groups[group.key]
+
+
+@pytest.mark.parametrize(
+    ("bf16", "again", "verdict"),
+    [
+        ((0.18, 0.16, 0.22), (0.95, 0.68, 1.33), "slower"),
+        ((5.0, 4.0, 6.0), (0.95, 0.68, 1.33), "faster"),
+        ((0.9, 0.8, 0.95), (0.95, 0.68, 1.33), "ambiguous"),
+    ],
+)
+def test_files_of_earlier_versions_are_judged_by_this_rule(
+    tmp_path: Path, bf16: tuple[float, ...], again: tuple[float, ...], verdict: str
+) -> None:
+    group = made_group()
+    for name, interval in (("bf16", bf16), ("fp32-again", again)):
+        found = arm(group, name)
+        found.speed, found.speed_low, found.speed_high = interval
+    arm(group, "bf16").verdict = "ambiguous" if verdict != "ambiguous" else "slower"
+    arm(group, "bf16").reason = "the A/A arm's ratio is 0.950, outside ±2%; failed in 1 of 5 processes: no memory"
+    found = arm(reread(tmp_path, group), "bf16")
+    assert found.verdict == verdict
+    assert found.reason.endswith("failed in 1 of 5 processes: no memory")
+    assert ("A/A" in found.reason) is (verdict == "ambiguous")
+
+
+def test_what_does_not_count_is_not_judged_again(tmp_path: Path) -> None:
+    group = made_group()
+    bf16, fp16 = arm(group, "bf16"), arm(group, "fp16")
+    bf16.verdict, bf16.reason = "invalid", "the kernel received fp32"
+    fp16.verdict, fp16.reason, fp16.speed, fp16.speed_low = "not measured", "no kernel", None, None
+    again = reread(tmp_path, group)
+    assert arm(again, "bf16") == bf16
+    assert arm(again, "fp16") == fp16
+
+
+def test_a_share_above_one_of_an_earlier_version_is_none(tmp_path: Path) -> None:
+    group = made_group()
+    arm(group, "bf16").share, arm(group, "fp16").share = 6.4, 0.9
+    again = reread(tmp_path, group)
+    assert (arm(again, "bf16").share, arm(again, "bf16").ceiling) == (None, "above the measured ceiling")
+    assert (arm(again, "fp16").share, arm(again, "fp16").ceiling) == (0.9, "")
+    (tmp_path / "run.jsonl").unlink()
+    sheet = peaks.known("NVIDIA H200")
+    assert sheet is not None
+    again = reread(tmp_path, group, ceilings_source={"cpu": sheet.source})
+    assert arm(again, "bf16").ceiling == "above the published ceiling"
+
+
+def test_estimates_of_an_earlier_version_are_compared_with_the_default(tmp_path: Path) -> None:
+    speeds = {"fp32": 1.0, "fp32-default": 4.0, "bf16": 2.0, "fp16": 4.01, "bf16-native": 8.0}
+    estimate = made_group(device="tpu-v5e", arms=speeds, estimate=True)
+    again = reread(tmp_path, estimate)
+    told = {one.name: (one.default_speed, one.default_verdict) for one in again.arms}
+    assert told == {
+        "fp32": (None, ""),
+        "fp32-default": (None, ""),
+        "bf16": (pytest.approx(0.5), "slower"),
+        "fp16": (pytest.approx(4.01 / 4), "same"),
+        "bf16-native": (pytest.approx(2.0), "faster"),
+    }
+    (tmp_path / "run.jsonl").unlink()
+    arm(estimate, "fp32-default").verdict = "ambiguous"
+    assert arm(reread(tmp_path, estimate), "bf16").default_verdict == "ambiguous"
+    (tmp_path / "run.jsonl").unlink()
+    measured = reread(tmp_path, made_group(arms=speeds))
+    assert not any(one.default_verdict for one in measured.arms), "a median is no proof of a difference"

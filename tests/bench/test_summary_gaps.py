@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from ampcheck.bench import ceilings, table
 from ampcheck.bench.model import Rounds
+from ampcheck.bench.peaks import Peaks
 from ampcheck.errors import UsageError
 from tests.bench.summary_rounds import SPEEDS, arm, one, processes
 
@@ -115,8 +117,73 @@ def test_more_than_the_peak_is_invalid() -> None:
     group = one(processes(SPEEDS), peaks=lambda device, precision: 7.7e11 if precision == "bf16" else None)
     bf16 = arm(group, "bf16")
     assert (bf16.verdict, bf16.speed) == ("invalid", None)
-    assert bf16.reason == f"{bf16.share:.0%} of the device's peak: the clock stopped before the work was done"
-    assert bf16.share == pytest.approx(1.36, abs=0.03)
+    assert bf16.reason.startswith("1.04 TFLOP/s where the device can do 770 GFLOP/s at most: the clock stopped")
+    assert (bf16.share, bf16.ceiling) == (None, "above the published ceiling")
+
+
+def test_a_share_above_one_is_none() -> None:
+    rate = arm(one(processes(SPEEDS)), "bf16").flops_per_second
+    assert rate is not None
+    for factor, verdict in ((1.01, "faster"), (1.03, "invalid")):
+        bf16 = arm(one(processes(SPEEDS), peaks=lambda device, precision: rate / factor), "bf16")  # noqa: B023
+        assert (bf16.verdict, bf16.share, bf16.ceiling) == (verdict, None, "above the published ceiling")
+    bf16 = arm(one(processes(SPEEDS), peaks=lambda device, precision: rate), "bf16")
+    assert (bf16.verdict, bf16.share, bf16.ceiling) == ("faster", 1, "")
+
+
+def test_a_share_of_a_measured_ceiling() -> None:
+    group = one(processes(SPEEDS))
+    rate = arm(group, "bf16").flops_per_second
+    assert rate is not None
+    ceilings.share([group], {"cpu": Peaks("cpu", {"fp32": 2 * rate, "bf16": rate / 2}, None, "here", True)})
+    assert (arm(group, "fp32").share or 1) < 0.2
+    assert (arm(group, "bf16").share, arm(group, "bf16").ceiling) == (None, "above the measured ceiling")
+
+
+DEFAULT_SPEEDS = {"fp32": 1.0, "fp32-again": 1.0, "fp32-default": 4.0, "bf16": 2.0, "bf16-native": 8.0}
+
+
+def test_lower_precisions_are_compared_with_the_default_too() -> None:
+    group = one(processes(DEFAULT_SPEEDS))
+    bf16, native = arm(group, "bf16"), arm(group, "bf16-native")
+    assert (bf16.verdict, bf16.default_verdict) == ("faster", "slower")
+    assert bf16.default_speed == pytest.approx(0.5, rel=0.02)
+    assert bf16.default_low is not None
+    assert bf16.default_high is not None
+    assert bf16.default_low < bf16.default_speed < bf16.default_high
+    assert (native.verdict, native.default_verdict) == ("faster", "faster")
+    assert all(not arm(group, name).default_verdict for name in ("fp32", "fp32-again", "fp32-default"))
+    assert not arm(one(processes(SPEEDS)), "bf16").default_verdict, "where the group has no such arm"
+
+
+def test_a_default_that_does_not_count_is_compared_with_nothing() -> None:
+    rounds = processes(DEFAULT_SPEEDS)
+    rounds[0].facts["fp32-default"] = {"invalid": "it was not shortened"}
+    bf16 = arm(one(rounds), "bf16")
+    assert (bf16.verdict, bf16.default_speed, bf16.default_verdict) == ("faster", None, "")
+
+
+@pytest.mark.parametrize(("proof", "at_most"), [("mm in bf16", True), ("", False)])
+def test_an_arm_that_was_given_up_has_a_bound_and_a_speed_only_with_its_proof(proof: str, at_most: bool) -> None:
+    rounds = processes({"fp32": 1.0, "fp32-again": 1.0})
+    for measured, seconds in zip(rounds, (0.5, 0.25, 0.75, 1.0, 2.0), strict=True):
+        measured.failed["bf16"] = "no time for rounds"
+        measured.facts["bf16"] = {"at_least": seconds, "proof": proof}
+    group = one(rounds)
+    bf16, high = arm(group, "bf16"), arm(group, "fp32").high
+    assert high is not None
+    assert (bf16.verdict, bf16.reason, bf16.at_least) == ("not measured", "no time for rounds", 0.25)
+    assert (bf16.speed, bf16.at_most) == (None, high / 0.25 if at_most else None)
+    assert table.ratio(bf16) == (f"≤ {high / 0.25:.5f}×" if at_most else "–")
+    assert table.time(bf16) == "≥ 250 ms"
+
+
+def test_a_bound_says_nothing_beside_a_first_arm_that_does_not_count() -> None:
+    rounds = processes({"fp32": 1.0})
+    rounds[0].facts["fp32"] = {"invalid": "TF32 was on"}
+    rounds[0].failed["bf16"], rounds[0].facts["bf16"] = "no time", {"at_least": 1.0, "proof": "mm in bf16"}
+    bf16 = arm(one(rounds), "bf16")
+    assert (bf16.at_least, bf16.at_most) == (1.0, None)
 
 
 @pytest.mark.parametrize("bad", [0.0, math.nan, -1e-3])

@@ -38,6 +38,35 @@ def test_a_ratio_has_its_interval_and_none_without_validity() -> None:
         assert table.ratio(arm) == "–"
 
 
+def test_what_was_given_up_is_shown_as_a_bound() -> None:
+    arm = ArmResult("bf16", "not measured", at_least=5.0, at_most=0.0123)
+    assert (table.time(arm), table.ratio(arm)) == ("≥ 5.00 s", "≤ 0.0123×")
+    arm.at_most = None
+    assert (table.time(arm), table.ratio(arm)) == ("≥ 5.00 s", "–"), "without its proof there is no ratio"
+    arm = ArmResult("bf16", "slower", seconds=1.0, speed=0.5, at_least=0.9, at_most=0.6)
+    assert (table.time(arm), table.ratio(arm)) == ("1.00 s", "0.500×"), "another process measured it"
+    assert table.time(ArmResult("bf16", "invalid", seconds=1.0)) == "(1.00 s)"
+
+
+@pytest.mark.parametrize(
+    ("share", "ceiling", "want"),
+    [(0.71, "", "71% of the peak"), (None, "above the measured ceiling", "above the measured ceiling"), (None, "", "")],
+)
+def test_a_share_is_never_above_one(share: float | None, ceiling: str, want: str) -> None:
+    assert table.share(ArmResult("bf16", "faster", share=share, ceiling=ceiling)) == want
+
+
+def test_speeds_beside_the_default_are_shown_below_the_group() -> None:
+    group = made_group("mm-512")
+    assert "fp32-default" not in table.table([group])
+    arm = group.arms[2]
+    arm.default_speed, arm.default_low, arm.default_high, arm.default_verdict = 0.83, 0.82, 0.84, "slower"
+    assert table.default_ratio(arm) == "0.830× [0.820, 0.840] slower"
+    (line,) = (line for line in table.table([group]).splitlines() if "fp32-default" in line)
+    assert line.startswith("  └ beside fp32-default, which is float32 as the device computes it unless told otherwise:")
+    assert line.endswith(": bf16 0.830× [0.820, 0.840] slower")
+
+
 def test_the_arms_of_a_group_stand_below_each_other_with_both_times() -> None:
     lines = table.table([made_group("mm-512")]).splitlines()
     assert lines[0].split() == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from ampcheck.bench import measure
 from ampcheck.bench.clocks import Clock, CpuClock, clock
 from ampcheck.bench.model import Rounds
 from ampcheck.bench.timing import Timed, calibrate, interleave, warm_up
+from ampcheck.bench.worker import Plan
 from ampcheck.devices.cpu import Cpu
 
 
@@ -63,6 +65,94 @@ def test_the_first_call_is_told_from_the_later_ones() -> None:
 
 def test_each_device_has_its_clock() -> None:
     assert type(clock(Cpu())) is CpuClock
+
+
+# ---- arms that take too long for their rounds
+
+
+class Telling(CpuClock):
+    """A clock on which the calls of some arms take some seconds, and those of others nothing."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        super().__init__(Cpu())
+        self.seconds, self.arm, self.said = seconds, "", list[tuple[str, str]]()
+
+    def say(self, arm: str, what: str) -> None:
+        self.arm = arm
+        self.said.append((arm, what))
+
+    def sample(self, call: Callable[[], Any], count: int) -> tuple[float, float]:
+        self.last = call()
+        return self.seconds.get(self.arm, 1e-5), 0.0
+
+
+def timed(
+    seconds: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+    patience: float = 6.0,
+    given_up: dict[str, dict[str, Any]] | None = None,
+) -> tuple[Rounds, Telling]:
+    """What is measured of a product of 64² on the CPU where the calls of some arms take some seconds."""
+    monkeypatch.setattr(measure, "warm_up", lambda timer, call, times=3: timer.sample(call, 1)[0])
+    measurer = measure.Measurer(Plan("cpu", [], 0, 5, 1e-4, True, 1, [], patience))
+    measurer.timer = timer = Telling(seconds)
+    return measurer.measure("mm-64", "eager", timer.say, given_up), timer
+
+
+ALL = {"fp32", "fp32-again", "bf16", "fp16", "bf16-native", "fp16-native"}
+
+
+def test_an_arm_that_is_too_slow_is_given_up_with_its_bound_and_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = timed({"bf16": 1.0, "fp16": 0.25}, monkeypatch)
+    assert set(found.samples) == ALL - {"bf16"}
+    assert found.failed == {
+        "bf16": "neither of two calls took less than 1 s; 6 s, which an arm may take, are not enough for 5 rounds"
+    }
+    assert found.facts["bf16"]["at_least"] == 1.0
+    assert found.facts["bf16"]["proof"] == "mm in bf16"
+    assert "at_least" not in found.facts["fp16"]
+    found, _ = timed({"bf16": 1.0}, monkeypatch, patience=math.inf)
+    assert set(found.samples) == ALL
+
+
+def test_an_arm_that_is_far_too_slow_is_not_even_shown_to_be_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, timer = timed({"bf16": 4.0}, monkeypatch)
+    assert found.facts["bf16"] == {"first": 4.0, "at_least": 4.0}
+    assert ("bf16", "prove") not in timer.said
+    assert set(found.samples) == ALL - {"bf16"}
+
+
+def test_nothing_is_measured_beside_a_first_arm_that_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, timer = timed({"fp32": 1.0}, monkeypatch)
+    assert (found.samples, set(found.failed)) == ({}, {"fp32"})
+    assert {arm for arm, _ in timer.said} == {"fp32"}
+
+
+def test_what_an_earlier_process_gave_up_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, timer = timed({}, monkeypatch, given_up={"bf16": {"reason": "a call had not ended", "at_least": 6.0}})
+    assert "bf16" not in {arm for arm, _ in timer.said}
+    assert (found.failed["bf16"], found.facts["bf16"]) == ("a call had not ended", {"at_least": 6.0})
+    assert set(found.samples) == ALL - {"bf16"}
+
+
+def test_a_call_is_announced_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, timer = timed({}, monkeypatch)
+    assert [what for arm, what in timer.said if arm == "bf16"] == ["prepare", "call", "call", "prove"]
+    assert timer.said[-1] == ("", "rounds")
+    monkeypatch.setattr(measure, "COMPILED_AHEAD", ())
+    _, timer = timed({}, monkeypatch)
+    assert [what for arm, what in timer.said if arm == "bf16"] == ["prepare", "compile", "call", "call", "prove"]
+
+
+def test_a_first_call_that_compiles_bounds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "COMPILED_AHEAD", ())
+    compiling = lambda timer, call, times=3: 100.0  # noqa: E731
+    monkeypatch.setattr(measure, "warm_up", compiling)
+    measurer = measure.Measurer(Plan("cpu", [], 0, 5, 1e-4, True, 1, [], 6.0))
+    measurer.timer = timer = Telling({})
+    found = measurer.measure("mm-64", "eager", timer.say)
+    assert set(found.samples) == ALL
+    assert found.failed == {}
 
 
 # ---- a device that computes after it has returned

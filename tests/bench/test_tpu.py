@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from ampcheck.bench import tpu, tpu_chips
-from ampcheck.bench.model import PRECISIONS, ArmResult, OpWorkload, Spec
+from ampcheck.bench.model import PRECISIONS, ArmResult, Group, OpWorkload, Spec
+from ampcheck.bench.summary import estimated_beside_default
 from ampcheck.bench.tpu_arms import arm_result, contradicts, judge, proof
 from ampcheck.bench.tpu_chips import Chip, available, chip
 from ampcheck.bench.tpu_estimate import Estimate, duration
@@ -276,6 +277,40 @@ def test_a_process_that_ends_or_hangs_costs_one_arm() -> None:
     assert lines == ["1 of 2: tpu-v5e/jit/nonesuch fp32", "2 of 2: tpu-v5e/jit/nonesuch bf16"]
     ((_, late),) = tpu._results("v5e", [("mm-16", "fp32")], lines.append, 0.001)
     assert (late.verdict, late.reason) == ("not measured", "took more than 0 s to compile")
+
+
+def test_programs_for_which_no_time_is_left_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = [("mm-16", "fp32"), ("mm-16", "bf16")]
+    started: list[str] = []
+    left = dict(tpu._results("v5e", tasks, started.append, 120.0, until=0.0))
+    assert started == []
+    assert [(arm.name, arm.verdict, arm.reason) for arm in left.values()] == [
+        ("fp32", "not measured", "left out, as the run had to end"),
+        ("bf16", "not measured", "left out, as the run had to end"),
+    ]
+    now = iter([0.0, 0.0, 5.0])
+    monkeypatch.setattr(tpu.time, "monotonic", lambda: next(now, 5.0))
+    late = dict(tpu._results("v5e", tasks, started.append, 120.0, until=1e-3))
+    assert [arm.reason for arm in late.values()] == [
+        "was not compiled when the run had to end",
+        "left out, as the run had to end",
+    ]
+
+
+def test_estimates_are_compared_with_the_default() -> None:
+    seconds = {"fp32": 6.0, "fp32-default": 1.0, "bf16": 2.0, "fp16": 1.01, "bf16-native": 0.5}
+    arms = [ArmResult(name, "", seconds=value) for name, value in seconds.items()]
+    judge(arms)
+    group = Group("mm", "matmul", "op", "tpu-v5e", "jit", estimate=True, arms=arms)
+    estimated_beside_default(group)
+    assert [(arm.name, arm.verdict, arm.default_verdict) for arm in arms] == [
+        ("fp32", "first", ""),
+        ("fp32-default", "faster", ""),
+        ("bf16", "faster", "slower"),
+        ("fp16", "faster", "same"),
+        ("bf16-native", "faster", "faster"),
+    ]
+    assert group.arms[2].default_speed == 0.5
 
 
 def test_importing_brings_no_jax() -> None:

@@ -68,7 +68,7 @@ BAD = [
     ("steps.py:marked2", "steps.py has no function marked2"),
     ("steps.py:answer", "steps.py:answer is an int, not a function"),
     ("steps.py:needs", "needs of steps.py cannot be called without arguments: missing a required argument: 'path'"),
-    ("steps.py:raises", "raises of steps.py raised LookupError: no such data (steps.py:9)"),
+    ("steps.py:raises", "raises of steps.py raised LookupError: no such data at all (steps.py:9)"),
     ("none.py", "none.py does not exist"),
     ("broken.py", "broken.py cannot be loaded: ZeroDivisionError: division by zero (broken.py:1)"),
     (

@@ -34,7 +34,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, make: Any, write: Any) -> lis
         *first,
         make("mm", "fail", pytest="pytest 'x::y[mm-bf16-bf16-cpu]' --device=cpu", **mm),
         make("dot", "deviation", deviation="promote-mixed-low", message="raised"),
-        make("other", "deviation", deviation="gone-by", message="raised"),
+        make("other", "deviation", deviation="gone-by, idle", message="raised"),
         make("repaired"),
         make("repaired", device="virtual:cuda", amp="fp16"),
         *(make(f"shows_{status}", status, rule="downcast") for status in STATUSES),
@@ -105,7 +105,7 @@ def test_health_says_first_what_changed(site: Path, browser: Any) -> None:
     text = browser.text()
     assert text.index("Changed since the previous run") < text.index("Cases by device and status")
     tiles = browser.evaluate("[...document.querySelectorAll('.tile a')].map(a => a.innerText)")
-    assert tiles == ["1 regressed", "1 fixed", "0 changed", "1 removed", "12 added"], "against the whole run"
+    assert tiles == ["1 regressed", "1 fixed", "0 changed", "1 removed", "13 added"], "against the whole run"
     assert "1 run in between passed over" in text
     assert browser.evaluate("document.querySelector('#main table tbody a').textContent") == FAILING
     interrupted = browser.text("tr.cut")
@@ -139,10 +139,12 @@ def test_every_filter_narrows_and_is_kept_in_the_address(site: Path, browser: An
         (
             "status",
             "red",
-            ["mm", *sorted(f"shows_{s}" for s in ("crash", "error", "fail", "fixed", "missing", "timeout"))],
+            ["mm", *sorted(f"shows_{s}" for s in ("broken", "crash", "error", "fail", "fixed", "missing", "timeout"))],
         ),
         ("amp", "fp16", ["repaired"]),
         ("deviation", "promote-mixed-low", ["dot"]),
+        ("deviation", "gone-by", ["other"]),
+        ("deviation", "idle", ["other"]),
         ("device", "virtual:cuda", sorted([*(f"op{n}" for n in range(30)), "repaired"])),
         ("suite", "eager", None),
     ):
@@ -162,7 +164,7 @@ def test_filters_combine_and_clear(site: Path, browser: Any) -> None:
     assert rows(browser) == ["repaired"]
     assert browser.evaluate("document.querySelectorAll('#matrix thead th').length") == 2
     browser.evaluate("document.querySelector('button[type=reset]').click()")
-    assert len(rows(browser)) == 43
+    assert len(rows(browser)) == 44
     assert browser.evaluate("location.hash") == ""
     browser.open(site / "matrix.html", "device=elsewhere")
     assert browser.text("#summary") == "0 cases in 0 rows, 0 of them red.", "an unknown value shows nothing, not all"
@@ -236,12 +238,73 @@ def test_a_case_that_is_not_there_is_said_so(fragment: str, site: Path, browser:
     assert browser.problems == []
 
 
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory, make: Any, write: Any) -> Path:
+    """The site of a run with two causes, the second with a name that must not become markup."""
+    folder = tmp_path_factory.mktemp("faulty")
+    about = {"cause": "fail: no kernel for … (ops.py in run)", "traceback": f"Traceback …\n  {EVIL}", "torch": "x"}
+    large = [make(f"op{n}", "fail", message="no kernel", **about) for n in range(3)]
+    small = [make("odd", "crash", message=EVIL, cause=f"crash: {EVIL}"), make("fine")]
+    path = write(folder / "r.jsonl", [*small, *large], footer=False)
+    footer = {"kind": "footer", "counts": {}, "stale": [], "reproduced": {large[0].key: "reproduces"}}
+    path.write_text(path.read_text() + json.dumps(footer) + "\n")
+    return build([path], folder / "site").parent
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_first_page_lists_causes_and_leads_to_their_cases(faulty: Path, dark: bool, browser: Any) -> None:
+    browser.show(dark=dark)
+    browser.open(faulty / "index.html")
+    text = browser.text()
+    assert text.index("Needs a person") < text.index("Cases by device and status")
+    assert "4 red cases by cause, the largest first." in text
+    lines = browser.evaluate("[...document.querySelectorAll('.causes tbody tr')].map(r => r.innerText.split('\\t'))")
+    assert [line[0].split()[0] for line in lines] == ["3", "1"]
+    assert lines[0][2] == "no kernel for … (ops.py in run)"
+    assert "In plain torch it reproduces." in lines[0][4]
+    assert lines[1][2] == EVIL
+    assert "plain torch" not in lines[1][4]
+    assert browser.evaluate("document.querySelectorAll('main img').length") == 0
+    href = browser.evaluate("document.querySelector('.causes tbody a').getAttribute('href')")
+    page, _, fragment = href.partition("#")
+    browser.open(faulty / page, fragment)
+    assert rows(browser) == ["op0", "op1", "op2"]
+    assert browser.evaluate("document.forms[0].elements.cause.value") == "fail: no kernel for … (ops.py in run)"
+    browser.open(faulty / "matrix.html", "cause=elsewhere")
+    assert rows(browser) == []
+    assert browser.problems == []
+
+
+def test_a_case_shows_its_cause_and_traceback(faulty: Path, browser: Any) -> None:
+    browser.open(faulty / "case.html", "eager/promote/op0-bf16-bf16-cpu")
+    blocks = browser.evaluate("[...document.querySelectorAll('pre')].map(p => p.textContent)")
+    assert blocks[0] == f"Traceback …\n  {EVIL}"
+    headings = browser.evaluate("[...document.querySelectorAll('h3')].map(h => h.textContent)")
+    assert headings == ["Traceback", "With pytest", "In plain torch: it reproduces"]
+    assert browser.evaluate("[...document.querySelectorAll('.facts a')].map(a => a.textContent)")[-1].startswith(
+        "fail: no"
+    )
+    browser.open(faulty / "case.html", "eager/promote/fine-bf16-bf16-cpu")
+    assert "Traceback" not in browser.text()
+    assert "cause" not in browser.text(".facts")
+    assert browser.problems == []
+
+
 def test_deviations_are_listed_with_reason_and_cases(runs: list[Path], tmp_path: Path, browser: Any) -> None:
     about = {"kind": "deviation", "raises": "raised", "torch": ">=2.11", "added": "2026-11-20"}
     link = "https://github.com/pytorch/pytorch/pull/191125"
     entries = [
         Deviation(id="promote-mixed-low", cases=("promote/dot-*",), reason="It refuses.", link=link, **about),
-        Deviation(id="idle", cases=("promote/none-*",), reason="None.", link="unreported", **about),
+        Deviation(
+            id="idle",
+            cases=("promote/none-*",),
+            but=("promote/none-fp16-*",),
+            devices=("cpu",),
+            reason="None.",
+            link="unreported",
+            file="mine.toml",
+            **about,
+        ),
     ]
     for name, text in render(load(runs), entries).items():
         (tmp_path / name).write_text(text)
@@ -253,8 +316,10 @@ def test_deviations_are_listed_with_reason_and_cases(runs: list[Path], tmp_path:
     assert browser.evaluate(links) == [DEVIATING]
     assert "0 in this run: the run has no case it speaks of" in browser.text("#idle")
     assert "not reported yet" in browser.text("#idle")
+    assert "promote/none-* but promote/none-fp16-* on cpu" in browser.text("#idle")
+    assert "gone-by" in browser.text("article:nth-last-of-type(2)")  # one case of two entries
     unknown = browser.text("article:last-of-type")
-    assert "gone-by" in unknown
+    assert "idle" in unknown
     assert "none here covers these cases" in unknown
 
 

@@ -23,6 +23,12 @@ class Cpu(Device):
     type = "cpu"
     key = "AutocastCPU"
     default_amp = "bf16"
+    refusals = (
+        r"not implemented for '\w+'",  # the kernel has no instance for the dtype
+        r"[Ll]ow precision dtypes not supported|get_mkldnn_dtype: unsupported data type",
+        "expected scalar type Float but found Double",  # of _grid_sampler_2d_cpu_fallback
+        "could not create a primitive descriptor",  # oneDNN has no kernel for the dtype on this processor
+    )
     deviations = Path(__file__).parent / "deviations.toml"
 
     def unavailable(self) -> str | None:

@@ -33,6 +33,10 @@ class Jax(Device):
     database = False  # XLA compiles a program for each of its samples
     deviations = Path(__file__).parent / "deviations.toml"
     backend = "ampcheck.jax_device"
+    refusals = (
+        r"has no kernel on the jax device|the jax device has no \S+(: JAX has no such dtype| tensors)",
+        r"Unsupported dtype \w+|[Ll]ow precision dtypes not supported",  # linear algebra, of JAX and of PyTorch
+    )
     setup = ("import ampcheck.jax_device",)
 
     def unavailable(self) -> str | None:

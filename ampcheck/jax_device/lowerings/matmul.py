@@ -116,9 +116,9 @@ def addr_bool(self: Any, vec1: Any, vec2: Any, beta: Any, alpha: Any) -> Any:
 def addmm_activation(
     self: Any, mat1: Any, mat2: Any, *, beta: Any = None, alpha: Any = None, use_gelu: bool = False
 ) -> Any:
-    """relu, or gelu by its tanh approximation, of addmm."""
+    """relu or gelu of addmm; PyTorch approximates gelu by tanh on CUDA alone."""
     out = addmm(self, mat1, mat2, beta=beta, alpha=alpha)
-    return jax.nn.gelu(wide(out), approximate=True) if use_gelu else jnp.maximum(out, 0)
+    return jax.nn.gelu(wide(out), approximate=False) if use_gelu else jnp.maximum(out, 0)
 
 
 @lower("_trilinear")

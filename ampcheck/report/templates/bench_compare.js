@@ -8,7 +8,7 @@
   const DECIDED = ["slower", "faster", "same"];
   const lowered = data.series.map((_, s) => B.name(s).toLowerCase());
   const newestFirst = data.runs.map((_, i) => data.runs.length - 1 - i);
-  const label = (run) => `${run.started || run.name}, torch ${run.torch}, ${run.mode}` + (run.note ? " (interrupted)" : "");
+  const label = (run) => `${run.started || run.name}, torch ${run.torch}, ${run.mode}` + (run.note ? " (incomplete)" : "");
   for (const name of ["a", "b"]) {
     form.elements[name].append(...newestFirst.map((i) => el("option", { value: data.runs[i].name }, label(data.runs[i]))));
   }

@@ -89,7 +89,8 @@
     const status = A.statuses(0)[i];
     const rule = data.rules[A.text("rule", i)];
     const device = A.text("device", i);
-    const deviation = A.text("deviation", i);
+    const deviations = A.text("deviation", i).split(", ").filter(Boolean);
+    const cause = A.text("cause", i);
     const op = A.text("op", i);
     const matrix = "matrix.html#" + new URLSearchParams({ q: op, open: op });
     place.replaceChildren(
@@ -103,14 +104,16 @@
         ["region dtype", A.text("amp", i)],
         ["device", A.isVirtual(device) ? [device + " ", el("span", { class: "tag" }, "virtual: dtypes and casts only")] : device],
         ["suite", A.text("suite", i)],
-        ["deviation", deviation ? el("a", { href: "deviations.html#" + encodeURIComponent(deviation) }, deviation) : ""],
+        ["deviation", deviations.flatMap((id, n) => [n ? ", " : "", el("a", { href: "deviations.html#" + encodeURIComponent(id) }, id)])],
+        ["cause", cause ? el("a", { href: "matrix.html#" + new URLSearchParams({ cause }) }, cause) : ""],
         ["time", status >= 0 && texts.seconds[i] ? (texts.seconds[i] / 100).toFixed(2) + " ms" : ""],
       ]),
       el("h2", {}, "Got and expected"),
       found(texts.message[i], status),
+      ...(texts.traceback[i] ? repro("Traceback", lines(texts.traceback[i]).join("\n")) : []),
       el("h2", {}, "Reproduce it"),
       ...repro("With pytest", pytestLine(i)),
-      ...(texts.torch[i] ? repro("In plain torch", lines(texts.torch[i]).join("\n")) : [el("p", { class: "note" }, "Run files hold the plain torch lines of cases that are not as promised.")]),
+      ...(texts.torch[i] ? repro("In plain torch" + (texts.reproduced[i] === undefined ? "" : ": it " + texts.lines[texts.reproduced[i]]), lines(texts.torch[i]).join("\n")) : [el("p", { class: "note" }, "Run files hold the plain torch lines of cases that are not as promised.")]),
       el("h2", {}, "History"),
       past(i),
       ...others(i),

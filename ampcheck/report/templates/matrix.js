@@ -6,7 +6,7 @@
   const head = document.querySelector("#matrix thead");
   const body = document.querySelector("#matrix tbody");
   const more = document.getElementById("more");
-  const FIELDS = ["suite", "rule", "device", "executor", "amp", "deviation"];
+  const FIELDS = ["suite", "rule", "device", "executor", "amp", "deviation", "cause"];
   const FIRST_ROWS = 250;
   const MOST_CASES = 1000;
   const order = data.statuses.map((_, s) => s).sort((a, b) => data.statuses[b].red - data.statuses[a].red || a - b);
@@ -24,8 +24,9 @@
   const option = (value, label) => el("option", { value }, label);
   const fill = (name, options) => form.elements[name].append(...options);
   for (const name of FIELDS) {
-    const texts = words[name].filter(Boolean).sort();
-    fill(name, [option("", "any"), ...texts.map((text) => option(text, text))]);
+    const parts = name === "deviation" ? words[name].flatMap((text) => text.split(", ")) : words[name];
+    const texts = [...new Set(parts)].filter(Boolean).sort();
+    fill(name, [option("", "any"), ...texts.map((text) => option(text, text.length > 120 ? text.slice(0, 119) + "…" : text))]);
   }
   fill("status", [option("", "any"), option("red", "red, any"), ...data.statuses.map((s) => option(s.name, s.label))]);
   fill("run", data.runs.map((run, n) => option(n ? run.name : "", (n ? "" : "newest: ") + A.runLabel(run))));
@@ -54,7 +55,7 @@
     const status = A.statuses(run);
     const wanted = FIELDS.map((name) => [columns[name], form.elements[name].value, words[name]])
       .filter(([, value]) => value)
-      .map(([column, value, texts]) => [column, texts.indexOf(value)]);
+      .map(([column, value, texts]) => [column, texts.map((text) => text.split(", ").includes(value))]);
     const name = form.elements.status.value;
     const allowed = data.statuses.map((s) => !name || s.name === name || (name === "red" && s.red));
     const parts = form.elements.q.value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -64,7 +65,7 @@
     const found = [];
     for (let i = 0; i < data.count; i++) {
       if (status[i] < 0 || !allowed[status[i]]) continue;
-      if (wanted.every(([column, value]) => column[i] === value) && parts.every((part) => lowered[i].includes(part))) {
+      if (wanted.every(([column, is]) => is[column[i]]) && parts.every((part) => lowered[i].includes(part))) {
         found.push(i);
       }
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ def run(number: int, scope: dict[str, Any]) -> None:
 
 
 def check_blocks(capsys: pytest.CaptureFixture[str]) -> None:
-    registering, overriding, taking_back = range(len(BLOCKS))
+    registering, without_storages, overriding, taking_back = range(len(BLOCKS))
     x, low = rand(2, 2), rand(2, 2, dtype=HALF)
     with torch.library._scoped_library("mylib", "DEF") as library:
         library.define("attention(Tensor x) -> Tensor")
@@ -31,6 +32,8 @@ def check_blocks(capsys: pytest.CaptureFixture[str]) -> None:
         from ampcheck.register import registration
 
         assert registration._current is not None
+        registration._current.unregister()
+        run(without_storages, {**scope, f"torch_{NAME}": SimpleNamespace(handle_of=id)})
         registration._current.unregister()
         run(overriding, scope)
         with torch.autocast(NAME):

@@ -96,7 +96,7 @@ def _cache_forgets_the_dtype() -> None:
 
 
 def _cache_ignores_changes() -> None:
-    kept._fresh = lambda found, weight: found.weight() is weight
+    kept.Cache._fresh = lambda self, found, weight: found.weight() is weight  # type: ignore[method-assign]
 
 
 def _gradients_stay_low() -> None:

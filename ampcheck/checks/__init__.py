@@ -16,16 +16,46 @@ from ampcheck.spec.rules import RULES
 from ampcheck.torch_dtypes import name_of
 
 
-class CheckFailure(AssertionError):
-    """The device does not do what PyTorch promises; carries each difference as a sentence."""
+class Difference(str):
+    """A sentence about an exception, which it carries, so that the failure has its traceback and its cause.
 
-    def __init__(self, differences: Sequence[str]) -> None:
+    A check that turns an exception into a sentence returns `Difference(sentence, error)`.
+    """
+
+    error: BaseException | None
+
+    def __new__(cls, text: str, error: BaseException | None = None) -> Difference:
+        made = super().__new__(cls, text)
+        made.error = error
+        return made
+
+
+def error_of(difference: str) -> BaseException | None:
+    """The exception that a sentence speaks of; None for one of no exception."""
+    return getattr(difference, "error", None)
+
+
+class CheckFailure(AssertionError):
+    """The device does not do what PyTorch promises; carries each difference as a sentence.
+
+    `error`: the exception that the sentences speak of, by default that of the first `Difference` among them. It is the
+    failure's `__cause__`, too. The traceback and the cause of the case are taken from it, so pass it on wherever an
+    exception was caught: by `Difference(sentence, error)` in a list of differences, or by `CheckFailure([...], error)`.
+    """
+
+    def __init__(self, differences: Sequence[str], error: BaseException | None = None) -> None:
         super().__init__("\n".join(differences))
         self.differences = list(differences)
+        self.error = error or next(filter(None, map(error_of, differences)), None)
+        self.__cause__ = self.error
+
+
+class Broken(CheckFailure):
+    """The op raises or is wrong without autocast, too; carries each difference as a sentence."""
 
 
 class Unsupported(Exception):
-    """The device has no kernel for what it was asked, and says so; its text is the device's."""
+    """The device declares that it lacks what it was asked, or PyTorch's dispatcher has no kernel; its text says so."""
 
 
 def kernel(observation: Observation, expected: Expectation, sources: Sequence[str], rule: str) -> list[str]:
@@ -38,7 +68,8 @@ def kernel(observation: Observation, expected: Expectation, sources: Sequence[st
     call = observation.of(expected.overload)
     if call is None:
         if observation.error is not None:
-            return [f"{name} raised before its kernel ran: {one_line(observation.error)} ({because})"]
+            told = f"{name} raised before its kernel ran: {one_line(observation.error)} ({because})"
+            return [Difference(told, observation.error)]
         ran = ", ".join(k.overload for k in observation.kernels) or "nothing"
         return [f"the kernel of {name} never ran; what ran was: {ran} ({because})"]
     differences = _arguments(call, expected, name, because)
@@ -110,7 +141,8 @@ def refused(error: Exception | None, overload: str, mention: str, rule: str) -> 
     if error is None:
         return [f"aten::{overload} ran; expected a RuntimeError that names {mention} ({because})"]
     if not isinstance(error, RuntimeError) or mention not in str(error):
-        return [f"aten::{overload} raised {one_line(error)}; expected a RuntimeError that names {mention} ({because})"]
+        told = f"aten::{overload} raised {one_line(error)}; expected a RuntimeError that names {mention} ({because})"
+        return [Difference(told, error)]
     return []
 
 
@@ -119,9 +151,10 @@ def same_error(got: Exception | None, reference: Exception | None, name: str) ->
     if (got is None) == (reference is None):
         if got is None or type(got) is type(reference):
             return []
-        return [f"{name} raised {one_line(got)}; the same call on inputs cast by hand raised {one_line(reference)}"]
+        by_hand = f"the same call on inputs cast by hand raised {one_line(reference)}"
+        return [Difference(f"{name} raised {one_line(got)}; {by_hand}", got)]
     if got is not None:
-        return [f"{name} raised {one_line(got)}; the same call on inputs cast by hand succeeds"]
+        return [Difference(f"{name} raised {one_line(got)}; the same call on inputs cast by hand succeeds", got)]
     return [f"{name} succeeded; the same call on inputs cast by hand raised {one_line(reference)}"]
 
 
@@ -166,46 +199,15 @@ def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
-# Rounding grows with the length of the sums inside an op; the samples are small, so a fixed multiple serves them all.
-ROUNDINGS = 48
-
-
-def accuracy(
-    got: Sequence[torch.Tensor], exact: Sequence[torch.Tensor], kernel_dtype: torch.dtype, name: str
-) -> list[str]:
-    """Every floating output lies within a bound of the float64 result on the same, already cast, inputs."""
-    pairs = enumerate(zip(got, exact, strict=False))
-    return [text for place, (a, b) in pairs for text in near(a, b, kernel_dtype, f"output {place} of {name}")]
-
-
-def near(
-    got: torch.Tensor, exact: torch.Tensor, kernel_dtype: torch.dtype, what: str, roundings: int = ROUNDINGS
-) -> list[str]:
-    """A floating tensor, called `what`, lies within a bound of the float64 result.
-
-    The bound is `roundings` of the less precise of kernel and output dtype, relative to the largest value of the
-    result.
-    """
-    if not got.is_floating_point() or got.shape != exact.shape or got.numel() == 0:
-        return []
-    step = max(torch.finfo(got.dtype).eps, torch.finfo(kernel_dtype).eps)
-    wide = exact.to(torch.float64)
-    finite = wide.isfinite()
-    if not finite.any():
-        return []
-    scale = max(wide[finite].abs().max().item(), 1.0)
-    error = (got.to(torch.float64) - wide)[finite].abs().max().item()
-    if error <= roundings * step * scale:
-        return []
-    return [
-        f"{what} is {error:.3g} away from the float64 result; expected at most {roundings * step * scale:.3g} for "
-        f"{name_of(got.dtype)} computed in {name_of(kernel_dtype)}"
-    ]
+MOST = 2000
+"""The most characters that `one_line` keeps of an exception's message."""
 
 
 def one_line(error: BaseException | None) -> str:
-    """An exception as one line of text."""
+    """An exception with its whole message as one line of text; of a very long message the beginning and the end."""
     if error is None:
         return "nothing"
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:200] if text else ''}"
+    text = " ".join(str(error).split())
+    if len(text) > MOST:
+        text = f"{text[: MOST * 3 // 4]} … {text[-MOST // 4 :]}"
+    return f"{type(error).__name__}: {text}"

@@ -1,0 +1,452 @@
+"""The preflight: what every run asks of a device before its first case, in a second or so.
+
+Each step says what was expected and what happened. A step without which every case would fail in the same way ends the
+run; the others are notes in its header. `ampcheck onboard` prints the same steps as a checklist.
+
+    python -m ampcheck.devices.preflight EVENTS DEVICE [MODULE ...]
+
+writes them to a file as they happen, for `ampcheck onboard`, which outlives a device that ends its process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+
+import torch
+
+from ampcheck import ops
+from ampcheck.devices.base import Device
+from ampcheck.devices.registry import backend_code, known, lacking, told, unusable, warned
+from ampcheck.dispatcher import UNKNOWN
+from ampcheck.errors import UsageError
+from ampcheck.spec.dtypes import LOW
+from ampcheck.spec.policies import closest, table
+from ampcheck.torch_dtypes import DTYPES, name_of
+
+OK, MISSING, FAILED = "ok", "missing", "failed"
+
+_FLOATS = ((1.0, -2.5, 0.1), (3.0e4, 6.1e-5, -0.0))
+_VALUES = {"int64": ((1, -2, 2**40 + 1), (0, 7, -(2**33))), "bool": ((True, False, True), (False, False, True))}
+_OFF = "the region turned itself off"
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of one step.
+
+    `expected`: a sentence. `status`: "ok", "missing" (the device lacks something that a run can do without) or
+    "failed". `happened`: what was seen instead. `advice`: what to do. `ends`: whether a run ends here.
+    """
+
+    step: str
+    expected: str
+    status: str = OK
+    happened: str = ""
+    advice: str = ""
+    ends: bool = False
+
+    @property
+    def text(self) -> str:
+        """What happened, what was expected and what to do, in one line."""
+        advice = f"; {self.advice}" if self.advice else ""
+        return f"{self.step}: {self.happened}; expected: {self.expected}{advice}"
+
+
+class _Unlike(Exception):
+    """Something else happened than was expected. `ends`, `status`: in place of those of its step."""
+
+    def __init__(self, happened: str, advice: str = "", *, ends: bool | None = None, status: str = FAILED) -> None:
+        super().__init__(happened)
+        self.advice, self.ends, self.status = advice, ends, status
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """`run` returns where `expected` holds; anything it raises is a failure. `ends`: which then ends a run."""
+
+    name: str
+    expected: str
+    run: Callable[[], None]
+    ends: bool = False
+    advice: str = ""
+
+
+def examine(
+    devices: Sequence[Device],
+    begin: Callable[[Device, str], None] = lambda device, step: None,
+    end: Callable[[Device, Finding], None] = lambda device, finding: None,
+) -> Iterator[tuple[Device, Finding]]:
+    """Take the steps of each device, up to the first that ends a run.
+
+    Every device is started before the first backward pass: autograd knows the devices that exist by then, and no later
+    one. `begin` and `end` are called around each step.
+    """
+    stopped = False
+
+    def taken(device: Device, steps: Iterator[_Step]) -> Iterator[tuple[Device, Finding]]:
+        nonlocal stopped
+        for step in steps:
+            begin(device, step.name)
+            finding = _outcome(device, step)
+            end(device, finding)
+            yield device, finding
+            if stopped := finding.ends:
+                return
+
+    for device in devices:
+        yield from taken(device, iter((_start(device),)))
+        if stopped:
+            return
+    for device in devices:
+        found: list[tuple[Device, Finding]] = []
+        with device.running():
+            found.extend(taken(device, _steps(device)))
+        yield from found
+        if stopped:
+            return
+
+
+def before_run(devices: Sequence[Device], begin: Callable[[Device, str], None]) -> list[str]:
+    """Take the steps of every device of a run and return the notes for its header.
+
+    Raises UsageError for a step that ends it.
+    """
+    notes = []
+    for device, finding in examine(devices, begin):
+        text = f"preflight of device {device.name!r}: {finding.text}"
+        if finding.ends:
+            raise UsageError(f"{text}; ampcheck onboard {device.name} shows every step")
+        if finding.status != OK:
+            notes.append(f"{finding.status}: {text}")
+    return notes
+
+
+def _outcome(device: Device, step: _Step) -> Finding:
+    finding = Finding(step.name, step.expected)
+    try:
+        with backend_code(f"device {device.name!r}"):
+            step.run()
+    except _Unlike as unlike:
+        ends = step.ends if unlike.ends is None else unlike.ends
+        advice = unlike.advice or step.advice
+        return replace(finding, status=unlike.status, happened=str(unlike), advice=advice, ends=ends)
+    except (Exception, SystemExit) as error:  # a backend can raise anything
+        return replace(finding, status=FAILED, happened=f"raised {told(error)}", advice=step.advice, ends=step.ends)
+    return finding
+
+
+# ---- the steps
+
+
+def _start(device: Device) -> _Step:
+    def run() -> None:
+        with device.running():
+            name = torch._C._get_privateuse1_backend_name()
+            if device.key == "AutocastPrivateUse1" and name != device.type:
+                taken = "no backend has named it" if name == "privateuseone" else "a process has one such backend"
+                raise _Unlike(f"PrivateUse1 is {name!r} in this process, and {taken}")
+            torch.device(device.type)
+
+    name_it = f"call torch.utils.rename_privateuse1_backend({device.type!r}) where the backend is imported"
+    return _Step(
+        "start",
+        f"the backend starts and makes PyTorch know the device type {device.type!r}",
+        run,
+        ends=True,
+        advice=f"{name_it}, and import no other such backend" if device.key == "AutocastPrivateUse1" else "",
+    )
+
+
+def _steps(device: Device) -> Iterator[_Step]:
+    yield _Step(
+        "policies",
+        "every promised overload exists in this torch and has samples",
+        lambda: _promises(device),
+    )
+    for dtype in dict.fromkeys(("fp32", *device.amp_dtypes, *LOW, "fp64", "int64", "bool")):
+        claimed = dtype == "fp32" or dtype in device.amp_dtypes
+        remove = f", or leave {dtype!r} out of amp_dtypes" if claimed and len(device.amp_dtypes) > 1 else ""
+        yield _Step(
+            f"copy of {dtype}",
+            f"{dtype} tensors copied to the device and back keep dtype, shape and values, whatever their strides",
+            partial(_copies, device, dtype),
+            ends=claimed,
+            advice=f"make _copy_from take {dtype}{'' if dtype == 'fp32' else remove}",
+        )
+    yield _Step(
+        "strides", "a transposed tensor copied to the device and back keeps its strides", partial(_strides, device)
+    )
+    yield _Step("device index", "a tensor's device has the index of the current device", lambda: _index(device))
+    yield _Step(
+        "add",
+        "the sum of two fp32 tensors is the CPU's",
+        lambda: _same(device, "the sum", _on(device, _floats()) + _on(device, _floats()), _floats(2.0)),
+        ends=True,
+        advice="make aten::add.Tensor work in fp32, outside of autocast",
+    )
+    yield _Step("backward", "the gradient of x * x in fp32 is 2 * x", lambda: _backward(device))
+    yield _Step(
+        "region",
+        f"in a region of {' or '.join(device.amp_dtypes)}, aten::mm of fp32 tensors gives that dtype",
+        lambda: _region(device),
+    )
+    if device.has_values:
+        yield _Step("scaler", "the kernels of torch.amp.GradScaler unscale and update", lambda: _scaler(device))
+    yield _Step(
+        "synchronize",
+        "Device.synchronize() returns",
+        device.synchronize,
+        ends=True,
+        advice="every case calls it",
+    )
+    if device.has_values:
+        yield _Step("seed", "Device.seed() returns", device.seed, ends=True, advice="every case calls it")
+        yield _Step("generator", "a seed given twice gives the same random numbers twice", lambda: _generator(device))
+
+
+def _promises(device: Device) -> None:
+    policies = {overload: policy for overload, policy in device.policies().items() if policy != "fallthrough"}
+    if not policies:
+        raise _Unlike(
+            f"policies() promises none for {device.key}",
+            'return a table, such as ampcheck.spec.policies.table("AutocastCUDA", closest(torch.__version__))',
+        )
+    absent = lacking(device)
+    without = [o for o, p in policies.items() if p != UNKNOWN and o not in ops.catalogue() and o not in absent]
+    parts = [
+        f"{len(names)} promised overloads {what}, so no case tests them: {_some(names)}"
+        for names, what in ((absent, f"are not in torch {torch.__version__}"), (without, "have no samples"))
+        if names
+    ]
+    if parts:
+        raise _Unlike("; ".join(parts), status=MISSING)
+
+
+def _copies(device: Device, dtype: str) -> None:
+    host = torch.tensor(_VALUES.get(dtype, _FLOATS), dtype=DTYPES[dtype])
+    placed = _on(device, host)
+    _same(device, "a tensor", placed, host)
+    _same(device, "a transposed tensor", _on(device, host.t()), host.t())
+    _same(device, "a slice of two columns", _on(device, host.narrow(1, 1, 2)), host.narrow(1, 1, 2))
+    if dtype == "fp32":  # a device that compiles compiles each of these for each dtype
+        _same(device, "a tensor transposed on the device", placed.t(), host.t())
+        _same(device, "a slice made on the device", placed.narrow(1, 1, 2), host.narrow(1, 1, 2))
+
+
+def _strides(device: Device) -> None:
+    host = _floats().t()
+    placed = _on(device, host)
+    for what, got in (
+        ("on the device", placed),
+        ("back on the CPU", device.host(placed) if device.has_values else placed),
+    ):
+        if got.stride() != host.stride():
+            raise _Unlike(f"a tensor of strides {host.stride()} has strides {got.stride()} {what}")
+
+
+def _index(device: Device) -> None:
+    made = _on(device, _floats())
+    if device.type == "cpu":
+        return
+    index = made.device.index
+    wanted = [(made + made).device.index]
+    current = getattr(getattr(torch, device.type, None), "current_device", None)
+    if device.has_values and current is not None:
+        wanted.append(current())
+    if index is None or any(index != other for other in wanted):
+        raise _Unlike(
+            f"a tensor is on {made.device}, its sum on index {wanted[0]}"
+            + (f", and torch.{device.type}.current_device() is {wanted[1]}" if wanted[1:] else "")
+        )
+    again = _on(device, _floats(), f"{device.type}:{index}").device
+    if again != made.device:
+        raise _Unlike(f"a tensor copied to {made.device} is on {again}")
+
+
+def _backward(device: Device) -> None:
+    if device.without_autograd:
+        raise _Unlike(device.without_autograd, status=MISSING)
+    leaf = device.leaf(_on(device, _floats()))
+    product = leaf * leaf
+    device.backward((product,), (_on(device, torch.ones(2, 3)),))
+    if leaf.grad is None:
+        raise _Unlike("the leaf has no gradient")
+    _same(device, "the gradient", leaf.grad, _floats(2.0))
+
+
+def _region(device: Device) -> None:
+    if device.policies().get("mm") != "downcast":
+        raise _Unlike("policies() does not promise downcast for mm, so no cast was looked for", status=MISSING)
+    found = {dtype: text for dtype in device.amp_dtypes if (text := _in_region(device, dtype))}
+    if not found:
+        return
+    advice = _without_kernels(device)
+    off = [dtype for dtype, text in found.items() if text.startswith(_OFF)]
+    supported = f"torch.{device.type}.get_amp_supported_dtype()"
+    raise _Unlike(
+        "; ".join(f"in {dtype} {text}" for dtype, text in found.items()),
+        advice
+        or (f"let {supported} list {' and '.join(off)}, or leave it out of amp_dtypes" if off else "")
+        or f"let the kernel of aten::mm for {device.key} cast to torch.get_autocast_dtype({device.type!r})",
+        ends=bool(advice) and len(found) == len(device.amp_dtypes),
+    )
+
+
+def _in_region(device: Device, dtype: str) -> str:
+    """What a region does instead of casting; "" where it casts."""
+    a, b = _on(device, _floats()), _on(device, _floats().t())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            with device.autocast(dtype):
+                enabled = device.region != "torch.autocast" or torch.is_autocast_enabled(device.type)
+                out = torch.mm(a, b)
+        except Exception as error:
+            return f"it raised {told(error)}"
+    if not enabled:
+        reason = f": {str(said[0].message).strip().partition(chr(10))[0]}" if said else ""
+        return f"{_OFF}{reason}"
+    return "" if out.dtype == DTYPES[dtype] else f"it gives {name_of(out.dtype)}"
+
+
+def _without_kernels(device: Device) -> str:
+    """What to do where no kernel is registered under a device's autocast key; "" where one is."""
+    if not device.sees_composites:  # it answers before the dispatcher does
+        return ""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    promised = set(device.policies()) - set(lacking(device))
+    if any(has(f"aten::{overload}", device.key) for overload in promised):
+        return ""
+    base = "cpu" if device.policies() == table("AutocastCPU", closest(torch.__version__)) else "cuda"
+    return (
+        f"no autocast kernels are registered for {device.key}: call "
+        f"ampcheck.register.register_autocast({device.type!r}, base={base!r})"
+    )
+
+
+def _scaler(device: Device) -> None:
+    if device.without_autograd:
+        raise _Unlike(device.without_autograd, status=MISSING)
+    try:
+        for gradients, found, scale in ((_floats(), 0.0, 4.0), (torch.tensor((1.0, float("inf"))), 1.0, 2.0)):
+            gradient, seen = _on(device, gradients), _on(device, torch.zeros(()))
+            torch._amp_foreach_non_finite_check_and_unscale_([gradient], seen, _on(device, torch.tensor(0.5)))
+            _same(device, f"found_inf of {gradients.tolist()}", seen, torch.tensor(found))
+            kept, growth = _on(device, torch.tensor(4.0)), _on(device, torch.zeros((), dtype=torch.int32))
+            torch._amp_update_scale_(kept, growth, seen, 2.0, 0.5, 100)
+            _same(device, f"a scale of 4 updated with found_inf={found}", kept, torch.tensor(scale))
+            if not found:
+                _same(device, "the unscaled gradient", gradient, _floats(0.5))
+    except NotImplementedError as error:
+        raise _Unlike(
+            f"raised {told(error)}",
+            "register kernels for aten::_amp_foreach_non_finite_check_and_unscale_ and aten::_amp_update_scale_, which "
+            "GradScaler calls",
+            status=MISSING,
+        ) from error
+
+
+def _generator(device: Device) -> None:
+    def draw() -> torch.Tensor:
+        return device.host(torch.rand(8, device=device.type)).clone()
+
+    try:
+        device.seed()
+        first, second = draw(), draw()
+        device.seed()
+        again = draw()
+    except NotImplementedError as error:
+        raise _Unlike(f"raised {told(error)}", "make aten::uniform_ work", status=MISSING) from error
+    if not torch.equal(first, again):
+        raise _Unlike(
+            "torch.rand gave other numbers after the same seed", f"let torch.{device.type}.manual_seed_all set it"
+        )
+    if torch.equal(first, second):
+        raise _Unlike("torch.rand gave the same numbers twice after one seed")
+
+
+# ---- tensors
+
+
+def _floats(times: float = 1.0) -> torch.Tensor:
+    """Some fp32 values on the CPU; what they are multiplied by is a power of two and needs no kernel."""
+    return torch.tensor([[value * times for value in row] for row in _FLOATS])
+
+
+def _on(device: Device, host: torch.Tensor, place: str = "") -> torch.Tensor:
+    """A CPU tensor copied to the device; one without values where the device has none."""
+    if not device.has_values:
+        return torch.empty_strided(host.size(), host.stride(), dtype=host.dtype, device=place or device.type)
+    return host.to(place or device.type, copy=True)
+
+
+def _same(device: Device, what: str, got: torch.Tensor, want: torch.Tensor) -> None:
+    if (got.dtype, got.shape) != (want.dtype, want.shape):
+        raise _Unlike(
+            f"{what} is {got.dtype} of shape {tuple(got.shape)} on the device; the CPU's is {want.dtype} of shape "
+            f"{tuple(want.shape)}"
+        )
+    if got.device.type != device.type:
+        raise _Unlike(f"{what} is on {got.device}")
+    if not device.has_values:
+        return
+    back = device.host(got)
+    if (back.dtype, back.shape) != (want.dtype, want.shape):
+        raise _Unlike(
+            f"{what} came back as {back.dtype} of shape {tuple(back.shape)}; it was {want.dtype} of shape "
+            f"{tuple(want.shape)}"
+        )
+    if not torch.equal(back, want):
+        raise _Unlike(f"{what} came back as {back.tolist()}; expected {want.tolist()}")
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+# ---- a process of its own
+
+
+def main(argv: Sequence[str]) -> int:
+    """Examine one device and write each step to a file, as `ampcheck onboard` reads it. Returns 0."""
+    events, name, *modules = argv
+
+    def put(kind: str, **fields: object) -> None:
+        with open(events, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"kind": kind, **fields}) + "\n")
+
+    load = Finding("load", "its module is imported and declares a device that this machine can use")
+    put("begin", step=load.step)
+    try:
+        found = known(modules)
+        if name not in found:
+            put("refused", message=f"there is no device named {name!r}; there are {', '.join(found)}")
+            return 0
+        device = found[name]
+        wrong = unusable(device)
+    except UsageError as error:
+        wrong = str(error)
+    if wrong:
+        put("end", **asdict(replace(load, status=FAILED, happened=wrong, ends=True)))
+        put("warned", lines=warned())
+        return 0
+    put("device", type=device.type, key=device.key)
+    put("end", **asdict(load))
+    for _ in examine(
+        (device,),
+        lambda _, step: put("begin", step=step),
+        lambda _, finding: put("end", **asdict(finding)),
+    ):
+        pass
+    put("warned", lines=warned())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

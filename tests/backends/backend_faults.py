@@ -1,0 +1,1264 @@
+"""The faults that a backend can have, and what ampcheck must make of each.
+
+`FAULTS` is what `planting.py` goes through and `tests/test_backend_faults.py` judges. Each is planted in a backend of
+this folder: in a kernel, in the copies, in an autocast kernel, or in what the device declares.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.library import Library
+from torch.utils._pytree import tree_map
+
+from ampcheck.register import kept as cached
+
+Kernel = Callable[..., Any]
+"""A planted kernel: `(op, *args, **kwargs)` on CPU tensors, where `op` computes what is right."""
+
+Tensor = torch.Tensor
+LOW = (torch.float16, torch.bfloat16)
+BACKENDS = ("opaque", "partial")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A backend that faults are planted in. `register`: gives it autocast, with these overrides of policies."""
+
+    name: str
+    backend: Any
+    device: Any
+    register: Callable[..., object]
+
+
+Plant = Callable[[Subject], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A mistake, the cases that run under it and what must be said of it.
+
+    `cases`: patterns of `suite/rule/id`. Every red case has a status of `statuses`, and there is one whose message has
+    each of `says`; a fault that is no matter of conformance has ("pass",), and all pass. Without `cases` the run is to
+    be refused, in a sentence that has each of `says`.
+    """
+
+    name: str
+    cases: tuple[str, ...]
+    plant: Plant
+    statuses: tuple[str, ...]
+    says: tuple[str, ...]
+    backends: tuple[str, ...] = BACKENDS
+
+
+MM = tuple(
+    f"eager/downcast/mm-{inputs}-*"
+    for inputs in ("fp32-fp16", "fp32-bf16", "bf16-fp16", "fp16_fp32-fp16", "fp32_fp16-fp16", "int64-fp16", "fp64-fp16")
+)
+BROKEN, FAIL = ("broken",), ("fail",)
+EITHER = ("broken", "fail")
+
+
+# ---- ways to plant
+
+
+def kernels(overloads: str, change: Kernel) -> Plant:
+    """Kernels of the backend, computed by `change`."""
+
+    @contextmanager
+    def plant(subject: Subject) -> Iterator[None]:
+        planted = subject.backend.planted
+        planted.update(dict.fromkeys(overloads.split(), change))
+        try:
+            yield
+        finally:
+            planted.clear()
+
+    return plant
+
+
+def fresh(overloads: str, make: Callable[[], Kernel]) -> Plant:
+    """The same, of a kernel that has a state of its own each time it is planted."""
+    return lambda subject: kernels(overloads, make())(subject)
+
+
+def copies(copy: Callable[[Tensor, Tensor], object]) -> Plant:
+    """Copies in, out and between dtypes, made by `copy(target, source)` on CPU tensors."""
+
+    @contextmanager
+    def plant(subject: Subject) -> Iterator[None]:
+        right = subject.backend.copy
+        subject.backend.copy = copy
+        try:
+            yield
+        finally:
+            subject.backend.copy = right
+
+    return plant
+
+
+def policies(**overrides: str) -> Plant:
+    """Autocast registered with other policies than the device promises; in names, `__` is a dot."""
+
+    @contextmanager
+    def plant(subject: Subject) -> Iterator[None]:
+        subject.register(**{name.replace("__", "."): policy for name, policy in overrides.items()})
+        try:
+            yield
+        finally:
+            subject.register()
+
+    return plant
+
+
+def autocast(name: str, make: Callable[[Any, str], Kernel]) -> Plant:
+    """An autocast kernel of the backend's own: `make(op, device type)` of an overload."""
+
+    @contextmanager
+    def plant(subject: Subject) -> Iterator[None]:
+        library = Library("aten", "IMPL")
+        subject.register(**{name: "fallthrough"})
+        try:
+            library.impl(name, make(_overload(name), subject.name), "AutocastPrivateUse1")
+            yield
+        finally:
+            library._destroy()
+            subject.register()
+
+    return plant
+
+
+def declared(**attributes: Any) -> Plant:
+    """Attributes and methods of the device as it is declared to ampcheck."""
+
+    @contextmanager
+    def plant(subject: Subject) -> Iterator[None]:
+        vars(subject.device).update(before := dict(vars(subject.device)) | attributes)
+        try:
+            yield
+        finally:
+            for name in attributes:
+                delattr(subject.device, name)
+            vars(subject.device).update({n: v for n, v in before.items() if n not in attributes})
+
+    return plant
+
+
+def _overload(name: str) -> Any:
+    packet, _, variant = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), variant or "default")
+
+
+# ---- what is asked of a call
+
+
+def _tensors(*values: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    tree_map(lambda value: found.append(value) if isinstance(value, Tensor) else None, values)
+    return found
+
+
+def low(*args: Any, **kwargs: Any) -> bool:
+    return any(tensor.dtype in LOW for tensor in _tensors(args, kwargs))
+
+
+def brain(*args: Any, **kwargs: Any) -> bool:
+    return any(tensor.dtype == torch.bfloat16 for tensor in _tensors(args, kwargs))
+
+
+def half(*args: Any, **kwargs: Any) -> bool:
+    return any(tensor.dtype == torch.float16 for tensor in _tensors(args, kwargs))
+
+
+def wide(*args: Any, **kwargs: Any) -> bool:
+    return any(tensor.dtype == torch.float32 for tensor in _tensors(args, kwargs))
+
+
+def always(*args: Any, **kwargs: Any) -> bool:
+    return True
+
+
+def uneven(*args: Any, **kwargs: Any) -> bool:
+    return any(not tensor.is_contiguous() for tensor in _tensors(args, kwargs))
+
+
+def empty(*args: Any, **kwargs: Any) -> bool:
+    return any(tensor.numel() == 0 for tensor in _tensors(args, kwargs))
+
+
+def in_region(*args: Any, **kwargs: Any) -> bool:
+    """Whether the thread is inside of a region, which a kernel can ask and should not."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting() > 0
+
+
+# ---- kernels
+
+
+def raising(error: BaseException, when: Callable[..., bool] = always) -> Kernel:
+    def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
+        if when(*args, **kwargs):
+            raise error
+        return op(*args, **kwargs)
+
+    return kernel
+
+
+def giving(change: Callable[[Tensor], Any], when: Callable[..., bool] = always, which: int = 0) -> Kernel:
+    """The right kernel, whose output, or whose output number `which`, is changed."""
+
+    def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
+        out = op(*args, **kwargs)
+        if not when(*args, **kwargs):
+            return out
+        if isinstance(out, tuple):
+            return (*out[:which], change(out[which]), *out[which + 1 :])
+        return change(out)
+
+    return kernel
+
+
+def before(spoil: Callable[..., object], when: Callable[..., bool] = always) -> Kernel:
+    """The right kernel, which does something to its arguments when it is done."""
+
+    def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
+        out = op(*args, **kwargs)
+        if when(*args, **kwargs):
+            spoil(*args)
+        return out
+
+    return kernel
+
+
+def on_arguments(change: Callable[[Tensor], Tensor], when: Callable[..., bool] = always) -> Kernel:
+    """The right kernel on changed arguments."""
+
+    def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
+        if not when(*args, **kwargs):
+            return op(*args, **kwargs)
+        return op(*tree_map(lambda value: change(value) if isinstance(value, Tensor) else value, args), **kwargs)
+
+    return kernel
+
+
+def over_the_input(op: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The output is the input, overwritten."""
+    return x.copy_(op(x, *args, **kwargs))
+
+
+def in_the_inputs_memory(op: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The output is a view of the input, overwritten."""
+    return x.copy_(op(x, *args, **kwargs)).view(-1).view(x.shape)
+
+
+def aliased(op: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The output is a view of the input, with the right values."""
+    return x.view(x.shape)
+
+
+def one_buffer() -> Kernel:
+    """Outputs of one shape and dtype are all the same memory."""
+    kept: dict[Any, Tensor] = {}
+
+    def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
+        out = op(*args, **kwargs)
+        return kept.setdefault((out.shape, out.dtype), out).copy_(out)
+
+    return kernel
+
+
+def remembered() -> Kernel:
+    """What was computed first for a shape and dtype is given to all that ask."""
+    kept: dict[Any, Tensor] = {}
+
+    def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
+        out = op(*args, **kwargs)
+        return kept.setdefault((out.shape, out.dtype), out).clone()
+
+    return kernel
+
+
+def every_second() -> Kernel:
+    """Every second call gives zeros."""
+    calls = 0
+
+    def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return op(*args, **kwargs) * (calls % 2)
+
+    return kernel
+
+
+def noise() -> Kernel:
+    """Other values at each call."""
+    generator = torch.Generator().manual_seed(1)
+
+    def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
+        out = op(*args, **kwargs)
+        return out + 0.05 * torch.rand(out.shape, generator=generator).to(out.dtype)
+
+    return kernel
+
+
+def unseeded() -> Kernel:
+    """A kernel that draws goes on where it last ended, whatever the seed is set to."""
+    own = torch.Generator().manual_seed(7).get_state()
+
+    def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal own
+        outside = torch.get_rng_state()
+        torch.set_rng_state(own)
+        try:
+            return op(*args, **kwargs)
+        finally:
+            own = torch.get_rng_state()
+            torch.set_rng_state(outside)
+
+    return kernel
+
+
+def warning(category: type[Warning], when: Callable[..., bool] = always) -> Kernel:
+    def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
+        if when(*args, **kwargs):
+            warnings.warn("planted: this kernel is slow", category, stacklevel=1)
+        return op(*args, **kwargs)
+
+    return kernel
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """A tensor's memory read as if it were contiguous."""
+    return tensor.as_strided(tensor.shape, torch.empty(tensor.shape, device="meta").stride())
+
+
+def column_major(out: Tensor) -> Tensor:
+    """The same values with the strides of the transposed."""
+    return out.mT.contiguous().mT
+
+
+def other_low(out: Tensor) -> Tensor:
+    return out.to({torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}.get(out.dtype, out.dtype))
+
+
+def without_beta(op: Any, bias: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return op(bias, *args)
+
+
+def without_weight(op: Any, x: Tensor, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
+    return op(x, shape, None, bias, eps)
+
+
+def says(kind: type[Exception], text: str = "planted") -> Exception:
+    return kind(text)
+
+
+NO_KERNEL = (
+    "Could not run 'aten::mm' with arguments from the 'PrivateUse1' backend. This could be because the operator "
+    "doesn't exist for this backend, or was omitted during the selective/custom build process."
+)
+
+
+# ---- copies
+
+
+def without_strides(target: Tensor, source: Tensor) -> None:
+    target.copy_(flat(source) if source.dim() > 1 else source)
+
+
+def coarse(target: Tensor, source: Tensor) -> None:
+    target.copy_(source)
+    if target.dtype == torch.bfloat16:
+        target.view(torch.int16).bitwise_and_(-16)
+
+
+def refusing_brain(target: Tensor, source: Tensor) -> None:
+    if torch.bfloat16 in (target.dtype, source.dtype):
+        raise RuntimeError("planted: bfloat16 cannot be copied")
+    target.copy_(source)
+
+
+def truncating(target: Tensor, source: Tensor) -> None:
+    """Casts to bfloat16 cut bits off in the place of rounding."""
+    if target.dtype == torch.bfloat16 and source.dtype == torch.float32 and source.numel():
+        source = source.contiguous().view(torch.int32).bitwise_and(-65536).view(torch.float32)
+    target.copy_(source)
+
+
+def drops_the_last(target: Tensor, source: Tensor) -> None:
+    target.copy_(source)
+    if target.numel() > 1 and target.is_floating_point() and target.is_contiguous():
+        target.view(-1)[-1] = 0
+
+
+# ---- autocast kernels
+
+
+@contextmanager
+def below() -> Iterator[None]:
+    """The autocast key excluded, as PyTorch's kernels do."""
+    key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-defined]
+    with torch._C._ExcludeDispatchKeyGuard(key):
+        yield
+
+
+def eligible(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype != torch.float64 and tensor.device.type != "cpu"
+
+
+def casting(
+    to: Callable[[str], torch.dtype] = torch.get_autocast_dtype,
+    which: Callable[[Tensor], bool] = eligible,
+    *,
+    after: Callable[[Any, tuple[Any, ...]], Any] = lambda out, args: out,
+    keep: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
+    around: Callable[[], AbstractContextManager[object]] = ExitStack,
+) -> Callable[[Any, str], Kernel]:
+    """A kernel that casts to a dtype what is eligible, and makes one of the changes named here."""
+
+    def make(op: Any, device: str) -> Kernel:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            dtype = to(device)
+
+            def cast(value: Any) -> Any:
+                return value.to(dtype) if isinstance(value, Tensor) and which(value) else value
+
+            with below(), around():
+                return after(op(*tree_map(cast, args), **tree_map(cast, keep(kwargs))), args)
+
+        return kernel
+
+    return make
+
+
+def to_the_other(device: str) -> torch.dtype:
+    return torch.bfloat16 if torch.get_autocast_dtype(device) == torch.float16 else torch.float16
+
+
+def first_alone(op: Any, device: str) -> Kernel:
+    """Of a list, all but the last element are cast."""
+
+    def kernel(tensors: list[Tensor]) -> Any:
+        dtype = torch.get_autocast_dtype(device)
+        with below():
+            return op([*(t.to(dtype) for t in tensors[:-1]), tensors[-1]])
+
+    return kernel
+
+
+def refusing_gradients(op: Any, device: str) -> Kernel:
+    right = casting()(op, device)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors(args)):
+            raise NotImplementedError(NO_KERNEL)
+        return right(*args, **kwargs)
+
+    return kernel
+
+
+def refusing(error: Exception) -> Callable[[Any, str], Kernel]:
+    def make(op: Any, device: str) -> Kernel:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            raise error
+
+        return kernel
+
+    return make
+
+
+def in_place(op: Any, device: str) -> Kernel:
+    """The caller's own tensors are given the lower precision."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        for tensor in filter(eligible, _tensors(args)):
+            if not tensor.requires_grad:
+                tensor.data = tensor.to(torch.get_autocast_dtype(device))
+        return casting()(op, device)(*args, **kwargs)
+
+    return kernel
+
+
+def promoting(choose: Callable[[list[torch.dtype]], torch.dtype]) -> Callable[[Any, str], Kernel]:
+    """A kernel that casts to one of the dtypes it is given."""
+
+    def make(op: Any, device: str) -> Kernel:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            found = [tensor.dtype for tensor in filter(eligible, _tensors(args, kwargs))]
+            return casting(lambda _: choose(found) if found else torch.float32)(op, device)(*args, **kwargs)
+
+        return kernel
+
+    return make
+
+
+def filling(op: Any, device: str) -> Kernel:
+    """The caller's own `dtype=` is written over."""
+
+    def kernel(*args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+        with below():
+            return op(*args, **kwargs, dtype=torch.float32 if eligible(args[0]) else dtype)
+
+    return kernel
+
+
+def forgetful(op: Any, device: str) -> Kernel:
+    """`dtype=` is filled in, and what else the caller asked for is dropped."""
+
+    def kernel(x: Tensor, dim: Any = None, *args: Any, dtype: Any = None) -> Any:
+        with below():
+            return op(x, dim, dtype=dtype or (torch.float32 if eligible(x) else None))
+
+    return kernel
+
+
+def noisy_cast(op: Any, device: str) -> Kernel:
+    right = casting()(op, device)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        warnings.warn("planted: autocast is experimental here", FutureWarning, stacklevel=1)
+        return right(*args, **kwargs)
+
+    return kernel
+
+
+def zeroing(out: Any, args: tuple[Any, ...]) -> Any:
+    for tensor in filter(eligible, _tensors(args)):
+        tensor.detach().zero_()
+    return out
+
+
+@contextmanager
+def stale(subject: Subject) -> Iterator[None]:
+    """Kept casts stay whatever happens to their weight."""
+    right = cached.Cache._fresh
+    cached.Cache._fresh = lambda self, found, weight: found.weight() is weight  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        cached.Cache._fresh = right  # type: ignore[method-assign]
+
+
+# ---- declarations
+
+
+def _promise(**further: str) -> Plant:
+    @contextmanager
+    def plant(subject: Subject) -> Iterator[None]:
+        listed = {**subject.device.policies(), **{name.replace("__", "."): p for name, p in further.items()}}
+        with declared(policies=lambda: listed)(subject):
+            yield
+
+    return plant
+
+
+def _raise(error: Exception) -> Callable[[], Any]:
+    def method() -> Any:
+        raise error
+
+    return method
+
+
+GRADS = "autograd/{}-*grad-*"
+SOFTMAX, LAYER, MSE = (
+    (GRADS.format(name),) for name in ("optdtype/softmax.int", "upcast/layer_norm", "upcast/mse_loss")
+)
+CONV = (GRADS.format("downcast/conv2d"),)
+
+RAISING = (
+    Fault(
+        "raises-runtime-error-in-low",
+        MM,
+        kernels("mm", raising(says(RuntimeError), low)),
+        BROKEN,
+        ("RuntimeError: planted", "mm"),
+    ),
+    Fault(
+        "raises-attribute-error-in-low",
+        ("eager/downcast/bmm-*",),
+        kernels("bmm", raising(says(AttributeError), low)),
+        BROKEN,
+        ("AttributeError: planted", "bmm"),
+    ),
+    Fault(
+        "raises-index-error-in-low",
+        ("eager/downcast/addmm-*",),
+        kernels("addmm", raising(says(IndexError), low)),
+        BROKEN,
+        ("IndexError: planted", "addmm"),
+    ),
+    Fault(
+        "raises-type-error-in-low",
+        ("eager/fallthrough/tanh-*",),
+        kernels("tanh", raising(says(TypeError), low)),
+        BROKEN,
+        ("TypeError: planted", "tanh"),
+    ),
+    Fault(
+        "raises-not-implemented-in-low",
+        MM,
+        kernels("mm", raising(says(NotImplementedError), low)),
+        BROKEN,
+        ("NotImplementedError: planted", "mm"),
+    ),
+    Fault(
+        "raises-assertion-error-in-low",
+        MM,
+        kernels("mm", raising(says(AssertionError), low)),
+        BROKEN,
+        ("AssertionError: planted", "mm"),
+    ),
+    Fault(
+        "raises-out-of-memory-in-low",
+        MM,
+        kernels("mm", raising(torch.OutOfMemoryError("planted"), low)),
+        BROKEN,
+        ("OutOfMemoryError: planted", "mm"),
+    ),
+    Fault(
+        "raises-key-error-in-bf16",
+        MM,
+        kernels("mm", raising(says(KeyError), brain)),
+        BROKEN,
+        ("KeyError: 'planted'", "mm"),
+    ),
+    Fault(
+        "raises-runtime-error-in-fp16",
+        MM,
+        kernels("mm", raising(says(RuntimeError), half)),
+        BROKEN,
+        ("RuntimeError: planted", "mm"),
+    ),
+    Fault(
+        "raises-runtime-error-always",
+        ("eager/upcast/exp-*",),
+        kernels("exp", raising(says(RuntimeError))),
+        BROKEN,
+        ("RuntimeError: planted", "exp"),
+    ),
+    Fault(
+        "raises-attribute-error-always",
+        ("eager/optdtype/cumsum-*",),
+        kernels("cumsum", raising(says(AttributeError))),
+        BROKEN,
+        ("AttributeError: planted", "cumsum"),
+    ),
+    Fault(
+        "raises-index-error-always",
+        ("eager/optdtype/softmax.int-*",),
+        kernels("_softmax", raising(says(IndexError))),
+        BROKEN,
+        ("IndexError: planted", "softmax"),
+    ),
+    Fault(
+        "raises-not-implemented-always",
+        ("eager/upcast/layer_norm-*",),
+        kernels("native_layer_norm", raising(says(NotImplementedError))),
+        BROKEN,
+        ("NotImplementedError: planted", "layer_norm"),
+    ),
+    Fault(
+        "raises-value-error-in-fp32",
+        ("eager/upcast/exp-*",),
+        kernels("exp", raising(says(ValueError), wide)),
+        BROKEN,
+        ("ValueError: planted", "exp"),
+    ),
+    Fault(
+        "raises-for-other-strides",
+        ("eager/eligibility/any_form-*", *MM),
+        kernels("mm", raising(says(RuntimeError), uneven)),
+        EITHER,
+        ("RuntimeError: planted", "mm"),
+    ),
+    Fault(
+        "raises-for-no-elements",
+        ("eager/downcast/mm*empty-*",),
+        kernels("mm", raising(says(RuntimeError), empty)),
+        BROKEN,
+        ("RuntimeError: planted", "mm"),
+    ),
+    Fault(
+        "raises-in-regions-alone",
+        MM,
+        kernels("mm", raising(says(RuntimeError), in_region)),
+        FAIL,
+        ("RuntimeError: planted", "mm"),
+    ),
+    Fault(
+        "raises-in-backward",
+        SOFTMAX,
+        kernels("_softmax_backward_data", raising(says(RuntimeError))),
+        BROKEN,
+        ("RuntimeError: planted", "softmax"),
+        ("opaque",),
+    ),
+    Fault(
+        "raises-in-backward-in-low",
+        CONV,
+        kernels("convolution_backward", raising(says(AttributeError), low)),
+        BROKEN,
+        ("AttributeError: planted", "conv2d"),
+        ("opaque",),
+    ),
+    Fault(
+        "says-there-is-no-kernel",
+        MM,
+        kernels("mm", raising(NotImplementedError(NO_KERNEL), low)),
+        BROKEN,
+        ("Could not run 'aten::mm'",),
+    ),
+    Fault(
+        "says-so-as-a-runtime-error",
+        MM,
+        kernels("mm", raising(RuntimeError(NO_KERNEL), low)),
+        BROKEN,
+        ("Could not run 'aten::mm'",),
+    ),
+    Fault(
+        "says-so-in-backward",
+        MSE,
+        kernels("mse_loss_backward", raising(NotImplementedError(NO_KERNEL))),
+        BROKEN,
+        ("Could not run 'aten::mm'", "mse_loss"),
+        ("opaque",),
+    ),
+    Fault(
+        "says-so-in-regions-alone",
+        MM,
+        kernels("mm", raising(NotImplementedError(NO_KERNEL), in_region)),
+        FAIL,
+        ("Could not run 'aten::mm'",),
+    ),
+)
+
+VALUES = (
+    Fault("mm-wrong", MM, kernels("mm", giving(lambda out: out * 1.25)), BROKEN, ("mm",)),
+    Fault(
+        "tanh-wrong", ("eager/fallthrough/tanh-*",), kernels("tanh", giving(lambda out: out * 0.9)), BROKEN, ("tanh",)
+    ),
+    Fault(
+        "sum-wrong",
+        ("eager/optdtype/sum.dim_IntList-*",),
+        kernels("sum.dim_IntList", giving(lambda out: out * 1.5)),
+        BROKEN,
+        ("sum",),
+    ),
+    Fault(
+        "cumsum-wrong",
+        ("eager/optdtype/cumsum-*",),
+        kernels("cumsum", giving(lambda out: out.roll(1, 0))),
+        BROKEN,
+        ("cumsum",),
+    ),
+    Fault("mm-a-quarter-off-in-bf16", MM, kernels("mm", giving(lambda out: out * 1.25, brain)), BROKEN, ("mm", "bf16")),
+    Fault("mm-2-percent-off-in-bf16", MM, kernels("mm", giving(lambda out: out * 1.02, brain)), BROKEN, ("mm", "bf16")),
+    Fault(
+        "mm-a-fifth-of-a-percent-off-in-fp16",
+        MM,
+        kernels("mm", giving(lambda out: (out.float() * 1.002).to(out.dtype), half)),
+        BROKEN,
+        ("mm", "fp16"),
+    ),
+    Fault("mm-zero-in-fp16", MM, kernels("mm", giving(torch.zeros_like, half)), BROKEN, ("mm", "fp16")),
+    Fault(
+        "exp-off-in-fp32",
+        ("eager/upcast/exp-*",),
+        kernels("exp", giving(lambda out: out * 1.001, wide)),
+        BROKEN,
+        ("exp",),
+    ),
+    Fault(
+        "bmm-nan-in-low",
+        ("eager/downcast/bmm-*",),
+        kernels("bmm", giving(lambda out: out * float("nan"), low)),
+        BROKEN,
+        ("bmm",),
+    ),
+    Fault(
+        "one-element-wrong",
+        MM,
+        kernels(
+            "mm", giving(lambda out: out.index_fill(0, torch.tensor([out.shape[0] - 1]), 0) if out.numel() else out)
+        ),
+        BROKEN,
+        ("mm",),
+    ),
+    Fault("addmm-without-beta", ("eager/downcast/addmm+scaled-*",), kernels("addmm", without_beta), BROKEN, ("addmm",)),
+    Fault(
+        "layer-norm-without-weight",
+        ("eager/upcast/layer_norm-*",),
+        kernels("native_layer_norm", without_weight),
+        BROKEN,
+        ("layer_norm",),
+    ),
+    Fault("relu-wrong", ("eager/fallthrough/neg-*",), kernels("neg", giving(torch.abs)), BROKEN, ("neg",)),
+    Fault(
+        "softmax-unnormalised",
+        ("eager/optdtype/softmax.int-*",),
+        kernels("_softmax", giving(lambda out: out * 2)),
+        BROKEN,
+        ("softmax",),
+    ),
+    Fault("large-values-saturate", MM, kernels("mm", giving(lambda out: out.clamp(-64, 64))), BROKEN, ("mm",)),
+    Fault("small-values-vanish", MM, kernels("mm", giving(lambda out: out * (out.abs() > 1e-2))), BROKEN, ("mm",)),
+    Fault(
+        "reads-strides-as-contiguous",
+        ("eager/eligibility/any_form-*", *MM),
+        kernels("mm", on_arguments(flat)),
+        EITHER,
+        ("mm",),
+    ),
+    Fault("every-second-call-is-wrong", MM, fresh("mm", every_second), EITHER, ("mm",)),
+    Fault("remembers-the-first-result", ("eager/downcast/addmm*",), fresh("addmm", remembered), EITHER, ("addmm",)),
+    Fault("never-twice-the-same", MM, fresh("mm", noise), EITHER, ("mm",)),
+    Fault("wrong-in-regions-alone", MM, kernels("mm", giving(lambda out: out * 1.25, in_region)), FAIL, ("mm",)),
+    Fault(
+        "wrong-for-integers",
+        ("eager/optdtype/sum.dim_IntList-int64-*",),
+        kernels("sum.dim_IntList", giving(lambda out: out + 1, lambda x, *a, **k: x.dtype == torch.int64)),
+        BROKEN,
+        ("sum",),
+    ),
+    Fault(
+        "generator-ignores-its-seed",
+        ("eager/modules/network-Dropout_train-*",),
+        fresh("native_dropout bernoulli_.float bernoulli.p", unseeded),
+        EITHER,
+        ("Dropout",),
+    ),
+)
+
+SHAPES = (
+    Fault("another-shape", MM, kernels("mm", giving(lambda out: out.unsqueeze(0))), BROKEN, ("mm", "shape")),
+    Fault("a-transposed-shape", MM, kernels("mm", giving(lambda out: out.T.contiguous())), BROKEN, ("mm", "shape")),
+    Fault(
+        "a-dimension-kept",
+        ("eager/optdtype/sum.dim_IntList-*",),
+        kernels("sum.dim_IntList", giving(lambda out: out.unsqueeze(-1))),
+        BROKEN,
+        ("sum", "shape"),
+    ),
+    Fault(
+        "another-shape-in-low",
+        ("eager/fallthrough/tanh-*",),
+        kernels("tanh", giving(lambda out: out.flatten(), low)),
+        BROKEN,
+        ("tanh", "shape"),
+    ),
+    Fault(
+        "float32-for-low",
+        ("eager/fallthrough/tanh-*",),
+        kernels("tanh", giving(torch.Tensor.float)),
+        BROKEN,
+        ("tanh", "fp32"),
+    ),
+    Fault(
+        "float64-for-float32",
+        ("eager/upcast/exp-*",),
+        kernels("exp", giving(torch.Tensor.double)),
+        BROKEN,
+        ("exp", "fp64"),
+    ),
+    Fault("the-other-low", MM, kernels("mm", giving(other_low)), BROKEN, ("mm",)),
+    Fault("bf16-comes-out-as-fp16", MM, kernels("mm", giving(lambda out: out.half(), brain)), BROKEN, ("mm", "fp16")),
+    Fault(
+        "column-major", ("eager/fallthrough/tanh-*",), kernels("tanh", giving(column_major)), BROKEN, ("tanh", "stride")
+    ),
+    Fault("column-major-mm-in-low", MM, kernels("mm", giving(column_major, low)), BROKEN, ("mm", "stride")),
+    Fault(
+        "strides-with-gaps",
+        ("eager/upcast/exp-*",),
+        kernels("exp", giving(lambda out: torch.stack([out, out], -1)[..., 0])),
+        BROKEN,
+        ("exp", "stride"),
+    ),
+    Fault(
+        "a-second-output-of-another-shape",
+        ("eager/upcast/native_layer_norm-*",),
+        kernels("native_layer_norm", giving(lambda out: out.flatten(), which=1)),
+        BROKEN,
+        ("native_layer_norm", "shape"),
+        ("opaque",),
+    ),
+)
+
+MEMORY = (
+    Fault("zeroes-its-input", MM, kernels("mm", before(lambda a, b: a.zero_())), BROKEN, ("mm", "argument 0")),
+    Fault("zeroes-its-second-input", MM, kernels("mm", before(lambda a, b: b.zero_())), BROKEN, ("mm", "argument 1")),
+    Fault(
+        "negates-its-input",
+        ("eager/upcast/exp-*",),
+        kernels("exp", before(lambda x: x.neg_() if x.is_floating_point() else x)),
+        BROKEN,
+        ("exp", "argument 0"),
+    ),
+    Fault(
+        "writes-its-bias",
+        ("eager/downcast/addmm-*",),
+        kernels("addmm", before(lambda bias, *rest: bias.add_(1))),
+        BROKEN,
+        ("addmm", "argument 0"),
+    ),
+    Fault(
+        "sums-in-place",
+        ("eager/optdtype/cumsum-*",),
+        kernels("cumsum", before(lambda x, dim: x.cumsum_(dim))),
+        BROKEN,
+        ("cumsum", "argument 0"),
+    ),
+    Fault("writes-in-low-alone", MM, kernels("mm", before(lambda a, b: a.zero_(), low)), BROKEN, ("mm", "argument 0")),
+    Fault(
+        "output-is-the-input",
+        ("eager/fallthrough/tanh-*",),
+        kernels("tanh", over_the_input),
+        BROKEN,
+        ("tanh", "argument 0"),
+    ),
+    Fault(
+        "output-in-the-inputs-memory",
+        ("eager/fallthrough/tanh-*",),
+        kernels("tanh", in_the_inputs_memory),
+        BROKEN,
+        ("tanh", "argument 0"),
+    ),
+    Fault("one-buffer-for-all-outputs", MM, fresh("mm", one_buffer), EITHER, ("mm",)),
+)
+
+GRADIENTS = (
+    Fault(
+        "gradient-off",
+        SOFTMAX,
+        kernels("_softmax_backward_data", giving(lambda out: out * 1.1)),
+        BROKEN,
+        ("gradient", "softmax"),
+    ),
+    Fault(
+        "gradient-zero",
+        LAYER,
+        kernels("native_layer_norm_backward", giving(torch.zeros_like, which=1)),
+        BROKEN,
+        ("gradient", "layer_norm"),
+    ),
+    Fault(
+        "gradient-negated-in-low",
+        CONV,
+        kernels("convolution_backward", giving(torch.neg, low, which=1)),
+        BROKEN,
+        ("gradient", "conv2d"),
+    ),
+    Fault(
+        "gradient-nan",
+        MSE,
+        kernels("mse_loss_backward", giving(lambda out: out * float("nan"))),
+        BROKEN,
+        ("gradient", "mse_loss"),
+    ),
+    Fault(
+        "gradient-of-another-shape",
+        MSE,
+        kernels("mse_loss_backward", giving(lambda out: out.mT.contiguous())),
+        BROKEN,
+        ("mse_loss",),
+    ),
+    Fault(
+        "gradient-off-in-regions-alone",
+        SOFTMAX,
+        kernels("_softmax", giving(lambda out: out * 0.5, in_region)),
+        FAIL,
+        ("softmax",),
+    ),
+    Fault(
+        "backward-writes-what-was-saved",
+        SOFTMAX,
+        kernels("_softmax_backward_data", before(lambda grad, out, *rest: out.zero_())),
+        BROKEN,
+        ("softmax",),
+    ),
+)
+
+WARNINGS = (
+    Fault("warns", MM, kernels("mm", warning(UserWarning)), ("pass",), ()),
+    Fault("warns-of-runtime", ("eager/upcast/exp-*",), kernels("exp", warning(RuntimeWarning)), ("pass",), ()),
+    Fault("warns-in-low", MM, kernels("mm", warning(DeprecationWarning, low)), ("pass",), ()),
+    Fault(
+        "warns-in-backward",
+        SOFTMAX,
+        kernels("_softmax_backward_data", warning(UserWarning)),
+        ("pass",),
+        (),
+        ("opaque",),
+    ),
+    Fault("warns-when-casting", MM, autocast("mm", noisy_cast), ("pass",), ()),
+)
+
+COPIES = (
+    Fault("copies-ignore-strides", ("eager/fallthrough/permute-*",), copies(without_strides), BROKEN, ("permute",)),
+    Fault("copies-change-bf16", MM, copies(coarse), BROKEN, ("bf16",)),
+    Fault("copies-refuse-bf16", MM, copies(refusing_brain), BROKEN, ("bfloat16 cannot be copied",)),
+    Fault("casts-truncate", MM, copies(truncating), BROKEN, ("bf16",)),
+    Fault("copies-lose-an-element", ("eager/upcast/exp-*",), copies(drops_the_last), BROKEN, ("exp",)),
+)
+
+POLICIES = (
+    Fault(
+        "mm-not-cast",
+        MM,
+        policies(mm="fallthrough"),
+        FAIL,
+        ("argument 0 of aten::mm was given as fp32 and reached the kernel as fp32",),
+    ),
+    Fault(
+        "linear-not-cast",
+        ("eager/downcast/linear-*",),
+        policies(linear="fallthrough"),
+        FAIL,
+        ("argument 0 of aten::linear was given as fp32",),
+    ),
+    Fault("exp-in-low", ("eager/upcast/exp-*",), policies(exp="downcast"), FAIL, ("aten::exp", "expected fp32")),
+    Fault("mm-in-float32", MM, policies(mm="upcast"), FAIL, ("aten::mm", "expected fp16")),
+    Fault(
+        "sum-not-filled-in",
+        ("eager/optdtype/sum.dim_IntList-*",),
+        policies(sum__dim_IntList="fallthrough"),
+        FAIL,
+        ("aten::sum.dim_IntList ran with dtype=None; expected dtype=fp32",),
+    ),
+    Fault(
+        "sum-cast",
+        ("eager/optdtype/sum.dim_IntList-*",),
+        policies(sum__dim_IntList="downcast"),
+        FAIL,
+        ("sum.dim_IntList",),
+    ),
+    Fault(
+        "norm-not-sent-on",
+        ("eager/append/norm.ScalarOpt_dim-*",),
+        policies(norm__ScalarOpt_dim="fallthrough"),
+        FAIL,
+        ("norm.ScalarOpt_dim_dtype",),
+    ),
+    Fault(
+        "addcmul-not-promoted", ("eager/promote/addcmul-*",), policies(addcmul="fallthrough"), FAIL, ("aten::addcmul",)
+    ),
+    Fault(
+        "banned-runs",
+        ("eager/banned/*",),
+        policies(binary_cross_entropy="fallthrough"),
+        FAIL,
+        ("binary_cross_entropy", "ran"),
+    ),
+    Fault(
+        "an-op-without-a-policy-cast",
+        ("eager/fallthrough/tanh-*",),
+        policies(tanh="upcast"),
+        FAIL,
+        ("aten::tanh", "expected fp16"),
+    ),
+    Fault(
+        "cast-to-the-other-low",
+        MM,
+        autocast("mm", casting(to_the_other)),
+        FAIL,
+        ("reached the kernel as bf16; expected fp16",),
+    ),
+    Fault(
+        "cast-to-fp16-always",
+        MM,
+        autocast("mm", casting(lambda device: torch.float16)),
+        FAIL,
+        ("reached the kernel as fp16; expected bf16",),
+    ),
+    Fault(
+        "integers-cast",
+        MM,
+        autocast("mm", casting(which=lambda t: t.dtype != torch.float64)),
+        FAIL,
+        ("was given as int64 and reached the kernel as fp16",),
+    ),
+    Fault(
+        "doubles-cast",
+        MM,
+        autocast("mm", casting(which=torch.is_floating_point)),
+        FAIL,
+        ("was given as fp64 and reached the kernel as fp16",),
+    ),
+    Fault(
+        "only-float32-cast",
+        MM,
+        autocast("mm", casting(which=lambda t: t.dtype == torch.float32)),
+        FAIL,
+        ("was given as bf16 and reached the kernel as bf16; expected fp16",),
+    ),
+    Fault(
+        "only-what-needs-gradients-cast",
+        MM,
+        autocast("mm", casting(which=lambda t: t.requires_grad)),
+        FAIL,
+        ("reached the kernel as fp32; expected fp16",),
+    ),
+    Fault(
+        "a-list-element-forgotten",
+        ("eager/downcast/linalg_multi_dot-*",),
+        autocast("linalg_multi_dot", first_alone),
+        FAIL,
+        ("aten::linalg_multi_dot was given as fp32 and reached the kernel as fp32",),
+    ),
+    Fault(
+        "keywords-dropped",
+        ("eager/downcast/addmm+scaled-*",),
+        autocast("addmm", casting(keep=lambda kwargs: {})),
+        FAIL,
+        ("addmm",),
+    ),
+    Fault(
+        "arguments-dropped",
+        ("eager/optdtype/sum.dim_IntList*",),
+        autocast("sum.dim_IntList", forgetful),
+        FAIL,
+        ("sum",),
+    ),
+    Fault(
+        "the-callers-dtype-written-over",
+        ("eager/optdtype/sum.dim_IntList*",),
+        autocast("sum.dim_IntList", filling),
+        FAIL,
+        ("the caller's dtype=fp64 was to be left alone",),
+    ),
+    Fault(
+        "no-kernel-where-gradients-are-needed",
+        ("autograd/downcast/mm-*",),
+        autocast("mm", refusing_gradients),
+        FAIL,
+        ("Could not run 'aten::mm'",),
+    ),
+    Fault(
+        "raises-in-the-autocast-kernel",
+        MM,
+        autocast("mm", refusing(says(AttributeError))),
+        FAIL,
+        ("AttributeError: planted", "mm"),
+    ),
+    Fault(
+        "output-cast-back",
+        MM,
+        autocast("mm", casting(after=lambda out, args: out.to(args[0].dtype))),
+        FAIL,
+        ("output 0 of aten::mm is fp32; expected fp16",),
+    ),
+    Fault(
+        "detached", ("autograd/downcast/mm-*",), autocast("mm", casting(around=torch.no_grad)), FAIL, ("mm", "gradient")
+    ),
+    Fault(
+        "zeroes-what-it-cast",
+        MM,
+        autocast("mm", casting(after=zeroing)),
+        FAIL,
+        ("argument 0 of aten::mm holds other values after the call",),
+    ),
+    Fault(
+        "casts-the-callers-tensors",
+        MM,
+        autocast("mm", in_place),
+        FAIL,
+        ("argument 0 of aten::mm was fp32 before the call and is fp16 after it",),
+    ),
+    Fault(
+        "promotes-to-the-narrowest",
+        ("eager/promote/addcmul-*",),
+        autocast("addcmul", promoting(lambda found: min(found, key=lambda d: d.itemsize))),
+        FAIL,
+        ("aten::addcmul", "reached the kernel as fp16; expected fp32"),
+    ),
+    Fault(
+        "promotes-to-the-first",
+        ("eager/promote/addcmul-*",),
+        autocast("addcmul", promoting(lambda found: found[0])),
+        FAIL,
+        ("aten::addcmul", "expected fp32"),
+    ),
+    Fault(
+        "banned-as-a-value-error",
+        ("eager/banned/*",),
+        autocast("binary_cross_entropy", refusing(ValueError("use binary_cross_entropy_with_logits"))),
+        FAIL,
+        ("binary_cross_entropy", "ValueError", "RuntimeError"),
+    ),
+    Fault(
+        "banned-without-advice",
+        ("eager/banned/*",),
+        autocast("binary_cross_entropy", refusing(RuntimeError("no"))),
+        FAIL,
+        ("binary_cross_entropy", "names binary_cross_entropy_with_logits"),
+    ),
+)
+
+CHANGED = "eager/cache/changed_weight-{}-*"
+
+CACHES = (Fault("kept-casts-stay", (CHANGED.format("*"),), stale, FAIL, ("product after the change",)),)
+
+SCENARIOS = (
+    Fault(
+        "a-power-not-cast",
+        ("eager/eligibility/every_spelling_of_powers-*",),
+        policies(pow__Tensor_Scalar="fallthrough"),
+        FAIL,
+        ("dtype of x ** 2",),
+    ),
+    Fault(
+        "a-layer-changes-the-dtype",
+        ("eager/modules/layer-ReLU-low-*",),
+        kernels("relu", giving(torch.Tensor.float)),
+        EITHER,
+        ("ReLU, which is not listed",),
+    ),
+)
+
+DECLARED = (
+    Fault("misspelt-policy", (), _promise(mm="downcst"), ("refused",), ("mm", "'downcst'", "did you mean 'downcast'")),
+    Fault("promise-for-no-op", (), _promise(matmull="downcast"), ("refused",), ("matmull", "matmul")),
+    Fault("promise-for-no-overload", (), _promise(sum__dim="optdtype"), ("refused",), ("sum.dim", "no such overload")),
+    Fault("a-key-that-does-not-exist", (), declared(key="AutocastPrivateUse9"), ("refused",), ("AutocastPrivateUse9",)),
+    Fault(
+        "the-key-of-another-type",
+        (),
+        declared(key="AutocastCUDA"),
+        ("refused",),
+        ("AutocastCUDA", "AutocastPrivateUse1"),
+    ),
+    Fault(
+        "policies-raise",
+        (),
+        declared(policies=_raise(KeyError("planted"))),
+        ("refused",),
+        ("policies()", "KeyError: 'planted'"),
+    ),
+    Fault(
+        "unavailable-raises",
+        (),
+        declared(unavailable=_raise(OSError("planted"))),
+        ("refused",),
+        ("unavailable()", "OSError: planted"),
+    ),
+    Fault("policies-is-a-list", (), declared(policies=lambda: ["mm"]), ("refused",), ("policies()", "mapping")),
+)
+
+FAULTS: tuple[Fault, ...] = (
+    *RAISING,
+    *VALUES,
+    *SHAPES,
+    *MEMORY,
+    *GRADIENTS,
+    *WARNINGS,
+    *COPIES,
+    *POLICIES,
+    *CACHES,
+    *SCENARIOS,
+    *DECLARED,
+)
+"""Every fault."""

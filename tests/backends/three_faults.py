@@ -1,0 +1,50 @@
+"""A CPU with three faults, two of them in one function, and one of these only where ampcheck enters the device."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch.library import Library, fallthrough_kernel
+from torch.overrides import TorchFunctionMode
+
+from ampcheck.devices.cpu import Cpu
+
+
+def kernel(name: str, tensor: torch.Tensor) -> Any:
+    """What the backend has for two ops: nothing."""
+    if name == "exp":
+        raise ValueError(f"{name}: shape {tuple(tensor.shape)} of {tensor.dtype} is not done")
+    raise RuntimeError(f"no kernel for {name} at {hex(id(tensor))}, see the list of kernels in its manual " + "m" * 300)
+
+
+class Kernels(TorchFunctionMode):
+    """What the device enters."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "").startswith("exp") and torch.is_autocast_enabled("cpu"):
+            kernel("exp", args[0])
+        return func(*args, **(kwargs or {}))
+
+
+with warnings.catch_warnings():  # PyTorch warns where a kernel replaces another
+    warnings.simplefilter("ignore")
+    _aten = Library("aten", "IMPL")
+    _aten.impl("mm", lambda a, b: kernel("mm", a), "AutocastCPU")
+    _aten.impl("addmm", fallthrough_kernel, "AutocastCPU")
+
+
+class Faulty(Cpu):
+    """The device as ampcheck sees it."""
+
+    name = "faulty"
+    token = "faulty"
+    compilers = ()
+    deviations = None
+
+    def running(self) -> Any:
+        return Kernels()
+
+
+DEVICES = (Faulty(),)

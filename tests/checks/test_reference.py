@@ -1,0 +1,115 @@
+"""The bound on a right kernel's distance from the float64 result, and what else an output is compared in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ampcheck.cases import Case
+from ampcheck.checks.reference import Reference, bound, far, placed, reference
+from ampcheck.devices.cpu import Cpu
+from ampcheck.ops.describe import in_form
+from ampcheck.torch_dtypes import DTYPES
+from ampcheck.verdict import Plan, plan
+
+
+def planned(op: str, inputs: str, amp: str = "bf16", rule: str = "downcast") -> Plan:
+    return plan(Case("eager", rule, op, "", inputs, amp, "cpu", "cpu"), Cpu())
+
+
+@pytest.mark.parametrize(
+    ("op", "rule"), [("mm", "downcast"), ("conv2d", "downcast"), ("tanh", "fallthrough"), ("addmm", "downcast")]
+)
+@pytest.mark.parametrize(("dtype", "off"), [("bf16", 0.02), ("fp16", 0.002), ("fp32", 1.5e-4), ("fp64", 3e-13)])
+def test_two_percent_in_bf16_and_two_per_mille_in_fp16_are_seen(op: str, rule: str, dtype: str, off: float) -> None:
+    todo = planned(
+        op, dtype, dtype if dtype in ("bf16", "fp16") else "bf16", "fallthrough" if dtype[-2:] != "16" else rule
+    )
+    exact = reference(todo)
+    low = DTYPES[dtype]
+    (want,), (moved,) = exact.outputs, exact.moved
+    assert far(want.to(low), want, moved, dtype, "it") == []
+    (said,) = far((want * (1 + off)).to(low), want, moved, dtype, "it")
+    assert f"a right kernel in {dtype} by at most" in said
+    assert "the float64 result on the CPU" in said
+
+
+def test_the_bound_grows_with_the_length_of_a_sum() -> None:
+    small, long = (torch.linspace(1, 2, count, dtype=torch.float64) for count in (4, 400))
+    step = torch.finfo(torch.bfloat16).eps / 2
+    bounds = [bound(x.sum(), (x * step).square().sum().sqrt(), "bf16", torch.bfloat16).item() for x in (small, long)]
+    assert bounds[1] > 10 * bounds[0]
+
+
+def test_rounded_inputs_are_what_the_reference_computes_with() -> None:
+    exact = reference(planned("mm", "fp32")).outputs[0]
+    given = reference(planned("mm", "fp64", rule="fallthrough")).outputs[0]
+    assert 1e-4 < (exact - given).abs().max() < 1e-1
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "wrong"),
+    [
+        (float("nan"), 1.0, True),
+        (float("nan"), float("nan"), False),
+        (float("inf"), float("inf"), False),
+        (float("-inf"), float("inf"), True),
+        (float("inf"), 1e6, False),  # beyond float16
+        (65504.0, 1e6, False),
+        (1.0, 1e6, True),
+        (float("inf"), 100.0, True),
+    ],
+)
+def test_what_is_not_finite(got: float, want: float, wrong: bool) -> None:
+    exact = torch.tensor([want], dtype=torch.float64)
+    found = far(torch.tensor([got], dtype=torch.float16), exact, torch.zeros_like(exact), "fp16", "it")
+    assert bool(found) is wrong
+
+
+def test_whole_numbers_and_shapes_are_equal() -> None:
+    want, moved = torch.tensor([3, 4]), torch.zeros(2, dtype=torch.float64)
+    assert far(torch.tensor([3, 4]), want, moved, "bf16", "it") == []
+    assert far(torch.tensor([3, 5]), want, moved, "bf16", "it") == [
+        "it is 5 at [1]; expected 4, the float64 result on the CPU"
+    ]
+    assert far(torch.tensor([3]), want, moved, "bf16", "it") == ["it has shape (1,); expected (2,)"]
+
+
+def known(*outputs: torch.Tensor, aliases: frozenset[tuple[int, int]] = frozenset()) -> Reference:
+    layouts = tuple(frozenset({x.stride()}) for x in outputs)
+    return Reference(outputs, outputs, frozenset(), aliases, layouts, tuple(frozenset({x.dtype}) for x in outputs))
+
+
+def test_where_an_output_lies() -> None:
+    want, given = torch.ones(2, 3), torch.ones(2, 3)
+    right = torch.zeros(2, 3)
+    assert placed(right, known(want), 0, [given], "cpu", "it") == []
+    assert placed(right.double(), known(want), 0, [given], "cpu", "it") == [
+        "it is fp64; expected fp32, as PyTorch's CPU and Meta kernels give"
+    ]
+    assert placed(torch.zeros(3, 2).t(), known(want), 0, [given], "cpu", "it") == [
+        "it has strides (1, 2) in its dimensions of several elements; expected (3, 1)"
+    ]
+    shared = "it shares memory with argument 0; expected memory of its own"
+    assert placed(given.view(2, 3), known(want), 0, [given], "cpu", "it") == [shared]
+    assert placed(given, known(want, aliases=frozenset({(0, 0)})), 0, [given], "cpu", "it") == []
+    assert placed(right.to("meta"), known(want), 0, [given], "cpu", "it") == [
+        "it is on meta; expected cpu, where the inputs are"
+    ]
+
+
+def test_what_a_call_writes_to_and_shares_is_the_cpus() -> None:
+    assert reference(planned("mm", "fp32")).changed == frozenset()
+    assert 0 in reference(planned("baddbmm_", "fp32", rule="fallthrough")).changed
+
+
+def test_forms_change_normal_values_alone() -> None:
+    sample = planned("mm", "fp32").sample
+    large, strided = in_form(sample, "large"), in_form(sample, "strided")
+    assert large is not None
+    assert strided is not None
+    assert [arg.fill for arg in large.args] == ["large", "large"]
+    assert [arg.strided for arg in strided.args] == [True, True]
+    assert in_form(replace(sample, args=(replace(sample.args[0], fill="unit"),)), "large") is None

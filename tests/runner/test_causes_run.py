@@ -1,0 +1,286 @@
+"""A run on a device with three faults: terminal, summary, JUnit, run file and suggestions speak of three causes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree as xml
+
+import pytest
+
+from ampcheck import summary
+from ampcheck.compare import merge
+from ampcheck.deviations import load
+from ampcheck.results import RED, Result, Run, Writer, read
+from ampcheck.runner import causes
+from ampcheck.runner.reproducing import NO, YES, reproduce
+from ampcheck.suggest import ENTRIES, GLOBS, as_toml, suggest
+from tests.cli_support import LIMIT, ROOT, environment, run_pytest
+
+BACKENDS = ROOT / "tests" / "backends"
+CHOICE = ("--device=faulty", "--device-module=three_faults", "--op=mm", "--op=addmm", "--op=exp")
+MM, ADDMM, EXP = "fail: RuntimeError: no kernel", "fail: argument … of", "fail: ValueError: …: shape"
+ENV = {**environment(), "PYTHONPATH": f"{ROOT}{os.pathsep}{BACKENDS}"}
+
+
+class Found(NamedTuple):
+    """A run, and what it printed."""
+
+    run: Run
+    out: str
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    folder = tmp_path_factory.mktemp("three")
+    command = [sys.executable, "-m", "ampcheck", "run", *CHOICE, "--suite=eager", "--run-file=run.jsonl"]
+    done = subprocess.run(command, cwd=folder, env=ENV, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 1, done.stdout + done.stderr
+    return Found(read(folder / "run.jsonl"), done.stdout, folder)
+
+
+def test_three_faults_are_three_causes_in_order_of_size(found: Found) -> None:
+    groups = causes.grouped(found.run.results.values())
+    assert len(found.run.results) > 60
+    assert [cause.text[: len(want)] for cause, want in zip(groups, (MM, ADDMM, EXP), strict=True)] == [MM, ADDMM, EXP]
+    assert [{r.op for r in cause.results} for cause in groups] == [{"mm"}, {"addmm"}, {"exp"}]
+    assert groups[0].text.endswith("(three_faults.py in kernel)")
+    assert groups[1].text.endswith("(rule downcast)")
+    assert groups[2].text.endswith("(three_faults.py in kernel)")
+
+
+def test_each_red_case_keeps_cause_message_and_traceback(found: Found) -> None:
+    for result in found.run.results.values():
+        assert bool(result.cause) == (result.status in RED)
+        assert bool(result.traceback) == (result.op in ("mm", "exp") and result.status in RED)
+        if result.traceback:
+            first = result.traceback.splitlines()[1]
+            assert "ampcheck" not in first.replace(str(ROOT), "")
+            assert "in kernel" in result.traceback
+        if result.op == "mm" and result.status in RED:
+            assert "see the list of kernels in its manual " + "m" * 300 in result.message
+
+
+def test_the_first_screen_names_the_causes(found: Found) -> None:
+    screen = found.out[: found.out.index("device    rule")]
+    assert len(screen.splitlines()) <= 40
+    places = [screen.index(f"  {text}", screen.index("the largest first:")) for text in (MM, ADDMM, EXP)]
+    assert places == sorted(places)
+    assert "red cases, 3 causes, the largest first:" in screen
+    whole = ("pytest", "failed: preflight")  # told in full, as each says what to do
+    assert max(len(line) for line in screen.splitlines() if not line.strip().startswith(whole)) <= 210
+    lines = screen.splitlines()
+    for cause in causes.grouped(found.run.results.values()):
+        at = lines.index(f"{len(cause.results):>6}  {cause.line()}")
+        assert lines[at + 1].startswith(f"        such as {cause.example.key}; in plain torch it ")
+        assert lines[at + 2] == f"        {cause.example.pytest}"
+
+
+def test_a_reproduction_was_run_before_it_is_printed(found: Found) -> None:
+    assert found.run.footer is not None
+    said = found.run.footer["reproduced"]
+    by_op = {found.run.results[key].op: words for key, words in said.items()}
+    # What raises for exp is entered by ampcheck alone.
+    assert by_op == {"mm": YES, "addmm": YES, "exp": NO}
+    assert found.out.count(f"in plain torch it {YES}") == 2
+    assert found.out.count(f"in plain torch it {NO}") == 1
+    assert merge([found.run, replace_start(found.run)]).footer["reproduced"] == said  # type: ignore[index]
+
+
+def replace_start(run: Run) -> Run:
+    """The same run, started later, without reproductions."""
+    return Run(run.path, {**run.header, "started": "2099-01-01T00:00:00Z"}, {}, {"kind": "footer"})
+
+
+def test_the_summary_beside_the_run_file_has_each_cause_in_full(found: Found) -> None:
+    assert summary.beside(Path("x.md")) == Path("x.summary.md")  # never the run file itself
+    text = (found.folder / "run.summary.md").read_text()
+    assert f"summary: {Path('run.summary.md')}" in found.out
+    assert "## ampcheck" in text
+    assert "| faulty |" in text
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "`eager/" in line]
+    assert [row.partition("|")[2].split("|")[1].strip()[:16] for row in rows] == [t[:16] for t in (MM, ADDMM, EXP)]
+    assert text.count("<details>") == text.count("</pre>") == 3
+    assert "raise RuntimeError" in text
+    assert f"or in plain torch ({NO}):" in text
+
+
+def test_junit_groups_by_cause(found: Found) -> None:
+    suite = xml.parse(found.folder / "run.xml").getroot()[0]
+    failures = [case[0] for case in suite if len(case) and case[0].tag == "failure"]
+    assert len(failures) == sum(result.status in RED for result in found.run.results.values())
+    assert {failure.attrib["type"] for failure in failures} == {r.cause for r in found.run.results.values() if r.cause}
+    assert all(len(failure.attrib["message"]) <= 200 for failure in failures)
+    assert any("raise ValueError" in (failure.text or "") for failure in failures)
+
+
+def test_plain_pytest_says_the_same(found: Found, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.cli_support.environment", lambda: ENV)
+    options = (f"--run-file={tmp_path / 'plain.jsonl'}", f"--junitxml={tmp_path / 'pytest.xml'}", "--tb=no")
+    done = run_pytest(tmp_path, str(ROOT / "suites" / "eager"), *CHOICE, "-p", "no:xdist", *options)
+    assert done.returncode == 1, done.stdout + done.stderr
+    plain = read(tmp_path / "plain.jsonl")
+    assert {k: r.cause for k, r in plain.results.items()} == {k: r.cause for k, r in found.run.results.items()}
+    screen = done.stdout.partition("= conformance =")[2].partition("device    rule")[0]
+    places = [screen.index(f"  {text}") for text in (MM, ADDMM, EXP)]
+    assert places == sorted(places)
+    assert len(screen.splitlines()) <= 40
+    assert "in plain torch it" not in screen  # it was not run
+    assert "3 causes" in (tmp_path / "plain.summary.md").read_text()
+    said = xml.parse(tmp_path / "pytest.xml").getroot().iter("property")
+    assert {p.attrib["value"] for p in said if p.attrib["name"] == "cause"} == {
+        r.cause for r in plain.results.values() if r.cause
+    }
+
+
+def test_suggestions_are_one_a_cause_and_waive_each(found: Found, tmp_path: Path) -> None:
+    suggestion = suggest(found.run)
+    assert [entry.message[:9] for entry in suggestion.entries] == ["aten::mm ", "argument ", "aten::exp"]
+    assert suggestion.left == ()
+    text = as_toml(suggestion, found.run, whole=True)
+    (tmp_path / "mine.toml").write_text(text.replace('reason = ""', 'reason = "Known."'))
+    deviations = load(tmp_path / "mine.toml")
+    for result in found.run.results.values():
+        own = [deviation for deviation in deviations if deviation.covers(result.name)]
+        assert len(own) == (result.status == "fail"), result.key
+        for deviation in own:
+            assert all(deviation.explains(line) for line in result.message.splitlines()), result.key
+
+
+# ---- bounds
+
+
+def made(number: int, kind: int, **fields: str) -> Result:
+    """A red case with a message that tells its kind by letters."""
+    op, letters = f"op{number}", "".join("abcdefghij"[int(digit)] for digit in str(kind))
+    about = {"suite": "eager", "rule": "downcast", "op": op, "amp": "bf16", "device": "mine", "inputs": "fp32"}
+    about |= {"id": f"{op}-fp32-bf16-mine", "status": "fail", "message": f"{letters} is wrong with {op}"}
+    return Result(**{**about, **fields}, seconds=0.0)
+
+
+def written(path: Path, results: list[Result]) -> Run:
+    writer = Writer(path, {"cases": len(results), "devices": [], "versions": {"torch": "2.13.0"}})
+    for result in results:
+        writer.add(result)
+    writer.close({"seconds": 1.0, "stale": []})
+    return read(path)
+
+
+def test_a_screen_of_many_causes_is_bounded_and_says_how_many_more() -> None:
+    results = [made(n, n % 50, pytest="pytest 'x'", torch="import torch\n" * 50) for n in range(1400)]
+    lines = summary.causes(results, {}, "run.md").splitlines()
+    assert len(lines) <= summary.SCREEN
+    assert lines[0] == "1400 red cases, 50 causes, the largest first:"
+    assert f"{42 * 28:>6}  cases of 42 more causes" in lines
+    text = "\n".join(summary.causes_markdown(results, {}))
+    assert text.count("<details>") == summary.SHOWN
+    assert "30 more causes" in text
+
+
+def test_one_small_cause_is_shown_in_full() -> None:
+    result = made(1, 1, pytest="pytest 'x'", torch="import torch", traceback="Traceback …\n  in kernel")
+    screen = summary.causes([result], {result.key: YES}, "")
+    assert "1 red case, 1 cause, the largest first:" in screen
+    assert f"or in plain torch ({YES}):" in screen
+    assert "  in kernel" in screen
+    assert summary.causes([replace(result, status="pass")], {}, "") == ""
+
+
+def test_suggestions_of_a_half_finished_backend_are_bounded(tmp_path: Path) -> None:
+    causes_of = [made(n, n % 40) for n in range(1200)]
+    passing = [replace(made(n, 0), status="pass", message="") for n in range(1200, 1300)]
+    run = written(tmp_path / "half.jsonl", [*causes_of, *passing])
+    suggestion = suggest(run)
+    assert len(suggestion.entries) == 40
+    text = as_toml(suggestion, run)
+    assert len(text.splitlines()) < ENTRIES * (GLOBS + 13) + 10
+    assert text.count("[[deviation]]") == ENTRIES
+    assert "more globs: --all prints them" in text
+    assert f"# {40 - ENTRIES} more causes of" in text
+    assert as_toml(suggestion, run, whole=True).count("[[deviation]]") == 40
+    assert len(tomllib.loads(text.replace('reason = ""', 'reason = "x"'))["deviation"]) == ENTRIES
+
+
+def test_what_cannot_be_waived_is_counted_by_reason(tmp_path: Path) -> None:
+    crashed = [replace(made(n, 1), status="crash") for n in range(300)]
+    broken = [replace(made(n, 1), status="broken") for n in range(300, 302)]
+    run = written(tmp_path / "crashed.jsonl", [*crashed, *broken])
+    text = as_toml(suggest(run), run)
+    assert (
+        "# left out, 300 cases, such as eager/downcast/op0-fp32-bf16-mine: crash; only a failure can be waived" in text
+    )
+    assert "# left out, 2 cases, such as eager/downcast/op300-fp32-bf16-mine: broken; only" in text
+    assert len(text.splitlines()) == 5
+
+
+def test_rarer_differences_are_left_out_of_an_entry(tmp_path: Path) -> None:
+    words = "abcdefghij"
+    results = [made(n, 1, cause="fail: one", message=f"{words[n % 10]} is odd") for n in range(40)]
+    run = written(tmp_path / "many.jsonl", results)
+    suggestion = suggest(run)
+    (entry,) = suggestion.entries
+    assert entry.count == 24
+    assert entry.raises == "|".join(f"{word} is odd" for word in "abcdef")
+    assert {sentence.partition(": ")[2] for sentence in suggestion.left} == {
+        "it has rarer differences than its entry describes"
+    }
+
+
+def test_one_case_with_many_differences_has_an_entry(tmp_path: Path) -> None:
+    many = "\n".join(f"{word} is odd" for word in "abcdefghij")
+    run = written(tmp_path / "one.jsonl", [made(1, 1, cause="fail: one", message=many)])
+    (entry,) = suggest(run).entries
+    assert entry.raises == many.replace("\n", "|")
+
+
+# ---- reproductions
+
+
+def said(program: str, **fields: str) -> str:
+    """What is said of a program in place of a case's plain torch lines."""
+    result = made(1, 1, torch=program, **fields)
+    ((key, words),) = reproduce([result], os.environ)
+    assert key == result.key
+    return words
+
+
+@pytest.mark.parametrize(
+    ("program", "fields", "words"),
+    [
+        ("print('FAIL dtypes | got 1 | expected 2')", {}, YES),
+        ("print('ok   dtypes | got 1 | expected 1')", {}, NO),
+        ("# run it with the pytest line", {}, NO),
+        ("raise ValueError('x')", {"message": "aten::mm raised ValueError: x"}, YES),
+        ("import nothing_of_this_name", {}, f"{NO} (it raised ModuleNotFoundError)"),
+        ("raise SystemExit('lacks it')", {}, f"{NO} (it ended with exit code 1)"),
+        ("import os; os.abort()", {}, f"{NO} (it ended with signal 6)"),
+        ("import os; os.abort()", {"status": "crash"}, YES),
+        ("import os; os._exit(7)", {"status": "crash"}, YES),
+        ("print('fine')", {"status": "crash"}, NO),
+        ("raise ValueError('x')", {"status": "crash"}, NO),
+        ("import inspect\ndef f(): pass\nprint('FAIL', inspect.getsource(f))", {}, YES),
+    ],
+)
+def test_a_program_is_judged_by_what_it_shows(program: str, fields: dict[str, str], words: str) -> None:
+    assert said(program, **fields) == words
+
+
+def test_a_program_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ampcheck.runner.reproducing.LIMIT", 1.0)
+    forever = "import time\nwhile True: time.sleep(1)"
+    assert said(forever, status="timeout") == YES
+    assert said(forever) == f"{NO} (it did not end within 1 s)"
+    monkeypatch.setattr("ampcheck.runner.reproducing.TOGETHER", 0.0)
+    assert said(forever) == "was not run, for want of time"
+
+
+def test_a_case_without_a_program_is_left_out() -> None:
+    assert list(reproduce([made(1, 1), made(2, 1, torch="print('FAIL x')", status="fixed")], os.environ)) == []
+    json.dumps(dict(reproduce([made(1, 1, torch="print('FAIL x')")], os.environ)))
