@@ -180,15 +180,19 @@ def test_the_reproduction_runs(executor: str, capsys: pytest.CaptureFixture[str]
     assert said in capsys.readouterr().out
 
 
-def test_a_kernel_that_eager_mode_lacks_too_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [("could not create a primitive descriptor for x", checks.Unsupported), ("a bug", checks.Broken)],
+)
+def test_what_eager_mode_raises_without_autocast_too_is_no_fault_of_a_program(
+    words: str, status: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def lacking(*_: object) -> None:
-        raise RuntimeError("no kernel for this processor")
+        raise RuntimeError(words)
 
     monkeypatch.setattr(parity.source, "define", lambda _: lacking)
-    monkeypatch.setattr(
-        parity, "run_reference", lambda *_: Observation(error=RuntimeError("no kernel for this processor"))
-    )
-    with pytest.raises(checks.Unsupported, match="no kernel for this processor"):
+    monkeypatch.setattr(parity, "run_reference", lambda *_: Observation(error=RuntimeError(words)))
+    with pytest.raises(status, match=words):
         parity.check(MM, CPU)
     monkeypatch.setattr(parity, "run_reference", lambda *_: Observation())
     assert parity.check(MM, CPU) == []  # eager mode raises in the region alone, and so does the program

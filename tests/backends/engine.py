@@ -115,8 +115,8 @@ def _with_bits(held: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 class Backend:
     """A backend under the name PrivateUse1 has in this process.
 
-    `missing`: the ops, by overload or by packet, that it has no kernels for. `fallback`: whether it computes what the
-    CPU registers no kernel for, too.
+    `missing`: the ops, by overload or by packet, that it has no kernels for. `fallback`: whether one kernel computes
+    every op, in the place of one for each op that the CPU has a kernel for.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Backend:
         if fallback:
             self._others.fallback(self.run, KEY)
         self._aten = Library("aten", "IMPL")
-        for overload, kernel in self._kernels().items():
+        for overload, kernel in (self._special() | ({} if fallback else self._kernels())).items():
             if overload not in missing and overload.partition(".")[0] not in missing:
                 self._aten.impl(overload, kernel, KEY)
         for lazy in ("Conjugate", "Negative"):  # PyTorch would resolve the bit by a copy, and so for ever
@@ -158,8 +158,10 @@ class Backend:
             op = overload(name)
             if torch._C._dispatch_has_kernel_for_dispatch_key(full, "CPU") or op.is_view:
                 found[name] = _bound(self.run, op)
-        found |= {name: _bound(self.run, overload(name)) for name in _ON_STORAGES}
-        return found | {
+        return found
+
+    def _special(self) -> dict[str, Kernel]:
+        return {name: _bound(self.run, overload(name)) for name in _ON_STORAGES} | {
             "_copy_from": self._copy_from,
             "_copy_from_and_resize": self._copy_from,
             "empty.memory_format": self._empty,
@@ -167,6 +169,7 @@ class Backend:
             "resize_": self._resize,
             "as_strided_": self._as_strided_,
             "_unsafe_view": lambda tensor, size: self.memory.view(aten.view.default, (tensor, size), {}),
+            "native_layer_norm": _bound(self.run, aten.native_layer_norm.default),
             "_thnn_fused_lstm_cell": _fused_lstm_cell,
             "_thnn_fused_gru_cell": _fused_gru_cell,
             "convolution_overrideable": _bound(self.run, aten.convolution.default),
@@ -216,7 +219,7 @@ class Backend:
             return mine
 
         with torch._C._DisableAutocast():
-            args, kwargs = tree_map(to_host, (args, kwargs))
+            args, kwargs = tree_map(to_host, (_as_tensors(op, args), kwargs))
             for name in _outs(op) & kwargs.keys():  # a kernel may want one of another size than it found
                 mine = ours[id(kwargs[name])]
                 kwargs[name] = torch.empty(0, dtype=mine.dtype)
@@ -293,6 +296,19 @@ def overload(name: str) -> Any:
 
 def _name(op: Any) -> str:
     return str(op.name()).removeprefix("aten::")
+
+
+def _as_tensors(op: Any, args: Any) -> Any:
+    """Make a tensor again of a number that PyTorch made a tensor of, and that a Python kernel gets as a number."""
+    if torch._C._should_allow_numbers_as_tensors(op._opname):
+        return args
+    wide = {int: torch.int64, float: torch.float64, complex: torch.complex128}
+    return tuple(
+        torch.tensor(value, dtype=wide[type(value)])
+        if isinstance(argument.type, torch.TensorType) and type(value) in wide
+        else value
+        for argument, value in zip(op._schema.arguments, args, strict=False)
+    )
 
 
 def _bound(run: Kernel, op: Any) -> Kernel:

@@ -13,13 +13,11 @@ from dataclasses import asdict
 from typing import Any
 from unittest.mock import patch
 
-import numpy_backend
 import torch
-from numpy_backend import NAME
+from numpy_backend import BACKEND, NAME
 
 from ampcheck.devices.preflight import examine
 from ampcheck.devices.registry import known
-from ampcheck.register import register_autocast
 
 module = getattr(torch, NAME)
 
@@ -31,14 +29,14 @@ def nothing() -> Any:
 
 def kernel(after: Callable[[Any, Any], None]) -> Any:
     """`after` is called with every op and its result."""
-    right = numpy_backend._compute
+    right = BACKEND._computed
 
-    def compute(op: Any, args: Any, kwargs: Any) -> Any:
+    def computed(op: Any, args: Any, kwargs: Any) -> Any:
         out = right(op, args, kwargs)
         after(op, out)
         return out
 
-    return patch.object(numpy_backend, "_compute", compute)
+    return patch.object(BACKEND, "_computed", computed)
 
 
 def one_more(name: str) -> Any:
@@ -59,10 +57,11 @@ def refused(*names: str) -> Any:
 @contextmanager
 def without_autocast() -> Iterator[None]:
     """Nobody called register_autocast, but regions are allowed."""
-    numpy_backend.AUTOCAST.unregister()
+    assert BACKEND.autocast is not None
+    BACKEND.autocast.unregister()
     with patch.object(module, "get_amp_supported_dtype", lambda: [torch.float16, torch.bfloat16], create=True):
         yield
-    numpy_backend.AUTOCAST = register_autocast(NAME, base="cuda")
+    BACKEND.register()
 
 
 def only_fp16() -> Any:
@@ -73,10 +72,9 @@ def only_fp16() -> Any:
 @contextmanager
 def uncast_mm() -> Iterator[None]:
     """mm has no autocast kernel; the others have theirs."""
-    numpy_backend.AUTOCAST.unregister()
-    with register_autocast(NAME, base="cuda", overrides={"mm": "fallthrough"}):
-        yield
-    numpy_backend.AUTOCAST = register_autocast(NAME, base="cuda")
+    BACKEND.register({"mm": "fallthrough"})
+    yield
+    BACKEND.register()
 
 
 FAULTS = {
