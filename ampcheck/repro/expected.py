@@ -65,12 +65,12 @@ def of_scenario(
     found: dict[str, list[str]] = {}
     hides = False
 
-    def note(amp: Amp, call: Callable[[], Any], name: str) -> list[torch.Tensor]:
+    def note(amp: Amp, call: Callable[[], Any], name: str, **options: bool) -> tuple[list[torch.Tensor], bool]:
         nonlocal hides
         device.seed()
         found[name], hidden, outputs = of_call(call, device, dtype)
         hides = hides or hidden
-        return outputs
+        return outputs, bool(found[name])
 
     reset({device.type: device.default_amp})
     try:

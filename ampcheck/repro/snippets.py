@@ -114,13 +114,13 @@ d|            args = ()
         return func(*args, **kwargs)"""
 
 _COMPARE = """\
-def _compare(amp, call, name):
+def _compare(amp, call, name, runs=False):
 s|    torch.manual_seed(0)
 s|    with amp.region():
 s|        seen = observe(call)
 s|    amp.expect(f"listed ops that ran in {name}", lines(seen), EXPECTED[name])
 s|    if "raises" in str(EXPECTED[name][-1:] + [seen.error and "raises"]):
-s|        return []
+s|        return [], True
     torch.manual_seed(0)
     by_hand = ByHand()
     by_hand.todo = [*EXPECTED[name]]
@@ -134,13 +134,13 @@ f|    got = seen.outputs
     amp.expect(f"output dtypes of {name}", [x.dtype for x in got], [x.dtype for x in want])
 v|    bits = all(map(same, got, want))
 v|    amp.expect(f"whether outputs of {name} have the bits of the same ops on arguments cast by hand", bits, True)
-    return got"""
+    return got, bool(EXPECTED[name])"""
 
 _COMPARE_LAST = """\
 # What its ops should receive is not worked out here, for that would run them: this does no more than run them.
-def _compare(amp, call, name):
+def _compare(amp, call, name, runs=False):
     with amp.region():
-        return tree_leaves(call())"""
+        return tree_leaves(call()), True"""
 
 
 def _lines(template: str, wanted: str) -> str:
