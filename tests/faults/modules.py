@@ -104,7 +104,7 @@ FAULTS = (
     module("conv-outside", nn.Conv2d, outside, "Conv2d-", "conv2d", "fp32"),
     module("layer-norm-outside", nn.LayerNorm, outside, "EncoderLayer-", "EncoderLayer"),
     module("layer-norm-narrowed", nn.LayerNorm, narrowed, "LayerNorm", "LayerNorm", "got torch.bfloat16"),
-    module("lstm-outside", nn.LSTM, outside, "LSTM_one", "LSTM_one is fp32"),
+    module("lstm-outside", nn.LSTM, outside, "LSTM_projection-", "LSTM_projection is fp32"),
     module("gru-outside", nn.GRU, outside, "GRU-", "GRU", "linear"),
     module("attention-outside", nn.MultiheadAttention, outside, "MultiheadAttention-", "linear", "fp32"),
     module("encoder-layer-outside", nn.TransformerEncoderLayer, outside, "EncoderLayer-", "EncoderLayer", "linear"),
