@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from ampcheck.jax_device import transfer
 from ampcheck.jax_device.device import index_of
 from ampcheck.jax_device.dtypes import jax_dtype
-from ampcheck.jax_device.layout import contiguous
+from ampcheck.jax_device.layout import Layout, contiguous, order
 from ampcheck.jax_device.storage import alias, contents, wrap
 from ampcheck.jax_device.writing import assign, put, resize
 from ampcheck.register.unseen import unseen
@@ -138,11 +138,20 @@ def _to_copy(
     if device is not None and device.index and device.type == "jax":
         index_of(device)
     if self.device.type != "jax":
-        return transfer.to_device(self.to(dtype or self.dtype))
+        return _placed(self.to(dtype or self.dtype), memory_format)
     if device is not None and device.type != "jax":
         kept = {} if memory_format is None else {"memory_format": memory_format}
         return _hosted(self).to(device=device, dtype=dtype or self.dtype, copy=False, **kept)  # type: ignore[call-overload, no-any-return]
     return computed("_to_copy")(self, dtype=dtype or self.dtype, memory_format=memory_format)  # type: ignore[no-any-return]
+
+
+def _placed(tensor: torch.Tensor, memory_format: torch.memory_format | None) -> torch.Tensor:
+    """The device copy of a CPU tensor, with its strides where they are dense."""
+    like = torch.empty_like(tensor, device="meta", memory_format=memory_format or torch.preserve_format)
+    dims = order(Layout(tuple(like.shape), like.stride(), 0), like.numel())
+    if dims is None or like.is_contiguous():
+        return transfer.to_device(tensor)
+    return alias(transfer.to_device(tensor.permute(dims)), like.shape, like.stride(), 0)
 
 
 def _hosted(tensor: torch.Tensor) -> torch.Tensor:

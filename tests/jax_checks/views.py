@@ -204,7 +204,9 @@ def check_formats_and_bits() -> None:
     ):
         assert_same(run(host), run(device))
     for moved in (host.permute(0, 2, 3, 1), host[:, :, 1:, ::2], host.expand(2, 2, 3, 4)):
-        assert_same(moved.contiguous(), moved.to("jax").cpu().contiguous())
+        assert_same(moved.clone(), moved.to("jax"))
+        assert_same(moved.clone(), moved.to("jax").cpu())
+    assert_same(host.to(memory_format=torch.channels_last), host.to("jax", memory_format=torch.channels_last))
     pairs = torch.arange(8.0).reshape(2, 2, 2).to("jax")
     numbers = torch.view_as_complex(pairs)
     numbers.real.add_(10)
