@@ -270,8 +270,8 @@ CASES = [
         "modules",
         "network",
         faults.wrapped("_VF.lstm", faults.without_autocast),
-        "output 0 of LSTM_layers is fp32; expected bf16",
-        parameters={"network": "LSTM_layers", "given": "wide"},
+        "output 0 of LSTM_projection is fp32; expected bf16",
+        parameters={"network": "LSTM_projection", "given": "wide"},
     ),
     Case(
         "modules",

@@ -10,7 +10,6 @@ import pytest
 from ampcheck.results import RED, Run, read
 from tests.faults import FAULTS, Fault
 from tests.faults.caches import cache
-from tests.processor import lstm_that_runs
 
 _PLUGINS = ("benchmark", "cacheprovider", "faulthandler", "unraisableexception", "threadexception", "xdist")
 _NUMBERS = count()
@@ -49,11 +48,6 @@ def _red(run: Run) -> dict[str, str]:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_is_caught(fault: Fault, suite: Suite) -> None:
-    with lstm_that_runs():
-        _is_caught(fault, suite)
-
-
-def _is_caught(fault: Fault, suite: Suite) -> None:
     unharmed = suite.unharmed(fault.slice)
     assert unharmed.results, f"{fault.slice} selects no case"
     assert not _red(unharmed), "the slice is red without the fault"

@@ -21,7 +21,6 @@ from ampcheck.isolation import reset
 from ampcheck.replay import replay
 from ampcheck.scenario import Amp
 from tests.planted_scenarios import CASES, Case
-from tests.processor import lstm_that_runs
 
 SUITES = Path(__file__).parent.parent / "suites"
 DEVICES = known()
@@ -45,8 +44,7 @@ MODULES["gradients"] = vars(_module("autograd/test_cache"))
 @pytest.fixture(autouse=True)
 def _fresh_state() -> Iterator[None]:
     reset({})
-    with lstm_that_runs():
-        yield
+    yield
     reset({})
 
 
