@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from ampcheck.cases import Case
-from ampcheck.checks.reference import Reference, bound, far, placed, reference
+from ampcheck.checks import reference as own
+from ampcheck.checks.reference import Reference, bound, by_hand, far, layout, mover, placed, reference
 from ampcheck.devices.cpu import Cpu
+from ampcheck.devices.registry import known as known_devices
+from ampcheck.inputs import build
 from ampcheck.ops.describe import in_form
 from ampcheck.torch_dtypes import DTYPES
 from ampcheck.verdict import Plan, plan
@@ -43,6 +46,40 @@ def test_the_bound_grows_with_the_length_of_a_sum() -> None:
     assert bounds[1] > 10 * bounds[0]
 
 
+def test_the_bound_is_a_formula() -> None:
+    """2.5 roundings, or as many as the dtype has freedom for, of the element, the largest one and what inputs moved."""
+    want, moved = torch.tensor([4.0, 0.0], dtype=torch.float64), torch.tensor([1.0, 0.0], dtype=torch.float64)
+    eps, free = torch.finfo(torch.bfloat16).eps, own.FREEDOM["bf16"]
+    assert bound(want, moved, "bf16", torch.bfloat16).tolist() == pytest.approx([free * (4 * eps + 1), free * eps])
+    assert bound(want, moved, "bf16", torch.float32, passes=3)[0].item() == pytest.approx(3 * free * (4 * eps + 1))
+    assert bound(want, moved, "fp32", torch.bfloat16)[1].item() == pytest.approx(own.FREEDOM["fp32"] * eps)
+    nothing = torch.zeros(2, dtype=torch.float64)
+    assert bound(nothing, nothing, "fp16", torch.float16).tolist() == [torch.finfo(torch.float16).smallest_normal] * 2
+
+
+def test_moved_inputs_are_half_a_rounding_away() -> None:
+    x, eps = torch.linspace(1, 2, 64, dtype=torch.float64), torch.finfo(torch.bfloat16).eps
+    ratios = {round((value / eps).item(), 6) for value in mover("bf16", 0)(x) / x - 1}
+    assert ratios == {-0.5, 0.5}
+    whole = torch.arange(3)
+    assert mover("bf16", 0)(whole) is whole
+    (moved,) = reference(planned("mm", "fp32")).moved
+    assert bool((moved > 0).all())
+
+
+def test_a_reference_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    todo = planned("mm", "fp32")
+    first = reference(todo)
+    assert reference(todo) is first
+    monkeypatch.setattr(own, "_cache", {})
+    monkeypatch.setattr(own, "_CACHED", 2)
+    kept = []
+    for op in ("mm", "addmm", "bmm"):
+        reference(planned(op, "fp32"))
+        kept.append(len(own._cache))
+    assert kept == [1, 2, 1]
+
+
 def test_rounded_inputs_are_what_the_reference_computes_with() -> None:
     exact = reference(planned("mm", "fp32")).outputs[0]
     given = reference(planned("mm", "fp64", rule="fallthrough")).outputs[0]
@@ -66,6 +103,15 @@ def test_what_is_not_finite(got: float, want: float, wrong: bool) -> None:
     exact = torch.tensor([want], dtype=torch.float64)
     found = far(torch.tensor([got], dtype=torch.float16), exact, torch.zeros_like(exact), "fp16", "it")
     assert bool(found) is wrong
+
+
+def test_complex_values_are_not_finite_alike() -> None:
+    exact = torch.tensor([complex("inf")], dtype=torch.complex128)
+    for got, wrong in ((complex("nan"), False), (complex("inf"), False), (1 + 1j, True)):
+        found = far(
+            torch.tensor([got], dtype=torch.complex64), exact, torch.zeros(1, dtype=torch.float64), "fp32", "it"
+        )
+        assert bool(found) is wrong
 
 
 def test_whole_numbers_and_shapes_are_equal() -> None:
@@ -98,6 +144,39 @@ def test_where_an_output_lies() -> None:
     assert placed(right.to("meta"), known(want), 0, [given], "cpu", "it") == [
         "it is on meta; expected cpu, where the inputs are"
     ]
+
+
+def test_what_pytorch_leaves_open_is_not_held_against_an_output() -> None:
+    want, given = torch.ones(2, 3), torch.ones(2, 3)
+    other = torch.zeros(3, 2, dtype=torch.float64).t()
+    assert placed(other, replace(known(want), layouts=(), dtypes=()), 0, [given], "cpu", "it") == []
+    assert placed(torch.zeros(3, 2), replace(known(want), dtypes=()), 0, [given], "cpu", "it") == []  # another shape
+    assert placed(other.float().to("meta"), replace(known(want), layouts=()), 0, [], "cpu", "it") == []  # no input
+    assert placed(torch.zeros(2, 3), known(want), 0, [given.to("meta")], "meta", "it") == []  # a result on the CPU
+    assert reference(planned("mm", "fp32")).layouts == (frozenset({(5, 1)}),)
+    assert reference(planned("mm", "fp32")).dtypes == (frozenset({torch.bfloat16}),)
+    assert reference(planned("matmul", "fp32")).layouts == ()  # a composite op
+    assert reference(planned("geqrf", "fp32", rule="fallthrough")).layouts == ()  # it has no Meta kernel
+    assert reference(planned("mul.Tensor", "fp32_bf16", rule="fallthrough")).dtypes == ()  # a mixture
+    assert own._made_by_pytorch(planned("mm", "fp32"), 2, lambda x: x) == []
+
+
+def test_strides_that_mean_nothing_are_not_compared() -> None:
+    assert layout(torch.empty(3, 0, 2)) == ()
+    assert layout(torch.eye(2).to_sparse()) == ()
+    assert layout(torch.empty(1, 2, 3)) == (3, 1)
+
+
+@pytest.mark.parametrize("sample", ["", "torch", "method"])
+def test_the_dtype_that_autocast_fills_in_is_the_kernels(sample: str) -> None:
+    device = known_devices()["virtual:cuda"]
+    todo = plan(Case("eager", "optdtype", "cumprod", sample, "fp16", "fp16", device.token, device.name), device)
+    call, args, kwargs = by_hand(todo, *build(todo.sample, todo.dtypes, Cpu()))
+    aten = todo.sample.call == "aten"
+    assert (kwargs.get("dtype"), args[0].dtype) == ((torch.float32, torch.float16) if aten else (None, torch.float32))
+    assert call(*args, **kwargs).dtype is torch.float32
+    call, args, kwargs = by_hand(todo, *build(todo.sample, todo.dtypes, Cpu()), "fp64")
+    assert call(*args, **kwargs).dtype is torch.float64
 
 
 def test_what_a_call_writes_to_and_shares_is_the_cpus() -> None:
