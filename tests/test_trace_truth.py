@@ -32,7 +32,7 @@ has none for the processor."""
 def profiled(run: Program) -> tuple[int, int, int]:
     """All casts, those autocast makes and those of gradients that a program makes, from the profiler.
 
-    A kernel of autocast casts and then calls its own op again, so such a cast's parent holds an op of its own name.
+    A kernel of autocast casts and then calls its own op again, so the last event of such a cast's parent has its name.
     """
     with profile(activities=[ProfilerActivity.CPU]) as prof:
         run()
@@ -43,7 +43,7 @@ def profiled(run: Program) -> tuple[int, int, int]:
         caller = conversion.cpu_parent if conversion is not None else None
         if caller is None:
             continue
-        if any(child.name == caller.name for child in caller.cpu_children):
+        if caller.cpu_children[-1].name == caller.name:
             autocast += 1
         elif "ToCopyBackward" in caller.name:
             gradient += 1
