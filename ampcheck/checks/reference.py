@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.checks import identical
 from ampcheck.executors import function
@@ -177,6 +178,7 @@ def placed(
     return out
 
 
+@_disable_current_modes()  # a virtual device is entered with one
 def raised_by_cpu(todo: Plan) -> Exception | None:
     """What the CPU raises on the dtypes that the kernel is to receive; None where it runs the call."""
     try:

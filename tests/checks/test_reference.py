@@ -13,6 +13,7 @@ from ampcheck.checks.reference import Reference, bound, by_hand, far, layout, mo
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.registry import known as known_devices
 from ampcheck.inputs import build
+from ampcheck.inputs import host_values as own_values
 from ampcheck.ops.describe import in_form
 from ampcheck.torch_dtypes import DTYPES
 from ampcheck.verdict import Plan, plan
@@ -192,3 +193,13 @@ def test_forms_change_normal_values_alone() -> None:
     assert [arg.fill for arg in large.args] == ["large", "large"]
     assert [arg.strided for arg in strided.args] == [True, True]
     assert in_form(replace(sample, args=(replace(sample.args[0], fill="unit"),)), "large") is None
+
+
+def test_a_virtual_device_leaves_no_fake_tensor_to_others() -> None:
+    own_values.cache_clear()
+    todo = planned("mm", "fp32")
+    with known_devices()["virtual:cuda"].running():
+        assert own.raised_by_cpu(todo) is None
+        values = own_values(todo.sample.args[0], 0)
+    assert type(values) is torch.Tensor
+    assert values.abs().sum().item() > 0
