@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ from ampcheck.scenario import Amp
 from ampcheck.spec.dtypes import LOW
 from ampcheck.spec.executors import EXECUTORS
 from ampcheck.spec.rules import RULES
-from ampcheck.torch_dtypes import DTYPES
+from ampcheck.torch_dtypes import DTYPES, name_of
 
 _CASE = pytest.StashKey[Case]()
 _WARNED = pytest.StashKey[list[warnings.WarningMessage]]()
@@ -230,7 +231,12 @@ class Session:
                 if amp and case.executor:
                     stack.enter_context(there(self._device[case.device]))
                     stack.enter_context(quiet())
-                yield
+                try:
+                    yield
+                except Exception as error:
+                    if amp and case.suite in ("eager", "autograd") and not isinstance(error, _JUDGED):
+                        _again(_function(item), amp, error)
+                    raise
             if amp:
                 amp.finish()
         finally:
@@ -249,7 +255,8 @@ class Session:
             status, message = status_of(call.excinfo, report.when or "call")
             differences = _differences(call.excinfo.value)
             if noted := _noted(item, differences):  # before the case raised something else
-                status, message = ("fail" if status == "unsupported" else status), "\n".join([*noted, message])
+                status = "fail" if status in ("broken", "unsupported") else status
+                message = "\n".join([*noted, message])
                 differences = [*noted, *differences]
         shown, why, entries = self._waive(status, message, differences, case)
         details = {}
@@ -329,6 +336,32 @@ def _function(item: pytest.Item) -> pytest.Function:
     """An item that is a case, by its class."""
     assert isinstance(item, pytest.Function)
     return item
+
+
+_JUDGED = (CheckFailure, Unsupported, AssertionError)
+"""Exceptions that say of themselves what they mean."""
+
+
+def _again(item: pytest.Function, amp: Amp, error: Exception) -> None:
+    """Run a scenario that raised once more, with every region off, on a device with values.
+
+    Raises Broken, or Unsupported, as `Amp.refused` does, where it raises the same then.
+    """
+    if not amp.device.has_values:
+        return
+    enter = torch.autocast.__init__
+
+    def off(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
+        enter(self, device_type, dtype, False, cache_enabled)
+
+    given = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+    reset({amp.type: amp.device.default_amp})
+    with patch.object(torch.autocast, "__init__", off):
+        try:
+            item.obj(**{**given, "amp": Amp(amp.device, name_of(amp.dtype))})
+        except Exception as same:
+            if type(same) is type(error) and str(same) == str(error):
+                amp.refused(error, "it")
 
 
 def _differences(error: BaseException) -> list[str]:

@@ -141,7 +141,7 @@ class Backend:
         if fallback:
             self._others.fallback(self.run, KEY)
         self._aten = Library("aten", "IMPL")
-        for overload, kernel in (self._special() | ({} if fallback else self._kernels())).items():
+        for overload, kernel in (({} if fallback else self._kernels()) | self._special()).items():
             if overload not in missing and overload.partition(".")[0] not in missing:
                 self._aten.impl(overload, kernel, KEY)
         for lazy in ("Conjugate", "Negative"):  # PyTorch would resolve the bit by a copy, and so for ever

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from ampcheck.cases import Case
 from ampcheck.checks import Broken, CheckFailure, Unsupported
 from ampcheck.devices.cpu import Cpu
 from ampcheck.ops.describe import FORMS
+from ampcheck.results import read
 from ampcheck.verdict import check_op
+from tests.cli_support import run_pytest
 
 Kernel = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 mm = torch.ops.aten.mm.default
@@ -225,6 +228,64 @@ def outcome() -> tuple[str, str]:
     except CheckFailure as error:
         return "fail", str(error)
     return ("fail" if differences else "pass"), "\n".join(differences)
+
+
+SCENARIOS = """
+import pytest
+import torch
+from ampcheck.suite import scenario
+
+@scenario(dtypes="default")
+def test_always(amp):
+    with torch.autocast(amp.type, amp.dtype), amp.region():
+        raise ValueError("a bug")
+
+@scenario(dtypes="default")
+def test_refused(amp):
+    raise RuntimeError("'x' not implemented for 'BFloat16'")
+
+@scenario(dtypes="default")
+def test_in_a_region(amp):
+    with torch.autocast(amp.type, amp.dtype, True):
+        if torch.is_autocast_enabled(amp.type):
+            raise ValueError("a bug")
+
+@scenario(dtypes="default")
+def test_otherwise_in_a_region(amp):
+    with amp.region():
+        raise ValueError(str(torch.is_autocast_enabled(amp.type)))
+
+@scenario(dtypes="default")
+def test_noted_before(amp):
+    amp.expect("it", 1, 2)
+    raise ValueError("a bug")
+
+@pytest.mark.parametrize("that", [AssertionError])
+@scenario(dtypes="default")
+def test_asserted(amp, that):
+    raise that("it is not so")
+"""
+
+
+def test_a_scenario_that_raises_without_autocast_too_is_broken(tmp_path: Path) -> None:
+    for suite in ("eager", "scaler"):
+        (tmp_path / "suites" / suite).mkdir(parents=True)
+        (tmp_path / "suites" / suite / "test_state.py").write_text(SCENARIOS, encoding="utf-8")
+    (tmp_path / "suites" / "__init__.py").touch()
+    options = ("--import-mode=importlib", f"--rootdir={tmp_path}", "--device=cpu", "-p", "ampcheck.plugin")
+    run_pytest(tmp_path, "suites", *options, "--run-file=run.jsonl")
+    found = {(result.suite, result.op): result for result in read(tmp_path / "run.jsonl").results.values()}
+    assert {name: result.status for (suite, name), result in found.items() if suite == "eager"} == {
+        "always": "broken",
+        "refused": "unsupported",
+        "in_a_region": "fail",
+        "otherwise_in_a_region": "fail",
+        "noted_before": "fail",
+        "asserted": "fail",
+    }
+    assert found["eager", "always"].message == "it raised ValueError: a bug; it raises that without autocast, too"
+    # There is no autocast in what a scaler promises.
+    assert {result.status for (suite, _), result in found.items() if suite == "scaler"} == {"fail"}
 
 
 class Unreachable(Cpu):
