@@ -1,0 +1,215 @@
+"""Each check: nothing to say of right behaviour, and the right sentence on wrong behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from ampcheck import checks
+from ampcheck.checks import Difference, error_of
+from ampcheck.observe import Cast, KernelCall, Observation, SeenLeaf
+from ampcheck.spec.casting import Expectation
+
+MM = Expectation(("bf16", "bf16"), "mm")
+SUM = Expectation(("bf16",), "sum", dtype_kwarg="fp32")
+BOOM = RuntimeError("boom")
+RULE = "(rule downcast: eligible arguments are cast to the region's dtype)"
+
+
+def seen(got: str, given: str = "fp32", source: int | None = 0, on_device: bool = True) -> SeenLeaf:
+    return SeenLeaf(given, got, on_device, source)
+
+
+def ran(overload: str, *leaves: SeenLeaf, dtype: str | None = None, casts: Sequence[int | None] = ()) -> Observation:
+    made = [Cast("fp32", "bf16", source, 6) for source in casts]
+    return Observation([KernelCall(overload, leaves, dtype)], made)
+
+
+TWO = (seen("bf16"), seen("bf16", source=1))
+
+
+@pytest.mark.parametrize(
+    ("observation", "expected", "given", "says"),
+    [
+        (ran("mm", *TWO, casts=(0, 1)), MM, ("fp32", "fp32"), []),
+        (ran("mm", *TWO, casts=(0, 1, None)), MM, ("fp32", "fp32"), []),  # a cast of something else
+        (ran("mm", *TWO, casts=(0,)), MM, ("fp32", "bf16"), []),
+        (
+            ran("mm", *TWO, casts=(0,)),
+            MM,
+            ("fp32", "fp32"),
+            [f"autocast made 1 casts of the arguments of aten::mm; expected 2 {RULE}"],
+        ),
+        (
+            ran("mm", *TWO, casts=(0, 1)),
+            MM,
+            ("bf16", "fp32"),
+            [f"autocast made 2 casts of the arguments of aten::mm; expected 1 {RULE}"],
+        ),
+        (ran("mm", TWO[0], seen("bf16", source=None), casts=(0,)), MM, ("fp32", "fp32"), []),  # not all are followed
+        (
+            ran("mm", TWO[0], seen("fp32", source=1), casts=(0,)),
+            MM,
+            ("fp32", "fp32"),
+            [f"argument 1 of aten::mm was given as fp32 and reached the kernel as fp32; expected bf16 {RULE}"],
+        ),
+        (ran("mm", TWO[0], seen("fp16", source=None)), MM, ("bf16", "bf16"), []),
+        (
+            Observation([KernelCall("mm", TWO, None)], [Cast("fp32", "bf16", 0, 6)] * 2, changed=[(1, "fp32", "bf16")]),
+            MM,
+            ("fp32", "fp32"),
+            ["argument 1 of aten::mm was fp32 before the call and is bf16 after it; autocast casts copies"],
+        ),
+        (ran("sum", seen("bf16", "bf16"), dtype="fp32"), SUM, ("bf16",), []),
+        (
+            ran("sum", seen("bf16", "bf16"), dtype="bf16"),
+            SUM,
+            ("bf16",),
+            ["aten::sum ran with dtype=bf16; expected dtype=fp32 (rule downcast:"],
+        ),
+        (ran("mm", *TWO, dtype="fp64", casts=(0, 1)), MM, ("fp32", "fp32"), []),  # the caller's own
+        (Observation(), MM, ("fp32", "fp32"), ["the kernel of aten::mm never ran; what ran was: nothing (rule"]),
+        (ran("exp"), MM, ("fp32", "fp32"), ["the kernel of aten::mm never ran; what ran was: exp (rule downcast"]),
+        (
+            Observation(error=BOOM),
+            MM,
+            ("fp32", "fp32"),
+            ["aten::mm raised before its kernel ran: RuntimeError: boom (rule downcast"],
+        ),
+    ],
+)
+def test_what_a_kernel_received(
+    observation: Observation, expected: Expectation, given: Sequence[str], says: list[str]
+) -> None:
+    found = checks.kernel(observation, expected, given, "downcast")
+    assert len(found) == len(says), found
+    assert all(text.startswith(start) for text, start in zip(found, says, strict=True)), found
+    assert all(error_of(text) is observation.error for text in found)
+
+
+POLICIES = {"mm": "downcast", "exp": "upcast", "binary_cross_entropy": "banned"}
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (KernelCall("mm", TWO, None), []),
+        (KernelCall("mm", (seen("fp32"), TWO[1]), None), ["argument 0 of aten::mm was given as fp32 and reached the"]),
+        (KernelCall("exp", (seen("fp32", "bf16"),), None), []),
+        (KernelCall("exp", (seen("bf16", "bf16"),), None), ["argument 0 of aten::exp was given as bf16 and reached"]),
+        (KernelCall("tanh", (seen("fp16"),), None), []),
+        (KernelCall("binary_cross_entropy", (seen("fp16", "fp16"),) * 2, None), []),
+        (KernelCall("mm", (seen("fp32", on_device=False), TWO[1]), None), []),
+    ],
+)
+def test_the_parts_of_a_composite_op_follow_their_policies(call: KernelCall, says: list[str]) -> None:
+    found = checks.parts(Observation([call]), POLICIES, "bf16")
+    assert len(found) == len(says), found
+    assert all(text.startswith(start) for text, start in zip(found, says, strict=True))
+
+
+def test_a_dtype_of_the_caller_is_left_alone() -> None:
+    call = KernelCall("sum", (seen("bf16"),), "fp64")
+    assert checks.untouched_dtype(call, "fp64", "optdtype") == []
+    assert checks.untouched_dtype(None, "fp64", "optdtype") == []
+    (found,) = checks.untouched_dtype(call, None, "optdtype")
+    assert found.startswith(
+        "aten::sum ran with dtype=fp64; the caller's dtype=None was to be left alone (rule optdtype"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (RuntimeError("use binary_cross_entropy_with_logits"), ""),
+        (None, "aten::bce ran; expected a RuntimeError that names binary_cross_entropy_with_logits (rule banned"),
+        (BOOM, "aten::bce raised RuntimeError: boom; expected a RuntimeError that names binary_cross_entropy_with"),
+        (TypeError("use binary_cross_entropy_with_logits"), "aten::bce raised TypeError: use binary"),
+    ],
+)
+def test_a_banned_op_is_refused(error: Exception | None, says: str) -> None:
+    found = checks.refused(error, "bce", "binary_cross_entropy_with_logits", "banned")
+    assert [text[: len(says)] for text in found] == ([says] if says else [])
+    assert all(error_of(text) is error for text in found)
+
+
+@pytest.mark.parametrize(
+    ("got", "reference", "says"),
+    [
+        (None, None, []),
+        (BOOM, RuntimeError("other words"), []),
+        (
+            BOOM,
+            TypeError("no"),
+            ["it raised RuntimeError: boom; the same call on inputs cast by hand raised TypeError"],
+        ),
+        (BOOM, None, ["it raised RuntimeError: boom; the same call on inputs cast by hand succeeds"]),
+        (None, BOOM, ["it succeeded; the same call on inputs cast by hand raised RuntimeError: boom"]),
+    ],
+)
+def test_a_call_raises_what_it_raises_by_hand(
+    got: Exception | None, reference: Exception | None, says: list[str]
+) -> None:
+    found = checks.same_error(got, reference, "it")
+    assert [text[: len(start)] for text, start in zip(found, says, strict=True)] == says
+    assert all(error_of(text) is got for text in found)
+
+
+def test_output_dtypes() -> None:
+    outputs = [torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16)]
+    assert checks.output_dtypes(outputs, ["fp32", "bf16"], "it") == []
+    assert checks.output_dtypes(outputs, ["fp32", "fp32"], "it") == ["output 1 of it is bf16; expected fp32"]
+    assert checks.output_dtypes(outputs, ["fp32"], "it") == ["it returned 2 tensors; expected 1"]
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        (torch.ones(2), torch.ones(2), True),
+        (torch.ones(2), torch.tensor([1.0, 2.0]), False),
+        (torch.tensor([1.0, NAN]), torch.tensor([1.0, NAN]), True),
+        (torch.tensor([1.0, NAN]), torch.tensor([NAN, 1.0]), False),
+        (torch.tensor([1.0, NAN]), torch.tensor([2.0, NAN]), False),
+        (torch.tensor([0.0]), torch.tensor([NAN]), False),
+        (torch.tensor([1, 2]), torch.tensor([1, 2]), True),
+        (torch.tensor([1, 2]), torch.tensor([1, 3]), False),
+        (torch.tensor([1 + 2j]), torch.tensor([1 + 2j]), True),
+        (torch.tensor([1 + 2j]).conj(), torch.tensor([1 + 2j]), False),
+        (torch.eye(2).to_sparse(), torch.eye(2).to_sparse(), True),
+        (torch.eye(2).to_sparse(), torch.ones(2, 2).to_sparse(), False),
+    ],
+)
+def test_identical_values(a: torch.Tensor, b: torch.Tensor, same: bool) -> None:
+    assert checks.identical(a, b) is same
+
+
+def test_the_same_bits() -> None:
+    x = torch.tensor([1.0, 2.0])
+    assert checks.same_bits(x, x.clone(), "it") == []
+    assert checks.same_bits(x, x.double() + 1, "it") == []  # of another dtype, which another check tells
+    assert checks.same_bits(x, x[:1], "it") == ["it has shape (2,); expected (1,)"]
+    assert checks.bitwise([x, x], [x, x + 0.5], "it") == [
+        "output 1 of it differs from the same op on inputs cast by hand by up to 0.5; expected the same bits"
+    ]
+
+
+def test_an_exception_in_one_line() -> None:
+    assert checks.one_line(None) == "nothing"
+    assert checks.one_line(ValueError("two\n  lines")) == "ValueError: two lines"
+    whole = ValueError("x" * checks.MOST)
+    assert checks.one_line(whole) == f"ValueError: {whole}"
+    long = checks.one_line(ValueError("a" * checks.MOST + "z"))
+    assert (len(long), long[-1], " … " in long) == (checks.MOST + 3 + len("ValueError: "), "z", True)
+
+
+def test_a_failure_carries_the_exception_of_its_first_difference() -> None:
+    failure = checks.CheckFailure(["a sentence", Difference("another", BOOM)])
+    assert failure.error is failure.__cause__ is BOOM
+    other = ValueError("other")
+    assert checks.CheckFailure([Difference("another", BOOM)], other).error is other
+    assert checks.CheckFailure(["a sentence"]).error is None
