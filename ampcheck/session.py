@@ -343,21 +343,27 @@ _JUDGED = (CheckFailure, Unsupported, AssertionError)
 
 
 def _again(item: pytest.Function, amp: Amp, error: Exception) -> None:
-    """Run a scenario that raised once more, on a device with values, with regions that do nothing.
+    """Run a scenario that raised on a backend once more, there and on the CPU, with regions that do nothing.
 
-    Raises Broken, or Unsupported, as `Amp.refused` does, where it raises the same then.
+    Raises Broken, or Unsupported, as `Amp.refused` does, where the backend alone raises the same then.
     """
-    if not amp.device.has_values:
+    if amp.type == "cpu" or not amp.device.has_values:
         return
-    given = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
-    reset({amp.type: amp.device.default_amp})
     off: Any = {"__init__": lambda self, *_, **__: None, "__enter__": lambda self: self, "__exit__": lambda *_: None}
-    with patch.multiple(torch.autocast, **off):
+
+    def outside(device: Device) -> Exception | None:
+        given = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+        reset({device.type: device.default_amp})
         try:
-            item.obj(**{**given, "amp": Amp(amp.device, name_of(amp.dtype))})
-        except Exception as same:
-            if type(same) is type(error) and str(same) == str(error):
-                amp.refused(error, "it")
+            with patch.multiple(torch.autocast, **off):
+                item.obj(**{**given, "amp": Amp(device, name_of(amp.dtype))})
+        except Exception as raised:
+            return raised
+        return None
+
+    same = outside(amp.device)
+    if type(same) is type(error) and str(same) == str(error) and outside(known()["cpu"]) is None:
+        amp.refused(error, "it")
 
 
 def _differences(error: BaseException) -> list[str]:

@@ -16,10 +16,11 @@ from ampcheck.cases import Case
 from ampcheck.checks import Broken, CheckFailure, Unsupported
 from ampcheck.devices.cpu import Cpu
 from ampcheck.ops.describe import FORMS
-from ampcheck.results import read
+from ampcheck.results import Result, read
 from ampcheck.verdict import check_op
 from tests.cli_support import run_pytest
 
+BACKENDS = Path(__file__).parents[1] / "backends"
 Kernel = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 mm = torch.ops.aten.mm.default
 CASE = Case("eager", "downcast", "mm", "", "bf16", "bf16", "cpu", "cpu")
@@ -236,13 +237,19 @@ import torch
 from ampcheck.suite import scenario
 
 @scenario(dtypes="default")
-def test_always(amp):
+def test_on_the_backend(amp):
     with torch.autocast(amp.type, amp.dtype), amp.region():
-        raise ValueError("a bug")
+        if amp.type != "cpu":
+            raise ValueError("a bug")
 
 @scenario(dtypes="default")
 def test_refused(amp):
-    raise RuntimeError("'x' not implemented for 'BFloat16'")
+    if amp.type != "cpu":
+        raise NotImplementedError("Could not run 'aten::_mps_convolution' with arguments from the 'CPU' backend.")
+
+@scenario(dtypes="default")
+def test_on_the_cpu_too(amp):
+    raise ValueError("a bug")
 
 @scenario(dtypes="default")
 def test_in_a_region(amp):
@@ -253,39 +260,54 @@ def test_in_a_region(amp):
 @scenario(dtypes="default")
 def test_otherwise_in_a_region(amp):
     with amp.region():
-        raise ValueError(str(torch.is_autocast_enabled(amp.type)))
+        if amp.type != "cpu":
+            raise ValueError(str(torch.is_autocast_enabled(amp.type)))
 
 @scenario(dtypes="default")
 def test_noted_before(amp):
-    amp.expect("it", 1, 2)
-    raise ValueError("a bug")
+    if amp.type != "cpu":
+        amp.expect("it", 1, 2)
+        raise ValueError("a bug")
 
 @pytest.mark.parametrize("that", [AssertionError])
 @scenario(dtypes="default")
 def test_asserted(amp, that):
-    raise that("it is not so")
+    if amp.type != "cpu":
+        raise that("it is not so")
 """
 
 
-def test_a_scenario_that_raises_without_autocast_too_is_broken(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, str], Result]:
+    """The results of those scenarios, by suite, device and name."""
+    folder = tmp_path_factory.mktemp("scenarios")
     for suite in ("eager", "scaler"):
-        (tmp_path / "suites" / suite).mkdir(parents=True)
-        (tmp_path / "suites" / suite / "test_state.py").write_text(SCENARIOS, encoding="utf-8")
-    (tmp_path / "suites" / "__init__.py").touch()
-    options = ("--import-mode=importlib", f"--rootdir={tmp_path}", "--device=cpu", "-p", "ampcheck.plugin")
-    run_pytest(tmp_path, "suites", *options, "--run-file=run.jsonl")
-    found = {(result.suite, result.op): result for result in read(tmp_path / "run.jsonl").results.values()}
-    assert {name: result.status for (suite, name), result in found.items() if suite == "eager"} == {
-        "always": "broken",
+        (folder / "suites" / suite).mkdir(parents=True)
+        (folder / "suites" / suite / "test_state.py").write_text(SCENARIOS, encoding="utf-8")
+    (folder / "suites" / "__init__.py").touch()
+    options = ("--import-mode=importlib", f"--rootdir={folder}", "--device=cpu", "-p", "ampcheck.plugin")
+    (folder / "mine.py").write_text(f"import sys\nsys.path.insert(0, {str(BACKENDS)!r})\nfrom partial import DEVICES\n")
+    run_pytest(folder, "suites", *options, "--device=partial", "--device-module=mine", "--run-file=run.jsonl")
+    return {(r.suite, r.device, r.op): r for r in read(folder / "run.jsonl").results.values()}
+
+
+def test_a_scenario_that_raises_without_autocast_too_is_broken(judged: dict[tuple[str, str, str], Result]) -> None:
+    assert {
+        name: r.status for (suite, device, name), r in judged.items() if (suite, device) == ("eager", "partial")
+    } == {
+        "on_the_backend": "broken",
         "refused": "unsupported",
+        "on_the_cpu_too": "fail",
         "in_a_region": "fail",
         "otherwise_in_a_region": "fail",
         "noted_before": "fail",
         "asserted": "fail",
     }
-    assert found["eager", "always"].message == "it raised ValueError: a bug; it raises that without autocast, too"
-    # There is no autocast in what a scaler promises.
-    assert {result.status for (suite, _), result in found.items() if suite == "scaler"} == {"fail"}
+    said = judged["eager", "partial", "on_the_backend"].message
+    assert said == "it raised ValueError: a bug; it raises that without autocast, too"
+    # There is no autocast in what a scaler promises, and the CPU is PyTorch's own.
+    assert judged["scaler", "partial", "on_the_backend"].status == "fail"
+    assert judged["eager", "cpu", "on_the_cpu_too"].status == "fail"
 
 
 class Unreachable(Cpu):
