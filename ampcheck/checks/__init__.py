@@ -149,7 +149,7 @@ def refused(error: Exception | None, overload: str, mention: str, rule: str) -> 
 def same_error(got: Exception | None, reference: Exception | None, name: str) -> list[str]:
     """Under autocast a call raises exactly where the same call on inputs cast by hand raises."""
     if (got is None) == (reference is None):
-        if got is None or type(got) is type(reference):
+        if type(got) is type(reference):
             return []
         by_hand = f"the same call on inputs cast by hand raised {one_line(reference)}"
         return [Difference(f"{name} raised {one_line(got)}; {by_hand}", got)]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from ampcheck import outcome as outcome_of
 from ampcheck import verdict
 from ampcheck.cases import Case
 from ampcheck.checks import Broken, CheckFailure, Unsupported
@@ -229,6 +230,49 @@ def outcome() -> tuple[str, str]:
     except CheckFailure as error:
         return "fail", str(error)
     return ("fail" if differences else "pass"), "\n".join(differences)
+
+
+@pytest.mark.parametrize(
+    ("whose", "when", "error", "status"),
+    [
+        ("ampcheck", "call", ValueError("x"), "error"),
+        ("ampcheck", "call", AssertionError("x"), "fail"),
+        ("suites", "call", ValueError("x"), "fail"),
+        ("backend", "call", ValueError("x"), "fail"),
+        ("ampcheck", "setup", AssertionError("x"), "error"),
+        ("suites", "setup", ValueError("x"), "error"),
+        ("backend", "setup", ValueError("x"), "fail"),
+        ("torch", "teardown", ValueError("x"), "fail"),
+        ("ampcheck", "setup", Broken(["x"]), "broken"),
+        ("ampcheck", "call", CheckFailure(["x"]), "fail"),
+        ("ampcheck", "call", Unsupported("x"), "unsupported"),
+    ],
+)
+def test_whose_an_exception_is(
+    whose: str, when: str, error: Exception, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcome_of.causes, "raised_by", lambda _: whose)
+    with pytest.raises(type(error)) as caught:
+        raise error
+    assert outcome_of.status_of(caught, when)[0] == status
+
+
+@pytest.mark.parametrize(
+    ("status", "before", "after", "text"),
+    [
+        ("pass", "passed", "passed", None),
+        ("fail", "failed", "failed", "said"),
+        ("fixed", "passed", "failed", "said"),
+        ("deviation", "failed", "skipped", "said"),
+        ("unsupported", "failed", "skipped", "said"),
+        ("broken", "failed", "failed", "said"),
+    ],
+)
+def test_what_pytest_makes_of_a_status(status: str, before: str, after: str, text: str | None) -> None:
+    report = pytest.TestReport("node", ("file", 0, "case"), {}, before, None, "call")  # type: ignore[arg-type]
+    outcome_of.mark(report, status, "known", "said")
+    assert (report.outcome, report.longrepr) == (after, text)
+    assert getattr(report, "wasxfail", None) == ("known" if after == "skipped" else None)
 
 
 SCENARIOS = """
