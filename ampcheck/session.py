@@ -354,8 +354,11 @@ def _again(item: pytest.Function, amp: Amp, error: Exception) -> None:
     def outside(device: Device) -> Exception | None:
         given = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
         reset({device.type: device.default_amp})
+        region = patch.object(
+            device, "autocast", lambda *_, **__: torch.autocast(device.type)
+        )  # it may be another class
         try:
-            with patch.multiple(torch.autocast, **off):
+            with patch.multiple(torch.autocast, **off), region:
                 item.obj(**{**given, "amp": Amp(device, name_of(amp.dtype))})
         except Exception as raised:
             return raised

@@ -9,7 +9,7 @@ import torch
 
 from ampcheck.cases import Case
 from ampcheck.checks import reference as own
-from ampcheck.checks.reference import Reference, bound, by_hand, far, layout, mover, placed, reference
+from ampcheck.checks.reference import Reference, bound, by_hand, dense, distance, far, layout, mover, placed, reference
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.registry import known as known_devices
 from ampcheck.inputs import build
@@ -113,6 +113,22 @@ def test_complex_values_are_not_finite_alike() -> None:
             torch.tensor([got], dtype=torch.complex64), exact, torch.zeros(1, dtype=torch.float64), "fp32", "it"
         )
         assert bool(found) is wrong
+
+
+def test_a_complex_value_beside_a_real_one() -> None:
+    real, numbers = torch.tensor([3.0], dtype=torch.float64), torch.tensor([3 + 4j])
+    assert distance(real, numbers).tolist() == distance(numbers, real).tolist() == [4.0]
+    moved = torch.zeros(1, dtype=torch.float64)
+    infinite, nothing = torch.tensor([complex("inf")]), torch.tensor([float("nan")])
+    assert far(infinite, torch.tensor([float("inf")], dtype=torch.float64), moved, "fp32", "it") == []
+    assert far(nothing, infinite.to(torch.complex128), moved, "fp32", "it") == []
+
+
+def test_a_sparse_tensor_is_compared_as_a_strided_one() -> None:
+    assert dense(torch.eye(2).to_sparse()).layout is torch.strided
+    x = torch.eye(2)
+    assert dense(x) is x
+    assert far(x.to_sparse(), x.double(), torch.zeros(2, 2, dtype=torch.float64), "fp32", "it") == []
 
 
 def test_whole_numbers_and_shapes_are_equal() -> None:
