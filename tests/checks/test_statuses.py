@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from ampcheck import verdict
 from ampcheck.cases import Case
 from ampcheck.checks import Broken, CheckFailure, Unsupported
 from ampcheck.devices.cpu import Cpu
-from ampcheck.ops.describe import FORMS
 from ampcheck.results import Result, read
 from ampcheck.verdict import check_op
 from tests.cli_support import run_pytest
@@ -118,89 +116,6 @@ def test_a_wrong_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdict, "watch", lambda case, device, todo: seen)
     got, said = outcome()
     assert (got, says in said) == (status, True), said
-
-
-class Elsewhere(Cpu):
-    """A device that is not the CPU and has no op database."""
-
-    type = "elsewhere"
-    database = False
-    refusals = ("not on elsewhere",)
-
-
-@pytest.mark.parametrize(
-    ("device", "changes", "op", "formed"),
-    [
-        (Cpu(), {}, {}, True),
-        (Cpu(), {"inputs": "fp32"}, {}, True),
-        (Cpu(), {"inputs": "fp64"}, {}, False),
-        (Cpu(), {"sample": "torch"}, {}, False),
-        (Cpu(), {}, {"values": "none"}, False),
-        (Cpu(), {}, {"overload": "mm.out"}, False),
-        (Elsewhere(), {}, {}, True),
-        (Elsewhere(), {"inputs": "fp32"}, {}, False),
-    ],
-)
-def test_which_cases_try_other_values(
-    device: Cpu, changes: dict[str, str], op: dict[str, str], formed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    todo = verdict.plan(CASE, Cpu())
-    todo = replace(todo, op=replace(todo.op, **op))  # type: ignore[arg-type]
-    tried: list[str] = []
-    monkeypatch.setattr(verdict, "_results", lambda case, device, other, name: tried.append(other.sample.name) or [])
-    monkeypatch.setattr(verdict, "run", lambda *_: None)
-    monkeypatch.setattr(verdict, "require_inputs", lambda *_: None)
-    monkeypatch.setattr(verdict, "_overwritten", lambda *_: [])
-    case = replace(CASE, op=op.get("overload", "mm"), **changes)  # type: ignore[arg-type]
-    assert verdict._forms(case, device, todo, "it") == []
-    assert [name.rpartition(", ")[2] for name in tried] == (list(FORMS) if formed else [])
-
-
-MIXED = replace(CASE, rule="fallthrough", inputs="bf16_fp32")
-
-
-@pytest.mark.parametrize(
-    ("case", "device", "raised", "on_cpu", "status"),
-    [
-        (CASE, Cpu(), "boom", None, "broken"),
-        (CASE, Cpu(), "boom", "boom", "broken"),  # the device is the CPU
-        (CASE, Elsewhere(), "boom", None, "broken"),
-        (CASE, Elsewhere(), "boom", "boom", "unsupported"),
-        (CASE, Elsewhere(), "boom", "another", "broken"),
-        (CASE, Elsewhere(), "boom", ValueError("boom"), "broken"),
-        (CASE, Elsewhere(), "not on elsewhere", None, "unsupported"),
-        (CASE, Elsewhere(), "expected scalar type Half", "another", "broken"),
-        (MIXED, Elsewhere(), "expected scalar type Half", None, "pass"),
-        (MIXED, Elsewhere(), "boom", "another", "pass"),
-        (MIXED, Elsewhere(), "boom", None, "broken"),
-        (replace(MIXED, inputs="int64"), Elsewhere(), "boom", "another", "pass"),
-    ],
-)
-def test_what_is_raised_without_autocast_too(
-    case: Case, device: Cpu, raised: str, on_cpu: Any, status: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cpu = RuntimeError(on_cpu) if isinstance(on_cpu, str) else on_cpu
-    monkeypatch.setattr(verdict, "raised_by_cpu", lambda todo: cpu)
-    got = "pass"
-    try:
-        verdict.judge_raise(RuntimeError(raised), device, verdict.plan(case, Cpu()), "it")
-    except (Broken, Unsupported) as error:
-        got = type(error).__name__.lower()
-    assert got == status
-
-
-@pytest.mark.parametrize(
-    ("inputs", "rule", "one"),
-    [
-        ("bf16", "downcast", True),
-        ("fp16_fp32", "downcast", True),
-        ("fp16_fp32", "fallthrough", False),
-        ("int64", "fallthrough", False),
-        ("bool", "fallthrough", False),
-    ],
-)
-def test_a_kernel_that_gets_one_dtype(inputs: str, rule: str, one: bool) -> None:
-    assert verdict.asks_for_one_dtype(verdict.plan(replace(CASE, inputs=inputs, rule=rule), Cpu())) is one
 
 
 def by_hand(kernel: Kernel) -> Any:
