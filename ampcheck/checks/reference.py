@@ -255,7 +255,8 @@ def far(
     finite = want.isfinite()
     right = torch.where(finite, got.isfinite() & (distance(got, want) <= limit), _same_nonfinite(got, want))
     most = torch.finfo(got.dtype.to_real()).max
-    if not (got.is_complex() or want.is_complex()):  # beyond the dtype's range, an infinity is right, and so is a value near the largest one
+    if not (got.is_complex() or want.is_complex()):
+        # Beyond the dtype's range, an infinity is right, and so is a value near the largest one.
         huge = got.to(want.dtype) * want.sign() >= most / 2
         right |= finite & (want.abs() > most - limit) & huge
     wrong = ~right
