@@ -130,7 +130,7 @@ STATES = (
 
 @pytest.mark.parametrize(
     ("base", "rules", "least"),
-    [("cuda", POLICIES, 4800), ("cuda", STATES, 480), ("cpu", ("downcast", "upcast", "promote"), 2900)],
+    [("cuda", POLICIES, 4700), ("cuda", STATES, 480), ("cpu", ("downcast", "upcast", "promote"), 2900)],
     ids=["policies", "states", "cpu"],
 )
 def test_one_call_gives_a_backend_its_autocast(tmp_path: Path, base: str, rules: tuple[str, ...], least: int) -> None:
