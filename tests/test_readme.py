@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -10,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.cli_support import environment
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -28,8 +29,8 @@ def commands(program: str) -> list[list[str]]:
 
 
 def run(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, "-m", *words], cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", *words]
+    return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("words", commands("pytest"), ids=" ".join)
