@@ -1,4 +1,4 @@
-"""The error that stands for bad input, and where an exception was raised."""
+"""The error for bad input, and a function that names the place where an exception was raised."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import traceback
 from pathlib import Path
 
 _PACKAGE = str(Path(__file__).parent)
-# What lies in the package and is under test: a backend and its autocast kernels.
+# These parts of the package are under test themselves: a backend and its autocast kernels.
 _TESTED = tuple(str(Path(_PACKAGE, part)) for part in ("jax_device", "register"))
 
 

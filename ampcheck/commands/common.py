@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ampcheck.errors import UsageError
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -20,6 +23,17 @@ def add_device_module(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device-module", action="append", default=[], metavar="MODULE", help="a module that defines DEVICES"
     )
+
+
+def print_or_write(text: str, out: Path | None, what: str) -> None:
+    """Write a text to a file, or print it where there is none. Raises UsageError where the file cannot be written."""
+    if out is None:
+        print(text, end="")
+        return
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"the {what} {out} cannot be written: {error.strerror}") from error
 
 
 def seconds(text: str) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampcheck.commands import run as run_command
-from ampcheck.errors import UsageError
+from ampcheck.commands.common import print_or_write
 
 if TYPE_CHECKING:
     from ampcheck.commands.common import Subparsers
@@ -24,11 +24,5 @@ def add(commands: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print or write the keys, sorted. Raises UsageError where an option names something unknown."""
     text = "".join(f"{key}\n" for key in sorted(run_command.collect(args).cases))
-    if args.out is None:
-        print(text, end="")
-        return 0
-    try:
-        args.out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"the manifest {args.out} cannot be written: {error.strerror}") from error
+    print_or_write(text, args.out, "manifest")
     return 0

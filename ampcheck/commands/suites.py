@@ -30,9 +30,10 @@ def folder() -> Path:
 
 
 def by_name(name: str) -> str:
-    """The path of what a module's name such as "ampcheck.suites.eager" stands for; "" for another name.
+    """Return the path of a suite, or of a file of one, from its module name; "" where there is none.
 
-    A node id may follow the name of a file: "ampcheck.suites.eager.test_promote::test_promote".
+    "ampcheck.suites.eager" is a folder. A node id may follow the name of a file:
+    "ampcheck.suites.eager.test_promote::test_promote".
     """
     module, colons, rest = name.partition("::")
     head, *parts = module.removeprefix("ampcheck.").split(".")

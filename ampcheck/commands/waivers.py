@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ampcheck.errors import UsageError
+from ampcheck.commands.common import print_or_write
 
 if TYPE_CHECKING:
     from ampcheck.commands.common import Subparsers
@@ -44,11 +44,5 @@ def run_baseline(args: argparse.Namespace) -> int:
     from ampcheck.supervisor import baseline
 
     text = baseline.text([read(path) for path in args.run_files], args.device)
-    if args.out is None:
-        print(text, end="")
-        return 0
-    try:
-        args.out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"the baseline {args.out} cannot be written: {error.strerror}") from error
+    print_or_write(text, args.out, "baseline")
     return 0

@@ -41,11 +41,11 @@ Plant = Callable[[Subject], AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class Fault:
-    """A mistake, the cases that run under it and what must be said of it.
+    """A mistake in a backend, the cases that run under it and the verdict they must have.
 
-    `cases`: patterns of `suite/rule/id`. Every red case has a status of `statuses`, and there is one whose message has
-    each of `says`; a fault that is no matter of conformance has ("pass",), and all pass. Without `cases` the run is to
-    be refused, in a sentence that has each of `says`.
+    `cases`: patterns of `suite/rule/id`. Every red case must have a status of `statuses`, and one message must contain
+    all of `says`. A mistake that conformance does not see has ("pass",). Without `cases`, the run must be refused with
+    a sentence that contains all of `says`.
     """
 
     name: str

@@ -14,12 +14,12 @@ Nothing here knows of faults but `Backend.planted` and `Backend.copy`, through w
 from __future__ import annotations
 
 import re
-import types
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from device_module import DeviceModule
 from torch.library import Library, fallthrough_kernel
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_map
@@ -32,46 +32,6 @@ aten = torch.ops.aten
 KEY = "PrivateUse1"
 META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 Kernel = Callable[..., Any]
-
-
-class Module(types.ModuleType):
-    """What PyTorch asks of `torch.<name>`. `get_amp_supported_dtype` comes from `register_autocast`."""
-
-    @staticmethod
-    def is_available() -> bool:
-        return True
-
-    @staticmethod
-    def is_initialized() -> bool:
-        return True
-
-    @staticmethod
-    def device_count() -> int:
-        return 1
-
-    @staticmethod
-    def current_device() -> int:
-        return 0
-
-    @staticmethod
-    def synchronize(device: Any = None) -> None:
-        """Kernels have ended when they return."""
-
-    @staticmethod
-    def get_rng_state(device: Any = None) -> torch.Tensor:
-        return torch.get_rng_state()
-
-    @staticmethod
-    def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
-        torch.set_rng_state(state)
-
-    @staticmethod
-    def manual_seed_all(seed: int) -> None:
-        """The CPU's generator draws for the device."""
-
-    @staticmethod
-    def _is_in_bad_fork() -> bool:
-        return False
 
 
 class Arrays:
@@ -282,7 +242,7 @@ def _set_up(name: str, *, guard: bool) -> None:
     """What `_setup_privateuseone_for_python_backend` does, with PyTorch's guard in Python or without one."""
     torch.utils.rename_privateuse1_backend(name)
     torch.utils.generate_methods_for_privateuse1_backend()
-    torch._register_device_module(name, Module(f"torch.{name}"))
+    torch._register_device_module(name, DeviceModule(f"torch.{name}"))
     torch._C._acc.register_python_privateuseone_hook(backend_registration._DummyPrivateUse1Hook())
     if guard:
         torch._C._acc.register_python_privateuseone_device_guard(backend_registration._DummyDeviceGuard())

@@ -1,7 +1,7 @@
 """A PrivateUse1 backend whose tensors are NumPy arrays, with autocast from one call of `register_autocast`.
 
-It stands for the backends that call is made for: of ampcheck it uses that call and the device class. NumPy computes
-what it has a function for; the rest runs in PyTorch's CPU kernels on the arrays' own memory.
+It uses that call and the device class, as another backend would. NumPy computes the ops of `FUNCTIONS`; the others run
+in PyTorch's CPU kernels on the arrays' own memory.
 
 The environment variable NPY_BASE is the base of the registration, "cuda" unless it says "cpu". NPY_FAULT plants a
 mistake in it: "drop" gives linear no kernel, "policy" sends exp to the lower precision, "uncached" keeps no casts,

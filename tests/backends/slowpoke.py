@@ -1,6 +1,6 @@
 """A PrivateUse1 backend as somebody else would write it: CPU tensors in a wrapper, autocast registered by hand.
 
-It stands for the backends this suite is made for; nothing of ampcheck but the device class is used. The environment
+It uses nothing of ampcheck but the device class and the policy table. The environment
 variable SLOWPOKE_FAULT plants a mistake: "linear" forgets to register linear, "doubles" casts float64 too, "lazy" never
 fills in a dtype.
 """
@@ -8,10 +8,10 @@ fills in a dtype.
 from __future__ import annotations
 
 import os
-import types
 from typing import Any
 
 import torch
+from device_module import DeviceModule
 from torch.library import Library, fallthrough_kernel
 from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -24,36 +24,10 @@ FAULT = os.environ.get("SLOWPOKE_FAULT", "")
 KEY = "AutocastPrivateUse1"
 
 
-class _Module(types.ModuleType):
-    """What PyTorch asks of `torch.slowpoke`."""
-
+class _Module(DeviceModule):
     @staticmethod
     def get_amp_supported_dtype() -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
-
-    @staticmethod
-    def is_available() -> bool:
-        return True
-
-    @staticmethod
-    def is_initialized() -> bool:
-        return True
-
-    @staticmethod
-    def device_count() -> int:
-        return 1
-
-    @staticmethod
-    def current_device() -> int:
-        return 0
-
-    @staticmethod
-    def manual_seed_all(seed: int) -> None:
-        """The CPU's generator draws for the device."""
-
-    @staticmethod
-    def _is_in_bad_fork() -> bool:
-        return False
 
 
 _setup_privateuseone_for_python_backend(rename=NAME, backend_module=_Module(f"torch.{NAME}"))
