@@ -2,7 +2,7 @@
 
 import os
 
-pytest_plugins = ("ampcheck.plugin",)
+pytest_plugins = ("ampcheck.runner.plugin",)
 
 # JAX does not write its kept programs at once, so two processes that run at the same time share none.
 _KEPT, _WORKER = (os.environ.get(name, "") for name in ("JAX_COMPILATION_CACHE_DIR", "PYTEST_XDIST_WORKER"))

@@ -11,18 +11,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ampcheck.bench.user_step import step
-    from ampcheck.lint.compare import check_scripted
-    from ampcheck.tracing import trace
-    from ampcheck.watching import watch
+    from ampcheck.bench.advise.user_step import step
+    from ampcheck.tools.lint.compare import check_scripted
+    from ampcheck.tools.tracing import trace
+    from ampcheck.tools.watching import watch
 
 __all__ = ["check_scripted", "step", "trace", "watch"]
 
 _HOME = {
-    "check_scripted": "ampcheck.lint.compare",
-    "step": "ampcheck.bench.user_step",
-    "trace": "ampcheck.tracing",
-    "watch": "ampcheck.watching",
+    "check_scripted": "ampcheck.tools.lint.compare",
+    "step": "ampcheck.bench.advise.user_step",
+    "trace": "ampcheck.tools.tracing",
+    "watch": "ampcheck.tools.watching",
 }
 """Where each public name is made; it is imported when first asked for, because that imports torch."""
 

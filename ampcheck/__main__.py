@@ -1,5 +1,5 @@
 """`python -m ampcheck` is the command `ampcheck`."""
 
-from ampcheck.cli import main
+from ampcheck.cli.main import main
 
 raise SystemExit(main())

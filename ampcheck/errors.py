@@ -1,34 +1,65 @@
-"""The error for bad input, and a function that names the place where an exception was raised."""
+"""The exceptions: bad input, a failed check, an op that fails without autocast too, a device that lacks something."""
 
 from __future__ import annotations
 
-import sys
-import traceback
-from pathlib import Path
-
-_PACKAGE = str(Path(__file__).parent)
-# These parts of the package are under test themselves: a backend and its autocast kernels.
-_TESTED = tuple(str(Path(_PACKAGE, part)) for part in ("jax_device", "register"))
+from collections.abc import Sequence
 
 
 class UsageError(Exception):
     """What the user gave cannot be used. Its text is one sentence that says why; the command line exits with 2."""
 
 
-def raised_in(error: BaseException) -> str:
-    """Name the innermost frame outside of ampcheck and torch: "file.py:12 in function"; "" where there is none."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{_short(error.filename)}:{error.lineno}"
-    torch = getattr(sys.modules.get("torch"), "__file__", None)
-    foreign = (str(Path(torch).parent),) if torch else ()
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        ours = frame.filename.startswith(_PACKAGE) and not frame.filename.startswith(_TESTED)
-        if not ours and not frame.filename.startswith((*foreign, "<")):
-            return f"{_short(frame.filename)}:{frame.lineno} in {frame.name}"
-    return ""
+class Difference(str):
+    """A sentence about an exception, which it carries, so that the failure has its traceback and its cause.
+
+    A check that turns an exception into a sentence returns `Difference(sentence, error)`.
+    """
+
+    error: BaseException | None
+
+    def __new__(cls, text: str, error: BaseException | None = None) -> Difference:
+        made = super().__new__(cls, text)
+        made.error = error
+        return made
 
 
-def _short(path: str) -> str:
-    """A path as seen from the current folder, where it lies there."""
-    here = Path.cwd()
-    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
+def error_of(difference: str) -> BaseException | None:
+    """The exception that a sentence speaks of; None for one of no exception."""
+    return getattr(difference, "error", None)
+
+
+class CheckFailure(AssertionError):
+    """The device does not do what PyTorch promises; carries each difference as a sentence.
+
+    `error`: the exception that the sentences speak of, by default that of the first `Difference` among them. It is the
+    failure's `__cause__`, too. The traceback and the cause of the case are taken from it, so pass it on wherever an
+    exception was caught: by `Difference(sentence, error)` in a list of differences, or by `CheckFailure([...], error)`.
+    """
+
+    def __init__(self, differences: Sequence[str], error: BaseException | None = None) -> None:
+        super().__init__("\n".join(differences))
+        self.differences = list(differences)
+        self.error = error or next(filter(None, map(error_of, differences)), None)
+        self.__cause__ = self.error
+
+
+class Broken(CheckFailure):
+    """The op raises or is wrong without autocast, too; carries each difference as a sentence."""
+
+
+class Unsupported(Exception):
+    """The device declares that it lacks what it was asked, or PyTorch's dispatcher has no kernel; its text says so."""
+
+
+MOST = 2000
+"""The most characters that `one_line` keeps of an exception's message."""
+
+
+def one_line(error: BaseException | None) -> str:
+    """An exception with its whole message as one line of text; of a very long message the beginning and the end."""
+    if error is None:
+        return "nothing"
+    text = " ".join(str(error).split())
+    if len(text) > MOST:
+        text = f"{text[: MOST * 3 // 4]} … {text[-MOST // 4 :]}"
+    return f"{type(error).__name__}: {text}"

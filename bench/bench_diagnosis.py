@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from ampcheck.bench import diagnosis, evidence
-from ampcheck.bench.clocks import CpuClock
-from ampcheck.bench.model import PRECISIONS
-from ampcheck.bench.user_step import UserStep
+from ampcheck.bench.advise import diagnosis, evidence
+from ampcheck.bench.advise.user_step import UserStep
+from ampcheck.bench.core.clocks import CpuClock
+from ampcheck.bench.core.model import PRECISIONS
 from tests.bench.test_diagnosis import BF16, CPU, mlp, saw
 
 

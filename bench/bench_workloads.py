@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from ampcheck.bench.arms import arms, executors
-from ampcheck.bench.measure import Measurer
-from ampcheck.bench.model import ArmResult, Group, MachineryWorkload
-from ampcheck.bench.summary import summarize
-from ampcheck.bench.worker import Plan
+from ampcheck.bench.core.model import ArmResult, BenchPlan, Group, MachineryWorkload
+from ampcheck.bench.run.measure import Measurer
+from ampcheck.bench.run.summary import summarize
+from ampcheck.bench.run.variants import arms, executors
 from ampcheck.bench.workloads import catalogue
 from ampcheck.devices.registry import select
 
@@ -52,7 +51,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def measured(case: tuple[str, str, str, str]) -> Iterator[tuple[Measurer, Group, dict[str, Any]]]:
     """The group of a case: measured when its first arm asks, kept until another group's does."""
     device, executor, workload, _ = case
-    plan = Plan(device, [], 0, ROUNDS, SECONDS, True, 1, [])
+    plan = BenchPlan(device, [], 0, ROUNDS, SECONDS, True, 1, [])
     measurer = _measurers.setdefault(device, Measurer(plan))
     with measurer.device.running(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a compiler's advice is no matter here

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.bench import machine
-from ampcheck.bench.run import environment
+from ampcheck.bench.core import machine
+from ampcheck.bench.run.group import environment
 
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
 os.environ.update(environment(THREADS))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck import cli
+from ampcheck.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -123,7 +123,7 @@ def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The sentence with which the command line refuses its arguments; asserts that it is one, and exit code 2."""
-    assert cli.main(arguments) == 2
+    assert main.main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("ampcheck: ")

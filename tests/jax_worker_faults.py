@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import ampcheck.jax_device  # noqa: F401
-from ampcheck.opcoverage import worker
+from ampcheck.jax_device.coverage import worker
 
 calls = itertools.count()
 

@@ -55,8 +55,8 @@ def pytest_collection_finish(session: Any) -> None:
 
 
 def _scenario(item: Any, device: Any, dtype: str) -> dict[str, Any]:
-    from ampcheck.repro import of_scenario
-    from ampcheck.torch_dtypes import DTYPES
+    from ampcheck.reproduce import of_scenario
+    from ampcheck.spec.torch_dtypes import DTYPES
 
     given = {name: value for name, value in item.callspec.params.items() if name != "amp"}
     found = _found(item)
@@ -66,7 +66,7 @@ def _scenario(item: Any, device: Any, dtype: str) -> dict[str, Any]:
 
 def _found(item: Any) -> dict[str, Any]:
     """What a scenario finds, run as the suite runs it: its differences, or else the name of what it raised."""
-    from ampcheck.checks import CheckFailure
+    from ampcheck.errors import CheckFailure
 
     if set(item.fixturenames) - set(item.callspec.params):  # it draws programs, by what pytest was told
         return {"differences": [], "raised": ""}
@@ -85,8 +85,8 @@ def _found(item: Any) -> dict[str, Any]:
 
 def _sample(cases: list[Any]) -> list[Any]:
     """Some op cases of one rule on one device in one suite, and some with a known deviation."""
-    from ampcheck.deviations import Waivers
-    from ampcheck.ops.opinfo import SAMPLE
+    from ampcheck.runner.deviations import Waivers
+    from ampcheck.samples.op_database import SAMPLE
 
     waivers = Waivers([cases[0][1]], [])
     own = [given for given in cases if given[0].sample != SAMPLE]
@@ -96,16 +96,16 @@ def _sample(cases: list[Any]) -> list[Any]:
 
 
 def _op(case: Any, device: Any) -> dict[str, Any]:
-    from ampcheck.checks import Unsupported
-    from ampcheck.executors import parity, program
-    from ampcheck.gradients import check_gradients
-    from ampcheck.repro import of_gradient, of_op
-    from ampcheck.verdict import check_op
+    from ampcheck.checks import parity
+    from ampcheck.checks.backward import check_gradients
+    from ampcheck.checks.forward import check_op
+    from ampcheck.errors import Unsupported
+    from ampcheck.reproduce import of_compiled, of_gradient, of_op
 
     check, write = {
         "eager": (check_op, of_op),
         "autograd": (check_gradients, of_gradient),
-        "jit": (parity.check, program.reproduce),
+        "jit": (parity.check, of_compiled),
     }[case.suite]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated ops; the suites leave these out by their text

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ampcheck.results import RED, Result, read
+from ampcheck.runner.results import RED, Result, read
 from tests.backends.backend_faults import BACKENDS, FAULTS, Fault
 from tests.cli_support import LIMIT
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.results import RED, Result, read
+from ampcheck.runner.results import RED, Result, read
 
 BACKENDS = Path(__file__).parent / "backends"
 ROOT = Path(__file__).parent.parent

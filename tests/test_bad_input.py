@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck import results
-from ampcheck.deviations import load
 from ampcheck.devices.registry import known
 from ampcheck.errors import UsageError
+from ampcheck.runner import results
+from ampcheck.runner.deviations import load
 from tests.cli_support import ROOT, refused, run, run_pytest
 
 _ENTRY = {
@@ -228,7 +228,7 @@ def rule_folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("parallel", [(), ("-n2",)], ids=["one", "xdist"])
 def test_a_stale_deviation_is_red(rule_folder: Path, parallel: tuple[str, ...]) -> None:
     (rule_folder / "mine.toml").write_text(toml({**_ENTRY, "cases": ["append/nothing-*"]}))
-    options = ("--device=virtual:xpu", "--deviations=mine.toml", "--run-file=run.jsonl", "-p", "ampcheck.plugin")
+    options = ("--device=virtual:xpu", "--deviations=mine.toml", "--run-file=run.jsonl", "-p", "ampcheck.runner.plugin")
     done = run_pytest(rule_folder, "suites", "--import-mode=importlib", f"--rootdir={rule_folder}", *options, *parallel)
     assert done.returncode == 1, done.stdout + done.stderr
     sentence = "mine.toml: deviation 'one': no case matches 'append/nothing-*'"
@@ -240,7 +240,7 @@ def test_a_stale_deviation_is_red(rule_folder: Path, parallel: tuple[str, ...]) 
 
 def test_a_selection_does_not_judge_deviations_stale(rule_folder: Path) -> None:
     (rule_folder / "mine.toml").write_text(toml({**_ENTRY, "cases": ["append/nothing-*"]}))
-    options = ("--device=virtual:xpu", "--deviations=mine.toml", "--no-run-file", "-p", "ampcheck.plugin")
+    options = ("--device=virtual:xpu", "--deviations=mine.toml", "--no-run-file", "-p", "ampcheck.runner.plugin")
     one = "suites/eager/test_append.py"
     done = run_pytest(rule_folder, one, "--import-mode=importlib", f"--rootdir={rule_folder}", *options)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampcheck import cli
+from ampcheck.cli import main
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.registry import absent, known, promised, select, unusable, warned
-from ampcheck.dispatcher import UNKNOWN
 from ampcheck.errors import UsageError
+from ampcheck.observe.dispatcher import UNKNOWN
 from ampcheck.spec.policies import closest, rows, table, versions
 from tests.cli_support import LIMIT, ROOT, refused, run, run_pytest
 
@@ -199,7 +199,7 @@ def test_a_method_that_raises(
         assert str(raised.value) == sentence
     assert absent((module,))["mydev"] == sentence
     assert [device.name for device in select(("cpu",), (module,))] == ["cpu"]
-    assert cli.main(("devices", f"--device-module={module}")) == 0
+    assert main.main(("devices", f"--device-module={module}")) == 0
     (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("mydev ")]
     assert sentence in row
     assert (

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ampcheck.errors import UsageError
-from ampcheck.results import RED, Result, Run
-from ampcheck.supervisor import baseline
-from ampcheck.supervisor.outcome import Outcome
+from ampcheck.runner.results import RED, Result, Run
+from ampcheck.runner.supervisor import baseline
+from ampcheck.runner.supervisor.ended import Outcome
 from tests.cli_support import refused
 
 MESSAGE = "output 0 of aten::mm is 0.375 away from the float64 result; expected at most 1.2e-05\nthe kernel saw fp32"

@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from ampcheck import cli
-from ampcheck.deviations import load, waive
+from ampcheck.cli import main
 from ampcheck.devices.registry import known
 from ampcheck.errors import UsageError
-from ampcheck.results import Result, Writer, read
+from ampcheck.runner.deviations import load, waive
+from ampcheck.runner.results import Result, Writer, read
+from ampcheck.runner.suggest import suggest
 from ampcheck.spec.rules import RULES
-from ampcheck.suggest import suggest
 from tests.cli_support import MODULE, environment, refused
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
     """What a command prints."""
     capsys.readouterr()
-    assert cli.main(arguments) == code
+    assert main.main(arguments) == code
     return capsys.readouterr().out
 
 
@@ -49,7 +49,7 @@ def test_the_door_opens_when_asked() -> None:
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["--help"])
+        main.main(["--help"])
     assert ended.value.code == 0
     out = capsys.readouterr().out
     for name in ("devices", "explain", "run", "manifest", "report", "compare", "waivers", "trace"):

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ampcheck.compare import compare, devices, interrupted, merge
 from ampcheck.errors import UsageError
-from ampcheck.results import SCHEMA, STATUSES, Result, Run, read
+from ampcheck.runner.compare import compare, devices, interrupted, merge
+from ampcheck.runner.results import SCHEMA, STATUSES, Result, Run, read
 
 CPU = {"name": "cpu", "has_values": True}
 CUDA = {"name": "cuda", "has_values": True}

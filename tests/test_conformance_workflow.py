@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.ids import Shard
+from ampcheck.spec.ids import Shard
 from tests.cli_support import LIMIT, ROOT
 
 WORKFLOW = (ROOT / ".github" / "workflows" / "conformance.yml").read_text(encoding="utf-8")

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck import deviations, results
-from ampcheck.deviations import JIT, KERNELS, SHARED, Deviation, Waivers, load, waive
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import OWN, known, select
-from ampcheck.dispatcher import compiled
-from ampcheck.ids import parse_key, parse_node
+from ampcheck.observe.dispatcher import compiled
+from ampcheck.runner import deviations, results
+from ampcheck.runner.deviations import JIT, KERNELS, SHARED, Deviation, Waivers, load, waive
+from ampcheck.spec.ids import parse_key, parse_node
 from tests.cli_support import LIMIT, run_pytest
 from tests.test_findings import SECTIONS
 
@@ -226,7 +226,7 @@ def test_what_no_entry_describes_is_named() -> None:
 
 
 SUITE = """
-from ampcheck.suite import scenario
+from ampcheck.runner.suite import scenario
 
 @scenario(dtypes="default")
 def test_two(amp):
@@ -264,7 +264,7 @@ def test_a_run_holds_every_difference_against_the_entries(tmp_path: Path, raises
     (folder.parent / "__init__.py").touch()
     (folder / "test_state.py").write_text(SUITE.replace("\\\\", "\\"), encoding="utf-8")
     (tmp_path / "mine.toml").write_text(as_toml(entry(raises=raises)), encoding="utf-8")
-    options = ("--device=cpu", "--deviations=mine.toml", "--run-file=run.jsonl", "-p", "ampcheck.plugin")
+    options = ("--device=cpu", "--deviations=mine.toml", "--run-file=run.jsonl", "-p", "ampcheck.runner.plugin")
     done = run_pytest(tmp_path, "suites", "--import-mode=importlib", f"--rootdir={tmp_path}", *options)
     found = {result.op: result for result in results.read(tmp_path / "run.jsonl").results.values()}
     assert [found[name].status for name in NAMES] == statuses, done.stdout

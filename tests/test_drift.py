@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampcheck.dispatcher import UNKNOWN, live_drift, live_registrations, unlisted
+from ampcheck.observe.dispatcher import UNKNOWN, live_drift, live_registrations, unlisted
 from ampcheck.spec import policies
 from ampcheck.spec.casting import POLICIES
 from ampcheck.spec.drift import covered, drift

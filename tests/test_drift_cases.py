@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch.library import Library
 
-from ampcheck import checks, verdict
-from ampcheck.cases import Case, op_cases
+from ampcheck.checks import forward
+from ampcheck.checks.cases import op_cases
+from ampcheck.checks.drift import check_drift
 from ampcheck.devices import base
 from ampcheck.devices.cpu import Cpu
-from ampcheck.drift_verdict import check_drift
+from ampcheck.errors import Unsupported
+from ampcheck.spec.case import Case
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ def test_an_overload_that_follows_a_known_policy_passes(newer: Cpu) -> None:
 
 
 def test_one_without_samples_is_unsupported(newer: Cpu) -> None:
-    with pytest.raises(checks.Unsupported, match=r"aten::glu_backward is registered .* has no samples yet"):
+    with pytest.raises(Unsupported, match=r"aten::glu_backward is registered .* has no samples yet"):
         check_drift(case_of(newer, "glu_backward"), newer)
 
 
@@ -69,16 +71,16 @@ def test_one_that_follows_no_policy_is_named(newer: Cpu) -> None:
 
 
 def test_a_dropped_overload_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdict, "exists", lambda name: name != "cholesky")
+    monkeypatch.setattr(forward, "exists", lambda name: name != "cholesky")
     case = next(case for case in op_cases(Cpu(), "upcast") if case.op == "cholesky")
-    with pytest.raises(checks.Unsupported, match="has no aten::cholesky"):
-        verdict.check_op(case, Cpu())
+    with pytest.raises(Unsupported, match="has no aten::cholesky"):
+        forward.check_op(case, Cpu())
 
 
 def test_what_a_composite_op_hides_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     """bilinear calls bmm inside a kernel; where no recorder fits, its result is neither right nor wrong."""
     case = next(case for case in op_cases(Cpu(), "fallthrough") if case.op == "bilinear" and case.inputs == "fp32")
-    assert verdict.check_op(case, Cpu()) == []
-    monkeypatch.setattr(verdict, "replaceable", lambda key: False)
-    with pytest.raises(checks.Unsupported, match=r"aten::bilinear gives something else in a region"):
-        verdict.check_op(case, Cpu())
+    assert forward.check_op(case, Cpu()) == []
+    monkeypatch.setattr(forward, "replaceable", lambda key: False)
+    with pytest.raises(Unsupported, match=r"aten::bilinear gives something else in a region"):
+        forward.check_op(case, Cpu())

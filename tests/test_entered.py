@@ -12,15 +12,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampcheck import cli, ops
+from ampcheck import samples
+from ampcheck.cli import main
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.registry import known
-from ampcheck.entered import Entered, by_suite, recording
 from ampcheck.errors import UsageError
-from ampcheck.ops.describe import Op
+from ampcheck.samples.describe import Op
+from ampcheck.samples.torch_testing import internal
 from ampcheck.spec.policies import minor
-from ampcheck.upstream import by_upstream_lists, entries, internal
+from ampcheck.tools.kernel_coverage import Entered, by_suite, recording
+from ampcheck.tools.upstream_lists import by_upstream_lists, entries
 from tests.cli_support import LIMIT
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,7 +70,7 @@ def test_einsums_row_is_left_out_as_on_cuda() -> None:
 
 
 def _without(*names: str) -> Mapping[str, Op]:
-    return {name: op for name, op in ops.catalogue().items() if name not in names}
+    return {name: op for name, op in samples.catalogue().items() if name not in names}
 
 
 @pytest.mark.parametrize(("device", "other"), [("virtual:mps", "lstm_cell"), ("virtual:mtia", "atan2")])
@@ -76,11 +78,11 @@ def test_an_op_missing_from_the_catalogue_is_reported(
     device: str, other: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fewer = _without("mm", other)
-    monkeypatch.setattr(ops, "catalogue", lambda: fewer)
-    assert cli.main(["entered", "--device", device, "--json"]) == 1
+    monkeypatch.setattr(samples, "catalogue", lambda: fewer)
+    assert main.main(["entered", "--device", device, "--json"]) == 1
     missed = json.loads(capsys.readouterr().out)[0]["missed"]
     assert missed == sorted({"mm", other} & set(known()[device].policies()))
-    assert cli.main(["entered", "--device", device]) == 1
+    assert main.main(["entered", "--device", device]) == 1
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith(device))
     assert row.endswith(", ".join(missed))
 
@@ -126,7 +128,7 @@ def test_a_key_without_policies_is_refused(measure: Callable[[list[Device]], obj
 
 
 def test_an_unknown_device_ends_with_two(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["entered", "--device", "abacus"]) == 2
+    assert main.main(["entered", "--device", "abacus"]) == 2
     assert "there is no device named 'abacus'" in capsys.readouterr().err
 
 
@@ -135,7 +137,7 @@ def test_importing_pytorchs_test_library_changes_nothing_else() -> None:
 import sys
 import hypothesis, torch
 before = hypothesis.settings.get_current_profile_name(), torch._C.ScriptFunction.__call__, torch.backends.flags_frozen()
-from ampcheck.upstream import internal
+from ampcheck.samples.torch_testing import internal
 assert "torch.testing._internal.common_utils" not in sys.modules
 internal("common_methods_invocations")
 assert "torch.testing._internal.common_utils" in sys.modules
@@ -155,7 +157,7 @@ def test_a_library_that_is_not_there_is_one_sentence() -> None:
 
 _PLUGIN = """
 import contextlib, json, pathlib
-from ampcheck.entered import recording
+from ampcheck.tools.kernel_coverage import recording
 
 stack = contextlib.ExitStack()
 

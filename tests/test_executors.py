@@ -10,16 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampcheck import checks, jsonl
-from ampcheck.cases import AROUND, Case
+from ampcheck.checks import parity
+from ampcheck.checks.cases import compiled_cases, executors
+from ampcheck.compilers import kinds, source
 from ampcheck.devices.registry import known
-from ampcheck.executors import kinds, parity, program, source
-from ampcheck.executors.cases import compiled_cases, executors
-from ampcheck.ids import parse_key, parse_node
-from ampcheck.observe import Observation
-from ampcheck.ops import catalogue
-from ampcheck.results import SCHEMA, Result, Writer, read
+from ampcheck.errors import Broken, Unsupported
+from ampcheck.observe.recorder import Observation
+from ampcheck.reproduce import compiled
+from ampcheck.runner import jsonl
+from ampcheck.runner.results import SCHEMA, Result, Writer, read
+from ampcheck.samples import catalogue
+from ampcheck.spec.case import AROUND, Case
 from ampcheck.spec.executors import EXECUTORS
+from ampcheck.spec.ids import parse_key, parse_node
 from ampcheck.spec.rules import RULES
 from tests.cli_support import ROOT
 
@@ -29,7 +32,7 @@ MM = Case("jit", "downcast", "mm", "", "fp32_bf16", "bf16", "cpu", "cpu", "dynam
 
 def test_each_name_has_an_executor() -> None:
     assert list(kinds.EXECUTORS) == list(EXECUTORS)
-    assert list(program._MAKE) == list(EXECUTORS)
+    assert list(compiled._MAKE) == list(EXECUTORS)
 
 
 def test_no_name_occurs_in_another_or_in_an_op() -> None:
@@ -123,7 +126,7 @@ def test_dynamo_meets_no_function_that_a_replay_puts_in() -> None:
     """A replay may import Dynamo first, which keeps what `torch.is_autocast_enabled` is at that moment."""
     program = """
 import torch
-from ampcheck.replay import replay
+from ampcheck.observe.replay import replay
 replay(lambda: __import__("torch._dynamo"), "cpu", "bf16", {})
 compiled = torch.compile(lambda x: x + torch.is_autocast_enabled("cpu"), backend="eager", fullgraph=True)
 assert compiled(torch.ones(1)) == 1
@@ -165,7 +168,7 @@ def test_a_refusal_says_what_eager_mode_says(text: str, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("executor", ["dynamo", "export"])
 def test_the_reproduction_runs(executor: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = program.reproduce(replace(MM, executor=executor), CPU)
+    text = compiled.of_compiled(replace(MM, executor=executor), CPU)
     assert "ampcheck" not in text
     with kinds.quiet():
         exec(compile(text, "reproduction", "exec"), {"__name__": "__main__"})
@@ -182,7 +185,7 @@ def test_the_reproduction_runs(executor: str, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize(
     ("words", "status"),
-    [("could not create a primitive descriptor for x", checks.Unsupported), ("a bug", checks.Broken)],
+    [("could not create a primitive descriptor for x", Unsupported), ("a bug", Broken)],
 )
 def test_what_eager_mode_raises_without_autocast_too_is_no_fault_of_a_program(
     words: str, status: type[Exception], monkeypatch: pytest.MonkeyPatch

@@ -12,10 +12,10 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from ampcheck.deviations import Waivers, waive
+from ampcheck.checks.scenario import Amp
 from ampcheck.devices.registry import known
-from ampcheck.isolation import reset
-from ampcheck.scenario import Amp
+from ampcheck.observe.isolation import reset
+from ampcheck.runner.deviations import Waivers, waive
 from tests.test_findings import only_on_2_13
 
 CPU = known()["cpu"]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck import forms
-from ampcheck.checks import Unsupported
+from ampcheck.checks import layouts
+from ampcheck.checks.scenario import Amp
 from ampcheck.devices.registry import known
-from ampcheck.scenario import Amp
+from ampcheck.errors import Unsupported
 
 FILE = Path(__file__).parents[1] / "suites" / "eager" / "test_eligibility__forms.py"
 
@@ -18,6 +18,6 @@ FILE = Path(__file__).parents[1] / "suites" / "eager" / "test_eligibility__forms
 def test_a_device_that_shows_no_kernel_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     case = runpy.run_path(str(FILE))["test_any_form"]
     case(Amp(known()["cpu"], "bf16"), "leaf")
-    monkeypatch.setattr(forms, "differences", lambda case, device, form: None)
+    monkeypatch.setattr(layouts, "differences", lambda case, device, form: None)
     with pytest.raises(Unsupported, match="cpu does not show what kernels receive"):
         case(Amp(known()["cpu"], "bf16"), "leaf")

@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampcheck import repro
-from ampcheck.cases import Case, op_cases
-from ampcheck.checks import Broken, Unsupported
+from ampcheck import reproduce
+from ampcheck.checks.backward import check_gradients, differentiable, planned, run
+from ampcheck.checks.cases import op_cases
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.registry import known
 from ampcheck.devices.virtual import DEVICES as VIRTUAL
 from ampcheck.devices.virtual import graphs
-from ampcheck.gradients import check_gradients, differentiable, planned, run
+from ampcheck.errors import Broken, Unsupported
+from ampcheck.spec.case import Case
 from ampcheck.spec.casting import POLICIES
 from ampcheck.spec.gradients import WITHOUT
 from tests.cli_support import LIMIT
@@ -195,7 +196,7 @@ def _printed(program: str) -> str:
 )
 def test_the_reproduction_of_what_is_right_finds_nothing(name: str, device: str) -> None:
     chosen = known()[device]
-    program = repro.of_gradient(the(chosen, name), chosen, "float64" if chosen.has_values else "")
+    program = reproduce.of_gradient(the(chosen, name), chosen, "float64" if chosen.has_values else "")
     assert "ampcheck" not in program
     lines = _printed(program).splitlines()
     assert len(lines) >= 2
@@ -204,7 +205,7 @@ def test_the_reproduction_of_what_is_right_finds_nothing(name: str, device: str)
 
 def test_the_reproduction_of_what_is_wrong_says_so() -> None:
     device = Cpu()
-    program = repro.of_gradient(the(device, "mm-fp32-grad-bf16-cpu"), device, "the gradient of argument 0")
+    program = reproduce.of_gradient(the(device, "mm-fp32-grad-bf16-cpu"), device, "the gradient of argument 0")
     wrong = program.replace("REGION = torch.autocast('cpu', dtype=torch.bfloat16)", "REGION = nullcontext()")
     assert wrong != program
     printed = _printed(wrong)
@@ -215,6 +216,6 @@ def test_the_reproduction_of_what_is_wrong_says_so() -> None:
 def test_the_reproduction_of_what_ended_its_process_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Cpu()
     case = the(device, "nll_loss-fp32-grad-bf16-cpu")
-    monkeypatch.setattr("ampcheck.repro.gradients.differentiable", None)
-    program = repro.of_gradient(case, device, ran=False)
+    monkeypatch.setattr("ampcheck.reproduce.gradients.differentiable", None)
+    program = reproduce.of_gradient(case, device, ran=False)
     assert "print(passes(call, inputs(), torch.autocast('cpu', dtype=torch.bfloat16)))" in program

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.ids import MAX_LENGTH, assign, case_id, one_off, op_token, parse_node, rule_of
 from ampcheck.spec.dtypes import FLOATING
+from ampcheck.spec.ids import MAX_LENGTH, assign, case_id, one_off, op_token, parse_node, rule_of
 
 PAIRS = list(itertools.permutations(FLOATING, 2))
 

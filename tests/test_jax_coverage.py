@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ampcheck.opcoverage import driver, invariants, judge, page, samples
-from ampcheck.opcoverage.records import Book, Row, Sample
+from ampcheck.jax_device.coverage import driver, invariants, judge, page, samples
+from ampcheck.jax_device.coverage.records import Book, Row, Sample
 from tests.cli_support import LIMIT
 
 ROOT = Path(__file__).parent.parent
@@ -87,7 +87,7 @@ assert model.weight.grad.device.type == "jax"
 import jax
 import torch
 from ampcheck.jax_device.lowering import OWN
-from ampcheck.jax_device.program import Functional
+from ampcheck.jax_device.dispatch.program import Functional
 
 OWN.pop("addcmul", None)
 exec(adding)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck import cli
+from ampcheck.cli import main
 from ampcheck.errors import UsageError
-from ampcheck.lint import RULES, find, lint_source
-from ampcheck.lint.policies import difference
+from ampcheck.tools.lint import RULES, find, lint_source
+from ampcheck.tools.lint.policies import difference
 
 _SCRIPTED = """\
 import torch
@@ -163,7 +163,7 @@ def test_linting_imports_no_torch(tmp_path: Path) -> None:
     file.write_text(_SCRIPTED.format(region='torch.autocast("cpu")'))
     code = f"""\
 import sys
-from ampcheck.cli import main
+from ampcheck.cli.main import main
 assert main(["lint", {str(file)!r}]) == 1
 assert not {{"torch", "jax"}} & set(sys.modules)
 import ampcheck
@@ -181,21 +181,21 @@ def program(tmp_path: Path) -> Path:
 
 
 def test_text(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["lint", str(program)]) == 1
+    assert main.main(["lint", str(program)]) == 1
     out = capsys.readouterr().out
     assert out.startswith(f"{program}:5:10: disabled-in-script: a scripted region is disabled. Eagerly PyTorch runs")
     assert out.endswith("\n1 report\n")
 
 
 def test_json(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["lint", str(program), "--format", "json"]) == 1
+    assert main.main(["lint", str(program), "--format", "json"]) == 1
     (report,) = json.loads(capsys.readouterr().out)
     assert (report["line"], report["column"], report["rule"], report["road"]) == (5, 10, "disabled-in-script", "script")
     assert report["instead"]
 
 
 def test_github(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["lint", str(program), "--format=github"]) == 1
+    assert main.main(["lint", str(program), "--format=github"]) == 1
     line = capsys.readouterr().out
     assert line.startswith("::error file=")
     assert ",line=5,col=10,title=ampcheck disabled-in-script::a scripted region is disabled" in line
@@ -206,7 +206,7 @@ def test_github(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [(["--select", "bound"], 0), (["--ignore", "disabled-in-script"], 0), (["--select=disabled-in-script,bound"], 1)],
 )
 def test_select_and_ignore(program: Path, options: list[str], code: int) -> None:
-    assert cli.main(["lint", str(program), *options]) == code
+    assert main.main(["lint", str(program), *options]) == code
 
 
 @pytest.mark.parametrize(
@@ -219,18 +219,18 @@ def test_select_and_ignore(program: Path, options: list[str], code: int) -> None
     ],
 )
 def test_bad_input_is_one_sentence(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["lint", *arguments]) == 2
+    assert main.main(["lint", *arguments]) == 2
     assert said in capsys.readouterr().err
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "p.py").write_bytes(b"x = '\xff\xfe'\n")
-    assert cli.main(["lint", str(tmp_path)]) == 2
+    assert main.main(["lint", str(tmp_path)]) == 2
     assert "p.py cannot be read" in capsys.readouterr().err
 
 
 def test_the_rules_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["lint", "--rules"]) == 0
+    assert main.main(["lint", "--rules"]) == 0
     out = capsys.readouterr().out
     assert all(f"\n{name} (" in f"\n{out}" for name in RULES)
 

@@ -11,7 +11,7 @@ import torch
 
 import ampcheck
 from ampcheck.errors import UsageError
-from ampcheck.lint.compare import Differs
+from ampcheck.tools.lint.compare import Differs
 
 X = torch.tensor([[0.1, 0.7], [0.3, 1.3]])
 

@@ -11,18 +11,21 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from ampcheck import checks, ops
-from ampcheck.cases import Case
+from ampcheck import samples
+from ampcheck.checks.cases import database_cases
+from ampcheck.checks.op_database import SAMPLES, check_database
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known
-from ampcheck.errors import UsageError
-from ampcheck.ids import MAX_LENGTH
-from ampcheck.observe import tensors
-from ampcheck.opinfo_verdict import SAMPLES, check_database, reproduce
-from ampcheck.ops import opinfo
+from ampcheck.errors import Broken, Unsupported, UsageError
+from ampcheck.observe.recorder import tensors
+from ampcheck.reproduce import of_op_database
+from ampcheck.samples import op_database
+from ampcheck.spec.case import Case
 from ampcheck.spec.dtypes import FLOATING
+from ampcheck.spec.ids import MAX_LENGTH
 from ampcheck.spec.policies import minor
 from ampcheck.spec.rules import RULES
+from ampcheck.tools import op_database as tool
 from tests.cli_support import LIMIT
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,7 +35,7 @@ DEVICES = [device for device in known().values() if device.key.startswith("Autoc
 
 def case(op: str, inputs: str = "fp32", device: str = "cpu") -> Case:
     """The database's case of an op."""
-    found = [c for c in opinfo.cases(known()[device]) if (c.op, c.inputs) == (op, inputs)]
+    found = [c for c in database_cases(known()[device]) if (c.op, c.inputs) == (op, inputs)]
     assert len(found) == 1
     return found[0]
 
@@ -42,25 +45,25 @@ def case(op: str, inputs: str = "fp32", device: str = "cpu") -> Case:
 
 def test_the_file_is_current() -> None:
     if minor(torch.__version__) != "2.13":
-        assert not opinfo.rows("2.12"), "the file has lines of another version; test it there"
+        assert not op_database.rows("2.12"), "the file has lines of another version; test it there"
         return
-    assert {row.op: row for row in opinfo.current()} == opinfo.rows()
+    assert {row.op: row for row in tool.current()} == op_database.rows()
 
 
 def test_a_difference_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    fewer = {op: row for op, row in opinfo.rows().items() if op != "relu" and op != "nn.functional.relu"}
-    monkeypatch.setattr(opinfo, "rows", lambda: fewer)
-    assert opinfo.main([]) == 1
+    fewer = {op: row for op, row in op_database.rows().items() if op != "relu" and op != "nn.functional.relu"}
+    monkeypatch.setattr(op_database, "rows", lambda: fewer)
+    assert tool.main([]) == 1
     assert capsys.readouterr().out.startswith("nn.functional.relu: the file has None; torch ")
 
 
 def test_writing_keeps_other_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "opinfo.csv"
     path.write_text("op,dtypes,overloads,torch\nold,fp32,,2.5\nrelu,fp32,,2.13\n")
-    new = opinfo.Row("new", "fp32", "", minor(torch.__version__))
-    monkeypatch.setattr(opinfo, "FILE", path)
-    monkeypatch.setattr(opinfo, "current", lambda: [new])
-    assert opinfo.main(["--write"]) == 0
+    new = op_database.Row("new", "fp32", "", minor(torch.__version__))
+    monkeypatch.setattr(op_database, "FILE", path)
+    monkeypatch.setattr(op_database, "current", lambda: [new])
+    assert tool.main(["--write"]) == 0
     kept = "" if minor(torch.__version__) == "2.13" else "relu,fp32,,2.13\n"
     assert path.read_text() == f"op,dtypes,overloads,torch\nnew,fp32,,{new.torch}\nold,fp32,,2.5\n{kept}"
 
@@ -68,7 +71,7 @@ def test_writing_keeps_other_versions(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.token)
 def test_ids_are_safe_and_hold_no_foreign_token(device: Device) -> None:
     tokens = {*RULES, *FLOATING, *(d.token for d in DEVICES), "jax", "tpu", "eager", "jit", "autograd", "scaler"}
-    ids = [c.id for c in opinfo.cases(device)]
+    ids = [c.id for c in database_cases(device)]
     assert len(ids) > 1000
     assert len(set(ids)) == len(ids)
     for name in ids:
@@ -79,11 +82,13 @@ def test_ids_are_safe_and_hold_no_foreign_token(device: Device) -> None:
 
 
 def test_no_op_of_the_catalogue_has_a_sample_of_that_name() -> None:
-    assert [op.overload for op in ops.catalogue().values() for s in op.samples if s.name == opinfo.SAMPLE] == []
+    assert [
+        op.overload for op in samples.catalogue().values() for s in op.samples if s.name == op_database.SAMPLE
+    ] == []
 
 
 def test_ops_with_a_policy_are_left_out_where_they_have_one() -> None:
-    on_cpu, on_mps = ({c.op for c in opinfo.cases(known()[name])} for name in ("cpu", "virtual:mps"))
+    on_cpu, on_mps = ({c.op for c in database_cases(known()[name])} for name in ("cpu", "virtual:mps"))
     assert not {"mm", "nn.functional.conv2d"} & on_cpu
     assert "exp" in on_cpu
     assert "exp" not in on_mps
@@ -98,7 +103,7 @@ def test_collecting_imports_no_database() -> None:
     program = """
 import sys
 from ampcheck.devices.registry import known
-from ampcheck.ops import opinfo
+from ampcheck.samples import opinfo
 assert sum(1 for _ in opinfo.cases(known()["cpu"])) > 1000
 heavy = {f"torch.testing._internal.{m}" for m in ("common_utils", "common_methods_invocations", "opinfo")}
 assert not {*heavy, "expecttest", "jax"} & set(sys.modules)
@@ -112,11 +117,11 @@ assert not {*heavy, "expecttest", "jax"} & set(sys.modules)
 
 @pytest.mark.parametrize("op", ["uniform", "nn.functional.nll_loss", "as_strided.partial_views", "__getitem__", "svd"])
 def test_samples_are_the_same_at_each_call(op: str) -> None:
-    info = opinfo.database()[op]
+    info = op_database.database()[op]
     torch.manual_seed(3)
     state = torch.get_rng_state()
-    first = opinfo.samples(info, "fp32", "cpu", SAMPLES)
-    second = opinfo.samples(info, "fp32", "cpu", SAMPLES)
+    first = op_database.samples(info, "fp32", "cpu", SAMPLES)
+    second = op_database.samples(info, "fp32", "cpu", SAMPLES)
     assert torch.equal(state, torch.get_rng_state())
     assert len(first) == len(second) > 0
     for a, b in zip(first, second, strict=True):
@@ -150,7 +155,7 @@ def test_right_behaviour_passes(chosen: Case) -> None:
 
 def _planted(op: str, wrong: object) -> object:
     """The op database with another function for one op."""
-    return patch.object(opinfo.database()[op], "op", wrong)
+    return patch.object(op_database.database()[op], "op", wrong)
 
 
 def _only_under_autocast(change: Callable[[object], object], otherwise: Callable[..., object]) -> object:
@@ -184,7 +189,7 @@ def _refuse(out: object) -> object:
 )
 def test_a_difference_is_found(op: str, change: object, says: str) -> None:
     chosen = case(op)
-    with _planted(op, _only_under_autocast(change, opinfo.database()[op].op)):
+    with _planted(op, _only_under_autocast(change, op_database.database()[op].op)):
         differences = check_database(chosen, CPU)
     assert len(differences) == 1
     assert says in differences[0]
@@ -212,14 +217,17 @@ def test_a_part_that_gets_a_wrong_dtype_is_found() -> None:
 def test_what_is_raised_with_and_without_autocast_is_broken_unless_the_device_declares_it() -> None:
     said = "RuntimeError: not under autocast"
     with _planted("add", lambda *args, **kwargs: _refuse(None)):
-        with pytest.raises(checks.Broken, match=rf"^add raised {said}; it raises that without autocast, too$"):
+        with pytest.raises(Broken, match=rf"^add raised {said}; it raises that without autocast, too$"):
             check_database(case("add"), CPU)
-        with patch.object(type(CPU), "refusals", ("not under",)), pytest.raises(checks.Unsupported, match=f"^{said}$"):
+        with (
+            patch.object(type(CPU), "refusals", ("not under",)),
+            pytest.raises(Unsupported, match=f"^{said}$"),
+        ):
             check_database(case("add"), CPU)
 
 
 def test_an_op_without_samples_is_no_pass() -> None:
-    with patch.object(opinfo.database()["add"], "sample_inputs_func", lambda *args: iter(())):
+    with patch.object(op_database.database()["add"], "sample_inputs_func", lambda *args: iter(())):
         assert check_database(case("add"), CPU) == ["the op database has no fp32 sample of add for cpu"]
 
 
@@ -230,7 +238,7 @@ def test_an_op_this_torch_lacks_is_one_sentence() -> None:
 
 @pytest.mark.parametrize("chosen", [case("add", "bf16"), case("add", "fp16", "virtual:cuda")], ids=lambda c: c.device)
 def test_the_reproduction_runs(chosen: Case) -> None:
-    program = reproduce(chosen, known()[chosen.device], "differs in value")
+    program = of_op_database(chosen, known()[chosen.device], "differs in value")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

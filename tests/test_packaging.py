@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.results import read
+from ampcheck.runner.results import read
 from tests.cli_support import LIMIT, MODULE, ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -42,7 +42,7 @@ def test_every_kind_of_data_file_ships() -> None:
 
 def test_the_door_imports_nothing_heavy() -> None:
     heavy = {"torch", "jax", "torchax", "numpy"}
-    code = f"import sys, ampcheck, ampcheck.cli, ampcheck.plugin; print({heavy} & set(sys.modules))"
+    code = f"import sys, ampcheck, ampcheck.cli.main, ampcheck.runner.plugin; print({heavy} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert out.strip() == "set()"
 

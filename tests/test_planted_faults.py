@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.results import RED, Run, read
+from ampcheck.runner.results import RED, Run, read
 from tests.faults import FAULTS, Fault
 from tests.faults.caches import cache
 

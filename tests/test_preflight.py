@@ -21,8 +21,8 @@ from ampcheck.devices.preflight import Finding, before_run, examine
 from ampcheck.devices.registry import known
 from ampcheck.devices.virtual import Virtual
 from ampcheck.errors import UsageError
-from ampcheck.ids import parse_key
-from ampcheck.results import read
+from ampcheck.runner.results import read
+from ampcheck.spec.ids import parse_key
 from ampcheck.spec.policies import rows, versions
 from tests.cli_support import LIMIT, ROOT, run, run_pytest
 

@@ -12,8 +12,8 @@ import torch
 
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known
-from ampcheck.isolation import reset
-from ampcheck.programs import (
+from ampcheck.observe.isolation import reset
+from ampcheck.programs.regions import (
     Catch,
     ClearCache,
     Decorated,
@@ -37,8 +37,8 @@ from ampcheck.programs import (
     render,
     run,
 )
-from ampcheck.programs.explore import Explorer, second
-from ampcheck.programs.strategies import programs, weight_programs
+from ampcheck.programs.regions.explore import Explorer, second
+from ampcheck.programs.regions.strategies import programs, weight_programs
 from ampcheck.spec.state import State
 
 CPU = known()["cpu"]
@@ -217,7 +217,7 @@ def test_an_exception_of_torch_is_a_difference(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_nightly_finding_names_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ampcheck.programs.explore.NIGHTLY", 40)
+    monkeypatch.setattr("ampcheck.programs.regions.explore.NIGHTLY", 40)
     monkeypatch.setattr(AUTOCAST, "__exit__", _exit_keeps("depth"))
     found = Explorer(CPU, nightly=True, seed="7").explore(programs)
     assert found is not None

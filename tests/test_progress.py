@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.commands.progress import Progress, earlier, forecast, remaining, spoken, weights
-from ampcheck.commands.suites import fitting
-from ampcheck.results import Result, Run, Writer
-from ampcheck.supervisor.channel import Plan
-from ampcheck.supervisor.outcome import Outcome
+from ampcheck.cli.progress import Progress, earlier, forecast, remaining, spoken, weights
+from ampcheck.runner.results import Result, Run, Writer
+from ampcheck.runner.suites import fitting
+from ampcheck.runner.supervisor.channel import WorkerPlan
+from ampcheck.runner.supervisor.ended import Outcome
 
 GIB = 2**30
 
@@ -138,7 +138,7 @@ def test_processes_are_as_many_as_cores_and_memory_allow() -> None:
 
 def test_few_cases_are_not_divided() -> None:
     def processes(least: int, cases: int) -> int:
-        return Plan("", 0, 8, least, (), (), 0).processes(cases)
+        return WorkerPlan("", 0, 8, least, (), (), 0).processes(cases)
 
     assert [processes(200, cases) for cases in (0, 199, 400, 10_000)] == [1, 1, 2, 8]
     assert processes(0, 3) == 8

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.results import RED, Result, read
+from ampcheck.runner.results import RED, Result, read
 
 ROOT = Path(__file__).parent.parent
 BACKENDS = Path(__file__).parent / "backends"

@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.cases import Case, op_cases
+from ampcheck.checks.cases import op_cases
+from ampcheck.checks.forward import check_op
 from ampcheck.devices.registry import known
-from ampcheck.repro import of_op
-from ampcheck.torch_dtypes import DTYPES
-from ampcheck.verdict import check_op
+from ampcheck.reproduce import of_op
+from ampcheck.spec.case import Case
+from ampcheck.spec.torch_dtypes import DTYPES
 from tests.cli_support import LIMIT
 from tests.repro_plants import MM, PLANTED
 
@@ -185,6 +186,6 @@ def test_a_case_that_ended_its_process_is_not_run_to_reproduce_it(monkeypatch: p
     def crash(*given: object) -> None:
         raise AssertionError("it was run")
 
-    monkeypatch.setattr("ampcheck.repro.expected.replay", crash)
+    monkeypatch.setattr("ampcheck.reproduce.expected.replay", crash)
     program = of_op(_case("matmul", "fp32"), known()["cpu"], ran=False)
     assert program.endswith("with torch.autocast('cpu', dtype=torch.bfloat16):\n    print(call(*inputs()))")

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck import ops
+from ampcheck import samples
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known
-from ampcheck.inputs import FILLS, host_tensor
-from ampcheck.ops.describe import TensorArg
-from ampcheck.repro import of_scenario, preamble, pytest_line
-from ampcheck.repro.source import Unreproducible, plain
-from ampcheck.repro.values import EXPRESSIONS, SEEDED, expression
+from ampcheck.reproduce import of_scenario, preamble, pytest_line
+from ampcheck.reproduce.source import Unreproducible, plain
+from ampcheck.reproduce.values import EXPRESSIONS, SEEDED, expression
+from ampcheck.samples.describe import TensorArg
+from ampcheck.samples.tensors import FILLS, host_tensor
 from tests.cli_support import LIMIT
 
 ROOT = Path(__file__).parents[1]
@@ -39,9 +39,9 @@ def test_values_are_those_of_the_case(fill: str) -> None:
 
 
 def test_every_fill_of_the_catalogue_has_an_expression() -> None:
-    from ampcheck.ops.describe import leaves
+    from ampcheck.samples.describe import leaves
 
-    every = [leaf for op in ops.catalogue().values() for sample in op.samples for leaf in leaves(sample)]
+    every = [leaf for op in samples.catalogue().values() for sample in op.samples for leaf in leaves(sample)]
     for leaf in every:
         compile(expression(leaf, leaf.dtype or "fp32", 0, known()["cpu"]), leaf.fill, "eval")
 
@@ -50,8 +50,8 @@ MODULE = '''
 """A suite file."""
 import math
 from pathlib import Path, PurePath
-from ampcheck.observe import observe
-from ampcheck.torch_dtypes import name_of
+from ampcheck.observe.recorder import observe
+from ampcheck.spec.torch_dtypes import name_of
 import pytest
 
 ONE: int = 1
@@ -134,7 +134,7 @@ def test_what_plain_torch_lacks_is_said(tmp_path: Path) -> None:
     with pytest.raises(Unreproducible, match="observe of ampcheck"):
         plain(module.test_other, {}, ())
     text = of_scenario(module.test_other, known()["cpu"], torch.bfloat16)
-    assert "# This scenario needs observe of ampcheck.observe, for which plain torch has nothing" in text
+    assert "# This scenario needs observe of ampcheck.observe.recorder, for which plain torch has nothing" in text
     exec(text, {})
     text = of_scenario(module.test_it, known()["cpu"], torch.bfloat16, {"kind": object()})
     assert "needs the object that pytest gives it" in text

@@ -13,12 +13,12 @@ from xml.etree import ElementTree as xml
 
 import pytest
 
-from ampcheck.commands import suites
-from ampcheck.compare import first_line, merge
-from ampcheck.ids import Shard
-from ampcheck.results import RED, Run, read
-from ampcheck.supervisor.loop import Supervisor
-from ampcheck.supervisor.outcome import Outcome
+from ampcheck.runner import suites
+from ampcheck.runner.compare import first_line, merge
+from ampcheck.runner.results import RED, Run, read
+from ampcheck.runner.supervisor.ended import Outcome
+from ampcheck.runner.supervisor.loop import Supervisor
+from ampcheck.spec.ids import Shard
 from tests.cli_support import LIMIT, MODULE, ROOT, environment, interrupted, refused, run, run_pytest
 
 OPS = ("--op=addmm", "--op=baddbmm", "--op=addbmm", "--op=mm")
@@ -371,7 +371,7 @@ def test_further_processes_start_where_there_are_cases_for_them(
     root = suites.folder()
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "ampcheck" / "pytest.ini"), f"--rootdir={root.parent}"]
     outcome = Outcome([], path, None)
-    arguments = [*command, "-p", "ampcheck.plugin", "-q", *PRODUCTS, str(root)]
+    arguments = [*command, "-p", "ampcheck.runner.plugin", "-q", *PRODUCTS, str(root)]
     Supervisor(arguments, suites.environment(2), outcome, processes=2, least=least).run()
     outcome.finish()
     found = read(path)

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from ampcheck.deviations import Waivers, waive
+from ampcheck.checks.scenario import Amp
 from ampcheck.devices.registry import known
-from ampcheck.ids import rule_of
-from ampcheck.isolation import reset
-from ampcheck.scenario import Amp
+from ampcheck.observe.isolation import reset
+from ampcheck.runner.deviations import Waivers, waive
+from ampcheck.spec.ids import rule_of
 from tests.region_faults import AUTOCAST, ENTER, EXIT, FAULTS, patched
 
 FAMILIES = ("nesting", "context", "decorator", "exceptions", "threads")

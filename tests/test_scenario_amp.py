@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from ampcheck.checks.scenario import Amp
 from ampcheck.devices.registry import known
-from ampcheck.isolation import reset
-from ampcheck.scenario import Amp
+from ampcheck.observe.isolation import reset
 
 
 def test_depth_and_threads() -> None:

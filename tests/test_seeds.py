@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from ampcheck.devices.registry import known
-from ampcheck.programs import Program
-from ampcheck.programs.explore import EXAMPLES, Explorer
-from ampcheck.programs.strategies import programs
-from ampcheck.results import read
-from ampcheck.seeds import FIXED, of_programs
+from ampcheck.programs.regions import Program
+from ampcheck.programs.regions.explore import EXAMPLES, Explorer
+from ampcheck.programs.regions.strategies import programs
+from ampcheck.runner.results import read
+from ampcheck.runner.seeds import FIXED, of_programs
 from tests.cli_support import ROOT, run, run_pytest
 
 CPU = known()["cpu"]
@@ -27,7 +27,7 @@ def _today() -> int:
 def _drawn(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Program]:
     """The programs that an explorer draws, none of them run."""
     found: list[Program] = []
-    monkeypatch.setattr("ampcheck.programs.explore.NIGHTLY", EXAMPLES)
+    monkeypatch.setattr("ampcheck.programs.regions.explore.NIGHTLY", EXAMPLES)
     monkeypatch.setattr(Explorer, "difference", lambda self, program: found.append(program))
     assert Explorer(CPU, **options).explore(programs) is None
     return found

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck import torch_dtypes
+from ampcheck.spec import torch_dtypes
 from ampcheck.spec.casting import APPENDED, POLICIES, Expectation, Leaf, expect
 from ampcheck.spec.dtypes import FLOATING, widest
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampcheck.dispatcher import live_registrations
+from ampcheck.observe.dispatcher import live_registrations
 from ampcheck.spec import policies
 from ampcheck.spec.casting import APPENDED, POLICIES
 from ampcheck.spec.drift import covered, drift

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from ampcheck.devices.registry import known
-from ampcheck.scaling.explore import Explorer
-from ampcheck.scaling.render import render
-from ampcheck.scaling.run import Run
-from ampcheck.scaling.steps import (
+from ampcheck.programs.scaler.explore import Explorer
+from ampcheck.programs.scaler.render import render
+from ampcheck.programs.scaler.run import Run
+from ampcheck.programs.scaler.steps import (
     OPTIMIZERS,
     Backward,
     Bad,

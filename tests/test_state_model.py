@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ampcheck.isolation import reset
-from ampcheck.programs.execute import state_of
+from ampcheck.observe.isolation import reset
+from ampcheck.programs.regions.execute import state_of
 from ampcheck.spec.state import DEFAULTS, Process, State, Tensor, Thread
-from ampcheck.torch_dtypes import DTYPES
+from ampcheck.spec.torch_dtypes import DTYPES
 
 WEIGHT = Tensor("fp32", name="w", requires_grad=True)
 

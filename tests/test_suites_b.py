@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+from ampcheck.checks.scenario import Amp
 from ampcheck.devices.registry import known
-from ampcheck.ids import rule_of
-from ampcheck.isolation import reset
-from ampcheck.replay import replay
-from ampcheck.scenario import Amp
+from ampcheck.observe.isolation import reset
+from ampcheck.observe.replay import replay
+from ampcheck.spec.ids import rule_of
 from tests.planted_scenarios import CASES, Case
 
 SUITES = Path(__file__).parent.parent / "suites"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ampcheck.threads import in_thread, interleave
+from ampcheck.observe.threads import in_thread, interleave
 
 
 def test_threads_run_in_turns() -> None:

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck import isolation
-from ampcheck.deviations import load
 from ampcheck.devices import torchax as module
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import absent, known, select
 from ampcheck.devices.torchax import OLDEST, Torchax, TorchTorchax
 from ampcheck.errors import UsageError
-from ampcheck.results import Result, read
+from ampcheck.observe import isolation
+from ampcheck.runner.deviations import load
+from ampcheck.runner.results import Result, read
 from tests.cli_support import ROOT, environment, run
 
 DEVICES = [Torchax(), TorchTorchax()]
@@ -120,10 +120,10 @@ _SCRIPT = """
 import json, sys
 import torch, torchax
 from torchax import amp
-from ampcheck.cases import op_cases
-from ampcheck.checks import Unsupported
+from ampcheck.checks.cases import op_cases
+from ampcheck.checks.comparisons import Unsupported
 from ampcheck.devices.torchax import DEVICES
-from ampcheck.verdict import check_op
+from ampcheck.checks.forward import check_op
 from ampcheck import repro
 
 device = DEVICES[{which}]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ampcheck import torchscript
-from ampcheck.cli import main
+from ampcheck.checks.torchscript_agreement import OURS, PYTORCH, WAYS, measure
+from ampcheck.cli.main import main
 from ampcheck.devices.registry import select
-from ampcheck.dispatcher import live_registrations
-from ampcheck.torchscript.agreement import OURS, PYTORCH, WAYS, measure
+from ampcheck.observe.dispatcher import live_registrations
 
 
 @pytest.mark.parametrize("name", ["cpu", "virtual:cuda"])

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ampcheck import torchscript
+from ampcheck.checks.torchscript_agreement import OURS, measure
 from ampcheck.devices.registry import select
-from ampcheck.torchscript.agreement import OURS, measure
 from ampcheck.torchscript.regions import scripted
 from tests import torchscript_programs
 from tests.faults.torchscript_pass import FAULTS, PassFault

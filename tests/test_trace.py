@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from ampcheck.devices.virtual import DEVICES
-from ampcheck.tracing import trace
+from ampcheck.tools.tracing import trace
 from tests.trace_programs import GRAD, Mlp, casts, region
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ampcheck import unreplayed
-from ampcheck.checks import CheckFailure, Unsupported
+from ampcheck.checks import no_reference
+from ampcheck.checks.scenario import Amp
 from ampcheck.devices.cpu import Cpu
-from ampcheck.scenario import Amp
+from ampcheck.errors import CheckFailure, Unsupported
 
 
 @pytest.fixture
@@ -30,13 +30,13 @@ def failing(*, outside: bool) -> Callable[[], torch.Tensor]:
 
 
 def test_without_a_reference_a_raise_is_compared(amp: Amp) -> None:
-    assert unreplayed.compare(amp, failing(outside=False), "it") == []
+    assert no_reference.compare(amp, failing(outside=False), "it") == []
     with pytest.raises(CheckFailure, match="it raised ValueError: no in a region; outside it raises nothing"):
         amp.finish()
 
 
 def test_without_a_reference_what_comes_out_is_given(amp: Amp) -> None:
-    (out,) = unreplayed.compare(amp, lambda: torch.mm(torch.ones(2, 2), torch.ones(2, 2)), "it")
+    (out,) = no_reference.compare(amp, lambda: torch.mm(torch.ones(2, 2), torch.ones(2, 2)), "it")
     assert out.dtype is torch.bfloat16
     with pytest.raises(Unsupported, match="PyTorch takes the ops of it apart before cpu is asked"):
         amp.finish()
@@ -45,6 +45,6 @@ def test_without_a_reference_what_comes_out_is_given(amp: Amp) -> None:
 
 
 def test_what_raises_everywhere_is_unsupported(amp: Amp) -> None:
-    assert unreplayed.compare(amp, failing(outside=True), "it") == []
+    assert no_reference.compare(amp, failing(outside=True), "it") == []
     with pytest.raises(Unsupported, match="ValueError: no"):
         amp.finish()

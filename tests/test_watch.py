@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampcheck
 from ampcheck.errors import UsageError
-from ampcheck.watching import Culprit, Step, Watch
+from ampcheck.tools.watching import Culprit, Step, Watch
 
 DOC = (Path(__file__).parents[1] / "docs" / "watch.md").read_text(encoding="utf-8")
 

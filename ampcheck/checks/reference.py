@@ -10,19 +10,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ampcheck.checks import identical
-from ampcheck.executors import function
-from ampcheck.inputs import build
-from ampcheck.observe import is_composite, map_tensors, overload, tensors
-from ampcheck.torch_dtypes import DTYPES, name_of
-
-if TYPE_CHECKING:
-    from ampcheck.verdict import Plan
+from ampcheck.checks.call import CallPlan
+from ampcheck.checks.comparisons import identical
+from ampcheck.compilers import function
+from ampcheck.devices.cpu import Cpu
+from ampcheck.observe.recorder import is_composite, map_tensors, overload, tensors
+from ampcheck.samples.tensors import build
+from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
 DRAWS = 3
 """How many times the inputs are moved, each by half a rounding up or down at random."""
@@ -56,7 +55,7 @@ _cache: dict[object, Reference] = {}
 _CACHED = 20_000
 
 
-def reference(todo: Plan) -> Reference:
+def reference(todo: CallPlan) -> Reference:
     """The reference of a planned call, computed once for all devices of a run."""
     expected = todo.expected
     key = (todo.op.overload, todo.sample.name, todo.dtypes, expected.overload, expected.leaves, expected.dtype_kwarg)
@@ -67,7 +66,7 @@ def reference(todo: Plan) -> Reference:
     return _cache[key]
 
 
-def _computed(todo: Plan) -> Reference:
+def _computed(todo: CallPlan) -> Reference:
     for dtype in ("fp64", "fp32"):  # a few kernels know no float64
         try:
             outputs, inputs, before = _run(todo, dtype)
@@ -102,11 +101,9 @@ def _computed(todo: Plan) -> Reference:
 
 
 def _run(
-    todo: Plan, dtype: str, draw: int | None = None
+    todo: CallPlan, dtype: str, draw: int | None = None
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
     """The outputs of the call on the CPU, its tensors after the call, and what they were before it."""
-    from ampcheck.devices.cpu import Cpu  # which imports this module's package
-
     cpu = Cpu()
     call, args, kwargs = by_hand(todo, *build(todo.sample, todo.dtypes, cpu), dtype)
     if draw is not None:
@@ -120,13 +117,11 @@ def _run(
         return [dense(x) for x in tensors(call(*args, **kwargs))], inputs, before
 
 
-def _as_pytorch(todo: Plan, move: Callable[[torch.Tensor], torch.Tensor] = lambda x: x) -> list[torch.Tensor]:
+def _as_pytorch(todo: CallPlan, move: Callable[[torch.Tensor], torch.Tensor] = lambda x: x) -> list[torch.Tensor]:
     """The outputs of the call on the CPU in the dtypes that the kernel is to receive, of arguments that `move` takes.
 
     Raises whatever PyTorch raises.
     """
-    from ampcheck.devices.cpu import Cpu
-
     cpu = Cpu()
     call, args, kwargs = by_hand(todo, *build(todo.sample, todo.dtypes, cpu))
     args, kwargs = map_tensors(args, move), {name: map_tensors(value, move) for name, value in kwargs.items()}
@@ -136,7 +131,7 @@ def _as_pytorch(todo: Plan, move: Callable[[torch.Tensor], torch.Tensor] = lambd
         return list(tensors(call(*args, **kwargs)))
 
 
-def _made_by_pytorch(todo: Plan, count: int, move: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+def _made_by_pytorch(todo: CallPlan, count: int, move: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
     """The `count` outputs as PyTorch makes them of arguments that `move` takes; none where it does not run the call."""
     try:
         made = _as_pytorch(todo, move)
@@ -179,7 +174,7 @@ def placed(
 
 
 @_disable_current_modes()  # a virtual device is entered with one
-def raised_by_cpu(todo: Plan) -> Exception | None:
+def raised_by_cpu(todo: CallPlan) -> Exception | None:
     """What the CPU raises on the dtypes that the kernel is to receive; None where it runs the call."""
     try:
         _as_pytorch(todo)
@@ -201,7 +196,7 @@ def mover(dtype: str, draw: int) -> Callable[[torch.Tensor], torch.Tensor]:
     return move
 
 
-def narrowest(todo: Plan) -> str:
+def narrowest(todo: CallPlan) -> str:
     """The least precise floating dtype that the kernel receives; "fp32" for none."""
     floating = [dtype for dtype in todo.expected.leaves if dtype in FREEDOM]
     return max(floating, key=lambda dtype: torch.finfo(DTYPES[dtype]).eps, default="fp32")
@@ -282,7 +277,7 @@ def _at(wrong: torch.Tensor, got: torch.Tensor, want: torch.Tensor, what: str, e
 
 
 def by_hand(
-    todo: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: str | None = None
+    todo: CallPlan, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: str | None = None
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """The call that autocast is to make of a case's own one, with the arguments cast to what its kernel is to receive.
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from ampcheck.checks import Unsupported
-from ampcheck.dispatcher import UNKNOWN, live_registrations, unlisted
-from ampcheck.inputs import host_tensor
-from ampcheck.observe import Observation, observe
-from ampcheck.ops.describe import TensorArg
+from ampcheck.errors import Unsupported
+from ampcheck.observe.dispatcher import UNKNOWN, live_registrations, unlisted
+from ampcheck.observe.recorder import Observation, observe
+from ampcheck.samples.describe import TensorArg
+from ampcheck.samples.tensors import host_tensor
 from ampcheck.spec.drift import covered
 from ampcheck.spec.policies import KEYS, closest, table
-from ampcheck.torch_dtypes import DTYPES
+from ampcheck.spec.torch_dtypes import DTYPES
 
 
 @cache  # finding the closest table looks through a folder, and every case asks more than once
@@ -108,7 +108,8 @@ class Device(ABC):
     def observe(
         self, call: Callable[[], Any], whole: Collection[str], inputs: Sequence[torch.Tensor] = ()
     ) -> Observation:
-        """Run `call` in the current region and record what its kernels received; see `ampcheck.observe.Recorder`.
+        """Run `call` in the current region and record what its kernels received; see
+        `ampcheck.observe.recorder.Recorder`.
 
         A backend that casts where a dispatch mode sees nothing records in its own way, and nothing that it did not see.
         """

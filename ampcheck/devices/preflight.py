@@ -19,14 +19,14 @@ from functools import partial
 
 import torch
 
-from ampcheck import ops
+from ampcheck import samples
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import backend_code, known, lacking, told, unusable, warned
-from ampcheck.dispatcher import UNKNOWN
 from ampcheck.errors import UsageError
+from ampcheck.observe.dispatcher import UNKNOWN
 from ampcheck.spec.dtypes import LOW
 from ampcheck.spec.policies import closest, table
-from ampcheck.torch_dtypes import DTYPES, name_of
+from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
 OK, MISSING, FAILED = "ok", "missing", "failed"
 
@@ -218,7 +218,7 @@ def _promises(device: Device) -> None:
             'return a table, such as ampcheck.spec.policies.table("AutocastCUDA", closest(torch.__version__))',
         )
     absent = lacking(device)
-    without = [o for o, p in policies.items() if p != UNKNOWN and o not in ops.catalogue() and o not in absent]
+    without = [o for o, p in policies.items() if p != UNKNOWN and o not in samples.catalogue() and o not in absent]
     parts = [
         f"{len(names)} promised overloads {what}, so no case tests them: {_some(names)}"
         for names, what in ((absent, f"are not in torch {torch.__version__}"), (without, "have no samples"))

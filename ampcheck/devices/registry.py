@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,6 +12,7 @@ from difflib import get_close_matches
 from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -20,8 +23,8 @@ from ampcheck.devices.cuda import Cuda
 from ampcheck.devices.jax import Jax
 from ampcheck.devices.torchax import DEVICES as TORCHAX
 from ampcheck.devices.virtual import DEVICES as VIRTUAL
-from ampcheck.dispatcher import UNKNOWN
-from ampcheck.errors import UsageError, raised_in
+from ampcheck.errors import UsageError
+from ampcheck.observe.dispatcher import UNKNOWN
 from ampcheck.spec.casting import APPENDED, POLICIES
 from ampcheck.spec.dtypes import FLOATING, LOW
 from ampcheck.spec.policies import rows, versions
@@ -217,7 +220,7 @@ def told(error: BaseException) -> str:
     if text.startswith("Could not run 'aten::"):  # the dispatcher goes on with every key and file that it knows
         text = text.partition(". ")[0]
     text = text if len(text) <= _LONG else f"{text[:_LONG]} ..."
-    where = raised_in(error)
+    where = _raised_in(error)
     return f"{type(error).__name__}{': ' * bool(text)}{text}{f' ({where})' if where else ''}"
 
 
@@ -276,3 +279,27 @@ def _add(out: dict[str, Device], found: object, origin: str) -> None:
                     f"of {other.name!r}"
                 )
         out[device.name] = device
+
+
+_PACKAGE = str(Path(__file__).parents[1])
+# These parts of the package are under test themselves: a backend and its autocast kernels.
+_TESTED = tuple(str(Path(_PACKAGE, part)) for part in ("jax_device", "register"))
+
+
+def _raised_in(error: BaseException) -> str:
+    """Name the innermost frame outside of ampcheck and torch: "file.py:12 in function"; "" where there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_short(error.filename)}:{error.lineno}"
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    foreign = (str(Path(torch).parent),) if torch else ()
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        ours = frame.filename.startswith(_PACKAGE) and not frame.filename.startswith(_TESTED)
+        if not ours and not frame.filename.startswith((*foreign, "<")):
+            return f"{_short(frame.filename)}:{frame.lineno} in {frame.name}"
+    return ""
+
+
+def _short(path: str) -> str:
+    """A path as seen from the current folder, where it lies there."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import torch
 
-from ampcheck.jax_device import backend, install, lowerings, views
-from ampcheck.jax_device.dlpack import from_jax, to_jax
-from ampcheck.jax_device.interop import j2t_autograd, t2j
-from ampcheck.jax_device.jit import jit
+from ampcheck.jax_device import backend, lowerings
+from ampcheck.jax_device.dispatch import install, views
+from ampcheck.jax_device.interop.dlpack import from_jax, to_jax
+from ampcheck.jax_device.interop.functions import j2t_autograd, t2j
+from ampcheck.jax_device.jit.transform import jit
 from ampcheck.register import register_autocast
 
 backend.make()

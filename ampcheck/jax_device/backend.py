@@ -13,8 +13,10 @@ import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from ampcheck.jax_device import device as devices
-from ampcheck.jax_device import dlpack, memory, pinning, random, storage_roads, streams
+from ampcheck.jax_device import random, streams
 from ampcheck.jax_device.device import index_of, properties
+from ampcheck.jax_device.interop import dlpack
+from ampcheck.jax_device.storage import memory, overrides, pinning
 
 NAME = "jax"
 _begun = False
@@ -149,7 +151,7 @@ def make() -> None:
     sys.modules.pop(f"torch.{NAME}", None)
     _setup_privateuseone_for_python_backend(rename=NAME, backend_module=module)
     sys.modules[f"torch.{NAME}"] = module
-    module.allocator_net = storage_roads.install()  # type: ignore[attr-defined]
+    module.allocator_net = overrides.install()  # type: ignore[attr-defined]
     dlpack.install()
     memory.install()
     pinning.install()

@@ -18,7 +18,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ampcheck.jax_device.jit import jit
+from ampcheck.jax_device.jit.transform import jit
 
 __all__ = ["backend"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import torch
 
-from ampcheck.jax_device.memory import memory_stats
+from ampcheck.jax_device.storage.memory import memory_stats
 
 
 def index_of(given: Any) -> int:

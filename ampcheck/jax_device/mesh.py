@@ -15,8 +15,8 @@ import jax
 import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ampcheck.jax_device import transfer
-from ampcheck.jax_device.storage import wrap
+from ampcheck.jax_device.storage import transfer
+from ampcheck.jax_device.storage.arrays import wrap
 
 Axes = Sequence["str | tuple[str, ...] | None"]
 """For each dimension of a tensor, the mesh axis (or axes) it is split over; None, or nothing, where it is not."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ampcheck.jax_device.memory import synchronize
+from ampcheck.jax_device.storage.memory import synchronize
 
 
 class Stream:

@@ -47,14 +47,14 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PolicyPlan:
     """What is to be registered. `missing`: overloads of the table that the installed torch does not have."""
 
     planned: tuple[Planned, ...]
     missing: tuple[str, ...]
 
 
-def plan(base: str, overrides: Mapping[str, str]) -> Plan:
+def plan(base: str, overrides: Mapping[str, str]) -> PolicyPlan:
     """The overloads of a base table, changed by overrides.
 
     Raises UsageError for an unknown base, overload or policy, and for a policy that does not suit the overload.
@@ -70,7 +70,9 @@ def plan(base: str, overrides: Mapping[str, str]) -> Plan:
                 f"overrides: {given!r} has policy {policy!r}; it is one of {_listed((*POLICIES, FALLTHROUGH))}"
             )
         wanted[_existing(given)] = policy
-    return Plan(tuple(_planned(name, policy) for name, policy in wanted.items() if policy != FALLTHROUGH), missing)
+    return PolicyPlan(
+        tuple(_planned(name, policy) for name, policy in wanted.items() if policy != FALLTHROUGH), missing
+    )
 
 
 def find(name: str) -> OpOverload | None:

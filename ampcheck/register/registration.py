@@ -18,7 +18,7 @@ from ampcheck.register.hops import HigherOrder
 from ampcheck.register.kept import Cache
 from ampcheck.register.kernels import KEY
 from ampcheck.register.messages import overload_name
-from ampcheck.register.plan import BASES, FALLTHROUGH, Plan, plan
+from ampcheck.register.plan import BASES, FALLTHROUGH, PolicyPlan, plan
 
 Memory = Callable[[torch.Tensor], object]
 
@@ -39,7 +39,7 @@ class Registration:
     """
 
     def __init__(
-        self, device: str, base: str, made: Plan, dtypes: Sequence[torch.dtype], memory: Memory | None = None
+        self, device: str, base: str, made: PolicyPlan, dtypes: Sequence[torch.dtype], memory: Memory | None = None
     ) -> None:
         self.device = device
         self.base = base
@@ -86,7 +86,7 @@ class Registration:
         while self._undo:
             self._undo.pop()()
 
-    def _register(self, made: Plan, dtypes: tuple[torch.dtype, ...]) -> None:
+    def _register(self, made: PolicyPlan, dtypes: tuple[torch.dtype, ...]) -> None:
         self._undo.append(_state_supported(getattr(torch, self.device), self.device, dtypes))
         self._undo.append(_clear_with_torch(self.cache))
         self._undo.append(HigherOrder(getattr(DispatchKey, BASES[self.base])).unregister)
@@ -164,7 +164,7 @@ def _check_dtypes(dtypes: Sequence[torch.dtype]) -> None:
             raise UsageError(f"dtypes has {dtype}; a lower precision is one of {', '.join(map(str, DTYPES))}")
 
 
-def _check_free(made: Plan) -> None:
+def _check_free(made: PolicyPlan) -> None:
     """Raise where somebody registered a kernel before.
 
     A Python kernel over another does not take its place well, and does not give it back (torch.library).

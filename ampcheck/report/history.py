@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from ampcheck.compare import devices, interrupted, merge
 from ampcheck.errors import UsageError
-from ampcheck.results import RED, Run, read
+from ampcheck.runner.compare import devices, interrupted, merge
+from ampcheck.runner.results import RED, Run, read
 
 CAP = 20
 """How many runs a site holds; older ones are left out, and the site says so."""

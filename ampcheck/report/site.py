@@ -9,15 +9,18 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from ampcheck import ops
-from ampcheck.deviations import Deviation, Waivers
+from ampcheck import samples
 from ampcheck.devices.registry import known
 from ampcheck.errors import UsageError
-from ampcheck.ids import op_token
-from ampcheck.ops import opinfo
-from ampcheck.report import badge, bench_nights, bench_pages, bench_site, data, pages
-from ampcheck.report.bench_nights import BenchHistory
+from ampcheck.report.benchmarks import pages as bench_pages
+from ampcheck.report.benchmarks import run_groups
+from ampcheck.report.benchmarks import site as bench_site
+from ampcheck.report.benchmarks.run_groups import BenchHistory
+from ampcheck.report.conformance import badge, data, pages
 from ampcheck.report.history import History, load
+from ampcheck.runner.deviations import Deviation, Waivers
+from ampcheck.samples import op_database
+from ampcheck.spec.ids import op_token
 
 TEMPLATES = Path(__file__).parent / "templates"
 OUT = Path("reports") / "site"
@@ -35,10 +38,10 @@ def build(runs: Sequence[Path], out: Path = OUT) -> Path:
 
     Returns: the page to open. Raises UsageError for no or unusable files, and for a folder that cannot be written.
     """
-    measured = [path for path in runs if bench_nights.is_bench(path)]
+    measured = [path for path in runs if run_groups.is_bench(path)]
     judged = [path for path in runs if path not in set(measured)]
     history = load(judged) if judged or not measured else None
-    files = render(history, Waivers(known().values()).all(), bench_nights.load(measured))
+    files = render(history, Waivers(known().values()).all(), run_groups.load(measured))
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
@@ -116,10 +119,10 @@ def _empty() -> dict[str, Page]:
 
 
 def _data(history: History) -> dict[str, str]:
-    catalogue = ops.catalogue()
+    catalogue = samples.catalogue()
     written = {op_token(op) for op in catalogue}
     files = {
-        "data.js": data.script("AMPCHECK_DATA", data.cases(history, {*catalogue, *written, *opinfo.rows()})),
+        "data.js": data.script("AMPCHECK_DATA", data.cases(history, {*catalogue, *written, *op_database.rows()})),
         "details.js": data.script("AMPCHECK_DETAILS", data.details(history)),
     }
     return files | badge.files(history)

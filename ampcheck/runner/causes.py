@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ampcheck.results import RED, Result
+from ampcheck.runner.results import RED, Result
 
 # ---- normalised messages
 

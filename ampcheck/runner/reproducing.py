@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ampcheck.results import Result
+from ampcheck.runner.results import Result
 
 LIMIT = 60.0
 """Seconds that one program may take."""

@@ -2,7 +2,7 @@
 
 The tables say what PyTorch registered when they were written; a dispatcher says what this build registers. On a version
 that has a table a difference is an error of the table. On a newer one it is news, which a run reports and goes on.
-`ampcheck.dispatcher` gives the registrations; this module needs no torch.
+`ampcheck.observe.dispatcher` gives the registrations; this module needs no torch.
 """
 
 from __future__ import annotations

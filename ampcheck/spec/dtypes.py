@@ -1,7 +1,7 @@
 """The dtype names the specification speaks in, and their order of width.
 
 The specification is plain Python: it names dtypes by these strings, so that it can be read, tested and shown
-without torch. `ampcheck.torch_dtypes` maps them to `torch.dtype`.
+without torch. `ampcheck.spec.torch_dtypes` maps them to `torch.dtype`.
 """
 
 from __future__ import annotations

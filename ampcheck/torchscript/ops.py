@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.replay import CALLERS
+from ampcheck.observe.replay import CALLERS
 from ampcheck.torchscript.regions import Node, Value
 
 _TENSORS = {"Tensor": "tensor", "Optional[Tensor]": "optional", "List[Tensor]": "list"}
@@ -24,7 +24,7 @@ def _schema(text: str) -> Any:
 
 
 def overload(node: Node) -> str:
-    """The overload a node calls, as in `ampcheck.observe.overload_name`; its kind where it has no schema."""
+    """The overload a node calls, as in `ampcheck.observe.recorder.overload_name`; its kind where it has no schema."""
     text = node.schema()
     if text == "(no schema)":
         return str(node.kind())

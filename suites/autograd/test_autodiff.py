@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 
 def _elsewhere(amp: Amp) -> AbstractContextManager[object]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.autograd.graph import register_multi_grad_hook, save_on_cpu, saved_tensors_hooks
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 NATIVE = ("cpu", "cuda", "xpu", "mps", "mtia")
 """Device types made in C++. On one made in Python an exception in a hook ends the process: the guard of its streams

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.autograd.grad_mode import set_multithreading_enabled
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 
 def _twin(leaf: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 
 class _Symmetric(torch.nn.Module):

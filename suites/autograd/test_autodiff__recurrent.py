@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -5,7 +5,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 
 @scenario(values=True)

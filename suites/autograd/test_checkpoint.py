@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 both = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "saved"])
 Seen = list[tuple[tuple[bool, torch.dtype, bool], torch.dtype]]

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 both = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "saved"])
 Function = Callable[[torch.Tensor], torch.Tensor]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import CheckpointError, checkpoint, set_checkpoint_early_stop
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 both = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "saved"])
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 SAVED: dict[str, CheckpointPolicy | list[Any]] = {
     "must_save": CheckpointPolicy.MUST_SAVE,

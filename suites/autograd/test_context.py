@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 
 @pytest.mark.parametrize("forward", [True, False], ids=["kept", "dropped"])

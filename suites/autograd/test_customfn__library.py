@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, library
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 NAME = "ampcheck_customfn"
 Seen = list[Any]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.autograd.function import once_differentiable
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 
 def _twin(leaf: torch.Tensor) -> torch.Tensor:

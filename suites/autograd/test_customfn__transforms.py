@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 
 @scenario(values=True)

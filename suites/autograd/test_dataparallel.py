@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.nn.parallel import parallel_apply, replicate
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 Seen = list[tuple[tuple[bool, torch.dtype, bool], torch.dtype]]
 

@@ -14,7 +14,7 @@ import torch
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 
 def _host(amp: Amp, tensors: Any) -> torch.Tensor:

@@ -1,8 +1,9 @@
-"""Rule upcast, with gradients: `ampcheck.spec.rules` says what it promises, `ampcheck.gradients` what is checked."""
+"""Rule upcast, with gradients: `ampcheck.spec.rules` says what it promises, `ampcheck.checks.backward` what is
+checked."""
 
-from ampcheck.cases import Case
 from ampcheck.devices import Device
-from ampcheck.suite import check, op_cases
+from ampcheck.runner.suite import check, op_cases
+from ampcheck.spec.case import Case
 
 
 @op_cases("upcast")

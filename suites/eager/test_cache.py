@@ -10,7 +10,7 @@ from threading import Thread
 
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 
 @scenario()

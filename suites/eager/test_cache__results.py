@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ampcheck.suite import Amp, scenario
-from ampcheck.torch_dtypes import name_of
+from ampcheck.runner.suite import Amp, scenario
+from ampcheck.spec.torch_dtypes import name_of
 
 
 @scenario()

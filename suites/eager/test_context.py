@@ -5,7 +5,7 @@ from contextlib import ExitStack, suppress
 import pytest
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 TYPES = ("cpu", "cuda", "xpu", "mps", "mtia")
 

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 # ---- what may be decorated
 

@@ -4,7 +4,7 @@ import inspect
 
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 
 @scenario(dtypes="default")

@@ -2,7 +2,7 @@
 
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 _LOW, _HALF = torch.bfloat16, torch.float16
 DTYPES = {

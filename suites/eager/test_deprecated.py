@@ -6,7 +6,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 # torch.cuda.amp.autocast switches itself off where CUDA is absent; a virtual device stands in for it.
 _CUDA_IS_THERE = "torch.cuda.amp.common.amp_definitely_not_available"

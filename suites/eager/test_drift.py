@@ -1,10 +1,10 @@
 """Rule drift: `ampcheck.spec.rules` says what it promises. There are cases only on a torch that no table covers."""
 
-from ampcheck.cases import Case
-from ampcheck.checks import CheckFailure
+from ampcheck.checks.drift import check_drift
 from ampcheck.devices import Device
-from ampcheck.drift_verdict import check_drift
-from ampcheck.suite import op_cases
+from ampcheck.errors import CheckFailure
+from ampcheck.runner.suite import op_cases
+from ampcheck.spec.case import Case
 
 
 @op_cases("drift")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 mse_loss = torch.nn.functional.mse_loss
 

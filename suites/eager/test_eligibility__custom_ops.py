@@ -2,7 +2,7 @@
 
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 
 @scenario(since="2.13")  # before, it was promised for the CPU and CUDA alone

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 TYPES = ("cpu", "cuda", "xpu", "mps", "mtia")
 """PyTorch's own device types: how vmap takes an op apart is no matter of another one's kernels."""

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 RAISED = {
     "value": ValueError("planned"),

@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 
 def _restored(amp: Amp, what: str) -> None:

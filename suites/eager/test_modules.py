@@ -1,8 +1,8 @@
 """Rule modules: `ampcheck.spec.rules` says what it promises.
 
 Each module runs twice: in a region, and by hand with the casts that the specification asks for of every op inside
-(`ampcheck.replay`). Both must give the same dtypes, the same kernels with the same dtypes and, where there are values,
-the same bits. Parameters are float32. What needs no replay is in `test_modules__by_hand.py`.
+(`ampcheck.observe.replay`). Both must give the same dtypes, the same kernels with the same dtypes and, where there are
+values, the same bits. Parameters are float32. What needs no replay is in `test_modules__by_hand.py`.
 """
 
 import warnings
@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-from ampcheck import checks, unreplayed
-from ampcheck.observe import tensors
-from ampcheck.replay import CALLERS, replay
+from ampcheck.checks import comparisons, no_reference
+from ampcheck.errors import one_line
+from ampcheck.observe.recorder import tensors
+from ampcheck.observe.replay import CALLERS, replay
+from ampcheck.runner.suite import Amp, scenario
 from ampcheck.spec.casting import APPENDED
 from ampcheck.spec.policies import KEYS
-from ampcheck.suite import Amp, scenario
-from ampcheck.torch_dtypes import name_of
+from ampcheck.spec.torch_dtypes import name_of
 
 Shape = tuple[int, ...]
 
@@ -169,7 +170,7 @@ def _compare(amp: Amp, call: Callable[[], object], name: str, *, runs: bool = Fa
     may raise what it raises by hand.
     """
     if not amp.device.sees_composites:
-        return unreplayed.compare(amp, call, name), False
+        return no_reference.compare(amp, call, name), False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a module's advice on how to run faster is no matter here
         amp.device.seed()
@@ -191,21 +192,21 @@ def _compare(amp: Amp, call: Callable[[], object], name: str, *, runs: bool = Fa
     if not any(kernel.overload in CALLERS for kernel in seen.kernels):  # autocast is off in those while it is watched
         amp.expect(f"ops with a policy in {name}, with the dtypes they received", ran, kernels)
     amp.looked_at += 1
-    amp.differences += checks.same_error(error, wanted.error, name)
+    amp.differences += comparisons.same_error(error, wanted.error, name)
     if error is not None and not amp.differences and runs:
         amp.refused(error, name)
     if error is None and wanted.error is None:
-        amp.differences += checks.output_dtypes(native, [name_of(t.dtype) for t in wanted.outputs], name)
+        amp.differences += comparisons.output_dtypes(native, [name_of(t.dtype) for t in wanted.outputs], name)
         if amp.device.has_values:
             host = amp.device.host
             by_hand = [host(t) for t in wanted.outputs]
-            differences = checks.bitwise([host(t) for t in native], by_hand, name)
+            differences = comparisons.bitwise([host(t) for t in native], by_hand, name)
             if differences and amp.device.key not in KEYS:
                 # A backend may run a composite op whole where no gradient is recorded, as here, and round elsewhere.
-                differences = checks.bitwise([host(t) for t in seen.outputs], by_hand, name)
+                differences = comparisons.bitwise([host(t) for t in seen.outputs], by_hand, name)
             amp.differences += differences
     if not ran and not amp.device.has_values and error is not None and "unsafe to autocast" not in str(error):
-        amp.differences.append(f"{name} ran no op with a policy and raised {checks.one_line(error)}")
+        amp.differences.append(f"{name} ran no op with a policy and raised {one_line(error)}")
     decided = {*policies, *APPENDED.values()}
     return native, any(kernel.overload in decided for kernel in seen.kernels)
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from ampcheck import checks
-from ampcheck.suite import Amp, scenario
-from ampcheck.torch_dtypes import name_of
+from ampcheck.checks import comparisons
+from ampcheck.runner.suite import Amp, scenario
+from ampcheck.spec.torch_dtypes import name_of
 
 
 @scenario(values=True)
@@ -51,5 +51,5 @@ def test_same_as_its_function(amp: Amp) -> None:
             got = in_region()
         wanted = by_hand()
         amp.looked_at += 1
-        amp.differences += checks.output_dtypes([got], [name_of(wanted.dtype)], name)
-        amp.differences += checks.bitwise([amp.device.host(got)], [amp.device.host(wanted)], name)
+        amp.differences += comparisons.output_dtypes([got], [name_of(wanted.dtype)], name)
+        amp.differences += comparisons.bitwise([amp.device.host(got)], [amp.device.host(wanted)], name)

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 ORDERS = [order for depth in (2, 3, 4) for order in product((True, False), repeat=depth)]
 

@@ -6,7 +6,7 @@ Each case draws its programs from a fixed seed. With `--nightly` it draws many m
 
 import pytest
 
-from ampcheck.programs import (
+from ampcheck.programs.regions import (
     Catch,
     Decorated,
     Generator,
@@ -21,9 +21,9 @@ from ampcheck.programs import (
     UseWeight,
     With,
 )
-from ampcheck.programs.explore import Explorer
-from ampcheck.programs.strategies import programs, weight_programs
-from ampcheck.suite import Amp, scenario
+from ampcheck.programs.regions.explore import Explorer
+from ampcheck.programs.regions.strategies import programs, weight_programs
+from ampcheck.runner.suite import Amp, scenario
 
 STRATEGIES = {"mixed": programs, "weights": weight_programs}
 
@@ -91,5 +91,5 @@ def _chosen(amp: Amp, name: str) -> Program:
 
 
 def in_plain_torch(body: object, amp: Amp, name: str = "", **others: object) -> str:
-    """A program that is written down as plain torch, for `ampcheck.repro`; "" for one that is drawn."""
+    """A program that is written down as plain torch, for `ampcheck.reproduce`; "" for one that is drawn."""
     return Explorer(amp.device).script(_chosen(amp, name)) if name else ""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 MIXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "index_put": lambda wide, low: torch.index_put(wide, (torch.arange(4),), low),

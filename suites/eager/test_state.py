@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 TYPES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia", "xla", "hpu", "ipu", "privateuseone")
 """Every device type that has an autocast state (autocast_mode.h, is_autocast_available)."""

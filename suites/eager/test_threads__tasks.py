@@ -10,7 +10,7 @@ import contextvars
 import pytest
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 # ---- backward
 

@@ -1,8 +1,8 @@
 """Rule banned, compiled: `ampcheck.spec.rules` says what it promises."""
 
-from ampcheck.cases import Case
 from ampcheck.devices import Device
-from ampcheck.suite import check, op_cases
+from ampcheck.runner.suite import check, op_cases
+from ampcheck.spec.case import Case
 
 
 @op_cases("banned", compiled=True)

@@ -2,7 +2,7 @@
 
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 
 @scenario(values=True, dtypes="default")

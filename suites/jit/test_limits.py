@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from ampcheck.lint.cases import Limit, check, check_found
-from ampcheck.repro.limits import of_limit
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
+from ampcheck.tools.lint.cases import Limit, check, check_found
+from ampcheck.tools.lint.reproduce import of_limit
 
 _BODY = {
     "enabled_at_run_time": ("torch.autocast({device}, enabled=bool(a.size(0) > 1))", "torch.mm(a, b)"),
@@ -294,5 +294,5 @@ def test_asked_in_a_region(amp: Amp) -> None:
 
 
 def in_plain_torch(body: object, amp: Amp, name: str = "", **others: object) -> str:
-    """A limit in plain torch, for `ampcheck.repro`; "" for other scenarios."""
+    """A limit in plain torch, for `ampcheck.reproduce`; "" for other scenarios."""
     return of_limit(LIMITS[name], amp) if body is test_jit else ""

@@ -5,9 +5,9 @@ import warnings
 import pytest
 import torch
 
-from ampcheck.lint.cases import Limit, check, check_found
-from ampcheck.repro.limits import of_limit
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
+from ampcheck.tools.lint.cases import Limit, check, check_found
+from ampcheck.tools.lint.reproduce import of_limit
 
 _REGION = """
 def program(a, b):
@@ -169,5 +169,5 @@ def test_tracing_in_a_region(amp: Amp) -> None:
 
 
 def in_plain_torch(body: object, amp: Amp, name: str = "", **others: object) -> str:
-    """A limit in plain torch, for `ampcheck.repro`; "" for other scenarios."""
+    """A limit in plain torch, for `ampcheck.reproduce`; "" for other scenarios."""
     return of_limit(LIMITS[name], amp) if body is test_captured else ""

@@ -6,8 +6,8 @@ Each case draws its programs from a fixed seed. With `--nightly` it draws many m
 
 import pytest
 
-from ampcheck.lint.fuzz import ROADS, Fuzzer, text_of
-from ampcheck.suite import Amp, scenario
+from ampcheck.programs.compiled.run import ROADS, Fuzzer, text_of
+from ampcheck.runner.suite import Amp, scenario
 
 
 def _explore(amp: Amp, road: str, request: pytest.FixtureRequest) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 STEPS, SPOILED = 4, 1
 """How many steps there are, and the one whose gradients overflow; a run without a scaler leaves that step out."""

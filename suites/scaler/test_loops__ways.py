@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 INF = float("inf")
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 BAD = {"positive": inf, "negative": -inf, "not_a_number": nan}
 

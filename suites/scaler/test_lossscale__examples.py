@@ -5,7 +5,7 @@ from math import inf, nan
 import pytest
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 
 @pytest.mark.parametrize("bad", ["here", "there", "nowhere"])

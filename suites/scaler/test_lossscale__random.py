@@ -6,8 +6,8 @@ Each case draws its programs from a fixed seed. With `--nightly` it draws many m
 
 import pytest
 
-from ampcheck.scaling.explore import Explorer
-from ampcheck.suite import Amp, scenario
+from ampcheck.programs.scaler.explore import Explorer
+from ampcheck.runner.suite import Amp, scenario
 
 
 @pytest.mark.parametrize("kind", ["iterations", "any_order"])

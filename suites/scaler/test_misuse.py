@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 
 def _brought_to(

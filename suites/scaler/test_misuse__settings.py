@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 
 def _trained(scaler: torch.amp.GradScaler, amp: Amp, by: float = 1.0) -> float:

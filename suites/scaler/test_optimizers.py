@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _get_capturable_supported_devices
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 APART = ("Optimizer", "LBFGS", "SparseAdam")
 """The base class, one that must have a closure, and one for sparse gradients: cases of their own."""

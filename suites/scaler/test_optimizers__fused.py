@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 INF, NAN = float("inf"), float("nan")
 FUSED: dict[str, Callable[..., Any]] = {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 INF = float("inf")
 

@@ -6,7 +6,7 @@
 import pytest
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 INF = float("inf")
 TOP, SMALLEST = 2.0**127, 2.0**-126

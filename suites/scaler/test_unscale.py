@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NAMES = ("half", "brain", "single", "double")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from ampcheck.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 NAN = float("nan")
 Parameters = list[torch.nn.Parameter]

@@ -35,7 +35,7 @@ CONTROL = (
 """Cases that the right kernels pass, too: what a partial list once turned red. Of `MAIN`, main samples alone."""
 OPTIONS = [
     *(word for plugin in _PLUGINS for word in ("-p", f"no:{plugin}")),
-    *("-c", str(ROOT / "ampcheck/pytest.ini"), f"--rootdir={ROOT}", "-p", "ampcheck.plugin", "--tb=no"),
+    *("-c", str(ROOT / "ampcheck/pytest.ini"), f"--rootdir={ROOT}", "-p", "ampcheck.runner.plugin", "--tb=no"),
 ]
 """As `ampcheck run` calls pytest."""
 

@@ -157,7 +157,7 @@ class Slowpoke(Device):
         return table("AutocastCUDA", closest(torch.__version__))
 
     def tensor(self, arg: Any, dtype: str, position: int) -> torch.Tensor:
-        from ampcheck.inputs import host_tensor
+        from ampcheck.samples.tensors import host_tensor
 
         made = host_tensor(arg, dtype, position)
         return made if arg.device == "cpu" else Wrapped(made)

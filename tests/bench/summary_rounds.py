@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ampcheck.bench.model import (
+from ampcheck.bench.core.model import (
     ArmResult,
     Group,
     MachineryWorkload,
@@ -17,7 +17,7 @@ from ampcheck.bench.model import (
     StepWorkload,
     Workload,
 )
-from ampcheck.bench.summary import summarize
+from ampcheck.bench.run.summary import summarize
 
 MM = OpWorkload(
     name="mm-512",

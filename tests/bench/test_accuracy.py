@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ampcheck.bench import accuracy
-from ampcheck.bench.model import PRECISIONS, OpWorkload, Spec, StepWorkload
-from ampcheck.bench.prepare import reference
+from ampcheck.bench.core import accuracy
+from ampcheck.bench.core.model import PRECISIONS, OpWorkload, Spec, StepWorkload
+from ampcheck.bench.core.prepare import reference
 
 MM = OpWorkload(name="mm", family="m", policy="downcast", flops=1, inputs=(Spec((64, 64)),) * 2, call=torch.mm)
 HALF = OpWorkload(name="exp", family="e", policy="upcast", inputs=(Spec((8,), torch.bfloat16),), call=torch.exp)

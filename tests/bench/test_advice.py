@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from ampcheck import cli
-from ampcheck.bench import advice, advice_worker
-from ampcheck.bench.advice import Advice, findings
-from ampcheck.bench.advice_worker import Found, Plan
-from ampcheck.bench.diagnosis import Seen
-from ampcheck.bench.model import PRECISIONS, Arm, ArmResult, Group, Rounds, StepWorkload
-from ampcheck.bench.summary import summarize
-from ampcheck.bench.user_step import load
+from ampcheck.bench.advise import advice, worker
+from ampcheck.bench.advise.advice import Advice, findings
+from ampcheck.bench.advise.diagnosis import Seen
+from ampcheck.bench.advise.user_step import load
+from ampcheck.bench.advise.worker import AdvicePlan, Found
+from ampcheck.bench.core.model import PRECISIONS, Arm, ArmResult, Group, Rounds, StepWorkload
+from ampcheck.bench.run.summary import summarize
+from ampcheck.cli import main
 from ampcheck.devices.cpu import Cpu
 from tests.bench.user_scripts import scripts as scripts  # a fixture
 from tests.cli_support import ROOT, refused, run
@@ -67,12 +67,12 @@ def worked(folder: Path, function: str, device: str = "cpu") -> Found:
     (folder / "odd.py").write_text(ODD)
     (folder / "other_device.py").write_text(DEVICE)
     modules = [] if device == "cpu" else ["other_device"]
-    return advice_worker.measure(Plan(f"odd.py:{function}", device, modules, ["eager"], 0, 5, 1e-4, True, 1))
+    return worker.measure(AdvicePlan(f"odd.py:{function}", device, modules, ["eager"], 0, 5, 1e-4, True, 1))
 
 
 def test_an_arm_that_fails_or_takes_too_long_costs_that_arm(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advice_worker, "_PATIENCE", 2.5)  # ten calls of 0.3 s take longer, others do not
-    monkeypatch.setattr(advice_worker, "_SLOWER", 2)
+    monkeypatch.setattr(worker, "_PATIENCE", 2.5)  # ten calls of 0.3 s take longer, others do not
+    monkeypatch.setattr(worker, "_SLOWER", 2)
     found = worked(scripts, "hard")
     (rounds,) = found.rounds
     assert set(rounds["failed"]) == {"bf16-native", "fp16-native"}
@@ -104,13 +104,13 @@ def test_a_device_of_somebody_elses_has_the_arms_it_supports(scripts: Path) -> N
 
 def test_a_program_that_gives_float32s_bits_though_ops_are_lowered_is_invalid(scripts: Path) -> None:
     worked(scripts, "fixed")
-    plan = Plan("odd.py:fixed", "cpu", [], ["eager", "compile"], 0, 5, 1e-4, True, 1)
+    plan = AdvicePlan("odd.py:fixed", "cpu", [], ["eager", "compile"], 0, 5, 1e-4, True, 1)
     for seen, output, invalid in (
         ({"bf16": {"lowered": 3}}, torch.ones(3), True),
         ({"bf16": {"lowered": 0}}, torch.ones(3), False),
         ({"bf16": {"lowered": 3}}, torch.zeros(3), False),
     ):
-        measurer = advice_worker._Measurer(plan, CPU, load("odd.py:fixed"))
+        measurer = worker._Measurer(plan, CPU, load("odd.py:fixed"))
         measurer.found.seen = seen
         facts: dict[str, object] = {}
         measurer._judge(Arm(PRECISIONS["fp32"]), "compile", torch.ones(3), {})
@@ -260,5 +260,5 @@ def test_json_has_no_infinities() -> None:
 
 def test_help_names_the_three_forms(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["bench", "advise", "--help"])
+        main.main(["bench", "advise", "--help"])
     assert "MODULE:FUNCTION | FILE.py:FUNCTION | FILE.py" in capsys.readouterr().out

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import pytest
 
-from ampcheck.bench import alerts as module
-from ampcheck.bench.alerts import Alert, Move, Night, Rule, alerts, marks, moved
+from ampcheck.bench.run import alerts as module
+from ampcheck.bench.run.alerts import Alert, Move, Night, Rule, alerts, marks, moved
 from ampcheck.errors import UsageError
 
 NOISE = 0.03

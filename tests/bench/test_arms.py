@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 import torch
 
-from ampcheck.bench.arms import FP16_GRADIENTS, NO_PRODUCT, NOT_FLOAT32, SLOW_FP16, arms, executors, select
-from ampcheck.bench.model import PRECISIONS, Arm, MachineryWorkload, OpWorkload, StepWorkload, Workload
+from ampcheck.bench.core.model import PRECISIONS, Arm, MachineryWorkload, OpWorkload, StepWorkload, Workload
+from ampcheck.bench.run.variants import FP16_GRADIENTS, NO_PRODUCT, NOT_FLOAT32, SLOW_FP16, arms, executors, select
 from ampcheck.bench.workloads import catalogue
 from ampcheck.errors import UsageError
 

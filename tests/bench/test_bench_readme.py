@@ -7,13 +7,13 @@ import re
 
 import pytest
 
-from ampcheck.bench import readme
-from ampcheck.bench.arms import NO_PRODUCT
-from ampcheck.bench.model import ArmResult, Group
-from ampcheck.bench.runfile import BenchRun
-from ampcheck.bench.summary import estimated_beside_default
-from ampcheck.report import bench_nights, bench_pages, bench_sections
-from ampcheck.report.bench_nights import BenchHistory
+from ampcheck.bench.core.model import ArmResult, Group
+from ampcheck.bench.run import readme
+from ampcheck.bench.run.runfile import BenchRun
+from ampcheck.bench.run.summary import estimated_beside_default
+from ampcheck.bench.run.variants import NO_PRODUCT
+from ampcheck.report.benchmarks import pages, run_groups, sections
+from ampcheck.report.benchmarks.run_groups import BenchHistory
 
 COLUMN = ("cpu", "eager")
 
@@ -104,12 +104,12 @@ def test_the_documentation_of_estimates_counts_the_same() -> None:
 
 @pytest.fixture(scope="module")
 def history() -> BenchHistory:
-    return bench_nights.load(sorted(readme.PUBLISHED.glob("*.jsonl")))
+    return run_groups.load(sorted(readme.PUBLISHED.glob("*.jsonl")))
 
 
 def test_no_share_above_one_is_shown(history: BenchHistory) -> None:
-    sections = bench_sections.roofline(history)["sections"]
-    shares = [row["share"] for section in sections for row in section["rows"]]
+    shown = sections.roofline(history)["sections"]
+    shares = [row["share"] for section in shown for row in section["rows"]]
     assert shares.count("above the measured ceiling") >= 4
     assert all(int(share.split("%")[0]) <= 100 for share in shares if "%" in share)
     for run in readme.published():
@@ -117,19 +117,17 @@ def test_no_share_above_one_is_shown(history: BenchHistory) -> None:
 
 
 def test_the_pages_have_the_speed_beside_the_default(history: BenchHistory) -> None:
-    groups = {row["group"].key: row for row in bench_pages.results(history, [])["groups"]}
+    groups = {row["group"].key: row for row in pages.results(history, [])["groups"]}
     arms = {arm["name"]: arm for arm in groups["tpu-v5e/jit/mm-1024"]["arms"]}
     assert (arms["bf16"]["ratio"], arms["bf16"]["default"]) == ("2.41×", "0.832× slower")
     assert arms["fp32"]["default"] == arms["fp32-default"]["default"] == ""
-    rows = [
-        row for row in bench_pages.devices(history)["rows"] if row["workload"] == "mm-1024" and row["arm"] == "bf16"
-    ]
+    rows = [row for row in pages.devices(history)["rows"] if row["workload"] == "mm-1024" and row["arm"] == "bf16"]
     cells = {device: cell["default"] for row in rows for device, cell in row["cells"].items()}
     assert cells == {"cpu": "", "jax": "", "tpu-v5e": "0.832× slower", "tpu-v6e": "0.864× slower"}
 
 
 def test_estimates_are_not_marked_interrupted(history: BenchHistory) -> None:
-    notes = {name: note for name, _, note in bench_pages.results(history, [])["conditions"]}
+    notes = {name: note for name, _, note in pages.results(history, [])["conditions"]}
     assert notes["20261121-tpu-estimates.jsonl"] == ""
     assert notes["20261121-tpu-v6e-estimates.jsonl"] == "1 of 8 estimates is missing: tpu-v6e/jit/mlp-step-4096"
 
@@ -153,5 +151,5 @@ def test_the_picture_is_drawn_the_same_twice() -> None:
 def test_the_readme_has_what_the_published_files_say() -> None:
     text = (readme.ROOT / "README.md").read_text(encoding="utf-8")
     between = text.split(readme.BEGIN)[1].split(readme.END)[0]
-    assert between == readme.text(readme.published()), "run python -m ampcheck.bench.readme"
+    assert between == readme.text(readme.published()), "run python -m ampcheck.bench.run.readme"
     assert between.count("**") >= 20

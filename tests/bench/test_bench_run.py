@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck import cli
-from ampcheck.bench import ceilings
-from ampcheck.bench import run as running
-from ampcheck.bench.model import Rounds
-from ampcheck.bench.peaks import Peaks
-from ampcheck.bench.run import FULL, QUICK, RESERVE, Bench, Event, Expected, Mode, environment, expect
-from ampcheck.bench.runfile import read
-from ampcheck.bench.summary import summarize
+from ampcheck.bench.core.model import Rounds
+from ampcheck.bench.core.peaks import Peaks
+from ampcheck.bench.run import ceilings
+from ampcheck.bench.run import group as running
+from ampcheck.bench.run.group import FULL, QUICK, RESERVE, Bench, Event, Expected, Mode, environment, expect
+from ampcheck.bench.run.runfile import read
+from ampcheck.bench.run.summary import summarize
+from ampcheck.cli import main
 from tests.cli_support import LIMIT, interrupted, run
 
 TASKS = {"cpu": [("mm-16", "eager"), ("add", "eager"), ("mm-64", "eager")]}
@@ -241,7 +241,7 @@ def test_a_quick_run_without_time_says_what_it_left_out(
     monkeypatch.setattr(running, "QUICK", dataclasses.replace(QUICK, budget=RESERVE))
     monkeypatch.setattr(ceilings, "find", lambda *arguments: None)
     monkeypatch.setattr(signal, "signal", lambda *arguments: None)
-    code = cli.main(["bench", "--quick", "--device=cpu", "--filter=mm-64", "--filter=add", f"--reports={tmp_path}"])
+    code = main.main(["bench", "--quick", "--device=cpu", "--filter=mm-64", "--filter=add", f"--reports={tmp_path}"])
     said = capsys.readouterr()
     assert code == 1
     assert "2 groups, about" in said.err

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ampcheck.bench import diagnosis, evidence
-from ampcheck.bench.diagnosis import Case, Gradients, Recast, Seen
-from ampcheck.bench.model import PRECISIONS, ArmResult
-from ampcheck.bench.user_step import StepSpec, UserStep
+from ampcheck.bench.advise import diagnosis, evidence
+from ampcheck.bench.advise.diagnosis import Case, Gradients, Recast, Seen
+from ampcheck.bench.advise.user_step import StepSpec, UserStep
+from ampcheck.bench.core.model import PRECISIONS, ArmResult
 from ampcheck.devices.cpu import Cpu
 
 CPU = Cpu()

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from ampcheck.bench import exports
-from ampcheck.bench.runfile import BenchRun, read
+from ampcheck.bench.run import exports
+from ampcheck.bench.run.runfile import BenchRun, read
 from tests.report.made_bench import HEADER, made_group, two_nights, written
 
 

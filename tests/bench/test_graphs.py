@@ -10,8 +10,8 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from ampcheck.bench import graphs
-from ampcheck.bench.arms import executors
+from ampcheck.bench.core import graphs
+from ampcheck.bench.run.variants import executors
 from ampcheck.bench.workloads import catalogue
 
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ampcheck.bench import dtype_rules, kernels, proof
-from ampcheck.bench.kernels import Kernel
-from ampcheck.bench.model import PRECISIONS, Arm, OpWorkload, Spec
+from ampcheck.bench.core import dtype_rules, kernels, precision_check
+from ampcheck.bench.core.kernels import Kernel
+from ampcheck.bench.core.model import PRECISIONS, Arm, OpWorkload, Spec
 from ampcheck.devices.cpu import Cpu
 
 BF16 = Arm(PRECISIONS["bf16"])
@@ -87,7 +87,7 @@ def test_a_program_s_text_is_what_is_judged() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             return torch.ones(2, 2) @ torch.ones(2, 2)
 
-    def proven(text: str) -> proof.Proof:
+    def proven(text: str) -> precision_check.Proof:
         lowered = SimpleNamespace(as_text=lambda: text)
         ready = SimpleNamespace(
             eager=eager,
@@ -96,9 +96,9 @@ def test_a_program_s_text_is_what_is_judged() -> None:
             restore=lambda: None,
             output=lambda: torch.ones(1),
         )
-        return proof.prove(ready, BF16, workload("downcast"), Cpu(), "jit")  # type: ignore[arg-type]
+        return precision_check.prove(ready, BF16, workload("downcast"), Cpu(), "jit")  # type: ignore[arg-type]
 
-    assert proven(HEAD + CAST + dot("bf16", "bf16")) == proof.Proof("dot_general in bf16")
+    assert proven(HEAD + CAST + dot("bf16", "bf16")) == precision_check.Proof("dot_general in bf16")
     assert proven(HEAD + CAST + dot("bf16", "f32")).text == "dot_general in bf16 giving fp32"
     assert proven(HEAD.replace("bf16", "f32") + dot("f32", "f32")).invalid.startswith("autocast cast nothing")
     assert proven(HEAD).invalid.endswith("was seen in the program")

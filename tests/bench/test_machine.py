@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ampcheck.bench import machine
+from ampcheck.bench.core import machine
 
 X86 = """processor\t: 0
 vendor_id\t: AuthenticAMD

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck.bench.model import MachineryWorkload
+from ampcheck.bench.core.model import MachineryWorkload
 from ampcheck.bench.workloads import catalogue
 from tests.cli_support import LIMIT
 
@@ -118,9 +118,9 @@ def test_the_python_kernel_is_entered_in_a_region_alone() -> None:
 ON_JAX = """
 import torch
 import ampcheck.jax_device
-from ampcheck.bench.model import MachineryWorkload
+from ampcheck.bench.core.model import MachineryWorkload
 from ampcheck.bench.workloads import catalogue
-from ampcheck.bench.workloads.inputs import make_inputs, make_module
+from ampcheck.bench.core.inputs import make_inputs, make_module
 
 for name, w in catalogue().items():
     if isinstance(w, MachineryWorkload):

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.utils.flop_counter
 
-from ampcheck.bench import peaks
-from ampcheck.bench.clocks import clock
-from ampcheck.bench.peaks import Load
+from ampcheck.bench.core import peaks
+from ampcheck.bench.core.clocks import clock
+from ampcheck.bench.core.peaks import Load
 from ampcheck.devices.cpu import Cpu
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from ampcheck.bench.accuracy import error
-from ampcheck.bench.model import PRECISIONS, Arm, MachineryWorkload, OpWorkload, Spec, StepWorkload, Workload
-from ampcheck.bench.prepare import prepare, reference
+from ampcheck.bench.core.accuracy import error
+from ampcheck.bench.core.model import PRECISIONS, Arm, MachineryWorkload, OpWorkload, Spec, StepWorkload, Workload
+from ampcheck.bench.core.prepare import prepare, reference
 from tests.cli_support import ROOT, environment
 
 OP = OpWorkload(name="op", family="f", policy="downcast", inputs=(Spec((16, 16)), Spec((16, 16))), call=torch.mm)
@@ -97,8 +97,8 @@ def test_machinery_has_no_arms() -> None:
 _JAX = """
 import torch
 import ampcheck.jax_device
-from ampcheck.bench.accuracy import error
-from ampcheck.bench.prepare import prepare, reference
+from ampcheck.bench.core.accuracy import error
+from ampcheck.bench.core.prepare import prepare, reference
 from tests.bench.test_prepare import OP, OVERFLOWING, STEP, arm
 
 for workload in (OP, STEP):

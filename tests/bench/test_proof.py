@@ -16,9 +16,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ampcheck.bench import proof
-from ampcheck.bench.model import PRECISIONS, Arm, OpWorkload, Spec, StepWorkload, Workload
-from ampcheck.bench.prepare import prepare, reference
+from ampcheck.bench.core import precision_check
+from ampcheck.bench.core.model import PRECISIONS, Arm, OpWorkload, Spec, StepWorkload, Workload
+from ampcheck.bench.core.prepare import prepare, reference
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import UsageError
 from tests.cli_support import LIMIT
@@ -69,12 +69,14 @@ class Promising(Cpu):
         return {"platform": self.platform} if self.platform else super().describe()
 
 
-def proven(workload: Workload, name: str, executor: str = "eager", device: Cpu | None = None) -> proof.Proof:
+def proven(workload: Workload, name: str, executor: str = "eager", device: Cpu | None = None) -> precision_check.Proof:
     """The proof of a real arm, its output and errors included."""
     base = prepare(workload, arm("fp32"), "cpu", "eager").output()
     output = prepare(workload, arm(name), "cpu", "eager").output()
     ready = prepare(workload, arm(name), "cpu", "eager")  # its `compiled_with` is all that "compile" asks for
-    return proof.prove(ready, arm(name), workload, device or Cpu(), executor, base, output, reference(workload))
+    return precision_check.prove(
+        ready, arm(name), workload, device or Cpu(), executor, base, output, reference(workload)
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -88,12 +90,14 @@ def fresh_dynamo() -> Iterator[None]:
     [("fp32", "mm in fp32"), ("bf16", "mm in bf16"), ("fp16", "mm in fp16"), ("bf16-native", "mm in bf16")],
 )
 def test_a_product_is_in_the_arm_s_precision(name: str, text: str) -> None:
-    assert proven(MM, name) == proof.Proof(text)
+    assert proven(MM, name) == precision_check.Proof(text)
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "bf16-native"])
 def test_graphs_of_compile_are_read(name: str) -> None:
-    assert proven(MM, name, "compile") == proof.Proof("mm in bf16" if arm(name).precision.low else "mm in fp32")
+    assert proven(MM, name, "compile") == precision_check.Proof(
+        "mm in bf16" if arm(name).precision.low else "mm in fp32"
+    )
 
 
 def test_a_composite_op_is_judged_by_its_parts() -> None:
@@ -113,10 +117,12 @@ def test_a_composite_op_is_judged_by_its_parts() -> None:
 
 def test_ops_without_products() -> None:
     loss = proven(op("upcast", F.mse_loss, HALF, HALF), "bf16")
-    assert loss == proof.Proof("mse_loss in fp32")
-    assert proven(op("promote", lambda a, b: torch.cat([a, b]), X, HALF), "bf16") == proof.Proof("cat in fp32")
-    assert proven(op("fallthrough", torch.add, X, X), "bf16") == proof.Proof("add in fp32")
-    assert proven(op("fallthrough", lambda x: x.view(-1), X), "bf16") == proof.Proof("view in fp32")
+    assert loss == precision_check.Proof("mse_loss in fp32")
+    assert proven(op("promote", lambda a, b: torch.cat([a, b]), X, HALF), "bf16") == precision_check.Proof(
+        "cat in fp32"
+    )
+    assert proven(op("fallthrough", torch.add, X, X), "bf16") == precision_check.Proof("add in fp32")
+    assert proven(op("fallthrough", lambda x: x.view(-1), X), "bf16") == precision_check.Proof("view in fp32")
     assert proven(op("upcast", torch.exp, HALF), "bf16").text == "exp in bf16; cpu's autocast has no policy for it"
 
 
@@ -142,7 +148,7 @@ def test_a_step_is_left_as_it_was() -> None:
     step = small_step(mlp)
     ready = prepare(step, arm("bf16"), "cpu", "eager")
     before = ready.output()
-    proof.prove(ready, arm("bf16"), step, Cpu(), "eager", output=before)
+    precision_check.prove(ready, arm("bf16"), step, Cpu(), "eager", output=before)
     assert torch.equal(ready.output(), before)
 
 
@@ -169,9 +175,9 @@ def test_a_part_of_a_step_outside_of_the_region_is_found(executor: str) -> None:
 
 def test_a_region_that_is_not_entered_is_found() -> None:
     x = torch.randn(4, 4)
-    found = proof.prove(Ready(lambda: torch.mm(x, x)), arm("bf16"), MM, Cpu(), "eager")
+    found = precision_check.prove(Ready(lambda: torch.mm(x, x)), arm("bf16"), MM, Cpu(), "eager")
     assert found.invalid == "the call enters no autocast region of bf16"
-    found = proof.prove(Ready(lambda: torch.mm(x, x)), arm("bf16"), small_step(mlp), Cpu(), "eager")
+    found = precision_check.prove(Ready(lambda: torch.mm(x, x)), arm("bf16"), small_step(mlp), Cpu(), "eager")
     assert found.invalid == "autocast cast nothing: mm received fp32"
 
 
@@ -195,10 +201,15 @@ def test_a_broken_promise_is_found() -> None:
 def test_float32_and_native_arms_are_held_to_their_names() -> None:
     x = torch.randn(4, 4)
     half = Ready(lambda: torch.mm(x.bfloat16(), x.bfloat16()))
-    assert proof.prove(half, arm("fp32"), MM, Cpu(), "eager").invalid == "mm computes in bf16 in an arm named fp32"
-    native = proof.prove(Ready(lambda: torch.mm(x, x)), arm("bf16-native"), MM, Cpu(), "eager")
+    assert (
+        precision_check.prove(half, arm("fp32"), MM, Cpu(), "eager").invalid
+        == "mm computes in bf16 in an arm named fp32"
+    )
+    native = precision_check.prove(Ready(lambda: torch.mm(x, x)), arm("bf16-native"), MM, Cpu(), "eager")
     assert native.invalid == "nothing is in bf16: mm received fp32"
-    native = proof.prove(Ready(lambda: x.exp()), arm("fp16-native"), op("upcast", torch.exp, X), Cpu(), "eager")
+    native = precision_check.prove(
+        Ready(lambda: x.exp()), arm("fp16-native"), op("upcast", torch.exp, X), Cpu(), "eager"
+    )
     assert native.invalid == "nothing is in fp16: exp received fp32"
 
 
@@ -209,7 +220,7 @@ def test_a_compiled_call_without_its_region_is_found() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             return torch.mm(x, x)
 
-    found = proof.prove(Ready(eager, compiled=lambda: torch.mm(x, x)), arm("bf16"), MM, Cpu(), "compile")
+    found = precision_check.prove(Ready(eager, compiled=lambda: torch.mm(x, x)), arm("bf16"), MM, Cpu(), "compile")
     assert found.invalid == "autocast cast nothing: mm received fp32"
 
 
@@ -218,16 +229,16 @@ def test_what_cannot_be_seen_is_not_proven() -> None:
         raise RuntimeError("no kernel")
 
     ready = Ready(fails)
-    found = proof.prove(ready, arm("bf16"), MM, Cpu(), "eager")
+    found = precision_check.prove(ready, arm("bf16"), MM, Cpu(), "eager")
     assert found.invalid == "its dtypes could not be seen: RuntimeError: no kernel"
     assert ready.restored
-    found = proof.prove(Ready(lambda: torch.arange(3)), arm("fp32"), MM, Cpu(), "eager")
+    found = precision_check.prove(Ready(lambda: torch.arange(3)), arm("fp32"), MM, Cpu(), "eager")
     assert found.invalid == "no kernel that computes with floating point numbers was seen as it ran"
     skipped = torch._dynamo.disable(lambda: torch.ones(2, 2))
-    found = proof.prove(Ready(skipped), arm("fp32"), MM, Cpu(), "compile")
+    found = precision_check.prove(Ready(skipped), arm("fp32"), MM, Cpu(), "compile")
     assert found.invalid == "torch.compile made no graph that computes anything, so the call ran op by op"
     with pytest.raises(UsageError, match="there is no executor 'tpu'"):
-        proof.prove(ready, arm("bf16"), MM, Cpu(), "tpu")
+        precision_check.prove(ready, arm("bf16"), MM, Cpu(), "tpu")
 
 
 def test_float32_arms_with_shortened_products_are_named() -> None:
@@ -235,22 +246,24 @@ def test_float32_arms_with_shortened_products_are_named() -> None:
     exact = torch.randn(1000, dtype=torch.float64)
     ready, platforms = Ready(lambda: torch.mm(x, x)), {"cpu": Cpu(), "tpu": Promising({}, "tpu")}
 
-    def judged(name: str, error: float, platform: str = "cpu") -> proof.Proof:
+    def judged(name: str, error: float, platform: str = "cpu") -> precision_check.Proof:
         output = exact * (1 + error)
-        return proof.prove(ready, arm(name), MM, platforms[platform], "eager", None, output, exact)
+        return precision_check.prove(ready, arm(name), MM, platforms[platform], "eager", None, output, exact)
 
-    assert judged("fp32", 1e-7) == proof.Proof("mm in fp32")
+    assert judged("fp32", 1e-7) == precision_check.Proof("mm in fp32")
     assert "this is TF32" in judged("fp32", 3e-4).invalid
     assert "this is bf16 products" in judged("fp32", 2.4e-3).invalid
     assert "this is TPU default: bf16 products" in judged("fp32", 2.4e-3, "tpu").invalid
-    assert judged("tf32", 3e-4) == proof.Proof("mm in fp32; error of TF32")
-    assert judged("fp32-default", 2.4e-3, "tpu") == proof.Proof("mm in fp32; error of TPU default: bf16 products")
+    assert judged("tf32", 3e-4) == precision_check.Proof("mm in fp32; error of TF32")
+    assert judged("fp32-default", 2.4e-3, "tpu") == precision_check.Proof(
+        "mm in fp32; error of TPU default: bf16 products"
+    )
     assert "beyond what tf32 gives" in judged("tf32", 2.4e-3).invalid
 
 
 def test_float32_s_own_output_is_not_compared_with_itself() -> None:
     x, values = torch.randn(4, 4).bfloat16(), torch.arange(5, dtype=torch.float64) / 3
-    found = proof.prove(Ready(lambda: torch.mm(x, x)), arm("bf16-native"), MM, Cpu(), "eager", values, values)
+    found = precision_check.prove(Ready(lambda: torch.mm(x, x)), arm("bf16-native"), MM, Cpu(), "eager", values, values)
     assert not found.invalid
 
 

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 import torch
 
-from ampcheck.bench import proof
+from ampcheck.bench.core import precision_check
 
 
 class Later:
@@ -26,11 +26,11 @@ class Later:
 
 def test_work_that_goes_on_after_the_clock_is_found() -> None:
     running = Later(0.2)
-    reason = proof.read_back([torch.ones(3)], running.host, 0.01)
+    reason = precision_check.read_back([torch.ones(3)], running.host, 0.01)
     assert re.match(r"work was still running when the clock stopped: \S+ s of it after 0.01 s", reason)
     ended = Later(0)
     ended.done.wait()
-    assert proof.read_back([torch.ones(3)], ended.host, 0.5) == ""
+    assert precision_check.read_back([torch.ones(3)], ended.host, 0.5) == ""
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,13 @@ def test_work_that_goes_on_after_the_clock_is_found() -> None:
 )
 def test_how_late_is_late(first: float, second: float, sample: float, late: bool) -> None:
     times = iter([0.0, first, first + second])
-    reason = proof.read_back({"out": torch.ones(1)}, torch.clone, sample, lambda: next(times))
+    reason = precision_check.read_back({"out": torch.ones(1)}, torch.clone, sample, lambda: next(times))
     assert bool(reason) is late
 
 
 def test_every_output_is_read_twice() -> None:
     read, ticks = [], count()
-    proof.read_back([torch.ones(1), (torch.zeros(2),)], lambda t: read.append(t.numel()) or t, 1.0, lambda: next(ticks))
+    precision_check.read_back(
+        [torch.ones(1), (torch.zeros(2),)], lambda t: read.append(t.numel()) or t, 1.0, lambda: next(ticks)
+    )
     assert read == [1, 2, 1, 2]

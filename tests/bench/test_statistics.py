@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from ampcheck.bench import statistics
-from ampcheck.bench.model import VERDICTS
-from ampcheck.bench.statistics import BOUNDS, Array, Comparison, compare_arms, compare_runs, interval, verdict
+from ampcheck.bench.core import statistics
+from ampcheck.bench.core.model import VERDICTS
+from ampcheck.bench.core.statistics import BOUNDS, Array, Comparison, compare_arms, compare_runs, interval, verdict
 from ampcheck.errors import UsageError
 
 Lists = list[list[float]]
@@ -274,7 +274,7 @@ def test_processes_that_cannot_be_paired_are_refused() -> None:
 
 def test_statistics_and_alerts_need_no_framework() -> None:
     code = (
-        "import sys, ampcheck.bench.statistics, ampcheck.bench.alerts; "
+        "import sys, ampcheck.bench.core.statistics, ampcheck.bench.run.alerts; "
         "print(*{'torch', 'jax', 'scipy'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from ampcheck.bench import statistics
-from ampcheck.bench.statistics import Array, compare_runs
+from ampcheck.bench.core import statistics
+from ampcheck.bench.core.statistics import Array, compare_runs
 from ampcheck.errors import UsageError
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampcheck.bench import peaks
-from ampcheck.bench.model import Group
-from ampcheck.bench.runfile import read
-from ampcheck.bench.summary import summarize
+from ampcheck.bench.core import peaks
+from ampcheck.bench.core.model import Group
+from ampcheck.bench.run.runfile import read
+from ampcheck.bench.run.summary import summarize
 from tests.bench.summary_rounds import CATALOGUE, SPEEDS, arm, one, processes
 from tests.report.made_bench import made_group, written
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from ampcheck.bench import ceilings, table
-from ampcheck.bench.model import Rounds
-from ampcheck.bench.peaks import Peaks
+from ampcheck.bench.core import table
+from ampcheck.bench.core.model import Rounds
+from ampcheck.bench.core.peaks import Peaks
+from ampcheck.bench.run import ceilings
 from ampcheck.errors import UsageError
 from tests.bench.summary_rounds import SPEEDS, arm, one, processes
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ampcheck.bench import table
-from ampcheck.bench.model import ArmResult
+from ampcheck.bench.core import table
+from ampcheck.bench.core.model import ArmResult
 from tests.report.made_bench import made_group
 
 

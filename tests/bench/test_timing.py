@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.bench import measure
-from ampcheck.bench.clocks import Clock, CpuClock, clock
-from ampcheck.bench.model import Rounds
-from ampcheck.bench.timing import Timed, calibrate, interleave, warm_up
-from ampcheck.bench.worker import Plan
+from ampcheck.bench.core.clocks import Clock, CpuClock, clock
+from ampcheck.bench.core.model import BenchPlan, Rounds
+from ampcheck.bench.core.timing import Timed, calibrate, interleave, warm_up
+from ampcheck.bench.run import measure
 from ampcheck.devices.cpu import Cpu
 
 
@@ -94,7 +93,7 @@ def timed(
 ) -> tuple[Rounds, Telling]:
     """What is measured of a product of 64² on the CPU where the calls of some arms take some seconds."""
     monkeypatch.setattr(measure, "warm_up", lambda timer, call, times=3: timer.sample(call, 1)[0])
-    measurer = measure.Measurer(Plan("cpu", [], 0, 5, 1e-4, True, 1, [], patience))
+    measurer = measure.Measurer(BenchPlan("cpu", [], 0, 5, 1e-4, True, 1, [], patience))
     measurer.timer = timer = Telling(seconds)
     return measurer.measure("mm-64", "eager", timer.say, given_up), timer
 
@@ -148,7 +147,7 @@ def test_a_first_call_that_compiles_bounds_nothing(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(measure, "COMPILED_AHEAD", ())
     compiling = lambda timer, call, times=3: 100.0  # noqa: E731
     monkeypatch.setattr(measure, "warm_up", compiling)
-    measurer = measure.Measurer(Plan("cpu", [], 0, 5, 1e-4, True, 1, [], 6.0))
+    measurer = measure.Measurer(BenchPlan("cpu", [], 0, 5, 1e-4, True, 1, [], 6.0))
     measurer.timer = timer = Telling({})
     found = measurer.measure("mm-64", "eager", timer.say)
     assert set(found.samples) == ALL

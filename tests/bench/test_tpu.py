@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.bench import tpu, tpu_chips
-from ampcheck.bench.model import PRECISIONS, ArmResult, Group, OpWorkload, Spec
-from ampcheck.bench.summary import estimated_beside_default
-from ampcheck.bench.tpu_arms import arm_result, contradicts, judge, proof
-from ampcheck.bench.tpu_chips import Chip, available, chip
-from ampcheck.bench.tpu_estimate import Estimate, duration
-from ampcheck.bench.tpu_program import Array, Product, casts, parse, products, wide
-from ampcheck.bench.tpu_schedule import Schedule, schedule
+from ampcheck.bench.core.model import PRECISIONS, ArmResult, Group, OpWorkload, Spec
+from ampcheck.bench.run.summary import estimated_beside_default
+from ampcheck.bench.tpu import chips, command
+from ampcheck.bench.tpu.chips import Chip, available, chip
+from ampcheck.bench.tpu.estimate import Estimate, duration
+from ampcheck.bench.tpu.program import Array, Product, casts, parse, products, wide
+from ampcheck.bench.tpu.schedule import Schedule, schedule
+from ampcheck.bench.tpu.variants import arm_result, contradicts, judge, proof
 from ampcheck.errors import UsageError
 
 PROGRAM = """HloModule jit_program, is_scheduled=true, entry_computation_layout={(f32[1024,1024]{1,0})->f32[]}
@@ -247,50 +247,50 @@ def test_names_of_chips() -> None:
         with pytest.raises(UsageError, match="there are tpu-v4, tpu-v5e, tpu-v5p, tpu-v6e"):
             chip(wrong)
     with pytest.raises(UsageError, match="there are no estimates for 'tpu-v9'"):
-        tpu.groups([], "tpu-v9", print)
+        command.groups([], "tpu-v9", print)
 
 
 def test_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"jax", "libtpu"}
-    monkeypatch.setattr(tpu_chips.importlib.util, "find_spec", lambda name: object() if name in there else None)
+    monkeypatch.setattr(chips.importlib.util, "find_spec", lambda name: object() if name in there else None)
     assert available() is None
     there.remove("libtpu")
     assert available() == "libtpu is not installed; the extra ampcheck[tpu-estimate] brings it"
     with pytest.raises(UsageError, match="libtpu is not installed"):
-        tpu.groups([], "v5e", print)
+        command.groups([], "v5e", print)
     there.remove("jax")
     assert available() == "JAX is not installed; the extra ampcheck[tpu-estimate] brings it"
 
 
 def test_a_workload_of_no_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tpu, "available", lambda: None)
+    monkeypatch.setattr(command, "available", lambda: None)
     with pytest.raises(UsageError, match="'mm' is not in the catalogue"):
-        tpu.groups([MM], "v5e", print)
+        command.groups([MM], "v5e", print)
 
 
 def test_a_process_that_ends_or_hangs_costs_one_arm() -> None:
     lines: list[str] = []
-    ended = dict(tpu._results("v5e", [("nonesuch", "fp32"), ("nonesuch", "bf16")], lines.append, 120.0))
+    ended = dict(command._results("v5e", [("nonesuch", "fp32"), ("nonesuch", "bf16")], lines.append, 120.0))
     assert [arm.name for arm in ended.values()] == ["fp32", "bf16"]
     for arm in ended.values():
         assert (arm.verdict, arm.reason) == ("not measured", "the process ended with exit code 1: KeyError: 'nonesuch'")
     assert lines == ["1 of 2: tpu-v5e/jit/nonesuch fp32", "2 of 2: tpu-v5e/jit/nonesuch bf16"]
-    ((_, late),) = tpu._results("v5e", [("mm-16", "fp32")], lines.append, 0.001)
+    ((_, late),) = command._results("v5e", [("mm-16", "fp32")], lines.append, 0.001)
     assert (late.verdict, late.reason) == ("not measured", "took more than 0 s to compile")
 
 
 def test_programs_for_which_no_time_is_left_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = [("mm-16", "fp32"), ("mm-16", "bf16")]
     started: list[str] = []
-    left = dict(tpu._results("v5e", tasks, started.append, 120.0, until=0.0))
+    left = dict(command._results("v5e", tasks, started.append, 120.0, until=0.0))
     assert started == []
     assert [(arm.name, arm.verdict, arm.reason) for arm in left.values()] == [
         ("fp32", "not measured", "left out, as the run had to end"),
         ("bf16", "not measured", "left out, as the run had to end"),
     ]
     now = iter([0.0, 0.0, 5.0])
-    monkeypatch.setattr(tpu.time, "monotonic", lambda: next(now, 5.0))
-    late = dict(tpu._results("v5e", tasks, started.append, 120.0, until=1e-3))
+    monkeypatch.setattr(command.time, "monotonic", lambda: next(now, 5.0))
+    late = dict(command._results("v5e", tasks, started.append, 120.0, until=1e-3))
     assert [arm.reason for arm in late.values()] == [
         "was not compiled when the run had to end",
         "left out, as the run had to end",

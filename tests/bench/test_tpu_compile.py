@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from ampcheck.bench import tpu
+from ampcheck.bench.tpu import command
 from ampcheck.bench.workloads import catalogue
 from tests.cli_support import LIMIT
 
 ROOT = Path(__file__).parent.parent.parent
-needs_libtpu = pytest.mark.skipif(tpu.available() is not None, reason=str(tpu.available()))
+needs_libtpu = pytest.mark.skipif(command.available() is not None, reason=str(command.available()))
 
 CPU = """
 import dataclasses, json
 import jax, torch
 import ampcheck.jax_device
-from ampcheck.bench.model import PRECISIONS, Arm
-from ampcheck.bench.prepare import prepare
-from ampcheck.bench.tpu_arms import arm_result
-from ampcheck.bench.tpu_chips import TPUS
-from ampcheck.bench.tpu_estimate import compiled, lower
+from ampcheck.bench.core.model import PRECISIONS, Arm
+from ampcheck.bench.core.prepare import prepare
+from ampcheck.bench.tpu.variants import arm_result
+from ampcheck.bench.tpu.chips import TPUS
+from ampcheck.bench.tpu.estimate import compiled, lower
 from ampcheck.bench.workloads import catalogue
 
 mm = catalogue()["mm-64"]
@@ -42,7 +42,7 @@ TRACED = """
 import json
 import jax, torch
 import ampcheck.jax_device
-from ampcheck.bench.tpu_estimate import traced_for
+from ampcheck.bench.tpu.estimate import traced_for
 from ampcheck.jax_device import jit
 
 def text(x):
@@ -58,9 +58,9 @@ print(json.dumps(["f32" in t for t in found] + [jax.default_backend()]))
 
 PLANTED = """
 import json
-from ampcheck.bench.model import PRECISIONS
-from ampcheck.bench.tpu_arms import contradicts
-from ampcheck.bench.tpu_estimate import estimate
+from ampcheck.bench.core.model import PRECISIONS
+from ampcheck.bench.tpu.variants import contradicts
+from ampcheck.bench.tpu.estimate import estimate
 from ampcheck.bench.workloads import catalogue
 
 mm = catalogue()["mm-64"]
@@ -81,7 +81,7 @@ def run(script: str) -> Any:
 def test_a_compiler_that_says_no_cycles() -> None:
     source, flops, arguments, outputs, arm = run(CPU)
     assert (source, flops, arguments, outputs) == ("roofline", 2 * 64**3, 2 * 64 * 64 * 4, 64 * 64 * 4)
-    assert arm["seconds"] == pytest.approx(3 * 64 * 64 * 4 / tpu.TPUS["v5e"].bandwidth, rel=0.5)
+    assert arm["seconds"] == pytest.approx(3 * 64 * 64 * 4 / command.TPUS["v5e"].bandwidth, rel=0.5)
     assert "products: 1 × fp32" in arm["proof"]
     assert "the larger" in arm["proof"]
 
@@ -93,11 +93,11 @@ def test_what_is_for_a_cpu_only_is_not_in_the_program() -> None:
 @needs_libtpu
 def test_an_estimate_of_each_precision() -> None:
     lines: list[str] = []
-    (group,) = tpu.groups([catalogue()["mm-1024"], catalogue()["region-enter"]], "tpu-v5e", lines.append)
-    assert (group.key, group.estimate, group.note) == ("tpu-v5e/jit/mm-1024", True, tpu.NOTE)
+    (group,) = command.groups([catalogue()["mm-1024"], catalogue()["region-enter"]], "tpu-v5e", lines.append)
+    assert (group.key, group.estimate, group.note) == ("tpu-v5e/jit/mm-1024", True, command.NOTE)
     assert len(lines) == 6
     arms = {arm.name: arm for arm in group.arms}
-    assert list(arms) == list(tpu.ARMS)
+    assert list(arms) == list(command.ARMS)
     assert [arm.verdict for arm in group.arms] == ["first", *["faster"] * 4]
     for name, product in (
         ("fp32", "fp32 in 6 bf16 passes"),

@@ -16,12 +16,12 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ampcheck.bench.model import OpWorkload, Spec, StepWorkload, Workload
+from ampcheck.bench.core.inputs import make_inputs, make_module
+from ampcheck.bench.core.model import OpWorkload, Spec, StepWorkload, Workload
 from ampcheck.bench.workloads import FAMILIES, catalogue, collected
-from ampcheck.bench.workloads.inputs import make_inputs, make_module
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.cuda import Cuda
-from ampcheck.observe import observe
+from ampcheck.observe.recorder import observe
 
 FOLDER = Path(__file__).parents[2] / "ampcheck" / "bench" / "workloads"
 ALL = catalogue()

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from ampcheck import checks
-from ampcheck.checks import Difference, error_of
-from ampcheck.observe import Cast, KernelCall, Observation, SeenLeaf
+from ampcheck.checks import comparisons
+from ampcheck.errors import MOST, CheckFailure, Difference, error_of, one_line
+from ampcheck.observe.recorder import Cast, KernelCall, Observation, SeenLeaf
 from ampcheck.spec.casting import Expectation
 
 MM = Expectation(("bf16", "bf16"), "mm")
@@ -83,7 +83,7 @@ TWO = (seen("bf16"), seen("bf16", source=1))
 def test_what_a_kernel_received(
     observation: Observation, expected: Expectation, given: Sequence[str], says: list[str]
 ) -> None:
-    found = checks.kernel(observation, expected, given, "downcast")
+    found = comparisons.kernel(observation, expected, given, "downcast")
     assert len(found) == len(says), found
     assert all(text.startswith(start) for text, start in zip(found, says, strict=True)), found
     assert all(error_of(text) is observation.error for text in found)
@@ -105,16 +105,16 @@ POLICIES = {"mm": "downcast", "exp": "upcast", "binary_cross_entropy": "banned"}
     ],
 )
 def test_the_parts_of_a_composite_op_follow_their_policies(call: KernelCall, says: list[str]) -> None:
-    found = checks.parts(Observation([call]), POLICIES, "bf16")
+    found = comparisons.parts(Observation([call]), POLICIES, "bf16")
     assert len(found) == len(says), found
     assert all(text.startswith(start) for text, start in zip(found, says, strict=True))
 
 
 def test_a_dtype_of_the_caller_is_left_alone() -> None:
     call = KernelCall("sum", (seen("bf16"),), "fp64")
-    assert checks.untouched_dtype(call, "fp64", "optdtype") == []
-    assert checks.untouched_dtype(None, "fp64", "optdtype") == []
-    (found,) = checks.untouched_dtype(call, None, "optdtype")
+    assert comparisons.untouched_dtype(call, "fp64", "optdtype") == []
+    assert comparisons.untouched_dtype(None, "fp64", "optdtype") == []
+    (found,) = comparisons.untouched_dtype(call, None, "optdtype")
     assert found.startswith(
         "aten::sum ran with dtype=fp64; the caller's dtype=None was to be left alone (rule optdtype"
     )
@@ -130,7 +130,7 @@ def test_a_dtype_of_the_caller_is_left_alone() -> None:
     ],
 )
 def test_a_banned_op_is_refused(error: Exception | None, says: str) -> None:
-    found = checks.refused(error, "bce", "binary_cross_entropy_with_logits", "banned")
+    found = comparisons.refused(error, "bce", "binary_cross_entropy_with_logits", "banned")
     assert [text[: len(says)] for text in found] == ([says] if says else [])
     assert all(error_of(text) is error for text in found)
 
@@ -152,16 +152,16 @@ def test_a_banned_op_is_refused(error: Exception | None, says: str) -> None:
 def test_a_call_raises_what_it_raises_by_hand(
     got: Exception | None, reference: Exception | None, says: list[str]
 ) -> None:
-    found = checks.same_error(got, reference, "it")
+    found = comparisons.same_error(got, reference, "it")
     assert [text[: len(start)] for text, start in zip(found, says, strict=True)] == says
     assert all(error_of(text) is got for text in found)
 
 
 def test_output_dtypes() -> None:
     outputs = [torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16)]
-    assert checks.output_dtypes(outputs, ["fp32", "bf16"], "it") == []
-    assert checks.output_dtypes(outputs, ["fp32", "fp32"], "it") == ["output 1 of it is bf16; expected fp32"]
-    assert checks.output_dtypes(outputs, ["fp32"], "it") == ["it returned 2 tensors; expected 1"]
+    assert comparisons.output_dtypes(outputs, ["fp32", "bf16"], "it") == []
+    assert comparisons.output_dtypes(outputs, ["fp32", "fp32"], "it") == ["output 1 of it is bf16; expected fp32"]
+    assert comparisons.output_dtypes(outputs, ["fp32"], "it") == ["it returned 2 tensors; expected 1"]
 
 
 NAN = float("nan")
@@ -185,31 +185,31 @@ NAN = float("nan")
     ],
 )
 def test_identical_values(a: torch.Tensor, b: torch.Tensor, same: bool) -> None:
-    assert checks.identical(a, b) is same
+    assert comparisons.identical(a, b) is same
 
 
 def test_the_same_bits() -> None:
     x = torch.tensor([1.0, 2.0])
-    assert checks.same_bits(x, x.clone(), "it") == []
-    assert checks.same_bits(x, x.double() + 1, "it") == []  # of another dtype, which another check tells
-    assert checks.same_bits(x, x[:1], "it") == ["it has shape (2,); expected (1,)"]
-    assert checks.bitwise([x, x], [x, x + 0.5], "it") == [
+    assert comparisons.same_bits(x, x.clone(), "it") == []
+    assert comparisons.same_bits(x, x.double() + 1, "it") == []  # of another dtype, which another check tells
+    assert comparisons.same_bits(x, x[:1], "it") == ["it has shape (2,); expected (1,)"]
+    assert comparisons.bitwise([x, x], [x, x + 0.5], "it") == [
         "output 1 of it differs from the same op on inputs cast by hand by up to 0.5; expected the same bits"
     ]
 
 
 def test_an_exception_in_one_line() -> None:
-    assert checks.one_line(None) == "nothing"
-    assert checks.one_line(ValueError("two\n  lines")) == "ValueError: two lines"
-    whole = ValueError("x" * checks.MOST)
-    assert checks.one_line(whole) == f"ValueError: {whole}"
-    long = checks.one_line(ValueError("a" * checks.MOST + "z"))
-    assert (len(long), long[-1], " … " in long) == (checks.MOST + 3 + len("ValueError: "), "z", True)
+    assert one_line(None) == "nothing"
+    assert one_line(ValueError("two\n  lines")) == "ValueError: two lines"
+    whole = ValueError("x" * MOST)
+    assert one_line(whole) == f"ValueError: {whole}"
+    long = one_line(ValueError("a" * MOST + "z"))
+    assert (len(long), long[-1], " … " in long) == (MOST + 3 + len("ValueError: "), "z", True)
 
 
 def test_a_failure_carries_the_exception_of_its_first_difference() -> None:
-    failure = checks.CheckFailure(["a sentence", Difference("another", BOOM)])
+    failure = CheckFailure(["a sentence", Difference("another", BOOM)])
     assert failure.error is failure.__cause__ is BOOM
     other = ValueError("other")
-    assert checks.CheckFailure([Difference("another", BOOM)], other).error is other
-    assert checks.CheckFailure(["a sentence"]).error is None
+    assert CheckFailure([Difference("another", BOOM)], other).error is other
+    assert CheckFailure(["a sentence"]).error is None

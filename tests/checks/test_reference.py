@@ -7,19 +7,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ampcheck.cases import Case
 from ampcheck.checks import reference as own
+from ampcheck.checks.call import CallPlan, plan
 from ampcheck.checks.reference import Reference, bound, by_hand, dense, distance, far, layout, mover, placed, reference
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.registry import known as known_devices
-from ampcheck.inputs import build
-from ampcheck.inputs import host_values as own_values
-from ampcheck.ops.describe import in_form
-from ampcheck.torch_dtypes import DTYPES
-from ampcheck.verdict import Plan, plan
+from ampcheck.samples.describe import in_form
+from ampcheck.samples.tensors import build
+from ampcheck.samples.tensors import host_values as own_values
+from ampcheck.spec.case import Case
+from ampcheck.spec.torch_dtypes import DTYPES
 
 
-def planned(op: str, inputs: str, amp: str = "bf16", rule: str = "downcast") -> Plan:
+def planned(op: str, inputs: str, amp: str = "bf16", rule: str = "downcast") -> CallPlan:
     return plan(Case("eager", rule, op, "", inputs, amp, "cpu", "cpu"), Cpu())
 
 

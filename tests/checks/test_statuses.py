@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck import outcome as outcome_of
-from ampcheck import verdict
-from ampcheck.cases import Case
-from ampcheck.checks import Broken, CheckFailure, Unsupported
+from ampcheck.checks import forward
+from ampcheck.checks.call import plan
+from ampcheck.checks.forward import check_op
 from ampcheck.devices.cpu import Cpu
-from ampcheck.results import Result, read
-from ampcheck.verdict import check_op
+from ampcheck.errors import Broken, CheckFailure, Unsupported
+from ampcheck.runner import outcome as outcome_of
+from ampcheck.runner.results import Result, read
+from ampcheck.spec.case import Case
 from tests.cli_support import run_pytest
 
 BACKENDS = Path(__file__).parents[1] / "backends"
@@ -110,16 +111,16 @@ KERNELS: dict[str, tuple[Kernel, str, str]] = {
 def test_a_wrong_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, status, says = KERNELS[name]
     assert outcome() == ("pass", "")
-    monkeypatch.setattr(verdict, "function", lambda op, sample: kernel)
-    monkeypatch.setattr(verdict, "by_hand", by_hand(kernel))
+    monkeypatch.setattr(forward, "function", lambda op, sample: kernel)
+    monkeypatch.setattr(forward, "by_hand", by_hand(kernel))
     seen = watched()
-    monkeypatch.setattr(verdict, "watch", lambda case, device, todo: seen)
+    monkeypatch.setattr(forward, "watch", lambda case, device, todo: seen)
     got, said = outcome()
     assert (got, says in said) == (status, True), said
 
 
 def by_hand(kernel: Kernel) -> Any:
-    real = verdict.by_hand
+    real = forward.by_hand
 
     def cast(todo: Any, args: Any, kwargs: Any) -> Any:
         return kernel, *real(todo, args, kwargs)[1:]
@@ -129,8 +130,8 @@ def by_hand(kernel: Kernel) -> Any:
 
 def watched() -> Any:
     """What the recorder sees of the right kernel: autocast does its part for each of the wrong ones."""
-    todo = verdict.plan(CASE, Cpu())
-    args, _ = verdict.build(todo.sample, todo.dtypes, Cpu())
+    todo = plan(CASE, Cpu())
+    args, _ = forward.build(todo.sample, todo.dtypes, Cpu())
     with Cpu().autocast("bf16"):
         return Cpu().observe(lambda: mm(*args), {"mm"}, args)
 
@@ -193,7 +194,7 @@ def test_what_pytest_makes_of_a_status(status: str, before: str, after: str, tex
 SCENARIOS = """
 import pytest
 import torch
-from ampcheck.suite import scenario
+from ampcheck.runner.suite import scenario
 
 @scenario(dtypes="default")
 def test_on_the_backend(amp):
@@ -244,7 +245,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, str
         (folder / "suites" / suite).mkdir(parents=True)
         (folder / "suites" / suite / "test_state.py").write_text(SCENARIOS, encoding="utf-8")
     (folder / "suites" / "__init__.py").touch()
-    options = ("--import-mode=importlib", f"--rootdir={folder}", "--device=cpu", "-p", "ampcheck.plugin")
+    options = ("--import-mode=importlib", f"--rootdir={folder}", "--device=cpu", "-p", "ampcheck.runner.plugin")
     (folder / "mine.py").write_text(f"import sys\nsys.path.insert(0, {str(BACKENDS)!r})\nfrom partial import DEVICES\n")
     run_pytest(folder, "suites", *options, "--device=partial", "--device-module=mine", "--run-file=run.jsonl")
     return {(r.suite, r.device, r.op): r for r in read(folder / "run.jsonl").results.values()}

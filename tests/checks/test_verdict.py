@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck import verdict
-from ampcheck.cases import Case
-from ampcheck.checks import Broken, Unsupported
+from ampcheck.checks import forward
+from ampcheck.checks.call import CallPlan, plan
+from ampcheck.checks.forward import check_op
 from ampcheck.checks.reference import Reference
 from ampcheck.devices.cpu import Cpu
-from ampcheck.observe import KernelCall, Observation, SeenLeaf
-from ampcheck.ops.describe import FORMS
-from ampcheck.verdict import Plan, check_op
+from ampcheck.errors import Broken, Unsupported
+from ampcheck.observe.recorder import KernelCall, Observation, SeenLeaf
+from ampcheck.samples.describe import FORMS
+from ampcheck.spec.case import Case
 
 CASE = Case("eager", "downcast", "mm", "", "bf16", "bf16", "cpu", "cpu")
 BOOM = RuntimeError("boom")
@@ -50,15 +51,15 @@ class Elsewhere(Cpu):
 def test_which_cases_try_other_values(
     device: Cpu, changes: dict[str, str], op: dict[str, str], formed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    todo = verdict.plan(CASE, Cpu())
+    todo = plan(CASE, Cpu())
     todo = replace(todo, op=replace(todo.op, **op))  # type: ignore[arg-type]
     tried: list[str] = []
-    monkeypatch.setattr(verdict, "_results", lambda case, device, other, name: tried.append(other.sample.name) or [])
-    monkeypatch.setattr(verdict, "run", lambda *_: None)
-    monkeypatch.setattr(verdict, "require_inputs", lambda *_: None)
-    monkeypatch.setattr(verdict, "_overwritten", lambda *_: [])
+    monkeypatch.setattr(forward, "_results", lambda case, device, other, name: tried.append(other.sample.name) or [])
+    monkeypatch.setattr(forward, "run", lambda *_: None)
+    monkeypatch.setattr(forward, "require_inputs", lambda *_: None)
+    monkeypatch.setattr(forward, "_overwritten", lambda *_: [])
     case = replace(CASE, op=op.get("overload", "mm"), **changes)  # type: ignore[arg-type]
-    assert verdict._forms(case, device, todo, "it") == []
+    assert forward._forms(case, device, todo, "it") == []
     assert [name.rpartition(", ")[2] for name in tried] == (list(FORMS) if formed else [])
 
 
@@ -86,10 +87,10 @@ def test_what_is_raised_without_autocast_too(
     case: Case, device: Cpu, raised: str, on_cpu: Any, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cpu = RuntimeError(on_cpu) if isinstance(on_cpu, str) else on_cpu
-    monkeypatch.setattr(verdict, "raised_by_cpu", lambda todo: cpu)
+    monkeypatch.setattr(forward, "raised_by_cpu", lambda todo: cpu)
     got = "pass"
     try:
-        verdict.judge_raise(RuntimeError(raised), device, verdict.plan(case, Cpu()), "it")
+        forward.judge_raise(RuntimeError(raised), device, plan(case, Cpu()), "it")
     except (Broken, Unsupported) as error:
         got = type(error).__name__.lower()
     assert got == status
@@ -107,11 +108,11 @@ def test_what_is_raised_without_autocast_too(
     ],
 )
 def test_a_kernel_that_gets_one_dtype(inputs: str, rule: str, one: bool) -> None:
-    assert verdict.asks_for_one_dtype(verdict.plan(replace(CASE, inputs=inputs, rule=rule), Cpu())) is one
+    assert forward.asks_for_one_dtype(plan(replace(CASE, inputs=inputs, rule=rule), Cpu())) is one
 
 
-def planned(**changes: Any) -> Plan:
-    return verdict.plan(replace(CASE, **changes), Cpu())
+def planned(**changes: Any) -> CallPlan:
+    return plan(replace(CASE, **changes), Cpu())
 
 
 def kernel(overload: str = "mm", *got: str, dtype: str | None = None) -> KernelCall:
@@ -164,13 +165,13 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "_results": [],
         "_forms": [],
     }.items():
-        monkeypatch.setattr(verdict, name, note(name.strip("_"), out))
+        monkeypatch.setattr(forward, name, note(name.strip("_"), out))
     return reached
 
 
 def set_to(monkeypatch: pytest.MonkeyPatch, **found: Any) -> None:
     for name, out in found.items():
-        monkeypatch.setattr(verdict, name, lambda *_, out=out, **__: out)
+        monkeypatch.setattr(forward, name, lambda *_, out=out, **__: out)
 
 
 def test_what_is_compared_in_which_order(steps: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,11 +243,11 @@ def test_what_comes_of_an_op_that_calls_a_policy_is_its_own(
 def test_a_dtype_that_the_caller_left_out(
     rule: str, filled: str | None, found: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verdict.checks, "kernel", lambda *_: [])
+    monkeypatch.setattr(forward.checks, "kernel", lambda *_: [])
     todo = planned()
     todo = replace(todo, expected=replace(todo.expected, dtype_kwarg=filled))
     watched = Observation([kernel("mm", "bf16", "bf16", dtype="fp64")])
-    assert len(verdict._received(replace(CASE, rule=rule), todo, watched)) == found
+    assert len(forward._received(replace(CASE, rule=rule), todo, watched)) == found
 
 
 OTHER = Observation([kernel("tanh", "bf16")])
@@ -284,11 +285,11 @@ def test_a_composite_op(
             raise results
         return list(results)
 
-    monkeypatch.setattr(verdict, "watch", lambda *_, whole=True: arrived if whole else watched)
-    monkeypatch.setattr(verdict, "_results", compared)
+    monkeypatch.setattr(forward, "watch", lambda *_, whole=True: arrived if whole else watched)
+    monkeypatch.setattr(forward, "_results", compared)
     set_to(monkeypatch, _hides_a_policy=hides)
     try:
-        got: Any = verdict._parts(CASE, device, planned(), "aten::mm")
+        got: Any = forward._parts(CASE, device, planned(), "aten::mm")
     except Broken:
         got = "broken"
     assert got == found if isinstance(found, str) else [a[: len(b)] for a, b in zip(got, found, strict=True)] == found
@@ -308,7 +309,7 @@ def test_a_composite_op(
 def test_an_op_whose_one_kernel_calls_a_policy(op: str, sample: str, promised: str, key: str, calls: bool) -> None:
     case = replace(CASE, op=op, sample=sample, rule="fallthrough", inputs="fp32")
     device = Listing(promised, key)
-    assert verdict._calls_a_policy(case, device, verdict.plan(case, Cpu())) is calls
+    assert forward._calls_a_policy(case, device, plan(case, Cpu())) is calls
 
 
 @pytest.mark.parametrize(("entered", "hides"), [([("AutocastCPU", "mm")], True), ([("AutocastCPU", "tanh")], False)])
@@ -318,10 +319,10 @@ def test_a_part_that_calls_a_policy_inside_its_kernel(
     def recording(keys: list[str]) -> AbstractContextManager[Any]:
         return nullcontext(entered)
 
-    monkeypatch.setattr(verdict, "recording", recording)
-    assert verdict._hides_a_policy(CASE, Cpu(), planned()) is hides
+    monkeypatch.setattr(forward, "recording", recording)
+    assert forward._hides_a_policy(CASE, Cpu(), planned()) is hides
     with pytest.raises(Unsupported, match="under AutocastPrivateUse1 it cannot be seen"):
-        verdict._hides_a_policy(CASE, Listing("mm", "AutocastPrivateUse1"), planned())
+        forward._hides_a_policy(CASE, Listing("mm", "AutocastPrivateUse1"), planned())
 
 
 @pytest.mark.parametrize(
@@ -343,7 +344,7 @@ def test_bits_are_compared(values: Any, call: str, filled: str | None, compared:
         expected=replace(todo.expected, dtype_kwarg=filled),
     )
     one, two = Observation(values=[torch.zeros(2)]), Observation(values=[torch.ones(2)])
-    assert bool(verdict._same_bits(Cpu(), todo, one, two, "it")) is compared
+    assert bool(forward._same_bits(Cpu(), todo, one, two, "it")) is compared
 
 
 @pytest.mark.parametrize(
@@ -370,7 +371,7 @@ def test_what_is_wrong(
     set_to(monkeypatch, reference=Reference((want,), (want * 0,), error=error), _changed=changed, _shared=shared)
     got = torch.ones(2) * (1 if outputs > 0 else -1)
     seen = Observation(outputs=[got] * abs(outputs), values=[got] * abs(outputs))
-    wrong = verdict._wrong(Cpu(), planned(), seen, "it")
+    wrong = forward._wrong(Cpu(), planned(), seen, "it")
     assert [a[: len(b)] for a, b in zip(wrong, found, strict=True)] == found
 
 
@@ -378,10 +379,10 @@ def test_memory_that_only_a_write_shows_to_be_shared() -> None:
     def found(device: Cpu, aliases: frozenset[tuple[int, int]] = frozenset()) -> list[str]:
         given, output = torch.ones(2), torch.ones(2)
         seen = Observation(outputs=[output, given], inputs=[given])
-        return verdict._shared(device, Reference((output, given), aliases=aliases), seen, "it")
+        return forward._shared(device, Reference((output, given), aliases=aliases), seen, "it")
 
     said = "argument 0 of it changes as the outputs are written to: an output shares memory with it"
     assert found(Elsewhere()) == [said]
     assert found(Elsewhere(), frozenset({(1, 0)})) == []
     assert found(Cpu()) == []  # PyTorch's own, whose storages say so
-    assert verdict._shared(Elsewhere(), Reference((torch.ones(2),)), Observation(outputs=[torch.ones(2)]), "it") == []
+    assert forward._shared(Elsewhere(), Reference((torch.ones(2),)), Observation(outputs=[torch.ones(2)]), "it") == []

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import torch
 
-from ampcheck.observe import map_tensors, tensors
+from ampcheck.observe.recorder import map_tensors, tensors
 from tests.faults.kernels import kernel
 from tests.faults.regions import replaced
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ampcheck.ids import rule_of
+from ampcheck.spec.ids import rule_of
 
 Plant = Callable[[], AbstractContextManager[object]]
 """Breaks a promise while what it returns is entered."""

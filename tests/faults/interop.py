@@ -17,10 +17,10 @@ def _fault(name: str, scenario: str, says: str, owner: str, wrong: Callable[[Any
 
     @contextmanager
     def plant() -> Iterator[None]:
-        from ampcheck.jax_device import interop
+        from ampcheck.jax_device.interop import functions
 
         where, _, attribute = owner.rpartition(".")
-        holder = getattr(interop, where) if where else interop
+        holder = getattr(functions, where) if where else functions
         with patch.object(holder, attribute, wrong(getattr(holder, attribute))):
             yield
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.library import Library, get_kernel
 
-from ampcheck.observe import overload
+from ampcheck.observe.recorder import overload
 from tests.faults.fault import Fault
 
 KEYS = {

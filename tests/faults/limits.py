@@ -10,10 +10,10 @@ from unittest.mock import patch
 
 import torch
 
-from ampcheck.executors import kinds
-from ampcheck.executors.kinds import Compiled, Executor
-from ampcheck.lint import cases, compare
-from ampcheck.lint.rules import Diagnostic
+from ampcheck.compilers import kinds
+from ampcheck.compilers.kinds import Compiled, Executor
+from ampcheck.tools.lint import cases, compare
+from ampcheck.tools.lint.rules import Diagnostic
 from tests.faults.fault import Fault
 
 _LINT, _CHECK = cases.lint_source, cases.check_scripted

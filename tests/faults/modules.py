@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ampcheck.executors import eager
+from ampcheck.compilers import eager
 from tests.faults.fault import Fault
 from tests.faults.regions import replaced
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.observe import overload
+from ampcheck.observe.recorder import overload
 from tests.faults.casts import CPU, CUDA, FP32, MPS, XPU, as_given, float32_result_back, in_float32, in_low
 from tests.faults.fault import Fault
 from tests.faults.kernels import Body, Call, outputs, wrong

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from ampcheck.jax_device import jit
-from ampcheck.jax_device.interop import j2t_autograd
-from ampcheck.jax_device.layout import Columns, Layout, by_columns
+from ampcheck.jax_device.interop.functions import j2t_autograd
 from ampcheck.jax_device.lowerings import accumulate
+from ampcheck.jax_device.storage.layout import Columns, Layout, by_columns
 from tests.jax_checks.agreement import close, same
 
 LOW = {torch.bfloat16: "bf16", torch.float16: "f16"}

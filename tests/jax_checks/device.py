@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import ampcheck.jax_device as device
-from ampcheck.jax_device.storage import storage_of
+from ampcheck.jax_device.storage.arrays import storage_of
 
 
 def check_module() -> None:

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ampcheck.jax_device  # noqa: F401  # makes the device
 from ampcheck.jax_device import jit
-from ampcheck.jax_device.storage import storage_of
+from ampcheck.jax_device.storage.arrays import storage_of
 
 
 def x() -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from ampcheck.jax_device import jit
-from ampcheck.jax_device.dlpack import to_jax
+from ampcheck.jax_device.interop.dlpack import to_jax
 
 
 def _count(text: str) -> Counter[str]:

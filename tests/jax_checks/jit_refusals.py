@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.jax_device import jit
-from ampcheck.jax_device.jit_watch import ValueNeededError
+from ampcheck.jax_device.jit.watch import ValueNeededError
 
 
 def x() -> torch.Tensor:

@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import ampcheck.jax_device.jit  # noqa: F401  # the module, which the package hides behind its function
+import ampcheck.jax_device.jit.transform  # noqa: F401  # the module, which the package hides behind its function
 from ampcheck.jax_device import jit
 
-jit_module: Any = sys.modules["ampcheck.jax_device.jit"]
+jit_module: Any = sys.modules["ampcheck.jax_device.jit.transform"]
 
 Make = Callable[[Any], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, tuple[Make, int]] = {

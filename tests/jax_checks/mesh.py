@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from ampcheck.jax_device import jit
 from ampcheck.jax_device.mesh import Axes, Mesh, axes_of, make_mesh, place, shard, shard_batch
-from ampcheck.jax_device.storage import storage_of
+from ampcheck.jax_device.storage.arrays import storage_of
 
 ROWS = [("^0", ("model",)), (r"^2\.weight", (None, "model"))]
 

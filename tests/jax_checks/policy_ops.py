@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 import ampcheck.jax_device  # noqa: F401  # makes the device
-from ampcheck import ops
-from ampcheck.inputs import host_tensor
-from ampcheck.jax_device.schema import overload
-from ampcheck.ops.describe import Op, Sample, map_leaves
+from ampcheck import samples
+from ampcheck.jax_device.dispatch.schema import overload
+from ampcheck.samples.describe import Op, Sample, map_leaves
+from ampcheck.samples.tensors import host_tensor
 from tests.jax_checks.agreement import tensors
 
-TABLE = Path(ops.__file__).parents[1] / "spec" / "tables" / "torch-2.13.csv"
+TABLE = Path(samples.__file__).parents[1] / "spec" / "tables" / "torch-2.13.csv"
 TOLERANCE = {"fp32": 2e-5, "fp16": 8e-3, "bf16": 3e-2}
 NOT_HERE = {
     "_cudnn_rnn": "takes a weight buffer in cuDNN's own format",
@@ -63,7 +63,7 @@ def listed(key: str) -> Iterator[Op]:
         names = [row["overload"] for row in csv.DictReader(table) if row["key"] == key]
     for name in names:
         if name not in NOT_HERE:
-            yield ops.catalogue()[name]
+            yield samples.catalogue()[name]
 
 
 def built(sample: Sample, dtype: str, device: str, wide: bool) -> tuple[Any, dict[str, Any]]:
@@ -160,7 +160,7 @@ def check_cpu_table_in_bfloat16() -> None:
 
 
 def check_a_wrong_value_is_told() -> None:
-    op = ops.catalogue()["log1p"]
+    op = samples.catalogue()["log1p"]
     STAND_INS["log1p"] = lambda x: torch.log1p(x) + 0.1
     try:
         assert "not close" in mistake(op, op.samples[0], "fp32")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ampcheck.jax_device.install import computed
-from ampcheck.jax_device.kernels import functional_kernel
+from ampcheck.jax_device.dispatch.kernels import computed, functional_kernel
+from ampcheck.jax_device.dispatch.program import Functional
 from ampcheck.jax_device.lowering import Lowering
-from ampcheck.jax_device.program import Functional
 from tests.jax_checks.agreement import INF, NAN, close, same
 
 SPECIAL = torch.tensor([[1.0, NAN, 3.0, 3.0], [-INF, 2.0, 2.0, INF], [0.0, -0.0, 5.0, 5.0]])

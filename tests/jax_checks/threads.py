@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import ampcheck.jax_device
-from ampcheck.jax_device.storage import storage_of
+from ampcheck.jax_device.storage.arrays import storage_of
 
 assert ampcheck.jax_device.to_jax  # importing it made the device
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 import ampcheck.jax_device
-from ampcheck.jax_device.storage import storage_of
+from ampcheck.jax_device.storage.arrays import storage_of
 
 assert ampcheck.jax_device.to_jax  # importing it made the device
 
@@ -170,7 +170,7 @@ def check_views_and_writes_against_the_cpu() -> None:
 
 
 def check_the_machine_finds_a_write_that_is_lost() -> None:
-    from ampcheck.jax_device import writing
+    from ampcheck.jax_device.dispatch import writing
 
     right = writing.store
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ampcheck.results import Result, Writer
+from ampcheck.runner.results import Result, Writer
 
 # ---- the browser
 

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from ampcheck.bench.model import ArmResult, Group, Rounds
-from ampcheck.bench.runfile import Writer
+from ampcheck.bench.core.model import ArmResult, Group, Rounds
+from ampcheck.bench.run.runfile import Writer
 
 START = datetime(2026, 11, 20, 3)
 HEADER: dict[str, Any] = {

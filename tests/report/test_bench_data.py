@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from ampcheck.bench.model import ArmResult, Group
+from ampcheck.bench.core.model import ArmResult, Group
 from ampcheck.errors import UsageError
 from ampcheck.report import build
-from ampcheck.report.bench_changes import KINDS, changes
-from ampcheck.report.bench_nights import BenchHistory, is_bench, load
-from ampcheck.report.bench_steps import conditions, listed, steps
-from ampcheck.report.bench_verdicts import SHOWN
+from ampcheck.report.benchmarks.changes import KINDS, changes
+from ampcheck.report.benchmarks.run_groups import BenchHistory, is_bench, load
+from ampcheck.report.benchmarks.steps import conditions, listed, steps
+from ampcheck.report.benchmarks.verdicts import SHOWN
 from tests.cli_support import refused
 from tests.report.made_bench import HEADER, day, made_group, two_nights, written
 
 
 def test_every_verdict_has_a_mark_and_a_label_of_its_own() -> None:
-    from ampcheck.bench.model import VERDICTS
+    from ampcheck.bench.core.model import VERDICTS
 
     assert set(SHOWN) == {*VERDICTS, "first"}
     assert len({v.mark for v in SHOWN.values()}) == len({v.label for v in SHOWN.values()}) == len(SHOWN)
@@ -115,14 +115,14 @@ def test_the_command_refuses_a_damaged_benchmark_file(
 def test_the_command_takes_the_files_of_all_four_folders(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Any, write: Any
 ) -> None:
-    from ampcheck import cli
+    from ampcheck.cli import main
 
     (tmp_path / "runs").mkdir()
     write(tmp_path / "runs" / "a.jsonl", [make("mm")])
     (tmp_path / "published" / "bench").mkdir(parents=True)
     written(tmp_path / "published" / "bench" / "b.jsonl", [made_group("conv-64")])
     written(tmp_path / "bench" / "c.jsonl", [made_group("mm-512")])
-    assert cli.main(["report", f"--reports={tmp_path}"]) == 0
+    assert main.main(["report", f"--reports={tmp_path}"]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'site' / 'index.html'}\n"
     page = (tmp_path / "site/bench.html").read_text()
     assert "conv-64" in page

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from ampcheck.bench import alerts
+from ampcheck.bench.run import alerts
 from ampcheck.report import build
-from ampcheck.report.bench_changes import KINDS, changes
-from ampcheck.report.bench_nights import load
-from ampcheck.report.bench_pages import NAV
+from ampcheck.report.benchmarks.changes import KINDS, changes
+from ampcheck.report.benchmarks.pages import NAV
+from ampcheck.report.benchmarks.run_groups import load
 from tests.report.made_bench import day, made_group, many_nights, two_nights, written
 
 PAGES = list(NAV.values())

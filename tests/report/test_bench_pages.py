@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ampcheck.report import build
-from ampcheck.report.bench_pages import NAV
+from ampcheck.report.benchmarks.pages import NAV
 from tests.report.made_bench import two_nights
 
 PAGES = list(NAV.values())

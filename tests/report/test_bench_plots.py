@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.report import bench_plots, build
-from ampcheck.report.bench_data import color, pack, variants
-from ampcheck.report.bench_nights import load
-from ampcheck.report.bench_scaling import Point, axes, crossing, crossover
+from ampcheck.report import build
+from ampcheck.report.benchmarks import plots
+from ampcheck.report.benchmarks.data import color, pack, variants
+from ampcheck.report.benchmarks.run_groups import load
+from ampcheck.report.benchmarks.scaling import Point, axes, crossing, crossover
 from tests.report.made_bench import two_nights
 
 # ---- sizes
@@ -63,14 +64,14 @@ def test_packing_is_short_and_exact() -> None:
 
 
 def test_plots_are_the_same_bytes_in_the_pages_colours_and_named() -> None:
-    dots = [bench_plots.Dot(1e-3 * n, 0.5 * n, n % 3, f"mm-{n} <b>", "op", n == 4) for n in range(1, 6)]
-    svg = bench_plots.scatter("one", dots, "five & more")
-    assert svg == bench_plots.scatter("one", dots, "five & more")
+    dots = [plots.Dot(1e-3 * n, 0.5 * n, n % 3, f"mm-{n} <b>", "op", n == 4) for n in range(1, 6)]
+    svg = plots.scatter("one", dots, "five & more")
+    assert svg == plots.scatter("one", dots, "five & more")
     assert re.findall(r"#[0-9a-f]{6}", svg) == []
     assert "var(--a0)" in svg
     assert sorted(re.findall(r"<title>(.*?)</title>", svg)) == [f"mm-{n} &lt;b&gt;" for n in range(1, 6)]
     assert 'aria-label="five &amp; more"' in svg
-    other = bench_plots.roofline("two", dots, {"bf16": 1e12, "bandwidth": 1e11}, "roof")
+    other = plots.roofline("two", dots, {"bf16": 1e12, "bandwidth": 1e11}, "roof")
     assert not set(re.findall(r' id="([^"]+)"', svg)) & set(re.findall(r' id="([^"]+)"', other))
     assert all(f'id="{name}"' in svg for name in re.findall(r'(?:url\(|href=")#([^")]+)', svg))
 
@@ -78,10 +79,8 @@ def test_plots_are_the_same_bytes_in_the_pages_colours_and_named() -> None:
 def test_without_matplotlib_the_site_is_built_and_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = bench_plots.importlib.util.find_spec
-    monkeypatch.setattr(
-        bench_plots.importlib.util, "find_spec", lambda name: None if name == "matplotlib" else found(name)
-    )
+    found = plots.importlib.util.find_spec
+    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda name: None if name == "matplotlib" else found(name))
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # importing it raises
     build(two_nights(tmp_path / "nights"), tmp_path / "site")
     for name in ("bench_accuracy", "bench_roofline"):

@@ -11,11 +11,12 @@ from xml.etree import ElementTree
 import pytest
 
 from ampcheck.errors import UsageError
-from ampcheck.report import badge, build
-from ampcheck.report.data import cases, device_modules, letters, script, union
+from ampcheck.report import build
+from ampcheck.report.conformance import badge
+from ampcheck.report.conformance.data import cases, device_modules, letters, script, union
+from ampcheck.report.conformance.statuses import SHOWN
 from ampcheck.report.history import load
-from ampcheck.report.statuses import SHOWN
-from ampcheck.results import STATUSES, Result, read
+from ampcheck.runner.results import STATUSES, Result, read
 
 Make = Callable[..., Result]
 Write = Callable[..., Path]

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from ampcheck.compare import GROUPS, compare
-from ampcheck.deviations import Deviation
 from ampcheck.report import build
+from ampcheck.report.conformance.pages import NAV
 from ampcheck.report.history import load
-from ampcheck.report.pages import NAV
 from ampcheck.report.site import render
-from ampcheck.results import STATUSES, read
+from ampcheck.runner.compare import GROUPS, compare
+from ampcheck.runner.deviations import Deviation
+from ampcheck.runner.results import STATUSES, read
 
 PAGES = [*NAV.values(), "case.html"]
 DEVIATING = "eager/promote/dot-bf16-bf16-cpu"

@@ -14,10 +14,12 @@ import pytest
 import torch
 from torch.library import Library
 
-from ampcheck import checks, ids, observe, outcome
-from ampcheck.checks import Broken, CheckFailure, Difference
-from ampcheck.results import Result
-from ampcheck.runner import causes
+from ampcheck.checks import comparisons
+from ampcheck.errors import MOST, Broken, CheckFailure, Difference, one_line
+from ampcheck.observe import recorder as observe
+from ampcheck.runner import causes, outcome
+from ampcheck.runner.results import Result
+from ampcheck.spec import ids
 
 ROOT = Path(__file__).parents[2]
 
@@ -237,7 +239,7 @@ def test_statuses_follow_who_is_to_blame() -> None:
 
 def test_a_failure_carries_the_exception_that_it_speaks_of() -> None:
     error = _raised(lambda: kernel("mm"), 1)
-    (difference,) = checks.same_error(error, None, "aten::mm")  # type: ignore[arg-type]
+    (difference,) = comparisons.same_error(error, None, "aten::mm")  # type: ignore[arg-type]
     failure = CheckFailure(["first", difference])
     assert failure.error is error
     assert failure.__cause__ is error
@@ -253,13 +255,13 @@ def test_a_failure_carries_the_exception_that_it_speaks_of() -> None:
 
 def test_the_whole_message_is_kept_and_a_very_long_one_bounded() -> None:
     advice = "This could be because the operator doesn't exist for this backend. " * 5 + "\nIts kernels:\n  CPU"
-    said = checks.one_line(NotImplementedError(advice))
+    said = one_line(NotImplementedError(advice))
     assert said.endswith("this backend. Its kernels: CPU")
     assert "\n" not in said
-    long = checks.one_line(RuntimeError("a" * 5000 + "the end"))
-    assert len(long) < checks.MOST + 50
+    long = one_line(RuntimeError("a" * 5000 + "the end"))
+    assert len(long) < MOST + 50
     assert long.endswith("the end")
-    assert checks.one_line(None) == "nothing"
+    assert one_line(None) == "nothing"
 
 
 # ---- tracebacks

@@ -14,13 +14,12 @@ from xml.etree import ElementTree as xml
 
 import pytest
 
-from ampcheck import summary
-from ampcheck.compare import merge
-from ampcheck.deviations import load
-from ampcheck.results import RED, Result, Run, Writer, read
-from ampcheck.runner import causes
+from ampcheck.runner import causes, summary
+from ampcheck.runner.compare import merge
+from ampcheck.runner.deviations import load
 from ampcheck.runner.reproducing import NO, YES, reproduce
-from ampcheck.suggest import ENTRIES, GLOBS, as_toml, suggest
+from ampcheck.runner.results import RED, Result, Run, Writer, read
+from ampcheck.runner.suggest import ENTRIES, GLOBS, as_toml, suggest
 from tests.cli_support import LIMIT, ROOT, environment, run_pytest
 
 BACKENDS = ROOT / "tests" / "backends"

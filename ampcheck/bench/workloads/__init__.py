@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
 
-from ampcheck.bench.model import Workload
+from ampcheck.bench.core.model import Workload
 
 FAMILIES = ("matmul", "conv", "attention", "recurrent", "policies", "steps", "machinery")
 """The files of this folder that have workloads, in the order in which they are shown and run."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from ampcheck.bench.model import OpWorkload, Spec, Workload
+from ampcheck.bench.core.model import OpWorkload, Spec, Workload
 from ampcheck.bench.workloads.counting import product, traffic
 
 

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 
-from ampcheck.bench.model import OpWorkload, Spec, Workload
+from ampcheck.bench.core.model import OpWorkload, Spec, Workload
 from ampcheck.bench.workloads.counting import convolution, traffic
 
 Shape = tuple[int, ...]

@@ -12,7 +12,7 @@ from math import prod
 
 import torch
 
-from ampcheck.bench.model import Spec
+from ampcheck.bench.core.model import Spec
 
 
 def product(m: int, n: int, k: int, batch: int = 1) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ampcheck.bench.model import OpWorkload, Spec, Workload
+from ampcheck.bench.core.model import OpWorkload, Spec, Workload
 from ampcheck.bench.workloads.counting import product, traffic
 
 FP16_ON_CPU = 128

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from ampcheck.bench.model import OpWorkload, Spec, Workload
+from ampcheck.bench.core.model import OpWorkload, Spec, Workload
 from ampcheck.bench.workloads.counting import product, traffic
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ampcheck.bench.model import Spec, StepWorkload, Workload
+from ampcheck.bench.core.model import Spec, StepWorkload, Workload
 from ampcheck.bench.workloads.counting import convolution, product
 
 

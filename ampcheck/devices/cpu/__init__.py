@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from ampcheck import ops
+from ampcheck import samples
 from ampcheck.devices.base import Device
-from ampcheck.inputs import build
-from ampcheck.observe import overload
-from ampcheck.ops.describe import leaves
+from ampcheck.observe.recorder import overload
+from ampcheck.samples.describe import leaves
+from ampcheck.samples.tensors import build
 from ampcheck.spec.executors import ANYWHERE
 
 
@@ -52,13 +52,13 @@ def lacks(op: str, dtype: str) -> bool:
     processors with the instructions for them, and no setting of PyTorch's names those.
 
     Args:
-        op: an overload of `ampcheck.ops`, e.g. "mkldnn_rnn_layer".
+        op: an overload of `ampcheck.samples`, e.g. "mkldnn_rnn_layer".
         dtype: the dtype of every floating argument, e.g. "bf16".
 
     Raises:
-        KeyError: `ampcheck.ops` has no such overload.
+        KeyError: `ampcheck.samples` has no such overload.
     """
-    sample = ops.catalogue()[op].samples[0]
+    sample = samples.catalogue()[op].samples[0]
     args, kwargs = build(sample, (dtype,) * len(list(leaves(sample))), Cpu())
     try:
         overload(op)(*args, **kwargs)

@@ -55,13 +55,13 @@ class Jax(Device):
     @contextmanager
     def running(self) -> Iterator[None]:
         import ampcheck.jax_device  # noqa: F401  # makes the device
-        from ampcheck.jax_device.program import kept
+        from ampcheck.jax_device.dispatch.program import kept
 
         kept.limit = _PROGRAMS
         yield
 
     def j2t(self, fn: Callable[..., Any], cast_inputs: torch.dtype | None = None) -> Callable[..., Any]:
-        from ampcheck.jax_device.interop import j2t_autograd
+        from ampcheck.jax_device.interop.functions import j2t_autograd
 
         return j2t_autograd(fn, cast_inputs=cast_inputs)
 

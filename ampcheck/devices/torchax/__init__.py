@@ -18,13 +18,13 @@ import torch
 from packaging.version import Version
 from torch.utils._mode_utils import no_dispatch
 
-from ampcheck.checks import Unsupported
 from ampcheck.devices.base import Device
-from ampcheck.inputs import host_tensor
-from ampcheck.observe import Observation
-from ampcheck.ops.describe import TensorArg
+from ampcheck.errors import Unsupported
+from ampcheck.observe.recorder import Observation
+from ampcheck.samples.describe import TensorArg
+from ampcheck.samples.tensors import host_tensor
 from ampcheck.spec.policies import closest, table
-from ampcheck.torch_dtypes import DTYPES
+from ampcheck.spec.torch_dtypes import DTYPES
 
 OLDEST = "0.0.14.dev20260814"
 """The first torchax that can be imported on torch 2.13, where named tensors are gone (google/torchax#102)."""

@@ -1,8 +1,9 @@
 """Records what each lowering of torchax receives, by standing where torchax looks lowerings up.
 
 torchax casts inside of `Environment.dispatch`, below every mode that could be entered, so the recorder of
-`ampcheck.observe` would see arguments before their casts. Nothing is excluded or taken apart for it: what is recorded
-is the call as a user makes it. Composite ops that PyTorch takes apart before torchax is asked are not seen whole.
+`ampcheck.observe.recorder` would see arguments before their casts. Nothing is excluded or taken apart for it: what is
+recorded is the call as a user makes it. Composite ops that PyTorch takes apart before torchax is asked are not seen
+whole.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from torchax.ops import mappings
 from torchax.tensor import Tensor
 from torchax.view import View
 
-from ampcheck.observe import _CASTS, Cast, KernelCall, Observation, SeenLeaf, overload_name, tensors
-from ampcheck.torch_dtypes import name_of
+from ampcheck.observe.recorder import _CASTS, Cast, KernelCall, Observation, SeenLeaf, overload_name, tensors
+from ampcheck.spec.torch_dtypes import name_of
 
 
 class Recorder:
@@ -145,7 +146,7 @@ class Recorder:
 def observe(
     env: Any, call: Callable[[], Any], whole: Collection[str], inputs: Sequence[torch.Tensor] = ()
 ) -> Observation:
-    """Run `call` and record it; see `ampcheck.observe.observe`."""
+    """Run `call` and record it; see `ampcheck.observe.recorder.observe`."""
     recorder = Recorder(env, whole, inputs)
     observation = Observation(recorder.kernels, recorder.casts)
     before = [name_of(tensor.dtype) for tensor in inputs]

@@ -17,9 +17,9 @@ from torch.cuda.amp import common
 
 from ampcheck.devices.base import Device
 from ampcheck.devices.virtual import graphs
-from ampcheck.ops.describe import TensorArg
+from ampcheck.samples.describe import TensorArg
 from ampcheck.spec.executors import ANYWHERE
-from ampcheck.torch_dtypes import DTYPES
+from ampcheck.spec.torch_dtypes import DTYPES
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode

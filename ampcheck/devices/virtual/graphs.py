@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch._C._autograd import DeviceType
 
-from ampcheck.checks import Unsupported
+from ampcheck.errors import Unsupported
 
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 _REGISTER = "_ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"

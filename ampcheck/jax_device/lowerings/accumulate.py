@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ampcheck.jax_device.layout import Columns
+from ampcheck.jax_device.storage.layout import Columns
 
 _LOW = (jnp.float16, jnp.bfloat16)
 _LONG = 4096  # measured: the inner dimension from which XLA's loop over a row of bfloat16 falls behind the kernel

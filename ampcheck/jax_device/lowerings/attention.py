@@ -13,13 +13,14 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from ampcheck.jax_device.layout import Columns
+from ampcheck.jax_device.dispatch.kernels import computed
+from ampcheck.jax_device.dispatch.special import apart, composed, kernel
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.accumulate import linear, matmul, product
 from ampcheck.jax_device.lowerings.activation import gelu, masked_softmax
 from ampcheck.jax_device.lowerings.normalization import layer_norm
 from ampcheck.jax_device.lowerings.wide import wide
-from ampcheck.jax_device.special import apart, composed, kernel
+from ampcheck.jax_device.storage.layout import Columns
 
 _MATH, _FLASH = 0, 1  # at::SDPBackend
 
@@ -165,8 +166,6 @@ def flash_attention(
     scale: float | None = None,
 ) -> Any:
     """The same for CUDA's overload, whose other results are empty."""
-    from ampcheck.jax_device.install import computed
-
     compute = computed("_scaled_dot_product_flash_attention_for_cpu")
     out, sums = compute(query, key, value, dropout_p, is_causal, scale=scale)
     state, unused, debug = (query.new_empty(0, dtype=torch.int64) for _ in range(3))
@@ -193,8 +192,6 @@ def flash_attention_backward(
     scale: float | None = None,
 ) -> Any:
     """The same for CUDA's overload."""
-    from ampcheck.jax_device.install import computed
-
     compute = computed("_scaled_dot_product_flash_attention_for_cpu_backward")
     return compute(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, scale=scale)
 

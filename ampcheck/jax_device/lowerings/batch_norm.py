@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from ampcheck.jax_device.dispatch.kernels import computed
+from ampcheck.jax_device.dispatch.special import kernel
+from ampcheck.jax_device.dispatch.writing import assign
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.normalization import wanted
 from ampcheck.jax_device.lowerings.wide import wide, widened
-from ampcheck.jax_device.special import kernel
-from ampcheck.jax_device.writing import assign
 
 
 def _channels(input: Any, per_channel: Any) -> Any:
@@ -99,8 +100,6 @@ def native_batch_norm(
     eps: float,
 ) -> Any:
     """The forward pass; it writes the running statistics, which its schema does not say."""
-    from ampcheck.jax_device.install import computed
-
     if running_mean is None or running_var is None:
         return computed("_native_batch_norm_legit.no_stats")(input, weight, bias, training, momentum, eps)
     taken = computed("_native_batch_norm_legit_functional")

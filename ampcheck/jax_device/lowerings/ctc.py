@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from ampcheck.jax_device.dispatch.kernels import computed
+from ampcheck.jax_device.dispatch.special import kernel
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.wide import rounded, widened
-from ampcheck.jax_device.special import computed, kernel
 
 
 def _rows(targets: Any, lengths: Any, longest: int) -> Any:

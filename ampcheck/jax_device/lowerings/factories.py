@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from ampcheck.jax_device import transfer
+from ampcheck.jax_device.dispatch.kernels import fit
+from ampcheck.jax_device.dispatch.special import kernel
+from ampcheck.jax_device.dispatch.writing import assign
 from ampcheck.jax_device.dtypes import jax_dtype
-from ampcheck.jax_device.kernels import fit
-from ampcheck.jax_device.special import kernel
-from ampcheck.jax_device.storage import wrap
-from ampcheck.jax_device.writing import assign
+from ampcheck.jax_device.storage import transfer
+from ampcheck.jax_device.storage.arrays import wrap
 
 Values = Callable[..., Any]
 
@@ -146,11 +146,3 @@ def _tril_indices(row: int, col: int, offset: int = 0, *, dtype: torch.dtype | N
 @kernel("triu_indices")
 def _triu_indices(row: int, col: int, offset: int = 0, *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
     return transfer.to_device(torch.triu_indices(row, col, offset, dtype=dtype or torch.int64, device="cpu"))
-
-
-@kernel("allclose")
-def _allclose(
-    self: torch.Tensor, other: torch.Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
-) -> bool:
-    """Whether all elements are close: a Python bool, so that the values are waited for."""
-    return bool(torch.isclose(self, other, rtol, atol, equal_nan).all().item())

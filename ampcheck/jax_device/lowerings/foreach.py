@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ampcheck.jax_device.dispatch.promotion import common_of, convert
 from ampcheck.jax_device.dtypes import jax_dtype
 from ampcheck.jax_device.lowering import OWN, lower
 from ampcheck.jax_device.lowerings.accumulate import matmul
-from ampcheck.jax_device.promotion import common_of, convert
 
 _LOW = (jnp.float16, jnp.bfloat16)
 

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from ampcheck.jax_device.dispatch.kernels import computed
+from ampcheck.jax_device.dispatch.special import kernel
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.wide import pullback, widened
-from ampcheck.jax_device.special import kernel
 
 _NEAREST, _BICUBIC = 1, 2  # interpolation modes; 0 is linear
 _BORDER, _REFLECTION = 1, 2  # padding modes; 0 is zeros
@@ -122,8 +123,6 @@ def fallback(
     input: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> Any:
     """grid_sampler_2d; PyTorch's own kernel of this overload reads CPU memory, on any device."""
-    from ampcheck.jax_device.install import computed
-
     return computed("grid_sampler_2d")(input, grid, interpolation_mode, padding_mode, align_corners)
 
 
@@ -137,7 +136,5 @@ def fallback_backward(
     align_corners: bool,
 ) -> Any:
     """The gradients of input and grid."""
-    from ampcheck.jax_device.install import computed
-
     compute = computed("grid_sampler_2d_backward")
     return compute(grad_output, input, grid, interpolation_mode, padding_mode, align_corners, [True, True])

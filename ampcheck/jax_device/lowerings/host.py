@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import torch
 
-from ampcheck.jax_device import transfer
-from ampcheck.jax_device.special import kernel
+from ampcheck.jax_device.dispatch.special import kernel
+from ampcheck.jax_device.storage import transfer
 
 # What an info over 0 says, by how the function's name starts (ATen/native/BatchLinearAlgebra.cpp).
 _POSITIVE = (
@@ -49,15 +49,6 @@ def allclose(
 ) -> bool:
     """Whether all elements are close, as `torch.isclose` says."""
     return bool(torch.isclose(self, other, rtol, atol, equal_nan).all())
-
-
-@kernel("as_strided_")
-def as_strided_inplace(
-    self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> torch.Tensor:
-    """The tensor given another size, strides, offset: what `t_`, `transpose_`, `squeeze_` and `unsqueeze_` end in."""
-    self.data = torch.as_strided(self, size, stride, storage_offset)
-    return self
 
 
 @kernel("as_strided_copy")

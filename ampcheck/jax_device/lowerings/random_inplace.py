@@ -13,11 +13,11 @@ import jax
 import torch
 
 from ampcheck.jax_device import random
-from ampcheck.jax_device.kernels import fit
-from ampcheck.jax_device.schema import arguments, overload
-from ampcheck.jax_device.special import kernel
-from ampcheck.jax_device.storage import wrap
-from ampcheck.jax_device.writing import assign
+from ampcheck.jax_device.dispatch.kernels import computed, fit
+from ampcheck.jax_device.dispatch.schema import arguments, overload
+from ampcheck.jax_device.dispatch.special import kernel
+from ampcheck.jax_device.dispatch.writing import assign
+from ampcheck.jax_device.storage.arrays import wrap
 
 Check = Callable[..., str | None]
 
@@ -101,8 +101,6 @@ def _register(name: str, functional: str, check: Check) -> None:
 
     @kernel(name)
     def drawn(self: torch.Tensor, *numbers: Any, generator: torch.Generator | None = None) -> torch.Tensor:
-        from ampcheck.jax_device.install import computed
-
         numbers = (*numbers, *given[len(numbers) :])  # PyTorch leaves out defaults, which the functional may not have
         problem = check(self, *numbers)
         if problem is not None:

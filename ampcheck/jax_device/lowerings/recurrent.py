@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import torch
 import torch.nn.functional as F
 
-from ampcheck.jax_device.layout import Columns
+from ampcheck.jax_device.dispatch.special import apart, composed
 from ampcheck.jax_device.lowerings.accumulate import matmul, product
 from ampcheck.jax_device.lowerings.rnn import gru_cell, gru_cell_backward, lstm_cell, lstm_cell_backward
 from ampcheck.jax_device.lowerings.wide import wide
-from ampcheck.jax_device.special import apart, composed
+from ampcheck.jax_device.storage.layout import Columns
 
 _GATES = {"lstm": 4, "gru": 3}
 
@@ -107,7 +107,7 @@ layer.defvjp(_forward, _backward)
 
 @functools.cache
 def _differentiable() -> Callable[..., Any]:
-    from ampcheck.jax_device.interop import j2t_autograd
+    from ampcheck.jax_device.interop.functions import j2t_autograd
 
     return j2t_autograd(layer)
 

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from ampcheck.jax_device.dispatch.promotion import convert
 from ampcheck.jax_device.dtypes import jax_dtype
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.wide import wide
-from ampcheck.jax_device.promotion import convert
 
 Dims = int | Sequence[int] | None
 

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from ampcheck.jax_device.dispatch.kernels import computed
+from ampcheck.jax_device.dispatch.special import kernel, zeros
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.wide import rounded, widened
-from ampcheck.jax_device.special import kernel, zeros
-from ampcheck.jax_device.storage import wrap
+from ampcheck.jax_device.storage.arrays import wrap
 
 
 def _sum(*terms: Any) -> Any:
@@ -62,8 +63,6 @@ def lstm_cell_kernel(
     hidden_bias: torch.Tensor | None = None,
 ) -> Any:
     """The cell; PyTorch's Meta kernel fails where there are no biases, so it is given zeros."""
-    from ampcheck.jax_device.install import computed
-
     if input_bias is None or hidden_bias is None:
         input_bias = hidden_bias = wrap(zeros((input_gates.shape[-1],), input_gates.dtype))
     return computed("_thnn_fused_lstm_cell")(input_gates, hidden_gates, cx, input_bias, hidden_bias)

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ampcheck.jax_device.layout import Layout, write
 from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.storage.layout import Layout, write
 
 
 @lower("cat", promotes=True)

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from ampcheck.jax_device.dispatch.kernels import computed
+from ampcheck.jax_device.dispatch.special import kernel
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.linalg import transposed
-from ampcheck.jax_device.special import kernel
 
 
 def factor(A: Any, pivot: bool = True) -> tuple[Any, Any, Any]:
@@ -180,8 +181,6 @@ def slogdet_kernel(A: torch.Tensor) -> Any:
 
 def _decomposed(name: str, A: torch.Tensor) -> Any:
     """A contiguous real matrix is decomposed transposed: linalg_det_backward (FunctionsManual.cpp) expects it."""
-    from ampcheck.jax_device.install import computed
-
     return computed(name)(A.mT if A.is_contiguous() and not A.is_complex() else A)
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import jax.numpy as jnp
 import torch
 
+from ampcheck.jax_device.dispatch.promotion import convert
 from ampcheck.jax_device.dtypes import jax_dtype
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.reduction import Dims, axes
 from ampcheck.jax_device.lowerings.wide import wide
-from ampcheck.jax_device.promotion import convert
 
 
 def vector_norm(values: Any, order: float, reduced: tuple[int, ...], keepdim: bool = False) -> Any:

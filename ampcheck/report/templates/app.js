@@ -1,5 +1,5 @@
 "use strict";
-// The other half of ampcheck/report/data.py: decodes the columns, and holds what several pages share.
+// The other half of ampcheck/report/conformance/data.py: decodes the columns, and holds what several pages share.
 window.ampcheck = (() => {
   const data = window.AMPCHECK_DATA;
   const words = data.words;

@@ -1,5 +1,5 @@
 "use strict";
-// The other half of ampcheck/report/bench_data.py: decodes the columns, and holds what several pages share.
+// The other half of ampcheck/report/benchmarks/data.py: decodes the columns, and holds what several pages share.
 window.ampbench = (() => {
   const data = window.AMPCHECK_BENCH;
   const DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";

@@ -13,7 +13,7 @@
     form.elements[name].append(...newestFirst.map((i) => el("option", { value: data.runs[i].name }, label(data.runs[i]))));
   }
 
-  // As ampcheck/report/bench_changes.py sorts and compares; the tests hold the two against each other.
+  // As ampcheck/report/benchmarks/changes.py sorts and compares; the tests hold the two against each other.
   const range = (c, i, bound) => [
     Number.isNaN(c.low[i]) ? c.seconds[i] / (1 + bound) : c.low[i],
     Number.isNaN(c.high[i]) ? c.seconds[i] * (1 + bound) : c.high[i],

@@ -26,7 +26,7 @@
     return el("label", {}, box, B.arm(arm, color));
   }));
 
-  // As ampcheck/bench/alerts.py sets its threshold for the median of the recent nights; tests hold the two together.
+  // As ampcheck/bench/run/alerts.py sets its threshold for the median of the recent nights; tests hold the two together.
   const median = (values) => {
     const sorted = Float64Array.from(values).sort();
     const half = sorted.length >> 1;

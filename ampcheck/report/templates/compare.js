@@ -27,7 +27,7 @@
     render(missing);
   };
 
-  // As ampcheck/compare.py sorts them; the tests hold the two against each other.
+  // As ampcheck/runner/compare.py sorts them; the tests hold the two against each other.
   const sorted = (a, b) => {
     const before = A.statuses(a);
     const after = A.statuses(b);

@@ -1,0 +1,1 @@
+"""`ampcheck bench advise`: which precision a step of the user's own gains from, and why."""

@@ -1,0 +1,277 @@
+"""`ampcheck bench advise`: a step of the user's own in each arm, what pays, what does not, and why."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+from torch import nn
+
+from ampcheck.bench.advise import diagnosis
+from ampcheck.bench.advise.diagnosis import Case, Gradients, Recast, Seen
+from ampcheck.bench.advise.worker import STEP, AdvicePlan, Found
+from ampcheck.bench.core import machine, table
+from ampcheck.bench.core.model import EXECUTORS, ArmResult, Group, Rounds, StepWorkload
+from ampcheck.bench.run.group import FULL, QUICK, environment
+from ampcheck.bench.run.summary import AGAIN, summarize
+from ampcheck.devices.registry import select
+from ampcheck.errors import UsageError
+
+SCHEMA = "advice-1"
+COMMAND = (sys.executable, "-m", "ampcheck.bench.advise.worker")
+
+_COMPILED = (diagnosis.nothing_lowered, diagnosis.no_native_kernel)
+"""What holds of a compiled step as well: the others rest on the times of ops that run one by one."""
+_MEANS = {"faster": "", "same": "as fast as float32: ", "slower": "slower than float32: "}
+_UNSURE = ("ambiguous", "unstable", *table.INVALID)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is said of an arm.
+
+    `verdict`: one of `VERDICTS`. `text`: the figures of its speed. `why`: what explains it, `cost`: what comes with it.
+    `unexplained`: it does not pay, and none of the known reasons holds. `shares`: where its time goes, op by op.
+    """
+
+    executor: str
+    arm: str
+    verdict: str
+    text: str
+    why: Sequence[str] = ()
+    cost: Sequence[str] = ()
+    unexplained: bool = False
+    shares: str = ""
+
+
+@dataclass(slots=True)
+class Advice:
+    """What was measured of a step, and what follows. `found`: from the process that looked at it op by op."""
+
+    step: str
+    device: str
+    groups: list[Group]
+    found: Found
+    machine: Mapping[str, Any]
+    findings: list[Finding] = field(default_factory=list)
+
+    def text(self) -> str:
+        """The table of arms, the sentences, and the trace."""
+        lines = [f"{self.step} on {self.device}", "", _table(self.groups)]
+        best = sorted((f for f in self.findings if f.verdict == "faster"), key=lambda one: -self._speed(one))
+        unsure = [one for one in self.findings if one.verdict in _UNSURE]
+        rest = [one for one in self.findings if one.verdict in ("same", "slower")]
+        nothing = "  nothing: no arm is certainly faster than float32"
+        said: dict[str, str] = {}
+        lines += ["", "What pays", *(_told(best, said) or [nothing])]
+        for title, some in (("What does not, and why", rest), ("What this run cannot tell", unsure)):
+            lines += ["", title, *_told(some, said)] if some else []
+        if self.notes:
+            lines += ["", "Note", *(f"  {note}" for note in self.notes)]
+        if self.found.table:
+            lines += ["", f"What autocast does to it in {self.found.traced}, most bytes first", self.found.table]
+        return "\n".join(lines)
+
+    def data(self) -> dict[str, Any]:
+        """The whole as JSON data; what is not finite is a string."""
+        whole = {
+            "schema": SCHEMA,
+            "step": self.step,
+            "device": self.device,
+            "machine": self.machine,
+            "tiny_op_seconds": self.found.tiny,
+            "groups": [asdict(group) for group in self.groups],
+            "seen": self.found.seen,
+            "findings": [asdict(one) for one in self.findings],
+            "notes": self.notes,
+            "traced": self.found.traced,
+            "trace": json.loads(self.found.trace) if self.found.trace else None,
+        }
+        return _finite(whole)  # type: ignore[no-any-return]  # a dictionary stays one
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know of the whole."""
+        return [*filter(None, [machine.busy(self.machine)]), *self.found.notes]
+
+    def _speed(self, finding: Finding) -> float:
+        group = next(group for group in self.groups if group.executor == finding.executor)
+        arm = group.arm(finding.arm)
+        return arm.speed or 0.0 if arm else 0.0
+
+
+def advise(
+    step: str,
+    device: str = "cpu",
+    *,
+    executors: Sequence[str] = (),
+    modules: Sequence[str] = (),
+    quick: bool = False,
+    threads: int = 1,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Advice:
+    """Measure a step in fresh processes, and say what follows.
+
+    Args:
+        step: MODULE:FUNCTION, FILE.py:FUNCTION or FILE.py.
+        executors: besides "eager", which is always measured, as it shows why.
+        modules: Python modules that define devices. `threads`: of each library. `tell`: is told how far it is.
+
+    Raises UsageError where there is no such device, executor or step, the step does not run in float32, or measuring
+    it ends the process.
+    """
+    (found_device,) = select([device], modules)
+    if not found_device.has_values:
+        raise UsageError(f"device {device!r} has no arithmetic, so that there is nothing to time")
+    if unknown := [name for name in executors if name not in EXECUTORS]:
+        raise UsageError(f"there is no executor {unknown[0]!r}; there are {', '.join(EXECUTORS)}")
+    if "graph" in executors:
+        raise UsageError("executor 'graph' replays a single op; a step of your own runs eager, compile or jit")
+    if "jit" in executors and found_device.type != "jax":
+        raise UsageError(f"executor 'jit' makes a program of a step on jax, not on {device!r}")
+    if threads < 1:
+        raise UsageError(f"--threads is {threads}; at least one is needed")
+    chosen = list(dict.fromkeys(["eager", *executors]))
+    mode = QUICK if quick else FULL
+    described = {**machine.describe(), "threads": threads}
+    pooled: list[Found] = []
+    for process in range(mode.processes):
+        plan = AdvicePlan(step, device, list(modules), chosen, process, mode.rounds, mode.target, process == 0, threads)
+        pooled.append(_measured(plan, FULL.limit * len(chosen)))
+        if process + 1 < mode.processes:
+            tell(f"process {process + 1} of {mode.processes} has measured it")
+    rounds = [Rounds(**one) for found in pooled for one in found.rounds]
+    kind = StepWorkload(
+        name=STEP, family=STEP, policy="mixed", model=nn.Identity, inputs=(), loss=lambda output, target: output
+    )  # the user's own is known to the worker alone; its kind decides what counts as the same speed
+    groups = summarize(rounds, {STEP: kind})
+    pooled[0].tiny = statistics.median(found.tiny for found in pooled)
+    isa = described.get("isa", ())
+    return Advice(step, device, groups, pooled[0], described, findings(groups, pooled[0], isa))
+
+
+def findings(groups: Sequence[Group], found: Found, isa: Sequence[str]) -> list[Finding]:
+    """What is to be said of each arm but the first and its twin. `isa`: the CPU's instruction sets."""
+    seen = {name: _seen(values) for name, values in found.seen.items()}
+    out = []
+    for group in groups:
+        first = group.arms[0]
+        for arm in group.arms[1:]:
+            if arm.name.endswith(AGAIN):
+                continue
+            case = Case(
+                group.device,
+                found.platform,
+                isa,
+                found.tiny,
+                first,
+                arm,
+                seen.get(first.name, Seen()),
+                seen.get(arm.name, Seen()),
+            )
+            why = diagnosis.spoken(case, diagnosis.SPEED if group.executor == "eager" else _COMPILED)
+            cost = diagnosis.spoken(case, diagnosis.VALUES)
+            unexplained = not why and group.executor == "eager" and arm.verdict in ("same", "slower")
+            goes = diagnosis.shares(case) if group.executor == "eager" else ""
+            out.append(Finding(group.executor, arm.name, arm.verdict, _speed(arm, first), why, cost, unexplained, goes))
+    return out
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file. Raises UsageError where that cannot be done."""
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _table(groups: Sequence[Group]) -> str:
+    """The arms, a row each; the reason of a verdict is told below the table."""
+    rows = [
+        (
+            "" if place else group.executor,
+            arm.name,
+            table.seconds(arm.seconds),
+            table.ratio(arm),
+            "baseline" if arm.verdict == "first" else arm.verdict,
+            table.error(arm.error),
+        )
+        for group in groups
+        for place, arm in enumerate(group.arms)
+    ]
+    return tabulate(rows, ("executor", "arm", "time", "speed [95 %]", "verdict", "error"), disable_numparse=True)
+
+
+def _speed(arm: ArmResult, first: ArmResult) -> str:
+    if arm.verdict in table.INVALID:
+        return f"{arm.verdict}: {arm.reason}"
+    times = f"{table.ratio(arm)}, {table.seconds(arm.seconds)} instead of {table.seconds(first.seconds)}"
+    reason = f" ({arm.reason})" if arm.reason else ""
+    return f"{_MEANS.get(arm.verdict, f'{arm.verdict}: ')}{times}{reason}"
+
+
+def _told(findings: Sequence[Finding], said: dict[str, str]) -> list[str]:
+    """The lines of some arms. `said`: what was told of which arm before, and is not told in full again."""
+    lines = []
+    for one in findings:
+        name = one.arm if one.executor == "eager" else f"{one.arm} ({one.executor})"
+        lines.append(f"  {name}: {one.text}")
+        lines += [f"    ({one.shares})"] if one.shares else []
+        prefix = "it could be faster: " if one.verdict == "faster" else ""
+        for text in one.why:
+            if said.setdefault(text, name) != name:
+                lines.append(f"    - {prefix}as with {said[text]}: {text.partition(' (')[0].partition(':')[0]}")
+            else:
+                lines.append(f"    - {prefix}{text}")
+        if one.unexplained:
+            lines.append("    - none of the known reasons holds")
+        lines += [f"    - {text}" for text in one.cost]
+    return lines
+
+
+def _seen(values: Mapping[str, Any]) -> Seen:
+    named = dict(values)
+    if named.get("gradients"):
+        named["gradients"] = Gradients(**named["gradients"])
+    return Seen(**{**named, "recast": [Recast(**one) for one in named.get("recast", ())]})
+
+
+def _measured(plan: AdvicePlan, limit: float) -> Found:
+    """What a worker finds."""
+    try:
+        done = subprocess.run(
+            COMMAND,
+            input=json.dumps(asdict(plan)),
+            env=environment(plan.threads),
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UsageError(f"measuring {plan.step} took more than {limit:.0f} s; make it smaller, or --quick") from error
+    if done.returncode or not done.stdout.strip():
+        code = done.returncode
+        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        last = done.stderr.strip().splitlines()[-1:]
+        raise UsageError(f"the process that measured {plan.step} ended {how}" + (f": {last[0]}" if last else ""))
+    said = json.loads(done.stdout.strip().splitlines()[-1])
+    if "usage" in said:
+        raise UsageError(said["usage"])
+    return Found(**said["found"])
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, (list, tuple)) else value

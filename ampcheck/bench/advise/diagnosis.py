@@ -1,0 +1,315 @@
+"""Why an arm of a step pays or does not: each reason a function of what was measured, a sentence or "".
+
+Shares are of the time that the step's kernels took when each was timed by itself, 0 to 1. A reason's sentence has the
+figures that it rests on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ampcheck.bench.core import table
+from ampcheck.bench.core.model import PRECISIONS, ArmResult
+from ampcheck.tools.tracing.report import size, times
+
+LAUNCH = 0.3
+"""From this share on a step is launch-bound: Python, autograd and the optimizer come on top, and grow with the ops."""
+CASTS = 0.1
+KEPT = 0.1
+BOUND = 2.0
+"""Below this speed, what autocast lowers is too little of the step to gain much from."""
+LOST = 0.01
+"""The share of the gradients that underflow, from which on it is said."""
+COST = 0.02
+"""The relative error from which on it is said: bf16 rounds by 0.4 %, and a step adds up several roundings."""
+TILE = 8
+"""What sizes of a product must be multiples of, for tensor cores to take two-byte numbers at full speed."""
+ODD = 0.1
+CACHE_OFF = "the weight cache is off"
+_TOP = 3
+
+_ISA: Mapping[str, tuple[str, ...]] = {
+    "bf16": ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16"),
+    "fp16": ("avx512_fp16", "amx_fp16", "neon_fp16"),
+}
+"""By lower precision, the instruction sets that multiply in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recast:
+    """A tensor that a region casts more than once before it changes: how often in a step, its bytes, and why."""
+
+    kind: str
+    source: str
+    count: int
+    bytes: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """A training step's gradients, of `total` numbers: `lost` are 0 where float32's are not, `nonfinite` infinite or
+    nan where those are finite. `scale`: the GradScaler's, None without one. `lost_unscaled`: `lost` without it."""
+
+    total: int
+    lost: int = 0
+    nonfinite: int = 0
+    scale: float | None = None
+    lost_unscaled: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen of an arm, op by op.
+
+    `ops`: kernels, casts and views of a step. `cast_share`: the casts'. `casts`, `cast_bytes`: autocast's, those of
+    gradients included. `lowered`, `lowered_share`: kernels that run in lower precision here and in float32 in the first
+    arm, and their share of that one's time. `kept`: by op that a policy keeps in float32, its share. `cache_off`: casts
+    and bytes of weights in regions whose cache is off. `recast`: what is cast again and again though it is on.
+    `frozen`: casts and bytes of parameters that need no gradient. `odd`: products with sizes that are no multiple of
+    `TILE`, and `odd_share` theirs. `single`: seconds of one call of an arm that is too slow to be timed in turns.
+    """
+
+    ops: int = 0
+    kernel_seconds: float = 0.0
+    cast_share: float = 0.0
+    casts: int = 0
+    cast_bytes: int = 0
+    lowered: int = 0
+    lowered_share: float = 0.0
+    kept: Mapping[str, float] = field(default_factory=dict)
+    cache_off: tuple[int, int] = (0, 0)
+    recast: Sequence[Recast] = ()
+    frozen: tuple[int, int] = (0, 0)
+    odd: Sequence[str] = ()
+    odd_share: float = 0.0
+    gradients: Gradients | None = None
+    single: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An arm beside its group's first.
+
+    `tiny`: seconds that it costs to start an op on one number on the device. `platform`: e.g. "cpu", "cuda", "tpu".
+    `isa`: the CPU's instruction sets, empty where they are not known. `seen`, `first_seen`: None where the arm was not
+    looked at.
+    """
+
+    device: str
+    platform: str
+    isa: Sequence[str]
+    tiny: float
+    first: ArmResult
+    arm: ArmResult
+    first_seen: Seen
+    seen: Seen
+
+    @property
+    def low(self) -> str:
+        """The arm's lower precision: "bf16" or "fp16"; "" for float32 and its like."""
+        return self.arm.name.removesuffix("-native") if PRECISIONS[self.arm.name].low else ""
+
+    @property
+    def region(self) -> bool:
+        """Whether the arm is one of autocast."""
+        return PRECISIONS[self.arm.name].region is not None
+
+    @property
+    def pays(self) -> bool:
+        """Whether it is faster."""
+        return self.arm.verdict == "faster"
+
+
+def launch_bound(case: Case) -> str:
+    """The step's time is what it costs to start its ops, which no precision changes."""
+    ops, seconds = case.first_seen.ops, case.first.seconds
+    if not ops or not seconds or case.arm.seconds is None or ops * case.tiny < LAUNCH * seconds:
+        return ""
+    share = ops * case.tiny / seconds
+    part = f"{share:.0%} of the step" if share <= 1 else "no less than the whole step"
+    extra = case.seen.ops - ops
+    more = f"; {case.arm.name} starts {extra} more" if extra > 0 else ""
+    return (
+        f"launch-bound: float32's step is {ops} ops of {table.seconds(seconds / ops)} each, and a tiny add costs "
+        f"{table.seconds(case.tiny)} on {case.device}, so starting them is {part}{more}; "
+        f"larger batches, or compiling the step, would help"
+    )
+
+
+def casting(case: Case) -> str:
+    """The casts take a good part of what is gained."""
+    seen = case.seen
+    if not case.region or seen.cast_share < CASTS:
+        return ""
+    return (
+        f"casts take {seen.cast_share:.0%} of the kernels' time: autocast makes {seen.casts} in each step, with "
+        f"{size(seen.cast_bytes)} read and written"
+    )
+
+
+def no_native_kernel(case: Case) -> str:
+    """The CPU has no instructions for the precision."""
+    wanted = _ISA.get(case.low, ())
+    timed = case.arm.seconds is not None or case.seen.single is not None
+    native = not wanted or not case.isa or set(wanted).intersection(case.isa)  # or nobody knows
+    if case.platform != "cpu" or case.pays or not timed or native:
+        return ""
+    x86 = not any(name.startswith("neon") for name in case.isa)
+    names = " or ".join(name for name in wanted if name.startswith("a") == x86)
+    return (
+        f"this CPU has no {case.low} arithmetic (that is {names}; it has {', '.join(case.isa)}), so that products are "
+        "computed by conversion to float32 and back, or number by number"
+    )
+
+
+def cache_is_off(case: Case) -> str:
+    """Weights are cast again and again, as a region keeps no copies. With each cast once it would not matter."""
+    again = [one for one in case.seen.recast if one.why == CACHE_OFF]
+    if not case.region or not again:
+        return ""
+    count, moved = case.seen.cache_off
+    return (
+        f"{CACHE_OFF} for {count} casts of weights ({size(moved)} in each step), {sum(one.count - 1 for one in again)} "
+        f"of them of weights that were cast before in the same step, such as {again[0].source}"
+    )
+
+
+def cache_is_defeated(case: Case) -> str:
+    """Weights are cast more than once a step though the cache is on."""
+    found = [one for one in case.seen.recast if one.why != CACHE_OFF and one.kind != "frozen"]
+    if not case.region or not found:
+        return ""
+    shown = [f"{one.kind} {one.source} {times(one.count)} ({size(one.bytes)}): {one.why}" for one in found[:_TOP]]
+    more = f"; and {len(found) - _TOP} more" if len(found) > _TOP else ""
+    return f"the weight cache does not spare these casts: {'; '.join(shown)}{more}"
+
+
+def frozen_weights(case: Case) -> str:
+    """Parameters that never change are cast in every step."""
+    count, moved = case.seen.frozen
+    if not case.region or not count:
+        return ""
+    return (
+        f"frozen parameters are cast {times(count)} in each step ({size(moved)}), as the weight cache skips what needs "
+        f"no gradient: convert them to {case.low} once, beforehand"
+    )
+
+
+def kept_in_float32(case: Case) -> str:
+    """Policies keep in float32 what takes the time."""
+    kept = case.seen.kept
+    total = sum(kept.values())
+    if not case.region or total < KEPT:
+        return ""
+    top = sorted(kept.items(), key=lambda one: -one[1])[:_TOP]
+    return (
+        f"autocast keeps {total:.0%} of the kernels' time in float32 by policy: "
+        f"{', '.join(f'{name} {share:.0%}' for name, share in top)}"
+    )
+
+
+def nothing_lowered(case: Case) -> str:
+    """The step has nothing that autocast runs in lower precision."""
+    if not case.region or case.seen.lowered or not case.seen.ops:
+        return ""
+    return f"autocast lowers nothing in it: all of its {case.seen.ops} ops run as they do in float32"
+
+
+def amdahl(case: Case) -> str:
+    """What autocast lowers is too little of the step's time to gain much from (Amdahl 1967)."""
+    share = case.seen.lowered_share
+    if not case.region or not case.seen.lowered or share >= 1 or 1 / (1 - share) >= BOUND:
+        return ""
+    return (
+        f"what autocast lowers takes {share:.0%} of float32's kernel time, so that the step could be "
+        f"{1 / (1 - share):.2f} times as fast at most, even if that took no time at all"
+    )
+
+
+def odd_sizes(case: Case) -> str:
+    """Sizes that tensor cores do not take at full speed."""
+    if case.platform != "cuda" or not case.low or not case.seen.odd or case.seen.odd_share < ODD:
+        return ""
+    shown = ", ".join(case.seen.odd[:_TOP]) + (", …" if len(case.seen.odd) > _TOP else "")
+    return (
+        f"products with sizes that are no multiple of {TILE}, which tensor cores want, take "
+        f"{case.seen.odd_share:.0%} of the kernels' time: {shown}; pad them"
+    )
+
+
+def gradients_lost(case: Case) -> str:
+    """Gradients that the precision cannot hold."""
+    found = case.seen.gradients
+    if found is None or not case.low or not found.total:
+        return ""
+    parts = []
+    if found.nonfinite:
+        skipped = "" if found.scale is None else ", so that the update is skipped"
+        parts.append(
+            f"{found.nonfinite} of {found.total} gradients are infinite or nan where float32's are not{skipped}"
+        )
+    if found.lost >= LOST * found.total:
+        parts.append(f"{found.lost / found.total:.1%} of the gradients are 0 where float32's are not")
+    if not parts:
+        return ""
+    scaler = "without a GradScaler" if found.scale is None else f"at a GradScaler's scale of {found.scale:g}"
+    return f"{scaler}, {' and '.join(parts)}"
+
+
+def needs_scaler(case: Case) -> str:
+    """float16's gradients underflow without a GradScaler."""
+    found = case.seen.gradients
+    if found is None or found.scale is None or found.lost_unscaled is None:
+        return ""
+    if found.lost_unscaled < LOST * found.total or found.lost_unscaled <= found.lost:
+        return ""
+    return (
+        f"it needs its GradScaler: without one {found.lost_unscaled / found.total:.1%} of the gradients would be 0 "
+        f"where float32's are not, with its scale of {found.scale:g} {found.lost / found.total:.1%} are"
+    )
+
+
+def accuracy_cost(case: Case) -> str:
+    """The arm is further from float64 than rounding alone explains."""
+    error = case.arm.error
+    if error is None or not case.low or error < COST:
+        return ""
+    if error == float("inf"):
+        return "it does not compute what float64 does: there are infinities, nans, or numbers where float64 has zeros"
+    return f"it costs accuracy: its relative error is {table.error(error)}, float32's {table.error(case.first.error)}"
+
+
+def shares(case: Case) -> str:
+    """Where a region's time goes, whatever follows; "" for an arm without a region, or that was not looked at."""
+    seen = case.seen
+    if not case.region or not seen.ops:
+        return ""
+    return (
+        f"lowered is what takes {seen.lowered_share:.0%} of float32's kernel time; of its own, casts take "
+        f"{seen.cast_share:.0%}, and what a policy keeps in float32 {sum(seen.kept.values()):.0%}"
+    )
+
+
+SPEED: tuple[Callable[[Case], str], ...] = (
+    nothing_lowered,
+    no_native_kernel,
+    launch_bound,
+    amdahl,
+    casting,
+    cache_is_off,
+    cache_is_defeated,
+    frozen_weights,
+    kept_in_float32,
+    odd_sizes,
+)
+"""What keeps an arm from being faster, or as fast as it could be."""
+
+VALUES: tuple[Callable[[Case], str], ...] = (gradients_lost, needs_scaler, accuracy_cost)
+"""What it costs."""
+
+
+def spoken(case: Case, reasons: Sequence[Callable[[Case], str]]) -> list[str]:
+    """The sentences of the reasons that hold."""
+    return [text for reason in reasons if (text := reason(case))]

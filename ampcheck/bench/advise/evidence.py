@@ -1,0 +1,279 @@
+"""What is seen of a step in an arm: each kernel's time and dtypes beside its trace, and what follows from them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampcheck.bench.advise.diagnosis import CACHE_OFF, TILE, Gradients, Recast, Seen
+from ampcheck.bench.core.prepare import Prepared
+from ampcheck.devices.base import Device
+from ampcheck.observe.recorder import tensors
+from ampcheck.spec.dtypes import LOW, is_floating
+from ampcheck.spec.torch_dtypes import name_of
+from ampcheck.tools.tracing import CastRecord, OpRecord, Trace
+from ampcheck.tools.tracing.recorder import _signature
+from ampcheck.tools.tracing.report import totals
+
+_FLOAT32 = ("upcast", "optdtype", "append")
+_PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv"))
+_CONVOLUTIONS = frozenset(("convolution", "_convolution", "convolution_overrideable"))
+_RUNS = 3
+_OWN = Path(__file__).parents[2]
+"""Where a call is said to be that is in none of the user's files, but inside torch, e.g. of a `Sequential`."""
+_LONG = 0.5
+"""Seconds from which on a step is looked at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel that ran. `given`: the floating dtypes it received. `view`: it moves no data, and has no time.
+
+    `op`, `policy`: of the public call that it ran for, or for a step of the backward of the one in the forward; "" and
+    "" outside of a region. `odd`: its sizes, for a product of which some are no multiple of `TILE`, else "".
+    """
+
+    name: str
+    given: tuple[str, ...] = ()
+    seconds: float = 0.0
+    cast: bool = False
+    view: bool = False
+    op: str = ""
+    policy: str = ""
+    odd: str = ""
+
+
+class _Timer(TorchDispatchMode):
+    """Times every kernel by itself, inside of a trace, which knows whose it is.
+
+    `labelled`: for a profiler that runs, each kernel has its place as a label; without, the device is waited for.
+    """
+
+    def __init__(self, device: Device, trace: Trace, labelled: bool) -> None:
+        super().__init__()
+        self._device, self._trace, self._labelled = device, trace, labelled
+        self.kernels: list[Kernel] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        signature = _signature(func)
+        label = torch.profiler.record_function(_label(len(self.kernels))) if self._labelled else nullcontext()
+        if not self._labelled:
+            self._device.synchronize()
+        began = time.perf_counter()
+        with label:
+            out = func(*args, **(kwargs or {}))
+        if not self._labelled:
+            self._device.synchronize()
+        seconds = time.perf_counter() - began
+        dtypes = dict.fromkeys(name_of(tensor.dtype) for tensor in tensors((args, kwargs or {})))
+        cast = signature.is_cast and isinstance(out, torch.Tensor) and out.dtype != args[0].dtype
+        op, policy = ("", "") if signature.is_view or signature.is_cast else self._whose()
+        self.kernels.append(
+            Kernel(
+                signature.overload,
+                tuple(name for name in dtypes if is_floating(name)),
+                0.0 if signature.is_view else seconds,
+                cast,
+                signature.is_view,
+                op,
+                policy,
+                _odd(signature.overload, args),
+            )
+        )
+        return out
+
+    def _whose(self) -> tuple[str, str]:
+        """The public call that the trace counts the kernel to, and its policy in the region it was called in."""
+        call = self._trace._recorder._current()
+        record = call.forward if call.forward is not None else call.record
+        return (record.name, record.policy) if record is not None and record.region.enabled else ("", "")
+
+
+def _label(place: int) -> str:
+    return f"ampcheck kernel {place}"
+
+
+def once(ready: Prepared, device: Device, profiled: bool | None = None) -> tuple[list[Kernel], Trace]:
+    """Run a step once, op by op: its kernels with the seconds of each, and its trace.
+
+    `profiled`: whether the profiler times them, as it does on CUDA by default: kernels run there when the call has
+    long returned, and waiting for each would time the waiting.
+    """
+    profiled = device.type == "cuda" if profiled is None else profiled
+    trace = Trace()
+    timer = _Timer(device, trace, profiled)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    profiler = torch.profiler.profile(activities=activities) if profiled else None
+    with profiler or nullcontext():
+        with timer, trace:
+            ready.eager()
+        device.synchronize()
+    ready.restore()
+    for op in trace.ops:
+        if Path(op.location.rpartition(":")[0]).absolute().is_relative_to(_OWN):
+            op.location = ""
+    kernels = timer.kernels
+    if profiler is not None:
+        host = torch._C._autograd.DeviceType.CPU
+        found = {
+            event.name: event.device_time_total if device.type == "cuda" else event.cpu_time_total
+            for event in profiler.events() or ()
+            if event.device_type == host
+        }
+        kernels = [
+            k if k.view else replace(k, seconds=found.get(_label(place), 0.0) / 1e6) for place, k in enumerate(kernels)
+        ]
+    return kernels, trace
+
+
+def look(ready: Prepared, device: Device, seconds: float) -> tuple[list[Kernel], Trace]:
+    """As `once`, with each kernel's median over some runs. `seconds`: what a step takes."""
+    if seconds > _LONG:
+        return once(ready, device)
+    once(ready, device)
+    runs = [once(ready, device) for _ in range(_RUNS)]
+    kernels, trace = runs[-1]
+    same = [run for run, _ in runs if [k.name for k in run] == [k.name for k in kernels]]
+    medians = [statistics.median(run[place].seconds for run in same) for place in range(len(kernels))]
+    return [replace(kernel, seconds=median) for kernel, median in zip(kernels, medians, strict=True)], trace
+
+
+ADDS = 100
+
+
+def tiny(device: Device) -> Callable[[], torch.Tensor]:
+    """What starts `ADDS` ops that have next to nothing to compute, to see what starting one costs on the device."""
+    number = torch.ones(1, device=device.type)
+
+    def adds() -> torch.Tensor:
+        for _ in range(ADDS):
+            out = number.add(number)
+        return out
+
+    return adds
+
+
+def seen(kernels: Sequence[Kernel], first: Sequence[Kernel], ops: Sequence[OpRecord]) -> Seen:
+    """What kernels and a trace say of an arm. `first`: the kernels of the arm it is compared with."""
+    total = sum(kernel.seconds for kernel in kernels)
+    lowered = _lowered(kernels, first)
+    whole = sum(kernel.seconds for kernel in first)
+    kept: Counter[str] = Counter()
+    for kernel in kernels:
+        if kernel.policy in _FLOAT32 and not kernel.cast:
+            kept[kernel.op] += _share(kernel.seconds, total)  # type: ignore[assignment]  # a Counter adds any numbers
+    odd = [kernel for kernel in kernels if kernel.odd]
+    casts = [cast for op in ops for cast in op.casts if cast.origin == "autocast"]
+    numbers = totals(list(ops))
+    return Seen(
+        ops=len(kernels),
+        kernel_seconds=total,
+        cast_share=_share(sum(kernel.seconds for kernel in kernels if kernel.cast), total),
+        casts=numbers["casts"],
+        cast_bytes=numbers["bytes"],
+        lowered=len(lowered),
+        lowered_share=_share(sum(kernel.seconds for kernel in lowered), whole),
+        kept=dict(kept),
+        cache_off=_count(c for c in casts if c.cacheable == CACHE_OFF and c.kind != "activation" and c.kind != "input"),
+        recast=recast(casts),
+        frozen=_count(cast for cast in casts if cast.kind == "frozen"),
+        odd=list(dict.fromkeys(kernel.odd for kernel in odd)),
+        odd_share=_share(sum(kernel.seconds for kernel in odd), total),
+    )
+
+
+def recast(casts: Iterable[CastRecord]) -> list[Recast]:
+    """Parameters and buffers that were cast more than once between two changes, most bytes first."""
+    groups: dict[tuple[int, int, str], list[CastRecord]] = {}
+    for cast in casts:
+        if cast.kind in ("weight", "frozen", "view", "buffer"):
+            groups.setdefault((cast.key, cast.version, cast.got), []).append(cast)
+    found = [
+        Recast(
+            "views of weight" if some[0].kind == "view" else some[0].kind,
+            some[0].source,
+            len(some),
+            sum(cast.bytes for cast in some),
+            some[-1].cacheable or "the region that its copy was cached for had ended",
+        )
+        for some in groups.values()
+        if len(some) > 1
+    ]
+    return sorted(found, key=lambda one: -one.bytes)
+
+
+def gradients(
+    output: torch.Tensor, first: torch.Tensor, scale: float | None, unscaled: torch.Tensor | None
+) -> Gradients:
+    """What became of a training step's gradients.
+
+    `output`, `first`, `unscaled`: vectors as `UserStep.output` gives them, loss first: the arm's, float32's, and the
+    arm's without its GradScaler. `scale`: the GradScaler's, None without one.
+    """
+    arm, base = output[1:], first[1:]
+    return Gradients(
+        base.numel(),
+        _lost(arm, base),
+        int((base.isfinite() & ~arm.isfinite()).sum()),
+        scale,
+        None if unscaled is None else _lost(unscaled[1:], base),
+    )
+
+
+def _lost(arm: torch.Tensor, base: torch.Tensor) -> int:
+    return int(((arm == 0) & (base != 0)).sum())
+
+
+def _lowered(kernels: Sequence[Kernel], first: Sequence[Kernel]) -> list[Kernel]:
+    """Those of `first` that run in lower precision among `kernels`; the two are matched in their order by name."""
+    ours = [kernel for kernel in kernels if not kernel.cast and not kernel.view]
+    theirs = [kernel for kernel in first if not kernel.cast and not kernel.view]
+    matcher = SequenceMatcher(None, [k.name for k in ours], [k.name for k in theirs], autojunk=False)
+    return [
+        theirs[block.b + place]
+        for block in matcher.get_matching_blocks()
+        for place in range(block.size)
+        if _low(ours[block.a + place]) and not _low(theirs[block.b + place])
+    ]
+
+
+def _low(kernel: Kernel) -> bool:
+    return any(name in LOW for name in kernel.given)
+
+
+def _count(casts: Iterable[CastRecord]) -> tuple[int, int]:
+    moved = [cast.bytes for cast in casts]
+    return len(moved), sum(moved)
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _odd(overload: str, args: tuple[Any, ...]) -> str:
+    """The sizes of a product, where one of them is no multiple of `TILE`."""
+    base = overload.partition(".")[0]
+    if base in _CONVOLUTIONS:
+        sizes = tuple(args[1].shape[:2])  # its channels; nobody pads the pixels
+        return f"{base} of {sizes[1]} to {sizes[0]} channels" if any(size % TILE for size in sizes) else ""
+    if base not in _PRODUCTS:
+        return ""
+    one, two = [arg for arg in args if isinstance(arg, torch.Tensor)][-2:]
+    shapes = tuple(one.shape), tuple(two.shape)
+    if not any(size % TILE for shape in shapes for size in shape[-2:]):
+        return ""
+    return f"{base} {' @ '.join('×'.join(map(str, shape)) for shape in shapes)}"

@@ -1,0 +1,288 @@
+"""A step of the user's own: how it is marked, found and checked, and how it is made ready in an arm.
+
+A function returns `(model, inputs, loss)`, e.g. a `StepSpec`; `docs/advise.md` has examples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import nn
+
+from ampcheck.bench.core.model import Precision
+from ampcheck.bench.core.prepare import Prepared
+from ampcheck.errors import UsageError, one_line
+from ampcheck.observe.recorder import tensors
+from ampcheck.spec.torch_dtypes import name_of
+
+_MARK = "__ampcheck_step__"
+_MODULE = "__ampcheck_step_file__"
+_WANTED = "a tuple (model, inputs, loss) is wanted, with None as the loss for inference"
+_RATE = 1e-6
+"""Of the update: small enough that thousands of steps between two restores stay where the first one was."""
+_SETTLING = 30
+"""Steps after which a GradScaler that still skips updates is left at that: it has halved its scale as often."""
+
+Make = TypeVar("Make", bound=Callable[[], Any])
+
+
+class StepSpec(NamedTuple):
+    """A step to time.
+
+    `model`: in float32, on any device. `inputs`: a tuple of tensors, given to the model. `loss`: from the model's
+    output to a scalar, or None for inference; one that takes two arguments gets the last of `inputs` as the second, and
+    the model gets the others.
+    """
+
+    model: nn.Module
+    inputs: tuple[torch.Tensor, ...]
+    loss: Callable[..., torch.Tensor] | None = None
+
+
+def step(make: Make) -> Make:
+    """Mark the function of a script that makes its step, for `ampcheck bench advise SCRIPT.py`; it stays what it is."""
+    setattr(make, _MARK, True)
+    return make
+
+
+def load(target: str) -> StepSpec:
+    """The step that `MODULE:FUNCTION`, `FILE.py:FUNCTION` or `FILE.py` names; `FILE.py` is run for it.
+
+    Raises UsageError where there is none, its function raises, or what it returns is no step.
+    """
+    head, colon, name = ("", "", target) if target.endswith(".py") else target.rpartition(":")
+    if target.endswith(".py"):
+        module = _file(Path(target))
+        function, name = _marked(module, target)
+    elif colon and head and name:
+        module = _file(Path(head)) if head.endswith(".py") else _imported(head)
+        function = _named(module, head, name)
+    else:
+        raise UsageError(f"{target!r} names no function; it is written MODULE:FUNCTION, FILE.py:FUNCTION or FILE.py")
+    where = f"{name} of {head or target}"
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise UsageError(f"{where} cannot be called without arguments: {error}") from error
+    except ValueError:  # a builtin that tells nothing of its arguments
+        pass
+    torch.manual_seed(0)
+    try:
+        made = function()
+    except (Exception, SystemExit) as error:  # it is the user's, and may raise anything
+        raise UsageError(f"{where} raised {told(error)}") from error
+    return checked(made, where)
+
+
+def checked(made: object, where: str) -> StepSpec:
+    """What a function returned, as a step. Raises UsageError for what is none, naming `where` it came from."""
+    if not isinstance(made, tuple):
+        raise UsageError(f"{where} returned {_what(made)}; {_WANTED}")
+    if len(made) != 3:
+        raise UsageError(f"{where} returned a tuple of {len(made)}; {_WANTED}")
+    model, inputs, loss = made
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"{where} returned {_what(model)} as the model; a torch.nn.Module is wanted")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_floating_point() and tensor.dtype is not torch.float32:
+            raise UsageError(
+                f"{where} returned a model whose {name} is {name_of(tensor.dtype)}; it is wanted in fp32, and each arm "
+                "converts it as it needs"
+            )
+    if not isinstance(inputs, (tuple, list)):
+        raise UsageError(f"{where} returned {_what(inputs)} as the inputs; a tuple of tensors is wanted")
+    if wrong := next((one for one in inputs if not isinstance(one, torch.Tensor)), None):
+        raise UsageError(f"{where} returned {_what(wrong)} among the inputs; a tuple of tensors is wanted")
+    if loss is not None and not callable(loss):
+        raise UsageError(f"{where} returned {_what(loss)} as the loss; a callable or None is wanted")
+    if loss is not None and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UsageError(f"{where} returned a loss, but no parameter of the model requires grad; give None as the loss")
+    if loss is not None and _takes(loss) == 2 and not inputs:
+        raise UsageError(f"{where} returned a loss of two arguments, but no input to give it as the second")
+    return StepSpec(model, tuple(inputs), loss)
+
+
+def told(error: BaseException) -> str:
+    """An exception as a line, with the place in the user's program that it came from."""
+    others = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
+    own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*others, "<"))]
+    place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    return one_line(error) + place
+
+
+class UserStep(Prepared):
+    """A step in an arm on a device: forward, loss, backward and an update by SGD; forward alone without a loss.
+
+    `scaled`: whether with a GradScaler; by default float16's region has one. `scaler` is it. The step's model is
+    copied, so that the user's stays as it is.
+    """
+
+    def __init__(
+        self, spec: StepSpec, precision: Precision, device: str, executor: str = "eager", scaled: bool | None = None
+    ) -> None:
+        super().__init__(device, precision)
+        convert = precision.convert
+        model = self._model = deepcopy(spec.model).to(device, convert)
+        self._training = spec.loss is not None
+        self.arguments = tuple(_converted(tensor, device, convert) for tensor in spec.inputs)
+        if scaled is None:
+            scaled = precision.region is torch.float16 and self._training
+        scaler = self.scaler = torch.amp.GradScaler(device, enabled=scaled)
+        region = _region(device, precision.region)
+        learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.SGD(learned, lr=_RATE) if spec.loss is not None else None
+        loss_of = spec.loss
+        taken = len(spec.inputs) - (loss_of is not None and _takes(loss_of) == 2)
+
+        def stepping(forward: Callable[..., Any]) -> Callable[..., Any]:
+            def inference(*inputs: torch.Tensor) -> Any:
+                with torch.no_grad(), region():
+                    return forward(*inputs)
+
+            def training(*inputs: torch.Tensor) -> torch.Tensor:
+                assert optimizer is not None and loss_of is not None  # noqa: PT018  # they are of one kind
+                optimizer.zero_grad(set_to_none=True)
+                with region():
+                    loss = loss_of(forward(*inputs[:taken]), *inputs[taken:])
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                return loss.detach()
+
+            return training if optimizer is not None else inference
+
+        self._stepping = stepping
+        self._begun = {t: t.detach().clone() for t in (*model.parameters(), *model.buffers())}
+        self._executed(stepping(model), executor)
+
+    def compiled_with(self, backend: Any) -> Callable[[], Any]:
+        run = self._stepping(torch.compile(self._model, backend=backend, dynamic=False))
+        return lambda: run(*self.arguments)
+
+    def settle(self) -> int:
+        """Step until the GradScaler's scale is one at which no update is skipped. Returns how many were."""
+        skipped = 0
+        while self.scaler.is_enabled() and skipped < _SETTLING:
+            before = self.scaler.get_scale()
+            self.call()
+            if self.scaler.get_scale() >= before:
+                break
+            skipped += 1
+        self.restore()
+        return skipped
+
+    def output(self, seed: int = 0) -> torch.Tensor:
+        """What a call computes from the initial state, as one float64 vector on the CPU.
+
+        Of a training step its loss and every gradient (zeros where a parameter has none), unscaled; of inference its
+        floating point outputs. `seed`: for random numbers that it draws.
+        """
+        self.restore()
+        torch.manual_seed(seed)
+        found = list(tensors(self.call()))
+        if self._training:
+            learned = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+            found += [torch.zeros_like(p) if p.grad is None else p.grad for p in learned]
+        parts = [t.detach().cpu().double().reshape(-1) for t in found if t.is_floating_point()]
+        self.restore()
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
+
+    def try_out(self) -> None:
+        """Run it once. Raises UsageError where it raises, as it does for a loss that is no scalar with a gradient."""
+        try:
+            self.eager()
+        except Exception as error:  # the user's model and loss may raise anything
+            raise UsageError(f"the step cannot be run in float32 on {self._device}: {told(error)}") from error
+        self.restore()
+
+
+def reference(spec: StepSpec) -> torch.Tensor:
+    """What the step computes in float64 on the CPU, as `UserStep.output` gives it."""
+    return UserStep(spec, Precision("fp64", convert=torch.float64), "cpu").output()
+
+
+def _region(device: str, dtype: torch.dtype | None) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    return contextlib.nullcontext if dtype is None else functools.partial(torch.autocast, device, dtype=dtype)
+
+
+def _converted(tensor: torch.Tensor, device: str, convert: torch.dtype | None) -> torch.Tensor:
+    whole = tensor.detach()
+    low = convert if convert is not None and whole.is_floating_point() else whole.dtype
+    return whole.to(device, low)
+
+
+def _takes(loss: Callable[..., Any]) -> int:
+    """How many arguments a loss must be given: 2 for one that wants a target, else 1."""
+    try:
+        parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters.values()
+    except (TypeError, ValueError):  # a builtin that tells nothing of its arguments
+        return 1
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return 2 if sum(p.kind in kinds and p.default is p.empty for p in parameters) >= 2 else 1
+
+
+def _file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"{path} {'is a folder' if path.is_dir() else 'does not exist'}; give a script or a module")
+    sys.path.insert(0, str(path.absolute().parent))
+    found = importlib.util.spec_from_file_location(_MODULE, path)
+    assert found is not None and found.loader is not None  # noqa: PT018  # a name that ends in .py has a loader
+    module = importlib.util.module_from_spec(found)
+    sys.modules[_MODULE] = module  # classes of the script are looked up there, e.g. by dataclasses
+    try:
+        found.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # a script can raise anything
+        raise UsageError(f"{path} cannot be loaded: {told(error)}") from error
+    return module
+
+
+def _imported(name: str) -> ModuleType:
+    sys.path.insert(0, "")
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # an import can raise anything
+        raise UsageError(f"module {name} cannot be imported: {one_line(error)}") from error
+
+
+def _named(module: ModuleType, head: str, name: str) -> Callable[[], Any]:
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UsageError(f"{head} has no function {name}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError(f"{head}:{name} is {_what(found)}, not a function")
+    return found  # type: ignore[no-any-return]  # it is callable, and what it returns is checked
+
+
+def _marked(module: ModuleType, target: str) -> tuple[Callable[[], Any], str]:
+    found: dict[int, tuple[Callable[[], Any], str]] = {}
+    for name, value in vars(module).items():
+        if getattr(value, _MARK, False) is True:
+            found.setdefault(id(value), (value, name))
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if found:
+        names = ", ".join(name for _, name in found.values())
+        raise UsageError(
+            f"{target} marks several functions with @ampcheck.step: {names}; name one as {target}:FUNCTION"
+        )
+    raise UsageError(f"{target} marks no function with @ampcheck.step; mark one, or name it as {target}:FUNCTION")
+
+
+def _what(value: object) -> str:
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -1,0 +1,234 @@
+"""The process that measures a user's step: takes a plan from standard input, gives one JSON line.
+
+python -m ampcheck.bench.advise.worker < plan.json
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from ampcheck.bench.advise import evidence
+from ampcheck.bench.advise.user_step import StepSpec, UserStep, load, reference
+from ampcheck.bench.core import accuracy
+from ampcheck.bench.core.clocks import clock
+from ampcheck.bench.core.model import PRECISIONS, Arm, Rounds
+from ampcheck.bench.core.timing import Timed, calibrate, interleave, warm_up
+from ampcheck.bench.run.measure import _Blocked
+from ampcheck.bench.run.worker import pin
+from ampcheck.devices.base import Device
+from ampcheck.devices.registry import select
+from ampcheck.errors import UsageError, one_line
+
+STEP = "step"
+"""The name of the user's step as a workload."""
+_TINY = "tiny"
+_SLOWER, _PATIENCE = 20, 30.0
+"""An arm this many times as slow as float32 is not timed in turns if that would take longer than these seconds."""
+_SAME = 1e-3
+"""The relative difference from which on two runs of a step differ by more than the order of their additions."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdvicePlan:
+    """What a worker is to do. `rounds`, `target` as in `ampcheck.bench.run.group.Mode`; `facts`: whether to look at the
+    arms op by op, too, and at their values."""
+
+    step: str
+    device: str
+    modules: Sequence[str]
+    executors: Sequence[str]
+    process: int
+    rounds: int
+    target: float
+    facts: bool
+    threads: int
+
+
+@dataclass(slots=True)
+class Found:
+    """What a worker found. `rounds`: of each executor. `tiny`: seconds that it costs to start an op on one number.
+
+    The rest only with `facts`: `seen` has `Seen` by arm as data; `table` and `trace` are the trace of the arm `traced`
+    as text and as JSON; `notes` are sentences about the whole.
+    """
+
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    tiny: float = 0.0
+    platform: str = ""
+    seen: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    traced: str = ""
+    table: str = ""
+    trace: str = ""
+
+
+def main() -> None:
+    """Measure what the plan on standard input says, and give what was found, or the sentence of a UsageError."""
+    plan = AdvicePlan(**json.load(sys.stdin))
+    lines = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the user's code prints is no line of ours
+    pin(plan.threads, plan.process)
+    warnings.simplefilter("ignore")  # the user's program is judged elsewhere
+    try:
+        said: dict[str, Any] = {"found": asdict(measure(plan))}
+    except UsageError as error:
+        said = {"usage": str(error)}
+    lines.write(json.dumps(said) + "\n")
+    lines.close()
+
+
+def measure(plan: AdvicePlan) -> Found:
+    """Measure a step in this process. Raises UsageError where there is none, or it does not run in float32."""
+    (device,) = select([plan.device], plan.modules)
+    with device.running():
+        spec = load(plan.step)
+        try:
+            first = UserStep(spec, PRECISIONS["fp32"], device.type)
+        except Exception as error:  # the user's model may refuse to be copied or moved
+            raise UsageError(f"the step cannot be brought to {plan.device}: {one_line(error)}") from error
+        first.try_out()
+        measurer = _Measurer(plan, device, spec)
+        if plan.facts:
+            measurer.values(first)
+        for executor in plan.executors:
+            measurer.group(executor)
+        return measurer.found
+
+
+class _Measurer:
+    """Measures the groups of a step; what is found is in `found`."""
+
+    def __init__(self, plan: AdvicePlan, device: Device, spec: StepSpec) -> None:
+        self.plan, self.device, self.spec = plan, device, spec
+        self.timer = clock(device)
+        self.found = Found(platform=device.describe().get("platform", device.type))
+        self._exact: torch.Tensor | None = None
+        self._base: torch.Tensor | None = None
+        self._outputs: dict[str, torch.Tensor] = {}
+        self._base_seconds: dict[str, float] = {}
+        self._singles: dict[str, float] = {}
+        if "compile" in plan.executors:
+            import torch._dynamo.config as dynamo
+
+            dynamo.recompile_limit = 64  # every arm is a program of the same code
+
+    def values(self, first: UserStep) -> None:
+        """Find what errors are measured against: float64, and float32 for gradients."""
+        self._base, again = first.output(0), first.output(1)
+        if accuracy.error(again, self._base) > _SAME:
+            self._base = None
+            self.found.notes.append("the step draws random numbers, e.g. for dropout, so its errors are not known")
+            return
+        try:
+            self._exact = reference(self.spec)
+        except Exception as error:  # a model may have float32 written into it
+            self.found.notes.append(f"errors are not known, as the step cannot be run in float64: {one_line(error)}")
+
+    def group(self, executor: str) -> None:
+        """Measure the arms through an executor."""
+        plan, timer = self.plan, self.timer
+        rounds = Rounds(STEP, plan.device, executor, plan.process)
+        ready: dict[str, UserStep] = {}
+        timed: dict[str, Timed] = {}
+        for arm in _arms(self.device, self.found.platform):
+            try:
+                made = UserStep(self.spec, arm.precision, self.device.type, executor)
+                self._warm(arm, made, executor, rounds, timed)
+            except Exception as error:  # an arm may lack anything; the others are measured all the same
+                rounds.failed[arm.name] = one_line(error)
+                continue
+            if arm.name in timed and not arm.again:
+                ready[arm.name] = made
+        if timed:
+            if executor == "eager":  # in turns with the arms, so that what slows them down slows it down
+                adds = evidence.tiny(self.device)
+                timed[_TINY] = Timed(adds, count=calibrate(timer, adds, plan.target))
+                rounds.facts[_TINY] = {}
+            blocked = _Blocked(timer, self.device, rounds)
+            rounds.samples, rounds.cpu = interleave(timer, timed, plan.rounds, 1000 * plan.process, blocked.check)
+            blocked.conclude()
+            if executor == "eager":
+                self.found.tiny = statistics.median(rounds.samples.pop(_TINY)) / evidence.ADDS
+                del rounds.cpu[_TINY], rounds.facts[_TINY]
+        if executor != "eager":
+            for name, samples in rounds.samples.items():
+                rounds.facts[name]["compile"] = max(rounds.facts[name]["first"] - statistics.median(samples), 0.0)
+        if plan.facts and executor == "eager" and "fp32" in rounds.samples:
+            self._look(ready, rounds)
+        self.found.rounds.append(asdict(rounds))
+
+    def _warm(self, arm: Arm, made: UserStep, executor: str, rounds: Rounds, timed: dict[str, Timed]) -> None:
+        """Make an arm ready to be timed in turns, or note why it is not."""
+        timer, facts = self.timer, rounds.facts.setdefault(arm.name, {})
+        facts["first"] = timer.sample(made.call, 1)[0]
+        seconds = timer.sample(made.call, 1)[0]
+        base = self._base_seconds.setdefault(executor, seconds)
+        if seconds > _SLOWER * base and 2 * self.plan.rounds * seconds > _PATIENCE:
+            self._singles.setdefault(arm.name, seconds)
+            rounds.failed[arm.name] = (
+                f"a single call takes {seconds:.3g} s, {seconds / base:.0f} times as long as float32's, so that it was "
+                "not timed in turns"
+            )
+            return
+        warm_up(timer, made.call)
+        made.settle()
+        if self._base is not None and not arm.again:
+            self._judge(arm, executor, made.output(), facts)
+        timed[arm.name] = Timed(made.call, made.restore, calibrate(timer, made.call, self.plan.target))
+
+    def _judge(self, arm: Arm, executor: str, output: torch.Tensor, facts: dict[str, Any]) -> None:
+        """Note an arm's error, and where it is float32's output though it is not where ops run one by one."""
+        first = self._outputs.setdefault(executor, output)
+        if self._exact is not None:
+            facts["error"] = accuracy.error(output, self._exact)
+        lowers = self.found.seen.get(arm.name, {}).get("lowered") and executor != "eager"
+        if lowers and torch.equal(output, first):
+            facts["invalid"] = "its output is float32's bit for bit, so that nothing was computed in lower precision"
+
+    def _look(self, ready: dict[str, UserStep], rounds: Rounds) -> None:
+        """Look at the arms op by op."""
+        found = self.found
+        first: list[evidence.Kernel] = []
+        for name, step in ready.items():
+            try:
+                kernels, trace = evidence.look(step, self.device, statistics.median(rounds.samples[name]))
+                first = first or kernels
+                seen = asdict(evidence.seen(kernels, first, trace.ops))
+                seen["gradients"] = self._gradients(name, step)
+            except Exception as error:  # what is looked at runs under two modes, which an op may refuse
+                found.notes.append(f"{name} could not be looked at op by op: {one_line(error)}")
+                continue
+            found.seen[name] = seen
+            if PRECISIONS[name].region and not found.traced:
+                found.traced, found.table, found.trace = name, trace.table("bytes", 10), trace.to_json()
+        found.seen |= {n: {"single": s} for n, s in self._singles.items()}
+
+    def _gradients(self, name: str, step: UserStep) -> dict[str, Any] | None:
+        if self._base is None or self.spec.loss is None or name == "fp32":
+            return None
+        scale, unscaled = None, None
+        if step.scaler.is_enabled():
+            scale = step.scaler.get_scale()
+            unscaled = UserStep(self.spec, PRECISIONS[name], self.device.type, scaled=False).output()
+        return asdict(evidence.gradients(step.output(), self._base, scale, unscaled))
+
+
+def _arms(device: Device, platform: str) -> list[Arm]:
+    """float32, the same again, and what is compared with them."""
+    names = ["tf32"] if device.type == "cuda" else ["fp32-default"] if platform == "tpu" else []
+    names += [f"{dtype}{kind}" for kind in ("", "-native") for dtype in ("bf16", "fp16") if dtype in device.amp_dtypes]
+    fp32 = PRECISIONS["fp32"]
+    return [Arm(fp32), Arm(fp32, again=True), *(Arm(PRECISIONS[name]) for name in names)]
+
+
+if __name__ == "__main__":
+    main()

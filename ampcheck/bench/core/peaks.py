@@ -1,0 +1,159 @@
+"""How fast a device can be at most: published peaks, or the best that is measured where nobody publishes them.
+
+Published ones lie in `peaks.csv` beside this file: dense products in TFLOP/s, memory in GB/s, and where that is said.
+`names` is a regular expression for what PyTorch or JAX call the device, in lower case and without the maker's name.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from ampcheck.bench.core.model import PRECISIONS
+from ampcheck.spec.torch_dtypes import DTYPES
+
+TABLE = Path(__file__).parent / "peaks.csv"
+COLUMNS = ("device", "names", "fp32", "tf32", "bf16", "fp16", "bandwidth", "source")
+KINDS = ("fp32", "tf32", "bf16", "fp16")
+
+_MAKERS = re.compile(r"^(nvidia|tesla|google|cloud)\s+")
+_LEAST = 3
+"""Samples of each call when a ceiling is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """The most that a device can do.
+
+    `flops`: operations a second by kind of product ("fp32", "tf32", "bf16", "fp16"). `bandwidth`: bytes a second.
+    `measured`: whether it is only the best that was seen here, which another call may exceed; nothing can exceed a
+    published figure, and a share above 1 of that is a clock that stopped too early.
+    """
+
+    device: str
+    flops: Mapping[str, float]
+    bandwidth: float | None
+    source: str
+    measured: bool = False
+
+    def of(self, precision: str) -> float | None:
+        """Operations a second for a precision of `PRECISIONS`; None where there is no figure, or no such precision.
+
+        "fp32-default" has the fastest kind that may stand for float32: bf16 on a TPU, TF32 where there is that.
+        """
+        known = PRECISIONS.get(precision)
+        if known is None:
+            return None
+        if known.low is not None:
+            return self.flops.get({torch.bfloat16: "bf16", torch.float16: "fp16"}[known.low])
+        kinds = {"highest": ("fp32",), "tf32": ("tf32",), "default": ("tf32", "fp32", "bf16")}[known.matmul]
+        return next((self.flops[kind] for kind in kinds if kind in self.flops), None)
+
+
+def known(name: str) -> Peaks | None:
+    """Published peaks of a device by the name that PyTorch or JAX gives it, e.g. "NVIDIA H200" or "TPU v5 lite"."""
+    wanted = name.strip().lower()
+    while match := _MAKERS.match(wanted):
+        wanted = wanted[match.end() :]
+    return next((peaks for names, peaks in read() if names.fullmatch(wanted)), None)
+
+
+@cache
+def read(path: Path = TABLE) -> tuple[tuple[re.Pattern[str], Peaks], ...]:
+    """The rows of a table. Raises ValueError, naming the line, for a row that is malformed or has no source."""
+    rows = []
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = csv.reader(file)
+        if tuple(next(lines, ())) != COLUMNS:
+            raise ValueError(f"{path.name}: the first line must be {','.join(COLUMNS)}")
+        for line in lines:
+            where = f"{path.name} line {lines.line_num}"
+            if len(line) != len(COLUMNS):
+                raise ValueError(f"{where} has {len(line)} fields instead of {len(COLUMNS)}")
+            row = dict(zip(COLUMNS, line, strict=True))
+            if not (row["device"] and row["source"]):
+                raise ValueError(f"{where} names no device or no source")
+            try:
+                flops = {kind: float(row[kind]) * 1e12 for kind in KINDS if row[kind]}
+                bandwidth = float(row["bandwidth"]) * 1e9 if row["bandwidth"] else None
+                names = re.compile(row["names"])
+            except (ValueError, re.error) as error:
+                raise ValueError(f"{where}: {error}") from error
+            if min((*flops.values(), bandwidth or 1.0)) <= 0:
+                raise ValueError(f"{where} has a figure that is not positive")
+            rows.append((names, Peaks(row["device"], flops, bandwidth, row["source"])))
+    return tuple(rows)
+
+
+class Sampler(Protocol):
+    """What measures a call: `ampcheck.bench.core.clocks.Clock`."""
+
+    def sample(self, call: Callable[[], Any], count: int) -> tuple[float, float]:
+        """Wall and CPU seconds of one call, the mean of `count`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Something that loads a device to its limit: `kind` is one of `KINDS` or "bandwidth", `amount` flops or bytes."""
+
+    kind: str
+    amount: float
+    call: Callable[[], Any]
+
+
+def measure(clock: Sampler, loads: Iterable[Load], device: str, seconds: float = 2.0) -> Peaks:
+    """The best that a device shows on some loads, where no peak is published.
+
+    Args:
+        clock: what times a call until its work is done.
+        loads: e.g. `torch_loads("cpu")`.
+        device: its name, for the result.
+        seconds: to spend, shared by the loads; each is sampled a few times in any case.
+
+    A load that the device cannot do is left out, and one that would take longer than `seconds`, by what a smaller one
+    of its kind took: some processors do the products of a dtype a hundred times as slowly as others.
+    """
+    given = list(loads)
+    best: dict[str, float] = {}
+    for load in given:
+        if seconds and (_LEAST + 1) * load.amount > seconds * best.get(load.kind, math.inf):
+            continue
+        until = time.perf_counter() + seconds / len(given)
+        try:
+            clock.sample(load.call, 1)  # the first call compiles, and finds nothing in the caches
+            taken = 0
+            while taken < _LEAST or time.perf_counter() < until:
+                rate = load.amount / max(clock.sample(load.call, 1)[0], 1e-9)
+                best[load.kind] = max(best.get(load.kind, 0.0), rate)
+                taken += 1
+        except (RuntimeError, TypeError, NotImplementedError):  # what PyTorch raises for what a device lacks
+            continue
+    bandwidth = best.pop("bandwidth", None)
+    return Peaks(device, best, bandwidth, "the best that square products and sums reached here", measured=True)
+
+
+def torch_loads(device: str = "cpu") -> list[Load]:
+    """Products of square matrices in each precision, and sums larger than most caches, on a PyTorch device type."""
+    sizes = {"fp32": (256, 512, 1024), "bf16": (256, 512, 1024), "fp16": (64, 128) if device == "cpu" else (512, 1024)}
+    if device != "cpu":
+        sizes = {kind: (*some, 4096) for kind, some in sizes.items()}
+    loads = []
+    for kind, some in sizes.items():
+        for size in some:
+            a = torch.randn(size, size).to(DTYPES[kind]).to(device)
+            loads.append(Load(kind, 2.0 * size**3, lambda a=a: a @ a))  # type: ignore[misc]
+    source = torch.zeros(16 * 2**20).to(device)
+    target = torch.empty_like(source)
+    # Read once and written once. Not a copy: where arrays cannot change, as in JAX, that moves nothing.
+    loads.append(Load("bandwidth", 2.0 * source.nbytes, lambda: torch.add(source, 1, out=target)))
+    loads.append(Load("bandwidth", 1.0 * source.nbytes, source.sum))  # where new memory for a result is slow
+    return loads

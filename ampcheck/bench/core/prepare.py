@@ -1,0 +1,209 @@
+"""A workload made ready to be called in one arm: tensors, model, region, executor."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from ampcheck.bench.core.graphs import graphed
+from ampcheck.bench.core.inputs import make_inputs, make_module
+from ampcheck.bench.core.model import Arm, OpWorkload, Precision, StepWorkload, Workload
+from ampcheck.observe.recorder import tensors
+
+FP64 = Arm(Precision("fp64", convert=torch.float64))
+"""What errors are measured against; run eagerly on the CPU."""
+
+
+class Prepared:
+    """One arm of a workload on a device.
+
+    `call()` is what is timed: the autocast region is entered inside, as the weight cache would stay warm otherwise.
+    `eager()` computes the same op by op, for a recorder to see. `restore()` puts parameters and buffers back to where
+    they began. With executor "jit", `jitted(*arguments)` is the call, and `jitted.lower(*arguments)` its program.
+    """
+
+    call: Callable[[], Any]
+    eager: Callable[[], Any]
+    jitted: Any = None
+    arguments: tuple[torch.Tensor, ...]
+
+    def __init__(self, device: str, precision: Precision) -> None:
+        self._device, self._precision = device, precision
+        self._begun: dict[torch.Tensor, torch.Tensor] = {}
+
+    def compiled_with(self, backend: Any) -> Callable[[], Any]:
+        """The same call through `torch.compile` with that backend."""
+        raise NotImplementedError
+
+    def output(self) -> torch.Tensor:
+        """What a call computes from the initial state, as one float64 vector on the CPU.
+
+        Of an op its floating point outputs, of a step its loss and every gradient.
+        """
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Put parameters and buffers back."""
+        with torch.no_grad():
+            for tensor, value in self._begun.items():
+                tensor.copy_(value)
+
+    def _executed(self, function: Callable[..., Any], executor: str) -> None:
+        """Set `call` and `eager` for a function of the arguments."""
+        setting = _matmul(self._device, self._precision.matmul)
+        arguments = self.arguments
+
+        def within(run: Callable[..., Any]) -> Callable[[], Any]:
+            def call() -> Any:
+                with setting():
+                    return run(*arguments)
+
+            return call if setting is not contextlib.nullcontext else lambda: run(*arguments)
+
+        self.eager = within(function)
+        if executor == "eager":
+            self.call = self.eager
+        elif executor == "graph":
+            self.call = graphed(self.eager)
+        elif executor == "compile":
+            self.call = self.compiled_with(_backend(self._device))
+        else:
+            from ampcheck.jax_device import jit
+
+            self.jitted = jit(function)
+            self.call = within(self.jitted)
+
+
+class _Op(Prepared):
+    def __init__(self, workload: OpWorkload, precision: Precision, device: str, executor: str) -> None:
+        super().__init__(device, precision)
+        module = make_module(workload, device, precision.convert)
+        modules = () if module is None else (module,)
+        self.arguments = tuple(make_inputs(workload, device, precision.convert))
+        region, call = _region(device, precision), workload.call
+
+        def run(*inputs: torch.Tensor) -> Any:
+            with torch.no_grad(), region():
+                return call(*modules, *inputs)
+
+        self._run = run
+        self._executed(run, executor)
+
+    def compiled_with(self, backend: Any) -> Callable[[], Any]:
+        compiled = torch.compile(self._run, backend=backend, dynamic=False)
+        return lambda: compiled(*self.arguments)
+
+    def output(self) -> torch.Tensor:
+        return _vector(tensors(self.call()))
+
+
+class _Step(Prepared):
+    def __init__(self, workload: StepWorkload, precision: Precision, device: str, executor: str) -> None:
+        super().__init__(device, precision)
+        model = make_module(workload, device, precision.convert)
+        assert model is not None  # a step has a model
+        self._model = model
+        self.arguments = tuple(make_inputs(workload, device, precision.convert))
+        self._overflows = workload.overflows
+        optimizer = torch.optim.SGD(model.parameters(), lr=workload.rate)
+        scaled = workload.scaler or workload.overflows or precision.region is torch.float16
+        # A scale of infinity makes every gradient infinite, and half of it still does.
+        start = float("inf") if workload.overflows else 2.0**10
+        scaler = torch.amp.GradScaler(device, init_scale=start, enabled=scaled)
+        region, loss_of = _region(device, precision), workload.loss
+
+        def stepping(forward: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+            def step(*inputs: torch.Tensor) -> torch.Tensor:
+                optimizer.zero_grad(set_to_none=True)  # else the accumulation would be timed
+                with region():
+                    loss = loss_of(forward(*inputs[:-1]), inputs[-1])
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                return loss.detach()
+
+            return step
+
+        self._stepping = stepping
+        self._begun = {t: t.detach().clone() for t in (*model.parameters(), *model.buffers())}
+        self._executed(stepping(model), executor)
+
+    def compiled_with(self, backend: Any) -> Callable[[], Any]:
+        step = self._stepping(torch.compile(self._model, backend=backend, dynamic=False))
+        return lambda: step(*self.arguments)
+
+    def output(self) -> torch.Tensor:
+        self.restore()
+        loss = self.call()
+        grads = [] if self._overflows else [p.grad for p in self._model.parameters() if p.grad is not None]
+        found = _vector([loss, *grads])
+        self.restore()
+        return found
+
+
+def prepare(workload: Workload, arm: Arm, device: str, executor: str) -> Prepared:
+    """Make a workload ready in one arm; nothing is called yet.
+
+    Args:
+        device: the PyTorch device type.
+        executor: one of `EXECUTORS`.
+    """
+    if isinstance(workload, StepWorkload):
+        return _Step(workload, arm.precision, device, executor)
+    if isinstance(workload, OpWorkload):
+        return _Op(workload, arm.precision, device, executor)
+    raise TypeError(f"{workload.name} has variants, not arms")
+
+
+def reference(workload: Workload) -> torch.Tensor:
+    """What the workload computes in float64, as `Prepared.output` gives it."""
+    return prepare(workload, FP64, "cpu", "eager").output()
+
+
+def _backend(device: str) -> Any:
+    """The `torch.compile` backend of a device type."""
+    if device != "jax":
+        return "inductor"
+    from ampcheck.jax_device.compile import backend  # by its name torch finds it only where ampcheck is installed
+
+    return backend
+
+
+def _region(device: str, precision: Precision) -> Callable[[], AbstractContextManager[Any]]:
+    """What gives the precision's autocast region, or none."""
+    if precision.region is None:
+        return contextlib.nullcontext
+    return functools.partial(torch.autocast, device, dtype=precision.region)
+
+
+def _vector(found: Any) -> torch.Tensor:
+    parts = [t.detach().cpu().double().reshape(-1) for t in found if t.is_floating_point()]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
+
+
+def _matmul(device: str, setting: str) -> Callable[[], AbstractContextManager[Any]]:
+    """What sets how float32 products may be shortened, for backends that shorten them."""
+    if device == "cuda":
+        return lambda: _tf32(setting != "highest")
+    if device == "jax":
+        import jax
+
+        if jax.default_backend() != "cpu":
+            return lambda: jax.default_matmul_precision("highest" if setting == "highest" else "default")
+    return contextlib.nullcontext
+
+
+@contextlib.contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before

@@ -1,0 +1,84 @@
+"""What a device can do at most: published where its model is known, else the best that it shows here.
+
+    python -m ampcheck.bench.run.ceilings DEVICE [MODULE …]
+
+is run in a process of its own, as it asks the device.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+
+from ampcheck.bench.core import peaks
+from ampcheck.bench.core.model import Group
+from ampcheck.bench.core.peaks import Peaks
+from ampcheck.bench.run import summary
+from ampcheck.bench.run.group import environment
+
+_LIMIT = 120.0
+"""Seconds after which a device is taken to have no ceiling."""
+
+
+def find(device: str, modules: Sequence[str], threads: int, seconds: float, limit: float = _LIMIT) -> Peaks | None:
+    """The ceilings of a device, None where they cannot be found out.
+
+    `seconds`: to spend where they must be measured. `threads`: of each library meanwhile, as in the run. `limit`:
+    seconds after which there are none.
+    """
+    command = [sys.executable, "-m", "ampcheck.bench.run.ceilings", device, str(threads), str(seconds), *modules]
+    try:
+        done = subprocess.run(
+            command, env=environment(threads), capture_output=True, text=True, timeout=limit, check=True
+        )
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
+        return None
+    return Peaks(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def header(found: Mapping[str, Peaks]) -> dict[str, dict[str, object]]:
+    """The ceilings by device as a header has them: flop/s by kind of product, bytes/s as "bandwidth", their source."""
+    bandwidth = {name: {"bandwidth": one.bandwidth} for name, one in found.items() if one.bandwidth}
+    return {
+        "ceilings": {name: {**one.flops, **bandwidth.get(name, {})} for name, one in found.items()},
+        "ceilings_source": {name: one.source for name, one in found.items()},
+    }
+
+
+def gate(found: Mapping[str, Peaks]) -> Callable[[str, str], float | None]:
+    """The published peaks, above which no speed can be, for `summarize`."""
+    real = {name: one for name, one in found.items() if not one.measured}
+    return lambda device, precision: real[device].of(precision) if device in real else None
+
+
+def share(groups: Iterable[Group], found: Mapping[str, Peaks]) -> None:
+    """Fill in the share of a ceiling that was only measured. One that is exceeded was none, so there is no share."""
+    for group in groups:
+        for arm in group.arms:
+            peak = found[group.device].of(arm.name.removesuffix("-again")) if group.device in found else None
+            if arm.share is None and not arm.ceiling and peak and arm.flops_per_second:
+                summary.share(arm, arm.flops_per_second / peak, "measured")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Find a device's ceilings and print them as JSON."""
+    from ampcheck.bench.core.clocks import clock
+    from ampcheck.bench.run.worker import pin
+    from ampcheck.devices.registry import select
+
+    name, threads, seconds, *modules = arguments
+    pin(int(threads), 0)
+    (device,) = select([name], modules)
+    with device.running():
+        model = device.describe().get("model", "")
+        found = peaks.known(model) if model else None
+        if found is None:
+            found = peaks.measure(clock(device), peaks.torch_loads(device.type), name, float(seconds))
+    print(json.dumps(asdict(found)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,242 @@
+"""Results for other programs: pytest-benchmark's JSON, CSV, a Markdown job summary, github-action-benchmark's JSON.
+
+What is invalid or was not measured is in the CSV and the summary with its reason, and in neither JSON: those formats
+have no place for a verdict, so a number in them counts as a measurement.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import statistics
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ampcheck.bench.core import table
+from ampcheck.bench.core.model import ESTIMATED, ArmResult, Group, MachineryWorkload
+from ampcheck.bench.run.runfile import SCHEMA, WHAT, BenchRun
+from ampcheck.bench.run.variants import select
+from ampcheck.errors import UsageError
+from ampcheck.runner import jsonl
+
+_GROUP = ("workload", "family", "kind", "device", "executor", "policy", "base", "size", "flops", "samples", "estimate")
+_ARM = tuple(field.name for field in dataclasses.fields(ArmResult))
+
+Samples = dict[str, dict[str, list[list[float]]]]
+"""By group key and arm: for each process its samples, in seconds of one call."""
+
+
+def samples(path: Path) -> Samples:
+    """The raw samples of a benchmark file. Raises UsageError as `runfile.read` does."""
+    found: Samples = {}
+    for _, line in jsonl.read(path, WHAT, SCHEMA, ("rounds", "group")).body:
+        if line["kind"] == "rounds":
+            arms = found.setdefault(f"{line['device']}/{line['executor']}/{line['workload']}", {})
+            for arm, values in line.get("samples", {}).items():
+                if values:
+                    arms.setdefault(arm, []).append([float(value) for value in values])
+    return found
+
+
+def incomplete(run: BenchRun) -> str:
+    """Why the run does not have all it was to have, "" where it has.
+
+    Estimates are not repeated, so a group of them is whole or absent, and more time would not change it. A run of
+    nothing else has all it was to have where each group that it was asked for is there, whenever it was ended.
+    """
+    asked = _estimates(run)
+    if asked:
+        missing = [key for key in asked if key not in run.groups]
+        verb = "is" if len(missing) == 1 else "are"
+        return f"{len(missing)} of {len(asked)} estimates {verb} missing: {', '.join(missing)}" if missing else ""
+    return run.note or ("the run was interrupted" if (run.footer or {}).get("interrupted") else "")
+
+
+def _estimates(run: BenchRun) -> list[str]:
+    """The keys of the groups that a run was to estimate; empty where it was to measure as well, or nobody can tell.
+
+    The header has them; in older files they follow from the devices and the command.
+    """
+    header = run.header
+    asked = [str(key) for key in header.get("groups", ())]
+    devices = [str(name) for name in header.get("devices", ())]
+    if not all(name.startswith(ESTIMATED) for name in (*asked, *devices)):
+        return []
+    if asked or not devices or "command" not in header:
+        return asked
+    words = " ".join(map(str, header["command"])).replace("--filter=", "--filter ").split()
+    filters = [value for option, value in pairwise(words) if option == "--filter"]
+    try:
+        chosen = select(filters, header.get("mode") == "quick", heavy=True)
+    except UsageError:  # this version does not know the workload
+        return []
+    return [f"{name}/jit/{w.name}" for name in devices for w in chosen if not isinstance(w, MachineryWorkload)]
+
+
+def pytest_benchmark_json(run: BenchRun) -> str:
+    """The run as pytest-benchmark saves one, for `pytest-benchmark compare`.
+
+    A benchmark per arm, grouped by `device/executor/workload`, of the raw samples in the run's file; the paired ratio
+    is in `extra_info`. Estimates have no samples, so they are left out like what is invalid; `left_out` lists both.
+    """
+    raw = samples(run.path)
+    benchmarks, left_out = [], []
+    for group in run.groups.values():
+        for arm in group.arms:
+            values = [value for process in raw.get(group.key, {}).get(arm.name, []) for value in process]
+            if arm.verdict in table.INVALID or group.estimate or not values:
+                why = "an estimate" if group.estimate else arm.reason or arm.verdict
+                left_out.append({"name": f"{group.key}/{arm.name}", "reason": why})
+            else:
+                benchmarks.append(_benchmark(group, arm, values))
+    return _json(
+        {
+            "machine_info": {**run.header.get("machine", {}), "versions": run.header.get("versions", {})},
+            "commit_info": run.header.get("commit", {}),
+            "benchmarks": benchmarks,
+            "datetime": run.header.get("started", ""),
+            "version": str(run.header.get("versions", {}).get("ampcheck", "")),
+            "left_out": left_out,
+        }
+    )
+
+
+def as_csv(run: BenchRun) -> str:
+    """A row per arm with every field of it and of its group; the first arm's seconds stand beside each arm's own."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("started", *_GROUP, "arm", "baseline", "baseline_seconds", *_ARM[1:], "note"))
+    for group in run.groups.values():
+        for arm in group.arms:
+            first = group.arms[0]
+            mine = [_cell(getattr(arm, name)) for name in _ARM]
+            head = [_cell(getattr(group, name)) for name in _GROUP]
+            beside = (first.name, _cell(first.seconds))
+            writer.writerow((run.header.get("started", ""), *head, mine[0], *beside, *mine[1:], group.note))
+    return out.getvalue()
+
+
+def as_markdown(run: BenchRun) -> str:
+    """The run as a job summary: counts by verdict, a table of every arm beside its baseline, reasons below."""
+    arms = [(group, arm) for group in run.groups.values() for arm in group.arms]
+    verdicts: dict[str, int] = {}
+    for _, arm in arms:
+        if arm.verdict != "first":
+            verdicts[arm.verdict] = verdicts.get(arm.verdict, 0) + 1
+    said = ", ".join(f"{amount} {verdict}" for verdict, amount in sorted(verdicts.items())) or "nothing was measured"
+    started = run.header.get("started", "at an unknown time")
+    lines = ["## ampcheck benchmarks", "", f"{len(run.groups)} workloads, {_markdown(str(started))}: {said}."]
+    if note := incomplete(run):
+        lines += ["", f"**Incomplete:** {_markdown(note)}."]
+    if arms:
+        lines += [
+            "",
+            "| workload | device | executor | arm | baseline | arm's time | speed [95 %] | verdict | error |",
+            "| --- | --- | --- | --- | ---: | ---: | ---: | --- | ---: |",
+        ]
+    for group, arm in arms:
+        if arm.verdict != "first":
+            base = group.arms[0]
+            cells = (table.label(group), group.device, group.executor, arm.name)
+            numbers = (
+                f"{base.name} {table.time(base)}",
+                table.time(arm),
+                table.ratio(arm),
+                arm.verdict,
+                table.error(arm.error),
+            )
+            lines.append("| " + " | ".join(map(_markdown, (*cells, *numbers))) + " |")
+    told = [
+        f"- {_markdown(group.key)}: {_markdown(line)}" for group in run.groups.values() for line in table.reasons(group)
+    ]
+    if told:
+        lines += ["", "### Reasons and notes", "", *told]
+    return "\n".join(lines) + "\n"
+
+
+def smaller_is_better(run: BenchRun) -> str:
+    """The run for github-action-benchmark's `customSmallerIsBetter`: an entry per valid arm, its value in seconds.
+
+    `range` is the half width of the middle 90 % of the samples; `extra` names verdict, ratio and baseline.
+    """
+    entries: list[dict[str, Any]] = []
+    for group in run.groups.values():
+        base = group.arms[0] if group.arms else None
+        for arm in group.arms:
+            if arm.seconds is None or arm.verdict in table.INVALID or base is None:
+                continue
+            entry: dict[str, Any] = {"name": f"{group.key}/{arm.name}", "unit": "s", "value": arm.seconds}
+            if group.estimate:
+                entry["name"] += " (estimate)"
+            if arm.low is not None and arm.high is not None:
+                entry["range"] = f"± {(arm.high - arm.low) / 2:.3g}"
+            extra = ["baseline" if arm.verdict == "first" else f"verdict: {arm.verdict}"]
+            if arm.verdict != "first":
+                extra.append(f"speed: {table.ratio(arm)} beside {base.name} ({table.time(base)})")
+            entry["extra"] = "\n".join(
+                [*extra, *([f"error: {table.error(arm.error)}"] if arm.error is not None else [])]
+            )
+            entries.append(entry)
+    return _json(entries)
+
+
+def _benchmark(group: Group, arm: ArmResult, values: Sequence[float]) -> dict[str, Any]:
+    name = f"{group.workload}[{arm.name}-{group.device}-{group.executor}]"
+    extra = {name: value for name in _ARM[1:] if (value := getattr(arm, name)) not in (None, "")}
+    return {
+        "group": group.key,
+        "name": name,
+        "fullname": f"{group.key}/{arm.name}",
+        "params": {"arm": arm.name, "device": group.device, "executor": group.executor},
+        "param": f"{arm.name}-{group.device}-{group.executor}",
+        "extra_info": {**extra, "family": group.family, "policy": group.policy, "baseline": group.arms[0].name},
+        "options": {"disable_gc": False, "timer": "perf_counter", "warmup": True},
+        "stats": _stats(sorted(values)),
+    }
+
+
+def _stats(data: Sequence[float]) -> dict[str, Any]:
+    """pytest-benchmark's statistics of sorted samples; quartiles are interpolated."""
+    size = len(data)
+    mean = statistics.fmean(data)
+    deviation = statistics.stdev(data) if size > 1 else 0.0
+    q1, median, q3 = statistics.quantiles(data, n=4, method="inclusive") if size > 1 else (data[0],) * 3
+    fences = q1 - 1.5 * (q3 - q1), q3 + 1.5 * (q3 - q1)
+    low, high = bisect_left(data, fences[0]), bisect_right(data, fences[1])
+    far = sum(1 for value in data if abs(value - mean) > deviation)
+    return {
+        "min": data[0],
+        "max": data[-1],
+        "mean": mean,
+        "stddev": deviation,
+        "rounds": size,
+        "median": median,
+        "iqr": q3 - q1,
+        "q1": q1,
+        "q3": q3,
+        "iqr_outliers": low + size - high,
+        "stddev_outliers": far,
+        "outliers": f"{far};{low + size - high}",
+        "ld15iqr": data[low],
+        "hd15iqr": data[high - 1],
+        "ops": size / sum(data),
+        "total": sum(data),
+        "iterations": 1,
+    }
+
+
+def _cell(value: Any) -> Any:
+    return "" if value is None else value
+
+
+def _markdown(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"

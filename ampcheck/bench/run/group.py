@@ -1,0 +1,325 @@
+"""Runs benchmarks in fresh processes, one after the other, and keeps what each measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import IO, Any
+
+from ampcheck.bench.core.model import BenchPlan, MachineryWorkload, Rounds, Workload, kind_of
+from ampcheck.bench.core.peaks import Peaks
+from ampcheck.bench.run.variants import COMPILED_AHEAD, arms
+from ampcheck.bench.run.worker import failed
+from ampcheck.bench.workloads import catalogue
+
+COMMAND = (sys.executable, "-m", "ampcheck.bench.run.worker")
+
+Task = tuple[str, str]
+"""A workload's name and an executor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How much is measured: processes, rounds in each, and seconds of a sample.
+
+    `patience`: seconds that an arm may take; one that needs more is given up, with what its calls took at least.
+    `limit`: seconds that anything else may take, such as compiling an arm. `budget`: seconds that the whole may take;
+    groups are left out that do not fit in.
+    """
+
+    name: str
+    processes: int
+    rounds: int
+    target: float
+    limit: float = 600.0
+    patience: float = 60.0
+    budget: float = math.inf
+
+
+QUICK = Mode("quick", 1, 5, 0.01, limit=45.0, patience=6.0, budget=180.0)
+FULL = Mode("full", 5, 9, 0.05)
+
+RESERVE = 20.0
+"""Seconds of a budget that are kept for the start of the program, and for what comes after the last group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """How far a run is: groups measured and to measure over all processes, and the one that begins, "" at the end.
+
+    `left`: seconds until the end, by what the groups took until now; None before anything is known.
+    """
+
+    done: int
+    total: int
+    group: str
+    left: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a run is expected to take, in seconds: the start of a device's process, and each group by its key."""
+
+    starts: Mapping[str, float]
+    groups: Mapping[str, float]
+
+    def seconds(self, devices: Iterable[str]) -> float:
+        """What the groups of some devices are expected to take."""
+        own = {f"{device}/" for device in devices}
+        groups = sum(seconds for key, seconds in self.groups.items() if key[: key.index("/") + 1] in own)
+        return groups + sum(seconds for device, seconds in self.starts.items() if f"{device}/" in own)
+
+
+class Bench:
+    """A run of some groups on some devices. `take` gets what each process measured of each group as it comes.
+
+    With `expected`, the cheapest groups are measured first, those that do not fit into `mode.budget` are left out, and
+    each device has its part of it. `began`: when the run began, by `time.monotonic`. `left_out`: the keys of the groups
+    that were left out, after `run`.
+    """
+
+    def __init__(
+        self,
+        tasks: dict[str, list[Task]],
+        mode: Mode,
+        *,
+        threads: int,
+        modules: Sequence[str] = (),
+        take: Callable[[Rounds], None],
+        tell: Callable[[Event], None] = lambda event: None,
+        expected: Expected | None = None,
+        began: float | None = None,
+    ) -> None:
+        self._tasks, self._mode, self._threads, self._modules = tasks, mode, threads, modules
+        self._take, self._tell, self._expected = take, tell, expected
+        self._done = 0
+        self._total = mode.processes * sum(map(len, tasks.values()))
+        now = time.monotonic()
+        self._until = (now if began is None else began) + mode.budget - RESERVE
+        self._started, self._foreseen = now, 0.0
+        self.left_out: list[str] = []
+
+    def run(self) -> None:
+        """Measure everything. KeyboardInterrupt ends the worker and goes on to the caller."""
+        for process in range(self._mode.processes):
+            later = list(self._tasks)
+            for device, tasks in self._tasks.items():
+                order = list(tasks)
+                random.Random(process).shuffle(order)
+                if self._expected is not None:
+                    cost = self._expected.groups
+                    order.sort(key=lambda task: cost[_key(device, task)])
+                plan = BenchPlan(
+                    device,
+                    list(self._modules),
+                    process,
+                    self._mode.rounds,
+                    self._mode.target,
+                    process == 0,
+                    self._threads,
+                    order,
+                    self._mode.patience,
+                )
+                self._process(plan, self._end(later))
+                later.remove(device)
+
+    def _end(self, devices: Sequence[str]) -> float:
+        """When the first of the devices that are left has to end.
+
+        It has as much time as each of the others, and what they are expected not to need of theirs.
+        """
+        if self._expected is None:
+            return self._until
+        now = time.monotonic()
+        rest = max(self._until - now, 0.0)
+        return now + max(rest / len(devices), rest - self._expected.seconds(devices[1:]))
+
+    def _process(self, plan: BenchPlan, end: float) -> None:
+        left, given_up = list(plan.tasks), dict[str, dict[str, Any]]()
+        self._foreseen += self._expected.starts.get(plan.device, 0.0) if self._expected else 0.0
+        while left and not self._late(plan.device, left[0], end):
+            with _Worker(replace(plan, tasks=left, given_up=given_up), self._mode, end) as worker:
+                base, arm, doing, over = "", "", "", False
+                for kind, value in worker.lines():
+                    if kind == "begin":
+                        base, arm, doing = "", "", "begin"
+                        if over := self._late(plan.device, left[0], end):
+                            break
+                        self._tell(self._event(_key(plan.device, left[0])))
+                    elif kind == "arm":
+                        arm, doing = value
+                        base = base or arm
+                    else:
+                        self._foreseen += self._cost(plan.device, left.pop(0))
+                        given_up = {}
+                        self._ended(Rounds(**value))
+                if not left or over or (worker.timed_out and time.monotonic() >= end):
+                    break
+                if worker.timed_out and arm and arm != base and doing != "rounds":
+                    given_up = {**given_up, arm: self._given_up(doing)}
+                    continue
+                # It ended before its plan: the group that it was at is the reason.
+                self._foreseen += self._cost(plan.device, left[0])
+                found = failed(left.pop(0), plan, worker.end())
+                if worker.timed_out and arm and arm == base:
+                    why = self._given_up(doing)
+                    found.failed, found.facts = {arm: why["reason"]}, {arm: {"at_least": why.get("at_least")}}
+                self._ended(found)
+                given_up = {}
+        for task in left:
+            self.left_out.append(_key(plan.device, task))
+            self._ended(failed(task, plan, f"left out, as the run had to end within {self._mode.budget:.0f} s"))
+        self._tell(self._event(""))
+
+    def _given_up(self, doing: str) -> dict[str, Any]:
+        """What is noted of an arm during which the process was ended, and what its calls took at least."""
+        mode = self._mode
+        if doing == "call":
+            reason = (
+                f"a call had not ended after {mode.patience:.0f} s; its precision was not shown, so no ratio is given"
+            )
+            return {"reason": reason, "at_least": mode.patience}
+        what = {"prepare": "be made ready", "compile": "be called for the first time, which compiles it"}
+        return {"reason": f"it took more than {mode.limit:.0f} s to {what.get(doing, 'be shown to be what it says')}"}
+
+    def _late(self, device: str, task: Task, end: float) -> bool:
+        """Whether there is no time left for a group: it is over, or the group is expected to take longer."""
+        return time.monotonic() + min(self._pace(), 2.0) * self._cost(device, task) >= end
+
+    def _cost(self, device: str, task: Task) -> float:
+        return self._expected.groups[_key(device, task)] if self._expected is not None else 0.0
+
+    def _pace(self) -> float:
+        """How many times as long as expected the groups took until now."""
+        return (time.monotonic() - self._started) / self._foreseen if self._foreseen else 1.0
+
+    def _event(self, group: str) -> Event:
+        now, left = time.monotonic(), None
+        if self._expected is not None:
+            left = self._pace() * (self._expected.seconds(self._tasks) - self._foreseen)
+            left = max(min(left, self._until - now), 0.0)
+        elif self._done:
+            left = (now - self._started) / self._done * (self._total - self._done)
+        return Event(self._done, self._total, group, left)
+
+    def _ended(self, found: Rounds) -> None:
+        self._done += 1
+        self._take(found)
+
+
+def _key(device: str, task: Task) -> str:
+    return f"{device}/{task[1]}/{task[0]}"
+
+
+_COMPILE = {"op": 0.03, "step": 0.4, "machinery": 0.0}
+"""What preparing an arm takes where it is compiled, by kind of workload, as a part of what starting a process takes:
+both are work for Python, which a slow machine does slowly."""
+_READY = 12
+"""Calls that make an arm ready; see `ampcheck.bench.run.measure`."""
+
+
+def expect(
+    tasks: Mapping[str, Sequence[Task]], mode: Mode, starts: Mapping[str, float], peaks: Mapping[str, Peaks]
+) -> Expected:
+    """Estimate what the groups of a run take, from a short calibration.
+
+    Args:
+        starts: by device, the seconds until a process of it has something to measure.
+        peaks: by device, the operations a second that it does in each precision, where that is known.
+    """
+    known = catalogue()
+    groups = {
+        _key(device, task): _seconds(known[task[0]], task[1], device, mode, starts.get(device, 0.0), peaks.get(device))
+        for device, some in tasks.items()
+        for task in some
+    }
+    return Expected({device: starts.get(device, 0.0) for device in tasks}, groups)
+
+
+def _seconds(workload: Workload, executor: str, device: str, mode: Mode, start: float, peaks: Peaks | None) -> float:
+    machinery = isinstance(workload, MachineryWorkload)
+    names = ["variant"] * 6 if machinery else [arm.name for arm in arms(workload, device, executor)[0]]
+    compiled = executor != "eager" or device not in COMPILED_AHEAD
+    total = 0.0
+    for name in names:
+        rate = peaks.of(name.removesuffix("-again")) if peaks is not None else None
+        call = workload.flops / rate if rate else 0.0
+        whole = (_READY + mode.rounds) * call + mode.rounds * max(call, mode.target)
+        total += min(whole, 2 * mode.patience) + start * (_COMPILE[kind_of(workload)] if compiled else 0.01)
+    return total
+
+
+class _Worker:
+    """A process that measures; leaving the context ends it. `timed_out`: whether it said nothing for too long."""
+
+    def __init__(self, plan: BenchPlan, mode: Mode, end: float) -> None:
+        self._mode, self._end, self.timed_out = mode, end, False
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed by __exit__
+        self._process = subprocess.Popen(
+            COMMAND,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            env=environment(plan.threads),
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(asdict(plan)).encode())
+        self._process.stdin.close()
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._said.close()
+
+    def lines(self) -> Iterable[tuple[str, Any]]:
+        """The worker's lines, kind and value, until it ends, says nothing for too long, or the time of all is over."""
+        assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        held, limit = b"", self._mode.limit
+        while True:
+            wait = min(limit, self._end - time.monotonic())
+            if wait <= 0 or not select.select([pipe], [], [], wait)[0]:
+                self.timed_out = True
+                return
+            read = os.read(pipe, 1 << 16)
+            if not read:
+                return
+            *whole, held = (held + read).split(b"\n")
+            for line in whole:
+                for kind, value in json.loads(line).items():
+                    single = kind == "arm" and value[1] == "call"
+                    limit = self._mode.patience if single else self._mode.limit
+                    yield kind, value
+
+    def end(self) -> str:
+        """How it ended, in a sentence."""
+        if self.timed_out:
+            return f"took more than {self._mode.limit:.0f} s"
+        code = self._process.wait()
+        self._said.seek(0)
+        last = self._said.read().decode(errors="replace").strip().splitlines()[-1:]
+        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        return f"the process ended {how}" + (f": {last[0]}" if last else "")
+
+
+def environment(threads: int) -> dict[str, str]:
+    """The environment of a worker: as many threads everywhere, and no line of Python's that is not flushed."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if threads == 1:
+        flags += " --xla_cpu_multi_thread_eigen=false"
+    named = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    return {**os.environ, **named, "XLA_FLAGS": flags.strip(), "PYTHONUNBUFFERED": "1"}

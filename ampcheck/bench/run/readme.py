@@ -1,0 +1,229 @@
+"""The README's picture and table, made of the published benchmark files.
+
+    python -m ampcheck.bench.run.readme
+
+writes `docs/speedup.svg` and the part of README.md between the markers; a test holds the README against the files.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from ampcheck.bench.core import table
+from ampcheck.bench.core.model import DEFAULT, Group
+from ampcheck.bench.run import exports
+from ampcheck.bench.run.runfile import BenchRun, read
+from ampcheck.bench.run.summary import BAND
+from ampcheck.bench.run.variants import NO_PRODUCT
+
+ROOT = Path(__file__).parents[2]
+PUBLISHED = ROOT / "reports" / "published" / "bench"
+PICTURE = ROOT / "docs" / "speedup.svg"
+BEGIN, END = "<!-- benchmarks: begin -->\n", "<!-- benchmarks: end -->\n"
+
+WORKLOADS = (
+    "mm-64", "mm-512", "mm-1024", "mm-8192", "linear", "linear-4096", "conv2d", "conv2d-wide", "sdpa", "sdpa-long",
+    "layer-norm", "softmax", "add", "tiny-mlp-step", "mlp-step", "mlp-step-4096", "transformer-step",
+    "transformer-step-1024", "resnet-step", "resnet-step-256-nhwc", "lstm-step",
+)  # fmt: skip
+"""What is shown, from small ops to steps."""
+
+COLUMNS = (
+    ("cpu", "eager"),
+    ("jax", "eager"),
+    ("jax", "jit"),
+    ("cuda", "eager"),
+    ("tpu-v5e", "jit"),
+    ("tpu-v6e", "jit"),
+)
+"""Device and executor of each column, where a published file has it."""
+
+ARM = "bf16"
+_COLOURS = ("#1b6ca8", "#c2571a", "#2a8a4a", "#7a4bb5", "#777777", "#b03060")
+
+
+def published(folder: Path = PUBLISHED) -> list[BenchRun]:
+    """The published files, oldest first."""
+    return sorted((read(path) for path in folder.glob("*.jsonl")), key=lambda run: str(run.header.get("started", "")))
+
+
+def chosen(runs: Sequence[BenchRun]) -> dict[tuple[str, str], dict[str, Group]]:
+    """The groups of each column by workload, of the newest file that has them; columns that nobody has are left out."""
+    found: dict[tuple[str, str], dict[str, Group]] = {}
+    for run in runs:
+        for group in run.groups.values():
+            if (group.device, group.executor) in COLUMNS and group.workload in WORKLOADS:
+                found.setdefault((group.device, group.executor), {})[group.workload] = group
+    return {column: found[column] for column in COLUMNS if column in found}
+
+
+def markdown(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
+    """The table: a row per workload, in each column both times and the ratio, or why there is none.
+
+    A device that shortens float32 products unless told otherwise has a second column, beside that float32.
+    """
+    heads, cells = [], []
+    for (device, executor), groups in columns.items():
+        head = f"{device} {executor}{_estimated(groups)}"
+        shortened = _shortened(groups)
+        heads += [f"{head}, float32 in full", f"{head}, float32 by default"] if shortened else [head]
+        cells += [(groups, _cell), (groups, _default_cell)] if shortened else [(groups, _cell)]
+    rows = [
+        [name, *(cell(groups.get(name)) for groups, cell in cells)]
+        for name in WORKLOADS
+        if any(name in groups for groups in columns.values())
+    ]
+    return tabulate(rows, ["float32 → bf16", *heads], tablefmt="github", disable_numparse=True) + "\n"
+
+
+def sentence(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
+    """In how many workloads autocast is slower than float32 as a TPU computes it by default; "" without such figures.
+
+    Those count in which the two have a product to compute, and so differ.
+    """
+    parts = []
+    for (device, _), groups in columns.items():
+        arms = [arm for name in WORKLOADS if name in groups and (arm := groups[name].arm(ARM)) and arm.default_speed]
+        slower = [arm for arm in arms if arm.default_speed and arm.default_speed < 1]
+        clear = sum(arm.default_verdict == "slower" for arm in slower)
+        if arms:
+            inner = f" ({clear} of them by more than {BAND:.0%})" if clear < len(slower) else ""
+            parts.append(f"in {len(slower)} of {len(arms)} workloads{inner} on {device}")
+    if not parts:
+        return ""
+    return (
+        "On a TPU a float32 product in full takes six bf16 passes, and has to be asked for; by default it takes one. "
+        f"Beside that default, bf16 under autocast is slower {' and '.join(parts)}.\n"
+    )
+
+
+def _shortened(groups: Mapping[str, Group]) -> bool:
+    return any(group.arm(DEFAULT) for group in groups.values())
+
+
+def _estimated(groups: Mapping[str, Group]) -> str:
+    return " (estimate)" if any(group.estimate for group in groups.values()) else ""
+
+
+def _cell(group: Group | None) -> str:
+    first, arm = (group.arms[0], group.arm(ARM)) if group is not None and group.arms else (None, None)
+    if first is None or arm is None:
+        return "not measured"
+    if arm.speed is None:
+        return arm.verdict
+    return f"{table.seconds(first.seconds)} → {table.seconds(arm.seconds)}, **{arm.speed:.2f}×** {arm.verdict}"
+
+
+def _default_cell(group: Group | None) -> str:
+    """As `_cell`, beside float32 as the device computes it by default."""
+    default, arm = (group.arm(DEFAULT), group.arm(ARM)) if group is not None else (None, None)
+    if default is None or arm is None:
+        return "not measured"
+    if arm.default_speed is None:
+        return "no product" if default.reason == NO_PRODUCT else "not measured"
+    times = f"{table.seconds(default.seconds)} → {table.seconds(arm.seconds)}"
+    return f"{times}, **{arm.default_speed:.2f}×** {arm.default_verdict}"
+
+
+def machines(runs: Sequence[BenchRun]) -> str:
+    """One line per file: what it was measured on."""
+    lines = []
+    for run in runs:
+        machine: dict[str, Any] = run.header.get("machine", {})
+        versions: dict[str, str] = run.header.get("versions", {})
+        what = ", ".join(f"{name} {versions[name]}" for name in ("torch", "jax") if name in versions)
+        isa = [flag for flag in machine.get("isa", []) if "bf16" in flag or "fp16" in flag]
+        devices = ", ".join(run.header.get("devices", {}))
+        model, cores = machine.get("model", "unknown processor"), machine.get("cores", "?")
+        processor = f"{model}, {cores} cores" + (f" with {', '.join(isa)}" if isa else "")
+        threads, mode = run.header.get("threads", 1), run.header.get("mode", "")
+        missing = f"; {note}" if (note := exports.incomplete(run)) else ""
+        lines.append(f"- `{run.path.name}`: {devices}; {processor}, threads {threads}, {what}, {mode}{missing}")
+    return "\n".join(lines) + "\n"
+
+
+def text(runs: Sequence[BenchRun]) -> str:
+    """The README's part: the picture, a table of what was measured, one of estimates with a sentence, the machines."""
+    columns = chosen(runs)
+    estimated = {column: groups for column, groups in columns.items() if _estimated(groups)}
+    tables = [{column: groups for column, groups in columns.items() if column not in estimated}, estimated]
+    return (
+        f"![Speed of bf16 under autocast beside float32, by workload and device](docs/{PICTURE.name})\n\n"
+        + "".join(f"{markdown(table)}\n" for table in tables if table)
+        + (f"{said}\n" if (said := sentence(estimated)) else "")
+        + machines(runs)
+    )
+
+
+def picture(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
+    """The ratios as an SVG: a row per workload, a dot per device with its interval, hollow for an estimate."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    matplotlib.rcParams.update({"svg.hashsalt": "ampcheck", "svg.fonttype": "none", "font.size": 10})
+    names = [name for name in WORKLOADS if any(name in groups for groups in columns.values())]
+    coloured = [(*column, _COLOURS[place % len(_COLOURS)]) for place, column in enumerate(columns.items())]
+    series = [(f"{d} {e}{_estimated(groups)}", groups, colour, False) for (d, e), groups, colour in coloured]
+    series += [
+        (f"{d} {e}, beside its default", groups, colour, True)
+        for (d, e), groups, colour in coloured
+        if _shortened(groups)
+    ]
+    figure, axes = pyplot.subplots(figsize=(9, 0.42 * len(names) + 1.2))
+    axes.axvline(1, color="#888888", linewidth=1)
+    for place, (title, groups, colour, default) in enumerate(series):
+        mark = "D" if default else "o"
+        shift = (place - (len(series) - 1) / 2) * 0.7 / len(series)
+        label: str | None = title
+        for row, name in enumerate(names):
+            drawn = _drawn(groups.get(name), default)
+            if drawn is None:
+                continue
+            speed, low, high = drawn
+            face = "none" if groups[name].estimate else colour
+            axes.plot([low, high], [row + shift] * 2, color=colour, linewidth=1.5)
+            axes.plot([speed], [row + shift], mark, color=colour, markerfacecolor=face, markersize=5, label=label)
+            label = None
+    axes.set_xscale("log")
+    axes.set_xticks([0.25, 0.5, 1, 2, 4, 8], ["¼×", "½×", "1×", "2×", "4×", "8×"])
+    axes.minorticks_off()
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_xlabel("speed of bf16 under autocast beside float32 on the same device; lines are 95 % intervals")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3, frameon=False)
+    figure.patch.set_facecolor("white")
+    out = io.StringIO()
+    figure.savefig(out, format="svg", metadata={"Date": None}, bbox_inches="tight")
+    pyplot.close(figure)
+    return out.getvalue()
+
+
+def _drawn(group: Group | None, default: bool) -> tuple[float, float, float] | None:
+    """A speed with its interval, beside the first arm or beside `fp32-default`; None where there is none."""
+    arm = group.arm(ARM) if group is not None else None
+    if arm is None:
+        return None
+    speed = arm.default_speed if default else arm.speed
+    low, high = (arm.default_low, arm.default_high) if default else (arm.speed_low, arm.speed_high)
+    return None if speed is None else (speed, low or speed, high or speed)
+
+
+def main() -> None:
+    """Write the picture and the README's part."""
+    runs = published()
+    PICTURE.write_text(picture(chosen(runs)), encoding="utf-8")
+    readme = ROOT / "README.md"
+    before, rest = readme.read_text(encoding="utf-8").split(BEGIN)
+    readme.write_text(before + BEGIN + text(runs) + END + rest.split(END)[1], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Benchmark files: a header, what each process measured, a line per group made of that, a footer. Never rewritten.
+
+A file without footer was interrupted; its groups are made again from what was measured until then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ampcheck.bench.core import peaks
+from ampcheck.bench.core.model import VERDICTS, ArmResult, Group, Rounds
+from ampcheck.bench.run.summary import estimated_beside_default, judge_again, share, summarize
+from ampcheck.errors import UsageError
+from ampcheck.runner import jsonl
+
+SCHEMA = "bench-1"
+WHAT = "benchmark file"
+
+
+@dataclass(slots=True)
+class BenchRun:
+    """A benchmark file that was read: its groups by key. `note` says what is wrong with its end, "" if nothing.
+
+    `header` has `started` (UTC), `command`, `mode` ("quick" or "full"), `versions`, `machine` (cores, threads, model,
+    isa), `devices` (name → description), and by group key what of its workload the results do not repeat.
+    """
+
+    path: Path
+    header: dict[str, Any]
+    groups: dict[str, Group]
+    footer: dict[str, Any] | None
+    note: str
+
+
+class Writer:
+    """Writes a benchmark file; what each process measured is on disk when `rounds` returns."""
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        self._file = jsonl.Writer(path, WHAT, {"schema": SCHEMA, **header})
+        self.path = path
+
+    def rounds(self, measured: Rounds) -> None:
+        """Append what a process measured of a group."""
+        self._file.put("rounds", dataclasses.asdict(measured))
+
+    def close(self, groups: Iterable[Group], footer: Mapping[str, Any]) -> None:
+        """Append the groups and the footer."""
+        for group in groups:
+            self._file.put("group", {"group": _filled(group)})  # a group has a kind of its own
+        self._file.close(footer)
+
+
+def read(path: Path) -> BenchRun:
+    """Read a benchmark file. Raises UsageError where it is none, of another schema, or damaged before its last line."""
+    lines = jsonl.read(path, WHAT, SCHEMA, ("rounds", "group"))
+    sources = lines.header.get("ceilings_source") or {}
+    published = {one.source for _, one in peaks.read()}
+    groups: dict[str, Group] = {}
+    rounds: list[Rounds] = []
+    for number, line in lines.body:
+        values = {name: value for name, value in line.items() if name != "kind"}
+        try:
+            if line["kind"] == "group":
+                group = _group(dict(values["group"]))
+                _of_this_version(group, sources.get(group.device) in published)
+                groups[group.key] = group
+            else:
+                rounds.append(Rounds(**values))
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"{path}, line {number}: not a {line['kind']} line: {error}") from error
+    if lines.footer is None:
+        groups = {group.key: group for group in summarize(rounds)} | groups
+    return BenchRun(path, lines.header, groups, lines.footer, lines.note)
+
+
+def _filled(group: Group) -> dict[str, Any]:
+    """The group without the fields that say nothing."""
+    line = {name: value for name, value in dataclasses.asdict(group).items() if value not in (None, "", 0, False)}
+    line["arms"] = [
+        {name: value for name, value in arm.items() if value is not None and value != ""} for arm in line["arms"]
+    ]
+    return line
+
+
+def _group(values: dict[str, Any]) -> Group:
+    values = {"family": "", **values}  # a workload of another version has none
+    arms = [ArmResult(**arm) for arm in values.pop("arms", [])]
+    unknown = [arm.verdict for arm in arms if arm.verdict not in (*VERDICTS, "first")]
+    unknown += [arm.default_verdict for arm in arms if arm.default_verdict not in (*VERDICTS, "")]
+    if unknown:
+        raise ValueError(f"unknown verdict {unknown[0]!r}")
+    return Group(**values, arms=arms)
+
+
+def _of_this_version(group: Group, published: bool) -> None:
+    """Give a group of an earlier version what this one says of the same figures; the file stays as it is.
+
+    `published`: whether the ceilings of its device are published ones.
+    """
+    judge_again(group)
+    for arm in group.arms:
+        if arm.share is not None:
+            share(arm, arm.share, "published" if published else "measured")
+    if all(not arm.default_verdict for arm in group.arms):
+        estimated_beside_default(group)

@@ -1,0 +1,271 @@
+"""What several processes measured of a group becomes one result: medians, ratios beside the first arm, verdicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ampcheck.bench.core import statistics, table
+from ampcheck.bench.core.model import DEFAULT, PRECISIONS, ArmResult, Group, Rounds, Workload, kind_of
+from ampcheck.errors import UsageError
+from ampcheck.runner.compare import first_line
+
+Peaks = Callable[[str, str], float | None]
+"""From a device and a precision's name to the device's peak in flop/s, None where nobody knows it."""
+
+TOO_FAST = 1.02
+"""More than this share of the peak is no speed: clocks boost by less, so the call had not ended."""
+
+AGAIN = "-again"
+
+BAND = 0.02
+"""Estimated speeds of 1/1.02 to 1.02 are the same."""
+
+ABOVE = "above the {} ceiling"
+"""What is said in place of a share above 1; "measured" or "published" goes in."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """One arm over all processes: `samples` holds a list a process, an empty one where it has none."""
+
+    samples: list[list[float]]
+    cpu: list[float]
+    facts: list[Mapping[str, Any]]
+    failed: list[str]
+
+
+def summarize(
+    rounds: Iterable[Rounds], catalogue: Mapping[str, Workload] | None = None, peaks: Peaks | None = None
+) -> list[Group]:
+    """One group per device, executor and workload, in the order of their first rounds; each `Rounds` is a process.
+
+    Args:
+        catalogue: workloads by name, those of this version unless given. A workload that is not among them is
+            summarized without its family, flops and bytes, and with the bounds of an op.
+        peaks: with it, each arm gets its share of the device's peak, and one above 102 % of it is invalid. A share
+            above 1 is never given; `ArmResult.ceiling` says that the arm is above the published ceiling.
+
+    Raises UsageError where the rounds hold something that is no measurement.
+    """
+    if catalogue is None:
+        from ampcheck.bench.workloads import catalogue as known
+
+        catalogue = known()
+    pooled: dict[str, list[Rounds]] = {}
+    for measured in rounds:
+        pooled.setdefault(measured.key, []).append(measured)
+    return [_group(processes, catalogue.get(processes[0].workload), peaks) for processes in pooled.values()]
+
+
+def _group(processes: list[Rounds], workload: Workload | None, peaks: Peaks | None) -> Group:
+    some = processes[0]
+    group = Group(some.workload, "", "op", some.device, some.executor)
+    if workload is not None:
+        group.family, group.kind, group.policy = workload.family, kind_of(workload), workload.policy
+        group.base, group.size = workload.base, workload.size
+        group.flops, group.samples = workload.flops, workload.samples
+    else:
+        group.note = "this version does not know the workload"
+    try:
+        arms = {name: _collect(processes, name) for name in _names(processes)}
+        group.arms = [_figures(name, arm, group, workload, peaks) for name, arm in arms.items()]
+        _compare(group, arms)
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise UsageError(f"the rounds of {some.key} hold something that is no measurement: {error}") from error
+    return group
+
+
+def _names(processes: list[Rounds]) -> list[str]:
+    """The arms, first the one that the others are compared with.
+
+    An arm that failed has no samples, so the first that has some need not be it. The A/A arm bears its name; without
+    one it is the first in the order of precisions, and where the arms are not precisions the first that was noted.
+    """
+    names = list(
+        dict.fromkeys(name for one in processes for part in (one.samples, one.facts, one.failed) for name in part)
+    )
+    first = next((name.removesuffix(AGAIN) for name in names if name.endswith(AGAIN)), None)
+    if first is None and all(name in PRECISIONS for name in names):
+        first = next((name for name in PRECISIONS if name in names), None)
+    return names if first is None else [first, *(name for name in names if name != first)]
+
+
+def _collect(processes: list[Rounds], name: str) -> _Measured:
+    return _Measured(
+        [one.samples.get(name, []) for one in processes],
+        [float(value) for one in processes for value in one.cpu.get(name, [])],
+        [one.facts[name] for one in processes if name in one.facts],
+        [one.failed[name] for one in processes if name in one.failed],
+    )
+
+
+def _figures(name: str, measured: _Measured, group: Group, workload: Workload | None, peaks: Peaks | None) -> ArmResult:
+    """What can be said of an arm by itself; its verdict is "invalid", "not measured", or "" until it is compared."""
+    samples = np.array([value for process in measured.samples for value in process], dtype=float)
+    arm = ArmResult(name, "", rounds=samples.size, processes=sum(1 for process in measured.samples if process))
+    _facts(arm, measured.facts)
+    invalid = next((str(facts["invalid"]) for facts in measured.facts if facts.get("invalid")), "")
+    if samples.size:
+        arm.cpu_seconds = float(np.median(measured.cpu)) if measured.cpu else None
+        bad = samples[~(np.isfinite(samples) & (samples > 0))]
+        if bad.size:
+            invalid = invalid or f"a sample of {bad[0]:g} s is no time that a call can take"
+        else:
+            arm.seconds = float(np.median(samples))
+            arm.low, arm.high = (float(value) for value in np.percentile(samples, [5, 95]))
+            invalid = _rates(arm, arm.seconds, group, workload, peaks) or invalid
+    if invalid:
+        arm.verdict, arm.reason = "invalid", invalid
+    elif not samples.size:
+        reason = first_line(measured.failed[0]) if measured.failed else "no process has a sample of it"
+        arm.verdict, arm.reason = "not measured", reason
+    elif measured.failed:
+        how = first_line(measured.failed[0])
+        arm.reason = f"failed in {len(measured.failed)} of {len(measured.samples)} processes: {how}"
+    return arm
+
+
+def _rates(arm: ArmResult, seconds: float, group: Group, workload: Workload | None, peaks: Peaks | None) -> str:
+    """Fill in what follows from flops and bytes; the reason why it cannot be, "" where it can."""
+    precision = arm.name.removesuffix(AGAIN)
+    known = PRECISIONS.get(precision)
+    if known is not None and workload is not None and workload.moved is not None:
+        moved = workload.moved(4 if known.low is None else 2)
+        arm.bytes_per_second = moved / seconds
+        arm.intensity = group.flops / moved if group.flops and moved else None
+    if not group.flops:
+        return ""
+    arm.flops_per_second = group.flops / seconds
+    peak = peaks(group.device, precision) if peaks is not None else None
+    if not peak:
+        return ""
+    share(arm, arm.flops_per_second / peak, "published")
+    if arm.flops_per_second <= TOO_FAST * peak:
+        return ""
+    return (
+        f"{table.count(arm.flops_per_second, 'FLOP/s')} where the device can do {table.count(peak, 'FLOP/s')} at most: "
+        "the clock stopped before the work was done"
+    )
+
+
+def share(arm: ArmResult, value: float, kind: str) -> None:
+    """Give an arm its share of a ceiling, or say that it is above it. `kind`: "measured" or "published"."""
+    arm.share, arm.ceiling = (value, "") if value <= 1 else (None, ABOVE.format(kind))
+
+
+def _compare(group: Group, arms: Mapping[str, _Measured]) -> None:
+    """Give each arm its speed beside the first one, and its verdict."""
+    first, others = group.arms[0], group.arms[1:]
+    why = ""
+    if first.verdict:
+        why = f"{first.name}, which it is compared with, is {first.verdict}: {first.reason}"
+    else:
+        first.verdict = "first"
+    bound = statistics.BOUNDS[group.kind]
+    again = next((arm for arm in others if arm.name == first.name + AGAIN), None)
+    noise = None
+    if again is not None:  # one that does not count is as if it had no samples
+        samples = [[] for _ in arms[again.name].samples] if again.verdict else arms[again.name].samples
+        noise = statistics.compare_arms(arms[first.name].samples, samples, bound)
+
+    def beside(base: str, name: str) -> statistics.Comparison:
+        found = statistics.compare_arms(arms[base].samples, arms[name].samples, bound)
+        return found if noise is None else statistics.beside_noise(found, noise, bound)
+
+    for arm in others:
+        if arm.verdict:
+            _bound(arm, first)
+            continue
+        if why:
+            arm.verdict, arm.reason = "not measured", why
+            continue
+        found = beside(first.name, arm.name)
+        arm.speed, arm.speed_low, arm.speed_high = found.ratio, found.low, found.high
+        arm.verdict = found.verdict
+        arm.reason = "; ".join(part for part in (found.reason, arm.reason) if part)
+    default = group.arm(DEFAULT)
+    if default is None or default.verdict in table.INVALID:
+        return
+    for arm in others:
+        if _lower(arm) and arm.verdict not in table.INVALID:
+            found = beside(DEFAULT, arm.name)
+            arm.default_speed, arm.default_low, arm.default_high = found.ratio, found.low, found.high
+            arm.default_verdict = found.verdict
+
+
+def _lower(arm: ArmResult) -> bool:
+    """Whether an arm computes in a lower precision."""
+    return arm.name in PRECISIONS and PRECISIONS[arm.name].low is not None
+
+
+def _bound(arm: ArmResult, first: ArmResult) -> None:
+    """Say how fast an arm is at most that was given up: only of one that was shown to compute in its precision.
+
+    The first arm's slowest samples are taken, and the least that a call of this one took.
+    """
+    if arm.at_least and arm.proof and arm.verdict == "not measured" and first.verdict == "first" and first.high:
+        arm.at_most = first.high / arm.at_least
+
+
+def estimated_beside_default(group: Group) -> None:
+    """Give each lower precision of an estimate its speed beside the float32 that a TPU computes by default."""
+    default = group.arm(DEFAULT)
+    if not group.estimate or default is None or default.verdict in table.INVALID or not default.seconds:
+        return
+    for arm in group.arms:
+        if _lower(arm) and arm.verdict not in table.INVALID and arm.seconds:
+            arm.default_speed = default.seconds / arm.seconds
+            unclear = "ambiguous" in (arm.verdict, default.verdict)
+            arm.default_verdict = "ambiguous" if unclear else estimated_verdict(arm.default_speed)
+
+
+def estimated_verdict(speed: float) -> str:
+    """What a compiler's speed says; it has no noise, so it is never ambiguous."""
+    return "faster" if speed > 1 + BAND else "slower" if speed < 1 / (1 + BAND) else "same"
+
+
+def judge_again(group: Group) -> None:
+    """Judge a group of an earlier version by the rule of this one, so that all files of a site mean the same.
+
+    The rule needs no more than the intervals that the group has; they are not made again.
+    """
+    again = next((arm for arm in group.arms if arm.name.endswith(AGAIN)), None)
+    if group.estimate or again is None or again.speed_low is None:
+        return
+    bound = statistics.BOUNDS.get(group.kind, statistics.BOUNDS["op"])
+    noise = statistics.Comparison("", "", again.speed, again.speed_low, again.speed_high)
+    for arm in group.arms:
+        if arm.speed is None or arm.speed_low is None or arm.speed_high is None or arm.verdict in table.INVALID:
+            continue
+        if not 0 < arm.speed_low <= arm.speed_high:  # no interval; who shows it says so
+            continue
+        found = statistics.judged(arm.speed, arm.speed_low, arm.speed_high, bound)
+        found = statistics.beside_noise(found, noise, bound)
+        if found.verdict != arm.verdict:
+            failed = [part for part in arm.reason.split("; ") if part.startswith("failed in ")]
+            arm.verdict, arm.reason = found.verdict, "; ".join(filter(None, (found.reason, *failed)))
+
+
+def _facts(arm: ArmResult, processes: list[Mapping[str, Any]]) -> None:
+    """Pool what each process found out once: the worst error, the most memory, the median time to compile."""
+    pools: Mapping[str, Callable[[list[float]], float]] = {
+        "error": max,
+        "memory": lambda values: int(max(values)),
+        "compile": lambda values: float(np.median(values)),
+        "first": lambda values: float(np.median(values)),
+        "at_least": min,
+    }
+    for name in dict.fromkeys(name for facts in processes for name in facts):
+        values = [facts[name] for facts in processes if facts.get(name) is not None]
+        if name == "proof":
+            arm.proof = "; ".join(dict.fromkeys(str(value) for value in values if value))
+        elif name in pools:
+            numbers = [math.inf if math.isnan(value) else value for value in map(float, values)]
+            setattr(arm, name, pools[name](numbers) if numbers else None)
+        elif name != "invalid":
+            raise ValueError(f"{name!r} is no fact of an arm")

@@ -1,0 +1,65 @@
+"""The process that measures: takes a plan from standard input, gives JSON lines: of each group as it begins and ends,
+and of each arm as it is prepared, called and shown to be what it says.
+
+    python -m ampcheck.bench.run.worker < plan.json
+
+A group that ends the process costs that group; `run` starts another worker for the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import sys
+import warnings
+from dataclasses import asdict
+
+from ampcheck.bench.core.model import BenchPlan, Rounds
+
+
+def main() -> None:
+    """Measure what the plan on standard input says."""
+    plan = BenchPlan(**json.load(sys.stdin))
+    lines = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever a library prints is no line of ours
+    pin(plan.threads, plan.process)
+    warnings.simplefilter("ignore")  # a compiler's advice is no matter here
+    from ampcheck.bench.run.measure import Measurer
+
+    measurer = Measurer(plan)
+    given_up = plan.given_up
+
+    def say(arm: str, what: str) -> None:
+        lines.write(json.dumps({"arm": [arm, what]}) + "\n")
+
+    with measurer.device.running():
+        for workload, executor in plan.tasks:
+            lines.write(json.dumps({"begin": [workload, executor]}) + "\n")
+            found = measurer.measure(workload, executor, say, given_up)
+            lines.write(json.dumps({"rounds": asdict(found)}) + "\n")
+            given_up = {}
+            gc.collect()
+
+
+def pin(threads: int, process: int) -> None:
+    """Keep the process on as many cores as it has threads, and torch to as many threads."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        if threads < len(cores):
+            os.sched_setaffinity(0, {cores[(process + i) % len(cores)] for i in range(threads)})
+    import torch
+
+    torch.set_num_threads(threads)
+    with contextlib.suppress(RuntimeError):  # it can be set once, before any parallel work
+        torch.set_num_interop_threads(1)
+
+
+def failed(task: tuple[str, str], plan: BenchPlan, reason: str) -> Rounds:
+    """What is noted of a group whose process ended under it: its first arm, and with it the others, has no figures."""
+    return Rounds(task[0], plan.device, task[1], plan.process, failed={"fp32": reason})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""What a workload would cost on a TPU, by the TPU compiler's own estimate: no TPU is needed, and nothing is measured.
+
+The program is that of `ampcheck.jax_device.jit`; libtpu compiles it for a chip that is described, not there.
+docs/tpu_estimates.md says what the figures mean.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ampcheck.bench.core.model import ArmResult, Group, MachineryWorkload, Workload, kind_of
+from ampcheck.bench.run.group import environment
+from ampcheck.bench.run.summary import estimated_beside_default
+from ampcheck.bench.tpu.chips import TPUS, Chip, available, chip
+from ampcheck.bench.tpu.estimate import Estimate, estimate
+from ampcheck.bench.tpu.variants import judge
+from ampcheck.errors import UsageError
+
+__all__ = ["TPUS", "Chip", "Estimate", "available", "chip", "estimate", "groups"]
+
+NOTE = "an estimate of the TPU compiler, not a measurement"
+ARMS = ("fp32", "fp32-default", "bf16", "fp16", "bf16-native")
+LIMIT = 900.0
+"""Seconds that one program may take; float32 in six passes takes the compiler longest, minutes for a step."""
+
+Task = tuple[str, str]
+"""A workload's name and a precision's."""
+
+
+def groups(
+    workloads: Sequence[Workload],
+    tpu: str,
+    progress: Callable[[str], None],
+    limit: float = LIMIT,
+    until: float = math.inf,
+) -> list[Group]:
+    """Estimate each workload in each precision; the programs are compiled in a process of its own, one by one.
+
+    Machinery has no program and is left out. An arm that cannot be compiled, ends the process or takes too long is
+    "not measured" with the reason.
+
+    Args:
+        workloads: of the catalogue, as the other process finds them by name.
+        tpu: "v5e" or "tpu-v5e"; see `TPUS`.
+        progress: gets a line as each program begins.
+        limit: seconds that one program may take.
+        until: when the whole has to end, by `time.monotonic`; programs that are not compiled then are not measured.
+
+    Raises UsageError for an unknown TPU, where `available` says why not, and for a workload of no catalogue.
+    """
+    from ampcheck.bench.run.variants import arms
+    from ampcheck.bench.workloads import catalogue
+
+    made = chip(tpu)
+    why = available()
+    if why is not None:
+        raise UsageError(why)
+    name = tpu.removeprefix("tpu-")
+    out: list[Group] = []
+    left: list[Task] = []
+    for workload in workloads:
+        if isinstance(workload, MachineryWorkload):
+            continue
+        if catalogue().get(workload.name) is not workload:
+            raise UsageError(f"workload {workload.name!r} is not in the catalogue, so another process cannot find it")
+        chosen, without = arms(workload, "jax", "jit", "tpu")
+        there = {arm.name for arm in chosen if not arm.again}
+        group = _group(workload, name, made)
+        for precision in ARMS:
+            if precision in there:
+                left.append((workload.name, precision))
+            elif precision in without:
+                group.arms.append(ArmResult(precision, "not measured", without[precision]))
+        out.append(group)
+    found = dict(_results(name, left, progress, limit, until))
+    for group in out:
+        group.arms += [arm for (workload_name, _), arm in found.items() if workload_name == group.workload]
+        group.arms.sort(key=lambda arm: ARMS.index(arm.name))
+        judge(group.arms)
+        estimated_beside_default(group)
+    return out
+
+
+def _group(workload: Workload, tpu: str, made: Chip) -> Group:
+    return Group(
+        workload=workload.name,
+        family=workload.family,
+        kind=kind_of(workload),
+        device=f"tpu-{tpu}",
+        executor="jit",
+        policy=workload.policy,
+        base=workload.base,
+        size=workload.size,
+        flops=workload.flops,
+        samples=workload.samples,
+        estimate=True,
+        note=NOTE + (f"; of {made.note}" if made.note else ""),
+    )
+
+
+def _results(
+    tpu: str, tasks: Sequence[Task], progress: Callable[[str], None], limit: float, until: float = math.inf
+) -> Iterator[tuple[Task, ArmResult]]:
+    """Each task's arm as it is ready; a process that ends early costs the arm that it was at."""
+    left, done = list(tasks), 0
+    while left:
+        if time.monotonic() >= until:
+            yield left.pop(0), ArmResult(tasks[done][1], "not measured", "left out, as the run had to end")
+            done += 1
+            continue
+        with tempfile.TemporaryFile() as said:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "ampcheck.bench.tpu.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                env={**environment(1), "JAX_PLATFORMS": "cpu"},
+            )
+            try:
+                assert process.stdin is not None
+                assert process.stdout is not None
+                process.stdin.write(json.dumps({"tpu": tpu, "tasks": left}).encode())
+                process.stdin.close()
+                ended = ""
+                progress(_line(tpu, tasks, done))
+                for line in _lines(process.stdout.fileno(), limit, until):
+                    if line is None:
+                        ended = f"took more than {limit:.0f} s to compile"
+                        if time.monotonic() >= until:
+                            ended = "was not compiled when the run had to end"
+                        break
+                    yield left.pop(0), ArmResult(**line)
+                    done += 1
+                    progress(_line(tpu, tasks, done))
+                if left:
+                    yield left.pop(0), ArmResult(tasks[done][1], "not measured", ended or _end(process, said))
+                    done += 1
+            finally:
+                process.kill()
+                process.wait()
+                if process.stdout is not None:
+                    process.stdout.close()
+
+
+def _line(tpu: str, tasks: Sequence[Task], done: int) -> str:
+    if done == len(tasks):
+        return f"tpu-{tpu}: {done} programs estimated"
+    workload, precision = tasks[done]
+    return f"{done + 1} of {len(tasks)}: tpu-{tpu}/jit/{workload} {precision}"
+
+
+def _lines(pipe: int, limit: float, until: float) -> Iterator[dict[str, Any] | None]:
+    """The worker's lines until it ends; None where it says nothing for longer than the limit, or the time is over."""
+    held = b""
+    while True:
+        if not select.select([pipe], [], [], max(min(limit, until - time.monotonic()), 0.0))[0]:
+            yield None
+            return
+        read = os.read(pipe, 1 << 16)
+        if not read:
+            return
+        *whole, held = (held + read).split(b"\n")
+        for line in whole:
+            yield json.loads(line)
+
+
+def _end(process: subprocess.Popen[bytes], said: Any) -> str:
+    """How a worker ended, and what it said last."""
+    code = process.wait()
+    said.seek(0)
+    last = said.read().decode(errors="replace").strip().splitlines()[-1:]
+    how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+    return f"the process ended {how}" + (f": {last[0]}" if last else "")

@@ -1,0 +1,46 @@
+"""The process that compiles for a TPU: takes its tasks from standard input, gives an arm as a JSON line as each ends.
+
+python -m ampcheck.bench.tpu.worker < tasks.json
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import os
+import sys
+import warnings
+
+from ampcheck.bench.core.model import PRECISIONS, ArmResult
+from ampcheck.bench.tpu.chips import chip
+from ampcheck.bench.tpu.estimate import estimate
+from ampcheck.bench.tpu.variants import arm_result
+from ampcheck.bench.workloads import catalogue
+from ampcheck.errors import one_line
+from ampcheck.runner.compare import first_line
+
+
+def main() -> None:
+    """Estimate what standard input says: {"tpu": a name, "tasks": pairs of workload and precision}."""
+    given = json.load(sys.stdin)
+    lines = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever the compiler prints is no line of ours
+    warnings.simplefilter("ignore")
+    for workload, precision in given["tasks"]:
+        arm = estimated(workload, precision, given["tpu"])
+        lines.write(json.dumps(dataclasses.asdict(arm)) + "\n")
+        gc.collect()
+
+
+def estimated(workload: str, precision: str, tpu: str) -> ArmResult:
+    """One arm, "not measured" where it cannot be compiled."""
+    of, chosen = catalogue()[workload], PRECISIONS[precision]
+    try:
+        return arm_result(of, chosen, estimate(of, chosen, tpu), chip(tpu))
+    except Exception as error:  # the compiler may refuse anything, and the next program is to be tried
+        return ArmResult(precision, "not measured", first_line(one_line(error)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""What autocast itself costs, with next to no arithmetic: entering a region, each op, the weight cache, the scaler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from ampcheck.bench.core.model import MachineryWorkload, Workload
+
+Variants = Mapping[str, Callable[[], Any]]
+
+OPS = 50
+"""How many ops a region of the `op-…` workloads has, so that entering it is a small part: 2 µs beside 50 ops."""
+
+USES = 8
+"""How often the weight of `weight-cache` is used in its region."""
+
+LOW = torch.bfloat16
+
+
+def _region(device: str, **settings: Any) -> torch.autocast:
+    return torch.autocast(device, dtype=LOW, **settings)
+
+
+def _enter(device: str) -> Variants:
+    """A region without ops. `nested` is two regions; `decorator` a call of a decorated function that does nothing."""
+    kept = _region(device)
+
+    def none() -> None:
+        with nullcontext():
+            pass
+
+    def fresh() -> None:
+        with _region(device):
+            pass
+
+    def reused() -> None:
+        with kept:
+            pass
+
+    def nothing() -> None:
+        pass
+
+    def nested() -> None:
+        with _region(device), _region(device):
+            pass
+
+    def disabled() -> None:
+        with _region(device, enabled=False):
+            pass
+
+    return {
+        "none": none,
+        "fresh": fresh,
+        "reused": reused,
+        "decorator": _region(device)(nothing),
+        "nested": nested,
+        "disabled": disabled,
+    }
+
+
+def _repeated(region: Callable[[], AbstractContextManager[Any]], op: Callable[[], Any]) -> Callable[[], Any]:
+    def run() -> Any:
+        with torch.no_grad(), region():
+            for _ in range(OPS):
+                out = op()
+        return out
+
+    return run
+
+
+def _around(device: str, op: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
+    """`OPS` calls of an op outside of a region, and inside of one."""
+    return {"outside": _repeated(nullcontext, op), "inside": _repeated(lambda: _region(device), op)}
+
+
+def _square(device: str, dtype: torch.dtype) -> torch.Tensor:
+    return torch.ones(16, 16, dtype=dtype, device=device)
+
+
+def _op_without_cast(device: str) -> Variants:
+    """A product whose inputs have the region's dtype already."""
+    x = _square(device, LOW)
+    return _around(device, lambda: torch.mm(x, x))
+
+
+def _op_fallthrough(device: str) -> Variants:
+    """An op that autocast has no policy for."""
+    x = _square(device, torch.float32)
+    return _around(device, lambda: torch.add(x, x))
+
+
+def _op_with_cast(device: str) -> Variants:
+    """A product of two float32 tensors that want no gradient, so each is cast at each op; `by-hand` casts without a
+    region."""
+    x, y = _square(device, torch.float32), _square(device, torch.float32)
+    by_hand = _repeated(nullcontext, lambda: torch.mm(x.to(LOW), y.to(LOW)))
+    return {**_around(device, lambda: torch.mm(x, y)), "by-hand": by_hand}
+
+
+@cache
+def _library(key: str) -> torch.library.Library:
+    """Two ops that add a tensor to itself; one has a Python kernel on an autocast key, which casts nothing."""
+    library = torch.library.Library("ampcheck_bench", "FRAGMENT")
+    autocast = torch._C.DispatchKeySet(torch._C._dispatch_key_parse(key))
+    for name in (f"{key}_none", f"{key}_python"):
+        library.define(f"{name}(Tensor x) -> Tensor")
+        library.impl(name, lambda x: torch.add(x, x), "CompositeImplicitAutograd")
+    op = getattr(torch.ops.ampcheck_bench, f"{key}_python")
+
+    def kernel(x: torch.Tensor) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(autocast):
+            return op(x)
+
+    library.impl(f"{key}_python", kernel, key)
+    return library
+
+
+def _op_python_kernel(device: str) -> Variants:
+    """An op in a region, with no autocast kernel, and with one in Python, as a backend's own op may have."""
+    third = device == torch._C._get_privateuse1_backend_name()
+    key = "AutocastPrivateUse1" if third else f"Autocast{device.upper()}"
+    _library(key)
+    x = _square(device, torch.float32)
+
+    def calling(variant: str) -> Callable[[], Any]:
+        op = getattr(torch.ops.ampcheck_bench, f"{key}_{variant}").default
+        return _repeated(lambda: _region(device), lambda: op(x))
+
+    return {variant: calling(variant) for variant in ("none", "python")}
+
+
+def _compile_toggle(device: str) -> Variants:
+    """Two calls of a function compiled by Dynamo alone: both in a region, or one of them in a disabled one.
+
+    Dynamo guards on autocast's state, so the second has two programs and looks for the right one at each call.
+    """
+    x = _square(device, torch.float32)
+
+    def steady() -> Any:
+        with _region(device):
+            alike(x)
+        with _region(device):
+            return alike(x)
+
+    def toggled() -> Any:
+        with _region(device, enabled=False):  # as dear to enter as the other
+            changing(x)
+        with _region(device):
+            return changing(x)
+
+    # One function object each, as Dynamo keeps the programs with a function's code.
+    def alike_body(x: torch.Tensor) -> torch.Tensor:
+        return torch.add(x, x)
+
+    def changing_body(x: torch.Tensor) -> torch.Tensor:
+        return torch.add(x, x)
+
+    alike: Callable[[torch.Tensor], Any] = torch.compile(alike_body, backend="eager", dynamic=False)
+    changing: Callable[[torch.Tensor], Any] = torch.compile(changing_body, backend="eager", dynamic=False)
+    return {"steady": steady, "toggled": toggled}
+
+
+def _weight_cache(device: str) -> Variants:
+    """`USES` uses of a float32 weight, cast once or at each use. The data has the region's dtype already."""
+    weight = torch.ones(256, 256, device=device, requires_grad=True)
+    x = torch.ones(16, 256, dtype=LOW, device=device)
+
+    def using(cached: bool) -> Callable[[], Any]:
+        def run() -> Any:
+            with _region(device, cache_enabled=cached):
+                for _ in range(USES):
+                    out = F.linear(x, weight)
+            return out.detach()
+
+        return run
+
+    return {"on": using(True), "off": using(False)}
+
+
+def _scaler_step(device: str) -> Variants:
+    """An update of eight parameters, without and with unscaling, looking for infinities, and the new scale.
+
+    The scale is 1 and stays so: each call unscales the same gradients once more.
+    """
+
+    def optimizer() -> torch.optim.SGD:
+        parameters = [torch.ones(64, 64, device=device, requires_grad=True) for _ in range(8)]
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        return torch.optim.SGD(parameters, lr=1e-6)
+
+    plainly, scaled = optimizer(), optimizer()
+    scaler = torch.amp.GradScaler(device, init_scale=1.0, growth_interval=2**31 - 1)
+    scaler.scale(torch.ones((), device=device))  # makes the scale on the device, which a step needs
+
+    def plain() -> Any:
+        plainly.step()
+        return plainly.param_groups[0]["params"][-1].detach()
+
+    def with_scaler() -> Any:
+        scaler.step(scaled)
+        scaler.update()
+        return scaled.param_groups[0]["params"][-1].detach()
+
+    return {"plain": plain, "scaler": with_scaler}
+
+
+def _machinery(name: str, make: Callable[[str], Variants], samples: int) -> MachineryWorkload:
+    """`samples`: how many ops, uses or regions a call has, so that the cost of one can be told."""
+    quick = name in ("region-enter", "op-with-cast")
+    return MachineryWorkload(name=name, family="machinery", policy="", make=make, samples=samples, quick=quick)
+
+
+WORKLOADS: tuple[Workload, ...] = (
+    _machinery("region-enter", _enter, 1),
+    _machinery("op-without-cast", _op_without_cast, OPS),
+    _machinery("op-fallthrough", _op_fallthrough, OPS),
+    _machinery("op-with-cast", _op_with_cast, OPS),
+    _machinery("op-python-kernel", _op_python_kernel, OPS),
+    _machinery("compile-toggle", _compile_toggle, 2),
+    _machinery("weight-cache", _weight_cache, USES),
+    _machinery("scaler-step", _scaler_step, 1),
+)

@@ -1,0 +1,239 @@
+"""The op cases of a device: which op, with which inputs, under which region."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ampcheck import samples
+from ampcheck.observe.dispatcher import UNKNOWN
+from ampcheck.samples import op_database
+from ampcheck.samples.describe import Op, Sample, leaves
+from ampcheck.spec.case import AROUND, GRADIENT, Case
+from ampcheck.spec.casting import POLICIES
+from ampcheck.spec.dtypes import LOW
+from ampcheck.spec.gradients import WITHOUT
+from ampcheck.spec.ids import one_off
+from ampcheck.spec.rules import RULES
+
+if TYPE_CHECKING:
+    from ampcheck.devices import Device
+
+_DTYPE = re.compile(r"fp\d+|bf16|int64|bool|given")
+
+# Beyond this many floating arguments (recurrent cells, fused attention) only the first and last ones are varied.
+_VARIED = 6
+
+
+def op_cases(device: Device, rule: str, suite: str = "eager", *, only: str | None = None) -> Iterator[Case]:
+    """Every op case of a rule on a device, or those of one overload. Runs no op."""
+    policies = device.policies()
+    if rule == "drift":
+        for overload in sorted(o for o, policy in policies.items() if policy == UNKNOWN):
+            yield Case(suite, rule, overload, "", "all", device.default_amp, device.name, device.token)
+        return
+    for op in samples.catalogue().values():
+        if only is not None and op.overload != only:
+            continue
+        policy = policies.get(op.overload, "fallthrough")
+        if policy == rule:
+            yield from (_gradients if suite == "autograd" else _of_op)(device, rule, suite, op)
+
+
+def _of_op(device: Device, rule: str, suite: str, op: Op) -> Iterator[Case]:
+    for number, sample in enumerate(op.samples):
+        if device.type in sample.not_on:
+            continue
+        for amp, inputs in _variants(device, rule, sample, main=number == 0):
+            yield Case(suite, rule, op.overload, sample.name if number else "", inputs, amp, device.name, device.token)
+
+
+def _gradients(device: Device, rule: str, suite: str, op: Op) -> Iterator[Case]:
+    """The cases of an op's gradient: of its main sample in few dtypes, of every other one in float32 if time allows."""
+    if op.overload in WITHOUT:
+        return
+    low = device.default_amp
+    for number, sample in enumerate(op.samples):
+        count = floating_count(sample)
+        if device.type in sample.not_on or not count or (number and not device.database):
+            continue
+        pairs = [(low, "fp32")]
+        if number == 0:
+            pairs += [(amp, "fp32") for amp in device.amp_dtypes if amp != low]
+            pairs.append((low, one_off("fp32", low, count - 1, count)))
+        name = sample.name if number else ""
+        for amp, inputs in pairs:
+            yield Case(suite, rule, op.overload, name, f"{inputs}{GRADIENT}", amp, device.name, device.token)
+
+
+def floating_count(sample: Sample) -> int:
+    """How many arguments of a sample take the case's dtypes."""
+    return sum(1 for leaf in leaves(sample) if leaf.dtype is None)
+
+
+def _variants(device: Device, rule: str, sample: Sample, *, main: bool) -> Iterator[tuple[str, str]]:
+    """Pairs of region dtype and dtype assignment, each once."""
+    count = floating_count(sample)
+    default = device.default_amp
+    if count == 0:
+        yield default, "given"
+        return
+    if not main or rule == "fallthrough":
+        low = default
+        yield default, "fp32"
+        yield default, one_off(low, "fp32", 0, count) if count > 1 else low
+        return
+    for amp in device.amp_dtypes:
+        seen = set()
+        for inputs in assignments(count, amp, integers=amp == default):
+            if inputs not in seen:
+                seen.add(inputs)
+                yield amp, inputs
+
+
+def assignments(count: int, amp: str, *, integers: bool) -> Iterator[str]:
+    """The dtype assignments of an op's main sample with `count` floating arguments, some of them more than once."""
+    other = LOW[1] if amp == LOW[0] else LOW[0]
+    yield from ("fp32", amp, other, "fp64")
+    if integers:
+        yield from ("int64", "bool")
+    if count == 1:
+        return
+    positions = range(count) if count <= _VARIED else (0, 1, count - 1)
+    for position in positions:
+        yield one_off(amp, "fp32", position, count)
+    yield one_off(amp, other, count - 1, count)
+    yield one_off(amp, "fp64", 0, count)
+    yield one_off("fp32", "fp64", count - 1, count)
+    if integers:
+        yield one_off("fp32", "int64", count - 1, count)
+
+
+def smoke(cases: Sequence[Case]) -> list[bool]:
+    """Choose the cases of a smoke run: on each device, the first one of each kind (`_kinds`).
+
+    Args:
+        cases: the cases of a full run, in its order.
+
+    Returns: whether each case is kept.
+    """
+    rules, catalogue = list(RULES), samples.catalogue()
+
+    def order(number: int) -> tuple[int, int]:
+        case = cases[number]
+        return rules.index(case.rule), len(case.op) if case.op in catalogue else 0  # common ops have short names
+
+    seen: set[tuple[object, ...]] = set()
+    kept = [False] * len(cases)
+    for number in sorted(range(len(cases)), key=order):
+        kinds = {(cases[number].device, *kind) for kind in _kinds(cases[number])}
+        kept[number] = not kinds <= seen
+        seen |= kinds
+    return kept
+
+
+def _kinds(case: Case) -> Iterator[tuple[object, ...]]:
+    """The kinds that a case is of: its rule, its executor, the dtypes of its inputs, the program that it runs."""
+    yield "rule", case.suite, case.rule
+    if case.executor:
+        yield "executor", case.suite, case.executor, case.sample == AROUND
+    elif case.rule in POLICIES or case.rule == "fallthrough":
+        database = case.sample == "database"
+        if database or not case.sample:
+            yield "inputs", case.suite, case.rule, case.amp, frozenset(_DTYPE.findall(case.inputs)), database
+    elif case.rule == "programs":
+        yield "program", case.suite, case.op, case.inputs
+
+
+def database_cases(device: Device, suite: str = "eager") -> Iterator[Case]:
+    """The database's cases on a device: each op that is not just one with a policy, in float32 and a lower precision.
+
+    An op whose samples are not floating gets one case in the first dtype they have. Runs no op.
+    """
+    policies = device.policies()
+    for row in op_database.rows().values():
+        overloads = row.overloads.split()
+        if overloads and all(overload in policies for overload in overloads):
+            continue
+        there = row.dtypes.split()
+        chosen = [dtype for dtype in ("fp32", device.default_amp) if dtype in there] or there[:1]
+        for inputs in chosen:
+            yield Case(
+                suite, "fallthrough", row.op, op_database.SAMPLE, inputs, device.default_amp, device.name, device.token
+            )
+
+
+_SLOW = ("inductor",)
+"""Each program is compiled by a C++ or Triton compiler, which takes seconds: nightly."""
+_AROUND = ("script", "traced", "dynamo", "aot", "inductor", "export", "decomposed", "jaxcompile", "jaxjit")
+
+_COMMON = {
+    "mm",
+    "linear",
+    "conv2d",
+    "scaled_dot_product_attention",
+    "mse_loss",
+    "exp",
+    "layer_norm",
+    "avg_pool3d",
+    "softmax.int",
+    "sum.dim_IntList",
+    "norm.Scalar",
+    "norm.ScalarOpt_dim",
+    "cat",
+    "stack",
+    "addcmul",
+    "atan2",
+    "index_copy",
+    "binary_cross_entropy",
+    "relu",
+    "add.Tensor",
+    "batch_norm",
+}
+"""These and all with a policy go through the quick executors in every run, where a device has values and compiles no op
+by itself, and in a nightly run through every executor on every device."""
+_EVERYWHERE = (
+    "mm",
+    "mse_loss",
+    "exp",
+    "softmax.int",
+    "norm.Scalar",
+    "addcmul",
+    "cat",
+    "binary_cross_entropy",
+    "add.Tensor",
+)
+"""Those that every run sends through every executor on every device."""
+_QUICK = ("script", "traced", "dynamo", "export")
+
+
+def executors(device: Device, *, nightly: bool = False) -> tuple[str, ...]:
+    """The executors that take programs on a device; the slow ones in a nightly run only."""
+    return tuple(name for name in device.compilers if nightly or name not in _SLOW)
+
+
+def compiled_cases(device: Device, rule: str, suite: str = "jit", *, nightly: bool = False) -> Iterator[Case]:
+    """The cases of a rule that run through an executor on a device. Runs no op."""
+    policies = device.policies()
+    for op in samples.catalogue().values():
+        if policies.get(op.overload, "fallthrough") != rule or device.type in op.samples[0].not_on:
+            continue
+        for executor in executors(device, nightly=nightly):
+            if _runs(device, rule, op.overload, executor, nightly):
+                yield from _compiled(device, rule, suite, op, executor)
+
+
+def _runs(device: Device, rule: str, op: str, executor: str, nightly: bool) -> bool:
+    """Whether an op goes through an executor: XLA takes long, and fake tensors tell less."""
+    quick = device.has_values and device.type != "jax" and executor in _QUICK
+    return op in _EVERYWHERE or ((quick or nightly) and (op in _COMMON or rule != "fallthrough"))
+
+
+def _compiled(device: Device, rule: str, suite: str, op: Op, executor: str) -> Iterator[Case]:
+    amp, count = device.default_amp, floating_count(op.samples[0])
+    mixed = one_off(amp, "fp32", 0, count) if count > 1 else amp
+    placed = ("", AROUND) if executor in _AROUND and op.overload in _EVERYWHERE else ("",)
+    for inputs in ("fp32", mixed) if count else ("given",):
+        for sample in placed:
+            yield Case(suite, rule, op.overload, sample, inputs, amp, device.name, device.token, executor)

@@ -1,0 +1,294 @@
+"""Scenarios: small programs about regions and state, written in plain torch with the help of `amp`.
+
+    @scenario()
+    def test_exit_restores(amp):
+        with amp.region():
+            pass
+        amp.expect("is autocast enabled after the region", amp.state()[0], False)
+
+The rule is the name of the file. Each scenario runs on every device and in each of its lower precisions.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampcheck.devices.base import Device
+from ampcheck.errors import Broken, CheckFailure, Difference, Unsupported, one_line
+from ampcheck.observe import isolation
+from ampcheck.observe.dispatcher import lacks_kernel
+from ampcheck.observe.recorder import Observation
+from ampcheck.observe.threads import in_thread, interleave
+from ampcheck.samples.describe import TensorArg
+from ampcheck.spec.torch_dtypes import DTYPES, name_of
+
+F = TypeVar("F", bound=Callable[..., object])
+T = TypeVar("T")
+
+
+def scenario(
+    *, types: Sequence[str] = (), dtypes: str = "all", values: bool = False, since: str = ""
+) -> Callable[[F], F]:
+    """Mark a test function with a parameter `amp` as a scenario.
+
+    Args:
+        types: the device types it makes sense for; none means every one.
+        dtypes: "all" runs it in each lower precision of the device, "default" in the one `torch.autocast` defaults to.
+        values: whether it needs a device whose tensors hold values.
+        since: the torch minor version that made the promise, where that is newer than the oldest one supported.
+    """
+    if dtypes not in ("all", "default"):
+        raise TypeError(f'dtypes is {dtypes!r}; it is "all" or "default"')
+
+    def mark(function: F) -> F:
+        marked: F = pytest.mark.scenario(types=tuple(types), dtypes=dtypes, values=values, since=since)(function)
+        return marked
+
+    return mark
+
+
+class Amp:
+    """What a scenario is given: a device, a lower precision, and a place to put what it finds."""
+
+    def __init__(self, device: Device, dtype: str) -> None:
+        self.device = device
+        self.type = device.type
+        self.dtype = DTYPES[dtype]
+        self.differences: list[str] = []
+        self.looked_at = 0
+        """How many things the scenario compared; one that compared none has shown nothing."""
+        self.unjudged = ""
+        """Why what the scenario did could not be compared with anything, where that is so."""
+        self.script = ""
+        """How to reproduce what was found in plain torch, where that is not the scenario's own source."""
+        self._made = 0
+
+    @property
+    def other(self) -> torch.dtype:
+        """The other lower precision."""
+        return torch.float16 if self.dtype == torch.bfloat16 else torch.bfloat16
+
+    @property
+    def default(self) -> torch.dtype:
+        """The dtype a region takes when it is given none."""
+        return DTYPES[self.device.default_amp]
+
+    def region(
+        self, dtype: torch.dtype | None = None, *, enabled: bool = True, cache_enabled: bool | None = None
+    ) -> Any:
+        """A region on the device, not yet entered; in the scenario's lower precision unless told otherwise."""
+        return self.device.autocast(name_of(dtype or self.dtype), enabled=enabled, cache_enabled=cache_enabled)
+
+    def rand(self, *shape: int, dtype: torch.dtype = torch.float32, requires_grad: bool = False) -> torch.Tensor:
+        """A fresh tensor on the device, with other values each time."""
+        self._made += 1
+        arg = TensorArg(shape, None, "unit", seed=self._made)
+        if self.device.has_values:
+            made = self.device.tensor(arg, name_of(dtype), 0)
+        else:  # a fake tensor of one description is shared; a scenario may change its own
+            made = self.device.tensor(arg, name_of(dtype), 0).clone()
+        return made.requires_grad_(requires_grad)
+
+    def probe(self) -> torch.dtype:
+        """The dtype a product of two float32 matrices runs in now: float32 where autocast is off."""
+        return torch.mm(self.rand(2, 2), self.rand(2, 2)).dtype
+
+    def state(self) -> tuple[bool, torch.dtype, bool]:
+        """Enabled, dtype and cache_enabled of the device type, as torch reports them."""
+        return (
+            torch.is_autocast_enabled(self.type),
+            torch.get_autocast_dtype(self.type),
+            torch.is_autocast_cache_enabled(),
+        )
+
+    def depth(self) -> int:
+        """How many regions this thread is inside, whatever their device type."""
+        return isolation.depth()
+
+    def thread(self, call: Callable[[], T]) -> T:
+        """The value of a call made in a new thread that has entered the device; what it raises is raised here."""
+        return in_thread(call, self.device.running)
+
+    def interleave(self, *workers: Callable[[], Iterator[None]]) -> None:
+        """Run generator functions in threads of their own, in turns: each up to its next `yield`, then the next one."""
+        interleave(workers, self.device.running)
+
+    def observe(self, call: Callable[[], Any], *inputs: torch.Tensor) -> Observation:
+        """Run a call inside the current region and record its kernels and casts."""
+        return self.device.observe(call, self.device.policies(), inputs)
+
+    def casts(self, call: Callable[[], Any], tensor: torch.Tensor) -> int:
+        """How often a tensor is cast while a call runs in the current region. No gradient is recorded meanwhile."""
+        return sum(cast.source is not None for cast in self.observe(call, tensor).casts)
+
+    def received(self, overload: str, call: Callable[[], Any]) -> tuple[str, ...] | None:
+        """The dtypes an overload's kernel received while a call ran in the current region; None where it never ran."""
+        kernel = self.observe(call).of(overload)
+        return tuple(leaf.got for leaf in kernel.leaves) if kernel else None
+
+    def copies(self, call: Callable[[], Any], tensor: torch.Tensor) -> list[weakref.ref[torch.Tensor]]:
+        """The casts of a tensor that a call makes, gradients recorded as usual; each a reference that keeps nothing."""
+        if not self.device.sees_composites:
+            raise Unsupported(f"copies that {self.device.name} casts cannot be followed while gradients are recorded")
+        copier = _Copies(tensor)
+        with copier:
+            call()
+        return copier.made
+
+    def compiled(self, executor: str, function: Callable[..., Any], *inputs: Any, **options: Any) -> Callable[..., Any]:
+        """A function compiled by an executor for inputs such as these; `options` are those of `torch.compile`."""
+        from ampcheck.compilers.kinds import EXECUTORS
+
+        compiled: Callable[..., Any] = EXECUTORS[executor].make(function, inputs, **options).call
+        return compiled
+
+    def program(self, body: str) -> Callable[..., Any]:
+        """The function `program` of a source, in which TYPE and DTYPE are the device's type and the lower precision.
+
+        TorchScript reads sources, and takes nothing from around a function.
+        """
+        from ampcheck.compilers.source import define
+
+        return define(textwrap.dedent(body).replace("DTYPE", str(self.dtype)).replace("TYPE", repr(self.type)))
+
+    def j2t(self, fn: Callable[..., Any], cast_inputs: torch.dtype | None = None) -> Callable[..., Any]:
+        """A JAX function as a PyTorch one, made by the device."""
+        return self.device.j2t(fn, cast_inputs)
+
+    def close(self, what: str, got: torch.Tensor, want: torch.Tensor, tolerance: float = 1e-5) -> None:
+        """Note a device tensor that differs from one on the CPU in shape, dtype or, relative to 1 + |want|, value."""
+        self.looked_at += 1
+        host = self.device.host(got.detach())
+        if host.shape != want.shape or host.dtype != want.dtype:
+            shapes = f"{list(host.shape)} {host.dtype}; expected {list(want.shape)} {want.dtype}"
+            self.differences.append(f"{what}: got {shapes}")
+            return
+        far = ((host - want).abs() / (1 + want.abs())).max().item() if host.numel() else 0.0
+        if not far <= tolerance:
+            self.differences.append(f"{what}: differs by {far:.2g}; at most {tolerance:.2g} is expected")
+
+    def exact(self, what: str, got: torch.Tensor | None, want: torch.Tensor | None) -> None:
+        """Note a device tensor that differs from another one in shape, dtype or any value. None is no tensor."""
+        if got is None or want is None:
+            self.expect(f"whether there is a {what}", got is not None, want is not None)
+        else:
+            self.close(what, got, self.device.host(want.detach()), 0.0)
+
+    def module(self, make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+        """A module on the device, its parameters float32, fixed, and the same values each time."""
+        self.device.seed()
+        made = make().requires_grad_(False)
+        if self.device.has_values:
+            return made.to(self.type)
+        for part in made.modules():  # a fake tensor cannot be moved, so each is made anew
+            for held in (part._parameters, part._buffers):
+                for name, tensor in held.items():
+                    if tensor is not None:
+                        moved: Any = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.type)
+                        held[name] = moved
+            if isinstance(part, torch.nn.RNNBase):
+                part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]
+        return made
+
+    def values(self, tensor: torch.Tensor) -> list[Any]:
+        """A tensor's values, on a device that has any."""
+        found: list[Any] = self.device.host(tensor).tolist()
+        return found
+
+    def expect(self, what: str, got: object, want: object) -> None:
+        """Note a difference between what was seen and what PyTorch promises; the scenario goes on."""
+        self.looked_at += 1
+        if got != want:
+            self.differences.append(f"{what}: got {_shown(got)}; expected {_shown(want)}")
+
+    def raises(self, what: str, kind: type[BaseException], text: str, call: Callable[[], object]) -> None:
+        """Note a call that does not raise `kind` with `text` in its message."""
+        self.looked_at += 1
+        try:
+            call()
+        except kind as error:
+            if text not in str(error):
+                said = f"{what}: raised {type(error).__name__} {str(error)!r}; expected it to say {text!r}"
+                self.differences.append(Difference(said, error))
+        except Exception as error:  # another error than the promised one is the finding
+            said = f"{what}: raised {type(error).__name__} {str(error)!r}; expected {kind.__name__}"
+            self.differences.append(Difference(said, error))
+        else:
+            self.differences.append(f"{what}: raised nothing; expected {kind.__name__} saying {text!r}")
+
+    def warns(self, what: str, kind: type[Warning], text: str, call: Callable[[], Any]) -> Any:
+        """Note a call that gives no warning of `kind` with `text` in it. Returns what the call returns."""
+        self.looked_at += 1
+        out, seen = _warned(call)
+        if not any(issubclass(w.category, kind) and text in str(w.message) for w in seen):
+            found = "; ".join(f"{w.category.__name__} {str(w.message)!r}" for w in seen) or "nothing"
+            self.differences.append(f"{what}: warned of {found}; expected {kind.__name__} saying {text!r}")
+        return out
+
+    def quiet(self, what: str, call: Callable[[], Any]) -> Any:
+        """Note a call that gives a warning. Returns what the call returns."""
+        self.looked_at += 1
+        out, seen = _warned(call)
+        for warning in seen:
+            said = f"{warning.category.__name__} {str(warning.message)!r}"
+            self.differences.append(f"{what}: warned of {said}; expected no warning")
+        return out
+
+    def unsupported(self, reason: str) -> NoReturn:
+        """End the scenario: the device cannot do what it is about. Raises Unsupported."""
+        raise Unsupported(reason)
+
+    def refused(self, error: Exception, name: str) -> NoReturn:
+        """End the scenario over an exception that is raised without autocast, too.
+
+        Raises Unsupported where the dispatcher has no kernel or the device declares such texts, else Broken.
+        """
+        if not self.device.has_values or lacks_kernel(error) or self.device.refuses(error):
+            raise Unsupported(one_line(error))
+        raise Broken([f"{name} raised {one_line(error)}; it raises that without autocast, too"], error)
+
+    def finish(self) -> None:
+        """Raise CheckFailure with every difference noted.
+
+        Where nothing was looked at, raise Unsupported if the scenario says why, else RuntimeError.
+        """
+        if self.differences:
+            raise CheckFailure(self.differences)
+        if not self.looked_at and self.unjudged:
+            raise Unsupported(self.unjudged)
+        if not self.looked_at:
+            raise RuntimeError("the scenario compared nothing, so that it ended shows nothing")
+
+
+class _Copies(TorchDispatchMode):
+    """Collects the casts of one tensor. Inference mode reaches it with `to.dtype`, everything else with `_to_copy`."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__()
+        self.made: list[weakref.ref[torch.Tensor]] = []
+        self._tensor: Any = weakref.ref(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out: Any = func(*args, **(kwargs or {}))
+        cast = func in (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
+        if cast and args[0] is self._tensor() and args[0].dtype != out.dtype:
+            self.made.append(weakref.ref(out))
+        return out
+
+
+def _warned(call: Callable[[], Any]) -> tuple[Any, list[warnings.WarningMessage]]:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        return call(), seen
+
+
+def _shown(value: object) -> str:
+    return str(value) if isinstance(value, torch.dtype) else repr(value)

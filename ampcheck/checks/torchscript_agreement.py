@@ -1,0 +1,207 @@
+"""How far scripted code agrees with eager autocast: each overload with a policy as a program of one region and one op.
+
+PyTorch's own pass and ours get the same program and are held against the specification (`ampcheck.spec.casting`) by the
+dtypes the kernel received, and where there are values against eager autocast, bit for bit.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ampcheck.checks import comparisons
+from ampcheck.checks.call import CallPlan, plan
+from ampcheck.checks.cases import op_cases
+from ampcheck.devices.base import Device
+from ampcheck.errors import one_line
+from ampcheck.observe.recorder import Observation, exists, overload, tensors
+from ampcheck.observe.replay import replay
+from ampcheck.samples.tensors import build
+from ampcheck.spec.case import Case
+from ampcheck.spec.casting import POLICIES
+from ampcheck.spec.torch_dtypes import DTYPES, name_of
+from ampcheck.torchscript.programs import autocast
+from ampcheck.torchscript.regions import IR, scripted
+
+Make = Callable[[Any], Callable[..., Any]]
+"""Makes what is run of a scripted function."""
+
+PYTORCH, OURS = "PyTorch", "ampcheck"
+WAYS: Mapping[str, Make] = {PYTORCH: lambda program: program, OURS: autocast}
+"""What is compared, by the heading of its column."""
+
+
+@dataclass(slots=True)
+class Agreement:
+    """One overload.
+
+    `cases`: how many pairs of dtype assignment and region dtype were run. `differences`: by way and pair, in sentences.
+    """
+
+    overload: str
+    policy: str
+    cases: int = 0
+    differences: dict[str, dict[tuple[str, str], list[str]]] = field(default_factory=dict)
+
+    def agrees(self, way: str, among: str = "all") -> bool:
+        """Whether the cases of a kind do as eager autocast.
+
+        `among`: "fp32" for those whose inputs all are, "used" for inputs of float32 and the region's dtype.
+        """
+        kinds = {"fp32": {"fp32"}, "used": {"fp32", "given"}}
+        return not any(
+            among == "all" or set(inputs.split("_")) <= kinds[among] | ({amp} if among == "used" else set())
+            for inputs, amp in self.differences.get(way, {})
+        )
+
+
+def measure(device: Device, ways: Mapping[str, Make] = WAYS, only: str | None = None) -> Iterator[Agreement]:
+    """Every overload with a policy on a device, or one of them, each held against eager in several ways."""
+    for policy in POLICIES:
+        found: dict[str, Agreement] = {}
+        for case in op_cases(device, policy, only=only):
+            if not case.sample and exists(case.op):
+                one = found.setdefault(case.op, Agreement(case.op, policy))
+                one.cases += 1
+                for way, make in ways.items():
+                    if differences := compare(case, device, make):
+                        one.differences.setdefault(way, {})[case.inputs, case.amp] = differences
+        yield from found.values()
+
+
+def _region(x: torch.Tensor, device_type: str, dtype: torch.dtype) -> torch.Tensor:
+    with torch.autocast(device_type, dtype=dtype):
+        return torch.relu(x)
+
+
+def _in_region(device_type: str, dtype: torch.dtype) -> Any:
+    """A graph of a region with nothing but a relu inside."""
+    graph = scripted(_region).graph.copy()
+    with graph.insert_point_guard(next(iter(graph.nodes()))):
+        for given, value in zip(list(graph.inputs())[1:], (device_type, dtype), strict=True):
+            given.replaceAllUsesWith(graph.insertConstant(value))
+    graph.eraseInput(2)
+    graph.eraseInput(1)
+    return graph
+
+
+def program(device_type: str, dtype: torch.dtype, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """A scripted function of one region that calls one overload.
+
+    It takes the arguments that hold tensors, in order; the others are constants of the program.
+    """
+    graph = _in_region(device_type, dtype)
+    marker = graph.findNode("aten::relu")
+    schema: Any = overload(name)._schema
+    values = []
+    with graph.insert_point_guard(marker):
+        for place, argument in enumerate(schema.arguments):
+            given = args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value)
+            if isinstance(given, int) and argument.N is not None:  # in Python one number stands for a list of them
+                given = [given] * argument.N
+            if isinstance(given, tuple):
+                given = list(given)
+            if given == []:
+                values.append(graph.insertNode(graph.create("prim::ListConstruct", [], 1)).output())
+                values[-1].setType(argument.type)
+            elif next(tensors([given]), None) is None:
+                values.append(graph.insertConstant(given))
+            else:
+                values.append(graph.addInput(f"a{place}"))
+                values[-1].setType(argument.type)
+    node = graph.create(schema.name, values, len(schema.returns))
+    for output, returned in zip(node.outputs(), schema.returns, strict=True):
+        output.setType(returned.type)
+    node.insertBefore(marker)
+    graph.eraseOutput(0)
+    marker.destroy()
+    graph.eraseInput(0)
+    for output in list(node.outputs()):
+        graph.registerOutput(output)
+    graph.makeMultiOutputIntoTuple()
+    if f"{schema.name}.{schema.overload_name}".rstrip(".") not in node.schema().partition("(")[0]:
+        raise RuntimeError(f"the program calls {node.schema()} instead of {name}")
+    return IR._create_function_from_graph("program", graph)
+
+
+def compare(case: Case, device: Device, make: Make) -> list[str]:
+    """How a case as a scripted program differs from eager autocast, in sentences."""
+    with device.running(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        todo = plan(case, device)
+        dtype = DTYPES[case.amp]
+
+        def arguments() -> tuple[tuple[Any, ...], dict[str, Any]]:
+            made = build(todo.sample, todo.dtypes, device)
+            device.seed()
+            return made
+
+        args, kwargs = arguments()
+        run = make(program(device.type, dtype, case.op, args, kwargs))
+        seen = _observed(device, todo, run, *arguments())
+        if todo.expected.error:
+            return comparisons.refused(seen.error, case.op, todo.expected.error, case.rule)
+        differences = comparisons.kernel(seen, todo.expected, [leaf.dtype for leaf in todo.given], case.rule)
+        if differences or not device.has_values:
+            return differences
+        got = _plain(run, *arguments())
+        again = _plain(run, *arguments())
+        return _values(case, device, todo, [got, again], arguments)
+
+
+def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    return [value for value in (*args, *kwargs.values()) if next(tensors([value]), None) is not None]
+
+
+def _observed(
+    device: Device, todo: CallPlan, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Observation:
+    recorded = {*device.policies(), todo.op.overload, todo.expected.overload}
+    given = _given(args, kwargs)
+    return device.observe(lambda: run(*given), recorded, list(tensors(given)))
+
+
+def _plain(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Observation:
+    seen = Observation()
+    try:
+        seen.outputs = list(tensors([run(*_given(args, kwargs))]))
+    except Exception as error:  # the op may refuse its arguments, eagerly too
+        seen.error = error
+    return seen
+
+
+def _values(
+    case: Case,
+    device: Device,
+    todo: CallPlan,
+    ran: list[Observation],
+    arguments: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]],
+) -> list[str]:
+    """Two runs, the first as compiled and the second optimized, beside eager autocast.
+
+    Where eager refuses what the specification allows (a known deviation), beside casts by hand.
+    """
+    call, name = overload(case.op), f"aten::{case.op}"
+    args, kwargs = arguments()
+    eager = Observation()
+    try:
+        with device.autocast(case.amp):
+            eager.outputs = list(tensors([call(*args, **kwargs)]))
+    except Exception as error:  # as above
+        args, kwargs = arguments()
+        by_hand, _ = replay(lambda: call(*args, **kwargs), device.type, case.amp, device.policies())
+        eager = by_hand if by_hand.error is None else Observation(error=error)
+    differences: list[str] = []
+    for seen in ran:
+        if (seen.error is None) != (eager.error is None):
+            differences.append(f"{name} raised {one_line(seen.error)}; eager raised {one_line(eager.error)}")
+        elif seen.error is None:
+            wrong = comparisons.output_dtypes(seen.outputs, [name_of(t.dtype) for t in eager.outputs], name)
+            if not wrong and todo.op.values != "none":
+                wrong = comparisons.bitwise(seen.outputs, eager.outputs, name)
+            differences += wrong
+    return differences

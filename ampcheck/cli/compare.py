@@ -1,0 +1,29 @@
+"""`ampcheck compare`: what changed between two runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ampcheck.cli.common import Subparsers
+
+
+def add(commands: Subparsers) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("compare", help="show what changed between two runs; exit code 1 where one regressed")
+    parser.add_argument("a", type=Path, metavar="A", help="the earlier run file")
+    parser.add_argument("b", type=Path, metavar="B", help="the later run file")
+    parser.add_argument("--format", choices=("text", "markdown", "json"), default="text")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the comparison. Raises UsageError for a run file that cannot be read, or runs with nothing in common."""
+    from ampcheck.runner.compare import compare
+    from ampcheck.runner.results import read
+
+    found = compare(read(args.a), read(args.b))
+    print({"text": found.as_text, "markdown": found.as_markdown, "json": found.as_json}[args.format]())
+    return 1 if found.regressed else 0

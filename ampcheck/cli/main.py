@@ -1,0 +1,74 @@
+"""The command line `ampcheck`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from ampcheck.cli import (
+    bench,
+    compare,
+    devices,
+    entered,
+    explain,
+    lint,
+    manifest,
+    onboard,
+    report,
+    run,
+    torchscript,
+    waivers,
+)
+from ampcheck.errors import UsageError
+
+_COMMANDS = (devices, onboard, explain, run, manifest, report, compare, waivers, entered, lint, torchscript, bench)
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it: 128 and the number of the signal."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code: 0 for all well, 1 for something red, 2 for bad input."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["trace"]:  # its arguments are the traced program's, which argparse would take for its own
+        return _guarded(lambda: _trace(argv[1:]))
+    args = _parser().parse_args(argv)
+    if getattr(args, "device_module", None):
+        sys.path.insert(0, os.getcwd())  # a device module beside the user is found, as `python -m` would find it
+    return _guarded(lambda: args.run(args))
+
+
+def _guarded(work: object) -> int:
+    try:
+        code: int = work()  # type: ignore[operator]  # one of the two functions above
+        sys.stdout.flush()
+        return code
+    except UsageError as error:
+        print(f"ampcheck: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("ampcheck: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `ampcheck manifest | head`: the reader has what it wants
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _trace(argv: list[str]) -> int:
+    from ampcheck.tools.tracing import command
+
+    return command(argv)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ampcheck",
+        description="Does automatic mixed precision on a PyTorch device do what PyTorch promises?",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for module in _COMMANDS:
+        module.add(commands)
+    commands.add_parser("trace", help="run a program and show what autocast did to each of its ops", add_help=False)
+    return parser

@@ -1,0 +1,144 @@
+"""What a user sees while a run goes on, and how long it will take."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from ampcheck.errors import UsageError
+from ampcheck.runner.causes import of
+from ampcheck.runner.compare import first_line
+from ampcheck.runner.results import RED, Run, read
+from ampcheck.runner.supervisor.ended import Outcome
+
+_EVERY = (0.2, 30.0)
+"""Seconds between two lines: on a terminal, where the line is written over, and elsewhere."""
+_NAMED = 3
+"""How many causes have their first red case named as it comes; the end of the run names all of them."""
+_ALIKE = 0.9
+"""The share of a run's cases that an earlier run must have to tell how long this one will take."""
+_LOOKED_AT = 20
+"""How many run files are looked at for that, the newest first."""
+
+
+def earlier(folder: Path, cases: Collection[str]) -> Run | None:
+    """The newest complete run in a folder that has nearly all of the cases; None where there is no such run."""
+    dated = []
+    for path in folder.glob("*.jsonl"):
+        try:
+            dated.append((path.stat().st_mtime, path))
+        except OSError:  # it was removed since
+            continue
+    for _, path in sorted(dated, reverse=True)[:_LOOKED_AT]:
+        try:
+            run = read(path)
+        except UsageError:  # a damaged file is for `ampcheck report` to tell
+            continue
+        common = sum(1 for key in cases if key in run.results)
+        if run.footer is not None and common and common >= _ALIKE * len(cases):
+            return run
+    return None
+
+
+def weights(cases: Collection[str], run: Run | None) -> dict[str, float]:
+    """How long each case took in an earlier run, the mean of the others for one that it lacks; 1 without a run."""
+    known = {key: run.results[key].seconds for key in cases if key in run.results} if run is not None else {}
+    mean = sum(known.values()) / len(known) if known else 0.0
+    return {key: known.get(key, mean) for key in cases} if mean else dict.fromkeys(cases, 1.0)
+
+
+def forecast(run: Run, cases: Collection[str], processes: int) -> float:
+    """The seconds that the cases will take in so many processes, going by a complete earlier run that has most of them.
+
+    The earlier run's time is divided among its cases in proportion to the seconds of each.
+    """
+    seconds = float((run.footer or {}).get("seconds", 0.0)) * int(run.header.get("processes", 1))
+    whole = sum(result.seconds for result in run.results.values())
+    return seconds * sum(weights(cases, run).values()) / whole / processes if whole else seconds / processes
+
+
+def remaining(elapsed: float, done: float, total: float) -> float | None:
+    """The seconds left after `elapsed` seconds for `done` of `total`; None while nothing is done."""
+    return elapsed * (total - done) / done if done > 0 else None
+
+
+def spoken(seconds: float) -> str:
+    """A time in words, no more exact than a forecast can be."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+class Progress:
+    """Writes to stderr how far a run is, and to stdout the devices and the first red cases as they come.
+
+    `folder`: where earlier run files are, to tell how long this run will take.
+    """
+
+    def __init__(self, outcome: Outcome, folder: Path) -> None:
+        self._outcome = outcome
+        self._folder = folder
+        self._over = sys.stderr.isatty()
+        self._every = _EVERY[0] if self._over else _EVERY[1]
+        self._last = self._begun = time.monotonic()
+        self._taken = 0
+        self._red = 0
+        self._causes: set[str] = set()
+        self._told = False
+        self._left: dict[str, float] = {}
+        self._total = 0.0
+
+    def show(self) -> None:
+        """Show what is new."""
+        outcome = self._outcome
+        if outcome.begun and not self._told:
+            self._told = True
+            self._begin()
+        new = outcome.log[self._taken :]
+        self._taken += len(new)
+        for result in new:
+            self._left.pop(result.key, None)
+            if result.status in RED:
+                self._red += 1
+                cause = of(result)
+                if cause not in self._causes and len(self._causes) < _NAMED:
+                    self._causes.add(cause)
+                    self._wipe()
+                    print(first_line(f"{result.status}: {result.key}: {result.message}"), flush=True)
+        now = time.monotonic()
+        if outcome.begun and now - self._last >= self._every:
+            self._last = now
+            text = f"{len(outcome.results)} of {len(outcome.cases)} cases, {self._red} red, {outcome.seconds:.0f} s"
+            left = sum(self._left.values())
+            eta = remaining(now - self._begun, self._total - left, self._total)
+            text += f", about {spoken(eta)} left" if eta else ""
+            print(
+                f"\r\033[K{text}" if self._over else text, end="" if self._over else "\n", file=sys.stderr, flush=True
+            )
+
+    def end(self) -> None:
+        """Show what came last, and leave the cursor at the start of a line."""
+        self.show()
+        self._wipe()
+
+    def _begin(self) -> None:
+        outcome = self._outcome
+        for line in outcome.lines:
+            print(line, flush=True)
+        if not outcome.cases:
+            return
+        run = earlier(self._folder, outcome.cases)
+        cases, processes = len(outcome.cases), outcome.processes
+        text = f"{cases} case{'s' if cases > 1 else ''} in {processes} process{'es' if processes > 1 else ''}"
+        if run is not None:
+            text += f"; about {spoken(forecast(run, outcome.cases, processes))}, going by {run.path.name}"
+        print(text, flush=True)
+        self._left = weights(outcome.cases, run)
+        self._total = sum(self._left.values())
+        self._begun = time.monotonic()
+
+    def _wipe(self) -> None:
+        if self._over:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,40 @@
+"""`ampcheck report`: the static site of some run files and benchmark files."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ampcheck.errors import UsageError
+
+if TYPE_CHECKING:
+    from ampcheck.cli.common import Subparsers
+
+FOLDERS = ("runs", "published", "bench", "published/bench")
+"""Where files lie below the folder of reports: those of conformance, then those of benchmarks."""
+
+
+def add(commands: Subparsers) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("report", help="build the site of some run files and benchmark files")
+    what = "run files and benchmark files; all under REPORTS by default"
+    parser.add_argument("runs", nargs="*", type=Path, metavar="FILE", help=what)
+    parser.add_argument("--reports", type=Path, default=Path("reports"), metavar="FOLDER", help="default: reports")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the site goes; by default REPORTS/site")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build the site and print its first page. Raises UsageError where there is no file, or one that cannot be read."""
+    from ampcheck.report import build
+
+    folders = [args.reports / part for part in FOLDERS]
+    runs = args.runs or sorted(path for folder in folders for path in folder.glob("*.jsonl"))
+    if not runs:
+        raise UsageError(
+            f"there is no run file in {folders[0]} or {folders[1]}, and no benchmark file in {folders[2]} or"
+            f" {folders[3]}; make one with ampcheck run or ampcheck bench"
+        )
+    print(build(runs, args.out or args.reports / "site"))
+    return 0

@@ -1,0 +1,229 @@
+"""`ampcheck run`: the suites on some devices, a crash or a hang costing one case."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ampcheck.cli.common import add_device, seconds
+from ampcheck.cli.progress import Progress
+from ampcheck.errors import UsageError
+from ampcheck.runner import summary
+from ampcheck.runner.suites import command, environment, fitting
+
+if TYPE_CHECKING:
+    from ampcheck.cli.common import Subparsers
+    from ampcheck.runner.supervisor.ended import Outcome
+    from ampcheck.runner.supervisor.loop import Supervisor
+
+_LEAST = 200
+"""Fewer cases than this are done before a further process has started."""
+
+
+def add(commands: Subparsers) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("run", help="run the suites; exit code 1 where something is red")
+    add_selection(parser)
+    parser.add_argument("--manifest", metavar="FILE", help="the cases that must run; one that does not is missing")
+    parser.add_argument("--unwaive", action="store_true", help="let deviations fail like any other difference")
+    parser.add_argument(
+        "--nightly",
+        action="store_true",
+        help="explore by random programs; every op through every executor and inductor; the op database everywhere",
+    )
+    parser.add_argument("--baseline", type=Path, metavar="FILE", help="the red cases that may stay as they are")
+    parser.add_argument("--max-red", type=_count, default=0, metavar="N", help="end the run when N cases are red")
+    parser.add_argument(
+        "-n",
+        dest="processes",
+        type=_processes,
+        default=0,
+        metavar="N",
+        help='processes; by default "auto": one per core, fewer where memory or the number of cases does not suffice',
+    )
+    parser.add_argument(
+        "--timeout", type=seconds, default=120.0, metavar="SECONDS", help="what a case may take; default: 120"
+    )
+    parser.add_argument("--reports", type=Path, default=Path("reports"), metavar="FOLDER", help="where run files go")
+    parser.add_argument(
+        "--run-file", type=Path, metavar="FILE", help="the run file; by default REPORTS/runs/TIME.jsonl"
+    )
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="the JUnit file; by default beside the run file")
+    parser.add_argument("--list", action="store_true", help="show the cases and run none")
+    parser.set_defaults(run=run)
+
+
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose cases."""
+    add_device(parser, "a device to test, by default every one this machine has")
+    add = parser.add_argument
+    add("--suite", action="append", default=[], metavar="NAME", help="run this suite alone; again for more")
+    add("--op", action="append", default=[], metavar="OVERLOAD", help="run the cases of this op alone")
+    add("--rule", action="append", default=[], metavar="RULE", help="run the cases of this rule alone")
+    add("--executor", action="append", default=[], metavar="NAME", help="run the cases of this executor alone")
+    add("--amp-dtype", action="append", default=[], metavar="DTYPE", help="run the cases of this region dtype alone")
+    add("--smoke", action="store_true", help="run a small choice: some of each suite, rule, policy and executor")
+    add("--shard", metavar="N/COUNT", help="run share N of COUNT; all shares together have every case once")
+    add("--last-failed", metavar="RUN", help="run the cases that are red in this run file alone")
+    add("-k", dest="keyword", metavar="EXPRESSION", help="run the cases whose ids match, as pytest does")
+    add("--deviations", action="append", default=[], metavar="FILE", help="a further deviations file")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the suites.
+
+    Returns 0 where nothing is red, 1 where something is, 3 where the suites could not be run to their end, 130 after
+    Ctrl-C. Raises UsageError where an option names something unknown, or a file cannot be written.
+    """
+    from ampcheck.runner.supervisor.loop import HarnessError
+
+    if args.list:
+        return _list(args)
+    outcome = _outcome(args)
+    progress = Progress(outcome, args.reports / "runs")
+    supervisor = _supervisor(args, outcome, progress)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was measured is kept then, too
+    try:
+        supervisor.run()
+    except KeyboardInterrupt:
+        progress.end()
+        return _interrupted(outcome)
+    except HarnessError as error:
+        progress.end()
+        print(f"ampcheck: {error}", file=sys.stderr)
+        _files(outcome)
+        return 3
+    progress.end()
+    if not outcome.cases:
+        raise _nothing(args)
+    _reproduce(outcome)
+    if args.max_red and outcome.count_red() >= args.max_red and len(outcome.results) < len(outcome.cases):
+        print(f"\nthe run was ended: {outcome.count_red()} cases are red (--max-red {args.max_red})")
+    else:
+        outcome.finish()
+    return _conclude(outcome)
+
+
+def collect(args: argparse.Namespace) -> Outcome:
+    """Collect the cases that the options choose and run none. Raises UsageError like `run`."""
+    from ampcheck.runner.supervisor.ended import Outcome
+    from ampcheck.runner.supervisor.loop import HarnessError, Supervisor
+
+    outcome = Outcome([], None, None)
+    try:
+        Supervisor([*command(args), "--collect-only"], environment(1), outcome).run()
+    except HarnessError as error:
+        raise UsageError(str(error)) from error
+    if not outcome.cases:
+        raise _nothing(args)
+    return outcome
+
+
+def _nothing(args: argparse.Namespace) -> UsageError:
+    return UsageError(f"no case was selected{f' in shard {args.shard}' if args.shard else ''}")
+
+
+def _list(args: argparse.Namespace) -> int:
+    outcome = collect(args)
+    for key in sorted(outcome.cases):
+        print(key)
+    for line in (*outcome.lines, f"{len(outcome.cases)} cases; {outcome.deselected} more were not selected"):
+        print(line, file=sys.stderr)
+    return 0
+
+
+def _outcome(args: argparse.Namespace) -> Outcome:
+    from ampcheck.runner.supervisor import baseline
+    from ampcheck.runner.supervisor.ended import Outcome
+
+    started = datetime.now(UTC)
+    run_file = args.run_file or args.reports / "runs" / f"{started:%Y%m%dT%H%M%SZ}-{os.getpid()}.jsonl"
+    junit = args.junit or run_file.with_suffix(".xml")
+    for path in (run_file, junit):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"the folder {path.parent} cannot be written: {error.strerror}") from error
+    if run_file.exists():
+        raise UsageError(f"the run file {run_file} cannot be written: it exists, and run files are never overwritten")
+    return Outcome(
+        ["ampcheck", *sys.argv[1:]], run_file, junit, baseline.load(args.baseline) if args.baseline else None
+    )
+
+
+def _supervisor(args: argparse.Namespace, outcome: Outcome, progress: Progress) -> Supervisor:
+    from ampcheck.runner.supervisor.loop import Supervisor
+
+    processes = args.processes or fitting()
+    return Supervisor(
+        command(args),
+        environment(processes),
+        outcome,
+        processes=processes,
+        least=0 if args.processes else _LEAST,
+        timeout=args.timeout,
+        max_red=args.max_red,
+        tick=progress.show,
+    )
+
+
+def _reproduce(outcome: Outcome) -> None:
+    """Run the plain torch lines of each cause's example, so that the run says whether they show it."""
+    from ampcheck.runner.reproducing import reproduce
+
+    outcome.ended = time.monotonic()
+    examples = summary.examples(outcome.results.values())
+    if examples:
+        print(f"running the examples of {summary.counted(len(examples), 'cause')} in plain torch", file=sys.stderr)
+    with suppress(KeyboardInterrupt):  # every case has its result by now
+        for key, said in reproduce(examples, environment(1)):
+            outcome.reproduced[key] = said
+
+
+def _conclude(outcome: Outcome) -> int:
+    red = outcome.red()
+    if red:
+        print(f"\n{summary.causes(outcome.results.values(), outcome.reproduced, str(outcome.summary_file))}")
+    print(f"\n{summary.table(outcome.results.values())}")
+    for line in summary.warned(outcome.results.values()):
+        print(line)
+    for line in outcome.stale:
+        print(f"stale: {line}")
+    for line in outcome.notes:
+        print(f"note: {line}")
+    for line in outcome.baseline.lines(outcome.results) if outcome.baseline else ():
+        print(line)
+    print(outcome.ran())
+    _files(outcome)
+    return 1 if red or outcome.stale or outcome.notes else 0
+
+
+def _interrupted(outcome: Outcome) -> int:
+    print(f"interrupted: {outcome.ran()}" if outcome.begun else "interrupted before the first case")
+    _files(outcome)
+    return 130
+
+
+def _files(outcome: Outcome) -> None:
+    if outcome.begun:
+        outcome.write_junit()
+        outcome.write_summary()
+        print(f"run file: {outcome.run_file}\nJUnit: {outcome.junit_file}\nsummary: {outcome.summary_file}")
+
+
+def _processes(text: str) -> int:
+    return 0 if text == "auto" else _count(text)
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise ValueError
+    return count

@@ -1,0 +1,93 @@
+"""`ampcheck torchscript`: how far scripted code agrees with eager autocast, by PyTorch's own pass and by ours."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from ampcheck.cli.common import add_device_module
+from ampcheck.errors import UsageError
+
+if TYPE_CHECKING:
+    from ampcheck.checks.torchscript_agreement import Agreement
+    from ampcheck.cli.common import Subparsers
+
+_DEVICES = ("cpu", "virtual:cuda")
+_NOTES = {
+    True: "dtypes that kernels received, and values beside eager autocast, bit for bit",
+    False: "dtypes that kernels received; fake tensors have no values",
+}
+
+
+def add(commands: Subparsers) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "torchscript",
+        help="how far scripted code under autocast does what eager code does",
+        description="Script a region around each overload with a policy and run it in each dtype assignment, once with "
+        "PyTorch's own pass and once with that of ampcheck.torchscript. Ends with 1 where ours differs from eager.",
+    )
+    parser.add_argument(
+        "--device", action="append", default=[], metavar="NAME", help=f"of {', '.join(_DEVICES)}; by default both"
+    )
+    add_device_module(parser)
+    parser.add_argument("--op", metavar="OVERLOAD", help="this one, e.g. sum.dim_IntList, with what differs")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print, and return 1 where our pass differs from eager, else 0.
+
+    Raises UsageError for a device that no program can be rewritten for, and for an overload without a policy.
+    """
+    from ampcheck.checks.torchscript_agreement import OURS, measure
+    from ampcheck.devices.registry import select
+    from ampcheck.torchscript import OPERATORS
+    from ampcheck.torchscript.programs import TABLES
+
+    devices = select(args.device or list(_DEVICES), args.device_module)
+    for device in devices:
+        if device.type not in TABLES:
+            raise UsageError(
+                f"TorchScript has no autocast for {device.name!r}; give a device of type {' or '.join(TABLES)}"
+            )
+    print(f"Operators: {OPERATORS}")
+    red = False
+    for device in devices:
+        found = list(measure(device, only=args.op))
+        if args.op and not found:
+            print(f"\n{device.name}: {args.op} has no policy")
+            continue
+        print(f"\n{device.name}, {_NOTES[device.has_values]}; {sum(one.cases for one in found)} programs\n")
+        print(_table(found))
+        red = red or not all(one.agrees(OURS) for one in found)
+        print("".join(_details(one) for one in found if args.op or not one.agrees(OURS)), end="")
+    return int(red)
+
+
+def _table(found: list[Agreement]) -> str:
+    from tabulate import tabulate
+
+    from ampcheck.checks.torchscript_agreement import WAYS
+
+    kinds = {"fp32": "fp32", "used": "and region's", "all": "any dtype"}
+    headers = ["policy", "overloads", *(f"{way}: {what}" for way in WAYS for what in kinds.values())]
+    policies = dict.fromkeys(one.policy for one in found)
+    rows = [(policy, [one for one in found if one.policy == policy]) for policy in policies]
+    rows.append(("all", found))
+    body = [
+        [name, len(those), *(sum(one.agrees(way, kind) for one in those) for way in WAYS for kind in kinds)]
+        for name, those in rows
+    ]
+    return tabulate(body, headers=headers)
+
+
+def _details(one: Agreement) -> str:
+    return (
+        "".join(
+            f"\n{way}, {one.overload}, inputs {inputs}, region of {amp}: {'; '.join(differences)}"
+            for way, cases in one.differences.items()
+            for (inputs, amp), differences in cases.items()
+        )
+        + "\n"
+    )

@@ -1,0 +1,195 @@
+"""The executors: each makes a compiled program of a function and example inputs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ampcheck.devices.base import Device
+from ampcheck.observe.recorder import Observation
+
+Function = Callable[..., Any]
+
+
+class Everything:
+    """A collection that holds every overload: nothing is taken apart."""
+
+    def __contains__(self, overload: object) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+@dataclass(slots=True)
+class Compiled:
+    """A compiled program. `observe` runs it and records its kernels, None where they are not PyTorch's own ones."""
+
+    call: Function
+    observe: Callable[[Device, Sequence[torch.Tensor]], Observation] | None = None
+
+
+def _observed(call: Function) -> Callable[[Device, Sequence[torch.Tensor]], Observation]:
+    return lambda device, inputs: device.observe(lambda: call(*inputs), Everything(), inputs)
+
+
+class _Module(torch.nn.Module):
+    """`torch.export` takes modules."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self._function(*inputs)
+
+
+def _script(function: Function, inputs: Sequence[Any], **_: Any) -> Compiled:
+    call = torch.jit.script(function)
+    return Compiled(call, _observed(call))
+
+
+def _traced(function: Function, inputs: Sequence[Any], **_: Any) -> Compiled:
+    call = torch.jit.trace(function, tuple(inputs), check_trace=False)
+    return Compiled(call, _observed(call))
+
+
+class _Watched:
+    """A backend of torch.compile that runs Dynamo's graph as it is and can record its kernels.
+
+    Dynamo compiles nothing while a dispatch mode is entered, so the recorder is entered inside.
+    """
+
+    def __init__(self) -> None:
+        self.device: Device | None = None
+        self.seen: Observation | None = None
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Function:
+        def run(*given: Any) -> Any:
+            if self.device is None:
+                return graph.forward(*given)
+            out: list[Any] = []
+            self.seen = self.device.observe(
+                lambda: out.append(graph.forward(*given)),
+                Everything(),
+                [x for x in given if isinstance(x, torch.Tensor)],
+            )
+            if self.seen.error is not None:
+                raise self.seen.error
+            return out[0]
+
+        return run
+
+
+def _dynamo(function: Function, inputs: Sequence[Any], **options: Any) -> Compiled:
+    watched = _Watched()
+    call: Function = torch.compile(function, backend=watched, **{"fullgraph": True, **options})
+
+    def observe(device: Device, inputs: Sequence[torch.Tensor]) -> Observation:
+        watched.device, watched.seen = device, None
+        try:
+            call(*inputs)
+        except Exception as error:  # what it raises was compared when it ran unobserved
+            return watched.seen or Observation(error=error)
+        finally:
+            watched.device = None
+        return watched.seen or Observation()
+
+    return Compiled(call, observe)
+
+
+def _backend(name: str) -> Callable[..., Compiled]:
+    def make(function: Function, inputs: Sequence[Any], **options: Any) -> Compiled:
+        if name == "jax":
+            import ampcheck.jax_device.compile  # noqa: F401  # registers the backend
+        return Compiled(torch.compile(function, backend=name, **{"fullgraph": True, **options}))
+
+    return make
+
+
+def _export(function: Function, inputs: Sequence[Any], **_: Any) -> Compiled:
+    call = torch.export.export(_Module(function), tuple(inputs), strict=False).module()
+    return Compiled(call, _observed(call))
+
+
+def _strict(function: Function, inputs: Sequence[Any], **_: Any) -> Compiled:
+    call = torch.export.export(_Module(function), tuple(inputs), strict=True).module()
+    return Compiled(call, _observed(call))
+
+
+def _decomposed(function: Function, inputs: Sequence[Any], **_: Any) -> Compiled:
+    program = torch.export.export(_Module(function), tuple(inputs), strict=False)
+    return Compiled(program.run_decompositions().module())
+
+
+def _jaxjit(function: Function, inputs: Sequence[Any], **_: Any) -> Compiled:
+    from ampcheck.jax_device import jit
+
+    return Compiled(jit(function))
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """`make`: compiles a function for example inputs; options are `torch.compile`'s, others leave them.
+
+    `grads`: gradients flow through what it makes.
+
+    `rounds`: how far its results may lie from eager's, in roundings; 0 where the same kernels run.
+
+    `wide`: the same for what is float32 from end to end, where that is more.
+    """
+
+    make: Callable[..., Compiled]
+    grads: bool = True
+    rounds: int = 0
+    wide: int = 0
+
+
+_ROUNDS = 48
+"""As in `ampcheck.checks.comparisons.accuracy`: another compiler adds in another order."""
+_FEW = 4
+"""The same kernels run, but of parts that a composite op is taken apart into, whose layouts may be other ones."""
+
+EXECUTORS = {
+    "script": Executor(_script, rounds=_FEW),
+    "traced": Executor(_traced, rounds=_FEW),
+    "dynamo": Executor(_dynamo),
+    # It takes some ops apart by formulas of PyTorch's own, which add in another order: bicubic upsampling is one.
+    "aot": Executor(_backend("aot_eager"), rounds=_FEW, wide=_ROUNDS),
+    "inductor": Executor(_backend("inductor"), rounds=_ROUNDS),
+    "export": Executor(_export, rounds=_FEW),
+    "strict": Executor(_strict, rounds=_FEW),
+    "decomposed": Executor(_decomposed, rounds=_ROUNDS),
+    "jaxcompile": Executor(_backend("jax"), rounds=_ROUNDS),
+    "jaxjit": Executor(_jaxjit, grads=False, rounds=_ROUNDS),
+}
+"""The executors by the names of `ampcheck.spec.executors`."""
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Around compiling and running: what compilers warn of that is not about the program, and Dynamo's caches."""
+    torch._dynamo.reset()
+    try:
+        with warnings.catch_warnings():
+            # TorchScript is deprecated as a whole; that a traced program is only good for its inputs is known here.
+            warnings.filterwarnings("ignore", message=r"(?s).*torch\.jit\.", category=DeprecationWarning)
+            warnings.filterwarnings("ignore", category=torch.jit._trace.TracerWarning)
+            # PyTorch asks its own trees, and makes its own autograd functions, in old ways.
+            warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+            warnings.filterwarnings("ignore", message=".*should not be instantiated", category=DeprecationWarning)
+            # Inductor calls what PyTorch deprecated, and says where it makes no fast code.
+            warnings.filterwarnings("ignore", message=r".*torch\._prims_common\.check", category=FutureWarning)
+            warnings.filterwarnings("ignore", message="Torchinductor does not support code generation for complex")
+            warnings.filterwarnings("ignore", message="bf16 and fp16 are mixed in the scheduler node")
+            yield
+    finally:
+        torch._dynamo.reset()

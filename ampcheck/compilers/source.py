@@ -1,0 +1,68 @@
+"""An op case as a program: the source of a function with the region inside it, or without it, and that function.
+
+The source is text because TorchScript reads it, and because people paste it into reports.
+"""
+
+from __future__ import annotations
+
+import linecache
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch  # noqa: F401  # the programs name it, and Dynamo looks for it where they say they are from
+
+from ampcheck.devices.base import Device
+from ampcheck.samples.describe import Sample, TensorArg, leaves
+from ampcheck.spec.case import AROUND, Case
+from ampcheck.spec.torch_dtypes import DTYPES
+
+
+def names(sample: Sample) -> list[str]:
+    """A name for each tensor of a sample."""
+    return ["abcdefghijklmnopqrstuvw"[n] if n < 23 else f"t{n}" for n, _ in enumerate(leaves(sample))]
+
+
+def written(value: Any, remaining: Iterator[str]) -> str:
+    """An argument as people write it, its tensors by the names that remain."""
+    if isinstance(value, TensorArg):
+        return next(remaining)
+    if isinstance(value, (tuple, list)):
+        inner = ", ".join(written(item, remaining) for item in value)
+        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    return repr(value)
+
+
+def text(case: Case, device: Device, sample: Sample) -> str:
+    """The source of `program`. TorchScript knows an op by its name alone and finds the overload by the arguments."""
+    remaining = iter(names(sample))
+    arguments = [written(value, remaining) for value in sample.args]
+    arguments += [f"{name}={written(value, remaining)}" for name, value in sample.kwargs.items()]
+    packet, _, variant = case.op.partition(".")
+    path = (
+        f"torch.ops.aten.{packet}" if case.executor == "script" else f"torch.ops.aten.{packet}.{variant or 'default'}"
+    )
+    lines = [f"return {path}({', '.join(arguments)})"]
+    if case.sample != AROUND:
+        lines = [region(case, device), f"    {lines[0]}"]
+    head = f"def program({', '.join(f'{name}: torch.Tensor' for name in names(sample))}):"
+    return "\n".join([head, *(f"    {line}" for line in lines), ""])
+
+
+def region(case: Case, device: Device) -> str:
+    """The with statement of a case's region."""
+    return f"with {device.region}({device.type!r}, dtype={DTYPES[case.amp]}):"
+
+
+def define(source: str, setup: Sequence[str] = ()) -> Callable[..., Any]:
+    """The function `program` of a source, which `inspect` finds again."""
+    # Dynamo imports the module that a function says it is from.
+    namespace: dict[str, Any] = {"__name__": __name__}
+    exec("\n".join(["import torch", *setup]), namespace)
+    place = f"<program {len(linecache.cache)}>"
+    linecache.cache[place] = (len(source), None, source.splitlines(keepends=True), place)
+    exec(compile(source, place, "exec"), namespace)
+    found: Callable[..., Any] = namespace["program"]
+    return found

@@ -1,0 +1,138 @@
+"""The arguments of a call, taken apart: what is part of the program, and what is given to it anew each time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import torch
+
+from ampcheck.jax_device.dispatch.schema import Argument, Kind
+from ampcheck.jax_device.storage import transfer
+from ampcheck.jax_device.storage.arrays import alias, contents, wrap
+from ampcheck.jax_device.storage.layout import Layout, contiguous
+
+DEVICE = "jax"
+
+
+class Slot(NamedTuple):
+    """How a tensor argument is read: which of the program's arrays it lies in, its place there, its PyTorch dtype.
+
+    `conj` and `neg` are PyTorch's lazy bits: some overloads (mm, clone) get tensors that have them.
+    """
+
+    place: int
+    layout: Layout | None
+    dtype: torch.dtype
+    conj: bool = False
+    neg: bool = False
+
+
+class Number(NamedTuple):
+    """A number that is given anew at each call: which of the program's numbers, and its Python type."""
+
+    place: int
+    kind: type
+
+
+class Fixed(NamedTuple):
+    """A number that is part of the program. Its type stands beside it, because 1, 1.0 and True are equal."""
+
+    kind: type
+    value: Any
+
+
+class Call:
+    """The arguments of one call, taken apart into a key, arrays and numbers."""
+
+    def __init__(
+        self, name: str, named: Mapping[str, Argument], static: bool, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> None:
+        self.arrays: list[Any] = []
+        self.numbers: list[Any] = []
+        self.generator: Any = None
+        self._shapes: list[Any] = []
+        self._name, self._static = name, static
+        positional = [self._taken(a, value) for a, value in zip(named.values(), args, strict=False)]
+        by_name = {key: self._taken(named[key], value) for key, value in kwargs.items()}
+        self.args = tuple(positional)
+        self.kwargs = {key: value for key, value in by_name.items() if named[key].kind is not Kind.GENERATOR}
+        self.key = (self.args, tuple(self.kwargs.items()), tuple(self._shapes))
+
+    def _taken(self, argument: Argument, value: Any) -> Any:
+        kind = argument.kind
+        if kind is Kind.TENSOR:
+            return self._tensor(value)
+        if kind is Kind.TENSORS:
+            return tuple(self._tensor(v) for v in value) if value is not None else None
+        if kind is Kind.GENERATOR:
+            self.generator = value
+            return None
+        if kind is Kind.NUMBER:
+            return self._number(value)
+        if kind is Kind.NUMBERS:
+            return tuple(self._number(v) for v in value)
+        return tuple(value) if isinstance(value, (list, torch.Size)) else value
+
+    def _number(self, value: Any) -> Any:
+        if value is None or isinstance(value, str):
+            return value
+        if value.__class__ is torch.SymFloat:  # a number that jit traces
+            self.numbers.append(value.node.traced)
+            return Number(len(self.numbers) - 1, torch.SymFloat)
+        if self._static:
+            return Fixed(type(value), value)
+        self.numbers.append(value)
+        return Number(len(self.numbers) - 1, type(value))
+
+    def _tensor(self, value: Any) -> Any:
+        if value is None:
+            return None
+        if not isinstance(value, torch.Tensor):
+            return self._number(value)
+        if value.device.type != DEVICE:
+            value = transfer.guest(value, self._name)
+            if not isinstance(value, torch.Tensor):
+                self.arrays.append(value)
+                self._shapes.append(())
+                return Slot(len(self.arrays) - 1, None, transfer.dtype_of(value))
+        array = contents(value)
+        self.arrays.append(array)
+        self._shapes.append(array.shape)
+        natural = array.shape == value.shape and value.is_contiguous()
+        layout = None if natural else Layout(tuple(value.shape), value.stride(), int(value.storage_offset()))
+        return Slot(len(self.arrays) - 1, layout, value.dtype, value.is_conj(), value.is_neg())
+
+
+def given_again(call: Call) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call again, tensors on its arrays."""
+
+    def given(taken: Any) -> Any:
+        if isinstance(taken, Slot):
+            whole = wrap(jax.numpy.asarray(call.arrays[taken.place]))
+            whole = whole if taken.layout is None else alias(whole, *taken.layout)
+            whole = torch._neg_view(whole) if taken.neg else whole
+            return torch._conj(whole) if taken.conj else whole
+        if isinstance(taken, Number):
+            return call.numbers[taken.place]
+        if isinstance(taken, Fixed):
+            return taken.value
+        return [given(v) for v in taken] if isinstance(taken, tuple) else taken
+
+    return [given(v) for v in call.args], {name: given(v) for name, v in call.kwargs.items()}
+
+
+def meta(call: Call, taken: Any) -> Any:
+    """The argument for PyTorch's Meta kernel."""
+    if isinstance(taken, Slot):
+        size = call.arrays[taken.place].shape if taken.layout is None else taken.layout.size
+        stride = contiguous(size) if taken.layout is None else taken.layout.stride
+        return torch.empty_strided(size, stride, dtype=taken.dtype, device="meta")
+    if isinstance(taken, Number):
+        return 1.0 if taken.kind is torch.SymFloat else call.numbers[taken.place]
+    if isinstance(taken, Fixed):
+        return taken.value
+    if isinstance(taken, tuple):
+        return [meta(call, v) for v in taken]
+    return torch.device("meta") if isinstance(taken, torch.device) else taken

@@ -1,0 +1,74 @@
+"""Registers a kernel for every overload the device can run, and an error for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.library import Library
+
+from ampcheck.jax_device.device import placed
+from ampcheck.jax_device.dispatch.kernels import computed, inplace_kernel, missing, out_kernel
+from ampcheck.jax_device.dispatch.schema import arguments, functional, is_out, is_view, overloads
+from ampcheck.jax_device.dispatch.special import COMPOSED, SPECIAL
+from ampcheck.jax_device.lowering import OWN, find, short_name
+from ampcheck.jax_device.storage.arrays import META
+
+KEY = "PrivateUse1"
+# PyTorch's own kernels take these apart: one checks and calls convolution_overrideable, one knows hermitian matrices.
+COMPOSITE = frozenset({"convolution", "linalg_pinv.atol_rtol_tensor"})
+_has = torch._C._dispatch_has_kernel_for_dispatch_key
+_libraries: list[Library] = []
+
+
+def _view(op: OpOverload) -> Callable[..., Any]:
+    redispatch = op._handle.redispatch_boxed
+    return lambda *args, **kwargs: redispatch(META, *args, **kwargs)
+
+
+def kernel(op: OpOverload) -> Callable[..., Any] | None:
+    """The device's kernel of an overload; None where PyTorch's composite kernel serves, or there is none."""
+    name, names = op.name(), {a.name for a in arguments(op)}
+    special = SPECIAL.get(short_name(op))
+    if special is not None:
+        return placed(special) if "device" in names and short_name(op) != "_to_copy" else special
+    if short_name(op) in COMPOSITE:
+        return None
+    if _has(name, "CompositeImplicitAutograd") and not (short_name(op) in OWN and _has(name, "Autograd")):
+        return None  # with a formula of its own, autograd needs no parts, and a lowering of the whole rounds once
+    if is_view(op):
+        return None if _has(name, "CompositeExplicitAutograd") else _view(op)
+    plain = functional(op)
+    lowering = find(plain) if plain is not None else None
+    if plain is None or lowering is None:
+        return None
+    if lowering.torch_code and _has(name, "CompositeExplicitAutograd"):
+        return None  # PyTorch's own composite kernel takes the op apart as well, in C++
+    if plain is op:
+        return placed(_lazy(op)) if "device" in names else _lazy(op)
+    return (out_kernel if is_out(op) else inplace_kernel)(op, _lazy(plain))
+
+
+def _lazy(op: OpOverload) -> Callable[..., Any]:
+    return computed(short_name(op))
+
+
+def install() -> None:
+    """Register every kernel. Called once, when the device is made."""
+    aten = Library("aten", "IMPL")
+    for op in overloads():
+        found = kernel(op)
+        if found is not None:
+            aten.impl(op, found, KEY)
+    for name, function in COMPOSED.items():
+        for key in (KEY, f"Autograd{KEY}"):  # in inference mode there is no autograd to come first
+            aten.impl(name, function, key)
+    fallback = Library("_", "IMPL")
+    fallback.fallback(_fallback, KEY)
+    _libraries.extend((aten, fallback))
+
+
+def _fallback(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    raise missing(op)

@@ -1,0 +1,243 @@
+"""The Python function PyTorch calls for an overload: the fast path, and the in-place and `out=` forms.
+
+The fast path of a functional overload is generated from its schema, because at some microseconds an op a loop over
+arguments is what costs. It serves tensors of the device and numbers in a kind of call that was seen before, and leaves
+everything else to `Functional`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_map_only
+
+from ampcheck.jax_device.dispatch.program import Functional, quietly
+from ampcheck.jax_device.dispatch.schema import Kind, arguments, overload, takes_lazy
+from ampcheck.jax_device.dispatch.writing import assign, check_cast, resize
+from ampcheck.jax_device.dtypes import TO_JAX
+from ampcheck.jax_device.lowering import find
+from ampcheck.jax_device.storage.arrays import storage_of
+from ampcheck.register.unseen import unseen
+
+Kernel = Callable[..., Any]
+_count_versions = torch.autograd.graph.increment_version
+
+
+class Irregular(Exception):
+    """A call that the fast path does not know how to read."""
+
+
+MISSING = object()
+
+
+def inplace_kernel(op: OpOverload, compute: Kernel) -> Kernel:
+    """The kernel of an overload that writes to arguments, from the kernel of its functional counterpart.
+
+    The functional one returns what the overload returns besides, then the new values of the written arguments in order.
+    """
+    written = [i for i, a in enumerate(arguments(op)) if a.written]
+    fresh = sum(r.alias_info is None for r in op._schema.returns)
+    if written == [0] and not fresh and op._schema.returns:
+        return lambda *args, **kwargs: assign(args[0], compute(*args, **kwargs))
+    # Autograd knows a tensor that changed by its version; of lists PyTorch leaves counting to the kernel.
+    lists = any(arguments(op)[i].kind is Kind.TENSORS for i in written)
+    uncounted = lists and not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView")
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        out = compute(*args, **kwargs)
+        out = out if isinstance(out, tuple) else (out,)  # a list is the values of one written list
+        for i, values in zip(written, out[fresh:], strict=True):
+            assign(args[i], values)
+        if uncounted:
+            _count_versions([t for i in written for t in _tensors(args[i]) if not t.is_inference()])
+        if not op._schema.returns:
+            return None
+        kept = (*out[:fresh], *(args[i] for i in written))[: len(op._schema.returns)]
+        return kept if len(kept) > 1 else kept[0]
+
+    return kernel
+
+
+def _tensors(written: Any) -> list[torch.Tensor]:
+    return list(written) if isinstance(written, (list, tuple)) else [] if written is None else [written]
+
+
+def out_kernel(op: OpOverload, compute: Kernel) -> Kernel:
+    """The kernel of an `out=` overload, which resizes what it is given, from its functional counterpart's kernel."""
+    names = [a.name for a in arguments(op) if a.written]
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        outs = [kwargs.pop(name) for name in names]
+        result = compute(*args, **kwargs)
+        results = result if isinstance(result, tuple) else (result,)
+        if any(getattr(o, "dtype", None) is not getattr(v, "dtype", None) for o, v in zip(outs, results, strict=True)):
+            _ask_meta(op, args, {**kwargs, **dict(zip(names, outs, strict=True))})
+        for out, values in zip(outs, results, strict=True):
+            fit(out, values)
+            assign(out, values)
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+    return kernel
+
+
+def _ask_meta(op: OpOverload, args: Any, kwargs: Any) -> None:
+    """Let PyTorch's Meta kernel refuse `out=` tensors of another dtype: some overloads cast to it, some do not."""
+
+    def meta(t: torch.Tensor) -> torch.Tensor:
+        if t.device.type == "cpu":
+            return t
+        return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+
+    with quietly(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a resized tensor, which `fit` gives
+        with contextlib.suppress(NotImplementedError):
+            op(*tree_map_only(torch.Tensor, meta, args), **tree_map_only(torch.Tensor, meta, kwargs))
+
+
+def fit(out: Any, values: Any) -> None:
+    """Give an `out=` tensor the shape of what it will hold. Warns where it held something else, as PyTorch does."""
+    if isinstance(out, (list, tuple)):
+        for o, v in zip(out, values, strict=True):
+            fit(o, v)
+    elif out.shape != values.shape:
+        check_cast(values.dtype, out.dtype)
+        if out.numel():
+            warnings.warn(
+                f"An output with one or more elements was resized since it had shape {list(out.shape)}, which does not "
+                f"match the required output shape {list(values.shape)}. Give an empty tensor, e.g. t.resize_(0).",
+                UserWarning,
+                stacklevel=2,
+            )
+        resize(out, tuple(values.shape))
+
+
+def functional_kernel(op: Functional) -> Kernel:
+    """The kernel of a functional overload."""
+    kinds = {a.kind for a in op.arguments}
+    if op.lowering.random or kinds & {Kind.TENSORS, Kind.NUMBERS, Kind.GENERATOR}:
+        return op.__call__
+    return _generated(op)
+
+
+def _generated(op: Functional) -> Kernel:
+    """The kernel of `op` as a Python function of the schema's arguments, made from its source."""
+    signature: list[str] = []
+    arrays: list[str] = []
+    operands: list[str] = []
+    key: list[str] = []
+    checks: list[str] = []
+    positional: list[str] = []
+    named: list[str] = []
+    for i, a in enumerate(op.arguments):
+        name = f"a{i}"
+        if a.kwarg_only:
+            signature += [] if "*" in signature else ["*"]
+            name = a.name
+            named.append(f"{name!r}: {name}")
+        else:
+            positional.append(name)
+        signature.append(f"{name}=MISSING")
+        if a.kind is Kind.NUMBER:
+            operands.append(f"*(({name},) if {name}.__class__ in NUMBERS else ())")
+            key.append(f"{name}.__class__")
+        elif a.kind is Kind.TENSOR and str(op.op._schema.arguments[i].type) == "Tensor":
+            if i and op.lowering.promotes:  # the other operand may be a number: x + 2
+                arrays.append(f"*g{i}")
+                operands.append(f"*n{i}")
+                key.append(f"k{i}")
+                checks.append(f"if {name}.__class__ in NUMBERS: k{i} = {name}.__class__; g{i} = (); n{i} = ({name},)")
+                checks += ["else:", *("    " + line for line in _read(op, name, i))]
+                checks.append(f"    k{i} = ({name}.dtype, s{i}); g{i} = (b{i},); n{i} = ()")
+            else:
+                arrays.append(f"b{i}")
+                key += [f"{name}.dtype", f"s{i}"]
+                checks += _read(op, name, i)
+        elif a.kind is Kind.TENSOR:
+            arrays.append(f"*g{i}")
+            key.append(f"k{i}")
+            checks.append(f"if {name} is None or {name} is MISSING: k{i} = {name}; g{i} = ()")
+            checks += ["else:", *("    " + line for line in _read(op, name, i))]
+            checks.append(f"    k{i} = ({name}.dtype, s{i}); g{i} = (b{i},)")
+        else:
+            key.append(f"tuple({name}) if {name}.__class__ is list else {name}")
+    given = ", ".join(arrays + operands)
+    source = f"""
+def kernel({", ".join(signature)}):
+    try:
+        if modes(): raise Irregular
+        {(chr(10) + " " * 8).join(checks)}
+        key = ({", ".join(key)},)
+        program = known.get(key)
+    except CAUGHT:
+        key = program = None
+    if program is None:
+        return slow(({"".join(name + ", " for name in positional)}), {{{", ".join(named)}}}, key)
+    return program({given})
+"""
+    space: dict[str, Any] = {
+        "CAUGHT": (AttributeError, KeyError, TypeError, Irregular),
+        "Irregular": Irregular,
+        "MISSING": MISSING,
+        "TYPES": TO_JAX,
+        "NUMBERS": frozenset((int, float, bool, complex)),
+        "known": op.known,
+        "modes": torch._C._len_torch_function_stack,
+        "slow": _slow(op),
+        "storage_of": storage_of,
+    }
+    exec(source, space)  # made from PyTorch's schema, of nothing a caller gives
+    kernel: Kernel = unseen(space["kernel"])
+    return kernel
+
+
+def _read(op: Functional, name: str, i: int) -> list[str]:
+    """Lines that take a tensor's array `b` and its place in it `s`: its shape alone where it is all of the array.
+
+    Anything that is not as usual (a number, a CPU tensor, a storage of bytes) has no `array`, `dtype` or
+    `is_contiguous`.
+    """
+    lines = [
+        f"b{i} = storage_of({name}).array; s{i} = {name}.shape",
+        f"if b{i}.dtype is not TYPES[{name}.dtype]: raise Irregular",
+        f"if b{i}.shape != s{i} or not {name}.is_contiguous():",
+        f"    s{i} = (s{i}, {name}.stride(), {name}.storage_offset(), b{i}.shape)",
+    ]
+    return [*lines, f"if {name}.is_conj() or {name}.is_neg(): raise Irregular"] if takes_lazy(op.op) else lines
+
+
+def _slow(op: Functional) -> Kernel:
+    """The general path behind a generated kernel; what it finds regular, the fast path knows the next time."""
+
+    def slow(args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> Any:
+        given = [value for value in args if value is not MISSING]  # PyTorch leaves out trailing defaults only
+        program, out = op.run(given, {name: value for name, value in kwargs.items() if value is not MISSING})
+        if key is not None and not op.static and torch.SymFloat not in key:  # a traced number is no plain argument
+            op.known[key] = program
+        return out
+
+    return slow
+
+
+@cache
+def computed(name: str) -> Callable[..., Any]:
+    """The kernel of a functional overload that runs its lowering. Raises NotImplementedError where there is none."""
+    op = overload(f"aten::{name}")
+    lowering = find(op)
+    if lowering is None:
+        raise missing(op)
+    return functional_kernel(Functional(op, lowering))
+
+
+def missing(op: OpOverload) -> NotImplementedError:
+    """The error of an overload that the device cannot run."""
+    name = op.name()
+    return NotImplementedError(
+        f"{name} has no kernel on the jax device. To add one, write its lowering under ampcheck/jax_device/lowerings/ "
+        f"as @lower({name.removeprefix('aten::')!r}): a function of arrays; docs/jax_device.md has an example."
+    )

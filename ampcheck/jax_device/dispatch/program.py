@@ -1,0 +1,210 @@
+"""One compiled XLA program per overload, shapes, dtypes, strides and static arguments, and how it is found again.
+
+The first call of a kind asks PyTorch's Meta kernel what comes out (shapes, strides, dtypes, and the errors PyTorch
+raises), and makes a `jax.jit` function that reads the tensors from their storages' arrays, runs the lowering and puts
+the results into PyTorch's dtypes. Later calls find that function by a key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ampcheck.jax_device import random
+from ampcheck.jax_device.dispatch import promotion
+from ampcheck.jax_device.dispatch.call import Call, Fixed, Number, Slot, given_again, meta
+from ampcheck.jax_device.dispatch.results import conform, flattened, made, plain, promised, read_back, single, structure
+from ampcheck.jax_device.dispatch.schema import Kind, arguments
+from ampcheck.jax_device.lowering import Lowering, short_name
+from ampcheck.jax_device.storage.arrays import wrap
+from ampcheck.jax_device.storage.layout import Columns, by_columns, read, settled
+
+_Key: Any = torch._C.DispatchKey  # its members are not in torch's stubs
+# AutocastIPU is where jit watches (jit_watch.py).
+_AUTOCAST = torch._C.DispatchKeySet(_Key.AutocastPrivateUse1).add(_Key.AutocastIPU)
+# Looking at a traced value: the lowering needs it as part of the program.
+VALUE_NEEDED = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerBoolConversionError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+@contextlib.contextmanager
+def quietly() -> Any:
+    """No mode of the caller's and no autocast sees what happens inside."""
+    with (
+        torch._C.DisableTorchFunction(),
+        _disable_current_modes(),
+        torch._C._ExcludeDispatchKeyGuard(_AUTOCAST),
+    ):
+        yield
+
+
+class Functional:
+    """A functional overload on the device: called with tensors, it runs the compiled program of its lowering.
+
+    Raises NotImplementedError, naming the overload, where it has no lowering.
+    """
+
+    def __init__(self, op: OpOverload, lowering: Lowering) -> None:
+        self.op, self.lowering = op, lowering
+        self.name = short_name(op)
+        self.arguments = tuple(
+            a._replace(kind=Kind.NUMBER) if a.name in lowering.traced and a.kind is Kind.STATIC else a
+            for a in arguments(op)
+        )
+        self.named = {a.name: a for a in self.arguments}
+        self.static = lowering.static
+        self.programs: dict[Any, Callable[..., Any]] = {}
+        self.known: dict[Any, Callable[..., Any]] = {}
+        """The programs by the keys of the fast path (kernels.py)."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(args, kwargs)[1]
+
+    def run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Callable[..., Any], Any]:
+        """The program of this kind of call, and what it returned."""
+        with torch._C.DisableTorchFunction():
+            call = Call(self.name, self.named, self.static, args, kwargs)
+            program = self.programs.get(call.key)
+            inputs = (random.next_key(call.generator),) if self.lowering.random else ()
+            if program is not None:
+                return program, program(*inputs, *call.arrays, *call.numbers)
+            with quietly():
+                return self._first(call, inputs)
+
+    def _first(self, call: Call, inputs: tuple[Any, ...]) -> tuple[Callable[..., Any], Any]:
+        program, compiled = build(self, call)
+        try:
+            out = program(*inputs, *call.arrays, *call.numbers)
+        except VALUE_NEEDED:
+            if self.static or not call.numbers or self.lowering.concrete:
+                raise
+            self.static = True
+            return self.run(*given_again(call))
+        self.programs[call.key] = program
+        kept.add(self, call.key, compiled)
+        return program, out
+
+
+def _one_dtype(name: str, taken: list[Any]) -> None:
+    """Raise RuntimeError for tensors of several dtypes."""
+    dtypes = {slot.dtype: None for slot in taken if isinstance(slot, Slot)}
+    if len(dtypes) > 1:
+        raise RuntimeError(f"aten::{name} expected tensors of the same dtype, but got {', '.join(map(str, dtypes))}")
+
+
+class Kept:
+    """The programs in memory. Of more than `limit`, the oldest are dropped and compiled anew where they are needed.
+
+    XLA's CPU programs hold more than a megabyte each.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._made: dict[tuple[int, Any], tuple[Functional, Any]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, op: Functional, key: Any, compiled: Any) -> None:
+        """Note a new program; `compiled` is its jitted function."""
+        with self._lock:
+            self._made[id(op), key] = (op, compiled)
+            if len(self._made) > self.limit:
+                self._drop(list(self._made)[: self.limit // 4 + 1])
+
+    def _drop(self, keys: list[tuple[int, Any]]) -> None:
+        for place in keys:
+            op, compiled = self._made.pop(place)
+            op.programs.pop(place[1], None)
+            op.known.clear()  # it finds what is left again
+            if hasattr(compiled, "clear_cache"):
+                compiled.clear_cache()
+        _trim()
+
+
+kept = Kept(2048)
+
+
+def _trim() -> None:
+    """Give freed memory back, which glibc keeps otherwise."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def build(op: Functional, call: Call) -> tuple[Callable[..., Any], Any]:
+    """The program of one kind of call and its jitted function: keys, arrays and numbers in; tensors out.
+
+    It is compiled at its first use.
+    """
+    lowering = op.lowering
+    if lowering.one_dtype:
+        _one_dtype(op.name, [*call.args, *call.kwargs.values()])
+    meta_args = [meta(call, a) for a in call.args]
+    meta_kwargs = {name: meta(call, a) for name, a in call.kwargs.items()}
+    results, alone = (None, False) if lowering.concrete else promised(op.op, meta_args, meta_kwargs)
+    common = promotion.common([*meta_args, *meta_kwargs.values()]) if lowering.promotes else None
+    template_args, template_kwargs, arrays = call.args, call.kwargs, len(call.arrays)
+
+    lengths: list[int] = []  # of the lists among the results, known once the program is traced
+
+    def compute(*inputs: Any) -> Any:
+        keys, values = inputs[: lowering.random], inputs[lowering.random :]
+        held, numbers = values[:arrays], values[arrays:]
+
+        def given(taken: Any) -> Any:
+            if isinstance(taken, Slot):
+                if lowering.columns and taken.layout is not None and (rows := by_columns(taken.layout)) is not None:
+                    return Columns(settled(read(held[taken.place], rows), taken.conj, taken.neg))
+                value = held[taken.place] if taken.layout is None else read(held[taken.place], taken.layout)
+                value = settled(value, taken.conj, taken.neg)
+                if common is not None:
+                    value = value.astype(common)
+                return wrap(value) if lowering.torch_code else value
+            if isinstance(taken, Number):
+                return numbers[taken.place]
+            if isinstance(taken, Fixed):
+                return taken.value
+            if isinstance(taken, tuple):
+                return [given(v) for v in taken]
+            return taken
+
+        out = lowering.compute(*keys, *map(given, template_args), **{n: given(v) for n, v in template_kwargs.items()})
+        flat = (
+            [out]
+            if isinstance(out, (jax.Array, torch.Tensor)) or not isinstance(out, (list, tuple))
+            else flattened(out)
+        )
+        if results == []:  # the op only checks its arguments
+            flat = []
+        lengths[:] = [
+            len(o) if isinstance(o, (list, tuple)) else 1 for o in (out if isinstance(out, (list, tuple)) else ())
+        ]
+        if lowering.torch_code:
+            flat = [read_back(o) for o in flat]
+        return conform(op.name, flat, results)
+
+    run = compute if lowering.concrete else jax.jit(compute, inline=True)
+    shapes = structure(op.op, lengths)
+
+    if results is not None and alone and (only := results[0]) is not None and plain(only):
+        return single(run, only), run
+
+    def program(*inputs: Any) -> Any:
+        out = run(*inputs)
+        if results == []:
+            return None
+        wanted = results or [None] * len(out)
+        return shapes([None if a is None else made(a, r) for a, r in zip(out, wanted, strict=True)])
+
+    return program, run

@@ -1,0 +1,144 @@
+"""What comes out of a program: what PyTorch promises of it, and the tensors that are made of its arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import torch
+from torch._ops import OpOverload
+
+from ampcheck.jax_device.dispatch import promotion
+from ampcheck.jax_device.dispatch.schema import Kind, arguments
+from ampcheck.jax_device.dtypes import jax_dtype
+from ampcheck.jax_device.storage.arrays import alias, contents, create, storage_of, wrap
+from ampcheck.jax_device.storage.layout import Layout, contiguous, order, physical, read
+
+
+class Result(NamedTuple):
+    """What PyTorch promises of one result."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def promised(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Result | None] | None, bool]:
+    """What PyTorch says comes out of meta tensors, in order, and whether it is one tensor; None where it cannot say."""
+    if any(a.name == "device" for a in arguments(op)):
+        kwargs = {**kwargs, "device": torch.device("meta")}
+    try:
+        out = _asked(op, args, kwargs)
+    except NotImplementedError:
+        return None, False
+    alone = isinstance(out, torch.Tensor)
+    flat = [out] if alone else flattened(out or ())  # an op that only checks its arguments returns nothing
+    return [None if o is None else _result(o) for o in flat], alone
+
+
+def _asked(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What PyTorch's Meta kernel returns. Of few overloads it takes a number for a tensor; others get a 0-d tensor."""
+    try:
+        return op(*args, **kwargs)
+    except RuntimeError as error:
+        if "Unable to cast" not in str(error):
+            raise
+    scalars = [
+        torch.scalar_tensor(v, device="meta", dtype=torch.tensor(v).dtype)
+        if a.kind is Kind.TENSOR and isinstance(v, (bool, int, float, complex))
+        else v
+        for a, v in zip(arguments(op), args, strict=False)
+    ]
+    return op(*scalars, **kwargs)
+
+
+def _result(out: torch.Tensor) -> Result:
+    size = tuple(out.shape)
+    dense = order(Layout(size, out.stride(), 0), math.prod(size)) is not None
+    return Result(size, out.stride() if dense else contiguous(size), out.dtype)
+
+
+def flattened(out: Any) -> list[Any]:
+    flat: list[Any] = []
+    for o in out:
+        flat.extend(o) if isinstance(o, (list, tuple)) else flat.append(o)
+    return flat
+
+
+def plain(result: Result) -> bool:
+    if 0 in result.size:
+        return len(result.size) < 2  # of more dimensions, `create` makes other strides than PyTorch
+    return result.stride == contiguous(result.size) or math.prod(result.size) <= 1
+
+
+def single(run: Callable[..., Any], result: Result) -> Callable[..., Any]:
+    """The program of an overload with one contiguous result: the shortest way from arrays to a tensor."""
+    size, dtype = result.size, result.dtype
+
+    def program(*inputs: Any) -> Any:
+        (array,) = run(*inputs)
+        tensor = create(size, dtype)
+        storage_of(tensor).array = array
+        return tensor
+
+    return program
+
+
+def made(array: Any, result: Result | None) -> torch.Tensor:
+    """A tensor on a new storage that holds the array; the array is laid out as the strides say."""
+    if result is None:
+        return wrap(array)
+    tensor: torch.Tensor = create(array.shape, result.dtype)
+    storage_of(tensor).array = array
+    return tensor if plain(result) else alias(tensor, result.size, result.stride, 0)
+
+
+def read_back(out: Any) -> Any:
+    if not isinstance(out, torch.Tensor):
+        return out
+    array = contents(out)
+    natural = array.shape == tuple(out.shape) and out.is_contiguous()
+    return array if natural else read(array, Layout(tuple(out.shape), out.stride(), int(out.storage_offset())))
+
+
+def conform(name: str, flat: list[Any], wanted: list[Result | None] | None) -> list[Any]:
+    """The lowering's arrays in PyTorch's dtypes and storage order. Raises RuntimeError where the shapes are wrong."""
+    if wanted is None:
+        return [o if o is None else jax.numpy.asarray(o) for o in flat]
+    if len(flat) != len(wanted):
+        raise RuntimeError(f"the jax lowering of aten::{name} gave {len(flat)} results; PyTorch promises {len(wanted)}")
+    out: list[Any] = []
+    for value, result in zip(flat, wanted, strict=True):
+        if value is None or result is None:
+            out.append(None)
+            continue
+        array = jax.numpy.asarray(value)
+        if array.shape != result.size:
+            raise RuntimeError(
+                f"the jax lowering of aten::{name} gave shape {list(array.shape)}; PyTorch promises {list(result.size)}"
+            )
+        array = promotion.convert(array, jax_dtype(result.dtype))
+        out.append(array if plain(result) else physical(array, result.stride))
+    return out
+
+
+def structure(op: OpOverload, lengths: list[int]) -> Callable[[list[Any]], Any]:
+    """From the flat results to what the overload returns: a tensor, a list, or a tuple of these."""
+    kinds = [str(r.type) for r in op._schema.returns]
+    if kinds == ["Tensor"]:
+        return lambda flat: flat[0]
+    if kinds == ["List[Tensor]"]:
+        return lambda flat: flat
+    if "List[Tensor]" not in kinds:
+        return tuple
+    return lambda flat: _nested(flat, kinds, lengths)
+
+
+def _nested(flat: list[Any], kinds: list[str], lengths: list[int]) -> tuple[Any, ...]:
+    out, rest = [], list(flat)
+    for kind, count in zip(kinds, lengths, strict=True):
+        taken, rest = rest[:count], rest[count:]
+        out.append(taken[0] if kind == "Tensor" else taken)
+    return tuple(out)

@@ -1,0 +1,220 @@
+"""Kernels that are no computation: views, storage, copies between devices, empty tensors, values read by Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch._ops import OpOverload
+
+from ampcheck.jax_device.device import index_of
+from ampcheck.jax_device.dispatch.kernels import computed
+from ampcheck.jax_device.dispatch.writing import assign, put, resize
+from ampcheck.jax_device.dtypes import jax_dtype
+from ampcheck.jax_device.storage import transfer
+from ampcheck.jax_device.storage.arrays import alias, contents, wrap
+from ampcheck.jax_device.storage.layout import Layout, contiguous, order
+from ampcheck.register.unseen import unseen
+
+SPECIAL: dict[str, Callable[..., Any]] = {}
+COMPOSED: dict[str, Callable[..., Any]] = {}
+_SMALL = 4096  # elements; larger zeros are made anew, so that the shared ones hold little memory
+
+
+def kernel(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: the function is the device's kernel of the overloads of those names, written as in `lower`."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            if name in SPECIAL:
+                raise ValueError(f"{name} has two kernels")
+            SPECIAL[name] = function
+        return function
+
+    return register
+
+
+def composed(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: the function takes the overloads of those names apart, in place of PyTorch's composite kernel.
+
+    What it calls is differentiated, not the overload itself.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        COMPOSED.update(dict.fromkeys(names, unseen(function)))
+        return function
+
+    return register
+
+
+def apart(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """What PyTorch's composite kernel of an overload makes of these arguments; `op.decompose` prefers Python's."""
+    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
+_shared: WeakValueDictionary[Any, jax.Array] = WeakValueDictionary()
+
+
+def zeros(size: tuple[int, ...], dtype: torch.dtype) -> jax.Array:
+    """An array of zeros; small ones are shared while somebody holds one, as arrays never change."""
+    if min(size, default=0) < 0:
+        raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
+    if math.prod(size) > _SMALL:
+        return jnp.zeros(size, jax_dtype(dtype))
+    found = _shared.get((size, dtype))
+    if found is None:
+        with jax.ensure_compile_time_eval():  # not a value of the program that jit may be tracing
+            found = _shared[size, dtype] = jax.device_put(np.zeros(size, jax_dtype(dtype)))
+    return found
+
+
+@kernel("empty.memory_format")
+def _empty(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    _check_strided(layout)
+    dtype = dtype or torch.get_default_dtype()
+    if memory_format in (None, torch.contiguous_format, torch.preserve_format):
+        return wrap(zeros(tuple(size), dtype))
+    stride = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format).stride()
+    return alias(wrap(zeros((int(np.prod(size)),), dtype)), size, stride, 0)
+
+
+def _check_strided(layout: Any) -> None:
+    if layout not in (None, torch.strided):
+        raise NotImplementedError(f"the jax device has no {layout} tensors, only strided ones")
+
+
+@kernel("empty_strided")
+def _empty_strided(
+    size: Sequence[int],
+    stride: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> torch.Tensor:
+    _check_strided(layout)
+    size, stride, dtype = tuple(size), tuple(stride), dtype or torch.get_default_dtype()
+    if stride == contiguous(size):
+        return wrap(zeros(size, dtype))
+    needed = 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    return alias(wrap(zeros((needed,), dtype)), size, stride, 0)
+
+
+@kernel("_efficientzerotensor")
+def _zero_tensor(size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
+    return wrap(zeros(tuple(size), dtype or torch.get_default_dtype()))
+
+
+@kernel("_to_copy")
+def _to_copy(
+    self: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: torch.device | None = None,
+    pin_memory: Any = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    _check_strided(layout)
+    if device is not None and device.index and device.type == "jax":
+        index_of(device)
+    if self.device.type != "jax":
+        return _placed(self.to(dtype or self.dtype), memory_format)
+    if device is not None and device.type != "jax":
+        kept = {} if memory_format is None else {"memory_format": memory_format}
+        return _hosted(self).to(device=device, dtype=dtype or self.dtype, copy=False, **kept)  # type: ignore[call-overload, no-any-return]
+    return computed("_to_copy")(self, dtype=dtype or self.dtype, memory_format=memory_format)  # type: ignore[no-any-return]
+
+
+def _placed(tensor: torch.Tensor, memory_format: torch.memory_format | None) -> torch.Tensor:
+    """The device copy of a CPU tensor, with its strides where they are dense."""
+    like = torch.empty_like(tensor, device="meta", memory_format=memory_format or torch.preserve_format)
+    dims = order(Layout(tuple(like.shape), like.stride(), 0), like.numel())
+    if dims is None or like.is_contiguous():
+        return transfer.to_device(tensor)
+    return alias(transfer.to_device(tensor.permute(dims)), like.shape, like.stride(), 0)
+
+
+def _hosted(tensor: torch.Tensor) -> torch.Tensor:
+    """The CPU copy of a device tensor, with its strides where they are dense."""
+    host = transfer.to_host(tensor)
+    out = torch.empty_like(tensor, device="meta")
+    return (
+        host
+        if out.stride() == host.stride()
+        else torch.empty_strided(out.shape, out.stride(), dtype=host.dtype).copy_(host)
+    )
+
+
+@kernel("copy_", "_copy_from")
+def _copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    if self.device.type != "jax":
+        return self.copy_(transfer.to_host(src))
+    if src.device.type != "jax":
+        src = transfer.to_device(src.to(self.dtype))
+    if self.shape != src.shape:
+        src = src.expand(self.shape)
+    if src.dtype is self.dtype:
+        return assign(self, src)  # type: ignore[no-any-return]
+    return put(self, src)
+
+
+@kernel("_copy_from_and_resize")
+def _copy_from_and_resize(self: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
+    if dst.device.type == "jax":
+        resize(dst, tuple(self.shape))
+    resized: torch.Tensor = _copy(dst.resize_(self.shape), self)
+    return resized
+
+
+@kernel("clone")
+def _clone(self: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
+    array = contents(self)
+    lazy = self.is_conj() or self.is_neg()
+    if (
+        array.shape == self.shape
+        and self.is_contiguous()
+        and not lazy
+        and memory_format in (None, torch.preserve_format, torch.contiguous_format)
+    ):
+        return wrap(array)  # arrays never change, so the copy may share it
+    return computed("clone")(self, memory_format=memory_format)  # type: ignore[no-any-return]
+
+
+@kernel("_local_scalar_dense")
+def _item(self: torch.Tensor) -> Any:
+    return np.asarray(transfer.values(self)).item()
+
+
+@kernel("equal")
+def _equal(self: torch.Tensor, other: torch.Tensor) -> bool:
+    _check_same_device(self, other)
+    if self.shape != other.shape:
+        return False
+    return bool(np.asarray(jnp.array_equal(transfer.values(self), transfer.values(other))))
+
+
+def _check_same_device(*tensors: torch.Tensor) -> None:
+    """Raises RuntimeError, worded as PyTorch's, where the tensors are on several devices."""
+    devices = sorted({str(t.device) for t in tensors})
+    if len(devices) > 1:
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"{devices[0]} and {devices[1]}!"
+        )

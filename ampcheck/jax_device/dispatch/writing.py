@@ -1,0 +1,134 @@
+"""Writing to tensors: whole storages, parts of them through views, other sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from ampcheck.jax_device.dispatch.promotion import convert
+from ampcheck.jax_device.dtypes import jax_dtype
+from ampcheck.jax_device.storage.arrays import META, Bytes, contents, from_bytes, storage_of, store, to_bytes
+from ampcheck.jax_device.storage.layout import Layout, contiguous, read, settled, write
+
+_meta_set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
+
+
+class Overlap(RuntimeError):
+    """Elements of a tensor that is written to are one element of its storage, as in an expanded tensor."""
+
+
+def assign(target: Any, values: Any) -> Any:
+    """Make the new tensor `values` (nobody else's) the contents of `target`, of the same shape; returns `target`.
+
+    Raises RuntimeError, as PyTorch does, where the shape differs or the dtype cannot be cast to the target's.
+    """
+    if isinstance(target, (list, tuple)):
+        return [assign(t, v) for t, v in zip(target, values, strict=True)]
+    if target is None:
+        return None
+    if target.device.type != "jax":
+        return target.copy_(values)
+    if target.shape != values.shape:
+        raise RuntimeError(
+            f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(values.shape)}"
+        )
+    if target.dtype is values.dtype:
+        mine, theirs = storage_of(target), storage_of(values)
+        if (
+            mine.array.shape == target.shape
+            and theirs.array.shape == target.shape
+            and target.is_contiguous()
+            and values.is_contiguous()
+            and target.is_conj() is values.is_conj()
+            and target.is_neg() is values.is_neg()
+        ):
+            mine.array = theirs.array
+            return target
+    else:
+        check_cast(values.dtype, target.dtype)
+    return put(target, values)
+
+
+def check_cast(given: torch.dtype, wanted: torch.dtype) -> None:
+    """Raises RuntimeError where PyTorch casts no result of one dtype to the other, e.g. a float to an integer."""
+    if not torch.can_cast(given, wanted):
+        raise RuntimeError(f"result type {given} can't be cast to the desired output type {wanted}")
+
+
+def put(target: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Write the values of a device tensor of the same shape to `target`, converted to its dtype."""
+    source, layout = _layout(values), _layout(target)
+    if 0 in layout.stride and any(n > 1 and not step for n, step in zip(layout.size, layout.stride, strict=True)):
+        raise Overlap(
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+            "Please clone() the tensor before performing the operation."
+        )
+    held = contents(target)
+    conj = target.is_conj() is not values.is_conj()
+    program = _writer(layout, source, jax_dtype(target.dtype), conj, values.is_neg(), target.is_neg())
+    store(target, program(held, contents(values)))
+    return target
+
+
+def _layout(tensor: torch.Tensor) -> Layout:
+    return Layout(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+
+@cache
+def _writer(target: Layout, source: Layout, dtype: np.dtype[Any], conj: bool, was: bool, becomes: bool) -> Any:
+    """`conj`: the lazy conjugate bits differ; `was` and `becomes`: the source's and the target's negative bit."""
+
+    def program(held: jax.Array, values: jax.Array) -> jax.Array:
+        given = settled(read(values, source), False, was)
+        return write(held, target, settled(convert(given, dtype), conj, becomes))
+
+    return jax.jit(program, inline=True)
+
+
+def resize(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int] | None = None) -> torch.Tensor:
+    """Give the tensor another size in place, its storage growing where it must; what is new is zero."""
+    size = tuple(size)
+    stride = contiguous(size) if stride is None else tuple(stride)
+    return place(tensor, storage_of(tensor), int(tensor.storage_offset()), size, stride)
+
+
+def place(
+    tensor: torch.Tensor, source: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
+) -> torch.Tensor:
+    """Put the tensor, in place, somewhere on a device storage, which grows where it must; what is new is zero."""
+    _meta_set(META, tensor, source, offset, size, stride)
+    grow(tensor, 0 if 0 in size else offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)))
+    _adopt(source, tensor)
+    return tensor
+
+
+def _adopt(source: Any, tensor: torch.Tensor) -> None:
+    """Keep the storage's values in the dtype and shape of a tensor that is all of it: reading is then free."""
+    found, dtype = source.array, jax_dtype(tensor.dtype)
+    raw = isinstance(found, Bytes)
+    nbytes = found.array.size if raw else found.size * found.dtype.itemsize
+    if nbytes != tensor.numel() * dtype.itemsize or tensor.storage_offset() or not tensor.is_contiguous():
+        return
+    if raw or found.dtype != dtype:
+        found = from_bytes(found.array if raw else to_bytes(found), dtype)
+    source.array = found.reshape(tuple(tensor.shape))
+
+
+def grow(tensor: torch.Tensor, elements: int) -> None:
+    """Make the storage hold at least that many elements of the tensor's dtype."""
+    array = contents(tensor)
+    if array.size < elements:
+        flat = jnp.zeros(elements, array.dtype)
+        store(tensor, flat.at[: array.size].set(array.reshape(-1)) if array.size else flat)
+
+
+def elements(tensor: torch.Tensor) -> int:
+    """How many elements of the tensor's dtype its storage has."""
+    return math.prod(contents(tensor).shape)

@@ -1,0 +1,1 @@
+"""Functions and arrays that cross between PyTorch and JAX."""

@@ -1,0 +1,104 @@
+"""Tensors of the device as `jax.Array`s and back, without a copy, and what DLPack needs to know of them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+import torch.utils.dlpack
+
+from ampcheck.jax_device.storage import transfer
+from ampcheck.jax_device.storage.arrays import wrap
+
+_NAME = "jax"
+
+
+def to_jax(tensor: torch.Tensor) -> jax.Array:
+    """The values of a tensor of the device, as an array of its shape.
+
+    No copy where the tensor is all of its storage: arrays never change, and a later write to the tensor gives its
+    storage another array. Raises TypeError for a tensor of another device, RuntimeError for one that requires grad.
+    """
+    if tensor.device.type != _NAME:
+        raise TypeError(
+            f"to_jax takes a tensor of the jax device, got one on {tensor.device}; use tensor.to('jax') first"
+        )
+    if tensor.requires_grad:
+        raise RuntimeError("to_jax cannot take a tensor that requires grad; use tensor.detach()")
+    return transfer.values(tensor.resolve_conj().resolve_neg())
+
+
+def from_jax(array: jax.Array) -> torch.Tensor:
+    """A contiguous tensor of the device that holds the array, without a copy; writes to it leave the array as it is.
+
+    Raises TypeError for what is no `jax.Array`, NotImplementedError for a dtype that PyTorch lacks.
+    """
+    if not isinstance(array, jax.Array):
+        raise TypeError(f"from_jax takes a jax.Array, got {type(array).__name__}")
+    return wrap(array)
+
+
+def _exported(tensor: torch.Tensor) -> Any:
+    if tensor.requires_grad:
+        raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
+    if tensor.is_conj():
+        raise BufferError("Can't export tensors with the conjugate bit set")
+    array: Any = transfer.values(tensor.resolve_neg())
+    return array
+
+
+def _capsule(
+    tensor: torch.Tensor, *, stream: Any = -1, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
+) -> Any:
+    """The tensor's values as a DLPack capsule on JAX's device.
+
+    A capsule of DLPack 1.0 says that it is read only. An older one cannot, so it holds a copy: a consumer that writes
+    would change an array that other tensors may share.
+    """
+    array = _exported(tensor)
+    versioned = max_version is not None and max_version[0] >= 1
+    if not versioned and copy is not False:
+        copy = True
+    if copy:
+        array, copy = jnp.array(array, copy=True), None
+    waited = None if stream == -1 else stream
+    return array.__dlpack__(stream=waited, max_version=max_version, dl_device=dl_device, copy=copy)
+
+
+def _to_dlpack(original: Any) -> Any:
+    @functools.wraps(original)
+    def to_dlpack(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return _capsule(tensor) if tensor.device.type == _NAME else original(tensor, *args, **kwargs)
+
+    return to_dlpack
+
+
+def install() -> None:
+    """Divert PyTorch's DLPack functions, which would export null pointers, for tensors of the device."""
+    dlpack, dlpack_device = torch.Tensor.__dlpack__, torch.Tensor.__dlpack_device__
+    from_dlpack = torch.utils.dlpack.from_dlpack
+
+    @functools.wraps(dlpack)
+    def __dlpack__(self: torch.Tensor, **kwargs: Any) -> Any:
+        return _capsule(self, **kwargs) if self.device.type == _NAME else dlpack(self, **kwargs)
+
+    @functools.wraps(dlpack_device)
+    def __dlpack_device__(self: torch.Tensor) -> Any:
+        return _exported(self).__dlpack_device__() if self.device.type == _NAME else dlpack_device(self)
+
+    @functools.wraps(from_dlpack)
+    def imported(ext_tensor: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As PyTorch's; a tensor of the device gives a tensor of the device on the same storage."""
+        if isinstance(ext_tensor, torch.Tensor) and ext_tensor.device.type == _NAME and not (args or kwargs):
+            return ext_tensor.detach()
+        return from_dlpack(ext_tensor, *args, **kwargs)
+
+    torch.Tensor.__dlpack__ = __dlpack__  # type: ignore[method-assign]
+    torch.Tensor.__dlpack_device__ = __dlpack_device__  # type: ignore[method-assign]
+    modules: tuple[Any, ...] = (torch, torch.utils.dlpack)
+    exported = _to_dlpack(modules[1].to_dlpack)
+    for module in modules:
+        module.from_dlpack, module.to_dlpack = imported, exported

@@ -1,0 +1,313 @@
+"""Functions across the border: a JAX function as a PyTorch one (`j2t_autograd`), and the reverse (`t2j`)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch.utils import _pytree as pytree
+
+from ampcheck.jax_device.storage.arrays import wrap
+from ampcheck.jax_device.storage.transfer import values
+
+DEVICE = "jax"
+
+
+def j2t_autograd(fn: Callable[..., Any] | None = None, *, cast_inputs: torch.dtype | None = None) -> Callable[..., Any]:
+    """A differentiable PyTorch function out of a JAX function; also a decorator.
+
+    `fn` takes and returns arrays in any nesting of tuples, lists and dicts. Tensors of the device among the arguments
+    reach it as arrays; everything else reaches it as it is and is part of the compiled program (so it is hashed; what
+    cannot be hashed is not compiled). It is differentiated by JAX, to any order, with respect to the floating-point and
+    complex tensors that require grad; integer and boolean results have no gradient. Gradients follow PyTorch's
+    convention for complex numbers, the conjugate of JAX's.
+
+    `cast_inputs`: as in `torch.amp.custom_fwd`: inside an enabled `torch.autocast("jax")` region, floating-point
+    tensors of the device other than float64 are cast to that dtype first. None leaves them as given, in every region.
+
+    Raises RuntimeError for a tensor on another device, TypeError where `fn` returns what is no array.
+    """
+    if fn is None:
+        return functools.partial(j2t_autograd, cast_inputs=cast_inputs)
+    border = _Border(fn)
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        if cast_inputs is not None and torch.is_autocast_enabled(DEVICE):
+            with torch.autocast(DEVICE, enabled=False):
+                leaves = [_cast(leaf, cast_inputs) for leaf in leaves]
+        return border(leaves, tree)
+
+    return call
+
+
+def _cast(leaf: Any, dtype: torch.dtype) -> Any:
+    eligible = (
+        isinstance(leaf, torch.Tensor)
+        and leaf.is_floating_point()
+        and leaf.device.type == DEVICE
+        and leaf.dtype is not torch.float64
+    )
+    return leaf.to(dtype) if eligible else leaf
+
+
+class _Border:
+    """One JAX function and its compiled forms, by what is not a tensor among the arguments."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+        self.forms: dict[Any, _Form] = {}
+
+    def __call__(self, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Any:
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        for position, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != DEVICE:
+                raise RuntimeError(
+                    f"j2t_autograd: leaf {position} of the arguments is on {leaf.device}, not on {DEVICE}"
+                )
+        static = tuple(None if isinstance(leaf, torch.Tensor) else (type(leaf), leaf) for leaf in leaves)
+        key = (static, tree)
+        try:
+            form = self.forms.get(key)
+            if form is None:
+                form = self.forms[key] = _Form(self.fn, static, tree, compiled=True)
+        except TypeError:  # an argument that cannot be hashed
+            form = _Form(self.fn, static, tree, compiled=False)
+        return form(tensors)
+
+
+class _Form:
+    """A JAX function of arrays alone, flat in and out."""
+
+    def __init__(self, fn: Callable[..., Any], static: Sequence[Any], tree: Any, *, compiled: bool) -> None:
+        self.out_tree: Any = None
+
+        def flat(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+            rest = iter(arrays)
+            args, kwargs = pytree.tree_unflatten([next(rest) if s is None else s[1] for s in static], tree)
+            leaves, self.out_tree = jax.tree.flatten(fn(*args, **kwargs))
+            return tuple(_array(leaf) for leaf in leaves)
+
+        self.flat = flat
+        self.jit = functools.partial(jax.jit, inline=True) if compiled else (lambda fn: fn)
+        self.forward = self.jit(flat)
+        self.with_vjp: dict[tuple[int, ...], Callable[..., Any]] = {}
+        self.backward: Callable[..., Any] = self.jit(lambda vjp, cotangents: vjp(cotangents))
+        self.gradients: dict[tuple[tuple[int, ...], int], _Gradient] = {}
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
+        out = _Call.apply(self, _Holder(), *tensors)
+        return jax.tree.unflatten(self.out_tree, out)
+
+    def linearized(self, wanted: tuple[int, ...], arrays: Sequence[jax.Array]) -> tuple[Any, Any]:
+        """The results, and the function from their cotangents to those of the arguments `wanted`."""
+        if wanted not in self.with_vjp:
+
+            def run(*all_arrays: jax.Array) -> tuple[Any, Any]:
+                return jax.vjp(_only(self.flat, wanted, all_arrays), *(all_arrays[i] for i in wanted))
+
+            self.with_vjp[wanted] = self.jit(run)
+        out, vjp = self.with_vjp[wanted](*arrays)
+        return out, vjp
+
+    def gradient(self, wanted: tuple[int, ...], count: int) -> _Gradient:
+        """The gradient of `count` arguments as a function of its own, for double backward."""
+        key = (wanted, count)
+        if key not in self.gradients:
+            self.gradients[key] = _Gradient(self, wanted, count)
+        return self.gradients[key]
+
+
+class _Gradient(_Form):
+    """From arguments and cotangents to the cotangents of the arguments `wanted`, differentiable in turn."""
+
+    def __init__(self, form: _Form, wanted: tuple[int, ...], count: int) -> None:
+        def gradient(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+            primals, cotangents = arrays[:count], arrays[count:]
+            out, vjp = jax.vjp(_only(form.flat, wanted, primals), *(primals[i] for i in wanted))
+            return tuple(_conjugated(vjp(_cotangents(out, cotangents))))
+
+        super().__init__(gradient, [None] * (count + 1), None, compiled=True)
+        self.flat = gradient
+        self.jit = form.jit
+        self.forward = self.jit(gradient)
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
+        return _Call.apply(self, _Holder(), *tensors)
+
+
+def _only(
+    flat: Callable[..., Any], wanted: tuple[int, ...], arrays: Sequence[jax.Array]
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """`flat` as a function of the arguments `wanted` alone."""
+
+    def run(*chosen: jax.Array) -> tuple[jax.Array, ...]:
+        full = list(arrays)
+        for i, array in zip(wanted, chosen, strict=True):
+            full[i] = array
+        out: tuple[jax.Array, ...] = flat(*full)
+        return out
+
+    return run
+
+
+def _array(leaf: Any) -> jax.Array:
+    try:
+        return jnp.asarray(leaf)
+    except TypeError as error:
+        raise TypeError(f"j2t_autograd: the function returned {type(leaf).__name__}, which is no array") from error
+
+
+def _inexact(array: Any) -> bool:
+    return jnp.issubdtype(array.dtype, jnp.inexact)
+
+
+def _conjugated(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """From JAX's convention for gradients of complex numbers to PyTorch's, or back."""
+    return [jnp.conj(a) if jnp.iscomplexobj(a) else a for a in arrays]
+
+
+def _cotangents(out: Sequence[jax.Array], given: Sequence[jax.Array]) -> tuple[Any, ...]:
+    """JAX's cotangents of the results: one for each inexact one from `given`, float0 for the others."""
+    rest = iter(_conjugated(given))
+    return tuple(next(rest).astype(o.dtype) if _inexact(o) else jnp.zeros(o.shape, jax.dtypes.float0) for o in out)
+
+
+class _Holder:
+    """What the forward keeps for the backward: it has no place of its own in `setup_context`."""
+
+    vjp: Any = None
+    wanted: tuple[int, ...] = ()
+    out: Any = None
+
+
+class _Call(torch.autograd.Function):
+    """One call of a `_Form` on tensors."""
+
+    @staticmethod
+    def forward(form: _Form, holder: _Holder, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        arrays = [values(t) for t in tensors]
+        wanted = tuple(i for i, t in enumerate(tensors) if t.requires_grad and _inexact(arrays[i]))
+        if wanted:
+            out, holder.vjp = form.linearized(wanted, arrays)
+            holder.wanted = wanted
+        else:
+            out = form.forward(*arrays)
+        holder.out = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in out]
+        return tuple(wrap(o) for o in out)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        form, holder, *tensors = inputs
+        ctx.form, ctx.out, ctx.held, ctx.vjp = form, holder.out, holder.wanted, holder.vjp
+        ctx.wanted = tuple(
+            i for i, t in enumerate(tensors) if t.requires_grad and (t.is_floating_point() or t.is_complex())
+        )
+        ctx.save_for_backward(*tensors)
+        ctx.mark_non_differentiable(*(o for o in output if not (o.is_floating_point() or o.is_complex())))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        tensors = ctx.saved_tensors
+        cotangents = [g for g, o in zip(grads, ctx.out, strict=True) if _inexact(o)]
+        # With create_graph=True from the arguments again, so that the gradient has one in turn; also under torch.func,
+        # whose forward cannot tell which tensors require grad.
+        if torch.is_grad_enabled() or ctx.held != ctx.wanted:
+            found = ctx.form.gradient(ctx.wanted, len(tensors))([*tensors, *cotangents])
+        else:
+            arrays = _cotangents(ctx.out, [values(g) for g in cotangents])
+            found = [wrap(a) for a in _conjugated(ctx.form.backward(ctx.vjp, arrays))]
+        out: list[Any] = [None] * len(tensors)
+        for i, gradient_of in zip(ctx.wanted, found, strict=True):
+            out[i] = gradient_of
+        return None, None, *out
+
+
+def t2j(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A JAX function out of a PyTorch one: differentiable by JAX in reverse mode, to any order, and traceable by `jit`.
+
+    `fn` takes tensors of the device and returns them, in any nesting of tuples, lists and dicts; arrays among the
+    arguments reach it as such tensors, everything else as it is. The gradient is PyTorch's: what `fn` detaches, or
+    computes in a `torch.autograd.Function`, is honoured. It is computed from the arguments again; under `jax.jit` XLA
+    merges that with the forward. `jax.jvp` is not served.
+    """
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        arrays = [leaf for leaf in leaves if _is_array(leaf)]
+        shell = [None if _is_array(leaf) else (leaf,) for leaf in leaves]
+        out_tree: list[Any] = []
+
+        def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            rest = iter(tensors)
+            inner_args, inner_kwargs = jax.tree.unflatten(tree, [next(rest) if s is None else s[0] for s in shell])
+            out, spec = pytree.tree_flatten(fn(*inner_args, **inner_kwargs))
+            out_tree[:] = [spec]
+            return out
+
+        out = _on_arrays(flat)(*arrays)
+        return pytree.tree_unflatten(out, out_tree[0])
+
+    return call
+
+
+def _is_array(leaf: Any) -> bool:
+    import numpy as np
+
+    return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
+
+
+def _on_arrays(flat: Callable[..., Sequence[torch.Tensor]]) -> Callable[..., Any]:
+    """A flat function of tensors as one of arrays, with PyTorch's gradient."""
+
+    def run(*arrays: Any) -> tuple[jax.Array, ...]:
+        with torch.enable_grad():
+            return tuple(values(t) for t in flat(*(wrap(jnp.asarray(a)) for a in arrays)))
+
+    def forward(*arrays: Any) -> tuple[Any, Any]:
+        return run(*arrays), arrays
+
+    def backward(arrays: Any, cotangents: Any) -> tuple[Any, ...]:
+        wanted = [i for i, a in enumerate(arrays) if _inexact(a)]
+        given = _conjugated([c for c in cotangents if c.dtype != jax.dtypes.float0])
+        found = iter(_conjugated(_on_arrays(_gradient(flat, wanted, len(arrays)))(*arrays, *given)))
+        return tuple(next(found) if i in wanted else None for i in range(len(arrays)))
+
+    differentiable = jax.custom_vjp(run)
+    differentiable.defvjp(forward, backward)
+    return differentiable
+
+
+def _gradient(flat: Callable[..., Sequence[torch.Tensor]], wanted: Sequence[int], count: int) -> Callable[..., Any]:
+    """From arguments and the gradients of `flat`'s inexact results to those of the arguments `wanted`."""
+
+    def gradient(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        primals, grads = list(tensors[:count]), tensors[count:]
+        again = any(t.requires_grad for t in tensors)
+        # JAX's tracers belong to a thread, so the backward stays on this one.
+        with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
+            for i in wanted:
+                primals[i] = primals[i] if primals[i].requires_grad else primals[i].detach().requires_grad_()
+            out = [o for o in flat(*primals) if o.is_floating_point() or o.is_complex()]
+            reached = [(o, g) for o, g in zip(out, grads, strict=True) if o.requires_grad]
+            found = (
+                torch.autograd.grad(
+                    [o for o, _ in reached],
+                    [primals[i] for i in wanted],
+                    [g for _, g in reached],
+                    create_graph=again,
+                    allow_unused=True,
+                    materialize_grads=True,
+                )
+                if reached
+                else [torch.zeros_like(primals[i]) for i in wanted]
+            )
+        return list(found)
+
+    return gradient

@@ -1,0 +1,1 @@
+"""`ampcheck.jax_device.jit`: a training step as one XLA program."""

@@ -1,0 +1,215 @@
+"""The short way from a call to its program: what must hold, as generated code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import torch
+from jax.sharding import NamedSharding
+from torch._C import _is_any_autocast_enabled, _len_torch_dispatch_stack, _len_torch_function_stack
+
+from ampcheck.jax_device.jit.entry import Entry, Stale
+from ampcheck.jax_device.jit.optim import hyperparameters
+from ampcheck.jax_device.jit.state import PLAIN, Reached
+from ampcheck.jax_device.jit.watch import raw
+from ampcheck.jax_device.storage.arrays import Bytes, create, storage_of
+from ampcheck.register.unseen import unseen
+
+MISS = object()
+_HOST_LIMIT = 4096  # elements of a CPU argument, which is compared value by value at each call
+_grad_flag = attrgetter("requires_grad")
+
+
+def modes() -> tuple[Any, ...]:
+    """The settings of PyTorch that change what a function computes."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.is_autocast_cache_enabled(),
+        torch.get_autocast_dtype("jax"),
+        torch.is_autocast_enabled("jax"),
+        torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_enabled("cpu"),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+def observed() -> bool:
+    """Whether a mode of the caller's is to see the ops."""
+    return bool(_len_torch_function_stack() or _len_torch_dispatch_stack())
+
+
+def described(value: Any) -> Any:
+    """What a program relies on of an argument: shape, strides, dtype of a tensor; the value of anything else.
+
+    Raises TypeError for an argument that may change unseen, and ValueError for a large CPU tensor, or one with a graph.
+    """
+    if isinstance(value, torch.Tensor):
+        if value.device.type == "jax":
+            return _device(value)
+        if value.device.type == "cpu" and value.numel() <= _HOST_LIMIT:
+            return ("cpu", value.dtype, tuple(value.shape), tuple(value.reshape(-1).tolist()))
+        raise ValueError(
+            f"an argument of a jitted function is a tensor of {value.numel()} elements on {value.device}; pass it on "
+            f"the jax device (CPU tensors of up to {_HOST_LIMIT} elements become part of the program)"
+        )
+    if isinstance(value, PLAIN):
+        return (type(value), value)
+    if type(value).__module__.split(".")[0] in ("numpy", "jax", "jaxlib"):
+        raise TypeError(f"a jitted function takes PyTorch tensors and Python values; got a {type(value).__name__}")
+    return id(value)
+
+
+def _device(value: torch.Tensor) -> tuple[Any, ...]:
+    if value.requires_grad and not value.is_leaf and torch.is_grad_enabled():
+        raise ValueError(
+            f"an argument of shape {list(value.shape)} of a jitted function is part of a graph from outside, which a "
+            "program cannot reach; pass tensor.detach()"
+        )
+    held = storage_of(value).array
+    spread = raw(held).sharding
+    return (
+        tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value.requires_grad, value.is_leaf,
+        raw(held).shape, raw(held).dtype, isinstance(held, Bytes), value.is_conj(), value.is_neg(), type(value),
+        spread if isinstance(spread, NamedSharding) else None,
+    )  # fmt: skip
+
+
+def sharing(tensors: list[torch.Tensor]) -> tuple[int, ...]:
+    """For each tensor, the first one with the same storage."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(t.untyped_storage()), i) for i, t in enumerate(tensors))
+
+
+class State:
+    """What a function reaches, as it was when it was walked, and whether that still holds."""
+
+    def __init__(self, reached: Reached, arguments: list[Any]) -> None:
+        self.reached = reached
+        self.objects = arguments  # kept, so that their ids stay their own
+        self.arguments = [*map(id, arguments)]
+        self.tensors = reached.tensors
+        self.storages = [t.untyped_storage() for t in self.tensors]
+        self.places = [*map(id, self.storages)]
+        self.distinct = frozenset(self.places)
+        self.flags = [*map(_grad_flag, self.tensors)]
+        self.host = [t for t in self.tensors if t.device.type != "jax"]
+        self.versions = [t._version for t in self.host]
+        self.numbers = [(g, k) for o in reached.optimizers for g, k in hyperparameters(o)]
+
+    def holds(self) -> bool:
+        """Whether the same objects, storages and settings are there, and CPU tensors were not written."""
+        return (
+            self.reached.unchanged()
+            and [*map(id, map(storage_of, self.tensors))] == self.places
+            and [*map(_grad_flag, self.tensors)] == self.flags
+            and (not self.host or [t._version for t in self.host] == self.versions)
+            and all(g[k].__class__ is float for g, k in self.numbers)
+        )
+
+    def key(self) -> tuple[Any, ...]:
+        """What a program relies on."""
+        host = tuple((id(t), t._version) for t in self.host)
+        tensors = tuple(_device(t) for t in self.tensors if t.device.type == "jax")
+        return self.reached.signature(), tensors, host, len(self.numbers)
+
+
+def generated(entry: Entry, args: tuple[Any, ...], state: State) -> Callable[..., Any]:
+    """A function of the arguments that runs the program where all that it relies on holds, else returns MISS."""
+    lines: list[str] = []
+    space: dict[str, Any] = {}
+    given: list[str] = []
+    for i, arg in enumerate(args):
+        if not isinstance(arg, torch.Tensor):
+            space[f"v{i}"] = arg
+            same = f"(a{i} == v{i} and a{i}.__class__ is v{i}.__class__)" if isinstance(arg, PLAIN) else "False"
+            lines.append(f"if a{i} is not v{i} and not {same}: return MISS")
+            if isinstance(arg, (list, tuple, dict, set)):
+                return _never
+            continue
+        if not _natural(arg):
+            return _never
+        given.append(str(i))
+        space |= {f"d{i}": arg.dtype, f"s{i}": tuple(arg.shape)}
+        lines.append(
+            f"if a{i}.dtype is not d{i} or a{i}.shape != s{i} or not a{i}.is_contiguous() or "
+            f"a{i}.requires_grad is not {arg.requires_grad} or a{i}.__class__ is not c{i}: return MISS"
+        )
+        space[f"c{i}"] = type(arg)
+    if entry.reads_grads or entry.host or any(v is None for v in given):
+        return _never
+    lines += _settings(space)
+    simple = entry.simple()
+    stateless = not state.reached.values and not state.tensors and not entry.extra
+    if not stateless:
+        lines.append("if not holds(): return MISS")
+    if not entry.alias_free():
+        storages = [id(storage_of(args[int(i)])) for i in given]
+        space["pattern"] = [storages.index(i) for i in storages]  # which arguments share a storage
+        lines.append(f"places = [{', '.join(f'id(storage_of(a{i}))' for i in given)}]")
+        lines.append("if [*map(places.index, places)] != pattern: return MISS")
+        for n, place in enumerate(storages):  # and which is one that the function reaches besides
+            wrong = f"places[{n}] != {place}" if place in state.distinct else f"places[{n}] in distinct"
+            lines.append(f"if {wrong}: return MISS")
+    if simple is not None and stateless and not entry.random and not entry.numbered:
+        arrays = [f"storage_of(a{given[entry.slots[slot]]}).array" for slot in entry.used]
+        call = f"outputs = program({', '.join(arrays)})"
+        result = "tensor = create(size, dtype)\n    storage_of(tensor).array = outputs[0]\n    return tensor"
+        space |= {"size": simple.size, "dtype": simple.dtype}
+    else:
+        call, result = f"outputs = run([{', '.join(f'a{i}' for i in given)}], reached)", "return outputs"
+    body = "\n        ".join(lines)
+    names = ", ".join(f"a{i}" for i in range(len(args)))
+    source = f"""
+def fast({names}{", " if names else ""}*more):
+    if more or functions() or dispatches(): return MISS
+    try:
+        {body}
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return MISS
+    try:
+        {call}
+    except Stale:
+        return MISS
+    {result}
+"""
+    space |= {
+        "MISS": MISS, "Stale": Stale, "create": create, "dispatches": _len_torch_dispatch_stack,
+        "distinct": state.distinct, "functions": _len_torch_function_stack, "holds": state.holds,
+        "program": entry.jitted, "reached": state.reached, "run": entry, "storage_of": storage_of,
+    }  # fmt: skip
+    exec(source, space)  # made of numbers and of names given here
+    fast: Callable[..., Any] = unseen(space["fast"])
+    return fast
+
+
+def _never(*_: Any) -> Any:
+    return MISS
+
+
+def _natural(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is the whole of its storage, as its array has it."""
+    if tensor.device.type != "jax" or tensor.is_complex() or (tensor.requires_grad and not tensor.is_leaf):
+        return False
+    return storage_of(tensor).array.shape == tensor.shape and tensor.is_contiguous() and not tensor.is_neg()
+
+
+def _settings(space: dict[str, Any]) -> list[str]:
+    """Lines that compare PyTorch's settings with those the program was traced under."""
+    grad, inference, default, cache, dtype, *_ = modes()
+    space |= {
+        "any_autocast": _is_any_autocast_enabled, "autocast_dtype": torch.get_autocast_dtype, "default": default,
+        "default_of": torch.get_default_dtype, "dtype_of_region": dtype, "grads": torch.is_grad_enabled,
+        "inference": torch.is_inference_mode_enabled, "keeps": torch.is_autocast_cache_enabled,
+        "now": modes(), "modes": modes,
+    }  # fmt: skip
+    short = (
+        f"grads() is not {grad} or inference() is not {inference} or keeps() is not {cache} or "
+        "default_of() is not default or autocast_dtype('jax') is not dtype_of_region"
+    )
+    if _is_any_autocast_enabled():
+        return ["if modes() != now: return MISS"]
+    return [f"if any_autocast() or {short}: return MISS"]

@@ -1,0 +1,273 @@
+"""One trace of a PyTorch function: from its inputs' storages to a JAX program and what to do with its results."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from ampcheck.jax_device import random
+from ampcheck.jax_device.jit.optim import hyperparameters, remembered, traced_optimizers
+from ampcheck.jax_device.jit.results import Effects, Results, collect
+from ampcheck.jax_device.jit.state import Reached
+from ampcheck.jax_device.jit.watch import Poisoned, ValueNeededError, Watch, raw
+from ampcheck.jax_device.storage.arrays import Bytes, create, storage_of
+
+lock = threading.RLock()  # storages hold traced arrays meanwhile, so one trace at a time
+
+
+class _Tracing(threading.local):
+    active = False
+
+
+tracing = _Tracing()
+
+
+@dataclass
+class Trace:
+    """What one trace gave: the program as a jaxpr over all inputs, and what its outputs are."""
+
+    closed: Any
+    tensors: list[torch.Tensor]
+    leaves: list[torch.Tensor]
+    extra: list[torch.Tensor]
+    reads_grads: bool
+    host: list[torch.Tensor]
+    results: Results
+    effects: Effects
+    random: bool
+    numbers: int
+
+
+def unique(tensors: list[torch.Tensor]) -> list[Any]:
+    """The storages of device tensors, each once, in order."""
+    found = {id(s): s for s in (storage_of(t) for t in tensors if t.device.type == "jax")}
+    return list(found.values())
+
+
+def grad_leaves(arguments: list[torch.Tensor], reached: Reached) -> list[torch.Tensor]:
+    """The tensors whose `.grad` the function may use or set."""
+    found = [*(t for t in arguments if t.is_leaf), *reached.leaves]
+    return [t for t in dict.fromkeys(found) if t.requires_grad and t.device.type == "jax"]
+
+
+def numbers_of(reached: Reached) -> list[float]:
+    """The hyperparameters that are inputs, as they are now."""
+    return [group[key] for optimizer in reached.optimizers for group, key in hyperparameters(optimizer)]
+
+
+def trace(fn: Callable[..., Any], args: Any, kwargs: Any, arguments: list[torch.Tensor], reached: Reached) -> Trace:
+    """Trace `fn` without any effect that lasts: every storage, gradient and setting is as before afterwards.
+
+    Storages that were not known to be inputs become inputs of a second trace.
+    Raises ValueNeededError, RuntimeError for what cannot be compiled, and whatever `fn` raises.
+    """
+    extra: list[torch.Tensor] = []
+    reads_grads = False
+    with lock:
+        while True:
+            attempt = _Attempt(fn, args, kwargs, arguments, reached, extra, reads_grads)
+            try:
+                done = attempt.run()
+            except Poisoned:
+                reads_grads = True
+                continue
+            if attempt.watch.unknown:
+                extra = [*extra, *(t for _, _, t in attempt.watch.unknown.values())]
+                continue
+            return done
+
+
+class _Attempt:
+    """One try, with a given set of inputs."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        arguments: list[torch.Tensor],
+        reached: Reached,
+        extra: list[torch.Tensor],
+        reads_grads: bool,
+    ) -> None:
+        self.fn, self.args, self.kwargs, self.arguments, self.reached = fn, args, kwargs, arguments, reached
+        self.leaves = grad_leaves(arguments, reached)
+        self.grads = [leaf.grad for leaf in self.leaves]
+        self.given_grads = self.grads if reads_grads else [_placeholder(leaf) for leaf in self.leaves]
+        given = [g for g in self.given_grads if g is not None]
+        self.tensors = [*arguments, *reached.tensors, *(given if reads_grads else ()), *extra]
+        self.extra = extra
+        self.storages = unique(self.tensors)
+        self.reads_grads = reads_grads
+        self.watch = Watch(self.storages, [] if reads_grads else [storage_of(g) for g in given])
+        self.originals = [s.array for s in self.storages]
+        self.homes = [(t, storage_of(t), t.detach()) for t in self.tensors if t.device.type == "jax"]
+        self.random = False
+
+    def run(self) -> Trace:
+        specs = [jax.ShapeDtypeStruct(raw(a).shape, raw(a).dtype) for a in self.originals]
+        numbers = numbers_of(self.reached)
+        self.rewind = remembered(self.reached.optimizers, self.reached.scalers)
+        host = _Host([t for t in self.tensors if t.device.type == "cpu"])
+        done = False
+        try:
+            closed = jax.make_jaxpr(self._body)(specs, numbers, np.zeros(2, np.uint32))
+            done = True
+        finally:
+            if not done:
+                host.restore()
+                self.watch.wipe()
+        if not self.watch.unknown:
+            host.check(self.watch.host.values())
+            self._check_escapes()
+        host_tensors = [*host.tensors, *(t for t, _ in self.watch.host.values())]
+        return Trace(
+            closed, self.tensors, self.leaves, self.extra, self.reads_grads, host_tensors, self.results, self.effects,
+            self.random, len(numbers),
+        )  # fmt: skip
+
+    def _body(self, arrays: list[Any], numbers: list[Any], base: Any) -> Any:
+        torch.clear_autocast_cache()  # a kept cast from outside would be a constant, one from inside a tracer
+        try:
+            return self._traced(arrays, numbers, base)
+        finally:  # here, as JAX looks for leaked tracers when this function returns
+            torch.clear_autocast_cache()
+            self._restore()
+
+    def _traced(self, arrays: list[Any], numbers: list[Any], base: Any) -> Any:
+        for leaf, grad in zip(self.leaves, self.given_grads, strict=True):
+            leaf.grad = grad
+        for storage, array, original in zip(self.storages, arrays, self.originals, strict=True):
+            storage.array = Bytes(array) if isinstance(original, Bytes) else array
+        before = (random.default.seed, random.default.drawn)
+        with (
+            torch.autograd.set_multithreading_enabled(False),
+            _active(),
+            random.traced(base),
+            traced_optimizers(self.reached.optimizers, numbers, self._outer),
+            self.watch,
+        ):
+            out = self.fn(*self.args, **self.kwargs)
+            self.random = random._traced.drawn > 0
+        if before != (random.default.seed, random.default.drawn):
+            raise RuntimeError(
+                "the random generator was seeded inside of a jitted function, which would happen once, when it is "
+                "compiled; seed before the call"
+            )
+        if self.watch.poisoned:
+            raise Poisoned
+        for tensor, home, _ in self.homes:
+            if storage_of(tensor) is not home:
+                raise RuntimeError(
+                    f"a tensor of shape {list(tensor.shape)} from outside of a jitted function was given another "
+                    "storage inside (x.data = ..., set_, resize_); write to it in place (copy_)"
+                )
+        self.results, self.effects, outputs = collect(self, out, arrays)
+        return [jax.lax.convert_element_type(o, o.dtype) for o in outputs]
+
+    def _outer(self) -> list[Any]:
+        return [*self.storages, *(s for s, _, _ in self.watch.unknown.values())]
+
+    def _restore(self) -> None:
+        for storage, array in zip(self.storages, self.originals, strict=True):
+            storage.array = array
+        for storage, array, _ in self.watch.unknown.values():
+            storage.array = array
+        for leaf, grad in zip(self.leaves, self.grads, strict=True):
+            leaf.grad = grad
+        for tensor, home, same in self.homes:
+            if storage_of(tensor) is not home:
+                tensor.data = same
+        for holder, key, value in zip(self.reached.holders, self.reached.keys, self.reached.values, strict=True):
+            with contextlib.suppress(TypeError, KeyError, IndexError):  # a tuple cannot have changed
+                if _at(holder, key) is not value:
+                    holder[key] = value
+        self.rewind()
+
+    def _check_escapes(self) -> None:
+        """Raise RuntimeError where something keeps a tensor of the trace, which a later call would not make anew."""
+        if not self.watch.alive():
+            return
+        gc.collect()
+        alive = self.watch.alive()
+        if not alive:
+            return
+        _, op, line = alive[0]
+        more = f" ({len(alive)} such tensors)" if len(alive) > 1 else ""
+        del alive
+        self.watch.wipe()
+        raise RuntimeError(
+            f"a tensor made in a jitted function outlives the call: the result of {op} at {line}{more}; return it, or "
+            "write it in place to a tensor made before (copy_)"
+        )
+
+
+def _at(holder: Any, key: Any) -> Any:
+    try:
+        return holder[key]
+    except (KeyError, IndexError, ValueError):
+        return _GONE
+
+
+_GONE = object()
+
+
+def _placeholder(leaf: torch.Tensor) -> torch.Tensor:
+    """A gradient without values, which stands for whatever gradient there is before the call."""
+    empty: torch.Tensor = create(leaf.shape, leaf.dtype)
+    return empty
+
+
+@contextlib.contextmanager
+def _active() -> Iterator[None]:
+    before, tracing.active = tracing.active, True
+    try:
+        yield
+    finally:
+        tracing.active = before
+
+
+class _Host:
+    """CPU tensors and the CPU's random numbers, which a compiled function may read as constants and must not change."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.tensors = tensors
+        self._before = [(t, t._version, t.detach().clone()) for t in tensors]
+        self._random = torch.get_rng_state()
+
+    def restore(self) -> None:
+        """Undo what was written."""
+        for tensor, version, value in self._before:
+            if tensor._version != version:
+                with torch.no_grad():
+                    tensor.copy_(value)
+
+    def check(self, seen: Iterable[tuple[torch.Tensor, int]]) -> None:
+        """Raise RuntimeError where something was written, or random numbers were drawn.
+
+        `seen` are the tensors that the trace met, with the versions they had then.
+        """
+        for tensor, version in (*((t, v) for t, v, _ in self._before), *seen):
+            if tensor._version != version:
+                self.restore()
+                raise RuntimeError(
+                    f"a CPU tensor of shape {list(tensor.shape)} is written in a jitted function, which would happen "
+                    "once, when it is compiled; put it on the jax device (an optimizer's step count by capturable=True)"
+                )
+        if not torch.equal(self._random, torch.get_rng_state()):
+            torch.set_rng_state(self._random)
+            raise RuntimeError(
+                "random numbers were drawn on the CPU in a jitted function, which would be the same at every call; "
+                "draw them on the jax device"
+            )
+
+
+__all__ = ["Trace", "ValueNeededError", "grad_leaves", "lock", "numbers_of", "trace", "tracing", "unique"]

@@ -1,0 +1,174 @@
+"""`jit`: a PyTorch function on the jax device, forward, backward and optimizer update, as one XLA program."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, cast, overload
+
+import jax
+import torch
+from torch.utils import _pytree as pytree
+
+from ampcheck.jax_device.jit.entry import Entry, Stale
+from ampcheck.jax_device.jit.fast import MISS, State, described, generated, modes, observed, sharing
+from ampcheck.jax_device.jit.optim import Concretize, make_static
+from ampcheck.jax_device.jit.state import PLAIN, Reached, reach
+from ampcheck.jax_device.jit.trace import grad_leaves, trace, tracing
+from ampcheck.jax_device.jit.watch import ValueNeededError
+from ampcheck.jax_device.storage.arrays import storage_of
+
+__all__ = ["ValueNeededError", "jit"]
+
+
+@overload
+def jit(fn: Callable[..., Any], *, donate: bool = True, warn_after: int = 16) -> Any: ...
+@overload
+def jit(fn: None = None, *, donate: bool = True, warn_after: int = 16) -> Callable[[Callable[..., Any]], Any]: ...
+def jit(fn: Callable[..., Any] | None = None, *, donate: bool = True, warn_after: int = 16) -> Any:
+    """Compile a function of tensors, modules, optimizers and Python values whole; also a decorator.
+
+    State that the function reaches (parameters, buffers, gradients, optimizer state, a scaler's scale, random numbers)
+    goes in and out of the program. `donate` lets XLA overwrite state in place; after `warn_after` programs a
+    UserWarning says what differs from call to call. The result has `lower(*args, **kwargs)`, JAX's `Lowered`,
+    `program(*args, **kwargs)`, the same for another platform to lower, and `compiles`, how many programs were made.
+    docs/jax_jit.md says what is an input, what makes a new program and what is an error.
+
+    Raises ValueNeededError where Python looks at a value, RuntimeError for what a program cannot do.
+    """
+    if fn is None:
+        return lambda fn: jit(fn, donate=donate, warn_after=warn_after)
+    return _Jitted(fn, donate, warn_after).function()
+
+
+class _Jitted:
+    """The programs of one function, and the way to the right one."""
+
+    def __init__(self, fn: Callable[..., Any], donate: bool, warn_after: int) -> None:
+        self.fn, self.donate, self.warn_after = fn, donate, warn_after
+        self.entries: dict[Any, Entry] = {}
+        self.recent: dict[Any, Entry] = {}
+        self.state: State | None = None
+        self.fast: Callable[..., Any] = _miss
+        self.last: Any = None
+
+    def function(self) -> Any:
+        """The function that the user calls: the fast path, then the general one."""
+
+        def jitted(*args: Any, **kwargs: Any) -> Any:
+            if not kwargs:
+                out = self.fast(*args)
+                if out is not MISS:
+                    return out
+            return self.call(args, kwargs)
+
+        present = [n for n in functools.WRAPPER_ASSIGNMENTS if hasattr(self.fn, n)]
+        self.wrapped = cast(Any, jitted)
+        functools.update_wrapper(jitted, self.fn, assigned=present, updated=())
+        self.wrapped.lower, self.wrapped.program = self.lower, self.program
+        self.wrapped.compiles = 0
+        return self.wrapped
+
+    def call(self, args: Any, kwargs: Any) -> Any:
+        """The general way."""
+        if tracing.active or observed():  # a mode of the caller's sees op by op what would be one program
+            return self.fn(*args, **kwargs)
+        entry, arguments, state = self.entry(args, kwargs)
+        try:
+            return entry(arguments, state.reached)
+        except Stale:  # an array took another shape under the same tensors
+            self._forget()
+            entry, arguments, state = self.entry(args, kwargs)
+            return entry(arguments, state.reached)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """JAX's `Lowered` of the program for these arguments: `.as_text()` is its StableHLO. Nothing is executed."""
+        entry, inputs = self._inputs(args, kwargs)
+        return entry.jitted.lower(*inputs)
+
+    def program(self, *args: Any, **kwargs: Any) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
+        """The program for these arguments as a function JAX has jitted, and what its inputs are. Nothing is executed.
+
+        `function.trace(*structs).lower(lowering_platforms=("tpu",))` lowers it for another platform. State comes in as
+        inputs; a number of Python's, such as a learning rate, is a weakly typed scalar.
+        """
+        entry, inputs = self._inputs(args, kwargs)
+        avals = [jax.typeof(given) for given in inputs]
+        return entry.jitted, [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+
+    def _inputs(self, args: Any, kwargs: Any) -> tuple[Entry, list[Any]]:
+        """The program for these arguments, and its inputs as they are now; no random number is drawn."""
+        entry, arguments, state = self.entry(args, kwargs)
+        tensors = entry.tensors(arguments, state.reached)
+        storages = [storage_of(tensors[i]) for i in entry.slots]
+        return entry, entry.inputs(storages, state.reached, drawing=False)
+
+    def entry(self, args: Any, kwargs: Any) -> tuple[Entry, list[torch.Tensor], State]:
+        """The program for these arguments, compiled where there is none yet."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        arguments = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        state = self._state([leaf for leaf in leaves if not isinstance(leaf, PLAIN)])
+        shared = sharing([*arguments, *state.reached.tensors])
+        given = (spec, tuple(map(described, leaves)), shared, modes())
+        grads = _grads(arguments, state.reached)
+        entry = self.recent.get(given) or self.recent.get((given, grads))
+        if entry is None:
+            key = (given, state.key())
+            entry = self.entries.get(key) or self.entries.get((key, grads))
+            if entry is None:
+                try:
+                    entry = self._compile(args, kwargs, arguments, state, key)
+                except Concretize as error:
+                    make_static(error.place)
+                    self._forget()
+                    return self.entry(args, kwargs)
+                self.entries[(key, grads) if entry.reads_grads else key] = entry
+            self.recent[(given, grads) if entry.reads_grads else given] = entry
+        if not kwargs:
+            self.fast = generated(entry, args, state)
+        return entry, arguments, state
+
+    def _forget(self) -> None:
+        self.state, self.fast = None, _miss
+        self.recent.clear()
+
+    def _state(self, objects: list[Any]) -> State:
+        """What the function reaches: from the last call where nothing changed, else walked anew."""
+        state = self.state
+        arguments = [o for o in objects if not isinstance(o, torch.Tensor)]
+        if state is None or [*map(id, arguments)] != state.arguments or not state.holds():
+            self._forget()
+            state = self.state = State(reach(self.fn, tuple(arguments)), arguments)
+        return state
+
+    def _compile(self, args: Any, kwargs: Any, arguments: list[torch.Tensor], state: State, key: Any) -> Entry:
+        traced = trace(self.fn, args, kwargs, arguments, state.reached)
+        self.wrapped.compiles += 1
+        if self.wrapped.compiles == self.warn_after:
+            warnings.warn(
+                f"jit compiled {getattr(self.fn, '__qualname__', type(self.fn).__name__)} {self.warn_after} times; "
+                f"from the last program to this one changed: {difference(self.last, key)}",
+                UserWarning,
+                stacklevel=5,
+            )
+        self.last = key
+        return Entry(traced, state.reached, self.donate)
+
+
+def _miss(*_: Any) -> Any:
+    return MISS
+
+
+def _grads(arguments: list[torch.Tensor], reached: Reached) -> Any:
+    """Which leaves have a gradient, and of what kind."""
+    return tuple(None if leaf.grad is None else described(leaf.grad) for leaf in grad_leaves(arguments, reached))
+
+
+def difference(before: Any, now: Any) -> str:
+    """The first place at which two keys differ, in words."""
+    if type(before) is type(now) is tuple and len(before) == len(now):
+        for b, n in zip(before, now, strict=True):
+            if b != n:
+                return difference(b, n)
+    return f"{before} became {now}"

@@ -1,0 +1,195 @@
+"""What a trace touches: every op of the function, forward and backward, is seen."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import torch
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+from torch.library import Library
+
+from ampcheck.jax_device.dispatch.program import VALUE_NEEDED
+from ampcheck.jax_device.dispatch.schema import is_view, overloads
+from ampcheck.jax_device.storage.arrays import Bytes, alias, storage_of
+
+_LIBRARIES = tuple(str(Path(file or "").parent) for file in (torch.__file__, jax.__file__, __file__))
+
+
+class ValueNeededError(RuntimeError):
+    """Python needs a value inside of a jitted function, where there are none yet."""
+
+
+# The key of a device that PyTorch no longer has. A kernel there sees every op of a thread that includes the key,
+# above autograd, and may raise in backward; an exception out of a TorchDispatchMode in backward ends the process,
+# because PyTorch then calls the device's Python guard while the error is set.
+_KEY: Any = torch._C.DispatchKey.AutocastIPU  # type: ignore[attr-defined]
+_KEYS = torch._C.DispatchKeySet(_KEY)
+_library = Library("_", "IMPL")
+_aten = Library("aten", "IMPL")
+
+
+class _Watching(threading.local):
+    watch: Watch | None = None
+
+
+_watching = _Watching()
+
+
+def _seen(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """The fallback: the op is called anew without the key, as numbers among tensors cannot be given to `redispatch`."""
+    watch = _watching.watch
+    with torch._C._ExcludeDispatchKeyGuard(_KEYS), torch._C.DisableTorchFunction():
+        return op(*args, **kwargs) if watch is None else watch.run(op, args, kwargs)
+
+
+@cache
+def _register() -> None:
+    """Put `_seen` under every overload. The fallback alone serves custom ops; under a TorchDispatchMode PyTorch finds
+    only kernels of single overloads (`python_op_registration_trampoline`).
+    """
+    _library.fallback(_seen, _KEY.name)
+    for op in overloads():
+        _aten.impl(op, partial(_seen, op), _KEY.name)
+
+
+class Poisoned(BaseException):
+    """The function uses a gradient from before the call. No Exception, so that nothing of the caller's takes it."""
+
+
+def caller() -> str:
+    """The nearest line of the stack outside of torch, jax and the device: "file:line (`source`)"."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((*_LIBRARIES, "<")):
+            source = linecache.getline(name, frame.f_lineno).strip()
+            return f"{name}:{frame.f_lineno} (`{source}`)"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "an unknown line"
+
+
+def tensors(values: Any) -> Iterator[torch.Tensor]:
+    """The tensors in an op's arguments or results."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            while is_functorch_wrapped_tensor(value):  # by vmap or grad, which have no storage of their own
+                value = get_unwrapped(value)
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors(value)
+
+
+def raw(found: Any) -> Any:
+    """The array of what hangs on a storage."""
+    return found.array if isinstance(found, Bytes) else found
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without its graph."""
+    return alias(tensor, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+
+
+class Watch:
+    """Sorts every storage an op is given: an input of the program, made in the trace, or unknown so far.
+
+    A context manager; inside, it sees the ops of its thread.
+    """
+
+    def __init__(self, inputs: list[Any], poison: list[Any]) -> None:
+        self._inputs = {id(s) for s in inputs}
+        self._poison = {id(s) for s in poison}
+        self._known = self._inputs | self._poison
+        self._kept = [inputs, poison]  # ids stay their own
+        self._made: dict[int, tuple[weakref.ref[Any], str, str]] = {}
+        self.unknown: dict[int, tuple[Any, Any, torch.Tensor]] = {}
+        self.host: dict[int, tuple[torch.Tensor, int]] = {}
+        self.poisoned = False
+
+    def __enter__(self) -> Watch:
+        _register()
+        self._before = _watching.watch
+        _watching.watch = self
+        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, False)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        _watching.watch = self._before
+        on = self._before is not None
+        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, on)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, not on)
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """One op: look at what it is given, run it, note what it made."""
+        for tensor in tensors((*args, *kwargs.values())):
+            self._see(tensor, func)
+        try:
+            out = func(*args, **kwargs)
+        except VALUE_NEEDED as error:
+            raise ValueNeededError(
+                f"{func.name()} needs a value that a jitted function does not have while it is traced, at {caller()}; "
+                "compute with tensors instead (torch.where, masks), or move this out of the function"
+            ) from error
+        for tensor in tensors(out if isinstance(out, (list, tuple)) else (out,)):
+            self._note(tensor, func)
+        return out
+
+    def _see(self, tensor: torch.Tensor, func: Any) -> None:
+        if tensor.device.type == "cpu":
+            if func is torch.ops.aten.lift_fresh.default:
+                self._note(tensor, func)  # torch.tensor(...) makes its tensor unseen
+            elif tensor.dim() and not self.is_made(tensor.untyped_storage()):
+                self.host.setdefault(id(tensor.untyped_storage()), (tensor, tensor._version))
+            return
+        if tensor.device.type != "jax":
+            return
+        storage = storage_of(tensor)
+        if id(storage) in self._poison and not is_view(func):
+            self.poisoned = True
+            raise Poisoned
+        if id(storage) in self._inputs or id(storage) in self.unknown or self.is_made(storage):
+            return
+        found = getattr(storage, "array", None)
+        if found is not None and not isinstance(raw(found), jax.core.Tracer):
+            self.unknown[id(storage)] = (storage, found, _same(tensor))
+
+    def _note(self, tensor: torch.Tensor, func: Any) -> None:
+        if tensor.device.type == "meta":
+            return
+        storage = tensor.untyped_storage()
+        if (
+            id(storage) in self._known
+            or id(storage) in self.unknown
+            or id(storage) in self.host
+            or self.is_made(storage)
+        ):
+            return
+        self._made[id(storage)] = (weakref.ref(storage), func.name(), caller())
+
+    def is_made(self, storage: Any) -> bool:
+        """Whether an op of the trace made the storage."""
+        found = self._made.get(id(storage))
+        return found is not None and found[0]() is storage
+
+    def alive(self) -> list[tuple[Any, str, str]]:
+        """The device storages made in the trace that something still holds, with the op and the line of each."""
+        held = ((ref(), op, line) for ref, op, line in self._made.values())
+        return [
+            (s, op, line)
+            for s, op, line in held
+            if s is not None and isinstance(raw(getattr(s, "array", None)), jax.core.Tracer)
+        ]
+
+    def wipe(self) -> None:
+        """Take the traced arrays from the storages that outlive the trace."""
+        for storage, _, _ in self.alive():
+            del storage.array
+        self._made.clear()

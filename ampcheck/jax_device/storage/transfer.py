@@ -1,0 +1,80 @@
+"""Values between the CPU and the device, and CPU tensors among an op's arguments."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from ampcheck.jax_device.dtypes import jax_dtype, torch_dtype
+from ampcheck.jax_device.storage.arrays import contents, wrap
+from ampcheck.jax_device.storage.layout import Layout, read, settled
+
+# Overloads whose index tensors may lie on the CPU, as on CUDA (aten/src/ATen/native/TensorAdvancedIndexing.cpp).
+_INDEXING = ("index.", "index_put", "_index_put_impl", "_unsafe_index")
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A tensor's values as an array that shares nothing with it. Raises RuntimeError for a tensor without values.
+
+    `Tensor.numpy` would leave the tensor unable to be resized, and NumPy's own dtypes lack bfloat16.
+    """
+    dtype = jax_dtype(tensor.dtype)
+    host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    out = np.empty(tuple(host.shape), dtype)
+    if out.nbytes and not host.data_ptr():
+        host = host.clone()  # a tensor of zeros without storage gets one
+        if not host.data_ptr():
+            raise RuntimeError(f"a {type(tensor).__name__} without values cannot be copied to the jax device")
+    ctypes.memmove(out.ctypes.data, host.data_ptr(), out.nbytes)
+    return out
+
+
+def from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """A CPU tensor with a copy of the array's values, which can be resized, as none of `torch.from_numpy` can."""
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    out = torch.empty(array.shape, dtype=torch_dtype(array.dtype), device="cpu")
+    ctypes.memmove(out.data_ptr(), array.ctypes.data, array.nbytes)
+    return out
+
+
+def values(tensor: torch.Tensor) -> jax.Array:
+    """A device tensor's values as an array of its shape; the storage's own array where the tensor is all of it."""
+    array = contents(tensor)
+    size = tuple(tensor.shape)
+    if array.shape != size or not tensor.is_contiguous():
+        array = read(array, Layout(size, tensor.stride(), int(tensor.storage_offset())))
+    return settled(array, tensor.is_conj(), tensor.is_neg())
+
+
+def to_device(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor of the device with the values of a CPU tensor."""
+    return wrap(jax.device_put(to_numpy(tensor)))
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor with the values of a device tensor."""
+    return from_numpy(np.asarray(values(tensor)))
+
+
+def guest(tensor: torch.Tensor, name: str) -> Any:
+    """A tensor of another device among the arguments: a CPU scalar becomes a NumPy scalar array.
+
+    Raises RuntimeError where PyTorch would: anything else must be on one device.
+    """
+    if tensor.device.type == "cpu" and not tensor.dim():
+        return to_numpy(tensor)
+    if tensor.device.type == "cpu" and name.startswith(_INDEXING):
+        return to_device(tensor)
+    raise RuntimeError(
+        "Expected all tensors to be on the same device, "
+        f"but aten::{name} was given tensors on jax:0 and {tensor.device}"
+    )
+
+
+def dtype_of(array: Any) -> torch.dtype:
+    """The PyTorch dtype of a NumPy array or scalar."""
+    return torch_dtype(array.dtype)

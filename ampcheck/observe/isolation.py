@@ -1,0 +1,52 @@
+"""Autocast state before and after a case: a case that leaves it changed must not spoil the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from ampcheck.spec.torch_dtypes import DTYPES
+
+DEFAULT_DTYPES = {
+    **dict.fromkeys(("cpu", "xla", "hpu", "maia"), "bf16"),
+    **dict.fromkeys(("cuda", "xpu", "mps", "mtia"), "fp16"),
+}
+"""The dtype `torch.autocast` takes for a device type when given none; the documentation's defaults."""
+
+
+def depth() -> int:
+    """How many regions this thread is inside, whatever their device type."""
+    torch.autocast_increment_nesting()
+    return int(torch.autocast_decrement_nesting())
+
+
+def _known(device_type: str) -> bool:
+    """Whether PyTorch knows a device type; one whose backend was not loaded yet has no state to put back."""
+    try:
+        torch.device(device_type)
+    except RuntimeError:
+        return False
+    return True
+
+
+def reset(further: Mapping[str, str]) -> None:
+    """Put enabled, dtype, cache_enabled and the nesting depth back to a fresh thread's; drop cached casts.
+
+    `further`: the default dtype of device types that PyTorch's documentation does not list.
+    """
+    for device_type, dtype in {**further, **DEFAULT_DTYPES}.items():
+        if not _known(device_type):
+            continue
+        if torch.is_autocast_enabled(device_type):
+            torch.set_autocast_enabled(device_type, False)
+        if torch.get_autocast_dtype(device_type) != DTYPES[dtype]:
+            torch.set_autocast_dtype(device_type, DTYPES[dtype])
+    if not torch.is_autocast_cache_enabled():
+        torch.set_autocast_cache_enabled(True)
+    inside = depth()
+    while inside > 0:
+        inside = torch.autocast_decrement_nesting()
+    while inside < 0:  # a region that was left and never entered
+        inside = torch.autocast_increment_nesting()
+    torch.clear_autocast_cache()

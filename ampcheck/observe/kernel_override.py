@@ -1,0 +1,56 @@
+"""A recorder in place of registered autocast kernels: it notes key and overload and goes on with what it replaced."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.library import Library, get_kernel
+
+
+def replaceable(key: str) -> bool:
+    """Whether a recorder can be put in place of the kernels of a dispatch key.
+
+    Not of a backend's own Python kernels: torch.library neither calls a replacement of one as it should nor puts it
+    back.
+    """
+    return key in ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS")
+
+
+def registered(key: str) -> frozenset[str]:
+    """The aten overloads registered under any key, without the namespace."""
+    # Not `ampcheck.observe.dispatcher.live_registrations`, which knows PyTorch's own keys and not those of other
+    # backends.
+    names: list[str] = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    return frozenset(name.removeprefix("aten::") for name in names if name.startswith("aten::"))
+
+
+@contextmanager
+def recording(keys: Iterable[str]) -> Iterator[set[tuple[str, str]]]:
+    """Put a recorder in place of every registered kernel of the keys; gives the (key, overload) pairs entered."""
+    entered: set[tuple[str, str]] = set()
+    library = Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            # Replacing a kernel warns, once for each of them; here it is the purpose, and undone at the end.
+            warnings.filterwarnings("ignore", message="(?s).*(overrid|Overrid)", category=UserWarning)
+            for key in keys:
+                for overload in registered(key):
+                    replacement = _recorder(key, overload, entered)
+                    library.impl(overload, replacement, key, with_keyset=True, allow_override=True)
+        yield entered
+    finally:
+        library._destroy()
+
+
+def _recorder(key: str, overload: str, entered: set[tuple[str, str]]) -> Callable[..., Any]:
+    kernel = get_kernel(f"aten::{overload}", key)
+
+    def record(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        entered.add((key, overload))
+        return kernel.call_boxed(keyset, *args, **kwargs)
+
+    return record

@@ -1,0 +1,274 @@
+"""Run one call and record what happened: the dtypes each kernel received, the casts made, the outputs or the error.
+
+The recorder is a dispatch mode that sits below autocast and, because the autograd keys are excluded while it records,
+above every decomposition. So `linear` arrives as `aten::linear` with the arguments autocast gave it, not as the `t` and
+`addmm` it is made of. A composite op without a policy is taken apart, because autocast acts on its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampcheck.spec.casting import Leaf
+from ampcheck.spec.torch_dtypes import name_of
+
+
+@dataclass(frozen=True, slots=True)
+class SeenLeaf:
+    """A tensor argument as the kernel got it.
+
+    `given`: its dtype before autocast cast it. `got`: the dtype the kernel received. `on_device`: whether it lives on
+    the region's device type. `source`: its place among the call's own tensors, None for one made on the way.
+    """
+
+    given: str
+    got: str
+    on_device: bool
+    source: int | None
+
+    @property
+    def leaf(self) -> Leaf:
+        return Leaf(self.given, self.on_device)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """One kernel that ran.
+
+    `overload`: without the aten namespace. `leaves`: its tensor arguments. `dtype_kwarg`: its `dtype=`, if it has one.
+    """
+
+    overload: str
+    leaves: tuple[SeenLeaf, ...]
+    dtype_kwarg: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """A dtype change on the way into a kernel. `source` as in `SeenLeaf`; `elements` is how many were cast."""
+
+    given: str
+    got: str
+    source: int | None
+    elements: int
+
+
+@dataclass(slots=True)
+class Observation:
+    """What one call did. `outputs` are its tensors in order, nothing where it raised `error`.
+
+    `changed`: those of its own tensors that have another dtype afterwards, as (place, before, after). `inputs`: its own
+    tensors, and `values`: those of its outputs, on the CPU, as they were when it returned; where they are kept.
+    """
+
+    kernels: list[KernelCall] = field(default_factory=list)
+    casts: list[Cast] = field(default_factory=list)
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    error: Exception | None = None
+    changed: list[tuple[int, str, str]] = field(default_factory=list)
+    inputs: list[torch.Tensor] = field(default_factory=list)
+    values: list[torch.Tensor] = field(default_factory=list)
+
+    def of(self, overload: str) -> KernelCall | None:
+        """The first call of an overload's kernel, or None."""
+        return next((call for call in self.kernels if call.overload == overload), None)
+
+
+class _Signature(NamedTuple):
+    overload: str
+    is_cast: bool
+    composite: bool
+    is_view: bool
+    dtype_position: int | None
+
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_CASTS = ("to.dtype", "to.device", "to.dtype_layout", "to.other", "_to_copy")
+
+
+@cache
+def _signature(func: OpOverload) -> _Signature:
+    overload = overload_name(func)
+    names = [argument.name for argument in func._schema.arguments]
+    position = names.index("dtype") if "dtype" in names else None
+    # prim operators belong to the TorchScript runtime; the dispatcher does not know them and refuses to be asked.
+    composite = not overload.startswith("prim::") and func._can_decompose()
+    returns = func._schema.returns
+    alias = returns[0].alias_info if len(returns) == 1 else None
+    is_view = alias is not None and not alias.is_write and overload not in _CASTS
+    return _Signature(overload, overload in _CASTS, composite, is_view, position)
+
+
+@cache
+def exists(name: str) -> bool:
+    """Whether the installed torch has an aten overload; a newer one may have dropped it."""
+    try:
+        overload(name)
+    except AttributeError:
+        return False
+    return True
+
+
+def is_composite(name: str) -> bool:
+    """Whether an aten overload is made of other ops on every device, so that autocast acts on those."""
+    return _signature(overload(name)).composite
+
+
+def writes(name: str) -> bool:
+    """Whether an aten overload is in-place or has an `out=`."""
+    return overload(name)._schema.is_mutable
+
+
+def overload_name(func: OpOverload) -> str:
+    """`mm` for aten::mm, `sum.dim_IntList`, and `mylib::op` outside aten."""
+    namespace, _, name = func._schema.name.partition("::")
+    full = f"{name}.{func._schema.overload_name}" if func._schema.overload_name else name
+    return full if namespace == "aten" else f"{namespace}::{full}"
+
+
+def overload(name: str) -> OpOverload:
+    """The callable of an aten overload, e.g. `overload("sum.dim_IntList")`."""
+    packet, _, variant = name.partition(".")
+    found: OpOverload = getattr(getattr(torch.ops.aten, packet), variant or "default")
+    return found
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested arguments or outputs, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors(item)
+
+
+def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Nested arguments with each tensor in tuples and lists changed, in the order of `tensors`."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(map_tensors(item, change) for item in value)
+    return value
+
+
+def parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a composite op returns, run so that a dispatch mode that is entered sees the ops it is made of."""
+    # The dispatcher runs the C++ kernel; `decompose` would prefer a Python one that makes other calls.
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
+        return func._op_dk(_COMPOSITE, *args, **kwargs)
+    return func.decompose(*args, **kwargs)
+
+
+class Recorder(TorchDispatchMode):
+    """Records kernels and autocast's casts while entered.
+
+    `device_type`: of the region. `whole`: overloads that are recorded as they are and not taken apart: those with a
+    policy. `inputs`: the tensors whose way into kernels is followed.
+
+    Enter it inside the region. What is recorded should not cast by itself: such a cast cannot be told from autocast's.
+    """
+
+    def __init__(self, device_type: str, whole: Collection[str], inputs: Sequence[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self.kernels: list[KernelCall] = []
+        self.casts: list[Cast] = []
+        self._device_type = device_type
+        self._whole = whole
+        self._sources = {id(tensor): place for place, tensor in enumerate(inputs)}
+        self._enabled = False
+        self._depth = 0
+        # A view of a call's own tensor counts as that tensor; kept alive so that no identity is used twice.
+        self._views: list[torch.Tensor] = []
+        # Cast tensors by identity, kept alive so that no identity is used twice: (tensor, dtype before, source).
+        self._cast: dict[int, tuple[torch.Tensor, str, int | None]] = {}
+
+    def __enter__(self) -> Recorder:
+        # It is entered again around the parts of a composite op, where PyTorch reports autocast as disabled.
+        if not self._depth:
+            self._enabled = torch.is_autocast_enabled(self._device_type)
+        self._depth += 1
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._depth -= 1
+        super().__exit__(*exc)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name, is_cast, composite, is_view, dtype_position = _signature(func)
+        if is_cast:
+            return self._record_cast(func, args, kwargs)
+        if composite and name not in self._whole:
+            return self._parts(func, args, kwargs)
+        if not name.startswith("prim::"):
+            dtype = kwargs.get("dtype")
+            if dtype is None and dtype_position is not None and dtype_position < len(args):
+                dtype = args[dtype_position]
+            seen = tuple(self._seen(tensor) for tensor in tensors((args, kwargs)))
+            self.kernels.append(KernelCall(name, seen, name_of(dtype) if isinstance(dtype, torch.dtype) else None))
+        out = func(*args, **kwargs)
+        if is_view and isinstance(out, torch.Tensor) and id(args[0]) in self._sources:
+            self._sources[id(out)] = self._sources[id(args[0])]
+            self._views.append(out)
+        return out
+
+    def _parts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a composite op so that its parts are recorded, under the autocast state its caller has.
+
+        PyTorch excludes every autocast key while a dispatch mode runs.
+        """
+        torch.set_autocast_enabled(self._device_type, self._enabled)
+        try:
+            with self:
+                return parts(func, args, kwargs)
+        finally:
+            torch.set_autocast_enabled(self._device_type, False)
+
+    def _record_cast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = func(*args, **kwargs)
+        before = args[0]
+        if out.dtype != before.dtype:
+            source = self._sources.get(id(before))
+            if source is None and id(before) in self._cast:  # cast for the second time
+                source = self._cast[id(before)][2]
+            given = name_of(before.dtype)
+            self._cast[id(out)] = (out, given, source)
+            self.casts.append(Cast(given, name_of(out.dtype), source, out.numel()))
+        return out
+
+    def _seen(self, tensor: torch.Tensor) -> SeenLeaf:
+        got = name_of(tensor.dtype)
+        on_device = tensor.device.type == self._device_type
+        if cast := self._cast.get(id(tensor)):
+            return SeenLeaf(cast[1], got, on_device, cast[2])
+        return SeenLeaf(got, got, on_device, self._sources.get(id(tensor)))
+
+
+def observe(
+    call: Callable[[], Any], device_type: str, whole: Collection[str], inputs: Sequence[torch.Tensor] = ()
+) -> Observation:
+    """Run `call` and record it. An exception it raises is part of the observation; see `Recorder` for the arguments."""
+    recorder = Recorder(device_type, whole, inputs)
+    observation = Observation(recorder.kernels, recorder.casts)
+    before = [name_of(tensor.dtype) for tensor in inputs]
+    with torch._C._AutoDispatchBelowAutograd(), recorder:
+        try:
+            observation.outputs = list(tensors(call()))
+        except Exception as error:  # the call under test may raise anything, and that is what is to be seen
+            observation.error = error
+    after = [name_of(tensor.dtype) for tensor in inputs]
+    observation.changed = [(place, a, b) for place, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+    return observation

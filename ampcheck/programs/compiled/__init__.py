@@ -1,0 +1,1 @@
+"""Random functions with regions, compiled and compared with eager mode."""

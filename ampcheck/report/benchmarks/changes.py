@@ -1,0 +1,119 @@
+"""What changed between two nights of benchmarks, series by series. A series is an arm of a group.
+
+`bench_compare.js` sorts any two nights the same way, from intervals; here the two newest are held against each other
+with the two-run test of `ampcheck.bench.core.statistics`, which needs raw samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ampcheck.bench.core import statistics
+from ampcheck.bench.core.model import ArmResult, Group
+from ampcheck.report.benchmarks.run_groups import Bench, valid
+
+KINDS = {
+    "flipped": "another verdict beside its baseline",
+    "lost": "valid before, not valid now",
+    "regained": "not valid before, valid now",
+    "new": "only in the later run",
+    "gone": "only in the earlier run",
+    "slower": "takes longer than before",
+    "faster": "takes less time than before",
+    "rest": "no change was found",
+}
+"""The groups that changes are sorted into, in the order they are shown."""
+
+_DECIDED = ("slower", "faster", "same")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A series in two nights. `words`: "slower", "faster", or what else the test says of its time; `p` as it has it.
+
+    `ratio`: the earlier time over the later, so above 1 it became faster; with the interval of the two-run test.
+    """
+
+    key: str
+    arm: str
+    kind: str
+    group: Group
+    before: ArmResult | None
+    after: ArmResult | None
+    words: str = ""
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+
+
+def changes(before: Bench, after: Bench) -> list[Change]:
+    """Every series of either night, by kind and how far its time moved; tested where both nights have samples."""
+    raw = before.samples(), after.samples()
+    keys = {
+        (key, arm.name): group for night in (before, after) for key, group in night.groups.items() for arm in group.arms
+    }
+    found = []
+    for (key, arm), group in keys.items():
+        one, two = before.result(key, arm), after.result(key, arm)
+        sides = [side.get(key, {}).get(arm, []) for side in raw]
+        found.append(_change(key, arm, group, one, two, sides))
+    order = list(KINDS)
+    return sorted(found, key=lambda change: (order.index(change.kind), -_size(change), change.key, change.arm))
+
+
+def _change(
+    key: str,
+    arm: str,
+    group: Group,
+    one: ArmResult | None,
+    two: ArmResult | None,
+    sides: Sequence[Sequence[Sequence[float]]],
+) -> Change:
+    if one is None or two is None:
+        return Change(key, arm, "new" if one is None else "gone", group, one, two)
+    if not (valid(one) and valid(two)):
+        kind = "lost" if valid(one) else "regained" if valid(two) else "rest"
+        return Change(key, arm, kind, group, one, two)
+    words, numbers, p = _tested(group, one, two, sides)
+    flipped = one.verdict != two.verdict and one.verdict in _DECIDED and two.verdict in _DECIDED
+    kind = "flipped" if flipped else words if words in ("slower", "faster") else "rest"
+    return Change(key, arm, kind, group, one, two, words, *numbers, p)
+
+
+def _tested(
+    group: Group, one: ArmResult, two: ArmResult, sides: Sequence[Sequence[Sequence[float]]]
+) -> tuple[str, tuple[float | None, float | None, float | None], float | None]:
+    """What is said of the times of two nights, with ratio and interval; by intervals where samples are missing."""
+    bound = statistics.BOUNDS.get(group.kind, statistics.BOUNDS["op"])
+    if all(sides) and not group.estimate:
+        found = statistics.compare_runs(sides[0], sides[1], bound)
+        if found.ratio is not None:
+            return found.verdict, (found.ratio, found.low, found.high), found.p
+    return by_intervals(one, two, bound), (ratio(one, two), None, None), None
+
+
+def by_intervals(one: ArmResult, two: ArmResult, bound: float) -> str:
+    """ "slower", "faster" or "same": whether the middle 90 % of the samples of two nights are apart.
+
+    Where a night has no such range, as an estimate has none, `bound` around its value stands for it.
+    """
+    (low, high), (later_low, later_high) = (_range(arm, bound) for arm in (one, two))
+    return "slower" if later_low > high else "faster" if later_high < low else "same"
+
+
+def ratio(one: ArmResult, two: ArmResult) -> float | None:
+    """The earlier time over the later."""
+    return one.seconds / two.seconds if one.seconds and two.seconds else None
+
+
+def _size(change: Change) -> float:
+    """How far a time moved, where that is what the change is about; else 0."""
+    return abs(math.log(change.ratio)) if change.ratio and change.kind in ("slower", "faster") else 0.0
+
+
+def _range(arm: ArmResult, bound: float) -> tuple[float, float]:
+    middle = arm.seconds or 0.0
+    return arm.low or middle / (1 + bound), arm.high or middle * (1 + bound)

@@ -1,0 +1,194 @@
+"""The nights of benchmarks as compact JSON: per series and night, times, ratios and errors as integers of logarithms.
+
+`bench_app.js` is the other half of this module: it decodes what this encodes. A number is kept to 0.05 %.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from ampcheck.bench.core import statistics
+from ampcheck.bench.core.model import PRECISIONS, VERDICTS, ArmResult, Group
+from ampcheck.bench.run import alerts
+from ampcheck.report.benchmarks.changes import Change
+from ampcheck.report.benchmarks.run_groups import Bench, BenchHistory
+from ampcheck.report.benchmarks.steps import conditions, machine, steps
+from ampcheck.report.conformance.data import Interner
+
+SCALE = 1000
+"""Integers are this many times the natural logarithm."""
+
+LETTERS = dict(zip((*VERDICTS, "first"), "sfeauxnb", strict=True))
+_DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+_COLORS = 12
+_AGAIN = "-again"
+
+
+def color(arm: str, variants: Sequence[str]) -> int:
+    """The number of an arm's colour, the same on every page: a precision's own, else its place among the variants."""
+    name = arm.removesuffix(_AGAIN)
+    known = list(PRECISIONS)
+    if name in known:
+        return known.index(name)
+    left = _COLORS - len(known)
+    return len(known) + (list(variants).index(name) % left if name in variants else 0)
+
+
+def variants(history: BenchHistory) -> list[str]:
+    """The names of arms that are no precisions, sorted."""
+    names = {arm.name for night in history.nights for group in night.groups.values() for arm in group.arms}
+    return sorted({name.removesuffix(_AGAIN) for name in names} - set(PRECISIONS))
+
+
+def series(history: BenchHistory) -> dict[tuple[str, str], Group]:
+    """Every series of any night, by group key and arm, with its newest group; sorted by key, arms as there."""
+    found: dict[tuple[str, str], Group] = {}
+    for night in history.nights:
+        for key, group in night.groups.items():
+            for arm in group.arms:
+                found.setdefault((key, arm.name), group)
+    return dict(sorted(found.items(), key=lambda item: _natural(item[0][0])))
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """A sort key that puts mm-64 before mm-1024."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", text)]
+
+
+def pack(values: Iterable[int | None]) -> str:
+    """Integers as text: differences in base 64, five bits a digit, lowest first; "." and a count for absent ones."""
+    out: list[str] = []
+    last = 0
+    for absent, same in groupby(values, key=lambda value: value is None):
+        if absent:
+            out += [".", _variable(sum(1 for _ in same))]
+            continue
+        for value in same:
+            assert value is not None
+            step, last = value - last, value
+            out.append(_variable(step * 2 if step >= 0 else -step * 2 - 1))
+    return "".join(out)
+
+
+def data(history: BenchHistory, tested: Sequence[Change]) -> dict[str, Any]:
+    """What `bench_data.js` holds, nights in the order of time.
+
+    `tested`: what the two-run test says of the newest night and the one it is compared with.
+    """
+    nights = history.nights[::-1]
+    every = series(history)
+    other = variants(history)
+    keys = list(dict.fromkeys(key for key, _ in every))
+    places = {key: number for number, key in enumerate(keys)}
+    numbers = {one: number for number, one in enumerate(every)}
+    reasons, machines = Interner(), Interner()
+    named = {night.name: number for number, night in enumerate(nights)}
+    groups = {key: group for (key, _), group in every.items()}
+    return {
+        "scale": SCALE,
+        "verdicts": {letter: name for name, letter in LETTERS.items()},
+        "bounds": statistics.BOUNDS,
+        "runs": [_night(night, machines) for night in nights],
+        "alerts": {
+            "recent": alerts.RECENT,
+            "enough": alerts.ENOUGH,
+            "baseline": alerts.BASELINE,
+            "smallest": alerts.SMALLEST,
+        },
+        "groups": [_group(groups[key]) for key in keys],
+        "series": [
+            {"g": places[key], "arm": arm, "color": color(arm, other), **_columns(nights, key, arm, reasons)}
+            for key, arm in every
+        ],
+        "reasons": reasons.texts,
+        "marks": [[numbers[step.key, step.arm], named[step.night], step.text] for step in steps(history)],
+        "conditions": {
+            device: [[named[night], text] for night, text in found] for device, found in conditions(history).items()
+        },
+        "pair": [named[night.name] for night in (history.previous, history.newest) if night] if tested else [],
+        "tested": {
+            numbers[change.key, change.arm]: [
+                change.words,
+                *map(_short, (change.ratio, change.low, change.high, change.p)),
+            ]
+            for change in tested
+            if change.words
+        },
+    }
+
+
+def _night(night: Bench, machines: Interner) -> dict[str, Any]:
+    header = night.runs[0].header
+    source = {group.device: night.source[key].header for key, group in night.groups.items()}
+    return {
+        "name": night.name,
+        "started": night.started,
+        "torch": night.torch,
+        "mode": str(header.get("mode", "")),
+        "note": night.note,
+        "machines": {device: machines(machine(header, device)) for device, header in source.items()},
+    }
+
+
+def _group(group: Group) -> dict[str, Any]:
+    names = ("key", "workload", "family", "kind", "device", "executor", "estimate")
+    return {name: getattr(group, name) for name in names}
+
+
+def _columns(nights: Sequence[Bench], key: str, arm: str, reasons: Interner) -> dict[str, str]:
+    results = [night.result(key, arm) for night in nights]
+    times = [_log(result.seconds if result else None) for result in results]
+    speeds = [_log(result.speed if result else None) for result in results]
+    said = [reasons(result.reason) if result and result.reason else None for result in results]
+    columns = {
+        "seconds": times,
+        "low": _beside(times, [result.low if result else None for result in results]),
+        "high": _beside(times, [result.high if result else None for result in results]),
+        "speed": speeds,
+        "speedLow": _beside(speeds, [result.speed_low if result else None for result in results]),
+        "speedHigh": _beside(speeds, [result.speed_high if result else None for result in results]),
+        "error": [_log(result.error if result else None) for result in results],
+        "reason": said,
+    }
+    packed = {name: pack(column) for name, column in columns.items() if any(v is not None for v in column)}
+    return {**packed, "verdict": _letters(results)}
+
+
+def _letters(results: Iterable[ArmResult | None]) -> str:
+    out = []
+    for verdict, same in groupby(result.verdict if result else "" for result in results):
+        length = sum(1 for _ in same)
+        out.append((LETTERS[verdict] if verdict else ".") + (str(length) if length > 1 else ""))
+    return "".join(out)
+
+
+def _log(value: float | None) -> int | None:
+    """A number as an integer; zero and infinity as logarithms that come back as such."""
+    if value is None:
+        return None
+    if value in (0, math.inf):
+        return (-SCALE if value == 0 else SCALE) * 1000
+    return round(math.log(value) * SCALE)
+
+
+def _beside(middles: Sequence[int | None], values: Sequence[float | None]) -> list[int | None]:
+    """Values as distances from the middles, which are small."""
+    logs = map(_log, values)
+    return [None if a is None or b is None else b - a for a, b in zip(middles, logs, strict=True)]
+
+
+def _variable(value: int) -> str:
+    out = ""
+    while True:
+        value, digit = value >> 5, value & 31
+        out += _DIGITS[digit | 32 if value else digit]
+        if not value:
+            return out
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")

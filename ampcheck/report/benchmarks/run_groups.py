@@ -1,0 +1,213 @@
+"""Which benchmark runs a site shows: files read and checked, the files of one night merged, no more than a cap."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ampcheck.bench.core.model import ArmResult, Group
+from ampcheck.bench.core.table import INVALID
+from ampcheck.bench.run import exports
+from ampcheck.bench.run.runfile import SCHEMA, BenchRun, read
+from ampcheck.errors import UsageError
+from ampcheck.report.history import NIGHT
+
+CAP = 400
+"""How many nights a site holds."""
+
+_TEXTS = ("workload", "family", "kind", "device", "executor", "policy", "base", "note")
+_NUMBERS = (
+    "seconds", "low", "high", "speed", "speed_low", "speed_high", "at_least", "at_most",
+    "default_speed", "default_low", "default_high",
+)  # fmt: skip
+_AMOUNTS = ("error", "memory", "flops_per_second", "bytes_per_second", "share", "intensity", "compile", "first")
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The benchmark runs of one night as one: files that start close to each other and have no group in common.
+
+    `name`: what addresses call it. `groups` by key. `source`: the run that each group is of.
+    """
+
+    name: str
+    runs: tuple[BenchRun, ...]
+    groups: Mapping[str, Group]
+    source: Mapping[str, BenchRun]
+
+    @property
+    def started(self) -> str:
+        """When its first file began."""
+        return min(str(run.header.get("started", "")) for run in self.runs)
+
+    @property
+    def note(self) -> str:
+        """What is wrong with the ends of its files, "" if nothing."""
+        return "; ".join(note for run in self.runs if (note := exports.incomplete(run)))
+
+    @property
+    def torch(self) -> str:
+        """Its torch version."""
+        return str(self.runs[0].header.get("versions", {}).get("torch", ""))
+
+    def result(self, key: str, arm: str) -> ArmResult | None:
+        """An arm's result, None where the night does not have it."""
+        group = self.groups.get(key)
+        return group.arm(arm) if group else None
+
+    def samples(self) -> exports.Samples:
+        """The raw samples of its files."""
+        return {key: arms for run in self.runs for key, arms in exports.samples(run.path).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class BenchHistory:
+    """The nights of a site, newest first. `left_out`: how many older files are not in it."""
+
+    nights: tuple[Bench, ...] = ()
+    left_out: int = 0
+
+    @property
+    def newest(self) -> Bench | None:
+        """The night the site is about, None without any."""
+        return self.nights[0] if self.nights else None
+
+    @property
+    def latest(self) -> Bench | None:
+        """Every group as the newest night that has it measured it: devices are seldom all measured in one night."""
+        if not self.nights:
+            return None
+        source = {key: run for night in reversed(self.nights) for key, run in night.source.items()}
+        runs = {id(run): run for run in source.values()}
+        newest_first = sorted(runs.values(), key=lambda run: str(run.header.get("started", "")), reverse=True)
+        groups = {key: run.groups[key] for key, run in source.items()}
+        return Bench(self.nights[0].name, tuple(newest_first), groups, source)
+
+    @property
+    def previous(self) -> Bench | None:
+        """What the newest night is compared with: of the earlier ones with a group in common, the latest.
+
+        A complete one with at least half of the newest night's groups is preferred.
+        """
+        if not self.nights:
+            return None
+        mine = self.nights[0].groups.keys()
+
+        def rank(night: Bench) -> tuple[bool, bool]:
+            return not night.note, 2 * len(night.groups.keys() & mine) >= len(mine)
+
+        return max((night for night in self.nights[1:] if night.groups.keys() & mine), key=rank, default=None)
+
+
+def is_bench(path: Path) -> bool:
+    """Whether a file is to be read as a benchmark file: its header says so, or it lies in a folder named "bench".
+
+    A file without a readable header in such a folder is then refused as a benchmark file, not as a run file.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            header = json.loads(file.readline())
+    except (OSError, ValueError):
+        header = None
+    if isinstance(header, dict) and "schema" in header:
+        return str(header["schema"]).startswith(SCHEMA.partition("-")[0])
+    return path.parent.name == "bench"
+
+
+def load(paths: Sequence[Path], cap: int = CAP) -> BenchHistory:
+    """Read the newest benchmark files and merge those of one night; no files are no nights.
+
+    Raises UsageError for a file that is no benchmark file or holds what cannot have been measured.
+    """
+    runs = [_checked(read(path)) for path in {path.resolve(): path for path in paths}.values()]
+    runs.sort(key=lambda run: (str(run.header.get("started", "")), run.path.name), reverse=True)
+    nights: list[list[BenchRun]] = []
+    for run in runs:
+        if nights and _same_night(nights[-1], run):
+            nights[-1].append(run)
+        else:
+            nights.append([run])
+    kept, dropped = nights[:cap], nights[cap:]
+    names: dict[str, int] = {}
+    made = []
+    for parts in reversed(kept):
+        started = min(str(part.header.get("started", "")) for part in parts)
+        names[started] = names.get(started, 0) + 1
+        made.append(_merged(started if names[started] == 1 else f"{started}~{names[started]}", parts))
+    return BenchHistory(tuple(reversed(made)), sum(map(len, dropped)))
+
+
+def valid(arm: ArmResult | None) -> bool:
+    """Whether an arm's figures are of what its name says."""
+    return arm is not None and arm.verdict not in INVALID and arm.seconds is not None
+
+
+def order(group: Group) -> tuple[str, str, int, str, str, str]:
+    """The place of a group among others: by family, along its sizes, then by device."""
+    return (group.family, group.base, group.size, group.workload, group.device, group.executor)
+
+
+def _merged(name: str, parts: Sequence[BenchRun]) -> Bench:
+    source = {key: run for run in parts for key in run.groups}
+    return Bench(name, tuple(parts), {key: run.groups[key] for key, run in source.items()}, source)
+
+
+def _same_night(parts: Sequence[BenchRun], run: BenchRun) -> bool:
+    begun = [_time(part) for part in (*parts, run)]
+    known = [time for time in begun if time is not None]
+    close = len(known) == len(begun) and max(known) - min(known) < NIGHT
+    torch = {part.header.get("versions", {}).get("torch") for part in (*parts, run)}
+    return close and len(torch) == 1 and not any(part.groups.keys() & run.groups.keys() for part in parts)
+
+
+def _time(run: BenchRun) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(str(run.header.get("started", "")))
+    except ValueError:
+        return None
+    return found if found.tzinfo else None
+
+
+def _checked(run: BenchRun) -> BenchRun:
+    """The run, unless it holds what the pages could not show."""
+    for name in ("versions", "machine", "devices", "ceilings"):
+        if not isinstance(run.header.get(name, {}), dict):
+            raise UsageError(f"{run.path}: {name} in the header is no object")
+    for group in run.groups.values():
+        where = f"{run.path}: group {group.key}"
+        wrong = [name for name in _TEXTS if not isinstance(getattr(group, name), str)]
+        if wrong or not group.workload or not group.device or not group.executor:
+            raise UsageError(f"{where}: {', '.join(wrong) or 'its name'} is no text")
+        if not group.arms:
+            raise UsageError(f"{where}: it has no arms")
+        for name in ("size", "flops"):
+            if not _amount(getattr(group, name)):
+                raise UsageError(f"{where}: {name} is {getattr(group, name)!r}; expected a number")
+        for arm in group.arms:
+            _check_arm(f"{where}, arm {arm.name}", arm)
+    return run
+
+
+def _check_arm(where: str, arm: ArmResult) -> None:
+    if not all(isinstance(text, str) for text in (arm.name, arm.reason, arm.proof)):
+        raise UsageError(f"{where}: its name, reason or proof is no text")
+    if not isinstance(arm.ceiling, str):
+        raise UsageError(f"{where}: its ceiling is no text")
+    for name in (*_NUMBERS, *_AMOUNTS):
+        value = getattr(arm, name)
+        if value is None:
+            continue
+        # An error is infinite where a result is; everything else has an end.
+        limit = name == "error" and value == math.inf
+        if not limit and (not _amount(value) or (name in _NUMBERS and value == 0)):
+            kind = "a positive number" if name in _NUMBERS else "a number"
+            raise UsageError(f"{where}: {name} is {value!r}; expected {kind}")
+
+
+def _amount(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0

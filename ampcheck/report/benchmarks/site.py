@@ -1,0 +1,59 @@
+"""The files that benchmarks add to the site: their pages, their data and their exports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ampcheck.bench.run import exports
+from ampcheck.report.benchmarks import data as bench_data
+from ampcheck.report.benchmarks import pages as bench_pages
+from ampcheck.report.benchmarks import sections
+from ampcheck.report.benchmarks.changes import KINDS, Change, changes
+from ampcheck.report.benchmarks.run_groups import BenchHistory
+from ampcheck.report.benchmarks.verdicts import SHOWN
+from ampcheck.report.conformance import data
+
+_DATA = ["bench_data.js", "bench_app.js"]
+
+
+def changed(history: BenchHistory) -> list[Change]:
+    """What changed from the previous night to the newest, nothing where there is only one."""
+    before, after = history.previous, history.newest
+    return changes(before, after) if before and after else []
+
+
+def pages(history: BenchHistory, changed: Sequence[Change]) -> dict[str, tuple[str, str, list[str], dict[str, Any]]]:
+    """Each page's template, title, scripts and values, by file; where nothing was measured, pages that say so."""
+    titles = {file: f"Benchmarks: {name.lower()}" for name, file in bench_pages.NAV.items()}
+    if history.newest is None:
+        values = {"what": "benchmark", "command": "ampcheck bench", "other": "index.html", "there": "conformance"}
+        return {file: ("nothing.html", title, [], values) for file, title in titles.items()}
+    filled: dict[str, tuple[list[str], dict[str, Any]]] = {
+        "bench.html": (["bench_filter.js"], bench_pages.results(history, changed)),
+        "bench_accuracy.html": (["bench_filter.js"], sections.accuracy(history)),
+        "bench_roofline.html": (["bench_filter.js"], sections.roofline(history)),
+        "bench_scaling.html": (["bench_chart.js", "bench_filter.js", "bench_scaling.js"], bench_pages.scaling(history)),
+        "bench_devices.html": (["bench_filter.js"], bench_pages.devices(history)),
+        "bench_history.html": ([*_DATA, "bench_chart.js", "bench_history.js"], {}),
+        "bench_compare.html": ([*_DATA, "bench_compare.js"], {"kinds": KINDS}),
+    }
+    return {
+        file: (file, titles[file], scripts, {**values, "verdicts": SHOWN}) for file, (scripts, values) in filled.items()
+    }
+
+
+def files(history: BenchHistory, changed: Sequence[Change]) -> dict[str, str]:
+    """The data of the scripts, and the newest night's exports."""
+    if history.newest is None:
+        return {}
+    run = history.newest.runs[0]
+    packed = bench_data.data(history, changed)
+    marks = {name: {"mark": v.mark, "label": v.label, "style": v.style} for name, v in SHOWN.items()}
+    return {
+        "bench_data.js": data.script("AMPCHECK_BENCH", {**packed, "shown": marks, "kinds": KINDS}),
+        "bench.csv": exports.as_csv(run),
+        "bench.md": exports.as_markdown(run),
+        "bench_pytest.json": exports.pytest_benchmark_json(run),
+        "bench_smaller_is_better.json": exports.smaller_is_better(run),
+    }

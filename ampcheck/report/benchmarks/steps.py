@@ -1,0 +1,112 @@
+"""The nights of a site as `ampcheck.bench.run.alerts` takes them, device by device: alerts, steps, what else
+changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from ampcheck.bench.core.machine import identity
+from ampcheck.bench.run import alerts
+from ampcheck.bench.run.alerts import Alert, Night
+from ampcheck.report.benchmarks.run_groups import Bench, BenchHistory, valid
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A series that reached a new level: since which night, and how its speed compares."""
+
+    key: str
+    arm: str
+    night: str
+    text: str
+
+
+def nights(history: BenchHistory) -> dict[str, list[Night]]:
+    """By device, the nights that measured it in the order of time. A series is named `key/arm`, a night by its name.
+
+    What is not valid has no figure, and what never was valid is no series: an arm that a device cannot run has not gone
+    missing. Estimates are left out: a compiler's figure has no noise.
+    """
+    found: dict[str, list[Night]] = {}
+    for night in reversed(history.nights):
+        for device in sorted({group.device for group in night.groups.values()}):
+            found.setdefault(device, []).append(_night(night, device))
+    for own in found.values():
+        ever = {name for night in own for name, value in night.values.items() if value is not None}
+        own[:] = [replace(night, values={n: v for n, v in night.values.items() if n in ever}) for night in own]
+    return dict(sorted(found.items()))
+
+
+def listed(history: BenchHistory) -> list[tuple[str, Alert]]:
+    """Every alert of the newest night with its device, those about machines and series first."""
+    out = []
+    for device, own in nights(history).items():
+        if history.newest and own[-1].started != history.newest.name:
+            sentence = f"{device} was not measured in the newest night, the last time was {own[-1].started}"
+            out.append((device, Alert("not measured", sentence, since=own[-1].started, new=False)))
+        else:
+            out += [(device, alert) for alert in alerts.alerts(own)]
+    return sorted(out, key=lambda item: alerts.KINDS.index(item[1].kind))
+
+
+def steps(history: BenchHistory) -> list[Step]:
+    """Every night since when a series is on a new level by the rule of alerts, over the whole history."""
+    found = []
+    for own in nights(history).values():
+        for machine in dict.fromkeys(night.machine for night in own):
+            mine = [night for night in own if night.machine == machine]
+            for name in dict.fromkeys(name for night in mine for name in night.values):
+                figures = [(night.started, v) for night in mine if (v := night.values.get(name)) is not None]
+                found += _steps(name, figures)
+    return found
+
+
+def conditions(history: BenchHistory) -> dict[str, list[tuple[str, str]]]:
+    """By device, each night whose machine or versions differ from those of the night before, and what changed."""
+    return {device: alerts.marks(own) for device, own in nights(history).items()}
+
+
+def machine(header: Mapping[str, Any], device: str) -> str:
+    """What makes a device's figures comparable: the machine by its identity, threads, and the device's model."""
+    found = header.get("machine", {})
+    about = header.get("devices", {}).get(device, {})
+    model = about.get("model", "") if isinstance(about, dict) else str(about)
+    threads = header.get("threads", found.get("threads", ""))
+    parts = [str(found.get("model", "unnamed")), f"{found['cores']} cores" if "cores" in found else ""]
+    parts += [f"{threads} threads" if threads else "", model if model != found.get("model") else ""]
+    return ", ".join(part for part in parts if part) + f" ({header.get('identity') or identity(found)})"
+
+
+def _night(night: Bench, device: str) -> Night:
+    groups = {key: group for key, group in night.groups.items() if group.device == device}
+    header = night.source[next(iter(groups))].header
+    values = {
+        f"{key}/{arm.name}": arm.seconds if valid(arm) else None
+        for key, group in groups.items()
+        if not group.estimate
+        for arm in group.arms
+    }
+    versions = {str(name): str(version) for name, version in header.get("versions", {}).items()}
+    return Night(night.name, values, machine(header, device), versions)
+
+
+def _steps(name: str, figures: Sequence[tuple[str, float]]) -> list[Step]:
+    values = [value for _, value in figures]
+    logs = [math.log(value) for value in values]
+    key, _, arm = name.rpartition("/")
+    found, before = [], 0
+    for end in range(alerts.RECENT + alerts.ENOUGH, len(values) + 1):
+        start = max(0, end - alerts.RECENT - alerts.BASELINE)
+        change = median(logs[end - alerts.RECENT : end]) - median(logs[start : end - alerts.RECENT])
+        # The rule asks for more than this, and most nights do not even reach it.
+        move = alerts.moved(values[start:end]) if abs(change) > math.log1p(alerts.SMALLEST) else None
+        way = 0 if move is None else 1 if move.ratio > 1 else -1
+        if move is not None and way != before:
+            word = "faster" if way > 0 else "slower"
+            found.append(Step(key, arm, figures[end - move.since][0], f"{word}: {move.ratio:.2f}× the speed before"))
+        before = way
+    return found

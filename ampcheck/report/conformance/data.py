@@ -1,0 +1,197 @@
+"""The cases of a site as compact JSON: columns of dictionary indices, run lengths, and texts line by line.
+
+`data.js` has what the matrix and the comparison need of every case and run; `details.js` has the texts of the newest
+run, which only the page of one case reads. `app.js` is the other half of this module: it decodes what this encodes.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from ampcheck.report.conformance.statuses import SHOWN
+from ampcheck.report.history import History, expected, ran, reproduced, virtual
+from ampcheck.runner import causes
+from ampcheck.runner.compare import devices, interrupted
+from ampcheck.runner.results import RED, STATUSES, Result, Run
+from ampcheck.spec.ids import op_token
+from ampcheck.spec.rules import RULES, Rule
+
+COLUMNS = ("suite", "rule", "op", "sample", "inputs", "amp", "device", "executor", "deviation", "cause")
+_LETTERS = dict(zip(STATUSES, "pfbdxuectm", strict=True))  # a status as one letter; "." is a case the run does not have
+
+
+class Interner:
+    """Gives each distinct text a number, in the order of first use."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def __call__(self, text: str) -> int:
+        return self._numbers.setdefault(text, len(self._numbers))
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts; the number of each is its place."""
+        return list(self._numbers)
+
+
+def run_names(history: History) -> list[str]:
+    """A name for each run that addresses can hold and that later sites give it again: when it started."""
+    names: list[str] = []
+    for run in history.runs:
+        started = str(run.header.get("started", ""))
+        twins = sum(1 for name in names if name.partition("~")[0] == started)
+        names.append(f"{started}~{twins + 1}" if twins or not started else started)
+    return names
+
+
+def union(history: History) -> list[Result]:
+    """Every case of any run, as its newest run has it, in the order the columns compress best."""
+    found: dict[str, Result] = {}
+    for run in reversed(history.runs):
+        for key, result in run.results.items():
+            if result.status != "missing" or key not in found:
+                found[key] = result
+    return sorted(found.values(), key=lambda r: (r.suite, r.rule, r.op, r.device, r.sample, r.amp, r.id))
+
+
+def cases(history: History, ops: Collection[str]) -> dict[str, Any]:
+    """What `data.js` holds. `ops`: the overloads that have op cases; every other name is a scenario."""
+    results = union(history)
+    words = {name: Interner() for name in (*COLUMNS, "token")}
+    columns: dict[str, list[int]] = {name: [] for name in (*COLUMNS, "token")}
+    odd: dict[int, str] = {}
+    newest = history.newest.results
+    for place, result in enumerate(results):
+        token = result.id.rpartition("-")[2]
+        values = {name: getattr(result, name) for name in COLUMNS}
+        now = newest.get(result.key)
+        values |= {"token": token, "deviation": now.deviation if now else "", "cause": _cause(now)}
+        for name, column in columns.items():
+            column.append(words[name](values[name]))
+        if _composed(result, token) != result.id:
+            odd[place] = result.id
+    unreal = set().union(*(virtual(run) for run in history.runs))
+    named = words["op"].texts
+    return {
+        "statuses": [
+            {"name": s.name, "letter": _LETTERS[s.name], "mark": s.mark, "label": s.label, "red": s.red}
+            for s in SHOWN.values()
+        ],
+        "rules": {
+            name: {
+                "sentence": RULES[name].sentence,
+                "source": RULES[name].source,
+                "href": source_link(RULES[name], run),
+            }
+            for run in [history.newest]
+            for name in words["rule"].texts
+            if name in RULES
+        },
+        "virtual": sorted(unreal),
+        "words": {name: interner.texts for name, interner in words.items()},
+        "written": {op: op_token(op) for op in named if op_token(op) != op},
+        "scenarios": [number for number, op in enumerate(named) if op not in ops],
+        "columns": {name: _packed(column) for name, column in columns.items()},
+        "ids": odd,
+        "count": len(results),
+        "runs": [
+            {"name": name, **_run(run, [result.key for result in results])}
+            for name, run in zip(run_names(history), history.runs, strict=True)
+        ],
+    }
+
+
+def details(history: History) -> dict[str, Any]:
+    """What `details.js` holds: times, differences, tracebacks and reproductions of the newest run's cases, by place."""
+    newest = history.newest.results
+    lines = Interner()
+    out: dict[str, Any] = {"options": device_modules(history.newest), "pytest": {}, "reproduced": {}}
+    out |= {name: {} for name in ("message", "traceback", "torch")}
+    said = reproduced(history.newest)
+    times = []
+    for place, known in enumerate(union(history)):
+        result = newest.get(known.key)
+        times.append(round(result.seconds * 1e5) if result else 0)
+        if result is None:
+            continue
+        if known.key in said:
+            out["reproduced"][place] = lines(said[known.key])
+        for name in ("message", "traceback", "torch"):
+            if text := getattr(result, name):
+                out[name][place] = [lines(line) for line in text.split("\n")]
+        if result.pytest:
+            out["pytest"][place] = lines(result.pytest.replace(result.id, "\0"))
+    return {**out, "lines": lines.texts, "seconds": times}
+
+
+def _cause(result: Result | None) -> str:
+    return causes.of(result) if result and result.status in RED else ""
+
+
+def device_modules(run: Run) -> str:
+    """The `--device-module` options a run was started with, as a command line has them."""
+    found = []
+    for header in run.header.get("parts", [run.header]):
+        words = [str(word) for word in header.get("command", [])]
+        for word, following in zip(words, [*words[1:], ""], strict=True):
+            if word == "--device-module":
+                found.append(f"--device-module={following}")
+            elif word.startswith("--device-module="):
+                found.append(word)
+    return shlex.join(dict.fromkeys(found))
+
+
+def source_link(rule: Rule, run: Run) -> str:
+    """The address of a rule's source: a page, or the file in PyTorch's repository at the run's version."""
+    if rule.source.startswith("https://"):
+        return rule.source
+    torch = str(run.header.get("versions", {}).get("torch", "")).partition("+")[0]
+    tag = f"v{torch}" if torch.replace(".", "").isdigit() else "main"
+    return f"https://github.com/pytorch/pytorch/blob/{tag}/{rule.source}"
+
+
+def script(name: str, value: Mapping[str, Any]) -> str:
+    """A value as a script file that a page opened from disk can load."""
+    return f"window.{name} = {json.dumps(value, separators=(',', ':'))};\n"
+
+
+def _composed(result: Result, token: str) -> str:
+    """The id as `app.js` puts it together; the rare other ones are written out."""
+    return "-".join(
+        part for part in (op_token(result.op, result.sample), result.inputs, result.executor, result.amp, token) if part
+    )
+
+
+def _packed(column: Sequence[int]) -> list[Any]:
+    """A column as it is, or as pairs of value and length where that is shorter: `["v", …]` or `["r", …]`."""
+    pairs = [number for value, same in groupby(column) for number in (value, sum(1 for _ in same))]
+    return ["r", *pairs] if len(pairs) < len(column) else ["v", *column]
+
+
+def letters(statuses: Iterable[str]) -> str:
+    """Statuses as one letter each, with a count behind a letter that repeats; "" for an absent case."""
+    out = []
+    for status, same in groupby(statuses):
+        length = sum(1 for _ in same)
+        out.append((_LETTERS[status] if status else ".") + (str(length) if length > 1 else ""))
+    return "".join(out)
+
+
+def _run(run: Run, keys: Sequence[str]) -> dict[str, Any]:
+    found = run.results
+    return {
+        "started": str(run.header.get("started", "")),
+        "torch": str(run.header.get("versions", {}).get("torch", "")),
+        "file": ", ".join(part["file"] for part in run.header.get("parts", [{"file": run.path.name}])),
+        "devices": devices(run),
+        "expected": expected(run),
+        "ran": ran(run),
+        "interrupted": interrupted(run),
+        "note": run.note,
+        "statuses": letters(found[key].status if key in found else "" for key in keys),
+    }

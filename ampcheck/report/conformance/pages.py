@@ -1,0 +1,258 @@
+"""What each page is filled with: plain values made from the runs, so that templates only lay them out."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from ampcheck.report.conformance.data import run_names
+from ampcheck.report.conformance.statuses import SHOWN, Status, number
+from ampcheck.report.history import History, expected, is_red, ran, reproduced, stale, virtual
+from ampcheck.runner import compare as comparing
+from ampcheck.runner.causes import Cause, grouped
+from ampcheck.runner.compare import devices, interrupted
+from ampcheck.runner.deviations import Deviation
+from ampcheck.runner.results import Result, Run
+from ampcheck.spec.rules import RULES
+
+NAV = {
+    "Health": "index.html",
+    "Matrix": "matrix.html",
+    "Deviations": "deviations.html",
+    "Compare": "compare.html",
+    "About": "about.html",
+}
+
+_CAUSES = 20
+"""How many causes the first page shows."""
+
+_DESCRIBED = ("name", "token", "type", "key", "has_values")
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """A row of a table of counts."""
+
+    name: str
+    counts: Counter[str]
+    sentence: str = ""
+
+    @property
+    def total(self) -> int:
+        """All cases of the row."""
+        return self.counts.total()
+
+
+def case_href(key: str) -> str:
+    """The address of a case's page."""
+    return "case.html#" + quote(key, safe="/+")
+
+
+def matrix_href(filters: Mapping[str, str]) -> str:
+    """The address of the matrix with some filters set."""
+    return "matrix.html#" + urlencode(filters)
+
+
+FILTERS: Mapping[str, Callable[..., str]] = {
+    "number": number,
+    "case_href": case_href,
+    "matrix_href": matrix_href,
+    "first_line": comparing.first_line,
+    "capitalize_first": lambda text: text[:1].upper() + text[1:],
+}
+
+
+def common(history: History) -> dict[str, Any]:
+    """What every page needs."""
+    return {
+        "run": _summary(history.newest, run_names(history)[0]),
+        "statuses": SHOWN,
+        "unreal": set().union(*(virtual(run) for run in history.runs)),
+        "left_out": history.left_out,
+        "absent": history.newest.header.get("absent", {}),
+        "drift": history.newest.header.get("drift", []),
+        "torch": history.newest.header.get("versions", {}).get("torch", "of unknown version"),
+    }
+
+
+def health(history: History) -> dict[str, Any]:
+    """The first page: what changed, how much ran, what needs a person."""
+    newest, previous = history.newest, history.previous
+    rows = [
+        {**_summary(run, name), "counts": run.counts()}
+        for run, name in zip(history.runs, run_names(history), strict=True)
+    ]
+    named = {id(run): row for run, row in zip(history.runs, rows, strict=True)}
+    before = named[id(previous)] if previous else None
+    causes = grouped(newest.results.values())
+    ever = Counter[str]()
+    for run in history.runs:
+        ever += run.counts()
+    state, verdict = judged(newest)
+    return {
+        "state": state,
+        "verdict": verdict,
+        "comparison": comparing.compare(previous, newest) if previous else None,
+        "previous": before,
+        "passed_over": rows.index(before) - 1 if before else 0,
+        "compare_href": "compare.html#" + urlencode({"a": before["name"], "b": rows[0]["name"]}) if before else "",
+        "groups": comparing.GROUPS,
+        "meaning": comparing.MEANING,
+        "used": used(newest.counts()),
+        "ever": used(ever),
+        "by_device": _by_device(newest.results.values(), devices(newest)),
+        "by_rule": _by_rule(newest),
+        "causes": [_cause(cause, reproduced(newest)) for cause in causes[:_CAUSES]],
+        "more_causes": len(causes[_CAUSES:]),
+        "red": sum(len(cause.results) for cause in causes),
+        "stale": stale(newest),
+        "history": rows,
+    }
+
+
+def deviations(history: History, entries: Sequence[Deviation]) -> dict[str, Any]:
+    """Every deviation with the newest run's cases that hit it; those that no entry here explains come last."""
+    hits: dict[str, list[Result]] = {}
+    for result in history.newest.results.values():
+        for name in filter(None, result.deviation.split(", ")):
+            hits.setdefault(name, []).append(result)
+    rows = []
+    for entry in entries:
+        about = {name: getattr(entry, name) for name in ("id", "kind", "reason", "link", "raises", "torch", "added")}
+        found = hits.get(entry.id, [])
+        mine = [result for result in found if entry.covers(result.name)]
+        hits[entry.id] = [result for result in found if not entry.covers(result.name)]
+        about |= {"cases": entry.cases, "but": entry.but, "only": entry.devices}
+        rows.append({**about, "file": _short(entry.file), **_hit(mine)})
+    for name, results in sorted((name, results) for name, results in hits.items() if results):
+        reason = "The run names this entry, but none here covers these cases: it is another package's, or was changed."
+        rows.append({"id": name, "kind": "unknown", "reason": reason, "link": "", "file": "", **_hit(results)})
+    return {"entries": rows}
+
+
+def about(history: History) -> dict[str, Any]:
+    """Versions, devices, machine and command of the newest run, file by file."""
+    run = history.newest
+    alone = {**run.header, "file": run.path.name, "note": run.note, "ran": ran(run)}
+    parts = []
+    for header in run.header.get("parts", [alone]):
+        machine = header.get("machine", {})
+        parts.append(
+            {
+                "file": header["file"],
+                "note": header["note"],
+                "ran": header["ran"],
+                "cases": header.get("cases", 0),
+                "started": header.get("started", ""),
+                "command": shlex.join(map(str, header.get("command", []))),
+                "manifest": header.get("manifest", ""),
+                "seed": header.get("seed", ""),
+                "nightly": header.get("nightly", False),
+                "schema": header.get("schema", ""),
+                "versions": header.get("versions", {}),
+                "machine": ", ".join(f"{name}: {value}" for name, value in machine.items()),
+            }
+        )
+    shown = [
+        {
+            "name": device["name"],
+            "type": device.get("type", ""),
+            "key": device.get("key", ""),
+            "has_values": device.get("has_values", True),
+            "text": ", ".join(f"{name}: {value}" for name, value in device.items() if name not in _DESCRIBED),
+        }
+        for device in run.header.get("devices", [])
+    ]
+    return {"parts": parts, "devices": shown}
+
+
+def judged(run: Run) -> tuple[str, str]:
+    """A run's colour and its sentence: green, red, or grey where it tells too little."""
+    if interrupted(run):
+        return "grey", "The run was interrupted."
+    if not ran(run):
+        return "grey", "Nothing was measured."
+    if not is_red(run):
+        return "green", "Every case is as promised or a known deviation."
+    red = sum(1 for result in run.results.values() if SHOWN[result.status].red)
+    parts = [f"{number(red)} {'case needs' if red == 1 else 'cases need'} a person"] if red else []
+    globs = len(stale(run))
+    parts += [f"{number(globs)} stale deviation {'glob' if globs == 1 else 'globs'}"] if globs else []
+    return "red", "; ".join(parts) + "."
+
+
+def _cause(cause: Cause, said: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "text": cause.line().removeprefix(f"{cause.example.status}: "),
+        "status": cause.example.status,
+        "count": len(cause.results),
+        "href": matrix_href({"cause": cause.text}),
+        "rows": [row for row in _by_device(cause.results, ()) if row.total],
+        "example": cause.example,
+        "said": said.get(cause.example.key, ""),
+    }
+
+
+def used(counts: Counter[str]) -> list[Status]:
+    """The statuses that occur, in their usual order."""
+    return [status for name, status in SHOWN.items() if counts[name]]
+
+
+def _summary(run: Run, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "started": str(run.header.get("started", "")),
+        "torch": str(run.header.get("versions", {}).get("torch", "")),
+        "on": _on(run),
+        "ran": ran(run),
+        "expected": expected(run),
+        "interrupted": interrupted(run),
+        "note": run.note,
+    }
+
+
+def _on(run: Run) -> str:
+    """A run's devices in few words, e.g. "cpu, 4 virtual devices"."""
+    unreal = virtual(run)
+    names = [name for name in devices(run) if name not in unreal]
+    if unreal:
+        names.append(f"{len(unreal)} virtual device{'' if len(unreal) == 1 else 's'}")
+    return ", ".join(names) or "no device"
+
+
+def _by_device(results: Iterable[Result], first: Sequence[str]) -> list[Tally]:
+    counts: dict[str, Counter[str]] = {name: Counter() for name in first}
+    for result in results:
+        counts.setdefault(result.device, Counter())[result.status] += 1
+    return [Tally(name, count) for name, count in counts.items()]
+
+
+def _by_rule(run: Run) -> list[Tally]:
+    counts: dict[str, Counter[str]] = {}
+    for result in run.results.values():
+        counts.setdefault(result.rule, Counter())[result.status] += 1
+    order = [*RULES, *sorted(counts.keys() - RULES.keys())]
+    return [
+        Tally(name, counts[name], RULES[name].sentence if name in RULES else "") for name in order if name in counts
+    ]
+
+
+def _hit(results: Sequence[Result]) -> dict[str, Any]:
+    rows = [row for row in _by_device(results, ()) if row.total]
+    return {
+        "hits": sorted(result.key for result in results),
+        "devices": rows,
+        "used": used(sum((row.counts for row in rows), Counter())),
+    }
+
+
+def _short(file: str) -> str:
+    """A deviations file without the folders of the machine the site was built on."""
+    package = Path(__file__).parents[2]
+    path = Path(file)
+    return str(path.relative_to(package)) if path.is_relative_to(package) else path.name

@@ -1,0 +1,248 @@
+"""Plain torch for each member of `ampcheck.checks.scenario.Amp`: a stand-in is made of those that a scenario uses.
+
+The text between the quotes is pasted by people into reports.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member: its text in the body of a class, and the members it needs.
+
+    `fake`: its text on a device without values, where that is another one.
+    """
+
+    text: str
+    needs: tuple[str, ...] = ()
+    fake: str = ""
+
+
+MEMBERS = {
+    "type": Member("type = {type!r}"),
+    "dtype": Member("dtype = {dtype}"),
+    "other": Member("other = {other}"),
+    "default": Member("default = {default}"),
+    "region": Member(
+        """\
+def region(dtype=dtype, **options):
+    return {region}(amp.type, dtype=dtype, **options)""",
+        ("type", "dtype"),
+    ),
+    "rand": Member(
+        """\
+drawn = 0
+
+def rand(*shape, dtype=torch.float32, requires_grad=False):  # from 0.05 to 0.95, other values each time
+    amp.drawn += 1
+    generator = torch.Generator().manual_seed(zlib.crc32(repr((shape, "unit", amp.drawn, 0)).encode()))
+    x = 0.05 + 0.9 * torch.rand(shape, generator=generator, dtype=torch.float64)
+    return x.to(dtype).to(amp.type).requires_grad_(requires_grad)""",
+        ("type",),
+        fake="""\
+def rand(*shape, dtype=torch.float32, requires_grad=False):
+    return torch.rand(shape, device=amp.type).to(dtype).requires_grad_(requires_grad)""",
+    ),
+    "probe": Member(
+        """\
+def probe():
+    return torch.mm(amp.rand(2, 2), amp.rand(2, 2)).dtype""",
+        ("rand",),
+    ),
+    "state": Member(
+        """\
+def state():
+    enabled, dtype = torch.is_autocast_enabled(amp.type), torch.get_autocast_dtype(amp.type)
+    return enabled, dtype, torch.is_autocast_cache_enabled()""",
+        ("type",),
+    ),
+    "depth": Member(
+        """\
+def depth():
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()"""
+    ),
+    "expect": Member(
+        """\
+def expect(what, got, want):
+    print("ok  " if got == want else "FAIL", what, "| got", got, "| expected", want)"""
+    ),
+    "raises": Member(
+        """\
+def raises(what, kind, text, call):
+    got = None
+    try:
+        call()
+    except Exception as error:
+        got = error
+    right = isinstance(got, kind) and text in str(got)
+    print("ok  " if right else "FAIL", what, "| raised", repr(got), "| expected", kind.__name__, text)"""
+    ),
+    "warns": Member(
+        """\
+def warns(what, kind, text, call):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        out = call()
+    right = any(issubclass(w.category, kind) and text in str(w.message) for w in seen)
+    got = [str(warning.message) for warning in seen]
+    print("ok  " if right else "FAIL", what, "| warned", got, "| expected", kind.__name__, text)
+    return out""",
+    ),
+    "quiet": Member(
+        """\
+def quiet(what, call):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        out = call()
+    print("FAIL" if seen else "ok  ", what, "| warned", [str(w.message) for w in seen], "| expected no warning")
+    return out""",
+    ),
+    "thread": Member(
+        """\
+def thread(call):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()""",
+        fake="""\
+def thread(call):
+    with ThreadPoolExecutor(1, initializer=fake.__enter__) as pool:
+        return pool.submit(call).result()""",
+    ),
+    "interleave": Member(
+        """\
+def interleave(*workers):  # generators, each in a thread of its own, take turns: each up to its next yield
+    left = [(ThreadPoolExecutor(1), worker()) for worker in workers]
+    while left:
+        left = [(pool, steps) for pool, steps in left if pool.submit(next, steps, amp).result() is not amp]""",
+        fake="""\
+def interleave(*workers):  # generators, each in a thread of its own, take turns: each up to its next yield
+    left = [(ThreadPoolExecutor(1, initializer=fake.__enter__), worker()) for worker in workers]
+    while left:
+        left = [(pool, steps) for pool, steps in left if pool.submit(next, steps, amp).result() is not amp]""",
+    ),
+    "observe": Member("observe = observe", ("recorder",)),
+    "casts": Member(
+        """\
+def casts(call, tensor):
+    return sum(cast.source is not None for cast in observe(call, tensor).casts)""",
+        ("recorder",),
+    ),
+    "received": Member(
+        """\
+def received(overload, call):
+    kernel = observe(call).of(overload)
+    return tuple(leaf.got for leaf in kernel.leaves) if kernel else None""",
+        ("recorder",),
+    ),
+    "compiled": Member(
+        """\
+def compiled(executor, function, *inputs, **options):
+{compiled}"""
+    ),
+    "program": Member(
+        """\
+def program(body):
+    source = textwrap.dedent(body).replace("DTYPE", "{dtype}").replace("TYPE", repr({type!r}))
+    linecache.cache["program"] = (len(source), None, source.splitlines(keepends=True), "program")
+    names = {{"torch": torch, "__name__": "__main__"}}
+    exec(compile(source, "program", "exec"), names)
+    return names["program"]"""
+    ),
+    "j2t": Member(
+        """\
+def j2t(fn, cast_inputs=None):
+    from {interop} import j2t_autograd
+
+    return j2t_autograd(fn, cast_inputs=cast_inputs) if cast_inputs else j2t_autograd(fn)"""
+    ),
+    "unsupported": Member(
+        """\
+def unsupported(reason):
+    raise SystemExit(reason)"""
+    ),
+    "close": Member(
+        """\
+def close(what, got, want, tolerance=1e-5):
+    host = got.detach().cpu()
+    same = host.shape == want.shape and host.dtype == want.dtype
+    right = same and bool(((host - want).abs() <= tolerance * (1 + want.abs())).all())
+    print("ok  " if right else "FAIL", what, "| got", host, "| expected", want)"""
+    ),
+    "exact": Member(
+        """\
+def exact(what, got, want):
+    there = got is not None and want is not None
+    same = got.dtype == want.dtype and torch.equal(got.cpu(), want.cpu()) if there else got is want
+    print("ok  " if same else "FAIL", what, "| got", got, "| expected", want)"""
+    ),
+    "copies": Member(
+        """\
+class Copies(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {{}}))
+        cast = func in (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
+        if cast and args[0] is self.tensor() and args[0].dtype != out.dtype:
+            self.made.append(weakref.ref(out))
+        return out
+
+def copies(call, tensor):  # a reference to each cast of a tensor that a call makes
+    copier = amp.Copies()
+    copier.tensor, copier.made = weakref.ref(tensor), []
+    with copier:
+        call()
+    return copier.made""",
+    ),
+    "module": Member(
+        """\
+def module(make):
+    torch.manual_seed(0)
+    return make().requires_grad_(False).to(amp.type)""",
+        ("type",),
+        fake="""\
+def module(make):  # a fake tensor cannot be moved, so each is made anew
+    made = make().requires_grad_(False)
+    for part in made.modules():
+        for held in (part._parameters, part._buffers):
+            new = {{name: torch.empty_like(x, device=amp.type) for name, x in held.items() if x is not None}}
+            held.update(new)
+        if isinstance(part, torch.nn.RNNBase):
+            part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]
+    return made""",
+    ),
+    "values": Member(
+        """\
+def values(tensor):
+    return tensor.detach().cpu().tolist()"""
+    ),
+    "differences": Member("differences = []"),
+    "looked_at": Member("looked_at = 0"),
+    "device.has_values": Member("has_values = {has_values}"),
+    "device.type": Member("type = {type!r}"),
+    "device.name": Member("name = {name!r}"),
+    "device.key": Member("key = {key!r}"),
+    "device.default_amp": Member("default_amp = {default_amp!r}"),
+    "device.amp_dtypes": Member("amp_dtypes = {amp_dtypes!r}"),
+    "device.policies": Member(
+        """\
+def policies():  # what PyTorch documents for those of its ops that are asked about
+    return {policies}"""
+    ),
+    "device.autocast": Member(
+        """\
+def autocast(dtype=None, **options):
+    dtypes = {{"fp16": torch.float16, "bf16": torch.bfloat16, None: None}}
+    return {region}(amp.type, dtype=dtypes[dtype], **options)""",
+        ("type",),
+    ),
+    "device.running": Member("running = nullcontext", fake="running = lambda: fake"),
+    "device.host": Member(
+        """\
+def host(tensor):
+    return tensor.detach().cpu()"""
+    ),
+    "device.seed": Member("seed = lambda: torch.manual_seed(0)", fake="seed = lambda: None"),
+    "device.synchronize": Member("synchronize = lambda: None"),
+}
+"""Members of `amp`, and behind `device.` those of its device. "recorder": that of `ampcheck.reproduce.snippets`."""

@@ -1,0 +1,57 @@
+"""What a suite file needs: the decorators that make its cases, and the check that runs one.
+
+    from ampcheck.runner.suite import check, op_cases
+
+    @op_cases("promote")
+    def test_promote(case, device):
+        check(case, device)
+
+`case` is an `ampcheck.checks.cases.Case`, and `device` the device it is to run on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+from ampcheck.checks import parity
+from ampcheck.checks.backward import check_gradients
+from ampcheck.checks.forward import check_op
+from ampcheck.checks.op_database import check_database
+from ampcheck.checks.scenario import Amp, scenario
+from ampcheck.devices.base import Device
+from ampcheck.errors import CheckFailure
+from ampcheck.samples.op_database import SAMPLE
+from ampcheck.spec.case import Case
+
+__all__ = ["Amp", "check", "op_cases", "scenario"]
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def op_cases(rule: str, *, database: bool = False, compiled: bool = False) -> Callable[[F], F]:
+    """Run the function, which takes `case` and `device`, once for every op case of a rule.
+
+    `database`: and for every op of PyTorch's own op database that has no policy; see `ampcheck.samples.op_database`.
+    `compiled`: instead, once for every op case of the rule that runs through an executor; see `ampcheck.compilers`.
+    """
+
+    def mark(function: F) -> F:
+        marked: F = pytest.mark.op_cases(rule, database=database, compiled=compiled)(function)
+        return marked
+
+    return mark
+
+
+def check(case: Case, device: Device) -> None:
+    """Run an op case. Raises CheckFailure with every difference from the specification."""
+    if case.executor:
+        differences = parity.check(case, device)
+    elif case.suite == "autograd":
+        differences = check_gradients(case, device)
+    else:
+        differences = check_database(case, device) if case.sample == SAMPLE else check_op(case, device)
+    if differences:
+        raise CheckFailure(differences)

@@ -1,0 +1,42 @@
+"""Sample inputs per overload, one file per family. `docs/add_an_op.md` says how to add one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+
+from ampcheck.samples.describe import Op
+
+FAMILIES = (
+    "matmul",
+    "convolution",
+    "recurrent",
+    "attention",
+    "pointwise",
+    "indexing",
+    "reduction",
+    "loss",
+    "normalization",
+    "fft",
+    "linalg",
+    "pooling",
+    "padding",
+    "resampling",
+    "unlisted",
+)
+
+
+@cache
+def catalogue() -> Mapping[str, Op]:
+    """Every op that has samples, by overload, in the order of the families' files.
+
+    Raises ValueError where two files describe the same overload.
+    """
+    out: dict[str, Op] = {}
+    for family in FAMILIES:
+        for op in import_module(f"ampcheck.samples.{family}").OPS:
+            if op.overload in out:
+                raise ValueError(f"{op.overload} has samples twice, the second time in ampcheck/ops/{family}.py")
+            out[op.overload] = op
+    return out

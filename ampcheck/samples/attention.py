@@ -1,0 +1,36 @@
+"""Attention: batch 2, two heads; queries and keys differ in number, values in width."""
+
+from ampcheck.samples.describe import at, b, f, op, via
+
+_QUERY, _KEY, _VALUE = f(2, 2, 3, 4), f(2, 2, 5, 4), f(2, 2, 5, 6)
+_SAME = f(2, 2, 3, 8)
+
+# Width 8; the weights of query, key and value are stacked.
+_MHA = (f(2, 3, 8), f(2, 3, 8), f(2, 3, 8), 8, 2, f(24, 8), f(24), f(8, 8), f(8))
+_PADDING_MASK = 1
+
+OPS = (
+    op(
+        "_native_multi_head_attention",
+        at("masked", *_MHA, b(2, 3), True, True, _PADDING_MASK),
+        at("nomask", *_MHA),
+        at("noweights", *_MHA, None, False),
+        also=("torch._native_multi_head_attention",),
+    ),
+    op(
+        "_scaled_dot_product_flash_attention",
+        at("plain", _SAME, _SAME, _SAME),
+        at("causal", _SAME, _SAME, _SAME, 0.0, True, scale=0.5),
+        also=("torch._scaled_dot_product_flash_attention",),
+    ),
+    op(
+        "scaled_dot_product_attention",
+        at("biased", _QUERY, _KEY, _VALUE, f(3, 5)),
+        at("masked", _QUERY, _KEY, _VALUE, b(2, 1, 3, 5)),
+        at("causal", _SAME, _SAME, _SAME, None, 0.0, True, scale=0.5),
+        at("grouped", f(2, 4, 3, 4), _KEY, _VALUE, enable_gqa=True),
+        at("unbatched", f(3, 4), f(5, 4), f(5, 6)),
+        via("torch.nn.functional.scaled_dot_product_attention", _QUERY, _KEY, _VALUE),
+        via("torch.nn.functional.scaled_dot_product_attention", _QUERY, _KEY, _VALUE, attn_mask=f(2, 2, 3, 5)),
+    ),
+)

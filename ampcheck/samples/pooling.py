@@ -1,0 +1,79 @@
+"""Pooling and its inverse."""
+
+from ampcheck.samples.describe import at, f, i, op, via
+
+OPS = (
+    op(
+        "adaptive_avg_pool3d",
+        at("batched", f(1, 2, 3, 4, 5), (2, 2, 3)),
+        at("unbatched", f(2, 3, 4, 5), (1, 2, 2)),
+        at("mean", f(1, 2, 3, 4, 5), (1, 1, 1)),
+        also=("torch._C._nn.adaptive_avg_pool3d", "torch.nn.functional.adaptive_avg_pool3d"),
+    ),
+    op(
+        "adaptive_max_pool3d",
+        at("batched", f(1, 2, 3, 4, 5, fill="distinct"), (2, 2, 3)),
+        at("unbatched", f(2, 3, 4, 5, fill="distinct"), (1, 2, 2)),
+        via(
+            "torch.nn.functional.adaptive_max_pool3d",
+            f(1, 2, 3, 4, 5, fill="distinct"),
+            (2, None, 3),
+            return_indices=True,
+        ),
+        also=("torch._C._nn.adaptive_max_pool3d", "torch.nn.functional.adaptive_max_pool3d"),
+    ),
+    op(
+        "avg_pool3d",
+        at("batched", f(1, 2, 3, 4, 5), (2, 3, 2)),
+        at("padded", f(2, 3, 4, 5), (2, 2, 3), (1, 2, 2), (1, 0, 1), True, False),
+        at("divisor", f(1, 2, 3, 4, 5), (2, 2, 2), (1, 1, 1), (0, 0, 0), False, True, 5),
+        also=("torch._C._nn.avg_pool3d", "torch.nn.functional.avg_pool3d"),
+    ),
+    op(
+        "fractional_max_pool2d",
+        at("batched", f(2, 2, 5, 6, fill="distinct"), (2, 2), (3, 2), f(2, 2, 2, fill="unit")),
+        at("unbatched", f(2, 5, 6, fill="distinct"), (2, 3), (2, 3), f(1, 2, 2, fill="unit")),
+        via(
+            "torch.nn.functional.fractional_max_pool2d",
+            f(2, 2, 5, 6, fill="distinct"),
+            (2, 2),
+            output_size=(3, 2),
+            _random_samples=f(2, 2, 2, fill="unit"),
+        ),
+        also=("torch._C._nn.fractional_max_pool2d",),
+    ),
+    op(
+        "fractional_max_pool3d",
+        at("batched", f(1, 2, 4, 5, 5, fill="distinct"), (2, 2, 2), (2, 3, 2), f(1, 2, 3, fill="unit")),
+        at("unbatched", f(2, 4, 4, 5, fill="distinct"), (2, 2, 3), (2, 2, 2), f(1, 2, 3, fill="unit")),
+        via(
+            "torch.nn.functional.fractional_max_pool3d",
+            f(1, 2, 4, 5, 5, fill="distinct"),
+            (2, 2, 2),
+            output_size=(2, 3, 2),
+            _random_samples=f(1, 2, 3, fill="unit"),
+        ),
+        also=("torch._C._nn.fractional_max_pool3d",),
+    ),
+    op(
+        "max_pool3d",
+        at("batched", f(1, 2, 3, 4, 5), (2, 3, 2)),
+        at("padded", f(2, 3, 4, 5), (2, 2, 3), (1, 2, 2), (1, 0, 1), 1, True),
+        at("dilated", f(1, 2, 4, 5, 5), (2, 2, 2), (1, 1, 1), (0, 0, 0), (2, 1, 2)),
+        also=("torch.max_pool3d", "torch.nn.functional.max_pool3d"),
+    ),
+    op(
+        "max_unpool2d",
+        at("batched", f(1, 2, 2, 3), i(1, 2, 2, 3, fill="arange"), (4, 6)),
+        at("unbatched", f(2, 2, 3), i(2, 2, 3, fill="arange"), (4, 5)),
+        via("torch.nn.functional.max_unpool2d", f(1, 2, 2, 3), i(1, 2, 2, 3, fill="arange"), (2, 2)),
+        also=("torch._C._nn.max_unpool2d",),
+    ),
+    op(
+        "max_unpool3d",
+        at("batched", f(1, 2, 2, 2, 3), i(1, 2, 2, 2, 3, fill="arange"), (4, 4, 6), (2, 2, 2), (0, 0, 0)),
+        at("unbatched", f(2, 2, 2, 3), i(2, 2, 2, 3, fill="arange"), (4, 4, 5), (2, 2, 2), (0, 0, 0)),
+        via("torch.nn.functional.max_unpool3d", f(1, 2, 2, 2, 3), i(1, 2, 2, 2, 3, fill="arange"), (2, 2, 2)),
+        also=("torch._C._nn.max_unpool3d",),
+    ),
+)

@@ -1,0 +1,64 @@
+"""Recurrent cells and layers. A gated cell stacks its gates: three in a GRU, four in an LSTM."""
+
+from ampcheck.samples.describe import at, f, op
+
+_MKLDNN_LSTM = 2
+
+# Batch 2, inputs 3, hidden 4.
+_RNN = (f(4, 3), f(4, 4), f(4), f(4))
+_GRU = (f(12, 3), f(12, 4), f(12), f(12))
+_LSTM = (f(16, 3), f(16, 4), f(16), f(16))
+
+OPS = (
+    # torch offers no call of the fused cells; the unfused ones take them on the accelerators that have them.
+    op(
+        "_thnn_fused_gru_cell",
+        at("biases", f(2, 12), f(2, 12), f(2, 4), f(12), f(12)),
+        at("nobias", f(2, 12), f(2, 12), f(2, 4)),
+    ),
+    op(
+        "_thnn_fused_lstm_cell",
+        at("biases", f(2, 16), f(2, 16), f(2, 4), f(16), f(16)),
+        at("nobias", f(2, 16), f(2, 16), f(2, 4)),
+    ),
+    op(
+        "gru_cell",
+        at("biases", f(2, 3), f(2, 4), *_GRU),
+        at("nobias", f(2, 3), f(2, 4), *_GRU[:2]),
+        also=("torch.gru_cell",),
+    ),
+    op(
+        "lstm_cell",
+        at("biases", f(2, 3), [f(2, 4), f(2, 4)], *_LSTM),
+        at("nobias", f(2, 3), [f(2, 4), f(2, 4)], *_LSTM[:2]),
+        also=("torch.lstm_cell",),
+    ),
+    op(
+        "mkldnn_rnn_layer",
+        at(
+            "forward",
+            *(f(5, 2, 3), *_LSTM, f(2, 4), f(2, 4)),
+            *(False, [], _MKLDNN_LSTM, 4, 1, True, False, False, False),
+        ),
+        at(
+            "reverse",
+            *(f(5, 2, 3), *_LSTM, f(2, 4), f(2, 4)),
+            *(True, [], _MKLDNN_LSTM, 4, 1, True, True, False, False),
+        ),
+        also=("torch.mkldnn_rnn_layer",),
+        values="none",
+        reason="the fourth output is a scratch buffer that is never filled",
+    ),
+    op(
+        "rnn_relu_cell",
+        at("biases", f(2, 3), f(2, 4), *_RNN),
+        at("nobias", f(2, 3), f(2, 4), *_RNN[:2]),
+        also=("torch.rnn_relu_cell",),
+    ),
+    op(
+        "rnn_tanh_cell",
+        at("biases", f(2, 3), f(2, 4), *_RNN),
+        at("nobias", f(2, 3), f(2, 4), *_RNN[:2]),
+        also=("torch.rnn_tanh_cell",),
+    ),
+)

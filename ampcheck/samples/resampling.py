@@ -1,0 +1,158 @@
+"""Sampling at grid points, and changes of size by interpolation.
+
+Grid samplers take the modes as numbers: interpolation 0 bilinear, 1 nearest, 2 bicubic; padding 0 zeros, 1 border,
+2 reflection.
+"""
+
+from ampcheck.samples.describe import Sample, at, f, op, via
+
+_PLACES = 3
+"""A kernel may compute the places of a grid in its own dtype, where one is added to what may be small."""
+_INTERPOLATE = "torch.nn.functional.interpolate"
+
+
+def _to_size(mode: str, *shape: int, size: tuple[int, ...], **options: object) -> Sample:
+    return via(_INTERPOLATE, f(*shape), size=size, mode=mode, **options)
+
+
+def _by_factor(mode: str, *shape: int, factor: tuple[float, ...], **options: object) -> Sample:
+    return via(_INTERPOLATE, f(*shape), scale_factor=factor, mode=mode, **options)
+
+
+OPS = (
+    op(
+        "_grid_sampler_2d_cpu_fallback",
+        at("bilinear", f(1, 2, 4, 5), f(1, 2, 3, 2, fill="signed_unit"), 0, 0, False),
+        at("nearest", f(2, 1, 4, 5), f(2, 3, 2, 2, fill="signed_unit"), 1, 1, True),
+        at("bicubic", f(1, 2, 4, 5), f(1, 2, 3, 2, fill="signed_unit"), 2, 2, False),
+        also=("torch._grid_sampler_2d_cpu_fallback",),
+        passes=_PLACES,
+    ),
+    op(
+        "grid_sampler",
+        at("2d", f(1, 2, 4, 5), f(1, 2, 3, 2, fill="signed_unit"), 0, 0, False),
+        at("3d", f(1, 2, 3, 4, 5), f(1, 2, 3, 2, 3, fill="signed_unit"), 0, 1, True),
+        at("bicubic", f(1, 2, 4, 5), f(1, 2, 3, 2, fill="signed_unit"), 2, 2, False),
+        at("empty", f(0, 2, 4, 5), f(0, 2, 3, 2, fill="signed_unit"), 1, 0, False),
+        via(
+            "torch.nn.functional.grid_sample",
+            f(1, 2, 4, 5),
+            f(1, 2, 3, 2, fill="signed_unit"),
+            padding_mode="border",
+            align_corners=True,
+        ),
+        also=("torch.grid_sampler",),
+        passes=_PLACES,
+    ),
+    op(
+        "grid_sampler_2d",
+        at("bilinear", f(1, 2, 4, 5), f(1, 2, 3, 2, fill="signed_unit"), 0, 0, False),
+        at("nearest", f(2, 1, 4, 5), f(2, 3, 2, 2, fill="signed_unit"), 1, 1, True),
+        at("bicubic", f(1, 2, 4, 5), f(1, 2, 3, 2, fill="signed_unit"), 2, 2, False),
+        also=("torch.grid_sampler_2d",),
+        passes=_PLACES,
+    ),
+    op(
+        "grid_sampler_3d",
+        at("bilinear", f(1, 2, 3, 4, 5), f(1, 2, 3, 2, 3, fill="signed_unit"), 0, 0, False),
+        at("nearest", f(2, 1, 3, 4, 5), f(2, 2, 3, 2, 3, fill="signed_unit"), 1, 1, True),
+        also=("torch.grid_sampler_3d",),
+        passes=_PLACES,
+    ),
+    op(
+        "_upsample_bicubic2d_aa",
+        at("larger", f(1, 2, 3, 4), (5, 6), False),
+        at("smaller", f(1, 2, 6, 8), (3, 5), True),
+        _to_size("bicubic", 1, 2, 6, 8, size=(3, 5), antialias=True),
+        _by_factor("bicubic", 1, 2, 6, 8, factor=(0.5, 0.75), antialias=True),
+        also=("torch._C._nn._upsample_bicubic2d_aa",),
+    ),
+    op(
+        "_upsample_bilinear2d_aa",
+        at("larger", f(1, 2, 3, 4), (5, 6), False),
+        at("smaller", f(1, 2, 6, 8), (3, 5), True),
+        _to_size("bilinear", 1, 2, 6, 8, size=(3, 5), antialias=True),
+        _by_factor("bilinear", 1, 2, 6, 8, factor=(0.5, 0.75), antialias=True),
+        also=("torch._C._nn._upsample_bilinear2d_aa",),
+    ),
+    op(
+        "_upsample_nearest_exact1d",
+        at("larger", f(1, 2, 3), (5,)),
+        at("smaller", f(2, 3, 7), (4,), 0.5),
+        _to_size("nearest-exact", 1, 2, 3, size=(5,)),
+        _by_factor("nearest-exact", 1, 2, 3, factor=(1.5,)),
+        also=("torch._C._nn._upsample_nearest_exact1d",),
+    ),
+    op(
+        "_upsample_nearest_exact2d",
+        at("larger", f(1, 2, 3, 4), (5, 6)),
+        at("smaller", f(1, 2, 6, 8), (3, 6), 0.5, 0.75),
+        _to_size("nearest-exact", 1, 2, 3, 4, size=(5, 6)),
+        _by_factor("nearest-exact", 1, 2, 3, 4, factor=(1.5, 2.0)),
+        also=("torch._C._nn._upsample_nearest_exact2d",),
+    ),
+    op(
+        "_upsample_nearest_exact3d",
+        at("larger", f(1, 2, 2, 3, 4), (3, 5, 6)),
+        at("smaller", f(1, 1, 4, 6, 8), (2, 3, 6), 0.5, 0.5, 0.75),
+        _to_size("nearest-exact", 1, 2, 2, 3, 4, size=(3, 5, 6)),
+        _by_factor("nearest-exact", 1, 2, 2, 3, 4, factor=(1.5, 1.5, 2.0)),
+        also=("torch._C._nn._upsample_nearest_exact3d",),
+    ),
+    op(
+        "upsample_bicubic2d",
+        at("larger", f(1, 2, 3, 4), (5, 6), False),
+        at("corners", f(1, 2, 6, 8), (3, 5), True),
+        _to_size("bicubic", 1, 2, 3, 4, size=(5, 6)),
+        _by_factor("bicubic", 1, 2, 3, 4, factor=(1.5, 2.0), align_corners=True),
+        also=("torch._C._nn.upsample_bicubic2d",),
+    ),
+    op(
+        "upsample_bilinear2d",
+        at("larger", f(1, 2, 3, 4), (5, 6), False),
+        at("corners", f(1, 2, 6, 8), (3, 5), True),
+        _to_size("bilinear", 1, 2, 3, 4, size=(5, 6)),
+        _by_factor("bilinear", 1, 2, 3, 4, factor=(1.5, 2.0), align_corners=True),
+        also=("torch._C._nn.upsample_bilinear2d",),
+    ),
+    op(
+        "upsample_linear1d",
+        at("larger", f(1, 2, 3), (5,), False),
+        at("corners", f(2, 3, 7), (4,), True),
+        _to_size("linear", 1, 2, 3, size=(5,)),
+        _by_factor("linear", 1, 2, 3, factor=(1.5,), align_corners=True),
+        also=("torch._C._nn.upsample_linear1d",),
+    ),
+    op(
+        "upsample_nearest1d",
+        at("larger", f(1, 2, 3), (5,)),
+        at("smaller", f(2, 3, 7), (4,), 0.5),
+        _to_size("nearest", 1, 2, 3, size=(5,)),
+        _by_factor("nearest", 1, 2, 3, factor=(1.5,)),
+        also=("torch._C._nn.upsample_nearest1d",),
+    ),
+    op(
+        "upsample_nearest2d",
+        at("larger", f(1, 2, 3, 4), (5, 6)),
+        at("smaller", f(1, 2, 6, 8), (3, 6), 0.5, 0.75),
+        _to_size("nearest", 1, 2, 3, 4, size=(5, 6)),
+        _by_factor("nearest", 1, 2, 3, 4, factor=(1.5, 2.0)),
+        also=("torch._C._nn.upsample_nearest2d",),
+    ),
+    op(
+        "upsample_nearest3d",
+        at("larger", f(1, 2, 2, 3, 4), (3, 5, 6)),
+        at("smaller", f(1, 1, 4, 6, 8), (2, 3, 6), 0.5, 0.5, 0.75),
+        _to_size("nearest", 1, 2, 2, 3, 4, size=(3, 5, 6)),
+        _by_factor("nearest", 1, 2, 2, 3, 4, factor=(1.5, 1.5, 2.0)),
+        also=("torch._C._nn.upsample_nearest3d",),
+    ),
+    op(
+        "upsample_trilinear3d",
+        at("larger", f(1, 2, 2, 3, 4), (3, 5, 6), False),
+        at("corners", f(1, 1, 4, 6, 8), (2, 3, 6), True),
+        _to_size("trilinear", 1, 2, 2, 3, 4, size=(3, 5, 6)),
+        _by_factor("trilinear", 1, 2, 2, 3, 4, factor=(1.5, 1.5, 2.0), align_corners=True),
+        also=("torch._C._nn.upsample_trilinear3d",),
+    ),
+)

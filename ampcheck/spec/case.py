@@ -1,0 +1,44 @@
+"""A case: which op, with which inputs, under which region, on which device. Frozen, and cheap to make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ampcheck.spec.ids import case_id, named
+
+AROUND = "around"
+"""The sample of a compiled case whose region is around the compiled function, not inside."""
+
+GRADIENT = "-grad"
+"""What stands behind the dtype assignment of a case whose gradient is looked at."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to run and check.
+
+    `suite`: eager, jit, autograd or scaler. `rule`: the suite's file. `op`: an overload, or the name of a scenario.
+    `sample`: "" for the op's main sample. `inputs`: the dtype assignment, as `ampcheck.spec.ids.assign` reads it.
+    `amp`: the region's dtype. `device`: the device's name on the command line, `token` its name in ids. `executor`:
+    what runs it, a name of `ampcheck.spec.executors`; "" for a suite that runs everything in one way.
+    """
+
+    suite: str
+    rule: str
+    op: str
+    sample: str
+    inputs: str
+    amp: str
+    device: str
+    token: str
+    executor: str = ""
+
+    @cached_property
+    def id(self) -> str:
+        return case_id(self.op, self.sample, self.inputs, self.amp, self.token, self.executor)
+
+    @property
+    def name(self) -> str:
+        """What deviations call it: `rule/id`, but `suite/rule/id` where it has an executor."""
+        return named(self.suite, self.rule, self.id, self.executor)

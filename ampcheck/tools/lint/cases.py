@@ -1,0 +1,147 @@
+"""A limitation as a case: a program, and whether it does compiled what it does eagerly or is refused with a reason."""
+
+from __future__ import annotations
+
+import textwrap
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ampcheck.checks.scenario import Amp
+from ampcheck.compilers.kinds import quiet
+from ampcheck.devices.base import Device
+from ampcheck.spec.torch_dtypes import name_of
+from ampcheck.tools.lint import defined
+from ampcheck.tools.lint.compare import check_scripted, same_values
+from ampcheck.tools.lint.record import Run, as_python, record
+from ampcheck.tools.lint.static import lint_source
+
+_COMPILED = {
+    "script": "compiled = torch.jit.script(program)",
+    "trace": "compiled = torch.jit.trace(program, (a, b), check_trace=False)",
+    "fx": "compiled = torch.fx.symbolic_trace(program)",
+    "export": "compiled = torch.export.export(program, (a, b)).module()",
+    "strict": "compiled = torch.export.export(program, (a, b), strict=True).module()",
+}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limitation.
+
+    `text`: what defines `program`, of two matrices; in it {device}, {dtype} and {other} stand for the scenario's.
+    `finds`: the rules under which the linter must report the program; none for one that compilers do right.
+    `says`: what a refusal must say, as PyTorch's way to tell of the limitation.
+    `dynamic`: whether `check_scripted` must report it; None where it must if the linter must.
+    """
+
+    road: str
+    text: str
+    finds: tuple[str, ...] = ()
+    says: str = ""
+    dynamic: bool | None = None
+
+    def source(self, device: Device, dtype: torch.dtype, other: torch.dtype) -> str:
+        """The program and its compilation, without imports."""
+        text = textwrap.dedent(self.text).strip("\n")
+        for name, value in (("device", repr(device.type)), ("dtype", str(dtype)), ("other", str(other))):
+            text = text.replace("{" + name + "}", value)
+        return f"{text}\n\n{_COMPILED[self.road]}\n"
+
+
+_IMPORTS = "import torch\nimport torch.nn.functional as F\nfrom typing import Optional\n\n"
+
+
+class Made:
+    """A limit's program, defined; `compiled` is None where compiling was refused with `error`."""
+
+    def __init__(self, limit: Limit, name: str, amp: Amp) -> None:
+        self.inputs = amp.rand(2, 2), amp.rand(2, 2)
+        self.text = _IMPORTS + limit.source(amp.device, amp.dtype, amp.other)
+        self.file = f"{name}-{limit.road}-{name_of(amp.dtype)}.py"
+        defined.keep(self.file, self.text)
+        module = defined.module("limit", {"a": self.inputs[0], "b": self.inputs[1]})
+        head, _, last = self.text.rstrip("\n").rpartition("\n")
+        defined.run(head, self.file, module)
+        self.program: Any = module.program
+        self.compiled: Any = None
+        self.error: Exception | None = None
+        try:
+            defined.run(last, self.file, module)
+            self.compiled = module.compiled
+        except Exception as error:  # a compiler may raise anything
+            self.error = error
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Where eager mode warns that it disables a region, it has told of it."""
+    with quiet():
+        warnings.filterwarnings("ignore", message=r"In \w+ autocast", category=UserWarning)
+        warnings.filterwarnings("ignore", message=r".*should not be instantiated", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message=r"User provided device_type", category=UserWarning)
+        yield
+
+
+def check(amp: Amp, limit: Limit, name: str) -> None:
+    """Note where the compiled program does another thing than the eager one, and no clear message says so."""
+    with _told():
+        made = Made(limit, name, amp)
+        if made.error is not None:
+            _refused(amp, "compiling", made.error, limit)
+            return
+        for where, ambient in (("outside of regions", None), ("in a region", amp.dtype), ("in another one", amp.other)):
+            options = None if ambient is None else {"dtype": ambient}
+            with as_python():
+                want = record(made.program, made.inputs, amp.type, options)
+            for turn in ("first", "second"):
+                got = record(made.compiled, made.inputs, amp.type, options)
+                what = f"{turn} call {where}"
+                if got.error is not None and want.error is None:
+                    _refused(amp, what, got.error, limit)
+                else:
+                    amp.expect(f"what the {what} gives", _result(got), _result(want))
+                    amp.expect(f"state after the {what}", got.state, want.state)
+                    if _result(got) == _result(want):
+                        amp.expect(f"whether the {what} gives the same values", same_values(got, want), True)
+
+
+def _result(run: Run) -> object:
+    if run.error is not None:
+        return f"{type(run.error).__name__}"
+    return [name_of(tensor.dtype) for tensor in run.outputs] + [str(other) for other in run.others]
+
+
+def _refused(amp: Amp, what: str, error: Exception, limit: Limit) -> None:
+    said = " ".join(str(error).split())
+    if limit.says and limit.says in said:
+        amp.expect(f"whether {what} is refused with a reason", True, True)
+    else:
+        wanted = f"an error that says {limit.says!r}" if limit.says else "what eager mode gives"
+        amp.expect(f"what {what} gives", f"{type(error).__name__}: {said[:300]}", wanted)
+
+
+def check_found(amp: Amp, limit: Limit, name: str) -> None:
+    """Note where the linter, or `check_scripted`, misses the limit, or reports a program that is compiled right."""
+    with _told():
+        made = Made(limit, name, amp)
+        reports = lint_source(made.text, made.file)
+        road = limit.road.replace("strict", "export")
+        found = sorted({report.rule for report in reports if report.road == road or report.rule in limit.finds})
+        amp.expect("rules that the linter reports", found, sorted(limit.finds))
+        unplaced = [str(report) for report in reports if report.line < 1 or report.column < 1 or not report.instead]
+        amp.expect("reports without a line, a column or advice", unplaced, [])
+        if limit.road == "strict":
+            return
+        seen = check_scripted(made.program, *made.inputs, roads=(limit.road,))
+        amp.expect(
+            "whether check_scripted finds a difference",
+            bool(seen),
+            bool(limit.finds) if limit.dynamic is None else limit.dynamic,
+        )
+        lost = [str(report) for report in seen if report.file != made.file or report.line < 1]
+        amp.expect("differences without a line of the program", lost, [])

@@ -1,0 +1,255 @@
+"""`check_scripted`: a program compiled and run beside itself, in each autocast state, and every difference reported."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from difflib import SequenceMatcher
+from typing import Any
+
+import torch
+
+from ampcheck.compilers.kinds import EXECUTORS, quiet
+from ampcheck.errors import UsageError
+from ampcheck.observe.recorder import tensors
+from ampcheck.spec.torch_dtypes import DTYPES, name_of
+from ampcheck.tools.lint.record import Kernel, Run, as_python, record
+from ampcheck.tools.lint.rules import ROADS, RULES, Diagnostic
+from ampcheck.tools.lint.sources import Place, Stand, cause, lost, of_error, places
+
+_LOW = (torch.bfloat16, torch.float16)
+_EXECUTORS = {"script": "script", "trace": "traced", "export": "export"}
+_UNKNOWN = "look at the region around this line; `ampcheck lint --rules` lists what compilers do to regions"
+# TorchScript's autocast frees these nodes and goes on with them (docs/findings.md, script-query-crashes).
+_FATAL = ("is_autocast_enabled", "is_autocast_cpu_enabled")
+# c10/core/ScalarType.h
+_NUMBERS = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}
+
+
+class Differs(AssertionError):
+    """What `check_scripted` raises where it is asked to; `diagnostics` are the differences."""
+
+    def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
+        super().__init__("\n".join(map(str, diagnostics)))
+        self.diagnostics = list(diagnostics)
+
+
+def check_scripted(
+    program: Callable[..., Any],
+    *example_inputs: Any,
+    compiled: Any = None,
+    roads: Sequence[str] = tuple(ROADS),
+    raise_on_difference: bool = False,
+) -> list[Diagnostic]:
+    """Every way in which a program under autocast does another thing when it is compiled; empty where it agrees.
+
+    The program runs eagerly and compiled, on copies of the example inputs: outside of regions, in one of the device
+    type's default dtype, and in one of the other lower precision. Compared are the dtypes that kernels receive, the
+    results, what is raised, and the autocast state afterwards.
+
+    Args:
+        program: a function or module; or a function that was scripted or traced, beside the Python it was made of.
+        example_inputs: at least one tensor among them; all tensors on one device.
+        compiled: the program as it was scripted, traced or exported before. By default it is compiled here.
+        roads: by which compilers: "script", "trace", "fx", "export". Without meaning where `compiled` is given.
+        raise_on_difference: raise `Differs`, an AssertionError, where there is a difference.
+
+    Raises UsageError for what cannot be compared.
+    """
+    for road in roads:
+        if road not in ROADS:
+            raise UsageError(f"there is no road {road!r}; there are {', '.join(ROADS)}")
+    device = _device(program, example_inputs)
+    if compiled is None and isinstance(program, torch.jit.ScriptFunction):
+        compiled = program
+    eager = _eager(program)
+    with quiet():
+        if compiled is not None:
+            found = list(_compare(eager, compiled, _road_of(compiled), example_inputs, device))
+        else:
+            found = [one for road in roads for one in _by_road(eager, road, example_inputs, device)]
+    found = sorted(set(found))
+    if found and raise_on_difference:
+        raise Differs(found)
+    return found
+
+
+def _device(program: Any, inputs: Sequence[Any]) -> str:
+    held = list(program.parameters()) if isinstance(program, torch.nn.Module) else []
+    types = sorted({tensor.device.type for tensor in (*tensors(list(inputs)), *held)})
+    if len(types) != 1:
+        raise UsageError(f"the example inputs are on {', '.join(types) or 'no device'}; they must be on one")
+    if not torch.amp.is_autocast_available(types[0]):
+        raise UsageError(f"there is no autocast on {types[0]!r}")
+    return types[0]
+
+
+def _eager(program: Any) -> Callable[..., Any]:
+    if isinstance(program, torch.jit.ScriptFunction):
+        python = getattr(program, "_torchdynamo_inline", None)
+        if python is None:
+            raise UsageError("the program was loaded as TorchScript; give the Python function too, and it as compiled=")
+        return python  # type: ignore[no-any-return]
+    if isinstance(program, (torch.jit.ScriptModule, torch.export.ExportedProgram, torch.fx.GraphModule)):
+        raise UsageError("the program is compiled; give the eager one, and it as compiled=")
+    if not callable(program):
+        raise UsageError(f"a {type(program).__name__} is no program")
+    return program  # type: ignore[no-any-return]
+
+
+def _road_of(compiled: Any) -> str:
+    if isinstance(compiled, torch.export.ExportedProgram):
+        return "export"
+    if isinstance(compiled, torch.fx.GraphModule):
+        return "export" if any("val" in node.meta for node in compiled.graph.nodes) else "fx"
+    if isinstance(compiled, (torch.jit.ScriptFunction, torch.jit.ScriptModule)):
+        stands = [stand for found in places(compiled).values() for stand in found]
+        return "trace" if any(stand.traced for stand in stands) else "script"
+    raise UsageError(f"a {type(compiled).__name__} is no program that was scripted, traced or exported")
+
+
+def _by_road(eager: Callable[..., Any], road: str, inputs: Sequence[Any], device: str) -> Iterator[Diagnostic]:
+    try:
+        with torch.autocast(device, enabled=False):
+            compiled = _fx(eager) if road == "fx" else EXECUTORS[_EXECUTORS[road]].make(eager, inputs).call
+    except Exception as error:  # a compiler may raise anything
+        yield _report(_lines(of_error(error), eager), road, "refused", "when it is compiled", "runs", _said(error))
+        return
+    yield from _compare(eager, compiled, road, inputs, device)
+
+
+def _fx(eager: Callable[..., Any]) -> torch.fx.GraphModule:
+    tracer = torch.fx.Tracer()
+    tracer.record_stack_traces = True
+    return torch.fx.GraphModule(eager if isinstance(eager, torch.nn.Module) else {}, tracer.trace(eager))
+
+
+def _compare(
+    eager: Callable[..., Any], compiled: Any, road: str, inputs: Sequence[Any], device: str
+) -> Iterator[Diagnostic]:
+    call = compiled.module() if isinstance(compiled, torch.export.ExportedProgram) else compiled
+    default = torch.get_autocast_dtype(device)
+    other = next(dtype for dtype in _LOW if dtype != default)
+    stands = places(call)
+    yield from lost(call)
+    fatal = next((one for op in _FATAL for one in stands.get(op, [])), None)
+    if fatal is not None and road == "script":
+        lines = fatal.lines or _lines(None, eager)
+        yield _report(
+            lines, road, "result", "the state is asked for", "answers", "may end the process, so it was not run"
+        )
+        return
+    for what, ambient in (
+        ("outside of regions", None),
+        (f"in a region of {name_of(default)}", {"dtype": default}),
+        (f"in a region of {name_of(other)}", {"dtype": other}),
+    ):
+        with as_python():
+            want = record(eager, inputs, device, ambient)
+        for _ in range(2):  # TorchScript optimizes after the first call, and forgets what the first one raised
+            yield from _differences(eager, road, what, record(call, inputs, device, ambient), want, stands)
+
+
+def _differences(
+    eager: Callable[..., Any], road: str, what: str, got: Run, want: Run, stands: dict[str, list[Stand]]
+) -> Iterator[Diagnostic]:
+    if got.error is not None or want.error is not None:
+        if _said(got.error) != _said(want.error):
+            place = of_error(got.error) if got.error is not None else None
+            yield _report(_lines(place, eager), road, "raises", what, _said(want.error), _said(got.error))
+        return
+    kernels = list(_kernels(got.kernels, want.kernels))
+    for wanted, received in kernels:
+        known = stands.get(wanted.op, [])
+        number = sum(kernel.op == wanted.op for kernel in want.kernels[: want.kernels.index(wanted)])
+        # The graph's places count only where every op of the name ran once, so no branch or loop is in the way.
+        fits = len(known) == sum(kernel.op == wanted.op for kernel in got.kernels)
+        stand = known[number] if fits else Stand(())
+        lines = (*stand.lines, *wanted.lines) or _lines(None, eager)
+        said = (f"gives {wanted.op} {', '.join(wanted.dtypes)}", f"gives it {', '.join(received.dtypes)}")
+        yield _report(lines, road, "kernel-dtype", f"{wanted.op} {what}", *said, traced=stand.traced)
+    end = _lines(None, eager)
+    dtypes = [name_of(x.dtype) for x in want.outputs], [name_of(x.dtype) for x in got.outputs]
+    if dtypes[0] != dtypes[1]:
+        if not kernels:
+            yield _report(end, road, "result", what, *(f"returns {', '.join(d) or 'no tensor'}" for d in dtypes))
+    elif not kernels and not same_values(got, want):
+        yield _report(end, road, "result", what, "returns other values", "returns values of its own")
+    if [*map(_plain, want.others)] != [*map(_plain, got.others)]:
+        yield _report(end, road, "result", what, f"returns {want.others}", f"returns {got.others}")
+    if want.state != got.state:
+        yield _report(end, road, "state-after", what, f"leaves {_state(want)}", f"leaves {_state(got)}")
+
+
+def _kernels(got: list[Kernel], want: list[Kernel]) -> Iterator[tuple[Kernel, Kernel]]:
+    """The kernels that ran in both runs, where they received different dtypes; eager's first."""
+    matcher = SequenceMatcher(None, [k.op for k in want], [k.op for k in got], autojunk=False)
+    for start, other, size in matcher.get_matching_blocks():
+        for wanted, received in zip(want[start : start + size], got[other : other + size], strict=True):
+            if wanted.dtypes != received.dtypes:
+                yield wanted, received
+
+
+def same_values(got: Run, want: Run) -> bool:
+    """Whether two runs with results of the same dtypes agree: in every bit where they ran the same kernels.
+
+    Where they did not, up to a rounding of the lowest dtype that was computed in.
+    """
+    ran = [[(kernel.op, kernel.dtypes) for kernel in run.kernels] for run in (got, want)]
+    used = {DTYPES[name] for kernel in want.kernels for name in kernel.dtypes if name in DTYPES}
+    for a, b in zip(got.outputs, want.outputs, strict=True):
+        if a.shape != b.shape:
+            return False
+        real = [x for x in (*used, a.dtype) if x.is_floating_point]
+        inexact = ran[0] != ran[1] and a.dtype.is_floating_point
+        rounding = max(torch.finfo(x).eps for x in real) if inexact else 0.0
+        if not torch.allclose(a.cpu().to(_wide(a)), b.cpu().to(_wide(b)), rounding, rounding, equal_nan=True):
+            return False
+    return True
+
+
+def _wide(tensor: torch.Tensor) -> torch.dtype:
+    return torch.complex128 if tensor.is_complex() else torch.float64
+
+
+def _plain(value: object) -> object:
+    """TorchScript returns dtypes as numbers."""
+    return _NUMBERS.get(value, value) if isinstance(value, torch.dtype) else value
+
+
+def _state(run: Run) -> str:
+    enabled, dtype, cache, inside = run.state or (False, torch.float32, False, 0)
+    words = {True: "on", False: "off"}
+    return f"autocast {words[enabled]} in {name_of(dtype)}, the cache {words[cache]}, depth {inside:+d}"
+
+
+def _lines(place: Place | None, eager: Callable[..., Any]) -> tuple[Place, ...]:
+    """A place, or where the program is defined."""
+    if place is not None and place[0]:
+        return (place,)
+    made: Any = eager.forward if isinstance(eager, torch.nn.Module) else inspect.unwrap(eager)
+    try:
+        return ((inspect.getsourcefile(made) or "", inspect.getsourcelines(made)[1]),)
+    except (TypeError, OSError):
+        return (("", 0),)
+
+
+def _said(error: BaseException | None) -> str:
+    if error is None:
+        return "runs"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # Where the last line marks a place in the source, the message stands before the source.
+    last = lines[:1] if "<--- HERE" in "".join(lines[-1:]) else lines[-1:]
+    wanted = next((line for line in lines if "autocast" in line.lower()), "".join(last))
+    return f"raises {type(error).__name__}: {wanted}"
+
+
+def _report(
+    lines: tuple[Place, ...], road: str, kind: str, what: str, eager: str, compiled: str, *, traced: bool = False
+) -> Diagnostic:
+    """A difference under the rule that explains it, or `kind` where none is seen to."""
+    silent = kind not in ("refused", "raises")
+    why = cause(lines, "trace" if traced else road, kind)
+    if why is None:
+        return Diagnostic(*lines[0], 1, kind, road, what, eager, compiled, _UNKNOWN, silent)
+    return Diagnostic(*why, road, what, eager, compiled, RULES[why[3]].instead, silent)

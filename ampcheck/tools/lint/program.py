@@ -1,0 +1,213 @@
+"""Which functions of a file are compiled, by which road, and which functions those call."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ampcheck.tools.lint.names import Function, Names
+
+_COMPILERS = {
+    "torch.jit.script": "script",
+    "torch.jit.script_if_tracing": "script",
+    "torch.jit.trace": "trace",
+    "torch.jit.trace_module": "trace",
+    "torch.fx.symbolic_trace": "fx",
+    "torch.export.export": "export",
+    "torch.export.draft_export": "export",
+    "torch.export.export_for_training": "export",
+    "torch.onnx.export": "export",
+}
+_LEFT_OUT = ("torch.jit.ignore", "torch.jit.unused")
+# Methods of a module that return it.
+_SAME = ("eval", "train", "to", "cuda", "cpu", "half", "float", "double", "bfloat16", "requires_grad_")
+_DEPTH = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A function that a road reaches. `root`: whether the road was given the function itself."""
+
+    function: Function
+    road: str
+    root: bool
+
+
+class Program:
+    """The functions, classes and compilations of one file."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self.calls = [node for node in ast.walk(names.tree) if isinstance(node, ast.Call)]
+
+    def road(self, call: ast.AST) -> str:
+        """The road that a call compiles by; "" where it compiles nothing."""
+        if not isinstance(call, ast.Call):
+            return ""
+        road = _COMPILERS.get(self.names.dotted(call.func), "")
+        if not road and isinstance(call.func, ast.Attribute) and call.func.attr == "trace":
+            maker = self.value(call.func.value)
+            if isinstance(maker, ast.Call) and self.names.dotted(maker.func) == "torch.fx.Tracer":
+                return "fx"
+        return road
+
+    def compiled(self) -> list[Compiled]:
+        """Every function that some road reaches, once per road."""
+        waiting = [Compiled(function, road, True) for function, road in self._roots()]
+        seen: dict[tuple[Function, str], Compiled] = {}
+        while waiting:
+            found = waiting.pop(0)
+            if (found.function, found.road) in seen or self._skips(found):
+                continue
+            seen[found.function, found.road] = found
+            for call in self.calls_of(found.function):
+                waiting += [Compiled(function, found.road, False) for function in self.callees(call, found.road)]
+        return list(seen.values())
+
+    def _roots(self) -> Iterator[tuple[Function, str]]:
+        for node in ast.walk(self.names.tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                for decorator in node.decorator_list:
+                    road = _COMPILERS.get(self.names.dotted(decorator), "") or self.road(decorator)
+                    if road:
+                        yield from ((function, road) for function in self.entries(node, road))
+        for call in self.calls:
+            road = self.road(call)
+            if road and call.args:
+                yield from ((function, road) for function in self.functions(call.args[0], road))
+
+    def _skips(self, found: Compiled) -> bool:
+        return found.road == "script" and self.is_left_out(found.function)
+
+    def is_left_out(self, function: Function) -> bool:
+        """Whether TorchScript leaves a function to Python."""
+        decorators = [d.func if isinstance(d, ast.Call) else d for d in function.decorator_list]
+        return any(self.names.dotted(decorator) in _LEFT_OUT for decorator in decorators)
+
+    def own(self, function: Function) -> Iterator[ast.AST]:
+        """The nodes of a function's body that run when it is called, those of functions it defines left out."""
+        waiting: list[ast.AST] = list(function.body)
+        while waiting:
+            node = waiting.pop(0)
+            yield node
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+                waiting += ast.iter_child_nodes(node)
+
+    def calls_of(self, function: Function) -> list[ast.Call]:
+        """The calls that a function makes itself."""
+        return [node for node in self.own(function) if isinstance(node, ast.Call)]
+
+    def callees(self, call: ast.Call, road: str) -> list[Function]:
+        """The functions of the file that a road goes into at a call; none for one that was compiled by itself."""
+        if self.road(call) or self.compiled_callee(call):
+            return []
+        # An autograd function is one op to TorchScript; the others see what its forward does.
+        if road in ("fx", "export") and isinstance(call.func, ast.Attribute) and call.func.attr == "apply":
+            kind = self.value(call.func.value)
+            if isinstance(kind, ast.ClassDef):
+                found = self.names.attribute(kind, "forward")
+                return [node for node in found if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        return self.functions(call.func, "")
+
+    def compiled_callee(self, call: ast.Call) -> tuple[str, list[Function]] | None:
+        """The road and the functions behind a call of a program that was compiled before; None for other calls."""
+        value = self.value(call.func)
+        road = self.road(value)
+        if road and isinstance(value, ast.Call) and value.args:
+            return road, self.functions(value.args[0], road)
+        if isinstance(value, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            roads = [_COMPILERS.get(self.names.dotted(decorator), "") for decorator in value.decorator_list]
+            if any(roads):
+                return next(road for road in roads if road), [value]
+        return None
+
+    def value(self, expression: ast.AST, depth: int = 0) -> ast.AST:
+        """What a name was bound to, followed through names."""
+        if depth > _DEPTH:
+            return expression
+        found: list[ast.AST] = []
+        if isinstance(expression, ast.Name):
+            bound = self.names.lookup(expression.id, expression)
+            found = bound[1] if bound else []
+        elif isinstance(expression, ast.Attribute) and isinstance(expression.value, ast.Name):
+            owner = self.names.owner(expression)
+            if expression.value.id == "self" and owner is not None:
+                found = self.names.attribute(owner, expression.attr)
+        # Bound more than once, a name may be any of it; the last one is what later code sees.
+        return self.value(found[-1], depth + 1) if found and found[-1] is not expression else expression
+
+    def functions(self, expression: ast.AST, road: str, depth: int = 0) -> list[Function]:
+        """The functions that run when an expression's value is called, or compiled by a road."""
+        if depth > _DEPTH:
+            return []
+        if isinstance(expression, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return [expression]
+        if isinstance(expression, ast.Attribute):
+            method = self._method(expression, depth)
+            if method:
+                return method
+        value = self.value(expression)
+        if isinstance(value, ast.arg):
+            return self.entries(self.instance(expression), road)
+        if value is not expression:
+            return [] if isinstance(value, ast.ClassDef) else self.functions(value, road, depth + 1)
+        if isinstance(expression, ast.Call):
+            return self._of_call(expression, road, depth)
+        if isinstance(expression, (ast.List, ast.Tuple)):
+            return [f for item in expression.elts for f in self.functions(item, road, depth + 1)]
+        if isinstance(expression, ast.Subscript):
+            return self.functions(expression.value, road, depth + 1)
+        return []
+
+    def _of_call(self, call: ast.Call, road: str, depth: int) -> list[Function]:
+        made = self.instance(call, depth)
+        if made is not None:
+            return self.entries(made, road)
+        if self.road(call) and call.args:  # a program compiled twice: scripted, then traced
+            return self.functions(call.args[0], road, depth + 1)
+        if isinstance(call.func, ast.Attribute) and call.func.attr in _SAME:
+            return self.functions(call.func.value, road, depth + 1)
+        if self.names.dotted(call.func).startswith("torch.nn."):  # Sequential, ModuleList
+            return [f for argument in call.args for f in self.functions(argument, road, depth + 1)]
+        return []
+
+    def _method(self, expression: ast.Attribute, depth: int) -> list[Function]:
+        made = self.instance(expression.value, depth + 1)
+        found = self.names.attribute(made, expression.attr) if made is not None else []
+        return [node for node in found if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+
+    def instance(self, expression: ast.AST, depth: int = 0) -> ast.ClassDef | None:
+        """The class of the file that an expression's value is an instance of."""
+        if depth > _DEPTH:
+            return None
+        if isinstance(expression, ast.Name) and expression.id == "self":
+            return self.names.owner(expression)
+        value = self.value(expression)
+        if isinstance(value, ast.arg):
+            kind = self.value(value.annotation) if value.annotation is not None else None
+            return kind if isinstance(kind, ast.ClassDef) else None
+        if not isinstance(value, ast.Call):
+            return None
+        made = self.value(value.func)
+        if isinstance(made, ast.ClassDef):
+            return made
+        if isinstance(value.func, ast.Attribute) and value.func.attr in _SAME:
+            return self.instance(value.func.value, depth + 1)
+        return None
+
+    def entries(self, node: ast.AST | None, road: str) -> list[Function]:
+        """Where a road enters a function, or an instance of a class."""
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return [node]
+        if not isinstance(node, ast.ClassDef):
+            return []
+        found = self.names.attribute(node, "forward") or self.names.attribute(node, "__call__")
+        if road == "script":
+            found = found + [
+                method
+                for method in node.body
+                if isinstance(method, ast.FunctionDef)
+                and any(self.names.dotted(decorator) == "torch.jit.export" for decorator in method.decorator_list)
+            ]
+        return [method for method in found if isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef))]

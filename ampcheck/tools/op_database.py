@@ -1,0 +1,97 @@
+"""Compares `ampcheck/samples/op_database.csv` with the op database of the installed torch, or writes it."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import warnings
+from collections.abc import Iterator
+from dataclasses import astuple
+from functools import partial
+from typing import Any
+
+import torch
+
+from ampcheck.errors import UsageError
+from ampcheck.observe.recorder import observe
+from ampcheck.samples.op_database import COLUMNS, FILE, Row, database, read, rows, samples
+from ampcheck.spec.policies import minor
+from ampcheck.spec.torch_dtypes import DTYPES
+
+_DTYPES = ("fp32", "bf16", "fp16", "int64", "bool", "complex64")
+
+
+def current() -> list[Row]:
+    """The lines the installed torch's database asks for, sorted."""
+    found = (_row(info) for info in database().values())
+    return sorted((row for row in found if row is not None), key=lambda row: row.op)
+
+
+def _row(info: Any) -> Row | None:
+    dtypes = _dtypes(info)
+    overloads = _overloads(info, dtypes[0]) if dtypes else None
+    if overloads is None:
+        return None
+    return Row(info.full_name, " ".join(dtypes), " ".join(overloads), minor(torch.__version__))
+
+
+def _dtypes(info: Any) -> list[str]:
+    # Those of other devices depend on the build and the hardware, so that the file would too.
+    supported = info.supported_dtypes("cpu")
+    return [name for name in _DTYPES if DTYPES[name] in supported]
+
+
+class _Every:
+    """A collection that has everything in it."""
+
+    def __contains__(self, item: object) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return 0
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+
+def _overloads(info: Any, dtype: str) -> list[str] | None:
+    """The overloads the first sample's call reaches first, casts left out; None where the CPU refuses the call."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for sample in samples(info, dtype, "cpu", 1):
+            seen = observe(partial(info, sample.input, *sample.args, **sample.kwargs), "cpu", _Every())
+            return None if seen.error else sorted({call.overload for call in seen.kernels})
+    return None
+
+
+def write() -> int:
+    """Put the installed version's lines into the file; returns how many there are."""
+    own = current()
+    kept = [row for row in (read() if FILE.exists() else []) if row.torch != minor(torch.__version__)]
+    with FILE.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(astuple(row) for row in sorted((*kept, *own), key=lambda row: (row.op, row.torch)))
+    return len(own)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Compare the file with the installed torch's database, or write it. Returns 1 where they differ, else 0."""
+    parser = argparse.ArgumentParser(prog="python -m ampcheck.tools.op_database", description=__doc__)
+    parser.add_argument("--write", action="store_true", help=f"write {FILE.name}")
+    args = parser.parse_args(argv)
+    try:
+        if args.write:
+            print(f"{FILE}: {write()} ops of torch {minor(torch.__version__)}")
+            return 0
+        own = {row.op: row for row in current()}
+    except UsageError as error:
+        parser.error(str(error))
+    differ = sorted(op for op in {*own, *rows()} if own.get(op) != rows().get(op))
+    for op in differ:
+        print(f"{op}: the file has {rows().get(op)}; torch {torch.__version__} has {own.get(op)}")
+    return int(bool(differ))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,14 @@
+"""What autocast does to a program: every op it runs, the casts made for each, and where in the program that is.
+
+`ampcheck.trace()` around user code, or `ampcheck trace SCRIPT.py` on the command line. A function mode sees each public
+call before autocast (`linear`), a dispatch mode sees the casts and what runs below autocast (`t` and `addmm`); what the
+second sees belongs to the innermost call of the first.
+"""
+
+from __future__ import annotations
+
+from ampcheck.tools.tracing.records import CastRecord, OpRecord
+from ampcheck.tools.tracing.script import command
+from ampcheck.tools.tracing.session import Trace, trace
+
+__all__ = ["CastRecord", "OpRecord", "Trace", "command", "trace"]

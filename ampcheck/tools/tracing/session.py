@@ -1,0 +1,187 @@
+"""The trace itself: a function mode for public calls and a dispatch mode for what runs below autocast."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import FunctionType, TracebackType
+from typing import Any, Literal
+from unittest.mock import patch
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampcheck.errors import UsageError
+from ampcheck.tools.tracing import names, report
+from ampcheck.tools.tracing.casts import Call
+from ampcheck.tools.tracing.recorder import Recorder
+from ampcheck.tools.tracing.records import OpRecord
+
+_active = threading.local()
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_DISABLED = torch._C._disabled_torch_function_impl
+_OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+class Trace(AbstractContextManager["Trace"]):
+    """What `trace()` gives. `ops` holds a record per op, in the program's order, and can be read while it runs."""
+
+    def __init__(self) -> None:
+        self._recorder = Recorder()
+        self._stack: ExitStack | None = None
+        self.ops: list[OpRecord] = self._recorder.ops
+
+    def __enter__(self) -> Trace:
+        if self._stack is not None:
+            raise UsageError("this trace was used already; make a new one with ampcheck.trace()")
+        if getattr(_active, "trace", None) is not None:
+            raise UsageError("a trace runs in this thread already, and one trace cannot hold another")
+        names.forget()
+        with ExitStack() as stack:
+            # Otherwise the backward of another device runs in a thread of its own, in no order with this one.
+            stack.enter_context(_one_thread())
+            stack.enter_context(patch.object(torch.overrides, "has_torch_function", _overridden))
+            stack.callback(self._recorder.finish)
+            stack.enter_context(_PublicCalls(self._recorder))
+            stack.enter_context(_Kernels(self._recorder))
+            stack.callback(setattr, _active, "trace", None)
+            _active.trace = self
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> Literal[False]:
+        if self._stack is not None:
+            self._stack.__exit__(kind, error, traceback)
+        return False
+
+    def table(self, sort: report.Sort = "order", limit: int | None = None) -> str:
+        """A text table, a row per op and place, calls of the same line taken together.
+
+        `sort`: "order" of the program, or most "bytes" or "casts" first. `limit`: at most so many rows; a last line
+        then says how many there are. Raises UsageError for another `sort` or a limit below 1.
+        """
+        return report.table(self.ops, sort, limit)
+
+    def summary(self) -> str:
+        """Totals, where most of the casting comes from, and what could be done about it, in text."""
+        return report.summary(self.ops)
+
+    def hints(self) -> list[str]:
+        """What stands out, a sentence each; none where nothing does."""
+        return report.hints(self.ops)
+
+    def to_json(self) -> str:
+        """Totals, hints and every record as JSON."""
+        return report.to_json(self.ops)
+
+
+def trace() -> Trace:
+    """Record every op that runs in a `with` block, and the casts that autocast makes for it.
+
+    Ops of this thread are recorded, those of its backward included; another thread has no trace, as it has no autocast
+    region. Results and gradients are what they are without a trace. `torch.compile` runs uncompiled under it.
+
+    Returns: the trace, to enter. Entering raises UsageError inside another trace.
+    """
+    return Trace()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Autograd on the calling thread. The program's function modes do not see the trace switch it."""
+    before = torch._C._is_multithreading_enabled()
+    with torch._C.DisableTorchFunction():
+        torch._C._set_multithreading_enabled(False)
+    try:
+        yield
+    finally:
+        with torch._C.DisableTorchFunction():
+            torch._C._set_multithreading_enabled(before)
+
+
+class _PublicCalls(TorchFunctionMode):
+    """Sees each call into PyTorch before autocast does."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in ("__get__", "__set__"):
+            return func(*args, **kwargs)
+        call = Call(func, args, kwargs)
+        # Tensor methods in Python call the method of the base class, which comes back here under the same name.
+        again = self._recorder.enter(call)
+        try:
+            body = _body(func) if not again and _plain(types) else None
+            if body is None:
+                return func(*args, **kwargs)
+            with self:
+                return body(*args, **kwargs)
+        except Exception as error:
+            self._recorder.failed(call, error)
+            raise
+        finally:
+            self._recorder.leave(call)
+
+
+class _Kernels(TorchDispatchMode):
+    """Sees the casts and the kernels."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._recorder.kernel(self, func, types, args, kwargs or {})
+
+
+def _body(func: Any) -> Callable[..., Any] | None:
+    """A Python function of PyTorch without its check for overrides, so that the calls inside it are seen too.
+
+    None for a function that has none, and where another function mode runs: that one sees the call first, as it would
+    without a trace.
+    """
+    if not isinstance(func, FunctionType) or torch._C._len_torch_function_stack():
+        return None
+    checks = [name for name in _OVERRIDE_CHECKS if name in func.__code__.co_names and name in func.__globals__]
+    if not checks:
+        return None
+    scope = func.__globals__ | dict.fromkeys(checks, _never)
+    body = FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
+    body.__kwdefaults__ = func.__kwdefaults__
+    return body
+
+
+def _plain(types: Iterable[type]) -> bool:
+    """Whether none of some types has a `__torch_function__` of its own, by the rule that PyTorch's arguments follow."""
+    return all(kind in _PLAIN or getattr(kind, "__torch_function__", _DISABLED) is _DISABLED for kind in types)
+
+
+def _never(*args: Any) -> bool:
+    return False
+
+
+_has_torch_function = torch.overrides.has_torch_function
+
+
+def _overridden(args: Any) -> bool:
+    """`torch.overrides.has_torch_function`, but for the trace's own mode.
+
+    Modules ask it whether they may take their fast path, and must hear what they would without a trace.
+    """
+    if not _has_torch_function(args):
+        return False
+    modes = torch._C._len_torch_function_stack()
+    if modes == 1 and isinstance(torch._C._get_function_stack_at(0), _PublicCalls):
+        return not _plain(map(type, args))
+    return True

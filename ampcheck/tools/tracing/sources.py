@@ -1,0 +1,89 @@
+"""Where an op comes from: the program's line, the module it runs in, and the names of the tensors it is given."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import CodeType, FrameType
+
+import torch
+
+from ampcheck.spec.torch_dtypes import name_of
+from ampcheck.tools.tracing.records import Kind
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OWN = os.path.dirname(__file__) + os.sep
+_MODULE_CALL = torch.nn.Module._call_impl.__code__
+
+
+class Sources:
+    """Names and places, looked up while a trace runs. Modules seen are kept alive, so that their ids stay theirs."""
+
+    def __init__(self) -> None:
+        self._library: dict[CodeType, bool] = {}
+        self._modules: dict[int, tuple[torch.nn.Module, dict[int, str]]] = {}
+        self._tensors: dict[int, tuple[torch.Tensor, str]] = {}
+
+    def place(self) -> tuple[str, str]:
+        """The module path and the program's file and line of what runs now; "" for what there is none of."""
+        location = ""
+        modules: list[torch.nn.Module] = []
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            if code is _MODULE_CALL:
+                modules.append(frame.f_locals["self"])
+            elif not location and not self._in_library(code):
+                location = f"{_short(code.co_filename)}:{frame.f_lineno}"
+            frame = frame.f_back
+        return (self._path(modules[-1], modules[0]) if modules else ""), location
+
+    def name(self, tensor: torch.Tensor) -> str:
+        """The parameter's or buffer's name in the outermost module seen, else dtype and shape."""
+        known = self._tensors.get(id(tensor))
+        if known is not None and known[0] is tensor:
+            return known[1]
+        return f"{name_of(tensor.dtype)}{list(tensor.shape)}"
+
+    def known(self, tensor: torch.Tensor) -> bool:
+        """Whether it is a parameter or buffer of a module seen."""
+        known = self._tensors.get(id(tensor))
+        return known is not None and known[0] is tensor
+
+    def kind(self, tensor: torch.Tensor, *, made: bool) -> Kind:
+        """What a tensor is to the program. `made`: whether the traced program computed it."""
+        if tensor._is_view() and isinstance(tensor._base, torch.nn.Parameter):
+            return "view"
+        if tensor.is_leaf and tensor.requires_grad and not tensor._is_view():
+            return "weight"
+        if isinstance(tensor, torch.nn.Parameter):
+            return "frozen"
+        if self.known(tensor):
+            return "buffer"
+        return "activation" if made or not tensor.is_leaf else "input"
+
+    def _in_library(self, code: CodeType) -> bool:
+        inside = self._library.get(code)
+        if inside is None:
+            # Generated code ("<string>") has no place to show, so the frame that called it is looked for.
+            name = code.co_filename
+            inside = name.startswith((_TORCH, _OWN, "<")) and name != "<stdin>"
+            self._library[code] = inside
+        return inside
+
+    def _path(self, root: torch.nn.Module, module: torch.nn.Module) -> str:
+        known = self._modules.get(id(root))
+        if known is None or id(module) not in known[1]:
+            known = self._modules[id(root)] = (root, {id(part): name for name, part in root.named_modules()})
+            # A module that its root does not list is named by its class.
+            known[1].setdefault(id(module), type(module).__name__)
+            for tensors in (root.named_parameters(), root.named_buffers()):
+                for name, tensor in tensors:
+                    self._tensors.setdefault(id(tensor), (tensor, name))
+        path = known[1][id(module)]
+        return f"{type(root).__name__}.{path}" if path else type(root).__name__
+
+
+def _short(path: str) -> str:
+    inside = os.getcwd() + os.sep
+    return path.removeprefix(inside)
