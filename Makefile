@@ -23,6 +23,7 @@ check: $(TEST)/ready
 	$(TEST)/bin/ruff check .
 	$(TEST)/bin/ruff format --check .
 	$(TEST)/bin/mypy
+	$(TEST)/bin/lint-imports --no-cache
 
 # torch comes first: the TorchScript operators are compiled against it while the package is built.
 $(RUN)/ready: pyproject.toml setup.py $(wildcard ampcheck/torchscript/csrc/*)

@@ -1,4 +1,6 @@
-"""Builds the TorchScript operators of ampcheck.torchscript, where a compiler and torch are there; see pyproject.toml.
+"""Lists the packages, and builds the TorchScript operators where a compiler and torch are there; see pyproject.toml.
+
+The suites ship inside the package, so that a backend's author needs no checkout.
 
 A build under pip is isolated and does not see the torch of the environment it installs into, so that torch is looked
 for where it would be installed. None is downloaded: without one the package installs all the same, and
@@ -11,7 +13,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_namespace_packages, setup
 from setuptools.command.build_ext import build_ext
 
 NAME = "ampcheck.torchscript._operators"
@@ -64,4 +66,15 @@ class Build(build_ext):
         return f"{fullname.replace('.', '/')}-torch{version(folder)}.so"
 
 
-setup(ext_modules=extensions(), cmdclass={"build_ext": Build})
+def packages() -> list[str]:
+    """Every folder of code or data below ampcheck, and the suites as `ampcheck.suites`."""
+    found = find_namespace_packages(include=["ampcheck", "ampcheck.*", "suites", "suites.*"])
+    return [name.replace("suites", "ampcheck.suites", 1) for name in found if "__pycache__" not in name]
+
+
+setup(
+    packages=packages(),
+    package_dir={"ampcheck.suites": "suites"},
+    ext_modules=extensions(),
+    cmdclass={"build_ext": Build},
+)

@@ -20,17 +20,6 @@ from tests.cli_support import LIMIT, MODULE, ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def folders(top: str) -> set[str]:
-    """Every folder below a top folder that holds files of its own, as a package name."""
-    kept = subprocess.run(["git", "ls-files", top], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
-    return {".".join(Path(name).parent.parts) for name in kept}
-
-
-def test_every_folder_ships() -> None:
-    expected = folders("ampcheck") | {f"ampcheck.{name}" for name in folders("suites")}
-    assert set(PROJECT["tool"]["setuptools"]["packages"]) == expected
-
-
 def test_every_kind_of_data_file_ships() -> None:
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["*"]
     listed = subprocess.run(["git", "ls-files", "ampcheck"], cwd=ROOT, check=True, capture_output=True, text=True)

@@ -149,8 +149,8 @@ def test_without_an_exception_the_rule_belongs_to_the_cause() -> None:
 def test_each_file_has_its_owner() -> None:
     stdlib, torch_file = sysconfig.get_paths()["stdlib"], torch.__file__
     for file, want in {
-        str(ROOT / "ampcheck" / "verdict.py"): "ampcheck",
-        str(ROOT / "ampcheck" / "jax_device" / "call.py"): "backend",
+        str(ROOT / "ampcheck" / "checks" / "forward.py"): "ampcheck",
+        str(ROOT / "ampcheck" / "jax_device" / "dispatch" / "call.py"): "backend",
         str(ROOT / "ampcheck" / "register" / "kernels.py"): "backend",
         str(ROOT / "ampcheck" / "suites" / "eager" / "test_cache.py"): "case",
         str(ROOT / "suites" / "eager" / "test_cache.py"): "case",

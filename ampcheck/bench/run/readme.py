@@ -21,7 +21,7 @@ from ampcheck.bench.run.runfile import BenchRun, read
 from ampcheck.bench.run.summary import BAND
 from ampcheck.bench.run.variants import NO_PRODUCT
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PUBLISHED = ROOT / "reports" / "published" / "bench"
 PICTURE = ROOT / "docs" / "speedup.svg"
 BEGIN, END = "<!-- benchmarks: begin -->\n", "<!-- benchmarks: end -->\n"

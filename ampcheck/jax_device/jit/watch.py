@@ -20,7 +20,7 @@ from ampcheck.jax_device.dispatch.program import VALUE_NEEDED
 from ampcheck.jax_device.dispatch.schema import is_view, overloads
 from ampcheck.jax_device.storage.arrays import Bytes, alias, storage_of
 
-_LIBRARIES = tuple(str(Path(file or "").parent) for file in (torch.__file__, jax.__file__, __file__))
+_LIBRARIES = (*(str(Path(module.__file__ or "").parent) for module in (torch, jax)), str(Path(__file__).parents[1]))
 
 
 class ValueNeededError(RuntimeError):

@@ -253,6 +253,6 @@ def _hit(results: Sequence[Result]) -> dict[str, Any]:
 
 def _short(file: str) -> str:
     """A deviations file without the folders of the machine the site was built on."""
-    package = Path(__file__).parents[2]
+    package = Path(__file__).parents[3]
     path = Path(file)
     return str(path.relative_to(package)) if path.is_relative_to(package) else path.name

@@ -18,7 +18,7 @@ from ampcheck.observe.recorder import overload_name, tensors
 from ampcheck.spec.torch_dtypes import name_of
 
 _TORCH = str(Path(torch.__file__).parent)
-_OWN = str(Path(__file__).parent)
+_OWN = tuple(str(Path(__file__).parents[2] / name) for name in ("tools/lint", "programs"))
 # Kernels that compute nothing; eager and compiled programs may have others of them.
 MOVES = ("_to_copy", "detach", "alias", "clone", "lift_fresh")
 
@@ -66,7 +66,7 @@ def _lines() -> tuple[tuple[str, int], ...]:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code is not record.__code__:
         file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, _OWN, "<")):
+        if not file.startswith((_TORCH, *_OWN, "<")):
             found.append((file, frame.f_lineno))
         frame = frame.f_back
     return tuple(found)

@@ -25,7 +25,7 @@ Place = tuple[str, int]
 # What compiles and runs programs is no part of them.
 _LIBRARY = (
     str(Path(torch.__file__).parent),
-    *(str(Path(__file__).parents[1] / name) for name in ("lint", "executors")),
+    *(str(Path(__file__).parents[2] / name) for name in ("tools/lint", "programs", "compilers")),
 )
 _TRACED = re.compile(r"^(?P<file>\S.*)\((?P<line>\d+)\): ", re.MULTILINE)
 _SCRIPTED = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
