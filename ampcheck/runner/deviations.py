@@ -54,7 +54,7 @@ from ampcheck.observe.dispatcher import compiled
 from ampcheck.spec.policies import KEYS
 from ampcheck.spec.torch_dtypes import DTYPES
 
-SHARED = Path(__file__).parent / "devices" / "deviations.toml"
+SHARED = Path(__file__).parents[1] / "devices" / "deviations.toml"
 """Deviations of PyTorch itself, on more than one device."""
 
 KERNELS = SHARED.with_name("kernels.toml")
@@ -63,7 +63,7 @@ KERNELS = SHARED.with_name("kernels.toml")
 JIT = SHARED.with_name("jit_deviations.toml")
 """Deviations of PyTorch's compilers. Their cases are written `jit/rule/id`, so that no other suite's are meant."""
 
-_ROOT = Path(__file__).parent.parent
+_ROOT = Path(__file__).parents[2]
 KINDS = ("deviation", "fault", "unsupported", "flaky")
 _TEXT = ("id", "kind", "reason", "link", "raises", "torch", "added")
 _OPTIONAL = ("but", "devices", "libraries", "lacks")
