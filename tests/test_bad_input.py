@@ -136,6 +136,10 @@ def test_a_malformed_manifest(tmp_path: Path) -> None:
     ):
         assert done.returncode == 2
         assert "'nonsense' is no case; a case is written suite/rule/id" in done.stderr
+    (tmp_path / "all.txt").write_text('eager/downcast/mm-fp32-bf16-cpu\t{"ops": "mm"}\n')
+    done = run(tmp_path, "run", "--device=cpu", "--op=mm", "--manifest=all.txt")
+    assert done.returncode == 2
+    assert 'all.txt, line 1: \'{"ops": "mm"}\' are no fields of a case' in done.stderr
     assert not list(tmp_path.rglob("*.jsonl"))
 
 

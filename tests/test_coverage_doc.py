@@ -46,7 +46,7 @@ def case_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     manifest = tmp_path_factory.mktemp("manifest") / "cases"
     command = [sys.executable, "-m", "pytest", "suites", "--collect-only", "-q", "--no-run-file"]
     subprocess.run([*command, f"--write-manifest={manifest}"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    return {key.split("/", 1)[1] for key in manifest.read_text().split()}
+    return {line.split("\t")[0].split("/", 1)[1] for line in manifest.read_text().splitlines()}
 
 
 @pytest.mark.parametrize("name", DOCS)

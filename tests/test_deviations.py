@@ -22,7 +22,7 @@ from ampcheck.devices.registry import OWN, known, select
 from ampcheck.observe.dispatcher import compiled
 from ampcheck.runner import deviations, results
 from ampcheck.runner.deviations import JIT, KERNELS, SHARED, Deviation, Waivers, load, waive
-from ampcheck.spec.ids import parse_key, parse_node
+from ampcheck.spec.case import deviation_name
 from tests.cli_support import LIMIT, run_pytest
 from tests.test_findings import SECTIONS
 
@@ -71,26 +71,15 @@ def wrong_cases(deviations: Iterable[Deviation], sections: Mapping[str, str]) ->
 
 
 @pytest.fixture(scope="module")
-def collected(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str]]:
-    """The key and the node id of every case of this machine's devices, those of nightly runs among them."""
+def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What deviations call every case of this machine's devices, those of nightly runs among them."""
     manifest = tmp_path_factory.mktemp("manifest") / "manifest"
     command = [sys.executable, "-m", "pytest", "suites", "--collect-only", "-q", "--nightly"]
     command += [f"--write-manifest={manifest}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
-    return manifest.read_text(encoding="utf-8").split(), [line for line in done.stdout.splitlines() if "::" in line]
-
-
-@pytest.fixture(scope="module")
-def names(collected: tuple[list[str], list[str]]) -> list[str]:
-    """What deviations call every case, `rule/id`."""
-    return [parse_key(key).name for key in collected[0]]
-
-
-def test_a_node_id_tells_the_key(collected: tuple[list[str], list[str]]) -> None:
-    """With pytest-xdist the process that counts what is missing knows the node ids alone."""
-    keys, nodes = collected
-    assert sorted(parse_node(node).key for node in nodes) == sorted(keys)
+    cases = [line.split("\t") for line in manifest.read_text(encoding="utf-8").splitlines()]
+    return [deviation_name(*key.split("/"), json.loads(fields).get("executor", "")) for key, fields in cases]
 
 
 def test_every_file_loads() -> None:

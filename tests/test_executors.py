@@ -22,7 +22,6 @@ from ampcheck.runner.results import SCHEMA, Result, Writer, read
 from ampcheck.samples import catalogue
 from ampcheck.spec.case import AROUND, Case
 from ampcheck.spec.executors import EXECUTORS
-from ampcheck.spec.ids import parse_key, parse_node
 from ampcheck.spec.rules import RULES
 from tests.cli_support import ROOT
 
@@ -44,7 +43,7 @@ def test_the_id_and_back() -> None:
     assert MM.id == "mm-fp32_bf16-dynamo-bf16-cpu"
     assert MM.name == f"jit/downcast/{MM.id}"
     assert replace(MM, executor="").name == "downcast/mm-fp32_bf16-bf16-cpu"
-    fields = parse_key(f"jit/downcast/{replace(MM, sample=AROUND).id}").fields()
+    fields = replace(MM, sample=AROUND).fields()
     assert fields == {
         "id": "mm+around-fp32_bf16-dynamo-bf16-cpu",
         "suite": "jit",
@@ -59,13 +58,12 @@ def test_the_id_and_back() -> None:
 
 
 def test_the_executor_of_a_scenario() -> None:
-    parsed = parse_node("suites/jit/test_context.py::test_body_alone[aot-bf16-cpu]")
-    assert parsed.fields()["executor"] == "aot"
-    assert parsed.fields()["inputs"] == ""
-    assert parsed.name == "jit/context/body_alone-aot-bf16-cpu"
-    other = parse_node("suites/jit/test_cache.py::test_two_uses[aot-off-bf16-cpu]")  # as pytest orders parameters
+    scenario = Case("jit", "context", "body_alone", "", "", "bf16", "cpu", "cpu", "aot")
+    assert scenario.name == "jit/context/body_alone-aot-bf16-cpu"
+    assert "inputs" not in scenario.fields()
+    other = replace(scenario, rule="cache", op="two_uses", inputs="off")
     assert other.id == "two_uses-off-aot-bf16-cpu"
-    assert parse_key("eager/cache/off-bf16-cpu").name == "cache/off-bf16-cpu"
+    assert replace(other, executor="").name == "cache/two_uses-off-bf16-cpu"
 
 
 @pytest.mark.parametrize("name", ["cpu", "jax", "virtual:cuda", "virtual:mps"])

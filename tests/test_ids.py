@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ampcheck.spec.dtypes import FLOATING
-from ampcheck.spec.ids import MAX_LENGTH, assign, case_id, one_off, op_token, parse_node, rule_of
+from ampcheck.spec.ids import MAX_LENGTH, assign, case_id, one_off, op_token
 
 PAIRS = list(itertools.permutations(FLOATING, 2))
 
@@ -55,22 +54,6 @@ def test_the_parts_of_an_id() -> None:
     assert case_id("atan2", "", "fp32_bf16", "bf16", "cpu") == "atan2-fp32_bf16-bf16-cpu"
     assert case_id("mm", "method", "fp32", "bf16", "cpu") == "mm+method-fp32-bf16-cpu"
     assert case_id("sum.dim_IntList", "", "", "fp16", "cuda") == "sum.dim_IntList-fp16-cuda"
-
-
-@pytest.mark.parametrize(
-    ("stem", "rule"), [("test_cache", "cache"), ("test_cache__results", "cache"), ("test_a_b__c_d", "a_b")]
-)
-def test_the_parts_of_a_rule_are_of_that_rule(stem: str, rule: str) -> None:
-    assert rule_of(stem) == rule
-    assert parse_node(f"suites/eager/{stem}.py::test_off[bf16-cpu]").key == f"eager/{rule}/off-bf16-cpu"
-    assert parse_node(f"suites/eager/{stem}.py::test_{rule}[mm-bf16-cpu]").key == f"eager/{rule}/mm-bf16-cpu"
-
-
-def test_no_two_parts_of_a_rule_share_a_case() -> None:
-    seen: dict[tuple[str, str, str], Path] = {}
-    for path in (Path(__file__).parents[1] / "suites").glob("*/test_*.py"):
-        for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE):
-            assert seen.setdefault((path.parent.name, rule_of(path.stem), name), path) == path
 
 
 def test_no_op_carries_a_device() -> None:

@@ -93,8 +93,8 @@ def test_the_newest_complete_run_with_the_cases_is_the_one_to_go_by(tmp_path: Pa
 def begun(names: str, processes: int = 1) -> Outcome:
     """A run that has collected a case for each letter."""
     outcome = Outcome([], None, None)
-    event = {"header": {"processes": processes}, "lines": ["torch 1"], "tokens": {}, "stale": [], "deselected": 0}
-    outcome.begin({**event, "cases": dict.fromkeys(map(key, names), "")})
+    event = {"header": {"processes": processes}, "lines": ["torch 1"], "stale": [], "deselected": 0}
+    outcome.begin({**event, "cases": {key(name): {} for name in names}})
     return outcome
 
 

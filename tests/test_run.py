@@ -156,13 +156,16 @@ def test_list_and_manifest_show_what_a_run_has(tmp_path: Path) -> None:
     assert {key.rpartition("/")[0] for key in keys} == {"eager/promote", "autograd/promote", "jit/promote"}
     assert f"{len(keys)} cases" in listed.stderr
     assert run(tmp_path, "manifest", *choice, "--out=all.txt").returncode == 0
-    assert (tmp_path / "all.txt").read_text().split() == keys
+    lines = [line.split("\t") for line in (tmp_path / "all.txt").read_text().splitlines()]
+    assert [key for key, _ in lines] == keys
+    fields = {"op": "cat", "inputs": "fp32", "amp": "bf16", "device": "cpu"}
+    assert json.loads(dict(lines)["eager/promote/cat-fp32-bf16-cpu"]) == fields
     assert not (tmp_path / "reports").exists()
 
 
 def test_what_the_manifest_has_and_no_run_is_missing(tmp_path: Path) -> None:
     gone = "eager/downcast/gone-fp32-fp16-vmp"
-    (tmp_path / "all.txt").write_text(f"{gone}\neager/downcast/mm-fp32-bf16-cpu\n")
+    (tmp_path / "all.txt").write_text(f'{gone}\t{{"device": "virtual:mps"}}\neager/downcast/mm-fp32-bf16-cpu\n')
     options = ("--device=cpu", "--op=mm", "--manifest=all.txt", "--run-file=run.jsonl")
     done = run(tmp_path, "run", *options)
     assert done.returncode == 1

@@ -16,7 +16,6 @@ from ampcheck.checks.scenario import Amp
 from ampcheck.devices.registry import known
 from ampcheck.observe.isolation import reset
 from ampcheck.runner.deviations import Waivers, waive
-from ampcheck.spec.ids import rule_of
 from tests.region_faults import AUTOCAST, ENTER, EXIT, FAULTS, patched
 
 FAMILIES = ("nesting", "context", "decorator", "exceptions", "threads")
@@ -25,7 +24,7 @@ FAMILIES = ("nesting", "context", "decorator", "exceptions", "threads")
 def scenarios(family: str) -> dict[str, Callable[..., None]]:
     """The scenarios of a suite file by name, those with parameters bound to the first and the last of them."""
     folder = Path(__file__).parents[1] / "suites" / "eager"
-    stems = [path.stem for path in sorted(folder.glob(f"test_{family}*.py")) if rule_of(path.stem) == family]
+    stems = [path.stem for path in sorted(folder.glob(f"test_{family}*.py"))]
     out = {}
     for name, function in [item for stem in stems for item in vars(import_module(f"suites.eager.{stem}")).items()]:
         if not name.startswith("test_"):

@@ -1,12 +1,14 @@
 """Scenarios: small programs about regions and state, written in plain torch with the help of `amp`.
 
+    pytestmark = pytest.mark.rule("context")
+
     @scenario()
     def test_exit_restores(amp):
         with amp.region():
             pass
         amp.expect("is autocast enabled after the region", amp.state()[0], False)
 
-The rule is the name of the file. Each scenario runs on every device and in each of its lower precisions.
+Each scenario runs on every device and in each of its lower precisions.
 """
 
 from __future__ import annotations

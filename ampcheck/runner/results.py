@@ -14,7 +14,7 @@ from typing import Any
 
 from ampcheck.errors import UsageError
 from ampcheck.runner import jsonl
-from ampcheck.spec.ids import Parsed, named
+from ampcheck.spec.case import deviation_name
 
 SCHEMA = 1
 
@@ -63,7 +63,7 @@ class Result:
     @property
     def name(self) -> str:
         """What deviations call it."""
-        return named(self.suite, self.rule, self.id, self.executor)
+        return deviation_name(self.suite, self.rule, self.id, self.executor)
 
     @property
     def key(self) -> str:
@@ -78,14 +78,12 @@ class Result:
 _FIELDS = tuple(f.name for f in fields(Result))
 
 
-def unmeasured(case: Parsed, status: str, tokens: Mapping[str, str], **fields: Any) -> Result:
-    """A result of a case of which no more than its name is known: one that crashed, hung or did not run.
+def unmeasured(case: Mapping[str, str], status: str, **fields: Any) -> Result:
+    """Return the result of a case that crashed, hung or did not run.
 
-    `tokens`: the devices' names by their id tokens. `fields`: further fields of the result.
+    `case`: its fields that are known before it runs (`Case.fields`, and its `node`). `fields`: further ones.
     """
-    known: dict[str, Any] = case.fields()
-    known["device"] = tokens.get(known["device"], known["device"])
-    return Result(**known, status=status, **{"seconds": 0.0, **fields})
+    return Result(**{"op": "", "amp": "", "device": "", "seconds": 0.0, **case, "status": status, **fields})
 
 
 @dataclass(slots=True)

@@ -31,7 +31,6 @@ from ampcheck.samples import op_database
 from ampcheck.spec.case import GRADIENT, Case
 from ampcheck.spec.dtypes import LOW
 from ampcheck.spec.executors import EXECUTORS
-from ampcheck.spec.ids import executor_of, rule_of
 from ampcheck.spec.rules import RULES
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
@@ -83,18 +82,22 @@ class Session:
         self._arguments = [config.invocation_params.dir / str(argument) for argument in config.args]
         self._root: Path | None = None
         self._unmade: list[Device] = []
+        self._nodes: dict[str, str] = {}
+        """The node id of each case, by key."""
 
     # ---- cases
 
     def generate(self, metafunc: pytest.Metafunc, marker: pytest.Mark) -> None:
         """Parametrize a suite function over its cases on the chosen devices."""
-        rule = rule_of(metafunc.module.__name__.rpartition(".")[2])
-        self._root = Path(metafunc.module.__file__ or "").resolve().parent.parent
+        rule = _rule(metafunc.definition, marker)
+        suite = _suite(Path(metafunc.module.__file__ or "").resolve())
+        self._root = suite.parent
         if self._rules and rule not in self._rules:
             metafunc.parametrize("case" if marker.name == "op_cases" else "amp", [])
         elif marker.name == "op_cases":
-            suite = Path(metafunc.module.__file__ or "").parent.name
-            pairs = [(case, d) for d in self.devices for case in self._cases(d, suite, marker) if self._wanted(case)]
+            pairs = [
+                (case, d) for d in self.devices for case in self._cases(d, suite.name, marker) if self._wanted(case)
+            ]
             metafunc.parametrize(("case", "device"), pairs, ids=[case.id for case, _ in pairs])
         else:
             amps = [
@@ -132,26 +135,26 @@ class Session:
             case = params["case"]
         elif isinstance(params.get("amp"), tuple):
             device, dtype = params["amp"]
-            variant = function.callspec.id.removesuffix(f"{dtype}-{device.token}").rstrip("-")
             name = function.originalname.removeprefix("test_")
-            rule = rule_of(item.path.stem)
-            words = variant.split("-")
-            executor = executor_of(words)
-            variant = "-".join(word for word in words if word != executor)
-            case = Case(item.path.parent.name, rule, name, "", variant, dtype, device.name, device.token, executor)
+            executor = str(params.get("executor", ""))
+            variant = "-".join(text for text in function.callspec._idlist[:-1] if text != executor)
+            rule = _rule(item, item.get_closest_marker("scenario"))
+            case = Case(_suite(item.path).name, rule, name, "", variant, dtype, device.name, device.token, executor)
         else:
             return
+        if self._nodes.setdefault(case.key, item.nodeid) != item.nodeid:
+            raise UsageError(f"{item.nodeid} and {self._nodes[case.key]} are both {case.key}")
         item.stash[_CASE] = case
+        item.extra_keyword_matches.add(case.rule)  # for -k, whatever the file is called
         self.names.append(case.name)
 
     def knows(self, item: pytest.Item) -> bool:
         """Whether an item is a case."""
         return _CASE in item.stash
 
-    def key(self, item: pytest.Item) -> str:
-        """The name across runs of an item that is a case."""
-        case = item.stash[_CASE]
-        return f"{case.suite}/{case.rule}/{case.id}"
+    def found(self, items: list[pytest.Item]) -> dict[str, dict[str, str]]:
+        """The fields of items that are cases, by key; see `ampcheck.runner.runlog.Found`."""
+        return {item.stash[_CASE].key: {**item.stash[_CASE].fields(), "node": item.nodeid} for item in items}
 
     def drop_empty(self, items: list[pytest.Item]) -> None:
         """Leave out the placeholders pytest makes for a function without cases: absent is not skipped."""
@@ -175,7 +178,7 @@ class Session:
 
     def left_out(self, items: list[pytest.Item]) -> list[pytest.Item]:
         """The cases among some items that another shard runs, or that were not red."""
-        return [item for item in items if self.knows(item) and not self.choice.has(self.key(item))]
+        return [item for item in items if self.knows(item) and not self.choice.has(item.stash[_CASE].key)]
 
     def _kept(self, item: pytest.Item, nightly: bool) -> bool:
         """Whether an item is of a chosen executor and of one that takes its device's programs."""
@@ -267,15 +270,7 @@ class Session:
             details["cause"] = causes.text(shown, message or why, case.rule, op, error)
             details["traceback"] = causes.trimmed(error) if error is not None else ""
         result = Result(
-            id=case.id,
-            suite=case.suite,
-            rule=case.rule,
-            op=case.op,
-            sample=case.sample,
-            inputs=case.inputs,
-            amp=case.amp,
-            device=case.device,
-            executor=case.executor,
+            **case.fields(),
             status=shown,
             seconds=round(call.duration, 5),
             deviation=", ".join(entry.id for entry in entries),
@@ -331,6 +326,25 @@ class Session:
         return reproduce.of_scenario(
             function.function, device, DTYPES[case.amp], given, self.modules, ran=bool(message)
         )
+
+
+def _suite(path: Path) -> Path:
+    """The folder of the suite that a file is in, perhaps in a folder of that one."""
+    return next((folder for folder in path.parents if folder.parent.name == "suites"), path.parent)
+
+
+def _rule(definition: Any, marker: Any) -> str:
+    """The rule of a suite function: that of its op cases, or what the marker `rule` of its file says.
+
+    Raises pytest.UsageError where a scenario has none.
+    """
+    if marker.name != "op_cases":
+        marker = definition.get_closest_marker("rule")
+    if marker is None:
+        raise pytest.UsageError(
+            f"{definition.nodeid} is of no rule: its file needs pytestmark = pytest.mark.rule(NAME)"
+        )
+    return str(marker.args[0])
 
 
 def _function(item: pytest.Item) -> pytest.Function:

@@ -45,7 +45,7 @@ def by_name(name: str) -> str:
 
 def names() -> list[str]:
     """The suites there are."""
-    return sorted(path.name for path in folder().iterdir() if any(path.glob("test_*.py")))
+    return sorted(path.name for path in folder().iterdir() if any(path.rglob("test_*.py")))
 
 
 def command(args: argparse.Namespace) -> list[str]:

@@ -7,6 +7,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("cache")
+
 
 @scenario(values=True)
 def test_one_cast_with_gradients(amp: Amp) -> None:

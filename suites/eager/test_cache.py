@@ -8,9 +8,12 @@ That it changes no result: `test_cache__results.py`. With gradients: `suites/aut
 import weakref
 from threading import Thread
 
+import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("cache")
 
 
 @scenario()

@@ -22,6 +22,8 @@ from ampcheck.spec.casting import APPENDED
 from ampcheck.spec.policies import KEYS
 from ampcheck.spec.torch_dtypes import name_of
 
+pytestmark = pytest.mark.rule("modules")
+
 Shape = tuple[int, ...]
 
 

@@ -25,6 +25,8 @@ from ampcheck.programs.regions.explore import Explorer
 from ampcheck.programs.regions.strategies import programs, weight_programs
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("programs")
+
 STRATEGIES = {"mixed": programs, "weights": weight_programs}
 
 

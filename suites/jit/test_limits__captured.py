@@ -9,6 +9,8 @@ from ampcheck.runner.suite import Amp, scenario
 from ampcheck.tools.lint.cases import Limit, check, check_found
 from ampcheck.tools.lint.reproduce import of_limit
 
+pytestmark = pytest.mark.rule("limits")
+
 _REGION = """
 def program(a, b):
     with torch.autocast({device}):

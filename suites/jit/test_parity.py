@@ -9,6 +9,8 @@ import pytest
 from ampcheck.programs.compiled.run import ROADS, Fuzzer, text_of
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("parity")
+
 
 def _explore(amp: Amp, road: str, request: pytest.FixtureRequest) -> None:
     option = request.config.option

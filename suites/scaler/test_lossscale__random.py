@@ -9,6 +9,8 @@ import pytest
 from ampcheck.programs.scaler.explore import Explorer
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("lossscale")
+
 
 @pytest.mark.parametrize("kind", ["iterations", "any_order"])
 @scenario(values=True, dtypes="default")

@@ -11,7 +11,6 @@ from ampcheck.runner import causes, summary
 from ampcheck.runner.results import RED, Result, Writer, unmeasured
 from ampcheck.runner.supervisor import junit
 from ampcheck.runner.supervisor.baseline import Baseline
-from ampcheck.spec.ids import parse_key
 
 
 class Outcome:
@@ -31,8 +30,10 @@ class Outcome:
         self.results: dict[str, Result] = {}
         self.log: list[Result] = []
         """Every result in the order it came."""
-        self.cases: dict[str, str] = {}
-        self.tokens: Mapping[str, str] = {}
+        self.cases: Mapping[str, Mapping[str, str]] = {}
+        """The fields of each case that are known before it runs, by key."""
+        self.nodes: Mapping[str, Mapping[str, str]] = {}
+        """The same by node id."""
         self.lines: list[str] = []
         self.stale: list[str] = []
         self.notes: list[str] = []
@@ -73,7 +74,8 @@ class Outcome:
     def begin(self, event: Mapping[str, Any]) -> None:
         """Take the first `header` event. Raises UsageError where the run file cannot be written."""
         self._header = {**event["header"], "command": self._command}
-        self.cases, self.tokens = event["cases"], event["tokens"]
+        self.cases = event["cases"]
+        self.nodes = {case["node"]: case for case in self.cases.values() if "node" in case}
         self.lines, self.stale = event["lines"], event["stale"]
         self.deselected = event["deselected"]
         if self.cases and self.run_file is not None:
@@ -93,9 +95,9 @@ class Outcome:
 
     def finish(self) -> None:
         """Write what is missing, and the footer."""
-        for key, node in self.cases.items():
+        for key, case in self.cases.items():
             if key not in self.results:
-                self.take(unmeasured(parse_key(key), "missing", self.tokens, node=node, cause=causes.MISSING))
+                self.take(unmeasured(case, "missing", cause=causes.MISSING))
         if self._writer is not None:
             further = {"notes": self.notes, "reproduced": self.reproduced}
             footer = {"seconds": round(self.seconds, 3), "stale": self.stale}
