@@ -43,11 +43,11 @@ class Result:
     id: str
     suite: str
     rule: str
-    op: str
-    amp: str
-    device: str
     status: str
     seconds: float
+    op: str = ""
+    amp: str = ""
+    device: str = ""
     inputs: str = ""
     sample: str = ""
     node: str = ""
@@ -83,7 +83,7 @@ def unmeasured(case: Mapping[str, str], status: str, **fields: Any) -> Result:
 
     `case`: its fields that are known before it runs (`Case.fields`, and its `node`). `fields`: further ones.
     """
-    return Result(**{"op": "", "amp": "", "device": "", "seconds": 0.0, **case, "status": status, **fields})
+    return Result(**{"seconds": 0.0, **case, "status": status, **fields})
 
 
 @dataclass(slots=True)
