@@ -97,14 +97,14 @@ def _sample(cases: list[Any]) -> list[Any]:
 
 def _op(case: Any, device: Any) -> dict[str, Any]:
     from ampcheck.checks import parity
-    from ampcheck.checks.backward import check_gradients
-    from ampcheck.checks.forward import check_op
+    from ampcheck.checks.backward import check_backward
+    from ampcheck.checks.forward import check_forward
     from ampcheck.errors import Unsupported
     from ampcheck.reproduce import of_compiled, of_gradient, of_op
 
     check, write = {
-        "eager": (check_op, of_op),
-        "autograd": (check_gradients, of_gradient),
+        "eager": (check_forward, of_op),
+        "autograd": (check_backward, of_gradient),
         "jit": (parity.check, of_compiled),
     }[case.suite]
     with warnings.catch_warnings():

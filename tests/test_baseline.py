@@ -9,7 +9,7 @@ import pytest
 from ampcheck.errors import UsageError
 from ampcheck.runner.results import RED, Result, Run
 from ampcheck.runner.supervisor import baseline
-from ampcheck.runner.supervisor.ended import Outcome
+from ampcheck.runner.supervisor.ended import RunOutcome
 from tests.cli_support import refused
 
 MESSAGE = "output 0 of aten::mm is 0.375 away from the float64 result; expected at most 1.2e-05\nthe kernel saw fp32"
@@ -96,7 +96,7 @@ def test_a_crash_in_the_same_way_may_be_elsewhere(tmp_path: Path) -> None:
 
 def test_a_run_with_a_baseline_says_what_became_of_it(tmp_path: Path) -> None:
     known = loaded(tmp_path, *(result(name) for name in ("same", "other", "mended", "absent")))
-    outcome = Outcome([], None, None, known)
+    outcome = RunOutcome([], None, None, known)
     for found in (result("same"), result("other", message="else"), result("mended", "pass", ""), result("new")):
         outcome.take(found)
     assert {r.op for r in outcome.red()} == {"other", "new"}

@@ -15,7 +15,7 @@ from ampcheck.cli import main
 from ampcheck.devices.registry import known
 from ampcheck.errors import UsageError
 from ampcheck.runner.deviations import load, waive
-from ampcheck.runner.results import Result, Writer, read
+from ampcheck.runner.results import Result, RunWriter, read
 from ampcheck.runner.suggest import suggest
 from ampcheck.spec.rules import RULES
 from tests.cli_support import MODULE, environment, refused
@@ -196,7 +196,7 @@ def write(path: Path, statuses: dict[str, str], **fields: Any) -> Path:
         "versions": {"torch": "2.13.0"},
         "command": ["ampcheck", "run"],
     }
-    writer = Writer(path, header)
+    writer = RunWriter(path, header)
     for name, found in statuses.items():
         suite, rule, case = name.split("/")
         op, inputs, amp, _ = case.split("-")

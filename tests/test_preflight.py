@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.devices.cpu import Cpu
-from ampcheck.devices.preflight import Finding, before_run, examine
+from ampcheck.devices.preflight import PreflightFinding, before_run, examine
 from ampcheck.devices.registry import known
 from ampcheck.devices.virtual import Virtual
 from ampcheck.errors import UsageError
@@ -257,7 +257,7 @@ FAULTS: dict[str, tuple[Planted, str, bool, str, str]] = {
 }
 
 
-def findings(device: Planted) -> list[Finding]:
+def findings(device: Planted) -> list[PreflightFinding]:
     """What the preflight of one device finds."""
     return [finding for _, finding in examine((device,))]
 
@@ -331,7 +331,7 @@ def test_all_devices_start_before_the_first_backward_pass() -> None:
 
 
 @pytest.fixture(scope="module")
-def of_a_backend() -> dict[str, dict[str, Finding]]:
+def of_a_backend() -> dict[str, dict[str, PreflightFinding]]:
     """What the preflight of the NumPy backend finds, by planted fault and step."""
     done = subprocess.run(
         [sys.executable, str(BACKENDS / "preflight_faults.py")],
@@ -341,10 +341,12 @@ def of_a_backend() -> dict[str, dict[str, Finding]]:
         timeout=LIMIT,
     )
     assert done.returncode == 0, done.stderr
-    return {name: {raw["step"]: Finding(**raw) for raw in found} for name, found in json.loads(done.stdout).items()}
+    return {
+        name: {raw["step"]: PreflightFinding(**raw) for raw in found} for name, found in json.loads(done.stdout).items()
+    }
 
 
-def test_a_right_backend_passes(of_a_backend: dict[str, dict[str, Finding]]) -> None:
+def test_a_right_backend_passes(of_a_backend: dict[str, dict[str, PreflightFinding]]) -> None:
     assert {finding.status for finding in of_a_backend["none"].values()} == {"ok"}
 
 
@@ -391,7 +393,7 @@ def test_a_right_backend_passes(of_a_backend: dict[str, dict[str, Finding]]) -> 
     ],
 )
 def test_a_fault_of_a_backend(
-    of_a_backend: dict[str, dict[str, Finding]],
+    of_a_backend: dict[str, dict[str, PreflightFinding]],
     fault: str,
     step: str,
     status: str,

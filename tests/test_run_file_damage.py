@@ -15,7 +15,7 @@ from tests.cli_support import refused
 def whole(tmp_path: Path) -> Path:
     """A small whole run file."""
     path = tmp_path / "whole.jsonl"
-    writer = results.Writer(path, {"devices": [{"name": "cpu"}], "versions": {"torch": "2.13.0"}})
+    writer = results.RunWriter(path, {"devices": [{"name": "cpu"}], "versions": {"torch": "2.13.0"}})
     for op in ("mm", "bmm", "addmm"):
         fields = {"suite": "eager", "rule": "downcast", "op": op, "inputs": "fp32", "amp": "bf16", "device": "cpu"}
         writer.add(results.Result(id=f"{op}-fp32-bf16-cpu", status="pass", seconds=0.1, **fields))

@@ -90,7 +90,7 @@ def planned(case: Case, device: Device) -> CallPlan:
     return plan(replace(case, inputs=case.inputs.removesuffix(GRADIENT)), device)
 
 
-def check_gradients(case: Case, device: Device) -> list[str]:
+def check_backward(case: Case, device: Device) -> list[str]:
     """Run an op case with gradients and return every difference from the specification.
 
     Raises `Unsupported` where the device cannot run the op, or has no gradient of it without autocast either.

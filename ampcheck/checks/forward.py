@@ -30,7 +30,7 @@ _OF_DTYPES = re.compile(r"dtype|scalar ?type|same type|not implemented for", re.
 """How kernels refuse a mixture of dtypes."""
 
 
-def check_op(case: Case, device: Device) -> list[str]:
+def check_forward(case: Case, device: Device) -> list[str]:
     """Run an op case on a device and return every difference from the specification.
 
     Raises:
@@ -68,7 +68,7 @@ def check_op(case: Case, device: Device) -> list[str]:
 def _results(case: Case, device: Device, todo: CallPlan, name: str) -> list[str]:
     """How what comes out in a region differs from what comes out on inputs cast by hand, and from what is right.
 
-    Raises Unsupported and Broken as `check_op` does.
+    Raises Unsupported and Broken as `check_forward` does.
     """
     native, outside = run(case, device, todo), run_reference(device, todo)
     if differences := comparisons.same_error(native.error, outside.error, name):

@@ -49,7 +49,7 @@ class _Outcome:
     error: Exception | None = None
 
 
-def check_database(case: Case, device: Device) -> list[str]:
+def check_op_database(case: Case, device: Device) -> list[str]:
     """Run a case of the op database and return every difference from what the rule fallthrough says.
 
     Raises `Unsupported` where the device refuses every sample, with and without autocast, and UsageError where

@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from ampcheck import reproduce, samples
 from ampcheck.checks.cases import compiled_cases, database_cases, executors, op_cases, smoke
-from ampcheck.checks.parity import there
+from ampcheck.checks.parity import simulate_cuda
 from ampcheck.checks.scenario import Amp
 from ampcheck.compilers.kinds import quiet
 from ampcheck.devices.base import Device
@@ -229,7 +229,7 @@ class Session:
                 if amp:
                     stack.enter_context(self._device[case.device].running())
                 if amp and case.executor:
-                    stack.enter_context(there(self._device[case.device]))
+                    stack.enter_context(simulate_cuda(self._device[case.device]))
                     stack.enter_context(quiet())
                 try:
                     yield

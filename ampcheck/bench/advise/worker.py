@@ -197,7 +197,7 @@ class _Measurer:
     def _look(self, ready: dict[str, UserStep], rounds: Rounds) -> None:
         """Look at the arms op by op."""
         found = self.found
-        first: list[evidence.Kernel] = []
+        first: list[evidence.ProfiledKernel] = []
         for name, step in ready.items():
             try:
                 kernels, trace = evidence.look(step, self.device, statistics.median(rounds.samples[name]))

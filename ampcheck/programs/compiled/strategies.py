@@ -71,7 +71,7 @@ ROADS = {
 
 
 @dataclass(frozen=True)
-class Program:
+class CompiledProgram:
     """`text` defines `program`. `ambient`: the dtype of the region it is called in; "" for none.
 
     A program that is called in a region has none of its own, because a compiled region does not change the caller's.
@@ -89,7 +89,7 @@ def _indented(lines: Sequence[str]) -> _Lines:
 
 
 @st.composite
-def programs(draw: st.DrawFn, road: Road, device: Device) -> Program:
+def programs(draw: st.DrawFn, road: Road, device: Device) -> CompiledProgram:
     """A program for a road: ops, regions that may nest, branches, loops and calls of a helper."""
     ambient = draw(st.sampled_from((*[""] * 6, *device.amp_dtypes)))
     ops = road.inside if ambient and road.inside else road.ops
@@ -165,4 +165,4 @@ def programs(draw: st.DrawFn, road: Road, device: Device) -> Program:
     body = block(known, 0)
     returned = ", ".join(known[2:]) + ("," if len(known) == 3 else "")
     text = "\n".join((*helpers, "def program(a, b):", *_indented(body), f"    return {returned}", ""))
-    return Program(text, ambient)
+    return CompiledProgram(text, ambient)

@@ -30,7 +30,7 @@ def second(device: Device) -> Device:
     return Cpu() if device.type != "cpu" else next(d for d in DEVICES if d.type == "xpu")
 
 
-class Explorer:
+class RegionExplorer:
     """Draws programs over a device and a second one, runs each, and compares.
 
     `nightly`: draw `NIGHTLY` instead of `EXAMPLES` programs, from `seed`, or where that is None from the day's date.

@@ -17,7 +17,7 @@ from ampcheck.devices.base import Device
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.lint import defined
 from ampcheck.tools.lint.compare import check_scripted, same_values
-from ampcheck.tools.lint.record import Run, as_python, record
+from ampcheck.tools.lint.record import RecordedRun, as_python, record
 from ampcheck.tools.lint.static import lint_source
 
 _COMPILED = {
@@ -110,7 +110,7 @@ def check(amp: Amp, limit: Limit, name: str) -> None:
                         amp.expect(f"whether the {what} gives the same values", same_values(got, want), True)
 
 
-def _result(run: Run) -> object:
+def _result(run: RecordedRun) -> object:
     if run.error is not None:
         return f"{type(run.error).__name__}"
     return [name_of(tensor.dtype) for tensor in run.outputs] + [str(other) for other in run.others]

@@ -13,7 +13,7 @@ from ampcheck.compilers.kinds import EXECUTORS, quiet
 from ampcheck.errors import UsageError
 from ampcheck.observe.recorder import tensors
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
-from ampcheck.tools.lint.record import Kernel, Run, as_python, record
+from ampcheck.tools.lint.record import RecordedKernel, RecordedRun, as_python, record
 from ampcheck.tools.lint.rules import ROADS, RULES, Diagnostic
 from ampcheck.tools.lint.sources import Place, Stand, cause, lost, of_error, places
 
@@ -151,7 +151,7 @@ def _compare(
 
 
 def _differences(
-    eager: Callable[..., Any], road: str, what: str, got: Run, want: Run, stands: dict[str, list[Stand]]
+    eager: Callable[..., Any], road: str, what: str, got: RecordedRun, want: RecordedRun, stands: dict[str, list[Stand]]
 ) -> Iterator[Diagnostic]:
     if got.error is not None or want.error is not None:
         if _said(got.error) != _said(want.error):
@@ -181,7 +181,7 @@ def _differences(
         yield _report(end, road, "state-after", what, f"leaves {_state(want)}", f"leaves {_state(got)}")
 
 
-def _kernels(got: list[Kernel], want: list[Kernel]) -> Iterator[tuple[Kernel, Kernel]]:
+def _kernels(got: list[RecordedKernel], want: list[RecordedKernel]) -> Iterator[tuple[RecordedKernel, RecordedKernel]]:
     """The kernels that ran in both runs, where they received different dtypes; eager's first."""
     matcher = SequenceMatcher(None, [k.op for k in want], [k.op for k in got], autojunk=False)
     for start, other, size in matcher.get_matching_blocks():
@@ -190,7 +190,7 @@ def _kernels(got: list[Kernel], want: list[Kernel]) -> Iterator[tuple[Kernel, Ke
                 yield wanted, received
 
 
-def same_values(got: Run, want: Run) -> bool:
+def same_values(got: RecordedRun, want: RecordedRun) -> bool:
     """Whether two runs with results of the same dtypes agree: in every bit where they ran the same kernels.
 
     Where they did not, up to a rounding of the lowest dtype that was computed in.
@@ -217,7 +217,7 @@ def _plain(value: object) -> object:
     return _NUMBERS.get(value, value) if isinstance(value, torch.dtype) else value
 
 
-def _state(run: Run) -> str:
+def _state(run: RecordedRun) -> str:
     enabled, dtype, cache, inside = run.state or (False, torch.float32, False, 0)
     words = {True: "on", False: "off"}
     return f"autocast {words[enabled]} in {name_of(dtype)}, the cache {words[cache]}, depth {inside:+d}"

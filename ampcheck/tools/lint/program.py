@@ -26,7 +26,7 @@ _DEPTH = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledFunction:
     """A function that a road reaches. `root`: whether the road was given the function itself."""
 
     function: Function
@@ -34,7 +34,7 @@ class Compiled:
     root: bool
 
 
-class Program:
+class LintedProgram:
     """The functions, classes and compilations of one file."""
 
     def __init__(self, names: Names) -> None:
@@ -52,17 +52,19 @@ class Program:
                 return "fx"
         return road
 
-    def compiled(self) -> list[Compiled]:
+    def compiled(self) -> list[CompiledFunction]:
         """Every function that some road reaches, once per road."""
-        waiting = [Compiled(function, road, True) for function, road in self._roots()]
-        seen: dict[tuple[Function, str], Compiled] = {}
+        waiting = [CompiledFunction(function, road, True) for function, road in self._roots()]
+        seen: dict[tuple[Function, str], CompiledFunction] = {}
         while waiting:
             found = waiting.pop(0)
             if (found.function, found.road) in seen or self._skips(found):
                 continue
             seen[found.function, found.road] = found
             for call in self.calls_of(found.function):
-                waiting += [Compiled(function, found.road, False) for function in self.callees(call, found.road)]
+                waiting += [
+                    CompiledFunction(function, found.road, False) for function in self.callees(call, found.road)
+                ]
         return list(seen.values())
 
     def _roots(self) -> Iterator[tuple[Function, str]]:
@@ -77,7 +79,7 @@ class Program:
             if road and call.args:
                 yield from ((function, road) for function in self.functions(call.args[0], road))
 
-    def _skips(self, found: Compiled) -> bool:
+    def _skips(self, found: CompiledFunction) -> bool:
         return found.road == "script" and self.is_left_out(found.function)
 
     def is_left_out(self, function: Function) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ampcheck.errors import UsageError
 from ampcheck.tools.lint.names import Names
-from ampcheck.tools.lint.program import Program
+from ampcheck.tools.lint.program import LintedProgram
 from ampcheck.tools.lint.rules import RULES, Diagnostic
 from ampcheck.tools.lint.visits import VISITS, Found, every_road, traced_under
 
@@ -30,7 +30,7 @@ def lint_source(text: str, file: str, rules: Collection[str] = tuple(RULES)) -> 
         line = getattr(error, "lineno", None) or 1
         raise UsageError(f"{file}:{line} is no Python that can be read: {getattr(error, 'msg', error)}") from error
     ignored = dict(_ignored(text, file))
-    program = Program(Names(tree))
+    program = LintedProgram(Names(tree))
     found = {_report(file, road, seen) for road, seen in _all(program)}
     kept = (report for report in found if report.rule in rules)
     return sorted(report for report in kept if report.rule not in ignored.get(report.line, ()))
@@ -75,7 +75,7 @@ def find(target: str) -> Path:
     raise UsageError(f"there is no file, folder or Python module {target!r}")
 
 
-def _all(program: Program) -> Iterator[tuple[str, Found]]:
+def _all(program: LintedProgram) -> Iterator[tuple[str, Found]]:
     for compiled in program.compiled():
         for seen in VISITS[compiled.road](program, compiled.function):
             yield compiled.road, seen

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 from ampcheck.tools.lint.names import Function
 from ampcheck.tools.lint.policies import difference
-from ampcheck.tools.lint.program import Compiled, Program
-from ampcheck.tools.lint.regions import Region, region
+from ampcheck.tools.lint.program import CompiledFunction, LintedProgram
+from ampcheck.tools.lint.regions import LintedRegion, region
 from ampcheck.tools.lint.rules import ROADS
 
 Found = tuple[ast.AST, str, str]
@@ -23,7 +23,7 @@ _CHANGE |= {"torch.autocast_increment_nesting", "torch.autocast_decrement_nestin
 _CUSTOM_FWD = ("torch.amp.custom_fwd", "torch.cuda.amp.custom_fwd", "torch.amp.autocast_mode.custom_fwd")
 
 
-def entered(program: Program, function: Function) -> Iterator[tuple[ast.withitem, Region | None]]:
+def entered(program: LintedProgram, function: Function) -> Iterator[tuple[ast.withitem, LintedRegion | None]]:
     """The with items of a function that enter a region, and the region; None where the object was made elsewhere."""
     for node in program.own(function):
         if isinstance(node, (ast.With, ast.AsyncWith)):
@@ -35,7 +35,7 @@ def entered(program: Program, function: Function) -> Iterator[tuple[ast.withitem
                     yield item, None
 
 
-def _makers(program: Program, expression: ast.expr) -> list[ast.expr]:
+def _makers(program: LintedProgram, expression: ast.expr) -> list[ast.expr]:
     """The calls that made the region objects an expression may stand for."""
     if isinstance(expression, ast.IfExp):
         return _makers(program, expression.body) + _makers(program, expression.orelse)
@@ -47,13 +47,13 @@ def _makers(program: Program, expression: ast.expr) -> list[ast.expr]:
     return []
 
 
-def decorators(program: Program, function: Function) -> list[Region]:
+def decorators(program: LintedProgram, function: Function) -> list[LintedRegion]:
     """The regions that decorate a function."""
     found = (region(program.names, decorator) for decorator in function.decorator_list)
     return [made for made in found if made is not None]
 
 
-def around(program: Program, node: ast.AST) -> list[Region]:
+def around(program: LintedProgram, node: ast.AST) -> list[LintedRegion]:
     """The enabled regions that a node stands in lexically, within its function."""
     out = []
     for parent in program.names.parents(node):
@@ -65,7 +65,7 @@ def around(program: Program, node: ast.AST) -> list[Region]:
     return out
 
 
-def script(program: Program, function: Function) -> Iterator[Found]:
+def script(program: LintedProgram, function: Function) -> Iterator[Found]:
     """What TorchScript makes of a function."""
     for made in decorators(program, function):
         yield made.call, "decorator", f"`{function.name}` is scripted and decorated with autocast"
@@ -106,7 +106,7 @@ def script(program: Program, function: Function) -> Iterator[Found]:
             yield call, "left-to-python", ""
 
 
-def trace(program: Program, function: Function) -> Iterator[Found]:
+def trace(program: LintedProgram, function: Function) -> Iterator[Found]:
     """What tracing makes of a function."""
     for node, made in _regions(program, function):
         if made.disabled or made.own_dtype:
@@ -125,7 +125,7 @@ def trace(program: Program, function: Function) -> Iterator[Found]:
             yield call, "traced-callee", ""
 
 
-def fx(program: Program, function: Function) -> Iterator[Found]:
+def fx(program: LintedProgram, function: Function) -> Iterator[Found]:
     """What symbolic tracing makes of a function."""
     for node, _ in _regions(program, function):
         yield node, "lost-in-fx", ""
@@ -135,7 +135,7 @@ def fx(program: Program, function: Function) -> Iterator[Found]:
     yield from _custom(program, function)
 
 
-def export(program: Program, function: Function) -> Iterator[Found]:
+def export(program: LintedProgram, function: Function) -> Iterator[Found]:
     """What export makes of a function."""
     for node, made in _regions(program, function):
         for option in made.varying():
@@ -145,7 +145,7 @@ def export(program: Program, function: Function) -> Iterator[Found]:
     yield from _custom(program, function)
 
 
-VISITS: dict[str, Callable[[Program, Function], Iterator[Found]]] = {
+VISITS: dict[str, Callable[[LintedProgram, Function], Iterator[Found]]] = {
     "script": script,
     "trace": trace,
     "fx": fx,
@@ -153,7 +153,7 @@ VISITS: dict[str, Callable[[Program, Function], Iterator[Found]]] = {
 }
 
 
-def every_road(program: Program, compiled: Compiled) -> Iterator[Found]:
+def every_road(program: LintedProgram, compiled: CompiledFunction) -> Iterator[Found]:
     """What holds for whatever road."""
     function = compiled.function
     for node in program.own(function):
@@ -167,7 +167,7 @@ def every_road(program: Program, compiled: Compiled) -> Iterator[Found]:
             yield call, "query-frozen", f"`{called}` is called"
 
 
-def traced_under(program: Program) -> Iterator[Found]:
+def traced_under(program: LintedProgram) -> Iterator[Found]:
     """The calls of torch.jit.trace that stand in an enabled region that keeps casts."""
     for call in program.calls:
         if program.road(call) == "trace":
@@ -177,12 +177,12 @@ def traced_under(program: Program) -> Iterator[Found]:
                     break
 
 
-def _regions(program: Program, function: Function) -> Iterator[tuple[ast.AST, Region]]:
+def _regions(program: LintedProgram, function: Function) -> Iterator[tuple[ast.AST, LintedRegion]]:
     yield from ((made.call, made) for made in decorators(program, function))
     yield from ((made.call, made) for _, made in entered(program, function) if made is not None)
 
 
-def _made_here(program: Program, function: Function, expression: ast.expr) -> bool:
+def _made_here(program: LintedProgram, function: Function, expression: ast.expr) -> bool:
     """Whether the object that a with statement enters was made by the same function, under a plain name."""
     if not isinstance(expression, ast.Name):
         return False
@@ -190,12 +190,12 @@ def _made_here(program: Program, function: Function, expression: ast.expr) -> bo
     return found is not None and found[0] is function and len(found[1]) == 1
 
 
-def _used(program: Program, function: Function, name: str) -> bool:
+def _used(program: LintedProgram, function: Function, name: str) -> bool:
     nodes = (node for node in program.own(function) if isinstance(node, ast.Name))
     return any(node.id == name and isinstance(node.ctx, ast.Load) for node in nodes)
 
 
-def _reentered(program: Program, statement: ast.With | ast.AsyncWith) -> Iterator[Found]:
+def _reentered(program: LintedProgram, statement: ast.With | ast.AsyncWith) -> Iterator[Found]:
     outer = {_name(item) for parent in _withs(program, statement) for item in parent.items} - {""}
     for item in statement.items:
         entered = item.context_expr
@@ -203,7 +203,7 @@ def _reentered(program: Program, statement: ast.With | ast.AsyncWith) -> Iterato
             yield entered, "entered-twice", f"`{entered.id}` is entered inside itself"
 
 
-def _withs(program: Program, node: ast.AST) -> Iterator[ast.With | ast.AsyncWith]:
+def _withs(program: LintedProgram, node: ast.AST) -> Iterator[ast.With | ast.AsyncWith]:
     for parent in program.names.parents(node):
         if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             return
@@ -218,7 +218,7 @@ def _name(item: ast.withitem) -> str:
     return item.context_expr.id if isinstance(item.context_expr, ast.Name) else ""
 
 
-def _disables(program: Program, roots: list[Function]) -> bool:
+def _disables(program: LintedProgram, roots: list[Function]) -> bool:
     """Whether a traced program has a disabled region in itself or in what it calls."""
     waiting, seen = list(roots), set[Function]()
     while waiting:
@@ -232,7 +232,7 @@ def _disables(program: Program, roots: list[Function]) -> bool:
     return False
 
 
-def _custom(program: Program, function: Function) -> Iterator[Found]:
+def _custom(program: LintedProgram, function: Function) -> Iterator[Found]:
     for decorator in function.decorator_list:
         made = decorator.func if isinstance(decorator, ast.Call) else decorator
         if program.names.dotted(made) in _CUSTOM_FWD:
