@@ -215,7 +215,10 @@ def test_what_no_entry_describes_is_named() -> None:
 
 
 SUITE = """
+import pytest
 from ampcheck.runner.suite import scenario
+
+pytestmark = pytest.mark.rule("state")
 
 @scenario(dtypes="default")
 def test_two(amp):

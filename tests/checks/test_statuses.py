@@ -196,6 +196,8 @@ import pytest
 import torch
 from ampcheck.runner.suite import scenario
 
+pytestmark = pytest.mark.rule("state")
+
 @scenario(dtypes="default")
 def test_on_the_backend(amp):
     with torch.autocast(amp.type, amp.dtype), amp.region():
