@@ -127,7 +127,7 @@ def test_running_the_nodes_gives_what_the_engine_gives() -> None:
 @pytest.mark.parametrize("device", VIRTUAL, ids=lambda device: device.name)
 def test_fake_tensors_have_gradients_of_their_dtype(device: Device) -> None:
     case = next(case for case in cases(device, ["downcast"], op="mm") if "_" in case.inputs)
-    with device.running():
+    with device.activate():
         todo = planned(case, device)
         done = run(todo, device, [0, 1], device.autocast(case.amp))
     assert [str(done.gradients()[place].dtype) for place in (0, 1)] == ["torch.float32", "torch.float16"]

@@ -50,7 +50,7 @@ class Planted(Cpu):
     def __init__(self, wrong: Callable[..., Any] = lambda func, args, right: right()) -> None:
         self.wrong = wrong
 
-    def running(self) -> AbstractContextManager[object]:
+    def activate(self) -> AbstractContextManager[object]:
         return Plant(self.wrong)
 
 
@@ -112,7 +112,7 @@ class WideOut(Planted):
 
 
 class NoStart(Planted):
-    def running(self) -> AbstractContextManager[object]:
+    def activate(self) -> AbstractContextManager[object]:
         raise RuntimeError("the driver is too old")
 
 
@@ -307,12 +307,12 @@ def test_every_virtual_device_and_the_cpu_pass() -> None:
 def test_a_virtual_device_that_ignores_the_index_it_is_given() -> None:
     class Other(Virtual):
         @contextmanager
-        def running(self) -> Iterator[None]:
+        def activate(self) -> Iterator[None]:
             def wrong(func: Any, args: Any, right: Callable[[], Any]) -> Any:
                 given = func is aten.empty_strided.default and right.keywords["device"].index == 0
                 return func(*args, **{**right.keywords, "device": torch.device("cuda:1")}) if given else right()
 
-            with super().running(), Plant(wrong):
+            with super().activate(), Plant(wrong):
                 yield
 
     found = [finding for _, finding in examine((Other("cuda", "other", "AutocastCUDA"),)) if finding.status != "ok"]
@@ -438,7 +438,7 @@ class Broken(Cpu):
     deviations = None
     compilers = ()
 
-    def running(self):
+    def activate(self):
         return Plant()
 
     def seed(self):

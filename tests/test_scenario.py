@@ -51,7 +51,7 @@ def differences(function: Callable[..., None], device: str = "cpu", dtype: str =
     amp = Amp(chosen, dtype)
     reset({})
     try:
-        with chosen.running():
+        with chosen.activate():
             function(amp)
     except BaseException as error:  # KeyboardInterrupt is among what scenarios raise
         amp.differences.append(f"{type(error).__name__}: {error}")

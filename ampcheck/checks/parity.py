@@ -50,7 +50,7 @@ def simulate_cuda(device: Device) -> Iterator[None]:
 def check(case: Case, device: Device) -> list[str]:
     """Run a case through its executor and return every difference from eager mode."""
     executor = EXECUTORS[case.executor]
-    with device.running(), simulate_cuda(device), quiet():
+    with device.activate(), simulate_cuda(device), quiet():
         if not exists(case.op):
             raise Unsupported(f"torch {torch.__version__} has no aten::{case.op}")
         return _Parity(case, device, executor).differences()
@@ -157,7 +157,7 @@ class _Parity:
         out = []
         for place, (a, b) in enumerate(zip(got, want, strict=True)):
             x, y = self.device.host(a.detach()), self.device.host(b.detach())
-            with self.device.aside():
+            with self.device.native_ops():
                 if x.shape != y.shape:
                     out.append(f"{what} {place} of {self.name} has shape {[*x.shape]}; eager mode {[*y.shape]}")
                 elif not comparisons.identical(x, y) and (error := _distance(x, y)) > self.bound(y):

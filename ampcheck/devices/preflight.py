@@ -105,7 +105,7 @@ def examine(
             return
     for device in devices:
         found: list[tuple[Device, PreflightFinding]] = []
-        with device.running():
+        with device.activate():
             found.extend(taken(device, _steps(device)))
         yield from found
         if stopped:
@@ -146,7 +146,7 @@ def _outcome(device: Device, step: _Step) -> PreflightFinding:
 
 def _start(device: Device) -> _Step:
     def run() -> None:
-        with device.running():
+        with device.activate():
             name = torch._C._get_privateuse1_backend_name()
             if device.key == "AutocastPrivateUse1" and name != device.type:
                 taken = "no backend has named it" if name == "privateuseone" else "a process has one such backend"
@@ -317,7 +317,7 @@ def _in_region(device: Device, dtype: str) -> str:
 
 def _without_kernels(device: Device) -> str:
     """What to do where no kernel is registered under a device's autocast key; "" where one is."""
-    if not device.sees_composites:  # it answers before the dispatcher does
+    if not device.observes_composite_ops:  # it answers before the dispatcher does
         return ""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     promised = set(device.policies()) - set(lacking(device))

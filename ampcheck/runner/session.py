@@ -215,7 +215,7 @@ class Session:
             device, dtype = given["amp"]
             amp = given["amp"] = Amp(device, dtype)
         while self._unmade:  # autograd knows the devices there are at its first backward pass, and none made later
-            with self._unmade.pop().running():
+            with self._unmade.pop().activate():
                 pass
         if (reason := self._device[case.device].without_autograd) and RULES[case.rule].autograd:
             raise Unsupported(reason)
@@ -227,7 +227,7 @@ class Session:
                 for text in _OP_WARNINGS:
                     warnings.filterwarnings("ignore", text)
                 if amp:
-                    stack.enter_context(self._device[case.device].running())
+                    stack.enter_context(self._device[case.device].activate())
                 if amp and case.executor:
                     stack.enter_context(simulate_cuda(self._device[case.device]))
                     stack.enter_context(quiet())

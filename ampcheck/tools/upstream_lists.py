@@ -125,7 +125,7 @@ def by_upstream_lists(devices: Iterable[Device], progress: Callable[[str], None]
     out = []
     for device in devices:
         registered = registrations(device)
-        with device.running():
+        with device.activate():
             calls = entries(device)
             if calls and not replaceable(device.key):
                 raise UsageError(f"the kernels of {device.key} cannot be replaced by a recorder")

@@ -126,7 +126,7 @@ RIGHT = Observation([kernel("mm", "bf16", "bf16")])
 class Flat(Elsewhere):
     """A device on which composite ops are not seen whole."""
 
-    sees_composites = False
+    observes_composite_ops = False
 
 
 class Valueless(Elsewhere):

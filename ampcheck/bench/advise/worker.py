@@ -89,7 +89,7 @@ def main() -> None:
 def measure(plan: AdvicePlan) -> Found:
     """Measure a step in this process. Raises UsageError where there is none, or it does not run in float32."""
     (device,) = select([plan.device], plan.modules)
-    with device.running():
+    with device.activate():
         spec = load(plan.step)
         try:
             first = UserStep(spec, PRECISIONS["fp32"], device.type)

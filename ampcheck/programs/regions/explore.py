@@ -57,7 +57,7 @@ class RegionExplorer:
 
     def script(self, program: Program) -> str:
         """A program in plain torch, or a comment where plain torch does not see the kernels of a device."""
-        if not self.devices[0].sees_composites:
+        if not self.devices[0].observes_composite_ops:
             return f"# A dispatch mode does not see the kernels of {self.devices[0].name}: run it with the pytest line."
         return render(program, self.devices)
 
