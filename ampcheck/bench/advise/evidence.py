@@ -22,7 +22,7 @@ from ampcheck.observe.recorder import tensors
 from ampcheck.spec.dtypes import LOW, is_floating
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.tracing import CastRecord, OpRecord, Trace
-from ampcheck.tools.tracing.recorder import _signature
+from ampcheck.tools.tracing.recorder import signature_of
 from ampcheck.tools.tracing.report import totals
 
 _FLOAT32 = ("upcast", "optdtype", "append")
@@ -67,7 +67,7 @@ class _Timer(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        signature = _signature(func)
+        signature = signature_of(func)
         label = torch.profiler.record_function(_label(len(self.kernels))) if self._labelled else nullcontext()
         if not self._labelled:
             self._device.synchronize()

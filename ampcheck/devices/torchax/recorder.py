@@ -21,7 +21,7 @@ from torchax.ops import mappings
 from torchax.tensor import Tensor
 from torchax.view import View
 
-from ampcheck.observe.recorder import _CASTS, Cast, KernelCall, Observation, SeenLeaf, overload_name, tensors
+from ampcheck.observe.recorder import CASTS, Cast, KernelCall, Observation, SeenLeaf, overload_name, tensors
 from ampcheck.spec.torch_dtypes import name_of
 
 
@@ -74,7 +74,7 @@ class TorchaxRecorder:
         name = self._name(func)
 
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            if name in _CASTS:
+            if name in CASTS:
                 out = run(*args, **kwargs)
                 self._note(args[0], out)
                 return out

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck.observe.recorder import _CASTS, overload_name, tensors
+from ampcheck.observe.recorder import CASTS, overload_name, tensors
 from ampcheck.spec.dtypes import is_floating
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.tracing import names
@@ -34,7 +34,7 @@ class _Signature(NamedTuple):
 
 
 @cache
-def _signature(func: OpOverload) -> _Signature:
+def signature_of(func: OpOverload) -> _Signature:
     name = overload_name(func)
     if name.startswith(("prim::", "profiler::")):
         return _Signature(name, False, True, False)
@@ -42,7 +42,7 @@ def _signature(func: OpOverload) -> _Signature:
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     # A composite op with a kernel of its own for a backend is not taken apart there.
     composite = has(qualified, "CompositeImplicitAutograd") and not has(qualified, "CPU")
-    return _Signature(name, name in _CASTS, bool(func.is_view) or name in _VIEWS, composite)
+    return _Signature(name, name in CASTS, bool(func.is_view) or name in _VIEWS, composite)
 
 
 class TraceRecorder:
@@ -104,7 +104,7 @@ class TraceRecorder:
         # Function modes saw the program's call; the second one from here they would not see without a trace. The
         # methods of tensor subclasses are the program's again.
         unseen = _unseen() if all(kind is FakeTensor for kind in types) else nullcontext()
-        signature = _signature(func)
+        signature = signature_of(func)
         call = self._current()
         if signature.is_cast or signature.is_view:
             with unseen:
