@@ -1,7 +1,7 @@
 """Random small programs with regions, run eagerly and compiled: both must give the same dtypes, values and state.
 
 A program is text: TorchScript reads it, and people paste it into reports. What compilers are known to do otherwise is
-kept out of the programs by construction, see `Road`; each of those has a case of rule limits.
+kept out of the programs by construction, see `CompilerPrograms`; each of those has a case of rule limits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ampcheck.devices.base import Device
 from ampcheck.errors import CheckFailure, one_line
 from ampcheck.observe.isolation import reset
 from ampcheck.observe.recorder import tensors
-from ampcheck.programs.compiled.strategies import ROADS, CompiledProgram, programs
+from ampcheck.programs.compiled.strategies import COMPILERS, CompiledProgram, programs
 from ampcheck.programs.search import search
 from ampcheck.reproduce import snippets
 from ampcheck.reproduce.common import COMPILED, assembled
@@ -38,10 +38,10 @@ _Outcome = tuple[list[torch.Tensor], object]
 
 
 class Fuzzer:
-    """Compares programs on one road. `compared` counts the results that were held against eager mode's."""
+    """Compares programs on one compiler. `compared` counts the results that were held against eager mode's."""
 
-    def __init__(self, device: Device, road: str, *, nightly: bool = False, seed: str | int | None = None) -> None:
-        self.device, self.road = device, ROADS[road]
+    def __init__(self, device: Device, compiler: str, *, nightly: bool = False, seed: str | int | None = None) -> None:
+        self.device, self.compiler = device, COMPILERS[compiler]
         self.nightly, self.seed = nightly, seeds.of_programs(nightly, seed)
         self.compared = 0
 
@@ -61,7 +61,7 @@ class Fuzzer:
         assert isinstance(want, tuple)
         try:
             with self._ambient(program):
-                compiled = EXECUTORS[self.road.executor].make(_defined(program.text), self._inputs()).call
+                compiled = EXECUTORS[self.compiler.executor].make(_defined(program.text), self._inputs()).call
         except Exception as error:  # a compiler may raise anything
             return f"compiling raised {one_line(error)}"
         for turn in ("first", "second"):
@@ -96,7 +96,7 @@ class Fuzzer:
             return f"state {got[1]}; expected {want[1]}"
         for place, (a, b) in enumerate(zip(got[0], want[0], strict=True)):
             x, y = self.device.host(a), self.device.host(b)
-            if x.shape != y.shape or not (identical(x, y) or (not self.road.exact and _near(x, y, program))):
+            if x.shape != y.shape or not (identical(x, y) or (not self.compiler.exact and _near(x, y, program))):
                 return f"result {place} is {x.tolist()}; expected {y.tolist()}"
         return None
 
@@ -116,9 +116,9 @@ class Fuzzer:
                 found[program] = found.pop(program)  # the last one is the smallest at the end
                 raise CheckFailure([found[program]])
 
-        examples = NIGHTLY if self.nightly else self.road.examples
+        examples = NIGHTLY if self.nightly else self.compiler.examples
         try:
-            search(attempt, programs(self.road, self.device), self.seed, examples)
+            search(attempt, programs(self.compiler, self.device), self.seed, examples)
         except CheckFailure:
             program, sentence = list(found.items())[-1]
             return (f"{sentence} (found with --hypothesis-seed={self.seed})" if self.nightly else sentence), program
@@ -181,12 +181,12 @@ for turn in ("first", "second"):
             print("ok  " if right else "FAIL", f"result {{place}} of the {{turn}} call | got", x, "| expected", y)"""
 
 
-def text_of(program: CompiledProgram, road: str, device: Device) -> str:
+def text_of(program: CompiledProgram, compiler: str, device: Device) -> str:
     """A program in plain torch, eagerly and compiled: prints what `ampcheck.reproduce.of_op` prints."""
-    executor = ROADS[road].executor
+    executor = COMPILERS[compiler].executor
     made = COMPILED[executor].format(function="program", inputs="inputs()", options="fullgraph=True")
     region = f"torch.autocast({device.type!r}, dtype={DTYPES[program.ambient]})" if program.ambient else "nullcontext()"
-    bound = 0.0 if ROADS[road].exact else _bound(program)
+    bound = 0.0 if COMPILERS[compiler].exact else _bound(program)
     blocks = [
         program.text.rstrip(),
         *([_MODULE] if "Module()" in made else []),

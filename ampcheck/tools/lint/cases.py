@@ -22,7 +22,7 @@ from ampcheck.tools.lint.static import lint_source
 
 _COMPILED = {
     "script": "compiled = torch.jit.script(program)",
-    "trace": "compiled = torch.jit.trace(program, (a, b), check_trace=False)",
+    "traced": "compiled = torch.jit.trace(program, (a, b), check_trace=False)",
     "fx": "compiled = torch.fx.symbolic_trace(program)",
     "export": "compiled = torch.export.export(program, (a, b)).module()",
     "strict": "compiled = torch.export.export(program, (a, b), strict=True).module()",
@@ -39,7 +39,7 @@ class Limit:
     `dynamic`: whether `check_scripted` must report it; None where it must if the linter must.
     """
 
-    road: str
+    compiler: str
     text: str
     finds: tuple[str, ...] = ()
     says: str = ""
@@ -50,7 +50,7 @@ class Limit:
         text = textwrap.dedent(self.text).strip("\n")
         for name, value in (("device", repr(device.type)), ("dtype", str(dtype)), ("other", str(other))):
             text = text.replace("{" + name + "}", value)
-        return f"{text}\n\n{_COMPILED[self.road]}\n"
+        return f"{text}\n\n{_COMPILED[self.compiler]}\n"
 
 
 _IMPORTS = "import torch\nimport torch.nn.functional as F\nfrom typing import Optional\n\n"
@@ -62,7 +62,7 @@ class Made:
     def __init__(self, limit: Limit, name: str, amp: Amp) -> None:
         self.inputs = amp.rand(2, 2), amp.rand(2, 2)
         self.text = _IMPORTS + limit.source(amp.device, amp.dtype, amp.other)
-        self.file = f"{name}-{limit.road}-{name_of(amp.dtype)}.py"
+        self.file = f"{name}-{limit.compiler}-{name_of(amp.dtype)}.py"
         defined.keep(self.file, self.text)
         module = defined.module("limit", {"a": self.inputs[0], "b": self.inputs[1]})
         head, _, last = self.text.rstrip("\n").rpartition("\n")
@@ -130,14 +130,14 @@ def check_found(amp: Amp, limit: Limit, name: str) -> None:
     with _told():
         made = Made(limit, name, amp)
         reports = lint_source(made.text, made.file)
-        road = limit.road.replace("strict", "export")
-        found = sorted({report.rule for report in reports if report.road == road or report.rule in limit.finds})
+        compiler = limit.compiler.replace("strict", "export")
+        found = sorted({report.rule for report in reports if report.compiler == compiler or report.rule in limit.finds})
         amp.expect("rules that the linter reports", found, sorted(limit.finds))
         unplaced = [str(report) for report in reports if report.line < 1 or report.column < 1 or not report.instead]
         amp.expect("reports without a line, a column or advice", unplaced, [])
-        if limit.road == "strict":
+        if limit.compiler == "strict":
             return
-        seen = check_scripted(made.program, *made.inputs, roads=(limit.road,))
+        seen = check_scripted(made.program, *made.inputs, compilers=(limit.compiler,))
         amp.expect(
             "whether check_scripted finds a difference",
             bool(seen),

@@ -17,7 +17,7 @@ from ampcheck.tools.lint.names import Function, Names
 from ampcheck.tools.lint.program import CompiledFunction, LintedProgram
 from ampcheck.tools.lint.regions import LintedRegion, region
 from ampcheck.tools.lint.rules import RULES, Diagnostic
-from ampcheck.tools.lint.visits import VISITS, decorators, every_road
+from ampcheck.tools.lint.visits import VISITS, decorators, every_compiler
 
 Place = tuple[str, int]
 """A file and a line."""
@@ -159,7 +159,7 @@ def lost(program: Any) -> list[Diagnostic]:
                     what = f"tracing dropped the disabled region around line {line}"
                     found.add(
                         Diagnostic(
-                            file, *where, rule.id, "trace", what, rule.eager, rule.compiled, rule.instead, rule.silent
+                            file, *where, rule.id, "traced", what, rule.eager, rule.compiled, rule.instead, rule.silent
                         )
                     )
     return sorted(found)
@@ -174,7 +174,7 @@ _OF_WHOLE = {
 """The rules that explain a difference wherever they are broken in a function, by the kind of the difference."""
 
 
-def cause(lines: tuple[Place, ...], road: str, kind: str) -> tuple[str, int, int, str] | None:
+def cause(lines: tuple[Place, ...], compiler: str, kind: str) -> tuple[str, int, int, str] | None:
     """The file, line and column where the source around some lines breaks a rule, and the rule; None where none does.
 
     `kind`: of the difference that is to be explained.
@@ -184,8 +184,8 @@ def cause(lines: tuple[Place, ...], road: str, kind: str) -> tuple[str, int, int
         function = function_at(source, line) if source is not None else None
         if source is None or function is None:
             continue
-        found = [(node, rule) for node, rule, _ in VISITS[road](source, function)]
-        found += [(node, rule) for node, rule, _ in every_road(source, CompiledFunction(function, road, True))]
+        found = [(node, rule) for node, rule, _ in VISITS[compiler](source, function)]
+        found += [(node, rule) for node, rule, _ in every_compiler(source, CompiledFunction(function, compiler, True))]
         around = {id(node) for node in (*_around(function, line), *function.decorator_list)}
         # What stands on the line itself explains it best, then what is around it, then what the function does anywhere.
         near = [one for one in found if getattr(one[0], "lineno", 0) == line]

@@ -9,7 +9,7 @@ from ampcheck.tools.lint.names import Function
 from ampcheck.tools.lint.policies import difference
 from ampcheck.tools.lint.program import CompiledFunction, LintedProgram
 from ampcheck.tools.lint.regions import LintedRegion, region
-from ampcheck.tools.lint.rules import ROADS
+from ampcheck.tools.lint.rules import COMPILERS
 
 Found = tuple[ast.AST, str, str]
 """A node, the rule it breaks, and what there is in words; "" for the rule's own."""
@@ -100,7 +100,7 @@ def script(program: LintedProgram, function: Function) -> Iterator[Found]:
         if not around(program, call):
             continue
         behind = program.compiled_callee(call)
-        if behind is not None and behind[0] == "trace" and _disables(program, behind[1]):
+        if behind is not None and behind[0] == "traced" and _disables(program, behind[1]):
             yield call, "traced-callee", ""
         if called == "torch.jit.fork" or any(map(program.is_left_out, program.functions(call.func, ""))):
             yield call, "left-to-python", ""
@@ -121,7 +121,7 @@ def trace(program: LintedProgram, function: Function) -> Iterator[Found]:
             continue
         if behind[0] == "script":
             yield call, "scripted-callee", ""
-        elif behind[0] == "trace" and _disables(program, behind[1]):
+        elif behind[0] == "traced" and _disables(program, behind[1]):
             yield call, "traced-callee", ""
 
 
@@ -147,14 +147,14 @@ def export(program: LintedProgram, function: Function) -> Iterator[Found]:
 
 VISITS: dict[str, Callable[[LintedProgram, Function], Iterator[Found]]] = {
     "script": script,
-    "trace": trace,
+    "traced": trace,
     "fx": fx,
     "export": export,
 }
 
 
-def every_road(program: LintedProgram, compiled: CompiledFunction) -> Iterator[Found]:
-    """What holds for whatever road."""
+def every_compiler(program: LintedProgram, compiled: CompiledFunction) -> Iterator[Found]:
+    """What holds for whatever compiler."""
     function = compiled.function
     for node in program.own(function):
         if isinstance(node, (ast.With, ast.AsyncWith)):
@@ -163,17 +163,17 @@ def every_road(program: LintedProgram, compiled: CompiledFunction) -> Iterator[F
         called = program.names.dotted(call.func)
         if called in _CHANGE:
             yield call, "state-change", f"`{called}` is called"
-        elif called in _QUERY and compiled.road != "script":
+        elif called in _QUERY and compiled.compiler != "script":
             yield call, "query-frozen", f"`{called}` is called"
 
 
 def traced_under(program: LintedProgram) -> Iterator[Found]:
     """The calls of torch.jit.trace that stand in an enabled region that keeps casts."""
     for call in program.calls:
-        if program.road(call) == "trace":
+        if program.compiler(call) == "traced":
             for made in around(program, call):
                 if made.cache_enabled.value is not False:
-                    yield call, "trace-under-autocast", f"{ROADS['trace']} is called in a region that keeps casts"
+                    yield call, "trace-under-autocast", f"{COMPILERS['traced']} is called in a region that keeps casts"
                     break
 
 
@@ -228,7 +228,7 @@ def _disables(program: LintedProgram, roots: list[Function]) -> bool:
         seen.add(function)
         if any(made.disabled for _, made in _regions(program, function)):
             return True
-        waiting += [callee for call in program.calls_of(function) for callee in program.callees(call, "trace")]
+        waiting += [callee for call in program.calls_of(function) for callee in program.callees(call, "traced")]
     return False
 
 
