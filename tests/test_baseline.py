@@ -17,7 +17,7 @@ MESSAGE = "output 0 of aten::mm is 0.375 away from the float64 result; expected 
 
 def result(name: str, status: str = "fail", message: str = MESSAGE, **fields: str) -> Result:
     return Result(
-        f"{name}-fp32-bf16-cpu", "eager", "downcast", name, "bf16", "cpu", status, 0.1, message=message, **fields
+        f"{name}-fp32-bf16-cpu", "eager", "downcast", status, 0.1, name, "bf16", "cpu", message=message, **fields
     )
 
 
@@ -149,4 +149,4 @@ def test_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture
         "the baseline no.txt cannot be read: No such file or directory"
     )
     assert "is not a baseline: invalid start byte" in refused(capsys, "run", reports, f"--baseline={tmp_path / 'raw'}")
-    assert "the run file no.jsonl cannot be read" in refused(capsys, "waivers", "baseline", "no.jsonl")
+    assert "the run file no.jsonl cannot be read" in refused(capsys, "deviations", "baseline", "no.jsonl")

@@ -94,7 +94,7 @@ def test_at_night_every_op_with_a_policy_goes_through_every_one(name: str) -> No
 
 
 def test_run_files_carry_it_and_old_ones_are_read(tmp_path: Path) -> None:
-    result = Result(MM.id, "jit", "downcast", "mm", "bf16", "cpu", "pass", 0.1, executor="dynamo")
+    result = Result(MM.id, "jit", "downcast", "pass", 0.1, "mm", "bf16", "cpu", executor="dynamo")
     old = replace(result, id="mm-fp32-bf16-cpu", executor="")
     writer = RunWriter(tmp_path / "run.jsonl", {})
     writer.add(result)

@@ -17,7 +17,7 @@ GIB = 2**30
 
 
 def result(name: str, seconds: float, status: str = "pass") -> Result:
-    return Result(f"{name}-fp32-bf16-cpu", "eager", "downcast", name, "bf16", "cpu", status, seconds)
+    return Result(f"{name}-fp32-bf16-cpu", "eager", "downcast", status, seconds, name, "bf16", "cpu")
 
 
 def key(name: str) -> str:

@@ -383,7 +383,7 @@ def test_further_processes_start_where_there_are_cases_for_them(
 
 
 def test_a_baseline_excuses_what_it_lists_alone(folder: Path, whole: Run) -> None:
-    written = run(folder, "waivers", "baseline", str(whole.path), "--out=baseline.txt")
+    written = run(folder, "deviations", "baseline", str(whole.path), "--out=baseline.txt")
     assert (written.returncode, written.stdout) == (0, "")
     text = (folder / "baseline.txt").read_text()
     red = {key for key, status in statuses(whole).items() if status in RED}

@@ -32,7 +32,9 @@ def add(commands: Subparsers) -> None:
     parser = commands.add_parser("run", help="run the suites; exit code 1 where something is red")
     add_selection(parser)
     parser.add_argument("--manifest", metavar="FILE", help="the cases that must run; one that does not is missing")
-    parser.add_argument("--unwaive", action="store_true", help="let deviations fail like any other difference")
+    parser.add_argument(
+        "--no-deviations", "--unwaive", action="store_true", help="let deviations fail like any other difference"
+    )
     parser.add_argument(
         "--nightly",
         action="store_true",

@@ -60,7 +60,7 @@ def suggest(run: Run, devices: Collection[str] = ()) -> Suggestion:
             raise UsageError(f"{run.path} has no case of device {name!r}; it has {', '.join(there) or 'none'}")
     mine = [result for result in results if not devices or result.device in devices]
     left = [
-        f"{r.key}: {r.status}; only a failure can be waived"
+        f"{r.key}: {r.status}; only a failure can be a known deviation"
         for r in mine
         if r.status in ("broken", "error", "crash", "timeout")
     ]
