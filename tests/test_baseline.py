@@ -9,7 +9,7 @@ import pytest
 from ampcheck.errors import UsageError
 from ampcheck.runner.results import RED, Result, Run
 from ampcheck.runner.supervisor import baseline
-from ampcheck.runner.supervisor.ended import Outcome
+from ampcheck.runner.supervisor.ended import RunOutcome
 from tests.cli_support import refused
 
 MESSAGE = "output 0 of aten::mm is 0.375 away from the float64 result; expected at most 1.2e-05\nthe kernel saw fp32"
@@ -17,7 +17,7 @@ MESSAGE = "output 0 of aten::mm is 0.375 away from the float64 result; expected 
 
 def result(name: str, status: str = "fail", message: str = MESSAGE, **fields: str) -> Result:
     return Result(
-        f"{name}-fp32-bf16-cpu", "eager", "downcast", name, "bf16", "cpu", status, 0.1, message=message, **fields
+        f"{name}-fp32-bf16-cpu", "eager", "downcast", status, 0.1, name, "bf16", "cpu", message=message, **fields
     )
 
 
@@ -96,7 +96,7 @@ def test_a_crash_in_the_same_way_may_be_elsewhere(tmp_path: Path) -> None:
 
 def test_a_run_with_a_baseline_says_what_became_of_it(tmp_path: Path) -> None:
     known = loaded(tmp_path, *(result(name) for name in ("same", "other", "mended", "absent")))
-    outcome = Outcome([], None, None, known)
+    outcome = RunOutcome([], None, None, known)
     for found in (result("same"), result("other", message="else"), result("mended", "pass", ""), result("new")):
         outcome.take(found)
     assert {r.op for r in outcome.red()} == {"other", "new"}
@@ -149,4 +149,4 @@ def test_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture
         "the baseline no.txt cannot be read: No such file or directory"
     )
     assert "is not a baseline: invalid start byte" in refused(capsys, "run", reports, f"--baseline={tmp_path / 'raw'}")
-    assert "the run file no.jsonl cannot be read" in refused(capsys, "waivers", "baseline", "no.jsonl")
+    assert "the run file no.jsonl cannot be read" in refused(capsys, "deviations", "baseline", "no.jsonl")

@@ -1,4 +1,4 @@
-"""The command line but for `run`: devices, explain, compare, report, waivers."""
+"""The command line but for `run`: devices, explain, compare, report, deviations."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from ampcheck.cli import main
 from ampcheck.devices.registry import known
 from ampcheck.errors import UsageError
-from ampcheck.runner.deviations import load, waive
-from ampcheck.runner.results import Result, Writer, read
+from ampcheck.runner.deviations import after_deviations, load
+from ampcheck.runner.results import Result, RunWriter, read
 from ampcheck.runner.suggest import suggest
 from ampcheck.spec.rules import RULES
 from tests.cli_support import MODULE, environment, refused
@@ -52,7 +52,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         main.main(["--help"])
     assert ended.value.code == 0
     out = capsys.readouterr().out
-    for name in ("devices", "explain", "run", "manifest", "report", "compare", "waivers", "trace"):
+    for name in ("devices", "explain", "run", "manifest", "report", "compare", "deviations", "trace"):
         assert f"\n    {name} " in out
 
 
@@ -196,7 +196,7 @@ def write(path: Path, statuses: dict[str, str], **fields: Any) -> Path:
         "versions": {"torch": "2.13.0"},
         "command": ["ampcheck", "run"],
     }
-    writer = Writer(path, header)
+    writer = RunWriter(path, header)
     for name, found in statuses.items():
         suite, rule, case = name.split("/")
         op, inputs, amp, _ = case.split("-")
@@ -228,7 +228,7 @@ def test_report_takes_every_run_of_the_folder(tmp_path: Path, capsys: pytest.Cap
     assert "<html" in (tmp_path / "site" / "index.html").read_text()
 
 
-# ---- waivers
+# ---- deviations
 
 
 FAILED = {
@@ -260,7 +260,7 @@ def test_suggested_globs_cover_the_failing_cases_and_no_other(tmp_path: Path) ->
 
 def test_a_suggestion_waives_once_a_reason_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write(tmp_path / "run.jsonl", FAILED)
-    text = said(capsys, "waivers", "suggest", str(run), "--device=cpu")
+    text = said(capsys, "deviations", "suggest", str(run), "--device=cpu")
     assert tomllib.loads(text)["deviation"][0]["reason"] == ""
     path = tmp_path / "deviations.toml"
     path.write_text(text)
@@ -273,7 +273,7 @@ def test_a_suggestion_waives_once_a_reason_is_written(tmp_path: Path, capsys: py
         covering = [d for d in deviations if d.covers(name)]
         if result.status == "fail" and key not in LEFT:
             assert len(covering) == 1, key
-            assert waive("fail", result.message.splitlines(), covering)[0] == "deviation", key
+            assert after_deviations("fail", result.message.splitlines(), covering)[0] == "deviation", key
         else:
             assert covering == [], key
 
@@ -299,7 +299,7 @@ def test_what_another_entry_speaks_of_is_not_suggested(tmp_path: Path) -> None:
 
 def test_nothing_to_suggest_and_an_unknown_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write(tmp_path / "run.jsonl", GOOD)
-    assert "# No case fails that an entry could speak of." in said(capsys, "waivers", "suggest", str(run))
+    assert "# No case fails that an entry could speak of." in said(capsys, "deviations", "suggest", str(run))
     assert "has no case of device 'cuda'; it has cpu" in refused(
-        capsys, "waivers", "suggest", str(run), "--device=cuda"
+        capsys, "deviations", "suggest", str(run), "--device=cuda"
     )

@@ -18,7 +18,7 @@ CUDA = {"name": "cuda", "has_values": True}
 
 def result(name: str, status: str, device: str = "cpu", message: str = "") -> Result:
     return Result(
-        f"{name}-bf16-bf16-{device}", "eager", "promote", name, "bf16", device, status, 0.1, "bf16", message=message
+        f"{name}-bf16-bf16-{device}", "eager", "promote", status, 0.1, name, "bf16", device, "bf16", message=message
     )
 
 

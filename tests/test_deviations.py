@@ -21,7 +21,7 @@ from ampcheck.devices.base import Device
 from ampcheck.devices.registry import OWN, known, select
 from ampcheck.observe.dispatcher import compiled
 from ampcheck.runner import deviations, results
-from ampcheck.runner.deviations import JIT, KERNELS, SHARED, Deviation, Waivers, load, waive
+from ampcheck.runner.deviations import JIT, KERNELS, SHARED, Deviation, KnownDeviations, after_deviations, load
 from ampcheck.spec.case import deviation_name
 from tests.cli_support import LIMIT, run_pytest
 from tests.test_findings import SECTIONS
@@ -85,15 +85,15 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_every_file_loads() -> None:
     assert len(FILES) >= 5
     assert len(DEVIATIONS) >= 20
-    Waivers(known().values())  # no id stands in two files of one device
+    KnownDeviations(known().values())  # no id stands in two files of one device
 
 
 def test_no_glob_is_stale(names: list[str]) -> None:
     assert len(names) > 1000
-    waivers = Waivers(select([], []))
-    assert waivers.stale(names) == []
+    deviations = KnownDeviations(select([], []))
+    assert deviations.stale(names) == []
     rest = [name for name in names if not name.startswith("nesting/one_object_inside_itself-")]
-    assert any("'nesting/one_object_inside_itself-*'" in line for line in waivers.stale(rest))
+    assert any("'nesting/one_object_inside_itself-*'" in line for line in deviations.stale(rest))
 
 
 def test_every_link_is_one() -> None:
@@ -199,23 +199,26 @@ LACKS = entry("lack", "no kernel", kind="unsupported")
 def test_a_case_is_excused_where_each_difference_is_described(
     status: str, differences: list[str], entries: list[Deviation], shown: str, about: str
 ) -> None:
-    found, why, named = waive(status, differences, entries)
+    found, why, named = after_deviations(status, differences, entries)
     assert (found, ", ".join(entry.id for entry in named)) == (shown, about)
     if shown in ("deviation", "unsupported"):
         assert why == " ".join(f"{entry.reason} unreported" for entry in named)
 
 
 def test_what_no_entry_describes_is_named() -> None:
-    _, why, _ = waive("fail", ["first", "second: got 2"], [FIRST])
+    _, why, _ = after_deviations("fail", ["first", "second: got 2"], [FIRST])
     assert why == "no deviation of this case ('one') describes: second: got 2"
-    _, why, _ = waive("fail", ["first"], [FIRST, replace(SECOND, file="a.toml")])
+    _, why, _ = after_deviations("fail", ["first"], [FIRST, replace(SECOND, file="a.toml")])
     assert why == "deviation 'two' is stale: the case fails in other ways alone (a.toml)"
-    _, why, _ = waive("pass", [], [replace(FIRST, file="a.toml")])
+    _, why, _ = after_deviations("pass", [], [replace(FIRST, file="a.toml")])
     assert why == "deviation 'one' is stale: the case passes now (a.toml)"
 
 
 SUITE = """
+import pytest
 from ampcheck.runner.suite import scenario
+
+pytestmark = pytest.mark.rule("state")
 
 @scenario(dtypes="default")
 def test_two(amp):
@@ -291,14 +294,14 @@ def test_an_entry_speaks_of_its_cases_but_those_it_leaves_out() -> None:
 def test_an_entry_is_for_the_devices_it_names(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(as_toml(entry(devices=("cpu", "jax")), entry("two")), encoding="utf-8")
-    waivers = Waivers([known()["cpu"], known()["virtual:xpu"]], [path])
-    assert ids(waivers.of("cpu", "state/x-bf16-cpu")) == ["one", "two"]
-    assert ids(waivers.of("virtual:xpu", "state/x-fp16-vxp")) == ["two"]
+    deviations = KnownDeviations([known()["cpu"], known()["virtual:xpu"]], [path])
+    assert ids(deviations.of("cpu", "state/x-bf16-cpu")) == ["one", "two"]
+    assert ids(deviations.of("virtual:xpu", "state/x-fp16-vxp")) == ["two"]
     # A glob is stale where only other devices have cases for it.
-    assert [s for s in waivers.stale(["state/x-fp16-vxp"]) if "mine" in s] == [
+    assert [s for s in deviations.stale(["state/x-fp16-vxp"]) if "mine" in s] == [
         f"{path}: deviation 'one': no case matches 'state/*'"
     ]
-    assert not [s for s in waivers.stale(["state/x-bf16-cpu"]) if "mine" in s]
+    assert not [s for s in deviations.stale(["state/x-bf16-cpu"]) if "mine" in s]
 
 
 @pytest.mark.parametrize(
@@ -351,7 +354,7 @@ TWICE, MIXED = "nesting/one_object_inside_itself-fp16-{}", "promote/addcmul-bf16
 
 def inherited(device: Device, case: str) -> list[tuple[str, bool]]:
     """The entries that speak of a case on a device, and whether each is inherited."""
-    return [(one.id, one.inherited) for one in Waivers([device]).of(device.name, case.format(device.token))]
+    return [(one.id, one.inherited) for one in KnownDeviations([device]).of(device.name, case.format(device.token))]
 
 
 @pytest.mark.parametrize("made_of_helpers", [True, False])
@@ -380,8 +383,8 @@ def test_on_this_packages_devices_pytorchs_entries_are_strict(monkeypatch: pytes
 def test_a_third_partys_own_entries_are_strict(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(as_toml(entry(devices=("theirs",))), encoding="utf-8")
-    waivers = Waivers([Theirs()], [path])
-    assert [(one.id, one.inherited) for one in waivers.of("theirs", "state/x-fp16-theirs")] == [("one", False)]
+    deviations = KnownDeviations([Theirs()], [path])
+    assert [(one.id, one.inherited) for one in deviations.of("theirs", "state/x-fp16-theirs")] == [("one", False)]
 
 
 def test_python_kernels_are_told_from_compiled_ones() -> None:

@@ -74,13 +74,13 @@ def test_a_dropped_overload_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(forward, "exists", lambda name: name != "cholesky")
     case = next(case for case in op_cases(Cpu(), "upcast") if case.op == "cholesky")
     with pytest.raises(Unsupported, match="has no aten::cholesky"):
-        forward.check_op(case, Cpu())
+        forward.check_forward(case, Cpu())
 
 
 def test_what_a_composite_op_hides_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     """bilinear calls bmm inside a kernel; where no recorder fits, its result is neither right nor wrong."""
     case = next(case for case in op_cases(Cpu(), "fallthrough") if case.op == "bilinear" and case.inputs == "fp32")
-    assert forward.check_op(case, Cpu()) == []
+    assert forward.check_forward(case, Cpu()) == []
     monkeypatch.setattr(forward, "replaceable", lambda key: False)
     with pytest.raises(Unsupported, match=r"aten::bilinear gives something else in a region"):
-        forward.check_op(case, Cpu())
+        forward.check_forward(case, Cpu())

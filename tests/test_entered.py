@@ -65,7 +65,7 @@ def test_what_pytorchs_lists_miss_is_named(measured: Both) -> None:
 
 def test_einsums_row_is_left_out_as_on_cuda() -> None:
     device = known()["virtual:cuda"]
-    with device.running():
+    with device.activate():
         assert "einsum" not in {entry.op for entry in entries(device)}
 
 

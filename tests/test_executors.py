@@ -18,7 +18,7 @@ from ampcheck.errors import Broken, Unsupported
 from ampcheck.observe.recorder import Observation
 from ampcheck.reproduce import compiled
 from ampcheck.runner import jsonl
-from ampcheck.runner.results import SCHEMA, Result, Writer, read
+from ampcheck.runner.results import SCHEMA, Result, RunWriter, read
 from ampcheck.samples import catalogue
 from ampcheck.spec.case import AROUND, Case
 from ampcheck.spec.executors import EXECUTORS
@@ -94,9 +94,9 @@ def test_at_night_every_op_with_a_policy_goes_through_every_one(name: str) -> No
 
 
 def test_run_files_carry_it_and_old_ones_are_read(tmp_path: Path) -> None:
-    result = Result(MM.id, "jit", "downcast", "mm", "bf16", "cpu", "pass", 0.1, executor="dynamo")
+    result = Result(MM.id, "jit", "downcast", "pass", 0.1, "mm", "bf16", "cpu", executor="dynamo")
     old = replace(result, id="mm-fp32-bf16-cpu", executor="")
-    writer = Writer(tmp_path / "run.jsonl", {})
+    writer = RunWriter(tmp_path / "run.jsonl", {})
     writer.add(result)
     writer.add(old)
     writer.close({})

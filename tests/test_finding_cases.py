@@ -15,7 +15,7 @@ import torch
 from ampcheck.checks.scenario import Amp
 from ampcheck.devices.registry import known
 from ampcheck.observe.isolation import reset
-from ampcheck.runner.deviations import Waivers, waive
+from ampcheck.runner.deviations import KnownDeviations, after_deviations
 from tests.test_findings import only_on_2_13
 
 CPU = known()["cpu"]
@@ -225,8 +225,8 @@ def found(module: str, name: str, parameters: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("case", CASES)
 def test_the_finding_is_named_and_nothing_once_it_is_mended(case: str) -> None:
     module, name, parameters, mend = CASES[case]
-    entries = Waivers([CPU]).of("cpu", f"{case}-bf16-cpu")
+    entries = KnownDeviations([CPU]).of("cpu", f"{case}-bf16-cpu")
     assert entries
-    assert waive("fail", found(module, name, parameters), entries)[0] == "deviation"
+    assert after_deviations("fail", found(module, name, parameters), entries)[0] == "deviation"
     with mend():
         assert found(module, name, parameters) == []

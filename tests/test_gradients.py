@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ampcheck import reproduce
-from ampcheck.checks.backward import check_gradients, differentiable, planned, run
+from ampcheck.checks.backward import check_backward, differentiable, planned, run
 from ampcheck.checks.cases import op_cases
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
@@ -127,7 +127,7 @@ def test_running_the_nodes_gives_what_the_engine_gives() -> None:
 @pytest.mark.parametrize("device", VIRTUAL, ids=lambda device: device.name)
 def test_fake_tensors_have_gradients_of_their_dtype(device: Device) -> None:
     case = next(case for case in cases(device, ["downcast"], op="mm") if "_" in case.inputs)
-    with device.running():
+    with device.activate():
         todo = planned(case, device)
         done = run(todo, device, [0, 1], device.autocast(case.amp))
     assert [str(done.gradients()[place].dtype) for place in (0, 1)] == ["torch.float32", "torch.float16"]
@@ -152,14 +152,14 @@ class _Off(Cpu):
 
 
 def test_bits_are_not_asked_of_what_is_never_the_same() -> None:
-    assert check_gradients(the(Cpu(), "cdist-fp32-grad-bf16-cpu"), _Unsteady()) == []
+    assert check_backward(the(Cpu(), "cdist-fp32-grad-bf16-cpu"), _Unsteady()) == []
 
 
 def test_a_gradient_that_is_wrong_without_autocast_is_found() -> None:
     device = _Off()
     case = the(device, "cdist-fp32-grad-bf16-cpu")
     with pytest.raises(Broken) as raised:
-        check_gradients(case, device)
+        check_backward(case, device)
     differences = raised.value.differences
     assert len(differences) == 2
     assert "the gradient of argument 0 of aten::cdist is" in differences[0]
@@ -170,13 +170,13 @@ def test_what_no_device_differentiates_is_unsupported() -> None:
     device = Cpu()
     case = the(device, "linalg_cond.p_str-fp32-grad-bf16-cpu")
     with pytest.raises(Unsupported, match=r"PyTorch has no gradient of \S+linalg_cond.p_str, on the CPU in float64"):
-        check_gradients(case, device)
+        check_backward(case, device)
 
 
 def test_a_device_without_autograd_says_so() -> None:
     device = known()["torchax"]
     with pytest.raises(Unsupported, match="torchax takes gradients with JAX"):
-        check_gradients(cases(device, op="mm")[0], device)
+        check_backward(cases(device, op="mm")[0], device)
 
 
 def _printed(program: str) -> str:

@@ -190,7 +190,12 @@ def test_text(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_json(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["lint", str(program), "--format", "json"]) == 1
     (report,) = json.loads(capsys.readouterr().out)
-    assert (report["line"], report["column"], report["rule"], report["road"]) == (5, 10, "disabled-in-script", "script")
+    assert (report["line"], report["column"], report["rule"], report["compiler"]) == (
+        5,
+        10,
+        "disabled-in-script",
+        "script",
+    )
     assert report["instead"]
 
 

@@ -41,29 +41,29 @@ LINE = disabled.__code__.co_firstlineno + 1
 
 
 def test_a_program_without_regions_agrees() -> None:
-    assert ampcheck.check_scripted(plain, X, roads=("fx", "export")) == []
+    assert ampcheck.check_scripted(plain, X, compilers=("fx", "export")) == []
 
 
 def test_values_that_were_rounded_twice_are_found() -> None:
     """TorchScript keeps the dtype of the region it was first called in (docs/findings.md, script-keeps-first-dtype)."""
-    found = ampcheck.check_scripted(plain, X, roads=("script", "trace"))
-    assert {(one.road, one.rule, one.what) for one in found} == {
-        (road, "result", "in a region of fp16") for road in ("script", "trace")
+    found = ampcheck.check_scripted(plain, X, compilers=("script", "traced"))
+    assert {(one.compiler, one.rule, one.what) for one in found} == {
+        (compiler, "result", "in a region of fp16") for compiler in ("script", "traced")
     }
 
 
 @pytest.mark.parametrize(
-    ("road", "rule"), [("script", "disabled-in-script"), ("trace", "lost-in-trace"), ("fx", "lost-in-fx")]
+    ("compiler", "rule"), [("script", "disabled-in-script"), ("traced", "lost-in-trace"), ("fx", "lost-in-fx")]
 )
-def test_a_dropped_region_is_placed(road: str, rule: str) -> None:
-    found = ampcheck.check_scripted(disabled, X, roads=(road,))
+def test_a_dropped_region_is_placed(compiler: str, rule: str) -> None:
+    found = ampcheck.check_scripted(disabled, X, compilers=(compiler,))
     assert {(Path(one.file).name, one.line, one.rule) for one in found} == {(Path(__file__).name, LINE, rule)}
     assert any("in a region of bf16" in one.what for one in found)
     assert any("gives mm fp32, fp32" in one.eager and "bf16, bf16" in one.compiled for one in found)
 
 
 def test_export_keeps_it() -> None:
-    assert ampcheck.check_scripted(disabled, X, roads=("export",)) == []
+    assert ampcheck.check_scripted(disabled, X, compilers=("export",)) == []
 
 
 def test_a_scripted_function_is_compared_with_its_python() -> None:
@@ -77,7 +77,7 @@ def test_a_traced_callee_is_found_where_it_was_written() -> None:
     def caller(a):  # type: ignore[no-untyped-def]
         return traced(a)
 
-    found = ampcheck.check_scripted(caller, X, roads=("script",))
+    found = ampcheck.check_scripted(caller, X, compilers=("script",))
     assert {(one.line, one.rule) for one in found} == {(LINE, "lost-in-trace")}
 
 
@@ -90,7 +90,7 @@ def test_a_traced_program_from_a_file_tells_of_its_region(tmp_path: Path) -> Non
 
 
 def test_a_question_that_ends_the_process_is_not_asked() -> None:
-    (found,) = ampcheck.check_scripted(asks, X, roads=("script",))
+    (found,) = ampcheck.check_scripted(asks, X, compilers=("script",))
     assert found.rule == "query-in-script"
     assert found.line == asks.__code__.co_firstlineno + 1
 
@@ -101,7 +101,7 @@ def test_a_module() -> None:
             with torch.autocast("cpu", enabled=False):
                 return torch.mm(a, a)
 
-    assert {one.rule for one in ampcheck.check_scripted(Net(), X, roads=("trace",))} == {"lost-in-trace"}
+    assert {one.rule for one in ampcheck.check_scripted(Net(), X, compilers=("traced",))} == {"lost-in-trace"}
     exported = torch.export.export(Net(), (X,))
     assert ampcheck.check_scripted(Net(), X, compiled=exported) == []
 
@@ -112,7 +112,7 @@ def test_the_state_is_left_alone() -> None:
         return torch.mm(a, a)
 
     with torch.autocast("cpu", dtype=torch.float16, cache_enabled=False):
-        found = ampcheck.check_scripted(switches, X, roads=("export",))
+        found = ampcheck.check_scripted(switches, X, compilers=("export",))
         assert torch.is_autocast_enabled("cpu")
         assert torch.get_autocast_dtype("cpu") == torch.float16
         assert not torch.is_autocast_cache_enabled()
@@ -122,14 +122,14 @@ def test_the_state_is_left_alone() -> None:
 
 def test_it_may_raise() -> None:
     with pytest.raises(Differs, match="lost-in-fx") as caught:
-        ampcheck.check_scripted(disabled, X, roads=("fx",), raise_on_difference=True)
+        ampcheck.check_scripted(disabled, X, compilers=("fx",), raise_on_difference=True)
     assert caught.value.diagnostics
-    ampcheck.check_scripted(plain, X, roads=("fx",), raise_on_difference=True)
+    ampcheck.check_scripted(plain, X, compilers=("fx",), raise_on_difference=True)
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
-    with pytest.raises(UsageError, match="there is no road 'dynamo'"):
-        ampcheck.check_scripted(plain, X, roads=("dynamo",))
+    with pytest.raises(UsageError, match="there is no compiler 'dynamo'"):
+        ampcheck.check_scripted(plain, X, compilers=("dynamo",))
     with pytest.raises(UsageError, match="no device"):
         ampcheck.check_scripted(plain)
     with pytest.raises(UsageError, match="the program is compiled; give the eager one"):

@@ -13,7 +13,7 @@ import torch
 
 from ampcheck import samples
 from ampcheck.checks.cases import database_cases
-from ampcheck.checks.op_database import SAMPLES, check_database
+from ampcheck.checks.op_database import SAMPLES, check_op_database
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known
 from ampcheck.errors import Broken, Unsupported, UsageError
@@ -60,7 +60,7 @@ def test_a_difference_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 def test_writing_keeps_other_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "opinfo.csv"
     path.write_text("op,dtypes,overloads,torch\nold,fp32,,2.5\nrelu,fp32,,2.13\n")
-    new = op_database.Row("new", "fp32", "", minor(torch.__version__))
+    new = op_database.DatabaseRow("new", "fp32", "", minor(torch.__version__))
     monkeypatch.setattr(op_database, "FILE", path)
     monkeypatch.setattr(op_database, "current", lambda: [new])
     assert tool.main(["--write"]) == 0
@@ -150,7 +150,7 @@ def test_samples_are_the_same_at_each_call(op: str) -> None:
     ids=lambda chosen: chosen.id,
 )
 def test_right_behaviour_passes(chosen: Case) -> None:
-    assert check_database(chosen, known()[chosen.device]) == []
+    assert check_op_database(chosen, known()[chosen.device]) == []
 
 
 def _planted(op: str, wrong: object) -> object:
@@ -190,11 +190,11 @@ def _refuse(out: object) -> object:
 def test_a_difference_is_found(op: str, change: object, says: str) -> None:
     chosen = case(op)
     with _planted(op, _only_under_autocast(change, op_database.database()[op].op)):
-        differences = check_database(chosen, CPU)
+        differences = check_op_database(chosen, CPU)
     assert len(differences) == 1
     assert says in differences[0]
     assert differences[0].startswith("sample 0: ")
-    assert check_database(chosen, CPU) == []
+    assert check_op_database(chosen, CPU) == []
 
 
 def test_a_part_that_gets_a_wrong_dtype_is_found() -> None:
@@ -206,7 +206,7 @@ def test_a_part_that_gets_a_wrong_dtype_is_found() -> None:
             return torch.mm(a, a)
 
     with _planted("add", wrong):
-        differences = check_database(case("add"), CPU)
+        differences = check_op_database(case("add"), CPU)
     assert differences == [
         f"sample 0: argument {place} of aten::mm was given as fp32 and reached the kernel as fp32; expected bf16 "
         f"(rule downcast: {RULES['downcast'].sentence})"
@@ -218,22 +218,22 @@ def test_what_is_raised_with_and_without_autocast_is_broken_unless_the_device_de
     said = "RuntimeError: not under autocast"
     with _planted("add", lambda *args, **kwargs: _refuse(None)):
         with pytest.raises(Broken, match=rf"^add raised {said}; it raises that without autocast, too$"):
-            check_database(case("add"), CPU)
+            check_op_database(case("add"), CPU)
         with (
             patch.object(type(CPU), "refusals", ("not under",)),
             pytest.raises(Unsupported, match=f"^{said}$"),
         ):
-            check_database(case("add"), CPU)
+            check_op_database(case("add"), CPU)
 
 
 def test_an_op_without_samples_is_no_pass() -> None:
     with patch.object(op_database.database()["add"], "sample_inputs_func", lambda *args: iter(())):
-        assert check_database(case("add"), CPU) == ["the op database has no fp32 sample of add for cpu"]
+        assert check_op_database(case("add"), CPU) == ["the op database has no fp32 sample of add for cpu"]
 
 
 def test_an_op_this_torch_lacks_is_one_sentence() -> None:
     with pytest.raises(UsageError, match=r"^the op database of torch .* has no abacus$"):
-        check_database(Case("eager", "fallthrough", "abacus", "database", "fp32", "bf16", "cpu", "cpu"), CPU)
+        check_op_database(Case("eager", "fallthrough", "abacus", "database", "fp32", "bf16", "cpu", "cpu"), CPU)
 
 
 @pytest.mark.parametrize("chosen", [case("add", "bf16"), case("add", "fp16", "virtual:cuda")], ids=lambda c: c.device)

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.devices.cpu import Cpu
-from ampcheck.devices.preflight import Finding, before_run, examine
+from ampcheck.devices.preflight import PreflightFinding, before_run, examine
 from ampcheck.devices.registry import known
 from ampcheck.devices.virtual import Virtual
 from ampcheck.errors import UsageError
@@ -50,7 +50,7 @@ class Planted(Cpu):
     def __init__(self, wrong: Callable[..., Any] = lambda func, args, right: right()) -> None:
         self.wrong = wrong
 
-    def running(self) -> AbstractContextManager[object]:
+    def activate(self) -> AbstractContextManager[object]:
         return Plant(self.wrong)
 
 
@@ -112,7 +112,7 @@ class WideOut(Planted):
 
 
 class NoStart(Planted):
-    def running(self) -> AbstractContextManager[object]:
+    def activate(self) -> AbstractContextManager[object]:
         raise RuntimeError("the driver is too old")
 
 
@@ -257,7 +257,7 @@ FAULTS: dict[str, tuple[Planted, str, bool, str, str]] = {
 }
 
 
-def findings(device: Planted) -> list[Finding]:
+def findings(device: Planted) -> list[PreflightFinding]:
     """What the preflight of one device finds."""
     return [finding for _, finding in examine((device,))]
 
@@ -307,12 +307,12 @@ def test_every_virtual_device_and_the_cpu_pass() -> None:
 def test_a_virtual_device_that_ignores_the_index_it_is_given() -> None:
     class Other(Virtual):
         @contextmanager
-        def running(self) -> Iterator[None]:
+        def activate(self) -> Iterator[None]:
             def wrong(func: Any, args: Any, right: Callable[[], Any]) -> Any:
                 given = func is aten.empty_strided.default and right.keywords["device"].index == 0
                 return func(*args, **{**right.keywords, "device": torch.device("cuda:1")}) if given else right()
 
-            with super().running(), Plant(wrong):
+            with super().activate(), Plant(wrong):
                 yield
 
     found = [finding for _, finding in examine((Other("cuda", "other", "AutocastCUDA"),)) if finding.status != "ok"]
@@ -331,7 +331,7 @@ def test_all_devices_start_before_the_first_backward_pass() -> None:
 
 
 @pytest.fixture(scope="module")
-def of_a_backend() -> dict[str, dict[str, Finding]]:
+def of_a_backend() -> dict[str, dict[str, PreflightFinding]]:
     """What the preflight of the NumPy backend finds, by planted fault and step."""
     done = subprocess.run(
         [sys.executable, str(BACKENDS / "preflight_faults.py")],
@@ -341,10 +341,12 @@ def of_a_backend() -> dict[str, dict[str, Finding]]:
         timeout=LIMIT,
     )
     assert done.returncode == 0, done.stderr
-    return {name: {raw["step"]: Finding(**raw) for raw in found} for name, found in json.loads(done.stdout).items()}
+    return {
+        name: {raw["step"]: PreflightFinding(**raw) for raw in found} for name, found in json.loads(done.stdout).items()
+    }
 
 
-def test_a_right_backend_passes(of_a_backend: dict[str, dict[str, Finding]]) -> None:
+def test_a_right_backend_passes(of_a_backend: dict[str, dict[str, PreflightFinding]]) -> None:
     assert {finding.status for finding in of_a_backend["none"].values()} == {"ok"}
 
 
@@ -391,7 +393,7 @@ def test_a_right_backend_passes(of_a_backend: dict[str, dict[str, Finding]]) -> 
     ],
 )
 def test_a_fault_of_a_backend(
-    of_a_backend: dict[str, dict[str, Finding]],
+    of_a_backend: dict[str, dict[str, PreflightFinding]],
     fault: str,
     step: str,
     status: str,
@@ -436,7 +438,7 @@ class Broken(Cpu):
     deviations = None
     compilers = ()
 
-    def running(self):
+    def activate(self):
         return Plant()
 
     def seed(self):

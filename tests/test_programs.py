@@ -37,7 +37,7 @@ from ampcheck.programs.regions import (
     render,
     run,
 )
-from ampcheck.programs.regions.explore import Explorer, second
+from ampcheck.programs.regions.explore import RegionExplorer, second
 from ampcheck.programs.regions.strategies import programs, weight_programs
 from ampcheck.spec.state import State
 
@@ -67,7 +67,7 @@ def _fresh() -> Iterator[None]:
 
 
 def _difference(program: Program, device: Device = CPU) -> str | None:
-    return Explorer(device).difference(program)
+    return RegionExplorer(device).difference(program)
 
 
 # ---- agreement
@@ -110,7 +110,7 @@ def test_ops_of_each_policy_on_a_virtual_device() -> None:
 @pytest.mark.parametrize("device", ["cpu", "virtual:mps"])
 def test_random_programs_agree(device: str) -> None:
     for strategy in (programs, weight_programs):
-        assert Explorer(known()[device]).explore(strategy) is None
+        assert RegionExplorer(known()[device]).explore(strategy) is None
 
 
 def test_an_uncaught_exception_ends_a_program() -> None:
@@ -177,7 +177,7 @@ def _exit_keeps(what: str) -> Any:
 )
 def test_a_wrong_exit_is_found(what: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AUTOCAST, "__exit__", _exit_keeps(what))
-    found = Explorer(CPU).explore(programs)
+    found = RegionExplorer(CPU).explore(programs)
     assert found is not None
     sentence, program = found
     assert words in sentence
@@ -186,7 +186,7 @@ def test_a_wrong_exit_is_found(what: str, words: str, monkeypatch: pytest.Monkey
 
 def test_a_cache_that_is_never_dropped_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "clear_autocast_cache", lambda: None)
-    found = Explorer(CPU).explore(weight_programs)
+    found = RegionExplorer(CPU).explore(weight_programs)
     assert found is not None
     assert "casts made for mm on cpu is 1; expected 2" in found[0]
 
@@ -219,7 +219,7 @@ def test_an_exception_of_torch_is_a_difference(monkeypatch: pytest.MonkeyPatch) 
 def test_a_nightly_finding_names_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ampcheck.programs.regions.explore.NIGHTLY", 40)
     monkeypatch.setattr(AUTOCAST, "__exit__", _exit_keeps("depth"))
-    found = Explorer(CPU, nightly=True, seed="7").explore(programs)
+    found = RegionExplorer(CPU, nightly=True, seed="7").explore(programs)
     assert found is not None
     assert found[0].endswith("(found with --hypothesis-seed=7)")
 

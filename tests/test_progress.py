@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from ampcheck.cli.progress import Progress, earlier, forecast, remaining, spoken, weights
-from ampcheck.runner.results import Result, Run, Writer
+from ampcheck.runner.results import Result, Run, RunWriter
 from ampcheck.runner.suites import fitting
 from ampcheck.runner.supervisor.channel import WorkerPlan
-from ampcheck.runner.supervisor.ended import Outcome
+from ampcheck.runner.supervisor.ended import RunOutcome
 
 GIB = 2**30
 
 
 def result(name: str, seconds: float, status: str = "pass") -> Result:
-    return Result(f"{name}-fp32-bf16-cpu", "eager", "downcast", name, "bf16", "cpu", status, seconds)
+    return Result(f"{name}-fp32-bf16-cpu", "eager", "downcast", status, seconds, name, "bf16", "cpu")
 
 
 def key(name: str) -> str:
@@ -32,7 +32,7 @@ def made(seconds: dict[str, float], wall: float, processes: int = 1) -> Run:
 
 def written(path: Path, names: str, age: int, *, whole: bool = True) -> Path:
     """A run file with a case for each letter, last changed `age` seconds after another one of age 0."""
-    writer = Writer(path, {"processes": 1})
+    writer = RunWriter(path, {"processes": 1})
     for name in names:
         writer.add(result(name, 1.0))
     writer.close({"seconds": 20.0})
@@ -90,9 +90,9 @@ def test_the_newest_complete_run_with_the_cases_is_the_one_to_go_by(tmp_path: Pa
     assert found.path == expected
 
 
-def begun(names: str, processes: int = 1) -> Outcome:
+def begun(names: str, processes: int = 1) -> RunOutcome:
     """A run that has collected a case for each letter."""
-    outcome = Outcome([], None, None)
+    outcome = RunOutcome([], None, None)
     event = {"header": {"processes": processes}, "lines": ["torch 1"], "stale": [], "deselected": 0}
     outcome.begin({**event, "cases": {key(name): {} for name in names}})
     return outcome

@@ -16,7 +16,7 @@ import pytest
 from ampcheck.runner import suites
 from ampcheck.runner.compare import first_line, merge
 from ampcheck.runner.results import RED, Run, read
-from ampcheck.runner.supervisor.ended import Outcome
+from ampcheck.runner.supervisor.ended import RunOutcome
 from ampcheck.runner.supervisor.loop import Supervisor
 from ampcheck.spec.ids import Shard
 from tests.cli_support import LIMIT, MODULE, ROOT, environment, interrupted, refused, run, run_pytest
@@ -373,7 +373,7 @@ def test_further_processes_start_where_there_are_cases_for_them(
     path = folder / f"least{least}" / "one.jsonl"
     root = suites.folder()
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "ampcheck" / "pytest.ini"), f"--rootdir={root.parent}"]
-    outcome = Outcome([], path, None)
+    outcome = RunOutcome([], path, None)
     arguments = [*command, "-p", "ampcheck.runner.plugin", "-q", *PRODUCTS, str(root)]
     Supervisor(arguments, suites.environment(2), outcome, processes=2, least=least).run()
     outcome.finish()
@@ -383,7 +383,7 @@ def test_further_processes_start_where_there_are_cases_for_them(
 
 
 def test_a_baseline_excuses_what_it_lists_alone(folder: Path, whole: Run) -> None:
-    written = run(folder, "waivers", "baseline", str(whole.path), "--out=baseline.txt")
+    written = run(folder, "deviations", "baseline", str(whole.path), "--out=baseline.txt")
     assert (written.returncode, written.stdout) == (0, "")
     text = (folder / "baseline.txt").read_text()
     red = {key for key, status in statuses(whole).items() if status in RED}

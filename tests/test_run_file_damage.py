@@ -15,7 +15,7 @@ from tests.cli_support import refused
 def whole(tmp_path: Path) -> Path:
     """A small whole run file."""
     path = tmp_path / "whole.jsonl"
-    writer = results.Writer(path, {"devices": [{"name": "cpu"}], "versions": {"torch": "2.13.0"}})
+    writer = results.RunWriter(path, {"devices": [{"name": "cpu"}], "versions": {"torch": "2.13.0"}})
     for op in ("mm", "bmm", "addmm"):
         fields = {"suite": "eager", "rule": "downcast", "op": op, "inputs": "fp32", "amp": "bf16", "device": "cpu"}
         writer.add(results.Result(id=f"{op}-fp32-bf16-cpu", status="pass", seconds=0.1, **fields))
@@ -56,7 +56,7 @@ def test_a_damaged_run_file_is_refused(
     path.write_text("".join(f"{line}\n" for line in damage(whole.read_text().splitlines())))
     before = path.read_bytes()
     assert sentence in refused(capsys, "compare", str(whole), str(path))
-    assert sentence in refused(capsys, "waivers", "suggest", str(path))
+    assert sentence in refused(capsys, "deviations", "suggest", str(path))
     assert sentence in refused(capsys, "report", str(path), f"--out={whole.parent / 'site'}")
     assert not (whole.parent / "site").exists()
     assert path.read_bytes() == before
@@ -66,7 +66,7 @@ def test_what_is_no_text_or_not_there(whole: Path, tmp_path: Path, capsys: pytes
     (tmp_path / "picture").write_bytes(b"\x89PNG\xff\xfe")
     assert "is no run file" in refused(capsys, "compare", str(whole), str(tmp_path / "picture"))
     assert "cannot be read: No such file" in refused(capsys, "compare", str(whole), str(tmp_path / "gone"))
-    assert "cannot be read: Is a directory" in refused(capsys, "waivers", "suggest", str(tmp_path))
+    assert "cannot be read: Is a directory" in refused(capsys, "deviations", "suggest", str(tmp_path))
 
 
 def test_no_run_to_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from ampcheck.checks.scenario import Amp
 from ampcheck.devices.registry import known
 from ampcheck.observe.isolation import reset
-from ampcheck.runner.deviations import Waivers, waive
+from ampcheck.runner.deviations import KnownDeviations, after_deviations
 from tests.region_faults import AUTOCAST, ENTER, EXIT, FAULTS, patched
 
 FAMILIES = ("nesting", "context", "decorator", "exceptions", "threads")
@@ -51,7 +51,7 @@ def differences(function: Callable[..., None], device: str = "cpu", dtype: str =
     amp = Amp(chosen, dtype)
     reset({})
     try:
-        with chosen.running():
+        with chosen.activate():
             function(amp)
     except BaseException as error:  # KeyboardInterrupt is among what scenarios raise
         amp.differences.append(f"{type(error).__name__}: {error}")
@@ -94,13 +94,13 @@ def test_every_scenario_can_fail(family: str) -> None:
 
 @pytest.mark.parametrize("family", list(DEVIATING))
 def test_known_deviations_fail_as_described(family: str) -> None:
-    waivers = Waivers([known()["cpu"]])
+    deviations = KnownDeviations([known()["cpu"]])
     for name in DEVIATING[family]:
         found = differences(scenarios(family)[name])
-        entries = waivers.of("cpu", f"{family}/{name.removeprefix('test_')}-fp16-cpu")
+        entries = deviations.of("cpu", f"{family}/{name.removeprefix('test_')}-fp16-cpu")
         assert entries, name
         assert found, f"{name} passes, so {entries} are stale"
-        assert waive("fail", found, entries)[0] == "deviation", name
+        assert after_deviations("fail", found, entries)[0] == "deviation", name
 
 
 @pytest.mark.parametrize("family", list(DEVIATING))

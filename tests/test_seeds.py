@@ -11,7 +11,7 @@ import pytest
 
 from ampcheck.devices.registry import known
 from ampcheck.programs.regions import Program
-from ampcheck.programs.regions.explore import EXAMPLES, Explorer
+from ampcheck.programs.regions.explore import EXAMPLES, RegionExplorer
 from ampcheck.programs.regions.strategies import programs
 from ampcheck.runner.results import read
 from ampcheck.runner.seeds import FIXED, of_programs
@@ -28,8 +28,8 @@ def _drawn(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Program]:
     """The programs that an explorer draws, none of them run."""
     found: list[Program] = []
     monkeypatch.setattr("ampcheck.programs.regions.explore.NIGHTLY", EXAMPLES)
-    monkeypatch.setattr(Explorer, "difference", lambda self, program: found.append(program))
-    assert Explorer(CPU, **options).explore(programs) is None
+    monkeypatch.setattr(RegionExplorer, "difference", lambda self, program: found.append(program))
+    assert RegionExplorer(CPU, **options).explore(programs) is None
     return found
 
 

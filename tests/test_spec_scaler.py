@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from ampcheck.devices.registry import known
-from ampcheck.programs.scaler.explore import Explorer
+from ampcheck.programs.scaler.explore import ScalerExplorer
 from ampcheck.programs.scaler.render import render
-from ampcheck.programs.scaler.run import Run
+from ampcheck.programs.scaler.run import ScalerRun
 from ampcheck.programs.scaler.steps import (
     OPTIMIZERS,
     Backward,
@@ -25,8 +25,8 @@ from ampcheck.programs.scaler.steps import (
     Options,
     Param,
     Pickle,
-    Program,
     Reload,
+    ScalerProgram,
     Set,
     Spoil,
     Step,
@@ -156,11 +156,13 @@ def test_imports_no_torch() -> None:
 def test_torch_does_as_the_model_in_all_orders(first: str) -> None:
     """Every sequence of four calls, refused ones among them."""
     for rest in itertools.product(CALLS, repeat=3):
-        program = Program(ONE, tuple(CALLS[name] for name in (first, *rest)), Options(4.0), watched=rest[0] == first)
-        assert Run(program, "cpu").difference() is None
+        program = ScalerProgram(
+            ONE, tuple(CALLS[name] for name in (first, *rest)), Options(4.0), watched=rest[0] == first
+        )
+        assert ScalerRun(program, "cpu").difference() is None
 
 
-EVERY = Program(
+EVERY = ScalerProgram(
     (
         Optimizer("momentum", ((Param(), Param("bf16")), (Param("fp64", "cpu"), Param(kind="frozen")))),
         Optimizer("sgd", ((Param("fp32", "cpu", "sparse"), Param(kind="unused")),)),
@@ -200,16 +202,16 @@ EVERY = Program(
 
 def test_a_program_with_everything() -> None:
     assert {plan.kind for plan in EVERY.optimizers} == set(OPTIMIZERS)
-    run = Run(EVERY, "cpu")
+    run = ScalerRun(EVERY, "cpu")
     assert run.difference() is None
     assert run.compared > 600
 
 
 def test_a_difference_names_the_step_and_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.amp.GradScaler, "_maybe_opt_step", lambda self, optimizer, *_: optimizer.step())
-    program = Program(ONE, (Backward(), Take(), Backward(0, Bad("forward", 0, "nan")), ZeroGrad(), Update()))
-    assert Run(program, "cpu").difference() is None
-    found = Run(Program(ONE, (Backward(0, Bad("forward", 0, "nan")), Take())), "cpu").difference()
+    program = ScalerProgram(ONE, (Backward(), Take(), Backward(0, Bad("forward", 0, "nan")), ZeroGrad(), Update()))
+    assert ScalerRun(program, "cpu").difference() is None
+    found = ScalerRun(ScalerProgram(ONE, (Backward(0, Bad("forward", 0, "nan")), Take())), "cpu").difference()
     assert found is not None
     assert found.startswith(
         "step 2, Take(optimizer=0, closure=False): parameter 0 of optimizer 0, which had no step is"
@@ -219,7 +221,7 @@ def test_a_difference_names_the_step_and_the_watch(monkeypatch: pytest.MonkeyPat
 
 def test_a_found_program_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.amp.GradScaler, "_maybe_opt_step", lambda self, optimizer, *_: optimizer.step())
-    found = Explorer(known()["cpu"]).explore(orderly=True)
+    found = ScalerExplorer(known()["cpu"]).explore(orderly=True)
     assert found is not None
     assert [type(step) for step in found[1].steps][-1] is Take
     assert len(found[1].steps) <= 4

@@ -155,7 +155,7 @@ def child(body: str, *, before: str = "", which: int = 0) -> Any:
 def test_what_a_lowering_receives_is_seen() -> None:
     seen = child(
         """
-with device.running():
+with device.activate():
     x, y = torch.ones(3, 2).to("jax"), torch.ones(2, 2).to("jax")
     host = torch.ones(2, 2)
     with device.autocast("bf16"):

@@ -89,7 +89,7 @@ def test_nested_and_disabled_regions() -> None:
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.type)
 def test_policies_are_those_of_the_device_type(device: Any) -> None:
-    with device.running():
+    with device.activate():
         a, b = torch.empty(4, 4, device=device.type), torch.empty(4, 4, device=device.type).half()
         with trace() as t, device.autocast("fp16"):
             torch.mm(a, a)

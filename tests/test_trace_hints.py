@@ -97,7 +97,7 @@ def test_a_gradient_summed_in_low_precision_is_reported(uses: int, options: dict
 
 def test_a_banned_op_is_recorded_with_its_error() -> None:
     device = DEVICES[0]
-    with device.running():
+    with device.activate():
         p = torch.empty(4, device=device.type)
         with trace() as t, device.autocast("fp16"), pytest.raises(RuntimeError, match="unsafe to autocast"):
             F.binary_cross_entropy(p, p)

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampcheck
 from ampcheck.errors import UsageError
-from ampcheck.tools.watching import Culprit, Step, Watch
+from ampcheck.tools.watching import Culprit, Watch, WatchedStep
 
 DOC = (Path(__file__).parents[1] / "docs" / "watch.md").read_text(encoding="utf-8")
 
@@ -105,7 +105,7 @@ def test_fused_is_asked_when_looked_at() -> None:
 def test_tells_of_each_skipped_step() -> None:
     model, optimizer = _model()
     scaler = torch.amp.GradScaler("cpu")
-    told: list[Step] = []
+    told: list[WatchedStep] = []
     with ampcheck.watch(scaler, model, tell=told.append) as watching:
         for bad in ({}, {"1.bias": inf}, {}, {"1.bias": nan}):
             _step(scaler, model, optimizer, bad)

@@ -30,7 +30,7 @@ def check_drift(case: Case, device: Device) -> list[str]:
         )
     possible = [policy for policy in POLICIES if policy != "append" or case.op in APPENDED]
     count = floating_count(op.samples[0])
-    with device.running():
+    with device.activate():
         for inputs in dict.fromkeys(assignments(count, case.amp, integers=False)) if count else ("given",):
             possible = [policy for policy in possible if _explains(replace(case, inputs=inputs), device, policy)]
     if possible:

@@ -18,7 +18,7 @@ def add(commands: Subparsers) -> None:
     parser = commands.add_parser("manifest", help="write down every case, for ampcheck run --manifest")
     run_command.add_selection(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="the file to write; by default the terminal")
-    parser.set_defaults(run=run, manifest=None, unwaive=False, nightly=False)
+    parser.set_defaults(run=run, manifest=None, no_deviations=False, nightly=False)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -120,7 +120,7 @@ class Deviation:
         return not self.lacks or lacks(*self.lacks.split())
 
 
-def waive(
+def after_deviations(
     status: str, differences: Sequence[str], entries: Sequence[Deviation]
 ) -> tuple[str, str, tuple[Deviation, ...]]:
     """Judge a case by the deviations that speak of it.
@@ -277,7 +277,7 @@ def _shown(path: Path) -> str:
     return path.relative_to(_ROOT).as_posix() if path.is_relative_to(_ROOT) else str(path)
 
 
-class Waivers:
+class KnownDeviations:
     """The deviations that apply to some devices, looked up by case.
 
     Args:

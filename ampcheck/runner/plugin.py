@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     add("--shard", metavar="N/COUNT", help="run share N of COUNT; all shares together have every case once")
     add("--red-in", metavar="FILE", type=Path, help="run the cases that are red in this run file alone")
-    add("--unwaive", action="store_true", help="let deviations fail like any other difference")
+    add("--no-deviations", "--unwaive", action="store_true", help="let deviations fail like any other difference")
     add("--deviations", action="append", default=[], metavar="FILE", type=Path, help="a further deviations file")
     add("--manifest", metavar="FILE", type=Path, help="the cases that must run; one that does not is missing")
     add("--write-manifest", metavar="FILE", type=Path, help="write down which cases this run has")

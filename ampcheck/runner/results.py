@@ -106,11 +106,11 @@ def manifest_hash(keys: Iterable[str]) -> str:
     return sha256("\n".join(sorted(keys)).encode()).hexdigest()[:16]
 
 
-class Writer:
+class RunWriter:
     """Writes a run file line by line; each case is on disk when `add` returns."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        self._file = jsonl.Writer(path, "run file", {"schema": SCHEMA, **header})
+        self._file = jsonl.JsonlWriter(path, "run file", {"schema": SCHEMA, **header})
         self.path = path
         self._status: dict[str, str] = {}
 

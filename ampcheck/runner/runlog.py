@@ -19,7 +19,7 @@ from ampcheck.devices.registry import absent, select, warned
 from ampcheck.errors import UsageError
 from ampcheck.observe.dispatcher import live_drift
 from ampcheck.runner import causes, seeds, summary
-from ampcheck.runner.results import RED, Result, Writer, manifest_hash, read, unmeasured
+from ampcheck.runner.results import RED, Result, RunWriter, manifest_hash, read, unmeasured
 from ampcheck.samples import op_database
 from ampcheck.spec.ids import Shard, check_key
 
@@ -178,11 +178,11 @@ class RunLog:
         self._expected = expected(config, found, choice)
         self._gone = choice.gone(found)
         self._nodes = {case["node"]: case for case in found.values()}
-        self._writer: Writer | None = None
+        self._writer: RunWriter | None = None
         if not option.no_run_file:
             now = datetime.now(UTC)
             path = option.run_file or run_file_path(option.reports, now)
-            self._writer = Writer(path, header(config, self._expected, now))
+            self._writer = RunWriter(path, header(config, self._expected, now))
 
     def take(self, report: pytest.TestReport) -> None:
         """Keep the result a report carries, or make one for a worker process that died under a case."""

@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from ampcheck import reproduce, samples
 from ampcheck.checks.cases import compiled_cases, database_cases, executors, op_cases, smoke
-from ampcheck.checks.parity import there
+from ampcheck.checks.parity import simulate_cuda
 from ampcheck.checks.scenario import Amp
 from ampcheck.compilers.kinds import quiet
 from ampcheck.devices.base import Device
@@ -23,7 +23,7 @@ from ampcheck.devices.registry import known, select
 from ampcheck.errors import CheckFailure, Unsupported, UsageError, one_line
 from ampcheck.observe.isolation import reset
 from ampcheck.runner import causes, summary
-from ampcheck.runner.deviations import JIT, KERNELS, SHARED, Deviation, Waivers, waive
+from ampcheck.runner.deviations import JIT, KERNELS, SHARED, Deviation, KnownDeviations, after_deviations
 from ampcheck.runner.outcome import mark, raised, status_of
 from ampcheck.runner.results import RED, Result
 from ampcheck.runner.runlog import Choice
@@ -62,8 +62,8 @@ class Session:
             raise UsageError("--smoke and --nightly exclude each other: one runs a few cases, the other more than all")
         self.modules = tuple(option.device_module)
         self.devices = select(option.device, option.device_module)
-        self.waivers = Waivers(self.devices, option.deviations, tuple(known(self.modules)))
-        self.unwaive = bool(option.unwaive)
+        self.deviations = KnownDeviations(self.devices, option.deviations, tuple(known(self.modules)))
+        self.without_deviations = bool(option.no_deviations)
         self.names: list[str] = []
         self.chosen = ""
         """How many cases a smoke run chose of how many; "" for another run."""
@@ -199,7 +199,7 @@ class Session:
         files = [device.deviations for device in others if device.deviations]
         nightly = [c.name for d in self.devices if not d.database for c in database_cases(d)]
         nightly += [c.name for d in self.devices for rule in RULES for c in compiled_cases(d, rule, nightly=True)]
-        return self.waivers.stale(
+        return self.deviations.stale(
             [*self.names, *self._at_night, *nightly], unjudged=[*files, SHARED, JIT, KERNELS] if self._named else files
         )
 
@@ -215,7 +215,7 @@ class Session:
             device, dtype = given["amp"]
             amp = given["amp"] = Amp(device, dtype)
         while self._unmade:  # autograd knows the devices there are at its first backward pass, and none made later
-            with self._unmade.pop().running():
+            with self._unmade.pop().activate():
                 pass
         if (reason := self._device[case.device].without_autograd) and RULES[case.rule].autograd:
             raise Unsupported(reason)
@@ -227,9 +227,9 @@ class Session:
                 for text in _OP_WARNINGS:
                     warnings.filterwarnings("ignore", text)
                 if amp:
-                    stack.enter_context(self._device[case.device].running())
+                    stack.enter_context(self._device[case.device].activate())
                 if amp and case.executor:
-                    stack.enter_context(there(self._device[case.device]))
+                    stack.enter_context(simulate_cuda(self._device[case.device]))
                     stack.enter_context(quiet())
                 try:
                     yield
@@ -258,7 +258,7 @@ class Session:
                 status = "fail" if status in ("broken", "unsupported") else status
                 message = "\n".join([*noted, message])
                 differences = [*noted, *differences]
-        shown, why, entries = self._waive(status, message, differences, case)
+        shown, why, entries = self._after_deviations(status, message, differences, case)
         details = {}
         if shown != "pass":
             details = self.details(item, message or why)
@@ -282,13 +282,15 @@ class Session:
             item.user_properties.append(("cause", result.cause))
         mark(report, shown, why, summary.text(result, why))
 
-    def _waive(
+    def _after_deviations(
         self, status: str, message: str, differences: list[str], case: Case
     ) -> tuple[str, str, tuple[Deviation, ...]]:
         """Return the status after deviations, the reason to show for it, and the deviations it is about."""
         if status == "unsupported":
             return status, message, ()
-        return waive(status, differences, [] if self.unwaive else self.waivers.of(case.device, case.name))
+        return after_deviations(
+            status, differences, [] if self.without_deviations else self.deviations.of(case.device, case.name)
+        )
 
     def details(self, item: pytest.Item, message: str) -> dict[str, str]:
         """The fields of a result that say what happened to a case and how to reproduce it.

@@ -67,8 +67,8 @@ def command(args: argparse.Namespace) -> list[str]:
         out += ["-k", args.keyword]
     if args.manifest is not None:
         out += [f"--manifest={args.manifest}"]
-    if args.unwaive:
-        out += ["--unwaive"]
+    if args.no_deviations:
+        out += ["--no-deviations"]
     if args.smoke:
         out += ["--smoke"]
     if args.nightly:

@@ -15,7 +15,7 @@ from ampcheck.spec.casting import BANNED_MESSAGE
 from ampcheck.torchscript.fallback import FIXED_FORMS
 from ampcheck.torchscript.inlining import nodes
 from ampcheck.torchscript.ops import calls_others, kind_of, overload, place_of
-from ampcheck.torchscript.regions import IR, Builder, Graph, Node, State, States, Value, is_region, off
+from ampcheck.torchscript.regions import IR, Builder, Graph, GraphState, Node, States, Value, is_region, off
 
 _FLOAT32 = 6
 """float32, as TorchScript numbers dtypes."""
@@ -252,7 +252,7 @@ class _Pass:
         type_ = torch._C.ListType(torch._C.OptionalType(torch._C.TensorType.get()))
         return self._build.values(node, "prim::ListConstruct", given, [type_])[0]
 
-    def _bracket(self, node: Node, where: Value, state: State) -> None:
+    def _bracket(self, node: Node, where: Value, state: GraphState) -> None:
         """Let a node run in the region: the ops it calls, which no graph shows, follow eager autocast.
 
         Its tensors go through the operators around it, so that no optimization moves it out or merges it with another.

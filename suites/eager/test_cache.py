@@ -199,7 +199,7 @@ def test_survives_another_thread(amp: Amp) -> None:
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
 
     def elsewhere() -> None:
-        with amp.device.running(), amp.region():
+        with amp.device.activate(), amp.region():
             torch.mm(x, weight)
 
     with amp.region():

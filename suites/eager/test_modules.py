@@ -175,7 +175,7 @@ def _compare(amp: Amp, call: Callable[[], object], name: str, *, runs: bool = Fa
     Returns what it gives in the region, and whether an op with a policy ran. `runs`: whether it has to; else the call
     may raise what it raises by hand.
     """
-    if not amp.device.sees_composites:
+    if not amp.device.observes_composite_ops:
         return no_reference.compare(amp, call, name), False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a module's advice on how to run faster is no matter here

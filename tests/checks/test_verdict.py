@@ -12,7 +12,7 @@ import torch
 
 from ampcheck.checks import forward
 from ampcheck.checks.call import CallPlan, plan
-from ampcheck.checks.forward import check_op
+from ampcheck.checks.forward import check_forward
 from ampcheck.checks.reference import Reference
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import Broken, Unsupported
@@ -126,7 +126,7 @@ RIGHT = Observation([kernel("mm", "bf16", "bf16")])
 class Flat(Elsewhere):
     """A device on which composite ops are not seen whole."""
 
-    sees_composites = False
+    observes_composite_ops = False
 
 
 class Valueless(Elsewhere):
@@ -148,7 +148,7 @@ class Listing(Cpu):
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The steps of `check_op` that were reached: each notes its name, and the comparing ones find it."""
+    """The steps of `check_forward` that were reached: each notes its name, and the comparing ones find it."""
     reached: list[str] = []
 
     def note(name: str, out: Any) -> Callable[..., Any]:
@@ -175,13 +175,13 @@ def set_to(monkeypatch: pytest.MonkeyPatch, **found: Any) -> None:
 
 
 def test_what_is_compared_in_which_order(steps: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert check_op(CASE, Cpu()) == []
+    assert check_forward(CASE, Cpu()) == []
     assert steps == ["require_inputs", "watch", "received", "results", "forms"]
     set_to(monkeypatch, _results=["wrong"])
-    assert check_op(CASE, Cpu()) == ["wrong"]
+    assert check_forward(CASE, Cpu()) == ["wrong"]
     assert steps.count("forms") == 1
     set_to(monkeypatch, _received=["other dtype"])
-    assert check_op(CASE, Cpu()) == ["other dtype"]
+    assert check_forward(CASE, Cpu()) == ["other dtype"]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_composite_op_without_a_policy_is_its_parts(
     rule: str, composite: bool, parts: bool, steps: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_to(monkeypatch, is_composite=composite)
-    assert check_op(replace(CASE, rule=rule), Cpu()) == (["parts"] if parts else [])
+    assert check_forward(replace(CASE, rule=rule), Cpu()) == (["parts"] if parts else [])
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_call_that_raises_before_its_kernel_is_judged_first(
     device: Cpu, watched: Observation, judged: bool, steps: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_to(monkeypatch, watch=watched)
-    check_op(CASE, device)
+    check_forward(CASE, device)
     assert ("judge_raise" in steps) is judged
 
 
@@ -220,7 +220,7 @@ def test_what_a_kernel_received_is_compared_where_it_was_seen(
     device: Cpu, watched: Observation, compared: bool, steps: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_to(monkeypatch, watch=watched)
-    check_op(CASE, device)
+    check_forward(CASE, device)
     assert ("received" in steps) is compared
 
 
@@ -232,7 +232,7 @@ def test_what_comes_of_an_op_that_calls_a_policy_is_its_own(
     rule: str, calls: bool, compared: bool, steps: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_to(monkeypatch, _calls_a_policy=calls, is_composite=False)
-    check_op(replace(CASE, rule=rule), Cpu())
+    check_forward(replace(CASE, rule=rule), Cpu())
     assert ("results" in steps) is compared
 
 

@@ -28,7 +28,7 @@ def windows(length: int, kernel: int, stride: int, padding: int, dilation: int, 
     return count - 1 if ceil_mode and (count - 1) * stride >= length + padding else count
 
 
-def _better(new: tuple[Any, Any], old: tuple[Any, Any]) -> tuple[Any, Any]:
+def better(new: tuple[Any, Any], old: tuple[Any, Any]) -> tuple[Any, Any]:
     """The greater of two (value, index); the lower index where equal; nan over everything."""
     (value, index), (best, place) = new, old
     wins = (value > best) | ((value == best) & (index < place))
@@ -40,7 +40,7 @@ def _better(new: tuple[Any, Any], old: tuple[Any, Any]) -> tuple[Any, Any]:
 def _greatest(candidates: Iterator[tuple[Any, Any]]) -> tuple[Any, Any]:
     best = next(candidates)
     for candidate in candidates:
-        best = _better(candidate, best)
+        best = better(candidate, best)
     return best
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ampcheck.runner import causes, summary
-from ampcheck.runner.results import RED, Result, Writer, unmeasured
+from ampcheck.runner.results import RED, Result, RunWriter, unmeasured
 from ampcheck.runner.supervisor import junit
 from ampcheck.runner.supervisor.baseline import Baseline
 
 
-class Outcome:
+class RunOutcome:
     """The results of one run. Each is in the run file when `take` returns; the JUnit file is written at the end.
 
     `command`: what the user typed. `run_file`, `junit_file`: where the files go, None for no file; `run_file` must not
@@ -51,7 +51,7 @@ class Outcome:
         """When the last case ended, on the same clock as `time.monotonic`."""
         self.deselected = 0
         self._header: dict[str, Any] = {}
-        self._writer: Writer | None = None
+        self._writer: RunWriter | None = None
         self.complete = False
         """Whether every case has a result."""
         self._red: set[str] = set()
@@ -79,7 +79,7 @@ class Outcome:
         self.lines, self.stale = event["lines"], event["stale"]
         self.deselected = event["deselected"]
         if self.cases and self.run_file is not None:
-            self._writer = Writer(self.run_file, self._header)
+            self._writer = RunWriter(self.run_file, self._header)
 
     def take(self, result: Result) -> None:
         """Keep a result, as a known deviation where the baseline has it. Of a case that has two, the later counts."""

@@ -16,7 +16,7 @@ from ampcheck.runner import causes
 from ampcheck.runner.results import Result, unmeasured
 from ampcheck.runner.supervisor.channel import WorkerPlan
 from ampcheck.runner.supervisor.child import Child
-from ampcheck.runner.supervisor.ended import Outcome
+from ampcheck.runner.supervisor.ended import RunOutcome
 
 START_LIMIT = 600.0
 """Seconds a child may take to collect the suites."""
@@ -74,7 +74,7 @@ class Supervisor:
         self,
         arguments: Sequence[str],
         env: Mapping[str, str],
-        outcome: Outcome,
+        outcome: RunOutcome,
         *,
         processes: int = 1,
         least: int = 0,

@@ -1,4 +1,4 @@
-"""`ampcheck waivers`: a deviations file to start from, or a baseline, for the failing cases of a run."""
+"""`ampcheck deviations`: a deviations file to start from, or a baseline, for the failing cases of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 def add(commands: Subparsers) -> None:
     """Declare the command."""
-    parser = commands.add_parser("waivers", help="write deviations for a device that fails some cases")
+    parser = commands.add_parser(
+        "deviations", aliases=["waivers"], help="write deviations for a device that fails some cases"
+    )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     suggest = actions.add_parser("suggest", help="print entries for the failing cases of a run, one a cause")
     suggest.add_argument("run_file", type=Path, metavar="RUN", help="a run file")
