@@ -12,7 +12,7 @@ from ampcheck.checks.scenario import Amp
 from ampcheck.devices.registry import known
 from ampcheck.errors import Unsupported
 
-FILE = Path(__file__).parents[1] / "suites" / "eager" / "test_eligibility__forms.py"
+FILE = Path(__file__).parents[1] / "suites" / "eager" / "test_eligibility.py"
 
 
 def test_a_device_that_shows_no_kernel_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:

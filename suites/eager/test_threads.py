@@ -362,7 +362,7 @@ def test_to_thread(amp: Amp) -> None:
     """asyncio.to_thread copies the context and not the autocast state: its thread is outside (amp.html)."""
 
     def look() -> object:
-        with amp.device.running():
+        with amp.device.activate():
             return amp.state(), amp.probe()
 
     async def main() -> object:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.programs.scaler.explore import Explorer
+from ampcheck.programs.scaler.explore import ScalerExplorer
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("lossscale")
@@ -393,7 +393,7 @@ def test_penalty(amp: Amp) -> None:
 def test_random(amp: Amp, kind: str, request: pytest.FixtureRequest) -> None:
     """Random calls on up to three optimizers, on the device and the host (amp.html#torch.amp.GradScaler)."""
     option = request.config.option
-    explorer = Explorer(amp.device, nightly=option.nightly, seed=getattr(option, "hypothesis_seed", None))
+    explorer = ScalerExplorer(amp.device, nightly=option.nightly, seed=getattr(option, "hypothesis_seed", None))
     if found := explorer.explore(orderly=kind == "iterations"):
         difference, program = found
         amp.differences.append(difference)
