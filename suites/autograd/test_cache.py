@@ -29,7 +29,7 @@ def test_one_cast_with_gradients(amp: Amp) -> None:
         amp.expect(f"nodes behind two uses, cache_enabled={enabled}", len(set(nodes)), 1 if enabled else 2)
 
 
-def _like_by_hand(amp: Amp, what: str, weight: torch.Tensor, by_hand: torch.Tensor) -> None:
+def _expect_reference_gradient(amp: Amp, what: str, weight: torch.Tensor, by_hand: torch.Tensor) -> None:
     """The gradient is that of casts by hand, up to the dtype in which the uses were summed.
 
     PyTorch's own devices sum in the lower precision (docs/findings.md); one that sums in float32 is no less right.
@@ -54,7 +54,7 @@ def test_three_forwards_three_backwards(amp: Amp) -> None:
             again = torch.mm(x.to(amp.dtype), low)
             (again if not with_other_losses else torch.mm(again, low)).float().sum().backward()
             amp.expect(f"gradient dtype in turn {turn}", weight.grad.dtype, torch.float32)
-            _like_by_hand(amp, f"gradient in turn {turn}", weight, by_hand)
+            _expect_reference_gradient(amp, f"gradient in turn {turn}", weight, by_hand)
 
 
 @scenario(values=True)
@@ -68,7 +68,7 @@ def test_gradient_once_per_use(amp: Amp) -> None:
     sum(out.float().sum() for out in outs).backward()  # type: ignore[union-attr]  # the sum of a list of tensors is one
     low = by_hand.to(amp.dtype)
     sum(torch.mm(x.to(amp.dtype), low).float().sum() for x in xs).backward()  # type: ignore[union-attr]
-    _like_by_hand(amp, "gradient of three uses", weight, by_hand)
+    _expect_reference_gradient(amp, "gradient of three uses", weight, by_hand)
 
 
 @scenario(values=True)

@@ -381,12 +381,12 @@ def test_generator_function(amp: Amp) -> None:
     amp.expect("state after the call", amp.state(), before)
     amp.expect("first value", next(made), 3)
     amp.expect("second value", next(made), 4)
-    amp.expect("values that are left", _rest(made, "sent"), [])
+    amp.expect("values that are left", _send_and_drain(made, "sent"), [])
     amp.expect("state after the generator's end", amp.state(), before)
     amp.expect("nesting depth after the generator's end", amp.depth(), 0)
 
 
-def _rest(made: Iterator[int], value: object) -> list[int]:
+def _send_and_drain(made: Iterator[int], value: object) -> list[int]:
     try:
         return [made.send(value), *made]  # type: ignore[attr-defined]  # a generator, which its annotation does not say
     except StopIteration:

@@ -32,7 +32,7 @@ INELIGIBLE = {
 mse_loss = torch.nn.functional.mse_loss
 
 
-def _of(amp: Amp, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+def _tensor(amp: Amp, dtype: torch.dtype, *shape: int) -> torch.Tensor:
     """A tensor of any dtype."""
     return amp.rand(*shape).to(dtype) if amp.device.has_values else torch.empty(shape, dtype=dtype, device=amp.type)
 
@@ -41,7 +41,7 @@ def _of(amp: Amp, dtype: torch.dtype, *shape: int) -> torch.Tensor:
 @scenario()
 def test_never_cast(amp: Amp, kind: str) -> None:
     """float64 and what is not floating point reaches every kernel as it is (amp.html#op-eligibility)."""
-    x = _of(amp, INELIGIBLE[kind], 3, 3)
+    x = _tensor(amp, INELIGIBLE[kind], 3, 3)
     own = name_of(x.dtype)
     with amp.region():
         amp.expect("dtypes mm receives", amp.received("mm", lambda: torch.mm(x, x)), (own, own))
@@ -58,7 +58,7 @@ def test_never_cast(amp: Amp, kind: str) -> None:
 @scenario()
 def test_cast_beside(amp: Amp, kind: str) -> None:
     """Of two arguments only the eligible one is cast, though the op may refuse the mixture (amp.html)."""
-    x, single = _of(amp, INELIGIBLE[kind], 3, 3), amp.rand(3, 3)
+    x, single = _tensor(amp, INELIGIBLE[kind], 3, 3), amp.rand(3, 3)
     own, low = name_of(x.dtype), name_of(amp.dtype)
     with amp.region():
         amp.expect("dtypes mm(x, float32) receives", amp.received("mm", lambda: torch.mm(x, single)), (own, low))
@@ -71,7 +71,7 @@ def test_cast_beside(amp: Amp, kind: str) -> None:
 @scenario(values=True)
 def test_double_meets_low(amp: Amp) -> None:
     """A product of float64 and a lower precision fails as it does outside of a region (amp.html#op-eligibility)."""
-    double, low = _of(amp, torch.float64, 3, 3), amp.rand(3, 3, dtype=amp.dtype)
+    double, low = _tensor(amp, torch.float64, 3, 3), amp.rand(3, 3, dtype=amp.dtype)
     said = "same dtype"
     amp.raises("the product outside", RuntimeError, said, lambda: torch.mm(double, low))
     with amp.region():
@@ -83,7 +83,7 @@ def test_eight_bits(amp: Amp) -> None:
     """float8 is floating point and not float64, so it is cast like any other (autocast_mode.h, is_eligible)."""
     low = name_of(amp.dtype)
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-        x = _of(amp, dtype, 3, 3)
+        x = _tensor(amp, dtype, 3, 3)
         with amp.region():
             amp.expect(f"dtypes mm receives of {dtype}", amp.received("mm", lambda x=x: torch.mm(x, x)), (low, low))
             got = amp.received("mse_loss", lambda x=x: mse_loss(x, x))
@@ -152,7 +152,7 @@ def test_scalars(amp: Amp) -> None:
 @scenario()
 def test_lists(amp: Amp) -> None:
     """Each eligible tensor of a list is cast, the others are not (autocast_mode.h, cached_cast of lists)."""
-    single, lower, double = amp.rand(3, 3), amp.rand(3, 3, dtype=amp.dtype), _of(amp, torch.float64, 3, 3)
+    single, lower, double = amp.rand(3, 3), amp.rand(3, 3, dtype=amp.dtype), _tensor(amp, torch.float64, 3, 3)
     low = name_of(amp.dtype)
     policies = amp.device.policies()
     with amp.region():
@@ -523,7 +523,7 @@ def test_custom_op(amp: Amp) -> None:
             amp.expect("dtype in a disabled region", twice(x).dtype, torch.float32)
 
 
-def _double(x: torch.Tensor) -> None:
+def _double_in_place(x: torch.Tensor) -> None:
     x.mul_(2)
 
 
@@ -536,7 +536,7 @@ def test_custom_op_that_mutates(amp: Amp) -> None:
     library, name = torch.library, "ampcheck_eligibility::double_"
     with library._scoped_library("ampcheck_eligibility", "FRAGMENT") as lib:
         library.define(name, "(Tensor(a!) x) -> ()", lib=lib)
-        library.impl(name, "CompositeExplicitAutograd", _double, lib=lib)
+        library.impl(name, "CompositeExplicitAutograd", _double_in_place, lib=lib)
         try:
             library.register_autocast(name, amp.type, amp.dtype, lib=lib)
         except RuntimeError as error:

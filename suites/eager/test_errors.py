@@ -186,15 +186,15 @@ def test_index_in_the_device_type(amp: Amp) -> None:
     """A device with an index is refused or means its type, checks and all (amp.html: `Tensor.device.type`)."""
     for dtype in (amp.default, torch.float32):
         try:
-            indexed, said = _made(f"{amp.type}:0", dtype)
+            indexed, said = _enabled_and_warnings(f"{amp.type}:0", dtype)
         except (RuntimeError, ValueError):
             continue
-        plain, usual = _made(amp.type, dtype)
+        plain, usual = _enabled_and_warnings(amp.type, dtype)
         amp.expect(f"warnings for {amp.type}:0 and {dtype}, as against {amp.type}", said, usual)
         amp.expect(f"enabled for {amp.type}:0 and {dtype}, as against {amp.type}", indexed, plain)
 
 
-def _made(name: str, dtype: torch.dtype) -> tuple[bool, int]:
+def _enabled_and_warnings(name: str, dtype: torch.dtype) -> tuple[bool, int]:
     """Whether a region of a device string enables autocast, and how many warnings it gives."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")

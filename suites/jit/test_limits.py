@@ -67,7 +67,7 @@ _SAYS = {
 }
 
 
-def _of(name: str) -> Limit:
+def _scripted_limit(name: str) -> Limit:
     region, result = _BODY[name]
     first = "    low = {other} if a.size(0) > 1 else {dtype}\n" if "low" in region else ""
     text = f"def program(a, b):\n{first}    with {region}:\n        return {result}\n"
@@ -78,7 +78,7 @@ def _of(name: str) -> Limit:
 
 
 SCRIPTED = {
-    **{name: _of(name) for name in _BODY},
+    **{name: _scripted_limit(name) for name in _BODY},
     "no_region": Limit("script", "def program(a, b):\n    return torch.mm(a, b)\n", dynamic=True),
     "annotated_function": Limit(
         "script",
