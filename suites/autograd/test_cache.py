@@ -30,9 +30,9 @@ def test_one_cast_with_gradients(amp: Amp) -> None:
 
 
 def _expect_reference_gradient(amp: Amp, what: str, weight: torch.Tensor, by_hand: torch.Tensor) -> None:
-    """The gradient is that of casts by hand, up to the dtype in which the uses were summed.
+    """The gradient is that of explicit casts, up to the dtype in which the uses were summed.
 
-    PyTorch's own devices sum in the lower precision (docs/findings.md); one that sums in float32 is no less right.
+    PyTorch's own devices sum in the lower precision (docs/findings.md); one that sums in float32 is right, too.
     """
     if weight.grad is None or by_hand.grad is None:
         raise RuntimeError("the scenario computed no gradient")
@@ -41,7 +41,7 @@ def _expect_reference_gradient(amp: Amp, what: str, weight: torch.Tensor, by_han
 
 @scenario(values=True)
 def test_three_forwards_three_backwards(amp: Amp) -> None:
-    """Kept casts carry gradients to the leaf, in its dtype, as often as it is used (pytorch#158232)."""
+    """Cached casts carry gradients to the leaf, in its dtype, as often as it is used (pytorch#158232)."""
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
     by_hand = weight.detach().clone().requires_grad_()
     for turn in range(3):
@@ -59,7 +59,7 @@ def test_three_forwards_three_backwards(amp: Amp) -> None:
 
 @scenario(values=True)
 def test_gradient_once_per_use(amp: Amp) -> None:
-    """A leaf used three times through one kept cast gets the gradient of all three uses (autocast_mode.cpp)."""
+    """A leaf used three times through one cached cast gets the gradient of all three uses (autocast_mode.cpp)."""
     weight = amp.rand(4, 4, requires_grad=True)
     xs = [amp.rand(4, 4) for _ in range(3)]
     by_hand = weight.detach().clone().requires_grad_()

@@ -53,7 +53,7 @@ class _Net(torch.nn.Module):
 
 
 class _Decorated(_Net):
-    """The same with a region of its own, as a decorator makes it."""
+    """A layer that notes the state it runs in, with its own region by a decorator."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         decorated: Callable[[torch.Tensor], torch.Tensor] = self.amp.region(cache_enabled=False)(super().forward)
@@ -61,7 +61,7 @@ class _Decorated(_Net):
 
 
 class _Within(_Net):
-    """The same with a region of its own, as a with statement makes it."""
+    """A layer that notes the state it runs in, with its own region by a with statement."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with self.amp.region(cache_enabled=False):
@@ -69,7 +69,7 @@ class _Within(_Net):
 
 
 def _parallel_outputs(amp: Amp, nets: list[_Net], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What parallel_apply gives. Raise Unsupported where PyTorch has none for the device."""
+    """Return what parallel_apply gives. Raise Unsupported where PyTorch has none for the device."""
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None or accelerator.type != amp.type:
         amp.unsupported(f"parallel_apply runs on PyTorch's accelerator alone, which {amp.device.name} is not")
@@ -124,7 +124,7 @@ def test_applied_with_their_own(amp: Amp, kind: type[_Net], around: bool) -> Non
 
 @scenario(values=True)
 def test_what_a_replica_raises(amp: Amp) -> None:
-    """What one replica raises in its thread is raised in the caller's, whose state is as it was (parallel_apply)."""
+    """An exception of a replica's thread is raised in the caller's, whose state is unchanged (parallel_apply)."""
     seen: Seen = []
 
     class Failing(_Net):
@@ -218,7 +218,7 @@ TYPES = ("cpu", "cuda")
 
 
 def _in_a_group(amp: Amp, run: Callable[[], T]) -> T:
-    """What a call gives in a group of this process alone.
+    """Return what a call gives in a group of this process alone.
 
     A reducer that outlives its group ends it while it holds the interpreter's lock, for which the group's threads wait.
     So nothing that the call has made may be left when the group ends, nor what a failure has on its frames.

@@ -64,7 +64,7 @@ def _expect_close(amp: Amp, what: str, got: Any, want: Any) -> None:
 
 
 class _Product:
-    """A product, a sine in float32 and another product, by autocast and by hand; notes the state it runs in."""
+    """A product, a sine in float32 and a product, by autocast and with explicit casts; notes the state it runs in."""
 
     def __init__(self, amp: Amp) -> None:
         self.amp = amp
@@ -111,7 +111,7 @@ def test_derivative(amp: Amp, derivative: str, place: str) -> None:
 @pytest.mark.parametrize("derivative", ["grad", "vjp", "jvp", "jacfwd", "linearize", "hessian"])
 @scenario(values=True)
 def test_inner_region_off(amp: Amp, derivative: str) -> None:
-    """What runs in float32 inside of a region has a float32 derivative: backward ops follow forward ones (amp.html)."""
+    """An op that runs in float32 in a region has a float32 derivative: backward ops follow forward ones (amp.html)."""
     product, x, v = _Product(amp), amp.rand(3, 3), amp.rand(3, 3)
 
     def off(x: torch.Tensor) -> torch.Tensor:
@@ -129,7 +129,7 @@ def test_inner_region_off(amp: Amp, derivative: str) -> None:
 @pytest.mark.parametrize("derivative", ["jvp", "jacfwd"])
 @scenario(values=True)
 def test_inner_region_other(amp: Amp, derivative: str) -> None:
-    """What runs in one lower precision inside of a region of the other has its derivative in the one (amp.html)."""
+    """A region of one lower precision inside one of the other has derivatives in its own precision (amp.html)."""
     product, x, v = _Product(amp), amp.rand(3, 3), amp.rand(3, 3)
     with amp.region(amp.other):
         got = _tensor_leaves(DERIVATIVES[derivative](product.with_region, x, v))
@@ -141,7 +141,7 @@ def test_inner_region_other(amp: Amp, derivative: str) -> None:
 @pytest.mark.parametrize("derivative", ["vjp", "linearize"])
 @scenario(values=True)
 def test_pulled_outside(amp: Amp, derivative: str) -> None:
-    """What a region's vjp or linearize returns may be called after the region, or in another one (torch.func.vjp)."""
+    """The function that vjp or linearize returns in a region may be called after it or in another (torch.func.vjp)."""
     product, x, v = _Product(amp), amp.rand(3, 3), amp.rand(3, 3)
     with amp.region():
         pull = torch.func.vjp(product, x)[1] if derivative == "vjp" else torch.func.linearize(product, x)[1]
@@ -193,7 +193,7 @@ def test_dual_numbers(amp: Amp) -> None:
 
 @scenario(values=True)
 def test_weight_with_a_tangent(amp: Amp) -> None:
-    """A weight whose cast is kept has its tangent where it is given one, and none afterwards (forward_ad)."""
+    """A weight whose cast is cached has its tangent where it is given one, and none afterwards (forward_ad)."""
     weight, x, u = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3), amp.rand(3, 3)
     with amp.region():
         before = torch.mm(x, weight)
@@ -259,7 +259,7 @@ def test_loss_in_float32(amp: Amp) -> None:
 @pytest.mark.parametrize("derivative", ["grad", "jvp", "hessian"])
 @scenario(values=True)
 def test_what_it_raises(amp: Amp, derivative: str) -> None:
-    """What a transformed function raises in a region of its own comes out, and the state is as before (torch.func)."""
+    """An exception of a transformed function with its own region comes out, and the state is restored (torch.func)."""
     x, v = amp.rand(3, 3), amp.rand(3, 3)
 
     def fails(x: torch.Tensor) -> torch.Tensor:
@@ -275,7 +275,7 @@ def test_what_it_raises(amp: Amp, derivative: str) -> None:
 
 @scenario(values=True)
 def test_same_graph_again(amp: Amp) -> None:
-    """make_fx keeps no cast while it traces, so a second trace in the same region is the first (functorch.make_fx)."""
+    """make_fx caches no cast while it traces, so a second trace in the same region is the first (functorch.make_fx)."""
     x, weight = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
 
     def function(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -395,7 +395,7 @@ def test_ensemble(amp: Amp) -> None:
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "dropped"])
 @scenario(values=True)
 def test_other_parameters(amp: Amp, kept: bool) -> None:
-    """functional_call computes with the parameters it is given, though the module's own casts are kept (torch.func)."""
+    """functional_call computes with the parameters it is given, though the module's own are cached (torch.func)."""
     net, x = _two_layers(amp, 0), amp.rand(5, 3)
     doubled = {name: (2 * p).detach().requires_grad_() for name, p in net.named_parameters()}
     other = _two_layers(amp, 0)
@@ -446,7 +446,7 @@ def test_randomness(amp: Amp, randomness: str) -> None:
 
 @scenario(values=True)
 def test_randomness_refused(amp: Amp) -> None:
-    """Without a word on randomness a mapped draw is refused, and the region goes on (torch.vmap)."""
+    """A mapped random op without randomness= is refused, and the region goes on (torch.vmap)."""
     x = amp.rand(2, 3, 3)
     with amp.region():
         amp.raises("a mapped dropout", RuntimeError, "randomness", lambda: vmap(functional.dropout)(x))
@@ -511,7 +511,7 @@ def test_functionalized(amp: Amp) -> None:
 @pytest.mark.parametrize("first", ["mapped", "plain"])
 @scenario(values=True)
 def test_weight_mapped_over(amp: Amp, first: str) -> None:
-    """A weight mapped over, or closed over, is cast for itself: no kept cast stands for another (torch.vmap)."""
+    """A weight mapped over, or closed over, is cast for itself: no cached cast is used for another (torch.vmap)."""
     weights, x = amp.rand(3, 4, 4, requires_grad=True), amp.rand(4, 4)
     single = amp.rand(4, 4, requires_grad=True)
     with amp.region():
@@ -572,7 +572,7 @@ LAYERS: dict[str, Layer] = {
     "instance_norm": lambda x, scale, shift: functional.instance_norm(x[None], None, None, None, None)[0] * scale,
     "group_norm": lambda x, scale, shift: functional.group_norm(x, 2, scale, shift),
 }
-"""What stands between two products of a region."""
+"""Functions between two products of a region."""
 
 
 @pytest.mark.parametrize("layer", list(LAYERS))

@@ -202,7 +202,7 @@ def test_cast_on_request(amp: Amp) -> None:
 
 @scenario(types=("jax",), dtypes="default", values=True)
 def test_an_exception(amp: Amp) -> None:
-    """What the function raises comes out as it is, and the next call works."""
+    """An exception of the function comes out unchanged, and the next call works."""
     fail = [True]
 
     def function(x: Any) -> Any:
@@ -219,7 +219,7 @@ def test_an_exception(amp: Amp) -> None:
 
 @scenario(types=("jax",), dtypes="default", values=True)
 def test_between_ops(amp: Amp) -> None:
-    """It sits between PyTorch's ops under autocast: gradients pass through it to the weights before it."""
+    """Between PyTorch ops under autocast, gradients pass through a JAX function to the weights before it."""
 
     def function(x: Any) -> Any:
         return x * x

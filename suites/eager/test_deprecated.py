@@ -45,7 +45,7 @@ def test_class(amp: Amp) -> None:
 
 @scenario(types=("cpu", "cuda"))
 def test_class_options(amp: Amp) -> None:
-    """Its enabled, dtype and cache_enabled, by place or by name, do what they do in torch.autocast (amp.html)."""
+    """enabled, dtype and cache_enabled of the deprecated class do what they do in torch.autocast (amp.html)."""
     with amp.region():
         with _deprecated_region(amp, False):
             amp.expect("dtype of a product with enabled=False", amp.probe(), torch.float32)
@@ -65,7 +65,7 @@ def test_class_default(amp: Amp) -> None:
 
 @scenario(types=("cpu", "cuda"), dtypes="default")
 def test_class_around_a_function(amp: Amp) -> None:
-    """It decorates as torch.autocast does, and is one (amp.html#torch.cuda.amp.autocast)."""
+    """The deprecated class decorates as torch.autocast does, and is a subclass (amp.html#torch.cuda.amp.autocast)."""
     region = _deprecated_region(amp)
 
     @region

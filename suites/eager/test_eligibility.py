@@ -224,7 +224,7 @@ def test_nothing_to_copy(amp: Amp) -> None:
 
 @scenario()
 def test_layout_is_kept(amp: Amp) -> None:
-    """Casts keep strides, so results have the layout of a call on inputs cast by hand (Tensor.to, memory_format)."""
+    """Casts keep strides, so results have the layout of a call on explicitly cast inputs (Tensor.to, memory_format)."""
     x = amp.rand(2, 3, 4, 4).to(memory_format=torch.channels_last)
     weight = amp.rand(2, 3, 2, 2).to(memory_format=torch.channels_last)
     conv2d = torch.nn.functional.conv2d
@@ -501,7 +501,7 @@ def test_any_form(amp: Amp, form: str) -> None:
 
 @scenario(since="2.13")  # before, it was promised for the CPU and CUDA alone
 def test_custom_op(amp: Amp) -> None:
-    """An op of one's own casts eligible tensors where register_autocast asks (torch.library.register_autocast)."""
+    """A custom op casts eligible tensors where register_autocast asks (torch.library.register_autocast)."""
     library = torch.library
     whole, double = (torch.zeros(2, 2, dtype=dtype, device=amp.type) for dtype in (torch.int64, torch.float64))
     with library._scoped_library("ampcheck_eligibility", "FRAGMENT") as lib:
@@ -529,7 +529,7 @@ def _double_in_place(x: torch.Tensor) -> None:
 
 @scenario(values=True)
 def test_custom_op_that_mutates(amp: Amp) -> None:
-    """An op of one's own changes the tensor that it says it changes (torch.library.custom_op, mutates_args).
+    """A custom op changes the tensor that it says it changes (torch.library.custom_op, mutates_args).
 
     Where register_autocast refuses such an op there is nothing to see.
     """
@@ -578,7 +578,7 @@ def test_custom_op_with_keyword(amp: Amp) -> None:
 # ---- torch.vmap: a mapped call does for each slice what the call does for one
 
 TYPES = ("cpu", "cuda", "xpu", "mps", "mtia")
-"""PyTorch's own device types: how vmap takes an op apart is no matter of another one's kernels."""
+"""PyTorch's own device types: how vmap decomposes an op does not concern another one's kernels."""
 
 WIDE: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
     "mm": (torch.mm, ((3, 3), (3, 3))),
@@ -619,7 +619,7 @@ def test_under_vmap(amp: Amp, op: str) -> None:
 
 @scenario(types=TYPES, values=True)
 def test_attention_under_vmap(amp: Amp) -> None:
-    """The same for attention, whose choice of a kernel needs a real device (torch.vmap)."""
+    """Attention under vmap is cast as any op is; its choice of a kernel needs a real device (torch.vmap)."""
     attention = functional.scaled_dot_product_attention
     with amp.region():
         wanted = attention(*(amp.rand(2, 3, 4) for _ in range(3))).dtype

@@ -63,7 +63,7 @@ def test_unsupported_dtype_inside_a_region(amp: Amp) -> None:
 @pytest.mark.parametrize("kind", list(UNSUPPORTED))
 @scenario(dtypes="default")
 def test_unsupported_dtype_disabled(amp: Amp, kind: str) -> None:
-    """enabled=False takes any dtype without a word (pytorch#96097, pytorch#100565)."""
+    """enabled=False takes any dtype without a warning (pytorch#96097, pytorch#100565)."""
     dtype = UNSUPPORTED[kind]
     region = amp.quiet(f"a disabled region of {dtype}", lambda: torch.autocast(amp.type, dtype=dtype, enabled=False))
     before = amp.state()
@@ -162,9 +162,9 @@ def test_refused(amp: Amp, wrong: str) -> None:
 @pytest.mark.parametrize("wrong", ["enabled_second", "text"])
 @scenario(dtypes="default")
 def test_dtype_that_is_none(amp: Amp, wrong: str) -> None:
-    """What is no dtype is refused at the latest on entry, and the outer state is back (rule exceptions).
+    """A dtype of a wrong type is refused at the latest on entry, and the outer state is back (rule exceptions).
 
-    `torch.autocast(type, True)` is read as a dtype, for `enabled` stands third.
+    `torch.autocast(type, True)` is read as a dtype, for `enabled` comes third.
     """
     value: object = {"enabled_second": True, "text": "half"}[wrong]
 

@@ -188,7 +188,7 @@ def test_kernel_raises_in_backward(amp: Amp) -> None:
 @pytest.mark.parametrize("kind", list(RAISED))
 @scenario(dtypes="default")
 def test_leaves_a_decorated_function(amp: Amp, kind: str) -> None:
-    """The same holds for a decorated function (autocast_mode.py, autocast_decorator)."""
+    """An exception leaves a decorated function unchanged, and the state is restored (autocast_decorator)."""
     planned = RAISED[kind]
 
     @amp.region(amp.other, cache_enabled=False)
@@ -261,7 +261,7 @@ def test_construction_fails(amp: Amp) -> None:
     _expect_state_outside(amp, "after the region")
 
 
-# ---- casts that are kept
+# ---- cached casts
 
 
 @scenario()
@@ -290,7 +290,7 @@ def test_outermost_region_drops_casts(amp: Amp) -> None:
 
 @scenario()
 def test_op_that_raises_keeps_casts(amp: Amp) -> None:
-    """An op that raises leaves what is kept as it is (autocast_mode.cpp, cached_cast)."""
+    """An op that raises leaves the cache unchanged (autocast_mode.cpp, cached_cast)."""
     weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(2, 2)
     with amp.region():
         amp.casts(lambda: torch.mm(x, weight), weight)

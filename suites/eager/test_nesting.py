@@ -192,7 +192,7 @@ def test_one_object_inside_itself(amp: Amp) -> None:
 
 @scenario()
 def test_one_object_around_another(amp: Amp) -> None:
-    """The same with another region between: each exit puts back what that entry found (amp.html)."""
+    """A region object entered again inside another region restores, at each exit, what that entry found (amp.html)."""
     region = amp.region()
     with region:
         with amp.region(amp.other, cache_enabled=False):

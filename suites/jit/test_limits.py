@@ -257,7 +257,7 @@ SCRIPTED = {
         ("default-dtype",),
     ),
 }
-"""Programs that are scripted, by name; the last word on each is what it does eagerly."""
+"""Programs that are scripted, by name; eager mode says what is right."""
 
 
 @pytest.mark.parametrize("name", list(SCRIPTED))
@@ -448,7 +448,7 @@ def test_found_in_captures(amp: Amp, name: str) -> None:
 
 @scenario(types=("cpu", "cuda"), values=True)
 def test_tracing_in_a_region(amp: Amp) -> None:
-    """Tracing where casts of weights are kept is refused, and with cache_enabled=False it works (pytorch#50231)."""
+    """Tracing where casts of weights are cached is refused, and with cache_enabled=False it works (pytorch#50231)."""
     module = amp.module(lambda: torch.nn.Linear(2, 2)).requires_grad_(True)
     x = amp.rand(2, 2)
 

@@ -164,7 +164,7 @@ def test_divided_once(amp: Amp) -> None:
 
 @scenario(values=True, dtypes="default")
 def test_spoiled_before_clipping(amp: Amp) -> None:
-    """What unscale_ found decides, though clipping then hides or spreads it (unscale_, step)."""
+    """The gradients at unscale_ decide, though clipping then hides or spreads an infinity (unscale_, step)."""
     for hide in (True, False):
         weights = _weights(amp)
         optimizer = torch.optim.SGD(weights, lr=1.0)

@@ -86,7 +86,7 @@ def test_nothing_scaled(amp: Amp, call: str) -> None:
 @pytest.mark.parametrize("calls", ["nothing", "a_step_of_no_gradients"])
 @scenario(values=True, dtypes="default")
 def test_update_of_nothing(amp: Amp, calls: str) -> None:
-    """Where no gradient was checked since the last update there is nothing to update by, and that is an error."""
+    """update raises where no gradient was checked since the last one (update: "No inf checks were recorded")."""
     scaler, weight, optimizer = _after_calls(amp, "backward", "step", "update")
     if calls != "nothing":
         weight.grad = None
@@ -167,7 +167,7 @@ def test_error_of_the_optimizer(amp: Amp) -> None:
 
 @scenario(values=True, dtypes="default")
 def test_no_parameter(amp: Amp) -> None:
-    """What is no tensor among the parameters is named by its class (unscale_)."""
+    """A parameter that is not a tensor is refused and named by its class (unscale_)."""
     scaler, _, optimizer = _after_calls(amp, "backward")
     optimizer.param_groups[0]["params"].append("bias")
     text = "expected param to be torch.Tensor, got str"
@@ -180,7 +180,7 @@ Pair = namedtuple("Pair", ["loss", "auxiliary"])  # as short as in a user's prog
 @pytest.mark.parametrize("kind", ["float", "none", "in_a_list", "text", "mapping"])
 @scenario(values=True, dtypes="default")
 def test_no_output(amp: Amp, kind: str) -> None:
-    """What is neither a tensor nor an iterable of tensors is refused (scale: "Tensor or iterable of Tensors")."""
+    """scale refuses anything but a tensor or an iterable of tensors (scale: "Tensor or iterable of Tensors")."""
     one = torch.ones((), device=amp.type)
     given: Any = {"float": 1.0, "none": None, "in_a_list": [one, 1.0], "text": "loss", "mapping": {"loss": one}}[kind]
     scaler = torch.amp.GradScaler(amp.type)

@@ -480,7 +480,7 @@ def test_divided_once(amp: Amp, name: str) -> None:
 @each_fused
 @scenario(values=True, dtypes="default")
 def test_overflow_in_the_first_step(amp: Amp, name: str, bad: str, apart: bool) -> None:
-    """Where the first step is skipped, the second is what a first one is (pytorch#95781; the scale starts too high)."""
+    """After a skipped first step, the second does what a first one does (pytorch#95781; the scale starts too high)."""
     results = []
     for skips in (True, False):
         leaf, scaler = _parameter(amp, 4), _scaler(amp)
@@ -547,7 +547,7 @@ def test_step_that_raises(amp: Amp, name: str) -> None:
 @each_fused
 @scenario(values=True, dtypes="default")
 def test_moved(amp: Amp, name: str, how: str) -> None:
-    """What a checkpoint was saved by need not be what loads it (torch.optim.Optimizer.load_state_dict)."""
+    """A checkpoint of one implementation loads into another (torch.optim.Optimizer.load_state_dict)."""
     leaf, scaler = _parameter(amp, 4), _scaler(amp)
     optimizer = FUSED[name]([leaf], fused=how != "loop_to_fused")
     _scaled_backward(leaf, scaler)
@@ -591,7 +591,7 @@ def test_late_gradient(amp: Amp, name: str) -> None:
 @each_fused
 @scenario(values=True, dtypes="default")
 def test_gradient_spoiled_after_the_check(amp: Amp, name: str) -> None:
-    """What happens to gradients after unscale_ is not looked for, fused or not (pytorch#97415).
+    """GradScaler does not look for changes of gradients after unscale_, fused or not (pytorch#97415).
 
     test_torch, test_params_invalidated_with_grads_invalidated_between_unscale_and_step
     """
@@ -628,7 +628,7 @@ def test_groups_of_both_kinds(amp: Amp) -> None:
 
 
 class Own(torch.optim.SGD):
-    """An optimizer of one's own that handles the scale itself, as GradScaler.step lets it."""
+    """A custom optimizer that handles the scale itself, as GradScaler.step lets it."""
 
     _step_supports_amp_scaling = True
     seen: tuple[float, float] | None = None
@@ -639,7 +639,7 @@ class Own(torch.optim.SGD):
 
 
 class Told(torch.optim.SGD):
-    """An optimizer of one's own with the older contract: it is handed the scaler."""
+    """A custom optimizer with the older contract: it is given the scaler."""
 
     _step_supports_amp_scaling = True
     given: object = None

@@ -76,7 +76,7 @@ def test_what_it_holds(amp: Amp, stage: str) -> None:
 @pytest.mark.parametrize("stage", ["scaled", "divided", "stepped"])
 @scenario(values=True, dtypes="default")
 def test_holds_no_reference(amp: Amp, stage: str) -> None:
-    """What was saved does not follow the scaler, nor the scaler what was saved (state_dict: Python numbers)."""
+    """A saved state does not follow the scaler, nor the scaler the saved state (state_dict: Python numbers)."""
     scaler, weight, optimizer = _at_stage(amp, stage)
     saved = scaler.state_dict()
     was = dict(saved)
@@ -175,7 +175,7 @@ def test_loaded_in_the_middle(amp: Amp) -> None:
 
 @scenario(values=True, dtypes="default")
 def test_not_enabled(amp: Amp) -> None:
-    """One that is not enabled saves nothing and loads anything; an enabled one refuses what it saved (state_dict)."""
+    """A disabled scaler saves an empty state and loads any; an enabled one refuses the empty state (state_dict)."""
     off, on = torch.amp.GradScaler(amp.type, enabled=False), torch.amp.GradScaler(amp.type, init_scale=4.0)
     amp.expect("what one that is not enabled saves", off.state_dict(), {})
     off.load_state_dict(on.state_dict())
@@ -192,7 +192,7 @@ def test_not_enabled(amp: Amp) -> None:
 @pytest.mark.parametrize("missing", KEYS)
 @scenario(values=True, dtypes="default")
 def test_an_entry_is_missing(amp: Amp, missing: str) -> None:
-    """What lacks an entry is refused by a KeyError that names it (load_state_dict: what state_dict gave)."""
+    """A state that lacks an entry is refused by a KeyError that names it (load_state_dict: what state_dict gave)."""
     scaler, _, _ = _at_stage(amp, "updated")
     given = {key: value for key, value in scaler.state_dict().items() if key != missing}
     amp.raises(f"loading without {missing}", KeyError, missing, lambda: scaler.load_state_dict(given))
@@ -200,7 +200,7 @@ def test_an_entry_is_missing(amp: Amp, missing: str) -> None:
 
 @scenario(values=True, dtypes="default")
 def test_refused_as_a_whole(amp: Amp) -> None:
-    """What is refused changes nothing (load_state_dict: "Should be an object returned from a call to state_dict")."""
+    """A refused state changes nothing (load_state_dict: "Should be an object returned from a call to state_dict")."""
     scaler, _, _ = _at_stage(amp, "updated")
     before = scaler.state_dict()
     given = dict(zip(KEYS[:-1], [5.0, 7.0, 0.75, 11], strict=True))
@@ -214,7 +214,7 @@ def test_refused_as_a_whole(amp: Amp) -> None:
 
 @scenario(values=True, dtypes="default")
 def test_through_a_file(amp: Amp) -> None:
-    """What was saved goes through torch.save and a load of weights alone (amp_examples.html: save and resume)."""
+    """A saved state goes through torch.save and torch.load(weights_only=True) (amp_examples.html: save and resume)."""
     import io
 
     scaler, _, _ = _at_stage(amp, "updated")

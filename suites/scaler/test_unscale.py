@@ -60,7 +60,7 @@ def test_sizes(amp: Amp, dtype: torch.dtype, inverse: float) -> None:
 @pytest.mark.parametrize("dtype", FLOATING, ids=NAMES)
 @scenario(values=True, dtypes="default")
 def test_each_place(amp: Amp, dtype: torch.dtype, bad: str) -> None:
-    """One infinity or nan is found wherever it stands, and the rest multiplied (test_torch, grad_scaling_unscale)."""
+    """One infinity or nan is found at any place, and the rest multiplied (test_torch, grad_scaling_unscale)."""
     for size, places in ((1, (0,)), (19, range(19)), (1025, (0, 511, 1023, 1024))):
         for place in places:
             host = _ramp(size, dtype)
@@ -92,7 +92,7 @@ def test_many(amp: Amp, count: int) -> None:
 @pytest.mark.parametrize("place", ["first", "last", "only", "between"])
 @scenario(values=True, dtypes="default")
 def test_empty(amp: Amp, place: str) -> None:
-    """A gradient without elements is no hindrance to the others of its list (AmpKernels.cu)."""
+    """A gradient without elements does not keep the others of its list from being unscaled (AmpKernels.cu)."""
     empty, full = torch.zeros(0, 3), _ramp(5)
     hosts = {"first": [empty, full], "last": [full, empty], "only": [empty], "between": [full, empty, full]}[place]
     grads = [_on_device(amp, host) for host in hosts]
@@ -188,7 +188,7 @@ def test_mixed_list(amp: Amp, bad_one: int | None) -> None:
 
 @scenario(values=True, dtypes="default")
 def test_found_is_kept(amp: Amp) -> None:
-    """What was found in one list stays found when the next one is finite (AmpKernels.cu: it is set, never cleared)."""
+    """found_inf of one list stays set when the next list is finite (AmpKernels.cu: it is set, never cleared)."""
     found, inverse = torch.zeros((), device=amp.type), torch.full((), 0.25, device=amp.type)
     for values, want in (([1.0, 2.0], 0.0), ([1.0, NAN], 1.0), ([1.0, 2.0], 1.0), ([INF], 1.0), ([], 1.0)):
         torch._amp_foreach_non_finite_check_and_unscale_([torch.tensor(values, device=amp.type)], found, inverse)
@@ -212,7 +212,7 @@ INVERSES = {
 @pytest.mark.parametrize("kind", INVERSES)
 @scenario(values=True, dtypes="default")
 def test_inverse(amp: Amp, kind: str) -> None:
-    """What is not finite is looked for before the multiplication; one by 1 changes nothing (AmpKernels.cu)."""
+    """Infinities are looked for before the multiplication; an inverse scale of 1 changes nothing (AmpKernels.cu)."""
     inverse, given, want, seen = INVERSES[kind]
     grad = torch.tensor(given, device=amp.type)
     found = _unscale(amp, [grad], inverse)
@@ -234,7 +234,7 @@ def test_subnormal(amp: Amp) -> None:
 @pytest.mark.parametrize("kind", ["ints", "complex"])
 @scenario(values=True, dtypes="default")
 def test_no_floating_gradient(amp: Amp, kind: str) -> None:
-    """What is no real floating-point gradient is refused and left as it was (AmpKernels.cu; pytorch#127176)."""
+    """A gradient that is not real floating point is refused and left unchanged (AmpKernels.cu; pytorch#127176)."""
     dtype, text = {"ints": (torch.int32, "nt"), "complex": (torch.complex64, "omplex")}[kind]
     grad = torch.ones(3, dtype=dtype, device=amp.type)
     amp.raises("a gradient of another kind", RuntimeError, text, lambda: _unscale(amp, [grad], 0.25))

@@ -36,7 +36,7 @@ PLACES: dict[str, Callable[[Amp], Any]] = {
     "elsewhere": _other_device_region,
 }
 
-# x and w are 4 by 4. Each op is the same with casts by hand, which `low` makes.
+# x and w are 4 by 4. Each op is the same with explicit casts, which `low` makes.
 NETS: dict[str, Callable[[Any, Any, Callable[[Any], Any]], Any]] = {
     "product": lambda x, w, low: torch.mm(low(x), low(w)),
     "layer": lambda x, w, low: F.linear(low(x), low(w), low(w[0])),
@@ -81,7 +81,7 @@ def _weighted_loss(out: torch.Tensor) -> torch.Tensor:
 @_BY_NET
 @scenario(values=True)
 def test_as_by_hand(amp: Amp, net: str) -> None:
-    """Values and gradients of a forward in a region are those of the same ops with casts by hand, to the last bit."""
+    """Values and gradients of a forward in a region are those of the same ops with explicit casts, to the last bit."""
     leaves = _leaves(amp)
     by_hand = _copies(*leaves)
     with amp.region(cache_enabled=False):
@@ -159,7 +159,7 @@ def test_wide_op(amp: Amp, op: str) -> None:
 
 @scenario(values=True)
 def test_from_region_to_region(amp: Amp) -> None:
-    """One backward goes through ops of both lower precisions and of none, each in its own dtype."""
+    """One backward goes through ops in float16, bfloat16 and float32, each in its own dtype."""
     x, v, w = _leaves(amp, 3)
     x2, v2, w2 = _copies(x, v, w)
     with amp.region():
@@ -440,7 +440,7 @@ def _penalty(out: torch.Tensor, leaves: tuple[torch.Tensor, ...]) -> torch.Tenso
 @pytest.mark.parametrize("place", ["outside", "off", "unkept"])
 @scenario(values=True)
 def test_double_backward(amp: Amp, place: str) -> None:
-    """A gradient made with create_graph has the gradient of casts by hand (amp_examples.html#gradient-penalty)."""
+    """A gradient made with create_graph has the gradient of explicit casts (amp_examples.html#gradient-penalty)."""
     x, w = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
     x2, w2 = _copy(x), _copy(w)
     with amp.region(cache_enabled=False):
@@ -460,7 +460,7 @@ def test_double_backward(amp: Amp, place: str) -> None:
 
 @scenario(values=True)
 def test_second_derivative_of_a_leaf(amp: Amp) -> None:
-    """Each derivative of a float32 leaf is float32, to the third, and as with casts by hand (torch.autograd.grad)."""
+    """Each derivative of a float32 leaf is float32, to the third, and as with explicit casts (torch.autograd.grad)."""
     w = amp.rand(3, 3, requires_grad=True)
     by_hand = _copy(w)
     with amp.region(cache_enabled=False):

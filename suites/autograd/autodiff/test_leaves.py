@@ -109,7 +109,7 @@ def test_many_small_steps(amp: Amp) -> None:
 def test_changed_after_forward(amp: Amp, change: str) -> None:
     """Backward uses the cast that forward used, so a weight that changed meanwhile changes no gradient.
 
-    With casts by hand the same holds, as autograd saves what the op got.
+    With explicit casts the same holds, as autograd saves what the op got.
     """
     x, w = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
     x2, w2 = _copy(x), _copy(w)
@@ -201,7 +201,7 @@ def test_view_of_a_leaf(amp: Amp, view: str) -> None:
 
 @scenario(values=True)
 def test_sparse_gradient(amp: Amp) -> None:
-    """A sparse embedding's gradient stays sparse and float32, with the values of casts by hand (nn.Embedding)."""
+    """A sparse embedding's gradient stays sparse and float32, with the values of explicit casts (nn.Embedding)."""
     table, w = amp.rand(5, 3, requires_grad=True), amp.rand(3, 3)
     by_hand, index = _copy(table), torch.tensor([0, 3, 3], device=amp.type)
     with amp.region():
@@ -307,7 +307,7 @@ class _Symmetric(torch.nn.Module):
 
 
 class _Mixed(torch.nn.Module):
-    """One with a product, which gives a weight in the dtype of the region."""
+    """A parametrization with a matrix product, which gives a weight in the dtype of the region."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -340,7 +340,7 @@ def _gradients(layer: torch.nn.Module) -> list[tuple[str, torch.Tensor | None]]:
 @pytest.mark.parametrize("kind", list(KINDS))
 @scenario(values=True)
 def test_parametrized(amp: Amp, kind: str) -> None:
-    """A computed weight is cast like any other, and the leaves behind it get float32 gradients as by hand."""
+    """A computed weight is cast like any other, and its leaves get the float32 gradients of explicit casts."""
     layer, x = _layer(amp, KINDS[kind]), amp.rand(2, 4)
     by_hand = deepcopy(layer)
     with amp.region():
@@ -365,7 +365,7 @@ def test_weight_in_and_outside(amp: Amp, kind: str) -> None:
 
 @scenario(values=True)
 def test_computed_by_a_product(amp: Amp) -> None:
-    """A weight computed by a product has the region's dtype there, and its leaves the gradients of casts by hand."""
+    """A weight computed by a product has the region's dtype there, and its leaves the gradients of explicit casts."""
     layer, x = _layer(amp, lambda: _with_parametrization(_Mixed)), amp.rand(2, 4)
     by_hand = deepcopy(layer)
     with amp.region():

@@ -94,7 +94,7 @@ def test_backward_elsewhere(amp: Amp, later: str, reentrant: bool) -> None:
 @pytest.mark.parametrize("later", ["other", "off"])
 @scenario(values=True)
 def test_backward_where_weight_was_used(amp: Amp, later: str, reentrant: bool) -> None:
-    """The same where that region has cast the weight already, to its own dtype."""
+    """A backward pass in another region that has cast the weight already recomputes in the forward's dtype."""
     seen: Seen = []
     x, weight, v = (amp.rand(3, 3, requires_grad=True) for _ in range(3))
     with amp.region():
@@ -338,7 +338,7 @@ def test_where_it_stops(amp: Amp, stop: bool) -> None:
 @pytest.mark.parametrize("where", ["first", "again"])
 @scenario(values=True)
 def test_a_failure(amp: Amp, where: str, reentrant: bool) -> None:
-    """What the function raises, then or when it runs again, comes out, and the state is as before (checkpoint)."""
+    """An exception of the function, in either run, comes out and the state is restored (checkpoint)."""
     if where == "again" and not reentrant:
         _require_safe_hook_exceptions(amp)
     x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
@@ -408,7 +408,7 @@ def test_around_by_request(amp: Amp) -> None:
 @both
 @scenario(values=True)
 def test_memory(amp: Amp, reentrant: bool) -> None:
-    """What the function computed on the way, in whatever precision, is freed after the forward (checkpoint)."""
+    """Intermediate results, in any precision, are freed after the forward (checkpoint)."""
     x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
     made: list[weakref.ref[torch.Tensor]] = []
 
@@ -430,7 +430,7 @@ def test_memory(amp: Amp, reentrant: bool) -> None:
 
 @scenario(values=True)
 def test_saved_tensors(amp: Amp) -> None:
-    """What a node of the graph has saved comes back from the recomputation in the lower precision it was saved in."""
+    """A tensor that a graph node saved comes back from the recomputation in the lower precision it was saved in."""
     x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
     with amp.region():
         want: Any = torch.mm(x, weight).grad_fn

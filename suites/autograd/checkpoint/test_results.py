@@ -71,7 +71,7 @@ def _expect_same_outcome(amp: Amp, what: str, got: list[tuple[Any, Any]], want: 
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "dropped"])
 @scenario(values=True)
 def test_same_bits(amp: Amp, kept: bool, reentrant: bool) -> None:
-    """Result and gradients are those of the function itself, to the last bit, with casts kept or not (checkpoint).
+    """Result and gradients are those of the function itself, to the last bit, with casts cached or not (checkpoint).
 
     Each weight is used once, so that in whatever dtype uses are summed says nothing.
     """
@@ -317,7 +317,7 @@ def test_used_before(amp: Amp, kept: str) -> None:
 @pytest.mark.parametrize("kept", ["must_save", "products", "casts"])
 @scenario(values=True)
 def test_backward_inside(amp: Amp, kept: str) -> None:
-    """A backward pass in the region whose casts are still kept gives the gradients it gives elsewhere (checkpoint)."""
+    """A backward pass in the region whose casts are still cached gives the same gradients (checkpoint)."""
     x, first, second = leaves = [amp.rand(4, 4, requires_grad=True) for _ in range(3)]
 
     def function(x: torch.Tensor) -> torch.Tensor:

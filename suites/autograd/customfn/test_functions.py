@@ -139,7 +139,7 @@ def test_cast_inputs_outside(amp: Amp, how: str) -> None:
 @pytest.mark.parametrize("place", ["inside", "after", "thread"])
 @scenario(values=True)
 def test_backward_of_no_region(amp: Amp, place: str) -> None:
-    """What ran outside of a region has its backward outside of one, wherever and in whatever thread it is called."""
+    """A forward outside of a region has its backward outside of one, wherever and in whichever thread it is called."""
     seen: Seen = {}
     product = _recording_product(amp, seen)
     w = amp.rand(3, 3, requires_grad=True)
@@ -189,7 +189,7 @@ def test_called_with_keywords(amp: Amp) -> None:
     uncast = torch.amp.custom_fwd(plain, device_type=amp.type)
 
     class Context:
-        """What takes the place of autograd's."""
+        """Takes the place of the ctx of autograd."""
 
     x, half = amp.rand(2), amp.rand(2)
     with amp.region():
@@ -372,7 +372,7 @@ def test_documented_product(amp: Amp) -> None:
 @pytest.mark.parametrize("to", ["wide", "low", "same"])
 @scenario(values=True)
 def test_gradient(amp: Amp, to: str) -> None:
-    """The gradient of what was cast is that of casts by hand, in the dtype of the leaf."""
+    """The gradient of a cast input is that of an explicit cast, in the dtype of the leaf."""
     dtype = {"wide": torch.float32, "low": amp.dtype, "same": None}[to]
     x = amp.rand(4, dtype=amp.dtype if to == "wide" else torch.float32, requires_grad=True)
     by_hand = _copy(x)

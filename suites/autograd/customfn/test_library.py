@@ -154,7 +154,7 @@ def test_two_device_types(amp: Amp) -> None:
 @pytest.mark.parametrize("api", ["custom_op", "low_level"])
 @scenario(values=True, since="2.13")
 def test_registered_again(amp: Amp, api: str) -> None:
-    """A second register_autocast of an op and a device type is obeyed or refused, not dropped without a word."""
+    """A second register_autocast of an op and a device type is obeyed or refused, not dropped silently."""
     seen: Seen = []
 
     def tried(op: Any, again: Callable[[], Any]) -> None:
@@ -180,7 +180,7 @@ def test_registered_again(amp: Amp, api: str) -> None:
 
 @scenario(values=True, since="2.13")
 def test_forgotten_with_its_library(amp: Amp) -> None:
-    """What was registered with a library ends with it (lib: its lifetime), so a new op of that name casts nothing."""
+    """A registration ends with its library (lib: its lifetime), so a new op of that name casts nothing."""
     with _Op("short(Tensor x) -> Tensor", lambda x: x.clone()) as (name, op, lib):
         library.register_autocast(name, amp.type, amp.dtype, lib=lib)
         with amp.region():
