@@ -14,7 +14,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
+
+pytestmark = pytest.mark.alone  # JAX must not have started where a process forks
 
 SHARED = "cannot be shared between processes"
 ROADS = """
