@@ -102,8 +102,8 @@ def test_collecting_imports_no_database() -> None:
     program = """
 import sys
 from ampcheck.devices.registry import known
-from ampcheck.samples import opinfo
-assert sum(1 for _ in opinfo.cases(known()["cpu"])) > 1000
+from ampcheck.samples import op_database
+assert sum(1 for _ in op_database.cases(known()["cpu"])) > 1000
 heavy = {f"torch.testing._internal.{m}" for m in ("common_utils", "common_methods_invocations", "opinfo")}
 assert not {*heavy, "expecttest", "jax"} & set(sys.modules)
 """

@@ -118,16 +118,14 @@ def test_a_type_that_is_not_there_yet_has_no_state() -> None:
 
 _SCRIPT = """
 import json, sys
+from unittest.mock import patch
 import torch, torchax
 from torchax import amp
 from ampcheck.checks.cases import op_cases
-from ampcheck.checks.comparisons import Unsupported
-from ampcheck.devices.torchax import DEVICES
 from ampcheck.checks.forward import check_op
-from ampcheck import repro
-
-device = DEVICES[{which}]
-{before}
+from ampcheck.devices.torchax import DEVICES
+from ampcheck.errors import Unsupported
+from ampcheck.reproduce.ops import of_op
 
 def case(name):
     op = name.partition("-")[0].partition("+")[0]
@@ -138,40 +136,84 @@ def check(name):
     try:
         return check_op(case(name), device)
     except Unsupported as refusal:
-        return f"unsupported: {{refusal}}"
+        return f"unsupported: {refusal}"
 
-{body}
+def lowerings():
+    with device.running():
+        x, y = torch.ones(3, 2).to("jax"), torch.ones(2, 2).to("jax")
+        host = torch.ones(2, 2)
+        with device.autocast("bf16"):
+            a = device.observe(lambda: torch.mm(x[:2], y), ["mm"], [x, y])
+            b = device.observe(lambda: torch.mm(host, host), ["mm"], [host])
+            c = device.observe(lambda: torch.nn.functional.linear(x, y), ["linear"], [x, y])
+            d = device.observe(lambda: torch.nn.functional.mse_loss(x.half(), x), ["mse_loss"], [x])
+        e = device.observe(lambda: torch.mm(x, x), ["mm"], [x])
+    def leaves(seen, op):
+        return [[leaf.given, leaf.got, leaf.on_device, leaf.source] for leaf in seen.of(op).leaves]
+    return [
+        leaves(a, "mm"), len(a.casts), str(a.outputs[0].dtype), leaves(b, "mm"), leaves(c, "linear"), len(c.casts),
+        [k.overload for k in d.kernels], leaves(d, "mse_loss"), type(e.error).__name__,
+        sorted(set(vars(torchax.default_env())) & {"dispatch", "_get_op_or_decomp", "_to_copy", "v2t_iso"}),
+    ]
+
+answers = []
+for name, expression, before in json.loads(sys.argv[1]):
+    device = next(device for device in DEVICES if device.name == name)
+    with patch.dict(amp.autocast_policy), patch.object(amp, "execute_policy", amp.execute_policy):
+        exec(before)
+        answers.append(eval(expression))
+print(json.dumps(answers))
 """
 
+MISTAKES = [
+    ("", "mm-fp32-bf16-txo", ""),
+    ("", "mse_loss-bf16-bf16-txo", ""),
+    (
+        "del amp.autocast_policy[torch.ops.aten.mm.default]",
+        "mm-fp32-bf16-txo",
+        "argument 0 of aten::mm was given as fp32 and reached the kernel as fp32; expected bf16",
+    ),
+    (
+        "amp.autocast_policy[torch.ops.aten.mse_loss.default] = amp.CastPolicy.LOWER_PRECISION_FP",
+        "mse_loss-fp32-bf16-txo",
+        "argument 0 of aten::mse_loss was given as fp32 and reached the kernel as bf16; expected fp32",
+    ),
+    (
+        "own = amp.execute_policy\n"
+        "def twice(policy, args, kwargs, dtype):\n"
+        "    args = own(amp.CastPolicy.LOWER_PRECISION_FP, args, kwargs, torch.float16)[0]\n"
+        "    return own(policy, args, kwargs, dtype)\n"
+        "amp.execute_policy = twice",
+        "mm-fp32-bf16-txo",
+        "autocast made 4 casts of the arguments of aten::mm; expected 2",
+    ),
+    ("", "conv1d-fp32-bf16-txo", "output 0 of aten::conv1d is fp32; expected bf16"),
+    ("", "quantile.scalar+nearest-fp32-bf16-txo", "unsupported: OperatorNotFound: "),
+]
+QUESTIONS = {
+    "lowerings": ("torchax", "lowerings()", ""),
+    "casts nothing": ("torchax:torch-autocast", "[check('mm-fp32-fp16-txt'), check('mm-fp16-fp16-txt')]", ""),
+    "reproduction": (
+        "torchax",
+        "of_op(case('mm-fp64-bf16-txo'), device, "
+        "'argument 0 of aten::mm was given as fp64 and reached the kernel as bf16')",
+        "",
+    ),
+    **{name + before: ("torchax", f"check({name!r})", before) for before, name, _ in MISTAKES},
+}
 
-def child(body: str, *, before: str = "", which: int = 0) -> Any:
-    """What a script that has torchax prints as JSON in its last line."""
-    code = _SCRIPT.format(which=which, before=before, body=body)
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), cwd=ROOT, capture_output=True, text=True)
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, Any]:
+    """What one process that has torchax says to each of `QUESTIONS`: device, expression, what is planted before it."""
+    command = [sys.executable, "-c", _SCRIPT, json.dumps(list(QUESTIONS.values()))]
+    done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return dict(zip(QUESTIONS, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
-def test_what_a_lowering_receives_is_seen() -> None:
-    seen = child(
-        """
-with device.running():
-    x, y = torch.ones(3, 2).to("jax"), torch.ones(2, 2).to("jax")
-    host = torch.ones(2, 2)
-    with device.autocast("bf16"):
-        a = device.observe(lambda: torch.mm(x[:2], y), ["mm"], [x, y])
-        b = device.observe(lambda: torch.mm(host, host), ["mm"], [host])
-        c = device.observe(lambda: torch.nn.functional.linear(x, y), ["linear"], [x, y])
-        d = device.observe(lambda: torch.nn.functional.mse_loss(x.half(), x), ["mse_loss"], [x])
-    e = device.observe(lambda: torch.mm(x, x), ["mm"], [x])
-def leaves(seen, op):
-    return [[leaf.given, leaf.got, leaf.on_device, leaf.source] for leaf in seen.of(op).leaves]
-print(json.dumps([
-    leaves(a, "mm"), len(a.casts), str(a.outputs[0].dtype), leaves(b, "mm"), leaves(c, "linear"), len(c.casts),
-    [k.overload for k in d.kernels], leaves(d, "mse_loss"), type(e.error).__name__,
-    sorted(set(vars(torchax.default_env())) & {"dispatch", "_get_op_or_decomp", "_to_copy", "v2t_iso"}),
-]))"""
-    )
+def test_what_a_lowering_receives_is_seen(answers: dict[str, Any]) -> None:
+    seen = answers["lowerings"]
     assert seen[0] == [["fp32", "bf16", True, 0], ["fp32", "bf16", True, 1]]
     assert seen[1:3] == [2, "torch.bfloat16"]
     assert seen[3] == [["fp32", "fp32", False, 0]] * 2
@@ -181,54 +223,23 @@ print(json.dumps([
     assert seen[8:] == ["TypeError", []]  # and the recorder is gone, whatever the call raised
 
 
-@pytest.mark.parametrize(
-    ("before", "name", "words"),
-    [
-        ("", "mm-fp32-bf16-txo", ""),
-        ("", "mse_loss-bf16-bf16-txo", ""),
-        (
-            "del amp.autocast_policy[torch.ops.aten.mm.default]",
-            "mm-fp32-bf16-txo",
-            "argument 0 of aten::mm was given as fp32 and reached the kernel as fp32; expected bf16",
-        ),
-        (
-            "amp.autocast_policy[torch.ops.aten.mse_loss.default] = amp.CastPolicy.LOWER_PRECISION_FP",
-            "mse_loss-fp32-bf16-txo",
-            "argument 0 of aten::mse_loss was given as fp32 and reached the kernel as bf16; expected fp32",
-        ),
-        (
-            "own = amp.execute_policy\n"
-            "def twice(policy, args, kwargs, dtype):\n"
-            "    args = own(amp.CastPolicy.LOWER_PRECISION_FP, args, kwargs, torch.float16)[0]\n"
-            "    return own(policy, args, kwargs, dtype)\n"
-            "amp.execute_policy = twice",
-            "mm-fp32-bf16-txo",
-            "autocast made 4 casts of the arguments of aten::mm; expected 2",
-        ),
-        ("", "conv1d-fp32-bf16-txo", "output 0 of aten::conv1d is fp32; expected bf16"),
-        ("", "quantile.scalar+nearest-fp32-bf16-txo", "unsupported: OperatorNotFound: "),
-    ],
-)
-def test_a_planted_mistake_is_named(before: str, name: str, words: str) -> None:
-    found = child(f"print(json.dumps(check({name!r})))", before=before)
+@pytest.mark.parametrize(("before", "name", "words"), MISTAKES)
+def test_a_planted_mistake_is_named(answers: dict[str, Any], before: str, name: str, words: str) -> None:
+    found = answers[name + before]
     if words:
         assert words in str(found)
     else:
         assert found == []
 
 
-def test_torch_autocast_is_seen_to_cast_nothing() -> None:
-    found = child("print(json.dumps([check('mm-fp32-fp16-txt'), check('mm-fp16-fp16-txt')]))", which=1)
+def test_torch_autocast_is_seen_to_cast_nothing(answers: dict[str, Any]) -> None:
+    found = answers["casts nothing"]
     assert "argument 0 of aten::mm was given as fp32 and reached the kernel as fp32; expected fp16" in found[0][0]
     assert found[1] == []
 
 
-def test_a_reproduction_is_torchax_s_own() -> None:
-    name = "mm-fp64-bf16-txo"
-    program = child(
-        f"print(json.dumps(repro.of_op(case({name!r}), device, "
-        f"'argument 0 of aten::mm was given as fp64 and reached the kernel as bf16')))"
-    )
+def test_a_reproduction_is_torchax_s_own(answers: dict[str, Any]) -> None:
+    program = answers["reproduction"]
     assert "with torchax.amp.autocast('jax', dtype=torch.bfloat16):" in program
     assert "ampcheck" not in program
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
