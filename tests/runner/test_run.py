@@ -21,6 +21,8 @@ from ampcheck.runner.supervisor.loop import Supervisor
 from ampcheck.spec.ids import Shard
 from tests.cli_support import LIMIT, MODULE, ROOT, environment, interrupted, refused, run, run_pytest
 
+SUITE = ROOT / "suites" / "eager"
+EAGER = ("run", "--suite=eager")  # one suite shows the same as all, and is collected sooner
 OPS = ("--op=addmm", "--op=baddbmm", "--op=addbmm", "--op=mm")
 
 
@@ -38,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dying(folder: Path) -> tuple[subprocess.CompletedProcess[str], Run]:
     """A run on a device that ends the process in two cases and hangs in a third."""
     done = run(
-        folder, "run", "--device=dying", "--device-module=dying_device", *OPS, "--timeout=20", "--run-file=one.jsonl"
+        folder, *EAGER, "--device=dying", "--device-module=dying_device", *OPS, "--timeout=20", "--run-file=one.jsonl"
     )
     return done, read(folder / "one.jsonl")
 
@@ -96,20 +98,38 @@ def test_the_junit_file_says_the_same(dying: tuple[subprocess.CompletedProcess[s
 
 def test_two_processes_find_the_same(dying: tuple[subprocess.CompletedProcess[str], Run], folder: Path) -> None:
     options = ("--device=dying", "--device-module=dying_device", *OPS, "--timeout=20", "--run-file=two.jsonl", "-n2")
-    done = run(folder, "run", *options)
+    done = run(folder, *EAGER, *options)
     assert done.returncode == 1, done.stdout + done.stderr
     found = read(folder / "two.jsonl")
     assert statuses(found) == statuses(dying[1])
     same = ("manifest", "cases", "devices", "absent", "versions")
     assert {name: found.header[name] for name in same} == {name: dying[1].header[name] for name in same}
-    assert found.header["command"] == ["ampcheck", "run", *options]
+    assert found.header["command"] == ["ampcheck", *EAGER, *options]
 
 
-def test_the_fault_of_a_third_party_is_found(folder: Path) -> None:
-    device = ("--device=swapped", "--device-module=dying_device", "--op=mm")
-    done = run(folder, "run", *device, "--run-file=swapped.jsonl", "--junit=out/swapped.xml")
+SWAPPED = ("--device=swapped", "--device-module=dying_device")
+PRODUCTS = (*SWAPPED, "--op=mm", "--op=addmm")
+
+
+@pytest.fixture(scope="module")
+def swapped(folder: Path) -> tuple[subprocess.CompletedProcess[str], Run]:
+    """A run that is not divided, of a device with a fault, by a file in a folder of its own."""
+    files = ("--run-file=whole/one.jsonl", "--junit=out/swapped.xml")
+    done = run(folder, *EAGER, *PRODUCTS, *files)
+    return done, read(folder / "whole" / "one.jsonl")
+
+
+@pytest.fixture(scope="module")
+def whole(swapped: tuple[subprocess.CompletedProcess[str], Run]) -> Run:
+    assert swapped[0].returncode == 1, swapped[0].stdout + swapped[0].stderr
+    return swapped[1]
+
+
+def test_the_fault_of_a_third_party_is_found(
+    swapped: tuple[subprocess.CompletedProcess[str], Run], folder: Path
+) -> None:
+    done, found = swapped
     assert done.returncode == 1
-    found = read(folder / "swapped.jsonl")
     failed = [result for result in found.results.values() if result.status == "fail"]
     assert failed
     assert {result.amp for result in failed} == {"fp16"}
@@ -122,9 +142,8 @@ def test_the_fault_of_a_third_party_is_found(folder: Path) -> None:
     assert (folder / "out" / "swapped.xml").exists()
 
 
-def test_the_reproducing_line_reproduces(folder: Path) -> None:
-    run(folder, "run", "--device=swapped", "--device-module=dying_device", "--op=mm", "--run-file=again.jsonl")
-    line = read(folder / "again.jsonl").results["eager/downcast/mm-fp32-fp16-swapped"].pytest
+def test_the_reproducing_line_reproduces(folder: Path, whole: Run) -> None:
+    line = whole.results["eager/downcast/mm-fp32-fp16-swapped"].pytest
     program, *arguments = shlex.split(line)
     assert program == "pytest"
     command = [sys.executable, "-m", "pytest", *arguments, "--rootdir=.", "-c", os.devnull, "--no-run-file"]
@@ -134,7 +153,7 @@ def test_the_reproducing_line_reproduces(folder: Path) -> None:
 
 
 def test_green_ends_with_0_and_absent_devices_are_said(tmp_path: Path) -> None:
-    done = run(tmp_path, "run", "--op=mm", "-k", "cpu or vmp", "--reports=kept")
+    done = run(tmp_path, *EAGER, "--op=mm", "-k", "cpu or vmp", "--reports=kept")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "devices: cpu, jax, virtual:cuda" in done.stdout
     (found,) = (tmp_path / "kept" / "runs").glob("*.jsonl")
@@ -164,7 +183,7 @@ def test_what_the_manifest_has_and_no_run_is_missing(tmp_path: Path) -> None:
     gone = "eager/downcast/gone-fp32-fp16-vmp"
     (tmp_path / "all.txt").write_text(f"{gone}\neager/downcast/mm-fp32-bf16-cpu\n")
     options = ("--device=cpu", "--op=mm", "--manifest=all.txt", "--run-file=run.jsonl")
-    done = run(tmp_path, "run", *options)
+    done = run(tmp_path, *EAGER, *options)
     assert done.returncode == 1
     found = read(tmp_path / "run.jsonl")
     assert {key for key, result in found.results.items() if result.status != "pass"} == {gone}
@@ -176,7 +195,13 @@ def test_what_the_manifest_has_and_no_run_is_missing(tmp_path: Path) -> None:
 
 def test_ctrl_c_keeps_what_was_measured(folder: Path) -> None:
     path = folder / "stopped.jsonl"
-    options = ("run", "--device=dying", "--device-module=dying_device", "--op=addbmm", f"--run-file={path}")
+    options = (
+        *EAGER,
+        "--device=dying",
+        "--device-module=dying_device",
+        "--op=addbmm",
+        f"--run-file={path}",
+    )
     code, out = interrupted(folder, *options, when=lambda: path.exists() and path.read_text().count("\n") >= 5)
     assert code == 130
     found = read(path)
@@ -193,7 +218,7 @@ def test_plain_pytest_finds_the_same_with_and_without_xdist(
 ) -> None:
     path = folder / f"plain{len(options)}.jsonl"
     device = ("--device=swapped", "--device-module=dying_device", "--op=addmm", f"--run-file={path}")
-    done = run_pytest(folder, str(ROOT / "suites"), *device, *options)
+    done = run_pytest(folder, str(SUITE), *device, *options)
     assert done.returncode == 1, done.stdout + done.stderr
     found = read(path)
     assert len(found.results) == found.header["cases"]
@@ -207,22 +232,10 @@ def test_plain_pytest_finds_the_same_with_and_without_xdist(
 def test_xdist_reports_a_crash_under_the_devices_name(folder: Path) -> None:
     path = folder / "crashed.jsonl"
     device = ("--device=dying", "--device-module=dying_device", "--op=addmm", f"--run-file={path}")
-    run_pytest(folder, str(ROOT / "suites"), *device, "-n2")
+    run_pytest(folder, str(SUITE), *device, "-n2")
     crashed = [result for result in read(path).results.values() if result.status == "crash"]
     assert [(result.key, result.device) for result in crashed] == [("eager/downcast/addmm-fp64-bf16-dying", "dying")]
     assert crashed[0].cause == "crash: worker 'gw…' crashed"
-
-
-SWAPPED = ("--device=swapped", "--device-module=dying_device")
-PRODUCTS = (*SWAPPED, "--op=mm", "--op=addmm")
-
-
-@pytest.fixture(scope="module")
-def whole(folder: Path) -> Run:
-    """A run that is not divided, of a device with a fault, by a file in a folder of its own."""
-    done = run(folder, "run", *PRODUCTS, "--run-file=whole/one.jsonl")
-    assert done.returncode == 1, done.stdout + done.stderr
-    return read(folder / "whole" / "one.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +246,7 @@ def shards(folder: Path, whole: Run) -> list[Run]:
     for number in (1, 2, 3):
         options = (*PRODUCTS, f"--shard={number}/3", "--manifest=all.txt", f"--run-file=shards/{number}.jsonl")
         plain = number == 3
-        done = run_pytest(folder, str(ROOT / "suites"), "-v", *options) if plain else run(folder, "run", *options)
+        done = run_pytest(folder, str(SUITE), "-v", *options) if plain else run(folder, *EAGER, *options)
         assert done.returncode == 1, done.stdout + done.stderr
         assert f"shard {number}/3" in done.stdout
         found.append(read(folder / "shards" / f"{number}.jsonl"))
@@ -310,7 +323,7 @@ def test_last_failed_runs_what_was_red(folder: Path, whole: Run) -> None:
     path.write_text(whole.path.read_text().replace("addmm-fp32-fp16-swapped", "gone-fp32-fp16-swapped"))
     red = {key for key, status in statuses(whole).items() if status in RED}
     assert gone in red
-    done = run(folder, "run", *SWAPPED, f"--last-failed={path}", "--run-file=again/one.jsonl")
+    done = run(folder, *EAGER, *SWAPPED, f"--last-failed={path}", "--run-file=again/one.jsonl")
     assert done.returncode == 1, done.stdout + done.stderr
     found = read(folder / "again" / "one.jsonl")
     assert statuses(found) == {key: statuses(whole)[key] for key in red - {gone}}
@@ -332,7 +345,7 @@ def test_last_failed_with_nothing_red(tmp_path: Path, whole: Run) -> None:
 
 
 def test_a_run_ends_after_so_many_red_cases(folder: Path) -> None:
-    done = run(folder, "run", *PRODUCTS, "--max-red=2", "--run-file=few.jsonl", "-n1")
+    done = run(folder, *EAGER, *PRODUCTS, "--max-red=2", "--run-file=few.jsonl", "-n1")
     assert done.returncode == 1, done.stdout + done.stderr
     found = read(folder / "few.jsonl")
     red = [result for result in found.results.values() if result.status in RED]
@@ -346,7 +359,7 @@ def test_a_run_ends_after_so_many_red_cases(folder: Path) -> None:
 
 
 def test_a_limit_that_is_not_reached_changes_nothing(folder: Path, whole: Run) -> None:
-    done = run(folder, "run", *PRODUCTS, "--max-red=1000", "--run-file=all/one.jsonl")
+    done = run(folder, *EAGER, *PRODUCTS, "--max-red=1000", "--run-file=all/one.jsonl")
     assert done.returncode == 1
     assert "the run was ended" not in done.stdout
     found = read(folder / "all" / "one.jsonl")
@@ -371,7 +384,7 @@ def test_further_processes_start_where_there_are_cases_for_them(
     root = suites.folder()
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "ampcheck" / "pytest.ini"), f"--rootdir={root.parent}"]
     outcome = Outcome([], path, None)
-    arguments = [*command, "-p", "ampcheck.runner.plugin", "-q", *PRODUCTS, str(root)]
+    arguments = [*command, "-p", "ampcheck.runner.plugin", "-q", *PRODUCTS, str(SUITE)]
     Supervisor(arguments, suites.environment(2), outcome, processes=2, least=least).run()
     outcome.finish()
     found = read(path)
@@ -385,7 +398,7 @@ def test_a_baseline_excuses_what_it_lists_alone(folder: Path, whole: Run) -> Non
     text = (folder / "baseline.txt").read_text()
     red = {key for key, status in statuses(whole).items() if status in RED}
     options = (*PRODUCTS, "--baseline=baseline.txt")
-    done = run(folder, "run", *options, "--run-file=known/one.jsonl")
+    done = run(folder, *EAGER, *options, "--run-file=known/one.jsonl")
     assert done.returncode == 0, done.stdout + done.stderr
     found = read(folder / "known" / "one.jsonl")
     assert {key for key, status in statuses(found).items() if status == "deviation"} == red
@@ -396,7 +409,7 @@ def test_a_baseline_excuses_what_it_lists_alone(folder: Path, whole: Run) -> Non
     entries = [entry for entry in entries if not entry.startswith(new.removeprefix("eager/"))]
     changed = "\neager/".join([head, *entries]).replace(f"{other}: fail\n  - ", f"{other}: fail\n  - else ")
     (folder / "baseline.txt").write_text(f"{changed}eager/downcast/{mended}-swapped: fail\n  - something\n")
-    done = run(folder, "run", *options, "--run-file=changed/one.jsonl")
+    done = run(folder, *EAGER, *options, "--run-file=changed/one.jsonl")
     assert done.returncode == 1, done.stdout + done.stderr
     found = read(folder / "changed" / "one.jsonl")
     assert {key for key, status in statuses(found).items() if status in RED} == {new, other}
