@@ -8,7 +8,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+
+from ampcheck.jax_device.torch_private import decompositions
+from ampcheck.register.torch_private import OpOverload
 
 
 @dataclass(frozen=True)
@@ -102,9 +104,7 @@ def _torchax(op: OpOverload) -> Lowering | None:
 
 @cache
 def _decompositions() -> dict[Any, Any]:
-    from torch._decomp import decomposition_table
-
-    return dict(decomposition_table)
+    return dict(decompositions)
 
 
 def _decomposition(op: OpOverload) -> Lowering | None:

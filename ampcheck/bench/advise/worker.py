@@ -24,6 +24,7 @@ from ampcheck.bench.core.model import PRECISIONS, Arm, Rounds
 from ampcheck.bench.core.timing import Timed, calibrate, interleave, warm_up
 from ampcheck.bench.run.measure import _Blocked
 from ampcheck.bench.run.worker import pin
+from ampcheck.bench.torch_private import dynamo_config
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import select
 from ampcheck.errors import UsageError, one_line
@@ -117,9 +118,7 @@ class _Measurer:
         self._base_seconds: dict[str, float] = {}
         self._singles: dict[str, float] = {}
         if "compile" in plan.executors:
-            import torch._dynamo.config as dynamo
-
-            dynamo.recompile_limit = 64  # every arm is a program of the same code
+            dynamo_config().recompile_limit = 64  # every arm is a program of the same code
 
     def values(self, first: UserStep) -> None:
         """Find what errors are measured against: float64, and float32 for gradients."""

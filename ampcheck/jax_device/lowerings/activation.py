@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.wide import rounded, widened
 
-_SQRT_HALF = 0.7071067811865476
+SQRT_HALF = 0.7071067811865476
 _SQRT_2_OVER_PI = 0.7978845608028654
 _CUBIC = 0.044715  # of the tanh form of gelu
 
@@ -54,7 +54,7 @@ def gelu(self: Any, *, approximate: str = "none") -> Any:
     """self * Phi(self), Phi by erf or by its tanh form."""
     if approximate == "tanh":
         return 0.5 * self * (1 + jnp.tanh(_SQRT_2_OVER_PI * (self + _CUBIC * self * self * self)))
-    return self * 0.5 * (1 + jax.lax.erf(self * _SQRT_HALF))
+    return self * 0.5 * (1 + jax.lax.erf(self * SQRT_HALF))
 
 
 @lower("silu")

@@ -50,7 +50,7 @@ def gelu_backward(grad_output: Any, self: Any, *, approximate: str = "none") -> 
     """The gradient times Phi(self) + self * phi(self), or the derivative of the tanh form."""
     if approximate == "tanh":
         return pullback(lambda x: activation.gelu(x, approximate="tanh"), grad_output, self)[0]
-    cdf = 0.5 * (1 + jax.lax.erf(self * activation._SQRT_HALF))
+    cdf = 0.5 * (1 + jax.lax.erf(self * activation.SQRT_HALF))
     pdf = 0.3989422804014327 * jnp.exp(-0.5 * self * self)  # 1 / sqrt(2 pi)
     return grad_output * (cdf + self * pdf)
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from ampcheck.jax_device.coverage.records import Row, Sample
+from ampcheck.tools.jax_coverage.records import Row, Sample
 
-COMMAND = (sys.executable, "-m", "ampcheck.jax_device.coverage.worker")
+COMMAND = (sys.executable, "-m", "ampcheck.tools.jax_coverage.worker")
 _RENEWED = 100  # ops a worker measures before another takes its place: compiled programs take memory
 _STARTING_S = 180.0
 

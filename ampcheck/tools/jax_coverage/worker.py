@@ -11,12 +11,12 @@ import os
 import sys
 from typing import TextIO
 
-from ampcheck.jax_device.coverage.records import Sample
+from ampcheck.tools.jax_coverage.records import Sample
 
 
 def serve(way: str, limit: int, channel: TextIO) -> None:
     """Answer the lines of standard input until it ends."""
-    from ampcheck.jax_device.coverage import measure, samples, ways
+    from ampcheck.tools.jax_coverage import measure, samples, ways
 
     def say(**message: object) -> None:
         channel.write(json.dumps(message) + "\n")
