@@ -6,7 +6,6 @@ python -m ampcheck.bench.advise.worker < plan.json
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 import warnings
@@ -28,6 +27,7 @@ from ampcheck.bench.torch_private import dynamo_config
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import select
 from ampcheck.errors import UsageError, one_line
+from ampcheck.runner.worker import answers
 
 STEP = "step"
 """The name of the user's step as a workload."""
@@ -75,8 +75,7 @@ class Found:
 def main() -> None:
     """Measure what the plan on standard input says, and give what was found, or the sentence of a UsageError."""
     plan = AdvicePlan(**json.load(sys.stdin))
-    lines = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the user's code prints is no line of ours
+    lines = answers()
     pin(plan.threads, plan.process)
     warnings.simplefilter("ignore")  # the user's program is judged elsewhere
     try:
