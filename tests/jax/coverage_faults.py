@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import ampcheck.jax_device  # noqa: F401
-from ampcheck.jax_device.coverage import worker
+from ampcheck.tools.jax_coverage import worker
 
 calls = itertools.count()
 

@@ -16,6 +16,7 @@ import pytest
 from ampcheck.runner import suites
 from ampcheck.runner.compare import first_line, merge
 from ampcheck.runner.results import RED, Run, read
+from ampcheck.runner.supervisor.ended import RunOutcome
 from ampcheck.runner.supervisor.loop import Supervisor
 from ampcheck.spec.ids import Shard
 from tests.cli_support import LIMIT, MODULE, ROOT, environment, interrupted, refused, run, run_pytest

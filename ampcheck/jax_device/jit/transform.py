@@ -9,7 +9,6 @@ from typing import Any, cast, overload
 
 import jax
 import torch
-from torch.utils import _pytree as pytree
 
 from ampcheck.jax_device.jit.entry import Entry, Stale
 from ampcheck.jax_device.jit.fast import MISS, State, described, generated, modes, observed, sharing
@@ -18,6 +17,7 @@ from ampcheck.jax_device.jit.state import PLAIN, Reached, reach
 from ampcheck.jax_device.jit.trace import grad_leaves, trace, tracing
 from ampcheck.jax_device.jit.watch import ValueNeededError
 from ampcheck.jax_device.storage.arrays import storage_of
+from ampcheck.jax_device.torch_private import pytree
 
 __all__ = ["ValueNeededError", "jit"]
 

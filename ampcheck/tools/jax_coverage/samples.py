@@ -9,6 +9,8 @@ from zlib import crc32
 
 import torch
 
+from ampcheck.samples.torch_testing import internal
+
 # What these give is memory nobody has written to.
 UNINITIALISED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
 # What PyTorch wants on the CPU whatever device the input is on.
@@ -26,8 +28,7 @@ def name_of(op: Any) -> str:
 @cache
 def ops() -> dict[str, Any]:
     """The OpInfos that PyTorch declares for float32 on the CPU, by name."""
-    from torch.testing._internal.common_methods_invocations import op_db
-
+    op_db = internal("common_methods_invocations").op_db
     _unseed()
     return {name_of(op): op for op in op_db if torch.float32 in op.supported_dtypes("cpu")}
 

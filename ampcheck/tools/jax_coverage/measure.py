@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
-from ampcheck.jax_device.coverage import judge
-from ampcheck.jax_device.coverage.invariants import INVARIANTS, indices_as_values
-from ampcheck.jax_device.coverage.records import Row, Sample
-from ampcheck.jax_device.coverage.samples import HOST_ARGUMENTS, name_of, samples, seed, tolerances
-from ampcheck.jax_device.coverage.ways import Way
+from ampcheck.observe.torch_private import TorchDispatchMode, pytree
+from ampcheck.tools.jax_coverage import judge
+from ampcheck.tools.jax_coverage.invariants import INVARIANTS, indices_as_values
+from ampcheck.tools.jax_coverage.records import Row, Sample
+from ampcheck.tools.jax_coverage.samples import HOST_ARGUMENTS, name_of, samples, seed, tolerances
+from ampcheck.tools.jax_coverage.ways import Way
 
 _DRAWS, _ELEMENTS = 24, 512  # draws of a random op: at least as many, and enough for as many elements
 _MISSING = re.compile(r"(\S+) has no kernel on the jax device|Operator with name (\S+) has no lowering")
@@ -33,7 +32,7 @@ class _Seeded(TorchDispatchMode):
 
 
 def _fresh(tree: Any) -> Any:
-    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else copy.copy(leaf), tree)
+    return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else copy.copy(leaf), tree)
 
 
 def _caller(op: Any, sample: Any) -> Callable[[Any], Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.jax_device.coverage import samples
+from ampcheck.tools.jax_coverage import samples
 
 Path = str
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+
+from ampcheck.observe.torch_private import pytree
 
 
 class Way(Protocol):
@@ -37,13 +38,13 @@ def _moved(tree: Any, move: Callable[[torch.Tensor], Any]) -> Any:
             return "jax"
         return leaf
 
-    return tree_map(one, tree)
+    return pytree.tree_map(one, tree)
 
 
 def _named(given: Any) -> bool:
     """Whether an argument says which device is meant: a tensor on it, or its name."""
     return any(
-        leaf == "jax" if isinstance(leaf, str) else isinstance(leaf, torch.Tensor) for leaf in tree_leaves(given)
+        leaf == "jax" if isinstance(leaf, str) else isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(given)
     )
 
 
@@ -78,7 +79,7 @@ class Device:
                 raise RuntimeError(f"a result lies on {leaf.device}")
             return leaf.detach().cpu()
 
-        return tree_map(one, tree)
+        return pytree.tree_map(one, tree)
 
     def around(self, given: Any) -> contextlib.AbstractContextManager[Any]:
         """Nothing; where no argument says which device is meant, the device is the default."""
@@ -110,7 +111,7 @@ class Torchax:
                 raise RuntimeError(f"a result is a plain tensor on {leaf.device}, not torchax's")
             return leaf
 
-        return tree_map(one, tree)
+        return pytree.tree_map(one, tree)
 
     def around(self, given: Any) -> contextlib.AbstractContextManager[Any]:
         """torchax's environment, which answers for its tensors; and where no argument says so, the default device."""

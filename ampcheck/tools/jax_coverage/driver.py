@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import queue
-import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
 
-from ampcheck.jax_device.coverage.records import Row, Sample
+from ampcheck.runner.worker import Worker
+from ampcheck.tools.jax_coverage.records import Row, Sample
 
-COMMAND = (sys.executable, "-m", "ampcheck.jax_device.coverage.worker")
+COMMAND = (sys.executable, "-m", "ampcheck.tools.jax_coverage.worker")
 _RENEWED = 100  # ops a worker measures before another takes its place: compiled programs take memory
 _STARTING_S = 180.0
 
@@ -28,60 +24,6 @@ class Settings:
     seconds: float = 90.0
     processes: int = 2
     command: Sequence[str] = COMMAND
-
-
-class Worker:
-    """One worker process and the lines it says."""
-
-    def __init__(self, way: str, settings: Settings) -> None:
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the worker
-        self.process = subprocess.Popen(
-            [*settings.command, way, str(settings.samples)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-        )
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        self.measured = 0
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._lines.put(line)
-        self._lines.put(None)
-
-    def ask(self, op: str) -> None:
-        """Tell the worker to measure an op."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(op + "\n")
-        self.process.stdin.flush()
-        self.measured += 1
-
-    def hear(self, seconds: float) -> dict[str, Any] | None:
-        """The next thing the worker says, None where its process ended. Raises TimeoutError."""
-        try:
-            line = self._lines.get(timeout=seconds)
-        except queue.Empty:
-            raise TimeoutError from None
-        return json.loads(line) if line is not None else None
-
-    def stop(self) -> str:
-        """End the process; the last line it wrote to standard error."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        self._reader.join()
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    stream.close()
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").split("\n")
-        self._errors.close()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def sweep(jobs: Sequence[tuple[str, str]], settings: Settings, done: Callable[[Row], None]) -> None:
@@ -130,18 +72,19 @@ def _share(
 ) -> None:
     """What one thread does: take pairs and have its worker measure them."""
     worker: Worker | None = None
-    current = ""
+    current, count = "", 0
     try:
         while not stopping.is_set():
             try:
                 way, op = waiting.get_nowait()
             except queue.Empty:
                 return
-            if worker is not None and (way != current or worker.measured >= _RENEWED):
+            if worker is not None and (way != current or count >= _RENEWED):
                 worker.stop()
                 worker = None
             if worker is None:
-                worker, current = _started(way, settings), way
+                worker, current, count = _started(way, settings), way, 0
+            count += 1
             row, alive = measured(worker, way, op, settings.seconds, stopping)
             if not alive:
                 worker = None
@@ -153,20 +96,21 @@ def _share(
 
 
 def _started(way: str, settings: Settings) -> Worker:
-    worker = Worker(way, settings)
+    worker = Worker([*settings.command, way, str(settings.samples)])
     try:
         said = worker.hear(_STARTING_S)
     except TimeoutError:
         said = None
     if said is None:
-        raise RuntimeError(f"a worker that measures {way} did not start: {worker.stop()}")
+        worker.stop()
+        raise RuntimeError(f"a worker that measures {way} did not start: {worker.last_line()}")
     return worker
 
 
 def measured(worker: Worker, way: str, op: str, seconds: float, stopping: threading.Event) -> tuple[Row | None, bool]:
     """The op's row and whether the worker lives on. None for the row where it was stopped in the middle."""
     row, left = Row(op, way), seconds
-    worker.ask(op)
+    worker.tell(op)
     while True:
         try:
             said = worker.hear(min(left, 1.0))
@@ -181,8 +125,9 @@ def measured(worker: Worker, way: str, op: str, seconds: float, stopping: thread
             row.samples.append(Sample(_next(row), f"timeout: the op's samples took over {seconds:g} s"))
             return row, False
         if said is None:
-            code = worker.process.wait()
-            row.samples.append(Sample(_next(row), f"crash: the process ended with {code}: {worker.stop()[:200]}"))
+            code = worker.status()
+            worker.stop()
+            row.samples.append(Sample(_next(row), f"crash: the process ended with {code}: {worker.last_line()[:200]}"))
             return row, False
         if said.get("done"):
             return row, True

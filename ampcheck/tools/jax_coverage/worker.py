@@ -7,20 +7,19 @@ each sample, and {"done": true}.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import TextIO
 
-from ampcheck.jax_device.coverage.records import Sample
+from ampcheck.runner.worker import answers
+from ampcheck.tools.jax_coverage.records import Sample
 
 
 def serve(way: str, limit: int, channel: TextIO) -> None:
     """Answer the lines of standard input until it ends."""
-    from ampcheck.jax_device.coverage import measure, samples, ways
+    from ampcheck.tools.jax_coverage import measure, samples, ways
 
     def say(**message: object) -> None:
         channel.write(json.dumps(message) + "\n")
-        channel.flush()
 
     implementation = ways.way(way)
     known = samples.ops()
@@ -37,9 +36,7 @@ def serve(way: str, limit: int, channel: TextIO) -> None:
 
 def main(argv: list[str]) -> None:
     """Serve the way and the number of samples an op that the arguments name."""
-    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what an op prints is not an answer
-    serve(argv[0], int(argv[1]), channel)
+    serve(argv[0], int(argv[1]), answers())
 
 
 if __name__ == "__main__":
