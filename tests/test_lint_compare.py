@@ -45,7 +45,7 @@ def test_a_program_without_regions_agrees() -> None:
 
 
 def test_values_that_were_rounded_twice_are_found() -> None:
-    """TorchScript keeps the dtype of the region it was first called in (docs/findings.md, script-keeps-first-dtype)."""
+    """TorchScript keeps the dtype of the region it was first called in (docs/findings, script-keeps-first-dtype)."""
     found = ampcheck.check_scripted(plain, X, roads=("script", "trace"))
     assert {(one.road, one.rule, one.what) for one in found} == {
         (road, "result", "in a region of fp16") for road in ("script", "trace")
