@@ -111,7 +111,7 @@ Text.
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("# A title", "A title", "then a line '# title'"),
+        ("# A title", "A title", "a line '# title'"),
         ("area: cache\n", "", "has sure, area, versions, severity, upstream, in this order"),
         ("area: cache\n", "area: cache\narea: cache\n", "has sure, area, versions, severity, upstream, in this order"),
         ("area: cache", "area: ", "area is empty"),
