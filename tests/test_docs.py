@@ -55,6 +55,33 @@ def test_a_link_that_leads_nowhere_is_found() -> None:
     assert broken(page, text) == ["gone.md", "using.md#gone", "#gone"]
 
 
+@pytest.mark.parametrize("page", files(".md"), ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_and_modules_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"`((?:ampcheck|bench|docs|scripts|suites|tests|\.github)/[a-z0-9_./]+)`", text)
+    modules = [name.split(".") for name in re.findall(r"`(ampcheck(?:\.\w+)+)`", text)]
+    gone = [name for name in named if not (ROOT / name).exists()]
+    assert gone + [".".join(parts) for parts in modules if not is_there(parts)] == []
+
+
+def is_there(parts: list[str]) -> bool:
+    """Whether a dotted name is a module, or a name that a module mentions."""
+    while parts and not (ROOT.joinpath(*parts).is_dir() or ROOT.joinpath(*parts).with_suffix(".py").exists()):
+        *parts, name = parts
+        file = ROOT.joinpath(*parts).with_suffix(".py")
+        file = file if file.exists() else ROOT.joinpath(*parts, "__init__.py")
+        if file.exists():
+            return re.search(rf"\b{name}\b", file.read_text(encoding="utf-8")) is not None
+    return bool(parts)
+
+
+def test_a_module_that_is_gone_is_found() -> None:
+    assert is_there(["ampcheck", "spec", "rules"])
+    assert is_there(["ampcheck", "spec", "rules", "RULES"])
+    assert not is_there(["ampcheck", "spec", "gone"])
+    assert not is_there(["ampcheck", "spec", "rules", "GONE"])
+
+
 def test_pages_that_code_names_exist() -> None:
     named = {
         (name, str(path.relative_to(ROOT)))
