@@ -283,7 +283,7 @@ def _bits(under: Gradients, hand: Gradients, exact: Gradients, name: str) -> lis
     """Each gradient has the bits of the one by hand, or lies nearer to the float64 one.
 
     Nearer, because a backend may sum the gradients of a cast's uses in float32, where autograd sums them in the dtype
-    of the cast: cached-weight-gradient-in-low-precision in docs/findings.md.
+    of the cast: cached-weight-gradient-in-low-precision in docs/findings.
     """
     differences = []
     for place, gradient in under.items():

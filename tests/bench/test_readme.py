@@ -95,7 +95,7 @@ def test_the_documentation_of_estimates_counts_the_same() -> None:
     found = re.findall(r"in (\d of \d) workloads[^.]*? on tpu-(v5e|v6e)", readme.text(readme.published()))
     (v5e, one), (v6e, other) = found
     assert (one, other) == ("v5e", "v6e")
-    text = " ".join((readme.ROOT / "docs/tpu_estimates.md").read_text(encoding="utf-8").split())
+    text = " ".join(readme.PAGE.read_text(encoding="utf-8").split())
     assert f"it is slower there in {v5e} published workloads on v5e and in {v6e} on v6e" in text
 
 
@@ -148,8 +148,8 @@ def test_the_picture_is_drawn_the_same_twice() -> None:
     assert readme.picture(columns) == readme.picture(columns)
 
 
-def test_the_readme_has_what_the_published_files_say() -> None:
-    text = (readme.ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_page_has_what_the_published_files_say() -> None:
+    text = readme.PAGE.read_text(encoding="utf-8")
     between = text.split(readme.BEGIN)[1].split(readme.END)[0]
     assert between == readme.text(readme.published()), "run python -m ampcheck.bench.run.readme"
     assert between.count("**") >= 20

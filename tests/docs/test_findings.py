@@ -1,7 +1,7 @@
-"""docs/findings.md: each finding still happens, and its entry is whole.
+"""docs/findings/: each finding still happens, its file is whole, and the index is current.
 
-A block of the page ends without an error where the behaviour is present. One that does not says that torch was mended,
-or that the page is wrong: either way the entry must change.
+A block of a finding ends without an error where the behaviour is present. One that does not says that torch was mended,
+or that the page is wrong: either way the file must change.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-from tests.cli_support import LIMIT, ROOT
+from ampcheck.tools import findings
+from tests.cli_support import LIMIT
 
-PAGE = ROOT / "docs" / "findings.md"
-_SECTION = re.compile(r"^## (?P<id>\S+)\n(?P<body>.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"^```python(?P<how> subprocess)?\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
-SECTIONS = {match["id"]: match["body"] for match in _SECTION.finditer(PAGE.read_text(encoding="utf-8"))}
+FINDINGS = {one.id: one for one in findings.load()}
+SECTIONS = {name: one for name, one in FINDINGS.items() if one.area != findings.OUTSIDE}
+"""The findings about autocast."""
 
 only_on_2_13 = pytest.mark.skipif(
     not torch.__version__.startswith("2.13."), reason=f"the findings are of torch 2.13, this is {torch.__version__}"
@@ -52,31 +54,79 @@ def check(block: re.Match[str], name: str) -> None:
         # A warning of torch is no part of a finding.
         warnings.simplefilter("ignore")
         try:
-            exec(compile(block["code"], f"{PAGE.name}#{name}", "exec"), {"__name__": name})
+            exec(compile(block["code"], f"{name}.md", "exec"), {"__name__": name})
         except Exception as error:
             raise AssertionError(f"{name} no longer happens: {type(error).__name__}: {error}") from error
 
 
 @only_on_2_13
-@pytest.mark.parametrize("name", SECTIONS)
+@pytest.mark.parametrize("name", FINDINGS)
 def test_it_still_happens(name: str) -> None:
-    blocks = list(_BLOCK.finditer(SECTIONS[name]))
+    blocks = list(_BLOCK.finditer(FINDINGS[name].body))
     assert blocks, f"{name} has no block to run"
     for block in blocks:
         check(block, name)
 
 
 @pytest.mark.parametrize("name", SECTIONS)
-def test_the_entry_is_whole(name: str) -> None:
-    body = SECTIONS[name]
-    for part in ("**Promise.**", "**What happens.**", "**Consequence.**", "**Sure:**", "**Case:**", "**Upstream:**"):
+def test_the_text_is_whole(name: str) -> None:
+    body = SECTIONS[name].body
+    for part in ("**Promise.**", "**What happens.**", "**Consequence.**", "**Case.**"):
         assert body.count(part) == 1, f"{name} must have one {part}"
-    assert re.search(r"\*\*Sure:\*\* (certain|likely|open)\b", body)
     assert "https://" in body
 
 
-def test_the_page_has_findings() -> None:
-    assert len(SECTIONS) == PAGE.read_text(encoding="utf-8").count("\n## ") >= 10
+def test_no_finding_was_lost() -> None:
+    assert len(FINDINGS) >= 97
+    assert len(FINDINGS) == sum(1 for _ in findings.FOLDER.rglob("*.md")) - 1  # each has a name of its own
+
+
+def test_the_index_is_current() -> None:
+    shown = findings.INDEX.read_text(encoding="utf-8")
+    assert shown == findings.index(findings.load()), "run python -m ampcheck.tools.findings"
+    links = re.findall(r"^\| \[.*\]\(([^)]+\.md)\) \|", shown, re.MULTILINE)
+    assert sorted(links) == sorted(one.path.relative_to(findings.FOLDER).as_posix() for one in FINDINGS.values())
+
+
+def test_every_link_to_another_finding_exists() -> None:
+    for one in FINDINGS.values():
+        for target in re.findall(r"\]\(([^)#:]+)\)", _BLOCK.sub("", one.body)):
+            assert (one.path.parent / target).exists(), f"{one.id}: {target}"
+
+
+WHOLE = """---
+sure: certain
+area: cache
+versions: torch 2.13.0
+severity: high
+upstream: https://github.com/pytorch/pytorch/issues/1
+---
+
+# A title
+
+Text.
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("# A title", "A title", "a line '# title'"),
+        ("area: cache\n", "", "has sure, area, versions, severity, upstream, in this order"),
+        ("area: cache\n", "area: cache\narea: cache\n", "has sure, area, versions, severity, upstream, in this order"),
+        ("area: cache", "area: ", "area is empty"),
+        ("certain", "surely", "sure is 'surely'; it is one of certain, likely, open"),
+        ("high", "urgent", "severity is 'urgent'; it is one of high, medium, low"),
+        ("https://github.com/pytorch/pytorch/issues/1", "unreported", "upstream is the link of"),
+        ("https://github.com/pytorch/pytorch/issues/1", 'none found on 2026-11-22 by ""', "upstream is the link of"),
+    ],
+)
+def test_front_matter_that_is_not_whole_is_refused(old: str, new: str, says: str) -> None:
+    assert findings.parse(Path("x.md"), WHOLE).report.endswith("/1")
+    searched = WHOLE.replace("https://github.com/pytorch/pytorch/issues/1", 'none found on 2026-11-22 by "words"')
+    assert findings.parse(Path("x.md"), searched).report == ""
+    with pytest.raises(ValueError, match=re.escape(says)):
+        findings.parse(Path("x.md"), WHOLE.replace(old, new))
 
 
 @pytest.mark.parametrize("how", ["", " subprocess"])

@@ -1,7 +1,8 @@
-"""The README's commands and figures hold: a newcomer types them word for word."""
+"""The commands of the README and of the pages hold: a newcomer types them word for word."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import subprocess
@@ -13,16 +14,17 @@ import pytest
 from tests.cli_support import ROOT, environment
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = README + "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language: str, text: str = README) -> list[str]:
     """The fenced blocks of a language."""
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-def commands(program: str) -> list[list[str]]:
+def commands(program: str, text: str = README) -> list[list[str]]:
     """Every command line of a program, comments dropped."""
-    lines = (line for block in blocks("sh") for line in block.splitlines())
+    lines = (line for block in blocks("sh", text) for line in block.splitlines())
     split = [shlex.split(line, comments=True) for line in lines]
     return [words for words in split if words and words[0] == program]
 
@@ -39,18 +41,29 @@ def test_pytest_lines_find_cases(words: list[str]) -> None:
     assert re.search(r"[1-9]\d* tests collected|[1-9]\d*/\d+ tests collected", done.stdout)
 
 
-@pytest.mark.parametrize("words", commands("ampcheck"), ids=" ".join)
-def test_commands_take_what_the_readme_gives_them(words: list[str], tmp_path: Path) -> None:
-    name = words[1]
-    if name in ("explain", "devices"):
-        done = run(*words)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.strip()
-        return
-    done = run("ampcheck", name, "--help")
+def options_shown() -> dict[tuple[str, ...], set[str]]:
+    """The options that any page gives each command."""
+    out: dict[tuple[str, ...], set[str]] = {}
+    for words in commands("ampcheck", PAGES):
+        actions = itertools.takewhile(lambda word: re.fullmatch(r"[a-z]+", word), words[1:3])
+        name = tuple(actions) if words[1] in ("bench", "waivers") else (words[1],)
+        out.setdefault(name, set()).update(word for word in words[2:] if re.match(r"--?\w", word))
+    return out
+
+
+@pytest.mark.parametrize("name", options_shown(), ids=" ".join)
+def test_commands_take_what_the_pages_give_them(name: tuple[str, ...]) -> None:
+    done = run("ampcheck", *name, "--help")
     assert done.returncode == 0, done.stderr
-    options = [word for word in words[2:] if word.startswith("--")]
-    assert [option for option in options if option not in done.stdout] == []
+    known = set(re.findall(r"--?[\w-]+", done.stdout))
+    assert sorted(options_shown()[name] - known) == []
+
+
+def test_a_command_of_the_readme_answers() -> None:
+    (words,) = (words for words in commands("ampcheck") if words[1] == "explain")
+    done = run(*words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
 
 
 def test_make_has_the_two_commands() -> None:

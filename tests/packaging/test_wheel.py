@@ -120,7 +120,7 @@ def installed(empty: Installed) -> Installed:
     return empty
 
 
-PAGE = (ROOT / "docs" / "your_backend.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "your_backend.md").read_text(encoding="utf-8").partition("\n## register_autocast\n")[0]
 
 
 def blocks(language: str) -> list[str]:

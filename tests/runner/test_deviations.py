@@ -23,6 +23,7 @@ from ampcheck.observe.dispatcher import compiled
 from ampcheck.runner import deviations, results
 from ampcheck.runner.deviations import JIT, KERNELS, SHARED, Deviation, KnownDeviations, after_deviations, load
 from ampcheck.spec.case import deviation_name
+from ampcheck.tools.findings import Finding
 from tests.cli_support import LIMIT, ROOT, run_pytest
 from tests.docs.test_findings import SECTIONS
 
@@ -32,7 +33,7 @@ DEVIATIONS = [deviation for path in FILES for deviation in load(path, tuple(know
 _LINK = re.compile(
     r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+|https://docs\.pytorch\.org/docs/\S+|unreported"
 )
-_CASE = re.compile(r"\*\*Case:\*\*\s(?P<text>.*?)\*\*Upstream:\*\*", re.DOTALL)
+_CASE = re.compile(r"\*\*Case\.\*\*\s(?P<text>.*?)(?=\*\*Upstream\.\*\*|\Z)", re.DOTALL)
 
 
 def bad_links(deviations: Iterable[Deviation]) -> list[str]:
@@ -40,12 +41,12 @@ def bad_links(deviations: Iterable[Deviation]) -> list[str]:
     return [deviation.id for deviation in deviations if not _LINK.fullmatch(deviation.link)]
 
 
-def without_page(deviations: Iterable[Deviation], sections: Mapping[str, str]) -> list[str]:
-    """The ids of unreported deviations that docs/findings.md has no section for."""
+def without_page(deviations: Iterable[Deviation], sections: Mapping[str, Finding]) -> list[str]:
+    """The ids of unreported deviations that docs/findings/ has no file for."""
     return [deviation.id for deviation in deviations if deviation.link == "unreported" and deviation.id not in sections]
 
 
-def wrong_cases(deviations: Iterable[Deviation], sections: Mapping[str, str]) -> list[str]:
+def wrong_cases(deviations: Iterable[Deviation], sections: Mapping[str, Finding]) -> list[str]:
     """A sentence for each section that names a case of another deviation than its own, or has neither case nor reason.
 
     Only a finding where PyTorch is silent may have no case.
@@ -55,12 +56,12 @@ def wrong_cases(deviations: Iterable[Deviation], sections: Mapping[str, str]) ->
         own.setdefault(deviation.id, set()).update(deviation.cases)
     everybody = set().union(*own.values())
     out = []
-    for name, body in sections.items():
-        match = _CASE.search(body)
+    for name, finding in sections.items():
+        match = _CASE.search(finding.body)
         text = match["text"] if match else ""
         named = set(re.findall(r"`(\w+/[^`]+)`", text))
         if name not in own:
-            if "**Sure:** open" not in body or not text.startswith("none;"):
+            if finding.sure != "open" or not text.startswith("none;"):
                 out.append(f"{name} is no deviation, and PyTorch is not silent on it")
         elif not named & own[name]:
             out.append(f"{name} names no case of its deviation")
@@ -121,8 +122,8 @@ def test_every_page_names_cases_of_its_deviation() -> None:
     ],
 )
 def test_a_page_that_names_others_is_found(name: str, sure: str, case: str, says: str) -> None:
-    body = f"**Sure:** {sure}. **Case:** {case}. **Upstream:** unreported."
-    (found,) = wrong_cases(DEVIATIONS, {name: body})
+    finding = replace(SECTIONS["stale-cached-weight"], sure=sure, body=f"**Case.** {case}. **Upstream.** No report.")
+    (found,) = wrong_cases(DEVIATIONS, {name: finding})
     assert found.startswith(f"{name} {says}")
 
 

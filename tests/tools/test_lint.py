@@ -248,5 +248,5 @@ def test_policies_are_compared_with_the_device_type_s_own() -> None:
 
 
 def test_the_rules_are_documented() -> None:
-    page = (ROOT / "docs" / "lint.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "using.md").read_text(encoding="utf-8")
     assert [name for name in RULES if f"`{name}`" not in page] == []

@@ -45,7 +45,7 @@ def test_a_program_without_regions_agrees() -> None:
 
 
 def test_values_that_were_rounded_twice_are_found() -> None:
-    """TorchScript keeps the dtype of the region it was first called in (docs/findings.md, script-keeps-first-dtype)."""
+    """TorchScript keeps the dtype of the region it was first called in (docs/findings, script-keeps-first-dtype)."""
     found = ampcheck.check_scripted(plain, X, compilers=("script", "traced"))
     assert {(one.compiler, one.rule, one.what) for one in found} == {
         (compiler, "result", "in a region of fp16") for compiler in ("script", "traced")

@@ -20,7 +20,7 @@ from ampcheck.errors import UsageError
 from ampcheck.tools.watching import Culprit, Watch, WatchedStep
 from tests.cli_support import ROOT
 
-DOC = (ROOT / "docs" / "watch.md").read_text(encoding="utf-8")
+DOC = (ROOT / "docs" / "using.md").read_text(encoding="utf-8").partition("\n## Watch\n")[2]
 
 
 def _model() -> tuple[torch.nn.Module, Any]:
@@ -268,7 +268,7 @@ def test_the_page_is_right(capsys: pytest.CaptureFixture[str]) -> None:
     line = re.search(r"^    (step 2 of sgd was .*)$", DOC, re.MULTILINE)
     assert block is not None
     assert line is not None
-    exec(compile(block[1], "watch.md", "exec"), {})
+    exec(compile(block[1], "using.md", "exec"), {})
     assert capsys.readouterr().out.splitlines() == [line[1], "True", "2.weight"]
 
 

@@ -1,4 +1,4 @@
-"""What is timed, one file per family. `docs/add_a_benchmark.md` says how to add one."""
+"""What is timed, one file per family. `docs/contributing.md` says how to add one."""
 
 from __future__ import annotations
 
