@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,11 @@ def test_pages_that_code_names_exist() -> None:
     }
     assert len(named) >= 10
     assert sorted(f"{name} in {file}" for name, file in named if not (ROOT / name).exists()) == []
+
+
+def test_the_map_of_folders_is_the_layers_of_import_linter() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (layers,) = (one["layers"] for one in settings["tool"]["importlinter"]["contracts"] if one["type"] == "layers")
+    page = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^\| `(\w+)(?:/|\.py)` \|", page, re.MULTILINE)
+    assert shown == layers[::-1]
