@@ -137,12 +137,12 @@ PLANTED = {
         "FAIL listed ops that ran in Linear | got",
     ),
     "gradients that are not divided": (
-        "scaler/test_unscale__scaler.py::test_divides[4-bf16-cpu]",
+        "scaler/test_unscale.py::test_divides[4-bf16-cpu]",
         _UNSCALED,
         "FAIL gradient 0",
     ),
     "a backward pass that leaves the region": (
-        "autograd/test_customfn.py::test_region_of_forward[call-bf16-cpu]",
+        "autograd/customfn/test_functions.py::test_region_of_forward[call-bf16-cpu]",
         _BACKWARD,
         "RuntimeError: expected m1 and m2 to have the same dtype",
     ),
@@ -152,7 +152,7 @@ PLANTED = {
         "FAIL dtypes before, inside and behind, second call | got [torch.float64",
     ),
     "a traced program of other values": (
-        "jit/test_limits__captured.py::test_captured[tracing_custom-bf16-cpu]",
+        "jit/test_limits.py::test_captured[tracing_custom-bf16-cpu]",
         _TRACED,
         "FAIL whether the first call in a region gives the same values | got False | expected True",
     ),

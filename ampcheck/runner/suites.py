@@ -32,7 +32,7 @@ def by_name(name: str) -> str:
     """Return the path of a suite, or of a file of one, from its module name; "" where there is none.
 
     "ampcheck.suites.eager" is a folder. A node id may follow the name of a file:
-    "ampcheck.suites.eager.test_promote::test_promote".
+    "ampcheck.suites.eager.test_ops::test_promote".
     """
     module, colons, rest = name.partition("::")
     head, *parts = module.removeprefix("ampcheck.").split(".")

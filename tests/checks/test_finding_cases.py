@@ -125,16 +125,14 @@ def a_region_a_call() -> AbstractContextManager[object]:
 
 def inner_that_widens() -> AbstractContextManager[object]:
     """A torch.inner that promotes."""
-    calls = import_module(f"suites.{CALLS}").LOW_AND_WIDE
+    calls = import_module(f"suites.{ELIGIBILITY}").LOW_AND_WIDE
     return patch.dict(calls, inner=lambda low, wide: torch.inner(low.float(), wide))
 
 
-CACHED = "eager.test_cache__results"
-TRAINED = "autograd.test_cache__results"
-CALLS = "eager.test_eligibility__calls"
-CUSTOM = "eager.test_eligibility__custom_ops"
+CACHED = "eager.test_cache"
+TRAINED = "autograd.test_cache"
+ELIGIBILITY = "eager.test_eligibility"
 ARGUMENTS = "autograd.test_eligibility"
-MAPPED = "eager.test_eligibility__vmap"
 CASES: dict[str, tuple[str, str, dict[str, Any], Callable[[], AbstractContextManager[object]]]] = {
     "cache/inner_region_of_another_dtype": (CACHED, "inner_region_of_another_dtype", {}, nothing_kept),
     "cache/other_dtype_set_inside": (CACHED, "other_dtype_set_inside", {}, nothing_kept),
@@ -181,8 +179,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Callable[[], AbstractContextMan
         {"kind": "named"},
         named_tuples,
     ),
-    "eligibility/custom_op_that_mutates": (CUSTOM, "custom_op_that_mutates", {}, refusing),
-    "eligibility/custom_op_with_keyword": (CUSTOM, "custom_op_with_keyword", {}, refusing),
+    "eligibility/custom_op_that_mutates": (ELIGIBILITY, "custom_op_that_mutates", {}, refusing),
+    "eligibility/custom_op_with_keyword": (ELIGIBILITY, "custom_op_with_keyword", {}, refusing),
     "eligibility/custom_fwd_other_argument-layers": (
         ARGUMENTS,
         "custom_fwd_other_argument",
@@ -195,12 +193,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Callable[[], AbstractContextMan
         {"kind": "ordered"},
         containers_alone,
     ),
-    "eligibility/eight_bits_that_widen": (CALLS, "eight_bits_that_widen", {}, nothing_enabled),
-    "eligibility/under_vmap-linear_bias": (MAPPED, "under_vmap", {"op": "linear_bias"}, nothing_enabled),
-    "eligibility/under_vmap-cross_entropy": (MAPPED, "under_vmap", {"op": "cross_entropy"}, nothing_enabled),
-    "eligibility/attention_under_vmap": (MAPPED, "attention_under_vmap", {}, nothing_enabled),
+    "eligibility/eight_bits_that_widen": (ELIGIBILITY, "eight_bits_that_widen", {}, nothing_enabled),
+    "eligibility/under_vmap-linear_bias": (ELIGIBILITY, "under_vmap", {"op": "linear_bias"}, nothing_enabled),
+    "eligibility/under_vmap-cross_entropy": (ELIGIBILITY, "under_vmap", {"op": "cross_entropy"}, nothing_enabled),
+    "eligibility/attention_under_vmap": (ELIGIBILITY, "attention_under_vmap", {}, nothing_enabled),
     "eligibility/low_and_wide-inner": (
-        "eager.test_eligibility__calls",
+        ELIGIBILITY,
         "low_and_wide",
         {"op": "inner"},
         inner_that_widens,

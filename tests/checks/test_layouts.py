@@ -12,7 +12,7 @@ from ampcheck.devices.registry import known
 from ampcheck.errors import Unsupported
 from tests.cli_support import ROOT
 
-FILE = ROOT / "suites" / "eager" / "test_eligibility__forms.py"
+FILE = ROOT / "suites" / "eager" / "test_eligibility.py"
 
 
 def test_a_device_that_shows_no_kernel_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:

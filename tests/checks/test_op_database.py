@@ -250,7 +250,7 @@ def test_in_the_suite_it_is_a_case_like_any_other(tmp_path: Path) -> None:
         sys.executable,
         "-m",
         "pytest",
-        "suites/eager/test_fallthrough.py",
+        "suites/eager/test_ops.py",
         "--device",
         "cpu",
         "--op",

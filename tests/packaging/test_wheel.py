@@ -179,7 +179,7 @@ def test_the_page_names_what_there_is() -> None:
 
 @pytest.mark.parametrize("workers", ["-p no:xdist", "-n1"])
 def test_the_suites_run_by_name(workers: str, installed: Installed) -> None:
-    names = "ampcheck.suites.eager.test_downcast ampcheck.suites.autograd"
+    names = "ampcheck.suites.eager.test_ops::test_downcast ampcheck.suites.autograd"
     options = f"--device cpu --op mm --run-file by_name{len(workers)}.jsonl"
     done = installed.run(f"pytest --pyargs {names} {options} {workers}")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -196,7 +196,7 @@ def test_a_failure_by_name_is_red_and_its_line_repeats_it(installed: Installed) 
     done = installed.run(f"pytest --pyargs ampcheck.suites.eager {device}")
     assert done.returncode == 1, done.stdout + done.stderr
     (failed,) = (result for result in read(installed.folder / "red.jsonl").results.values() if result.status == "fail")
-    assert failed.node == "suites/eager/test_downcast.py::test_downcast[mm-fp32-fp16-swapped]"
+    assert failed.node == "suites/eager/test_ops.py::test_downcast[mm-fp32-fp16-swapped]"
     done = installed.run(failed.pytest)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "reached the kernel as bf16; expected fp16" in done.stdout

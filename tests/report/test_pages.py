@@ -214,11 +214,13 @@ def test_a_case_has_its_rule_difference_reproductions_and_history(site: Path, br
 def test_a_case_as_promised_has_the_pytest_line_that_the_suite_would_give(site: Path, browser: Any) -> None:
     browser.open(site / "case.html", "eager/promote/op1-bf16-bf16-vcu")
     # "op1" is no overload, so its cases are a scenario's: the function has its name.
-    assert browser.text("pre") == "pytest 'suites/eager/test_promote.py::test_op1[bf16-bf16-vcu]' --device=virtual:cuda"
+    assert (
+        browser.text("pre") == "pytest suites/eager --rule=promote -k 'test_op1[bf16-bf16-vcu]' --device=virtual:cuda"
+    )
     assert "As promised: no difference was found." in browser.text()
     assert "virtual: dtypes and casts only" in browser.text()
     browser.open(site / "case.html", "eager/promote/dot-bf16-bf16-cpu")
-    assert browser.text("pre") == "pytest 'suites/eager/test_promote.py::test_promote[dot-bf16-bf16-cpu]' --device=cpu"
+    assert browser.text("pre") == "pytest suites/eager --rule=promote -k 'test_promote[dot-bf16-bf16-cpu]' --device=cpu"
 
 
 def test_copying_puts_the_text_on_the_clipboard(site: Path, browser: Any) -> None:

@@ -1,6 +1,9 @@
-"""Rule autodiff: what hooks receive, and in which state they run. `ampcheck.spec.rules` says what the rule promises.
+"""Rule autodiff: a hook receives gradients in the dtype of its tensor and runs where backward is called.
 
-Hooks are described in https://docs.pytorch.org/docs/2.13/notes/autograd.html#backward-hooks-execution.
+Source: https://docs.pytorch.org/docs/2.13/notes/autograd.html#backward-hooks-execution.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from typing import Any
