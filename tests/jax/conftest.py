@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +18,8 @@ from xml.etree import ElementTree
 import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # read when JAX starts
+
+import jax
 
 import ampcheck.jax_device  # noqa: F401  # makes the device
 from tests.cli_support import LIMIT, ROOT
@@ -28,6 +31,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "alone(**environment): these tests of a file run in one process that has begun with nothing else"
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_of_one_file() -> Iterator[None]:
+    """Drop what JAX compiled for a file: together the programs take gigabytes."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.hookimpl(tryfirst=True)
