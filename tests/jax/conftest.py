@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-os.environ["JAX_PLATFORMS"] = "cpu"  # read when JAX starts
+os.environ |= {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}  # read when JAX and torch start
 
 import jax
 
@@ -73,7 +73,7 @@ def _alone(file: Path, environment: tuple[tuple[str, str], ...]) -> tuple[dict[s
             f"--junitxml={report}",
             str(file),
         ]
-        env = {**os.environ, **dict(environment), _ALONE: "1", "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, **dict(environment), _ALONE: "1"}
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=LIMIT)
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
     ended = {case.attrib["name"]: "\n".join(part.text or "" for part in case) for case in cases}
