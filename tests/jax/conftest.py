@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +17,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-os.environ["JAX_PLATFORMS"] = "cpu"  # read when JAX starts
+os.environ |= {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}  # read when JAX and torch start
+
+import jax
 
 import ampcheck.jax_device  # noqa: F401  # makes the device
 from tests.cli_support import LIMIT, ROOT
@@ -28,6 +31,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "alone(**environment): these tests of a file run in one process that has begun with nothing else"
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_of_one_file() -> Iterator[None]:
+    """Drop what JAX compiled for a file: together the programs take gigabytes."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -63,7 +73,7 @@ def _alone(file: Path, environment: tuple[tuple[str, str], ...]) -> tuple[dict[s
             f"--junitxml={report}",
             str(file),
         ]
-        env = {**os.environ, **dict(environment), _ALONE: "1", "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, **dict(environment), _ALONE: "1"}
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=LIMIT)
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
     ended = {case.attrib["name"]: "\n".join(part.text or "" for part in case) for case in cases}

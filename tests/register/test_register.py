@@ -32,27 +32,57 @@ NAMES = [f"{path.stem}::{name}" for path in sorted(CHECKS.glob("checks_*.py")) f
 FAULTS = [name.removeprefix("_") for name in functions(CHECKS / "register_faults.py", "_")]
 
 
-def run_checks(folder: Path, fault: str = "", only: str = "") -> dict[str, str]:
-    """What the checks found, each empty where it passed, by `file::function`; `only`: the name of one."""
+_SCRIPT = """
+import os, sys
+import pytest
+import register_support
+from register_faults import FAULTS
+
+folder, checks = sys.argv[1:]
+command = ["-q", "--noconftest", "-p", "register_support", "-p", "no:xdist", checks]
+command += ["-o", "python_files=checks_*.py", "-o", "python_functions=check_*"]
+
+def runs(name, *options):
+    return pytest.main([*command, f"--junitxml={folder}/{name}.xml", *options])
+
+for fault, (plant, check) in FAULTS.items():
+    child = os.fork()
+    if not child:
+        plant()
+        os._exit(runs(fault, "-k", check))
+    os.waitpid(child, 0)
+runs("checks")
+"""
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with reports of the checks, and of each that a mistake must fail, with that mistake planted."""
+    folder = tmp_path_factory.mktemp("register")
     paths = os.pathsep.join(map(str, (ROOT, BACKENDS, CHECKS)))
-    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "REGISTER_FAULT": fault}
-    report = folder / "checks.xml"
-    command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "register_support", str(CHECKS)]
-    options = ["-o", "python_files=checks_*.py", "-o", "python_functions=check_*", f"--junitxml={report}", "-k", only]
-    done = subprocess.run([*command, *options], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    assert report.exists(), done.stdout + done.stderr
+    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", _SCRIPT, str(folder), str(CHECKS)]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    (folder / "log.txt").write_text(done.stdout + done.stderr)
+    return folder
+
+
+def outcomes(reports: Path, name: str) -> dict[str, str]:
+    """What the checks of a report found, each empty where it passed, by `file::function`."""
+    report = reports / f"{name}.xml"
+    assert report.exists(), (reports / "log.txt").read_text()
     found = {}
     for case in ElementTree.parse(report).iter("testcase"):
-        name = f"{case.attrib['classname'].rpartition('.')[2]}::{case.attrib['name']}"
-        found[name] = "\n".join(
+        check = f"{case.attrib['classname'].rpartition('.')[2]}::{case.attrib['name']}"
+        found[check] = "\n".join(
             child.text or child.attrib.get("message", "") for child in case if child.tag != "system-out"
         )
     return found
 
 
 @pytest.fixture(scope="module")
-def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return run_checks(tmp_path_factory.mktemp("register"))
+def checked(reports: Path) -> dict[str, str]:
+    return outcomes(reports, "checks")
 
 
 def test_every_check_ran(checked: dict[str, str]) -> None:
@@ -65,9 +95,8 @@ def test_registration(checked: dict[str, str], name: str) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_mistake_fails_its_check(tmp_path: Path, fault: str) -> None:
-    wanted = expected_check(fault)
-    found = run_checks(tmp_path, fault, wanted)
+def test_a_planted_mistake_fails_its_check(reports: Path, fault: str) -> None:
+    wanted, found = expected_check(fault), outcomes(reports, fault)
     assert [bool(failure) for name, failure in found.items() if name.endswith(f"::{wanted}")] == [True]
 
 
@@ -128,16 +157,29 @@ STATES = (
 )
 
 
-@pytest.mark.parametrize(
-    ("base", "rules", "least"),
-    [("cuda", POLICIES, 4700), ("cuda", STATES, 480), ("cpu", ("downcast", "upcast", "promote"), 2900)],
-    ids=["policies", "states", "cpu"],
-)
-def test_one_call_gives_a_backend_its_autocast(tmp_path: Path, base: str, rules: tuple[str, ...], least: int) -> None:
-    results = run_suite(tmp_path, "", *(f"--rule={rule}" for rule in rules), base=base)
+@pytest.fixture(scope="module")
+def registered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    """Every op case, and the scenarios of regions, on a backend that has the lists of CUDA."""
+    return run_suite(tmp_path_factory.mktemp("cuda"), "", *(f"--rule={rule}" for rule in (*POLICIES, *STATES)))
+
+
+@pytest.mark.parametrize(("rules", "least"), [(POLICIES, 4700), (STATES, 480)], ids=["policies", "states"])
+def test_one_call_gives_a_backend_its_autocast(
+    registered: dict[str, Result], rules: tuple[str, ...], least: int
+) -> None:
+    results = {key: result for key, result in registered.items() if result.rule in rules}
     assert red(results) == []
     assert {result.rule for result in results.values() if result.status == "pass"} == set(rules)
     assert sum(result.status == "pass" for result in results.values()) > least
+
+
+def test_the_lists_of_another_key(tmp_path: Path) -> None:
+    """One dtype has a case of every overload; the lists alone differ from those above."""
+    rules = ("downcast", "upcast", "promote")
+    results = run_suite(tmp_path, "", *(f"--rule={rule}" for rule in rules), "--amp-dtype=bf16", base="cpu")
+    assert red(results) == []
+    assert {result.rule for result in results.values() if result.status == "pass"} == set(rules)
+    assert sum(result.status == "pass" for result in results.values()) > 850
 
 
 @pytest.mark.parametrize(
