@@ -85,26 +85,26 @@ def _found(item: Any) -> dict[str, Any]:
 
 def _sample(cases: list[Any]) -> list[Any]:
     """Some op cases of one rule on one device in one suite, and some with a known deviation."""
-    from ampcheck.runner.deviations import Waivers
+    from ampcheck.runner.deviations import KnownDeviations
     from ampcheck.samples.op_database import SAMPLE
 
-    waivers = Waivers([cases[0][1]], [])
+    deviations = KnownDeviations([cases[0][1]], [])
     own = [given for given in cases if given[0].sample != SAMPLE]
-    known = [given for given in own if waivers.of(given[0].device, given[0].name)]
+    known = [given for given in own if deviations.of(given[0].device, given[0].name)]
     count = OPS_IN_A_RULE[cases[0][0].suite]
     return [*random.Random(0).sample(own, min(count, len(own))), *known[:count]]
 
 
 def _op(case: Any, device: Any) -> dict[str, Any]:
     from ampcheck.checks import parity
-    from ampcheck.checks.backward import check_gradients
-    from ampcheck.checks.forward import check_op
+    from ampcheck.checks.backward import check_backward
+    from ampcheck.checks.forward import check_forward
     from ampcheck.errors import Unsupported
     from ampcheck.reproduce import of_compiled, of_gradient, of_op
 
     check, write = {
-        "eager": (check_op, of_op),
-        "autograd": (check_gradients, of_gradient),
+        "eager": (check_forward, of_op),
+        "autograd": (check_backward, of_gradient),
         "jit": (parity.check, of_compiled),
     }[case.suite]
     with warnings.catch_warnings():

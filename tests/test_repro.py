@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from ampcheck.checks.cases import op_cases
-from ampcheck.checks.forward import check_op
+from ampcheck.checks.forward import check_forward
 from ampcheck.devices.registry import known
 from ampcheck.reproduce import of_op
 from ampcheck.spec.case import Case
@@ -155,7 +155,7 @@ def test_an_op_shows_the_difference_that_was_found(tmp_path: Path) -> None:
     refused = of_op(_case("binary_cross_entropy", "fp32", "virtual:cuda", "fp16"), known()["virtual:cuda"], "ran")
     runs = refused.replace("with torch.autocast('cuda', dtype=torch.float16):", "with torch.no_grad():")
     device, case = known()["virtual:cuda"], _case("dot", "bf16", "virtual:cuda", "fp16")
-    differences = check_op(case, device)  # a known deviation, as a run tells it
+    differences = check_forward(case, device)  # a known deviation, as a run tells it
     assert differences
     assert DTYPES[case.amp] is torch.float16
     programs = {f"right, {message}": {"program": program} for message, program in right.items()}

@@ -51,7 +51,7 @@ def _fresh_state() -> Iterator[None]:
 def run(file: str, scenario: str, device: str = "cpu", /, **parameters: object) -> str:
     """What a scenario finds on a device, one difference a line."""
     amp = Amp(DEVICES[device], DEVICES[device].default_amp)
-    with amp.device.running():
+    with amp.device.activate():
         try:
             MODULES[file][f"test_{scenario}"](amp, **parameters)
         except RuntimeError as error:  # a fault may keep the scenario from going on
@@ -82,7 +82,7 @@ def test_every_scenario_cites_its_source(file: str) -> None:
 
 def test_replay_casts_by_the_specification() -> None:
     device = DEVICES["virtual:cuda"]
-    with device.running():
+    with device.activate():
         x = torch.empty(3, 3, device="cuda", dtype=torch.float16)
         single = torch.empty(3, 3, device="cuda")
 
@@ -96,7 +96,7 @@ def test_replay_casts_by_the_specification() -> None:
 
 def test_replay_of_the_other_overload_and_of_a_refusal() -> None:
     device = DEVICES["virtual:cuda"]
-    with device.running():
+    with device.activate():
         x = torch.empty(3, 3, device="cuda", dtype=torch.float16)
         norm, _ = replay(lambda: torch.ops.aten.norm.ScalarOpt_dim(x, 2, [1]), "cuda", "fp16", device.policies())
         loss = torch.nn.functional.binary_cross_entropy

@@ -31,7 +31,7 @@ _OF_DTYPES = re.compile(r"dtype|scalar ?type|same type|not implemented for", re.
 """How kernels refuse a mixture of dtypes."""
 
 
-def check_op(case: Case, device: Device) -> list[str]:
+def check_forward(case: Case, device: Device) -> list[str]:
     """Run an op case on a device and return every difference from the specification.
 
     Raises:
@@ -39,7 +39,7 @@ def check_op(case: Case, device: Device) -> list[str]:
             has none for these dtypes.
         Broken: the op raises or is wrong on this device without autocast, too.
     """
-    with device.running():
+    with device.activate():
         if not exists(case.op):
             raise Unsupported(f"torch {torch.__version__} has no aten::{case.op}")
         todo = plan(case, device)
@@ -54,7 +54,7 @@ def check_op(case: Case, device: Device) -> list[str]:
             outside = run_reference(device, todo)
             if outside.error is not None and not comparisons.same_error(watched.error, outside.error, name):
                 judge_raise(watched.error, device, todo, name)
-        whole = device.sees_composites or watched.of(todo.expected.overload) is not None
+        whole = device.observes_composite_ops or watched.of(todo.expected.overload) is not None
         differences = _received(case, todo, watched) if whole else []
         if differences:
             return differences
@@ -69,7 +69,7 @@ def check_op(case: Case, device: Device) -> list[str]:
 def _results(case: Case, device: Device, todo: CallPlan, name: str) -> list[str]:
     """How what comes out in a region differs from what comes out on inputs cast by hand, and from what is right.
 
-    Raises Unsupported and Broken as `check_op` does.
+    Raises Unsupported and Broken as `check_forward` does.
     """
     native, outside = run(case, device, todo), run_reference(device, todo)
     if differences := comparisons.same_error(native.error, outside.error, name):
@@ -224,14 +224,14 @@ def _same_bits(device: Device, todo: CallPlan, got: Observation, outside: Observ
         return []
     if todo.sample.call != "aten" and todo.expected.dtype_kwarg:  # by hand it rounds elsewhere
         return []
-    with device.aside():
+    with device.native_ops():
         return comparisons.bitwise(got.values, outside.values, name)
 
 
 def _overwritten(device: Device, first: Observation, name: str) -> list[str]:
     """The outputs of a call that hold other values after later calls of the same op."""
     now = [device.host(t) for t in first.outputs]
-    with device.aside():
+    with device.native_ops():
         places = [
             place for place, (a, b) in enumerate(zip(now, first.values, strict=True)) if not comparisons.identical(a, b)
         ]
@@ -251,7 +251,7 @@ def _wrong(device: Device, todo: CallPlan, seen: Observation, name: str) -> list
         what = f"output {place} of {name}"
         out += placed(got, exact, place, seen.inputs, device.type, what)
         if not out and todo.op.values == "exact":
-            with device.aside():
+            with device.native_ops():
                 out += far(seen.values[place], exact.outputs[place], exact.moved[place], kernel, what, todo.op.passes)
     return out or _shared(device, exact, seen, name)
 
@@ -272,7 +272,7 @@ def _shared(device: Device, exact: Reference, seen: Observation, name: str) -> l
         except Exception:  # a device without zero_ shares memory unseen
             return []
     now = [device.host(t) for t in seen.inputs]
-    with device.aside():
+    with device.native_ops():
         places = [
             place for place, (a, b) in enumerate(zip(now, before, strict=True)) if not comparisons.identical(a, b)
         ]
@@ -301,7 +301,7 @@ def _changed(device: Device, todo: CallPlan, inputs: list[torch.Tensor]) -> set[
         then.to(now.dtype) for now, then in zip(inputs, tensors(build(todo.sample, todo.dtypes, device)), strict=True)
     ]
     pairs = [(device.host(now), device.host(then)) for now, then in zip(inputs, fresh, strict=True)]
-    with device.aside():
+    with device.native_ops():
         return {place for place, (now, then) in enumerate(pairs) if not comparisons.identical(now, then)}
 
 

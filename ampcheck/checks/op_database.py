@@ -50,7 +50,7 @@ class _Outcome:
     error: Exception | None = None
 
 
-def check_database(case: Case, device: Device) -> list[str]:
+def check_op_database(case: Case, device: Device) -> list[str]:
     """Run a case of the op database and return every difference from what the rule fallthrough says.
 
     Raises `Unsupported` where the device refuses every sample, with and without autocast, and UsageError where
@@ -60,7 +60,7 @@ def check_database(case: Case, device: Device) -> list[str]:
     if case.op not in infos:
         raise UsageError(f"the op database of torch {torch.__version__} has no {case.op}")
     info = infos[case.op]
-    with device.running(), warnings.catch_warnings():
+    with device.activate(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated and experimental ops are called as well, and warn
         refusals = []
         made = samples_of(info, case, device)
@@ -194,7 +194,7 @@ def _compare(under: _Outcome, without: _Outcome, name: str, device: Device) -> l
 
 def _identical(a: torch.Tensor, b: torch.Tensor, device: Device) -> bool:
     a, b = device.host(a), device.host(b)
-    with device.aside():
+    with device.native_ops():
         return comparisons.identical(a, b)
 
 

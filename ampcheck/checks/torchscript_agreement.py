@@ -131,7 +131,7 @@ def program(device_type: str, dtype: torch.dtype, name: str, args: tuple[Any, ..
 
 def compare(case: Case, device: Device, make: Make) -> list[str]:
     """How a case as a scripted program differs from eager autocast, in sentences."""
-    with device.running(), warnings.catch_warnings():
+    with device.activate(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         todo = plan(case, device)
         dtype = DTYPES[case.amp]

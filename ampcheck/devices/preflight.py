@@ -39,7 +39,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PreflightFinding:
     """The outcome of one step.
 
     `expected`: a sentence. `status`: "ok", "missing" (the device lacks something that a run can do without) or
@@ -82,8 +82,8 @@ class _Step:
 def examine(
     devices: Sequence[Device],
     begin: Callable[[Device, str], None] = lambda device, step: None,
-    end: Callable[[Device, Finding], None] = lambda device, finding: None,
-) -> Iterator[tuple[Device, Finding]]:
+    end: Callable[[Device, PreflightFinding], None] = lambda device, finding: None,
+) -> Iterator[tuple[Device, PreflightFinding]]:
     """Take the steps of each device, up to the first that ends a run.
 
     Every device is started before the first backward pass: autograd knows the devices that exist by then, and no later
@@ -91,7 +91,7 @@ def examine(
     """
     stopped = False
 
-    def taken(device: Device, steps: Iterator[_Step]) -> Iterator[tuple[Device, Finding]]:
+    def taken(device: Device, steps: Iterator[_Step]) -> Iterator[tuple[Device, PreflightFinding]]:
         nonlocal stopped
         for step in steps:
             begin(device, step.name)
@@ -106,8 +106,8 @@ def examine(
         if stopped:
             return
     for device in devices:
-        found: list[tuple[Device, Finding]] = []
-        with device.running():
+        found: list[tuple[Device, PreflightFinding]] = []
+        with device.activate():
             found.extend(taken(device, _steps(device)))
         yield from found
         if stopped:
@@ -129,8 +129,8 @@ def before_run(devices: Sequence[Device], begin: Callable[[Device, str], None]) 
     return notes
 
 
-def _outcome(device: Device, step: _Step) -> Finding:
-    finding = Finding(step.name, step.expected)
+def _outcome(device: Device, step: _Step) -> PreflightFinding:
+    finding = PreflightFinding(step.name, step.expected)
     try:
         with backend_code(f"device {device.name!r}"):
             step.run()
@@ -148,7 +148,7 @@ def _outcome(device: Device, step: _Step) -> Finding:
 
 def _start(device: Device) -> _Step:
     def run() -> None:
-        with device.running():
+        with device.activate():
             name = backend_name()
             if device.key == "AutocastPrivateUse1" and name != device.type:
                 taken = "no backend has named it" if name == "privateuseone" else "a process has one such backend"
@@ -319,7 +319,7 @@ def _in_region(device: Device, dtype: str) -> str:
 
 def _without_kernels(device: Device) -> str:
     """What to do where no kernel is registered under a device's autocast key; "" where one is."""
-    if not device.sees_composites:  # it answers before the dispatcher does
+    if not device.observes_composite_ops:  # it answers before the dispatcher does
         return ""
     promised = set(device.policies()) - set(lacking(device))
     if any(has_kernel(f"aten::{overload}", device.key) for overload in promised):
@@ -422,7 +422,7 @@ def main(argv: Sequence[str]) -> int:
         with open(events, "a", encoding="utf-8") as file:
             file.write(json.dumps({"kind": kind, **fields}) + "\n")
 
-    load = Finding("load", "its module is imported and declares a device that this machine can use")
+    load = PreflightFinding("load", "its module is imported and declares a device that this machine can use")
     put("begin", step=load.step)
     try:
         found = known(modules)

@@ -90,7 +90,7 @@ class _Signature(NamedTuple):
 
 
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
-_CASTS = ("to.dtype", "to.device", "to.dtype_layout", "to.other", "_to_copy")
+CASTS = ("to.dtype", "to.device", "to.dtype_layout", "to.other", "_to_copy")
 
 
 @cache
@@ -102,8 +102,8 @@ def _signature(func: OpOverload) -> _Signature:
     composite = not overload.startswith("prim::") and func._can_decompose()
     returns = func._schema.returns
     alias = returns[0].alias_info if len(returns) == 1 else None
-    is_view = alias is not None and not alias.is_write and overload not in _CASTS
-    return _Signature(overload, overload in _CASTS, composite, is_view, position)
+    is_view = alias is not None and not alias.is_write and overload not in CASTS
+    return _Signature(overload, overload in CASTS, composite, is_view, position)
 
 
 @cache

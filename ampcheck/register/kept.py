@@ -1,7 +1,7 @@
 """The weight cache: casts of float32 leaves that are kept until the outermost region ends.
 
 PyTorch's own is in C++ and cannot be reached from Python (`cached_cast`, aten/src/ATen/autocast_mode.cpp). This one
-keeps the casts of the same tensors, for as long, and differs where `docs/findings.md` shows PyTorch's to be wrong: a
+keeps the casts of the same tensors, for as long, and differs where `docs/findings` shows PyTorch's to be wrong: a
 kept cast is found by its dtype too, is dropped when its weight changes, stays out of fake, traced and functional
 programs, and lets gradients be summed in the weight's dtype.
 """
@@ -48,7 +48,7 @@ class _Graph(torch.autograd.Function):
 
     Every use of the weight leads to this one node. Its output declares float32 gradients, so the engine widens each
     use's gradient before it sums them; summed in the lower precision they stop growing (cached-weight-gradient-in-low-
-    precision in docs/findings.md).
+    precision in docs/findings).
     """
 
     @staticmethod

@@ -75,7 +75,7 @@ def of_scenario(
 
     reset({device.type: device.default_amp})
     try:
-        with device.running(), warnings.catch_warnings(), patch.dict(body.__globals__, {helper: note}):
+        with device.activate(), warnings.catch_warnings(), patch.dict(body.__globals__, {helper: note}):
             warnings.simplefilter("ignore")  # it warned when it ran
             body(Amp(device, dtype), **params)
     except Exception:  # it failed when it ran, or there would be nothing to reproduce; what it reached is enough

@@ -22,7 +22,7 @@ from ampcheck.observe.recorder import overload as callable_of
 from ampcheck.observe.recorder import tensors
 from ampcheck.observe.torch_private import FakeTensorMode
 from ampcheck.register.torch_private import op_names
-from ampcheck.runner.deviations import Deviation, Waivers
+from ampcheck.runner.deviations import Deviation, KnownDeviations
 from ampcheck.samples.describe import Sample, TensorArg, leaves, map_leaves
 from ampcheck.spec.casting import Expectation, Leaf, expect
 from ampcheck.spec.dtypes import is_floating
@@ -235,9 +235,9 @@ def deviations(overload: str, policy: str, devices: Iterable[Device]) -> dict[De
     """The known deviations that speak of cases of an overload on some devices, with how many cases."""
     out: dict[Deviation, int] = {}
     for device in devices:
-        waivers = Waivers([device])
+        deviations = KnownDeviations([device])
         for case in op_cases(device, policy, only=overload):
-            for found in waivers.of(device.name, case.name):
+            for found in deviations.of(device.name, case.name):
                 out[found] = out.get(found, 0) + 1
     return out
 

@@ -21,14 +21,14 @@ _INT = IntType.get()
 _AUTOCAST = re.compile(r"^__torch__\.torch\.((cuda|cpu)\.)?amp\.autocast_mode\.(___torch_mangle_\d+\.)?autocast$")
 
 
-class State(NamedTuple):
+class GraphState(NamedTuple):
     """The state of one device type at a place in a program: a bool value and a dtype value."""
 
     enabled: Value
     dtype: Value
 
 
-States = dict[str, State]
+States = dict[str, GraphState]
 """By device type."""
 
 
@@ -84,7 +84,7 @@ def constant(value: Value) -> Any:
     return value.toIValue() if is_constant(value) else None
 
 
-def off(state: State) -> bool:
+def off(state: GraphState) -> bool:
     """Whether autocast is known to be disabled."""
     return constant(state.enabled) is False
 
@@ -151,7 +151,7 @@ class Builder:
             enabled, dtype = self.values(first, "amp::autocast_ambient", [name], types)
             attributes = {"device_type": name, "enabled": enabled, "dtype": dtype}
             entered.append(self._entered(first, _type(_suspended), attributes))
-            states[device] = State(enabled, dtype)
+            states[device] = GraphState(enabled, dtype)
         last = self.graph.return_node()
         for made in reversed(entered):
             self.node(last, "prim::Exit", [made], [TensorType.get()])
@@ -165,7 +165,7 @@ class Builder:
             raise UsageError(
                 f"the program has a region on {constant(device)!r}; name it in device_type, which is {tuple(outer)}"
             )
-        return {name: self._inside(node, outer, name, device, State(enabled, dtype)) for name in outer}
+        return {name: self._inside(node, outer, name, device, GraphState(enabled, dtype)) for name in outer}
 
     def dtype_of(self, node: Node, states: States, device: Value) -> Value | None:
         """The dtype of a device type; None for one that is left to the caller."""
@@ -179,7 +179,7 @@ class Builder:
         strings = ListType(StringType.get())
         return self.values(node, "prim::ListConstruct", [self.constant(node, name) for name in states], [strings])[0]
 
-    def _inside(self, node: Node, outer: States, name: str, device: Value, given: State) -> State:
+    def _inside(self, node: Node, outer: States, name: str, device: Value, given: GraphState) -> GraphState:
         supported = name != "cpu" or constant(given.dtype) in _SUPPORTED
         if is_constant(device) and constant(device) != name:
             return outer[name]
@@ -187,7 +187,7 @@ class Builder:
             return given
         inputs = [self._names(node, outer), self.constant(node, name), device, *given, *outer[name]]
         types = [BoolType.get(), _INT]
-        return State(*self.values(node, "amp::autocast_region", inputs, types))
+        return GraphState(*self.values(node, "amp::autocast_region", inputs, types))
 
     def _attribute(self, node: Node, made: Value, name: str) -> Value:
         """What a region's object holds: the value it was given where that is plain, else read when it is entered."""

@@ -15,7 +15,7 @@ from ampcheck.spec.casting import BANNED_MESSAGE
 from ampcheck.torchscript.fallback import FIXED_FORMS
 from ampcheck.torchscript.inlining import nodes
 from ampcheck.torchscript.ops import calls_others, kind_of, overload, place_of
-from ampcheck.torchscript.regions import Builder, Graph, Node, State, States, Value, is_region, off
+from ampcheck.torchscript.regions import Builder, Graph, GraphState, Node, States, Value, is_region, off
 from ampcheck.torchscript.torch_private import (
     BoolType,
     IntType,
@@ -264,7 +264,7 @@ class _Pass:
         type_ = ListType(OptionalType(TensorType.get()))
         return self._build.values(node, "prim::ListConstruct", given, [type_])[0]
 
-    def _bracket(self, node: Node, where: Value, state: State) -> None:
+    def _bracket(self, node: Node, where: Value, state: GraphState) -> None:
         """Let a node run in the region: the ops it calls, which no graph shows, follow eager autocast.
 
         Its tensors go through the operators around it, so that no optimization moves it out or merges it with another.

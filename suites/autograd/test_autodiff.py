@@ -14,6 +14,8 @@ from torch.nn import functional as F
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("autodiff")
+
 
 def _elsewhere(amp: Amp) -> AbstractContextManager[object]:
     """A region of another device type, which fake tensors alone could be in here."""

@@ -11,6 +11,8 @@ from torch.autograd.graph import register_multi_grad_hook, save_on_cpu, saved_te
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("autodiff")
+
 NATIVE = ("cpu", "cuda", "xpu", "mps", "mtia")
 """Device types made in C++. On one made in Python an exception in a hook ends the process: the guard of its streams
 calls Python while the exception is pending, and may not fail (`PythonDeviceGuard` in torch/csrc/acc/Module.cpp)."""

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("autodiff")
+
 
 def _twin(leaf: torch.Tensor) -> torch.Tensor:
     return leaf.detach().clone().requires_grad_()

@@ -11,6 +11,8 @@ from torch.autograd.grad_mode import set_multithreading_enabled
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("autodiff")
+
 
 def _twin(leaf: torch.Tensor) -> torch.Tensor:
     return leaf.detach().clone().requires_grad_()

@@ -16,6 +16,8 @@ from torch.nn.utils import parametrizations, parametrize
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("autodiff")
+
 
 class _Symmetric(torch.nn.Module):
     """A parametrization without a matrix product."""

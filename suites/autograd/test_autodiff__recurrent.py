@@ -9,6 +9,8 @@ from torch import nn
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("autodiff")
+
 LAYOUTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "layers": {"num_layers": 2},

@@ -7,6 +7,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("cache")
+
 
 @scenario(values=True)
 def test_one_cast_with_gradients(amp: Amp) -> None:
@@ -22,7 +24,7 @@ def test_one_cast_with_gradients(amp: Amp) -> None:
 def _like_by_hand(amp: Amp, what: str, weight: torch.Tensor, by_hand: torch.Tensor) -> None:
     """The gradient is that of casts by hand, up to the dtype in which the uses were summed.
 
-    PyTorch's own devices sum in the lower precision (docs/findings.md); one that sums in float32 is no less right.
+    PyTorch's own devices sum in the lower precision (docs/findings); one that sums in float32 is no less right.
     """
     if weight.grad is None or by_hand.grad is None:
         raise RuntimeError("the scenario computed no gradient")

@@ -10,6 +10,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("cache")
+
 
 @scenario(values=True)
 def test_gradient_of_many_uses(amp: Amp) -> None:

@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("checkpoint")
+
 both = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "saved"])
 Seen = list[tuple[tuple[bool, torch.dtype, bool], torch.dtype]]
 Around = Callable[[Amp], AbstractContextManager[object]]

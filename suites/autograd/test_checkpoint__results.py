@@ -16,6 +16,8 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("checkpoint")
+
 both = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "saved"])
 Function = Callable[[torch.Tensor], torch.Tensor]
 

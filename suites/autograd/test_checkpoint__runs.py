@@ -11,6 +11,8 @@ from torch.utils.checkpoint import CheckpointError, checkpoint, set_checkpoint_e
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("checkpoint")
+
 both = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "saved"])
 
 

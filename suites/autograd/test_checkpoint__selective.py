@@ -15,6 +15,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("checkpoint")
+
 SAVED: dict[str, CheckpointPolicy | list[Any]] = {
     "must_save": CheckpointPolicy.MUST_SAVE,
     "prefer_save": CheckpointPolicy.PREFER_SAVE,

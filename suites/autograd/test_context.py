@@ -7,6 +7,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("context")
+
 
 @pytest.mark.parametrize("forward", [True, False], ids=["kept", "dropped"])
 @scenario(values=True)

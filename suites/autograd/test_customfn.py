@@ -12,6 +12,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("customfn")
+
 Seen = dict[str, Any]
 
 

@@ -12,6 +12,8 @@ from torch import Tensor, library
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("customfn")
+
 NAME = "ampcheck_customfn"
 Seen = list[Any]
 

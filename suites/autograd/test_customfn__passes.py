@@ -13,6 +13,8 @@ from torch.autograd.function import once_differentiable
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("customfn")
+
 
 def _twin(leaf: torch.Tensor) -> torch.Tensor:
     return leaf.detach().clone().requires_grad_()

@@ -7,9 +7,12 @@ no case names a source.
 import warnings
 from typing import Any
 
+import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("customfn")
 
 
 @scenario(values=True)

@@ -15,6 +15,8 @@ from torch.nn.parallel import parallel_apply, replicate
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("dataparallel")
+
 Seen = list[tuple[tuple[bool, torch.dtype, bool], torch.dtype]]
 
 

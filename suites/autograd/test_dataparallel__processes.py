@@ -23,7 +23,10 @@ T = TypeVar("T")
 TYPES = ("cpu", "cuda")
 """The device types whose tensors PyTorch's gloo backend takes."""
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:torch.distributed")
+pytestmark = [
+    pytest.mark.rule("dataparallel"),
+    pytest.mark.filterwarnings("ignore:.*:UserWarning:torch.distributed"),
+]
 
 
 def _in_a_group(amp: Amp, run: Callable[[], T]) -> T:

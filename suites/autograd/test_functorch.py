@@ -17,6 +17,7 @@ from torch.nn import functional
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = [
+    pytest.mark.rule("functorch"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated"),
     pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node"),
 ]

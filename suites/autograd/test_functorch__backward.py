@@ -10,6 +10,8 @@ from torch.nn import functional
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("functorch")
+
 Layer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 LAYERS: dict[str, Layer] = {

@@ -16,6 +16,8 @@ from torch.nn import functional
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("functorch")
+
 
 def _host(amp: Amp, tensors: Any) -> torch.Tensor:
     return torch.stack([amp.device.host(tensor.detach()) for tensor in tensors])

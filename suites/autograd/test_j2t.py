@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("j2t")
 
 
 def _pair(amp: Amp, *shape: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:

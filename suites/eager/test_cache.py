@@ -8,9 +8,12 @@ That it changes no result: `test_cache__results.py`. With gradients: `suites/aut
 import weakref
 from threading import Thread
 
+import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("cache")
 
 
 @scenario()
@@ -190,7 +193,7 @@ def test_survives_another_thread(amp: Amp) -> None:
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
 
     def elsewhere() -> None:
-        with amp.device.running(), amp.region():
+        with amp.device.activate(), amp.region():
             torch.mm(x, weight)
 
     with amp.region():

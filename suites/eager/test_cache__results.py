@@ -12,6 +12,8 @@ import torch
 from ampcheck.runner.suite import Amp, scenario
 from ampcheck.spec.torch_dtypes import name_of
 
+pytestmark = pytest.mark.rule("cache")
+
 
 @scenario()
 def test_inner_region_of_another_dtype(amp: Amp) -> None:

@@ -11,6 +11,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("decorator")
+
 # ---- what may be decorated
 
 

@@ -7,9 +7,12 @@ the generator or coroutine, and its body runs later. Only what follows from that
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 
+import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("decorator")
 
 # ---- threads
 

@@ -2,9 +2,12 @@
 
 import inspect
 
+import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("decorator")
 
 
 @scenario(dtypes="default")

@@ -1,8 +1,11 @@
 """Rule defaults: `ampcheck.spec.rules` says what it promises."""
 
+import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("defaults")
 
 _LOW, _HALF = torch.bfloat16, torch.float16
 DTYPES = {

@@ -8,6 +8,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("deprecated")
+
 # torch.cuda.amp.autocast switches itself off where CUDA is absent; a virtual device stands in for it.
 _CUDA_IS_THERE = "torch.cuda.amp.common.amp_definitely_not_available"
 

@@ -12,6 +12,8 @@ import torch
 from ampcheck.runner.suite import Amp, scenario
 from ampcheck.spec.torch_dtypes import name_of
 
+pytestmark = pytest.mark.rule("eligibility")
+
 INELIGIBLE = {
     "double": torch.float64,
     "whole": torch.int64,

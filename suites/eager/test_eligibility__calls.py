@@ -8,6 +8,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("eligibility")
+
 mse_loss = torch.nn.functional.mse_loss
 
 

@@ -1,8 +1,11 @@
 """Rule eligibility, of ops of one's own: `ampcheck.spec.rules` says what it promises; the rest is torch.library's."""
 
+import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("eligibility")
 
 
 @scenario(since="2.13")  # before, it was promised for the CPU and CUDA alone

@@ -6,6 +6,8 @@ from ampcheck.checks import layouts
 from ampcheck.reproduce.ops import of_layout
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("eligibility")
+
 
 @pytest.mark.parametrize("form", list(layouts.LAYOUTS))
 @scenario(dtypes="default")

@@ -11,6 +11,8 @@ from torch.nn import functional
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("eligibility")
+
 TYPES = ("cpu", "cuda", "xpu", "mps", "mtia")
 """PyTorch's own device types: how vmap takes an op apart is no matter of another one's kernels."""
 

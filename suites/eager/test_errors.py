@@ -9,6 +9,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("errors")
+
 UNSUPPORTED = {
     "single": torch.float32,
     "double": torch.float64,

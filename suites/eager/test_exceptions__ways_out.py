@@ -3,9 +3,12 @@
 from collections.abc import Generator
 from unittest.mock import patch
 
+import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("exceptions")
 
 
 def _restored(amp: Amp, what: str) -> None:

@@ -22,6 +22,8 @@ from ampcheck.spec.casting import APPENDED
 from ampcheck.spec.policies import KEYS
 from ampcheck.spec.torch_dtypes import name_of
 
+pytestmark = pytest.mark.rule("modules")
+
 Shape = tuple[int, ...]
 
 
@@ -169,7 +171,7 @@ def _compare(amp: Amp, call: Callable[[], object], name: str, *, runs: bool = Fa
     Returns what it gives in the region, and whether an op with a policy ran. `runs`: whether it has to; else the call
     may raise what it raises by hand.
     """
-    if not amp.device.sees_composites:
+    if not amp.device.observes_composite_ops:
         return no_reference.compare(amp, call, name), False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a module's advice on how to run faster is no matter here

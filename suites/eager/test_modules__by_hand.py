@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import nn
 
 from ampcheck.checks import comparisons
 from ampcheck.runner.suite import Amp, scenario
 from ampcheck.spec.torch_dtypes import name_of
+
+pytestmark = pytest.mark.rule("modules")
 
 
 @scenario(values=True)

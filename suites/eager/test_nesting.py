@@ -11,6 +11,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("nesting")
+
 ORDERS = [order for depth in (2, 3, 4) for order in product((True, False), repeat=depth)]
 
 

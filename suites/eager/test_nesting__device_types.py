@@ -1,8 +1,11 @@
 """Rule nesting, of several device types at once: `ampcheck.spec.rules` says what it promises."""
 
+import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("nesting")
 
 
 def _beside(amp: Amp) -> str:

@@ -11,6 +11,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("reports")
+
 MIXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "index_put": lambda wide, low: torch.index_put(wide, (torch.arange(4),), low),
     "scatter_add": lambda wide, low: torch.scatter_add(wide, 0, torch.arange(4), low),

@@ -10,6 +10,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("state")
+
 TYPES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia", "xla", "hpu", "ipu", "privateuseone")
 """Every device type that has an autocast state (autocast_mode.h, is_autocast_available)."""
 

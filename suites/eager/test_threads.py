@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
+import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("threads")
 
 # ---- what a new thread starts with
 
@@ -194,7 +197,7 @@ def test_pool(amp: Amp) -> None:
     """A pool's thread, used again, is as the job before left it: outside of that job's region (amp.html)."""
 
     def job(dtype: torch.dtype | None) -> tuple[object, torch.dtype]:
-        with amp.device.running():
+        with amp.device.activate():
             before = amp.state()
             if dtype is None:
                 return before, amp.probe()
@@ -217,7 +220,7 @@ def test_really_at_once(amp: Amp) -> None:
     barrier = Barrier(4)
 
     def job(dtype: torch.dtype) -> list[object]:
-        with amp.device.running():
+        with amp.device.activate():
             wrong: list[object] = []
             x = amp.device.host(amp.rand(4, 4)).to(amp.type)
             barrier.wait(10)

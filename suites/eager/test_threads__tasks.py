@@ -12,6 +12,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("threads")
+
 # ---- backward
 
 
@@ -96,7 +98,7 @@ def test_to_thread(amp: Amp) -> None:
     """asyncio.to_thread copies the context and not the autocast state: its thread is outside (amp.html)."""
 
     def look() -> object:
-        with amp.device.running():
+        with amp.device.activate():
             return amp.state(), amp.probe()
 
     async def main() -> object:

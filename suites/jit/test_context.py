@@ -10,6 +10,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("context")
+
 _EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "jaxcompile", "jaxjit")
 _GUARDED = ("dynamo", "aot", "inductor", "jaxcompile", "jaxjit")
 _BREAKING = ("dynamo", "aot", "inductor", "jaxcompile")

@@ -10,6 +10,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("context")
+
 
 class _Products(torch.nn.Module):
     """Multiplies what it is given and its own weight by that weight."""

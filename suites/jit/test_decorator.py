@@ -1,8 +1,11 @@
 """Rule decorator, compiled: `ampcheck.spec.rules` says what it promises."""
 
+import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("decorator")
 
 
 @scenario(values=True, dtypes="default")

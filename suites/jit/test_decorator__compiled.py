@@ -7,6 +7,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("decorator")
+
 _EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "jaxcompile", "jaxjit")
 
 

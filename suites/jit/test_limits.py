@@ -14,6 +14,8 @@ from ampcheck.runner.suite import Amp, scenario
 from ampcheck.tools.lint.cases import Limit, check, check_found
 from ampcheck.tools.lint.reproduce import of_limit
 
+pytestmark = pytest.mark.rule("limits")
+
 _BODY = {
     "enabled_at_run_time": ("torch.autocast({device}, enabled=bool(a.size(0) > 1))", "torch.mm(a, b)"),
     "dtype_at_run_time": ("torch.autocast({device}, dtype=low)", "torch.mm(a, b)"),

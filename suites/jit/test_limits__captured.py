@@ -9,6 +9,8 @@ from ampcheck.runner.suite import Amp, scenario
 from ampcheck.tools.lint.cases import Limit, check, check_found
 from ampcheck.tools.lint.reproduce import of_limit
 
+pytestmark = pytest.mark.rule("limits")
+
 _REGION = """
 def program(a, b):
     with torch.autocast({device}):
@@ -102,17 +104,17 @@ def _as_module(text: str) -> str:
 
 
 LIMITS = {
-    "tracing_region": Limit("trace", _REGION, ("default-dtype",)),
-    "tracing_disabled": Limit("trace", _DISABLED, ("lost-in-trace",)),
-    "tracing_own_dtype": Limit("trace", _OTHER, ("lost-in-trace",)),
-    "tracing_annotated": Limit("trace", _ANNOTATED, ("lost-in-trace",)),
-    "tracing_nested": Limit("trace", _NESTED, ("lost-in-trace",)),
-    "tracing_asking": Limit("trace", _ASKED, ("query-frozen",)),
-    "tracing_setting": Limit("trace", _SET, ("query-frozen", "state-change")),
-    "tracing_custom": Limit("trace", _CUSTOM),
-    "tracing_parts": Limit("trace", _PARTS, ("default-dtype",)),
-    "jit_callee": Limit("trace", _SCRIPTED_CALLEE, ("default-dtype", "scripted-callee")),
-    "tracing_callee": Limit("trace", _TRACED_CALLEE, ("default-dtype", "lost-in-trace", "traced-callee")),
+    "tracing_region": Limit("traced", _REGION, ("default-dtype",)),
+    "tracing_disabled": Limit("traced", _DISABLED, ("lost-in-trace",)),
+    "tracing_own_dtype": Limit("traced", _OTHER, ("lost-in-trace",)),
+    "tracing_annotated": Limit("traced", _ANNOTATED, ("lost-in-trace",)),
+    "tracing_nested": Limit("traced", _NESTED, ("lost-in-trace",)),
+    "tracing_asking": Limit("traced", _ASKED, ("query-frozen",)),
+    "tracing_setting": Limit("traced", _SET, ("query-frozen", "state-change")),
+    "tracing_custom": Limit("traced", _CUSTOM),
+    "tracing_parts": Limit("traced", _PARTS, ("default-dtype",)),
+    "jit_callee": Limit("traced", _SCRIPTED_CALLEE, ("default-dtype", "scripted-callee")),
+    "tracing_callee": Limit("traced", _TRACED_CALLEE, ("default-dtype", "lost-in-trace", "traced-callee")),
     "symbolic_region": Limit("fx", _REGION, ("lost-in-fx",)),
     "symbolic_disabled": Limit("fx", _DISABLED, ("lost-in-fx",)),
     "symbolic_annotated": Limit("fx", _ANNOTATED, ("lost-in-fx",)),

@@ -9,6 +9,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("nesting")
+
 _EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "jaxcompile", "jaxjit")
 _GUARDED = ("dynamo", "aot", "inductor", "jaxcompile", "jaxjit")
 

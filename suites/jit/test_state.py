@@ -7,6 +7,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("state")
+
 _GUARDED = ("dynamo", "aot", "inductor", "jaxcompile", "jaxjit")
 
 

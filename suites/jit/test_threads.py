@@ -9,6 +9,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("threads")
+
 _GUARDED = ("dynamo", "aot", "inductor", "jaxcompile")
 
 

@@ -13,6 +13,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("loops")
+
 STEPS, SPOILED = 4, 1
 """How many steps there are, and the one whose gradients overflow; a run without a scaler leaves that step out."""
 

@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("loops")
 
 INF, NAN = float("inf"), float("nan")
 

@@ -8,9 +8,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("loops")
 
 INF = float("inf")
 

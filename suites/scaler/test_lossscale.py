@@ -8,6 +8,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("lossscale")
+
 BAD = {"positive": inf, "negative": -inf, "not_a_number": nan}
 
 

@@ -7,6 +7,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("lossscale")
+
 
 @pytest.mark.parametrize("bad", ["here", "there", "nowhere"])
 @scenario(values=True, dtypes="default")

@@ -6,8 +6,10 @@ Each case draws its programs from a fixed seed. With `--nightly` it draws many m
 
 import pytest
 
-from ampcheck.programs.scaler.explore import Explorer
+from ampcheck.programs.scaler.explore import ScalerExplorer
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("lossscale")
 
 
 @pytest.mark.parametrize("kind", ["iterations", "any_order"])
@@ -15,7 +17,7 @@ from ampcheck.runner.suite import Amp, scenario
 def test_random(amp: Amp, kind: str, request: pytest.FixtureRequest) -> None:
     """Random calls on up to three optimizers, on the device and the host (amp.html#torch.amp.GradScaler)."""
     option = request.config.option
-    explorer = Explorer(amp.device, nightly=option.nightly, seed=getattr(option, "hypothesis_seed", None))
+    explorer = ScalerExplorer(amp.device, nightly=option.nightly, seed=getattr(option, "hypothesis_seed", None))
     if found := explorer.explore(orderly=kind == "iterations"):
         difference, program = found
         amp.differences.append(difference)

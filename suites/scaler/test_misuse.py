@@ -9,6 +9,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("misuse")
+
 
 def _brought_to(
     amp: Amp, *calls: str, kind: str = "SGD", fused: bool = False, **options: Any

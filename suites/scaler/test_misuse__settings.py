@@ -11,6 +11,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("misuse")
+
 
 def _trained(scaler: torch.amp.GradScaler, amp: Amp, by: float = 1.0) -> float:
     """The scale after an iteration whose gradients are `by`."""

@@ -15,6 +15,8 @@ from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("optimizers")
+
 APART = ("Optimizer", "LBFGS", "SparseAdam")
 """The base class, one that must have a closure, and one for sparse gradients: cases of their own."""
 SETTINGS: dict[str, Any] = {

@@ -13,6 +13,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("optimizers")
+
 INF, NAN = float("inf"), float("nan")
 FUSED: dict[str, Callable[..., Any]] = {
     "Adam": lambda held, **more: torch.optim.Adam(held, lr=0.125, **more),

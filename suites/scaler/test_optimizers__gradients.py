@@ -10,6 +10,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("optimizers")
+
 INF = float("inf")
 
 

@@ -9,6 +9,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("persistence")
+
 KEYS = ["scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"]
 ENDS = {
     "pickled": lambda scaler: pickle.loads(pickle.dumps(scaler)),

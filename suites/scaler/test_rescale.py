@@ -8,6 +8,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("rescale")
+
 INF = float("inf")
 TOP, SMALLEST = 2.0**127, 2.0**-126
 """The largest power of two in float32, and its smallest normal number."""

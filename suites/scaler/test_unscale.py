@@ -7,6 +7,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("unscale")
+
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NAMES = ("half", "brain", "single", "double")
 INF, NAN = float("inf"), float("nan")

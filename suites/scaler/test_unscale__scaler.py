@@ -7,6 +7,8 @@ import torch
 
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("unscale")
+
 NAN = float("nan")
 Parameters = list[torch.nn.Parameter]
 

@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from ampcheck.torchscript import ops, programs, regions, rewrite
-from ampcheck.torchscript.regions import State, States
+from ampcheck.torchscript.regions import GraphState, States
 
 _Pass, _Builder = rewrite._Pass, regions.Builder
 _FLOAT32 = 6
@@ -23,7 +23,7 @@ _FLOAT32 = 6
 class PassFault:
     """A fault of the pass.
 
-    `programs`: those of `tests.torchscript_programs` that must do something else than eagerly. `ops`: pairs of device
+    `programs`: those of `tests.torchscript.programs` that must do something else than eagerly. `ops`: pairs of device
     and overload whose measured agreement must be lost. `says`: what a difference must mention.
     """
 
@@ -48,11 +48,11 @@ def _drops_regions(self: Any, node: Any, outer: States) -> States:
 
 def _ignores_disabled(self: Any, node: Any, outer: States) -> States:
     true = self._build.constant(node, True)
-    return {name: State(true, state.dtype) for name, state in _enter(self, node, outer).items()}
+    return {name: GraphState(true, state.dtype) for name, state in _enter(self, node, outer).items()}
 
 
 def _keeps_the_dtype(self: Any, node: Any, outer: States) -> States:
-    return {name: State(state.enabled, outer[name].dtype) for name, state in _enter(self, node, outer).items()}
+    return {name: GraphState(state.enabled, outer[name].dtype) for name, state in _enter(self, node, outer).items()}
 
 
 def _leaks(self: Any, node: Any, outer: States) -> States:
@@ -113,7 +113,7 @@ def _ignores_the_caller(self: Any, device_types: tuple[str, ...]) -> States:
     first = next(iter(self.graph.nodes()))
     states = _surround(self, device_types)
     false = self.constant(first, False)
-    return {name: State(false, state.dtype) for name, state in states.items()}
+    return {name: GraphState(false, state.dtype) for name, state in states.items()}
 
 
 def _nothing(*_: Any, **__: Any) -> None:

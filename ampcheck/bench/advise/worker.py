@@ -21,7 +21,7 @@ from ampcheck.bench.core import accuracy
 from ampcheck.bench.core.clocks import clock
 from ampcheck.bench.core.model import PRECISIONS, Arm, Rounds
 from ampcheck.bench.core.timing import Timed, calibrate, interleave, warm_up
-from ampcheck.bench.run.measure import _Blocked
+from ampcheck.bench.run.measure import Blocked
 from ampcheck.bench.run.worker import pin
 from ampcheck.bench.torch_private import dynamo_config
 from ampcheck.devices.base import Device
@@ -89,7 +89,7 @@ def main() -> None:
 def measure(plan: AdvicePlan) -> Found:
     """Measure a step in this process. Raises UsageError where there is none, or it does not run in float32."""
     (device,) = select([plan.device], plan.modules)
-    with device.running():
+    with device.activate():
         spec = load(plan.step)
         try:
             first = UserStep(spec, PRECISIONS["fp32"], device.type)
@@ -151,7 +151,7 @@ class _Measurer:
                 adds = evidence.tiny(self.device)
                 timed[_TINY] = Timed(adds, count=calibrate(timer, adds, plan.target))
                 rounds.facts[_TINY] = {}
-            blocked = _Blocked(timer, self.device, rounds)
+            blocked = Blocked(timer, self.device, rounds)
             rounds.samples, rounds.cpu = interleave(timer, timed, plan.rounds, 1000 * plan.process, blocked.check)
             blocked.conclude()
             if executor == "eager":
@@ -195,7 +195,7 @@ class _Measurer:
     def _look(self, ready: dict[str, UserStep], rounds: Rounds) -> None:
         """Look at the arms op by op."""
         found = self.found
-        first: list[evidence.Kernel] = []
+        first: list[evidence.ProfiledKernel] = []
         for name, step in ready.items():
             try:
                 kernels, trace = evidence.look(step, self.device, statistics.median(rounds.samples[name]))

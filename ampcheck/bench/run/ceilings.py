@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> None:
     channel = answers()
     pin(int(threads), 0)
     (device,) = select([name], modules)
-    with device.running():
+    with device.activate():
         model = device.describe().get("model", "")
         found = peaks.known(model) if model else None
         if found is None:

@@ -74,7 +74,7 @@ class Measurer:
             timed[arm] = timing
         if timed:
             say("", "rounds")
-            blocked = _Blocked(timer, self.device, found)
+            blocked = Blocked(timer, self.device, found)
             seed = 1000 * self.plan.process + sum(map(ord, name))
             found.samples, found.cpu = interleave(timer, timed, self.plan.rounds, seed, blocked.check)
             blocked.conclude()
@@ -178,7 +178,7 @@ def _variants(workload: MachineryWorkload, device: Device) -> dict[str, Timed]:
     return {name: Timed(call) for name, call in {**made, first + AGAIN: made[first]}.items()}
 
 
-class _Blocked:
+class Blocked:
     """Finds out whether the device had really ended when the clock stopped: its outputs are read at once then."""
 
     def __init__(self, timer: Clock, device: Device, found: Rounds) -> None:

@@ -34,7 +34,7 @@ def main() -> None:
     def say(arm: str, what: str) -> None:
         lines.write(json.dumps({"arm": [arm, what]}) + "\n")
 
-    with measurer.device.running():
+    with measurer.device.activate():
         for workload, executor in plan.tasks:
             lines.write(json.dumps({"begin": [workload, executor]}) + "\n")
             found = measurer.measure(workload, executor, say, given_up)

@@ -1,7 +1,7 @@
 """What a workload would cost on a TPU, by the TPU compiler's own estimate: no TPU is needed, and nothing is measured.
 
 The program is that of `ampcheck.jax_device.jit`; libtpu compiles it for a chip that is described, not there.
-docs/tpu_estimates.md says what the figures mean.
+docs/benchmarks.md says what the figures mean.
 """
 
 from __future__ import annotations

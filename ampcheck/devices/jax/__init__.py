@@ -54,7 +54,7 @@ class Jax(Device):
         return table("AutocastCUDA", closest(torch.__version__))
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def activate(self) -> Iterator[None]:
         import ampcheck.jax_device  # noqa: F401  # makes the device
         from ampcheck.jax_device.dispatch.program import kept
 

@@ -44,7 +44,7 @@ class Virtual(Device):
     def unavailable(self) -> str | None:
         return None
 
-    def running(self) -> AbstractContextManager[object]:
+    def activate(self) -> AbstractContextManager[object]:
         # An op that refuses its arguments is an observation here; PyTorch would log a traceback for each.
         logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
         return self._without_cudnn() if self.type == "cuda" else self._mode

@@ -33,7 +33,7 @@ def jit(fn: Callable[..., Any] | None = None, *, donate: bool = True, warn_after
     goes in and out of the program. `donate` lets XLA overwrite state in place; after `warn_after` programs a
     UserWarning says what differs from call to call. The result has `lower(*args, **kwargs)`, JAX's `Lowered`,
     `program(*args, **kwargs)`, the same for another platform to lower, and `compiles`, how many programs were made.
-    docs/jax_jit.md says what is an input, what makes a new program and what is an error.
+    docs/jax_device.md says what is an input, what makes a new program and what is an error.
 
     Raises ValueNeededError where Python looks at a value, RuntimeError for what a program cannot do.
     """

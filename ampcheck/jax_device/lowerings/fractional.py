@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ampcheck.jax_device.lowering import lower
-from ampcheck.jax_device.lowerings.pooling import _better
+from ampcheck.jax_device.lowerings.pooling import better
 
 
 def _starts(samples: Array, length: int, parts: int, kernel: int) -> Array:
@@ -47,6 +47,6 @@ def fractional_max_pool(
         taken = jnp.take_along_axis(flat, index.reshape(*flat.shape[:2], math.prod(output_size)), axis=-1).reshape(
             index.shape
         )
-        best = (taken, index) if best is None else _better((taken, index), best)
+        best = (taken, index) if best is None else better((taken, index), best)
     value, index = best
     return (value, index) if batch is self else (value[0], index[0])

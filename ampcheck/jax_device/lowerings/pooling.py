@@ -31,7 +31,7 @@ def windows(length: int, kernel: int, stride: int, padding: int, dilation: int, 
     return count - 1 if ceil_mode and (count - 1) * stride >= length + padding else count
 
 
-def _better(new: tuple[Array, Array], old: tuple[Array, Array]) -> tuple[Array, Array]:
+def better(new: tuple[Array, Array], old: tuple[Array, Array]) -> tuple[Array, Array]:
     """The greater of two (value, index); the lower index where equal; nan over everything."""
     (value, index), (best, place) = new, old
     wins = (value > best) | ((value == best) & (index < place))
@@ -43,7 +43,7 @@ def _better(new: tuple[Array, Array], old: tuple[Array, Array]) -> tuple[Array, 
 def _greatest(candidates: Iterator[tuple[Array, Array]]) -> tuple[Array, Array]:
     best = next(candidates)
     for candidate in candidates:
-        best = _better(candidate, best)
+        best = better(candidate, best)
     return best
 
 

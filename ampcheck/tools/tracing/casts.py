@@ -34,7 +34,7 @@ class _Pending:
 
 
 @dataclass(eq=False)
-class Call:
+class TracedCall:
     """A public call while it runs; `func` is None for what runs without one.
 
     `node`, `sequence`: autograd's node and sequence number when it began. `enabled`: the device types autocast is on
@@ -61,10 +61,10 @@ class _Kept:
     storage: StorageWeakRef
     cast: CastRecord
     weight: weakref.ref[torch.Tensor]
-    call: Call
+    call: TracedCall
 
 
-class Casts:
+class CastTracker:
     """Follows casts from where they are made to the kernels that take them."""
 
     def __init__(self, sources: Sources) -> None:
@@ -73,7 +73,7 @@ class Casts:
         self._made: dict[int, StorageWeakRef] = {}
         self._limit = 1024
 
-    def add(self, call: Call, record: OpRecord, before: torch.Tensor, after: torch.Tensor) -> None:
+    def add(self, call: TracedCall, record: OpRecord, before: torch.Tensor, after: torch.Tensor) -> None:
         """A cast was made in a call."""
         given, got = name_of(before.dtype), name_of(after.dtype)
         count = before.numel()
@@ -104,7 +104,7 @@ class Casts:
             if kind == "weight" and not cast.cacheable:
                 self._weights[target._cdata] = _Kept(StorageWeakRef(target), cast, weakref.ref(before), call)
 
-    def consumed(self, call: Call, policy: str, overload: str, given: Sequence[torch.Tensor]) -> None:
+    def consumed(self, call: TracedCall, policy: str, overload: str, given: Sequence[torch.Tensor]) -> None:
         """A kernel is about to take some tensors: casts among them that its policy explains are autocast's."""
         record = call.record
         if record is None or not record.region.enabled or not (call.pending or self._weights):
@@ -124,7 +124,7 @@ class Casts:
             elif call.func is not None or call.node is None:
                 self._hit(call, record, storage._cdata)
 
-    def _hit(self, call: Call, record: OpRecord, storage: int) -> None:
+    def _hit(self, call: TracedCall, record: OpRecord, storage: int) -> None:
         kept = self._weights.get(storage)
         if kept is None or kept.call is call or storage in call.hits or kept.storage.expired():
             return
@@ -135,7 +135,7 @@ class Casts:
         if weight is not None and weight._version != kept.cast.version:
             record.stale.append(kept.cast.source)
 
-    def settle(self, call: Call) -> None:
+    def settle(self, call: TracedCall) -> None:
         """A call ended: decide whose its casts were."""
         record = call.record
         if record is None or not call.pending:
@@ -151,7 +151,7 @@ class Casts:
                 self._weights.pop(storage, None)
         call.pending.clear()
 
-    def _asked(self, call: Call, record: OpRecord) -> dict[int, str]:
+    def _asked(self, call: TracedCall, record: OpRecord) -> dict[int, str]:
         """The dtype that the call's own policy asks of each of its arguments."""
         if not record.region.enabled or record.policy not in ("downcast", "upcast", "promote", UNKNOWN):
             return {}
@@ -174,7 +174,7 @@ class Casts:
             self._limit = max(1024, 2 * len(self._made))
 
 
-def _origin(call: Call, record: OpRecord, pending: _Pending, asked: dict[int, str]) -> Origin:
+def _origin(call: TracedCall, record: OpRecord, pending: _Pending, asked: dict[int, str]) -> Origin:
     if call.func is not None and record.name.partition(".")[0] in CONVERSIONS:
         return "user"
     if call.node is not None and call.func is None:
@@ -191,7 +191,7 @@ def _origin(call: Call, record: OpRecord, pending: _Pending, asked: dict[int, st
     return "op"
 
 
-def _transformed(call: Call) -> bool:
+def _transformed(call: TracedCall) -> bool:
     """Whether vmap, grad or the like wraps its arguments: what is cast are then the tensors inside of them."""
     return any(is_functorch_wrapped(t) for t in tensors((call.args, call.kwargs)))
 

@@ -22,8 +22,8 @@ from ampcheck.tools.torch_private import (
     set_multithreaded,
 )
 from ampcheck.tools.tracing import names, report
-from ampcheck.tools.tracing.casts import Call
-from ampcheck.tools.tracing.recorder import Recorder
+from ampcheck.tools.tracing.casts import TracedCall
+from ampcheck.tools.tracing.recorder import TraceRecorder
 from ampcheck.tools.tracing.records import OpRecord
 
 _active = threading.local()
@@ -35,7 +35,7 @@ class Trace(AbstractContextManager["Trace"]):
     """What `trace()` gives. `ops` holds a record per op, in the program's order, and can be read while it runs."""
 
     def __init__(self) -> None:
-        self._recorder = Recorder()
+        self._recorder = TraceRecorder()
         self._stack: ExitStack | None = None
         self.ops: list[OpRecord] = self._recorder.ops
 
@@ -112,7 +112,7 @@ def _one_thread() -> Iterator[None]:
 class _PublicCalls(TorchFunctionMode):
     """Sees each call into PyTorch before autocast does."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: TraceRecorder) -> None:
         super().__init__()
         self._recorder = recorder
 
@@ -122,7 +122,7 @@ class _PublicCalls(TorchFunctionMode):
         kwargs = kwargs or {}
         if getattr(func, "__name__", "") in ("__get__", "__set__"):
             return func(*args, **kwargs)
-        call = Call(func, args, kwargs)
+        call = TracedCall(func, args, kwargs)
         # Tensor methods in Python call the method of the base class, which comes back here under the same name.
         again = self._recorder.enter(call)
         try:
@@ -141,7 +141,7 @@ class _PublicCalls(TorchFunctionMode):
 class _Kernels(TorchDispatchMode):
     """Sees the casts and the kernels."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: TraceRecorder) -> None:
         super().__init__()
         self._recorder = recorder
 
