@@ -121,6 +121,12 @@ NAMES.optional(
     "_accelerator_synchronizeDevice",
     need="`torch.accelerator`, for which these functions are replaced",
 )
+NAMES.optional(
+    "libc10",
+    "c10::GetAllocator",
+    "c10::SetAllocator",
+    need="an allocator under storages that no method was replaced for",
+)
 NAMES.attributes(
     "torch.amp.GradScaler",
     "_lazy_init_scale_growth_tracker",

@@ -78,7 +78,7 @@ class PrivateNames:
                 self._missing.append(f"{kind}.{name} ({need})")
 
     def optional(self, kind: str, *names: str, need: str, torch: str = "") -> None:
-        """Name private attributes that are used only where torch has them; nothing is looked for."""
+        """Name private attributes that are used only where torch has them; nothing is looked for here."""
 
     def check(self) -> None:
         """Raise MissingPrivateNames, with all names that are missing; the last line of a `torch_private.py`."""

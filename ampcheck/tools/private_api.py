@@ -22,11 +22,11 @@ _HEAD = """\
 PyTorch promises nothing of these names. Each package takes those that it needs in one file, `torch_private.py`, which
 raises an error at import that lists all that the installed torch lacks. Other code of ampcheck uses no private name:
 `tests/spec/test_private_names.py` reads every file. `python -m ampcheck.tools.private_api` writes this page from those
-files.
+files. A higher package takes what it can from those below. It cannot take from `ampcheck.jax_device`, as importing that
+makes the device, so some names are in two files.
 
 "At the call" means that the name is looked up when it is used, because its module takes long to import or because tests
-replace it in torch. An attribute is used as `object._name`. "If there" means that it is replaced only in a torch that
-has it.
+replace it in torch. An attribute is used as `object._name`. "If there" means that a torch without it will do.
 """
 
 

@@ -180,3 +180,21 @@ def test_a_package_says_what_this_torch_lacks() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert "lacks private names that ampcheck.observe uses: torch._C._dispatch_dump (" in done.stdout
     assert "torch._C._is_alias_of (" in done.stdout
+
+
+def test_taking_names_changes_no_random_numbers() -> None:
+    """The files make objects to look at; a device that is the default, or no_grad, must not matter."""
+    code = (
+        "import torch\n"
+        "torch.manual_seed(0)\n"
+        "with torch.no_grad(), torch.device('meta'):\n"
+        "    import ampcheck.bench.torch_private, ampcheck.observe.torch_private, ampcheck.register.torch_private\n"
+        "    import ampcheck.samples.torch_private, ampcheck.tools.torch_private, ampcheck.torchscript.torch_private\n"
+        "print(torch.initial_seed(), float(torch.rand(1)))\n"
+        "torch.manual_seed(0)\n"
+        "print(torch.initial_seed(), float(torch.rand(1)))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    after, fresh = done.stdout.splitlines()
+    assert after == fresh
