@@ -1,4 +1,4 @@
-"""Faults of regions and of what is around them, for `tests/test_scenario.py`: each by its name, as a context."""
+"""Faults of regions and of what is around them, for `tests/checks/test_scenario.py`: each by its name, as a context."""
 
 from __future__ import annotations
 

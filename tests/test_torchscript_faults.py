@@ -9,16 +9,16 @@ from ampcheck import torchscript
 from ampcheck.checks.torchscript_agreement import OURS, measure
 from ampcheck.devices.registry import select
 from ampcheck.torchscript.regions import scripted
-from tests import torchscript_programs
 from tests.faults.torchscript_pass import FAULTS, PassFault
-from tests.test_torchscript import AMBIENT, around, given
+from tests.torchscript import programs
+from tests.torchscript.test_regions import AMBIENT, around, given
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:.*is_autocast_cpu_enabled:DeprecationWarning")
 
 
 def differences(name: str) -> list[str]:
     """How a rewritten program differs from the eager one, in each state of its caller."""
-    program = getattr(torchscript_programs, name)
+    program = getattr(programs, name)
     rewritten = torchscript.autocast(scripted(program))
     out = []
     for ambient, dtype in AMBIENT.items():

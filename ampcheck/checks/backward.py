@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.checks import comparisons
 from ampcheck.checks.call import CallPlan, plan
@@ -25,6 +24,7 @@ from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import Broken, Unsupported, one_line
 from ampcheck.observe.dispatcher import lacks_kernel
 from ampcheck.observe.recorder import exists, map_tensors, overload_name, tensors
+from ampcheck.observe.torch_private import TorchDispatchMode
 from ampcheck.samples.describe import TensorArg
 from ampcheck.samples.tensors import build
 from ampcheck.spec.case import GRADIENT, Case
@@ -283,7 +283,7 @@ def _bits(under: Gradients, hand: Gradients, exact: Gradients, name: str) -> lis
     """Each gradient has the bits of the one by hand, or lies nearer to the float64 one.
 
     Nearer, because a backend may sum the gradients of a cast's uses in float32, where autograd sums them in the dtype
-    of the cast: cached-weight-gradient-in-low-precision in docs/findings.md.
+    of the cast: cached-weight-gradient-in-low-precision in docs/findings.
     """
     differences = []
     for place, gradient in under.items():

@@ -19,6 +19,7 @@ from ampcheck.errors import Broken, Difference, Unsupported, error_of, one_line
 from ampcheck.observe.dispatcher import lacks_kernel
 from ampcheck.observe.kernel_override import recording, replaceable
 from ampcheck.observe.recorder import Observation, exists, is_composite, overload, tensors, writes
+from ampcheck.register.torch_private import DispatchKey, has_kernel
 from ampcheck.samples.describe import FORMS, in_form
 from ampcheck.samples.tensors import build
 from ampcheck.spec.case import Case
@@ -185,9 +186,9 @@ def _calls_a_policy(case: Case, device: Device, todo: CallPlan) -> bool:
 
     Autocast acts on that op, so what comes out is not what comes out without autocast.
     """
-    op, explicit = overload(case.op), torch._C.DispatchKey.CompositeExplicitAutograd
-    has, backend = torch._C._dispatch_has_kernel_for_dispatch_key, device.key.removeprefix("Autocast")
-    if has(op.name(), backend) or not has(op.name(), "CompositeExplicitAutograd"):
+    op, explicit = overload(case.op), DispatchKey.CompositeExplicitAutograd
+    backend = device.key.removeprefix("Autocast")
+    if has_kernel(op.name(), backend) or not has_kernel(op.name(), "CompositeExplicitAutograd"):
         return False
     if todo.sample.call != "aten":  # another spelling: the op's main sample shows it
         todo = plan(replace(case, sample="", inputs=(*todo.dtypes, case.inputs)[0]), device)

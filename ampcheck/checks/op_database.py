@@ -20,6 +20,7 @@ from ampcheck.errors import Broken, Difference, Unsupported, UsageError, one_lin
 from ampcheck.observe.dispatcher import lacks_kernel
 from ampcheck.observe.kernel_override import recording, replaceable
 from ampcheck.observe.recorder import Observation, tensors
+from ampcheck.observe.torch_private import unset_fake_temporarily
 from ampcheck.samples import op_database
 from ampcheck.spec.case import Case
 from ampcheck.spec.torch_dtypes import name_of
@@ -86,8 +87,6 @@ def samples_of(info: Any, case: Case, device: Device) -> list[Any]:
     """The samples on the device; without values they are made on the CPU and only look like it."""
     if device.has_values:
         return op_database.samples(info, case.inputs, device.type, SAMPLES)
-    from torch._subclasses.fake_tensor import unset_fake_temporarily  # takes over a second
-
     with unset_fake_temporarily():
         made = op_database.samples(info, case.inputs, "cpu", SAMPLES)
     return [sample.transform(lambda value: _fake(value, device)) for sample in made]

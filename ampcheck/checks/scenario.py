@@ -21,7 +21,6 @@ from typing import Any, NoReturn, TypeVar
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.devices.base import Device
 from ampcheck.errors import Broken, CheckFailure, Difference, Unsupported, one_line
@@ -29,6 +28,7 @@ from ampcheck.observe import isolation
 from ampcheck.observe.dispatcher import lacks_kernel
 from ampcheck.observe.recorder import Observation
 from ampcheck.observe.threads import in_thread, interleave
+from ampcheck.observe.torch_private import TorchDispatchMode
 from ampcheck.samples.describe import TensorArg
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 

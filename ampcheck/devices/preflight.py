@@ -24,6 +24,8 @@ from ampcheck.devices.base import Device
 from ampcheck.devices.registry import backend_code, known, lacking, told, unusable, warned
 from ampcheck.errors import UsageError
 from ampcheck.observe.dispatcher import UNKNOWN
+from ampcheck.observe.torch_private import unscale, update_scale
+from ampcheck.register.torch_private import backend_name, has_kernel
 from ampcheck.spec.dtypes import LOW
 from ampcheck.spec.policies import closest, table
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
@@ -147,7 +149,7 @@ def _outcome(device: Device, step: _Step) -> PreflightFinding:
 def _start(device: Device) -> _Step:
     def run() -> None:
         with device.activate():
-            name = torch._C._get_privateuse1_backend_name()
+            name = backend_name()
             if device.key == "AutocastPrivateUse1" and name != device.type:
                 taken = "no backend has named it" if name == "privateuseone" else "a process has one such backend"
                 raise _Unlike(f"PrivateUse1 is {name!r} in this process, and {taken}")
@@ -319,9 +321,8 @@ def _without_kernels(device: Device) -> str:
     """What to do where no kernel is registered under a device's autocast key; "" where one is."""
     if not device.observes_composite_ops:  # it answers before the dispatcher does
         return ""
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
     promised = set(device.policies()) - set(lacking(device))
-    if any(has(f"aten::{overload}", device.key) for overload in promised):
+    if any(has_kernel(f"aten::{overload}", device.key) for overload in promised):
         return ""
     base = "cpu" if device.policies() == table("AutocastCPU", closest(torch.__version__)) else "cuda"
     return (
@@ -336,10 +337,10 @@ def _scaler(device: Device) -> None:
     try:
         for gradients, found, scale in ((_floats(), 0.0, 4.0), (torch.tensor((1.0, float("inf"))), 1.0, 2.0)):
             gradient, seen = _on(device, gradients), _on(device, torch.zeros(()))
-            torch._amp_foreach_non_finite_check_and_unscale_([gradient], seen, _on(device, torch.tensor(0.5)))
+            unscale([gradient], seen, _on(device, torch.tensor(0.5)))
             _same(device, f"found_inf of {gradients.tolist()}", seen, torch.tensor(found))
             kept, growth = _on(device, torch.tensor(4.0)), _on(device, torch.zeros((), dtype=torch.int32))
-            torch._amp_update_scale_(kept, growth, seen, 2.0, 0.5, 100)
+            update_scale(kept, growth, seen, 2.0, 0.5, 100)
             _same(device, f"a scale of 4 updated with found_inf={found}", kept, torch.tensor(scale))
             if not found:
                 _same(device, "the unscaled gradient", gradient, _floats(0.5))

@@ -13,13 +13,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.checks.scenario import Amp
 from ampcheck.devices.base import Device
 from ampcheck.observe.isolation import reset
 from ampcheck.observe.recorder import overload_name, tensors
 from ampcheck.observe.replay import replay
+from ampcheck.observe.torch_private import TorchDispatchMode
 from ampcheck.spec.casting import APPENDED
 from ampcheck.spec.torch_dtypes import name_of
 

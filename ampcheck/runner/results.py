@@ -19,7 +19,7 @@ from ampcheck.spec.case import deviation_name
 SCHEMA = 1
 
 STATUSES = ("pass", "fail", "broken", "deviation", "fixed", "unsupported", "error", "crash", "timeout", "missing")
-"""What each claims, and what a pass does not claim: docs/statuses.md. pass: as promised. fail: not as promised. broken:
+"""What each claims, and what a pass does not claim: docs/using.md. pass: as promised. fail: not as promised. broken:
 the op raises or is wrong without autocast, too. deviation: known, still failing. fixed: known, passing now (red: the
 entry is stale). unsupported: the device declares that it lacks it, or the dispatcher has no kernel. error: of the
 harness. crash: it ended the process. timeout: it hung. missing: in the manifest, not run."""

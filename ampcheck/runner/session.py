@@ -137,7 +137,9 @@ class Session:
             device, dtype = params["amp"]
             name = function.originalname.removeprefix("test_")
             executor = str(params.get("executor", ""))
-            variant = "-".join(text for text in function.callspec._idlist[:-1] if text != executor)
+            # pytest's label for the parameters of the scenario, of which the executor is a field of the case.
+            label = function.callspec.id.removesuffix(f"{dtype}-{device.token}").rstrip("-")
+            variant = "-".join(word for word in label.split("-") if word != executor)
             rule = _rule(item, item.get_closest_marker("scenario"))
             case = Case(_suite(item.path).name, rule, name, "", variant, dtype, device.name, device.token, executor)
         else:

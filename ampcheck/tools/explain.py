@@ -12,7 +12,6 @@ from difflib import get_close_matches
 from functools import cache, reduce
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ampcheck import samples
 from ampcheck.checks.cases import floating_count, op_cases
@@ -21,6 +20,8 @@ from ampcheck.errors import UsageError
 from ampcheck.observe.dispatcher import live_registrations
 from ampcheck.observe.recorder import overload as callable_of
 from ampcheck.observe.recorder import tensors
+from ampcheck.observe.torch_private import FakeTensorMode
+from ampcheck.register.torch_private import op_names
 from ampcheck.runner.deviations import Deviation, KnownDeviations
 from ampcheck.samples.describe import Sample, TensorArg, leaves, map_leaves
 from ampcheck.spec.casting import Expectation, Leaf, expect
@@ -42,7 +43,7 @@ class Resolved:
 @cache
 def _aten() -> frozenset[str]:
     """Every aten overload of this torch, without the namespace; `mm` for the default one."""
-    names = torch._C._dispatch_get_all_op_names()
+    names = op_names()
     return frozenset(
         name.removeprefix("aten::").removesuffix(".default") for name in names if name.startswith("aten::")
     )

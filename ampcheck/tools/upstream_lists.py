@@ -19,11 +19,12 @@ import torch
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError
 from ampcheck.observe.kernel_override import recording, replaceable
+from ampcheck.register.torch_private import nn_functions
 from ampcheck.samples.torch_testing import internal
 from ampcheck.tools.kernel_coverage import Entered, registrations
+from ampcheck.tools.torch_private import linalg_functions
 
-_C: Any = torch._C  # its stubs do not know every submodule
-_PLACES: dict[str, Any] = {"torch": torch, "nn": _C._nn, "linalg": _C._linalg, "methods": None}
+_PLACES: dict[str, Any] = {"torch": torch, "nn": nn_functions, "linalg": linalg_functions, "methods": None}
 
 # What the third element of a list's rows is to the file that runs them: keyword arguments, a flag to leave the row
 # out, the arguments for float16, the dtype of the output, or the module. einsum's row has its tensors where

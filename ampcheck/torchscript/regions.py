@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import torch
 
 from ampcheck.errors import UsageError
+from ampcheck.torchscript.torch_private import BoolType, IntType, ListType, NoneType, StringType, TensorType
 
-IR: Any = torch._C
 Value = Any
 Node = Any
 Graph = Any
-"""torch._C and its Value, Node and Graph; torch's annotations hold few of their members."""
+"""Of TorchScript; torch's annotations hold few of their members."""
 
-_INT = IR.IntType.get()
+_INT = IntType.get()
 _AUTOCAST = re.compile(r"^__torch__\.torch\.((cuda|cpu)\.)?amp\.autocast_mode\.(___torch_mangle_\d+\.)?autocast$")
 
 
@@ -127,7 +127,7 @@ class Builder:
         made = self.values(before, "prim::CreateObject", [], [class_])[0]
         for name, value in attributes.items():
             self.node(before, "prim::SetAttr", [made, value], []).s_("name", name)
-        enter = class_ if _AUTOCAST.match(str(class_.annotation_str)) else torch._C.NoneType.get()
+        enter = class_ if _AUTOCAST.match(str(class_.annotation_str)) else NoneType.get()
         self.node(before, "prim::Enter", [made], [enter])
         return made
 
@@ -147,14 +147,14 @@ class Builder:
             entered.append(self._entered(first, _type(_shielded), attributes))
         for device in device_types:
             name = self.constant(first, device)
-            types = [torch._C.BoolType.get(), _INT]
+            types = [BoolType.get(), _INT]
             enabled, dtype = self.values(first, "amp::autocast_ambient", [name], types)
             attributes = {"device_type": name, "enabled": enabled, "dtype": dtype}
             entered.append(self._entered(first, _type(_suspended), attributes))
             states[device] = GraphState(enabled, dtype)
         last = self.graph.return_node()
         for made in reversed(entered):
-            self.node(last, "prim::Exit", [made], [torch._C.TensorType.get()])
+            self.node(last, "prim::Exit", [made], [TensorType.get()])
         return states
 
     def enter(self, node: Node, outer: States) -> States:
@@ -172,11 +172,11 @@ class Builder:
         if is_constant(device):
             return states[constant(device)].dtype if constant(device) in states else None
         dtypes = [state.dtype for state in states.values()]
-        numbers = self.values(node, "prim::ListConstruct", dtypes, [torch._C.ListType(_INT)])
+        numbers = self.values(node, "prim::ListConstruct", dtypes, [ListType(_INT)])
         return self.values(node, "amp::autocast_dtype", [self._names(node, states), *numbers, device], [_INT])[0]
 
     def _names(self, node: Node, states: States) -> Value:
-        strings = torch._C.ListType(torch._C.StringType.get())
+        strings = ListType(StringType.get())
         return self.values(node, "prim::ListConstruct", [self.constant(node, name) for name in states], [strings])[0]
 
     def _inside(self, node: Node, outer: States, name: str, device: Value, given: GraphState) -> GraphState:
@@ -186,7 +186,7 @@ class Builder:
         if is_constant(device) and supported:
             return given
         inputs = [self._names(node, outer), self.constant(node, name), device, *given, *outer[name]]
-        types = [torch._C.BoolType.get(), _INT]
+        types = [BoolType.get(), _INT]
         return GraphState(*self.values(node, "amp::autocast_region", inputs, types))
 
     def _attribute(self, node: Node, made: Value, name: str) -> Value:
@@ -200,5 +200,5 @@ class Builder:
         return read.output()
 
 
-_ATTRIBUTES = {"device": IR.StringType, "_enabled": IR.BoolType, "fast_dtype": IR.IntType}
+_ATTRIBUTES = {"device": StringType, "_enabled": BoolType, "fast_dtype": IntType}
 _SUPPORTED = (5, 15)  # float16 and bfloat16, as TorchScript numbers dtypes

@@ -32,7 +32,7 @@ def test_one_cast_with_gradients(amp: Amp) -> None:
 def _expect_reference_gradient(amp: Amp, what: str, weight: torch.Tensor, by_hand: torch.Tensor) -> None:
     """The gradient is that of explicit casts, up to the dtype in which the uses were summed.
 
-    PyTorch's own devices sum in the lower precision (docs/findings.md); one that sums in float32 is right, too.
+    PyTorch's own devices sum in the lower precision (docs/findings); one that sums in float32 is right, too.
     """
     if weight.grad is None or by_hand.grad is None:
         raise RuntimeError("the scenario computed no gradient")

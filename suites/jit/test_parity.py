@@ -41,5 +41,5 @@ def test_drawn(amp: Amp, compiler: str, request: pytest.FixtureRequest) -> None:
 
 @scenario(types=("jax",), values=True, dtypes="default")
 def test_drawn_for_xla(amp: Amp, request: pytest.FixtureRequest) -> None:
-    """A program that is compiled whole does what it does eagerly (docs/jax_jit.md)."""
+    """A program that is compiled whole does what it does eagerly (docs/jax_device.md)."""
     _explore(amp, "xla", request)

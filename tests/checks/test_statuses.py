@@ -1,4 +1,4 @@
-"""What each status of an op case claims (docs/statuses.md), by kernels made wrong on the device under test alone."""
+"""What each status of an op case claims (docs/using.md), by kernels made wrong on the device under test alone."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _FLOAT32 = 6
 class PassFault:
     """A fault of the pass.
 
-    `programs`: those of `tests.torchscript_programs` that must do something else than eagerly. `ops`: pairs of device
+    `programs`: those of `tests.torchscript.programs` that must do something else than eagerly. `ops`: pairs of device
     and overload whose measured agreement must be lost. `says`: what a difference must mention.
     """
 

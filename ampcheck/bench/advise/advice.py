@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,6 +23,7 @@ from ampcheck.bench.run.group import FULL, QUICK, environment
 from ampcheck.bench.run.summary import AGAIN, summarize
 from ampcheck.devices.registry import select
 from ampcheck.errors import UsageError
+from ampcheck.runner.worker import Worker
 
 SCHEMA = "advice-1"
 COMMAND = (sys.executable, "-m", "ampcheck.bench.advise.worker")
@@ -248,24 +248,14 @@ def _seen(values: Mapping[str, Any]) -> Seen:
 
 def _measured(plan: AdvicePlan, limit: float) -> Found:
     """What a worker finds."""
-    try:
-        done = subprocess.run(
-            COMMAND,
-            input=json.dumps(asdict(plan)),
-            env=environment(plan.threads),
-            capture_output=True,
-            text=True,
-            timeout=limit,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise UsageError(f"measuring {plan.step} took more than {limit:.0f} s; make it smaller, or --quick") from error
-    if done.returncode or not done.stdout.strip():
-        code = done.returncode
-        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        last = done.stderr.strip().splitlines()[-1:]
-        raise UsageError(f"the process that measured {plan.step} ended {how}" + (f": {last[0]}" if last else ""))
-    said = json.loads(done.stdout.strip().splitlines()[-1])
+    with Worker(COMMAND, environment(plan.threads), asdict(plan)) as worker:
+        try:
+            said = worker.answer(limit)
+        except TimeoutError as error:
+            text = f"measuring {plan.step} took more than {limit:.0f} s; make it smaller, or --quick"
+            raise UsageError(text) from error
+        if said is None:
+            raise UsageError(f"the process that measured {plan.step} ended {worker.how()}")
     if "usage" in said:
         raise UsageError(said["usage"])
     return Found(**said["found"])

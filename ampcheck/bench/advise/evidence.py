@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.bench.advise.diagnosis import CACHE_OFF, TILE, Gradients, Recast, Seen
 from ampcheck.bench.core.prepare import Prepared
 from ampcheck.devices.base import Device
 from ampcheck.observe.recorder import tensors
+from ampcheck.observe.torch_private import DeviceType, TorchDispatchMode
 from ampcheck.spec.dtypes import LOW, is_floating
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.tracing import CastRecord, OpRecord, Trace
@@ -128,7 +128,7 @@ def once(ready: Prepared, device: Device, profiled: bool | None = None) -> tuple
             op.location = ""
     kernels = timer.kernels
     if profiler is not None:
-        host = torch._C._autograd.DeviceType.CPU
+        host = DeviceType.CPU
         found = {
             event.name: event.device_time_total if device.type == "cuda" else event.cpu_time_total
             for event in profiler.events() or ()

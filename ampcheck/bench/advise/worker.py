@@ -6,7 +6,6 @@ python -m ampcheck.bench.advise.worker < plan.json
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 import warnings
@@ -24,9 +23,11 @@ from ampcheck.bench.core.model import PRECISIONS, Arm, Rounds
 from ampcheck.bench.core.timing import Timed, calibrate, interleave, warm_up
 from ampcheck.bench.run.measure import Blocked
 from ampcheck.bench.run.worker import pin
+from ampcheck.bench.torch_private import dynamo_config
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import select
 from ampcheck.errors import UsageError, one_line
+from ampcheck.runner.worker import answers
 
 STEP = "step"
 """The name of the user's step as a workload."""
@@ -74,8 +75,7 @@ class Found:
 def main() -> None:
     """Measure what the plan on standard input says, and give what was found, or the sentence of a UsageError."""
     plan = AdvicePlan(**json.load(sys.stdin))
-    lines = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the user's code prints is no line of ours
+    lines = answers()
     pin(plan.threads, plan.process)
     warnings.simplefilter("ignore")  # the user's program is judged elsewhere
     try:
@@ -117,9 +117,7 @@ class _Measurer:
         self._base_seconds: dict[str, float] = {}
         self._singles: dict[str, float] = {}
         if "compile" in plan.executors:
-            import torch._dynamo.config as dynamo
-
-            dynamo.recompile_limit = 64  # every arm is a program of the same code
+            dynamo_config().recompile_limit = 64  # every arm is a program of the same code
 
     def values(self, first: UserStep) -> None:
         """Find what errors are measured against: float64, and float32 for gradients."""

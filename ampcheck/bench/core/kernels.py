@@ -11,8 +11,10 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from ampcheck.bench.torch_private import aot_autograd
 from ampcheck.devices.base import Device
 from ampcheck.observe.recorder import KernelCall, Recorder, exists, overload, overload_name, tensors
+from ampcheck.register.torch_private import OpOverload
 from ampcheck.spec.casting import Leaf
 from ampcheck.spec.dtypes import is_floating
 from ampcheck.spec.torch_dtypes import name_of
@@ -162,7 +164,6 @@ def compiled(make: Callable[[Any], Callable[[], Any]]) -> list[BenchKernel]:
     `make`: gives the call compiled with a backend. It is run once, op by op.
     """
     from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
-    from torch._dynamo.backends.common import aot_autograd
 
     kernels: list[BenchKernel] = []
 
@@ -176,7 +177,7 @@ def compiled(make: Callable[[Any], Callable[[], Any]]) -> list[BenchKernel]:
 
 def _in_graph(graph: torch.fx.GraphModule) -> Iterator[BenchKernel]:
     for node in graph.graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        if node.op != "call_function" or not isinstance(node.target, OpOverload):
             continue
         arguments = [n.meta["val"] for n in node.all_input_nodes if "val" in n.meta]
         got = (name_of(value.dtype) for value in tensors(arguments))

@@ -19,6 +19,7 @@ from ampcheck.devices.base import Device
 from ampcheck.devices.registry import select
 from ampcheck.errors import one_line
 from ampcheck.observe.recorder import tensors
+from ampcheck.observe.torch_private import reset_dynamo
 
 AGAIN = "-again"
 
@@ -108,7 +109,7 @@ class Measurer:
                 found.failed[arm.name] = str(given_up[arm.name]["reason"])
                 found.facts[arm.name] = {"at_least": given_up[arm.name].get("at_least")}
                 continue
-            torch._dynamo.reset()
+            reset_dynamo()
             try:
                 say(arm.name, "prepare")
                 ready = prepare(workload, arm, self.device.type, executor)

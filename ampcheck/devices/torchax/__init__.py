@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 from packaging.version import Version
-from torch.utils._mode_utils import no_dispatch
 
 from ampcheck.devices.base import Device
 from ampcheck.errors import Unsupported
 from ampcheck.observe.recorder import Observation
+from ampcheck.observe.torch_private import DisableTorchFunction, no_dispatch
 from ampcheck.samples.describe import TensorArg
 from ampcheck.samples.tensors import host_tensor
 from ampcheck.spec.policies import closest, table
@@ -74,7 +74,7 @@ class TorchTorchax(Device):
     @contextmanager
     def native_ops(self) -> Iterator[None]:
         # torchax's modes also answer for ops on CPU tensors, and take those without a dimension for numbers.
-        with no_dispatch(), torch._C.DisableTorchFunction():
+        with no_dispatch(), DisableTorchFunction():
             yield
 
     def tensor(self, arg: TensorArg, dtype: str, position: int) -> torch.Tensor:

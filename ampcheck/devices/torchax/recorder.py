@@ -15,13 +15,13 @@ from typing import Any
 
 import jax
 import torch
-import torch.utils._pytree as torch_pytree
-from torch._ops import OpOverload, OpOverloadPacket
 from torchax.ops import mappings
 from torchax.tensor import Tensor
 from torchax.view import View
 
 from ampcheck.observe.recorder import CASTS, Cast, KernelCall, Observation, SeenLeaf, overload_name, tensors
+from ampcheck.observe.torch_private import OpOverloadPacket, pytree
+from ampcheck.register.torch_private import OpOverload
 from ampcheck.spec.torch_dtypes import name_of
 
 
@@ -117,7 +117,7 @@ class TorchaxRecorder:
                 self._know(out, known[1], known[2])
             return out
 
-        return torch_pytree.tree_map_only(View, tensor, values)
+        return pytree.tree_map_only(View, tensor, values)
 
     def _note(self, before: Any, after: Any) -> None:
         """A cast: what came out is what went in, as far as its source goes."""

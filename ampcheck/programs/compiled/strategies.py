@@ -31,10 +31,10 @@ _LISTED = (
     "torch.cat([{0}, {1}])[:2]",
     "F.gelu({0})",
 )
-# An exported program asserts the dtype of what it casts, a wrong one in a region; see docs/findings.md,
+# An exported program asserts the dtype of what it casts, a wrong one in a region; see docs/findings,
 # export-strict-metadata.
 _CASTS = ("{0}.float()", "{0}.to(torch.bfloat16)")
-# Tracing keeps a composite op whole and loses the casts of its parts (docs/findings.md, trace-loses-parts).
+# Tracing keeps a composite op whole and loses the casts of its parts (docs/findings, trace-loses-parts).
 _COMPOSITE = (
     "torch.addmm({0}, {1}, {2})",  # TorchScript takes it apart, and rounds once more
     "torch.einsum('ij,jk->ik', {0}, {1})",
@@ -46,7 +46,7 @@ _COMPOSITE = (
 class CompilerPrograms:
     """A way to compile. `ops`: what programs for it are made of. `exact`: whether the same kernels run as eagerly.
 
-    `one_dtype`: whether the regions of a program name one dtype, the same for all; see docs/findings.md,
+    `one_dtype`: whether the regions of a program name one dtype, the same for all; see docs/findings,
     script-keeps-first-dtype and script-casts-float32-only. `inside`: the ops of programs that are called in a region.
     `examples`: how many programs a run draws that is not nightly.
     """

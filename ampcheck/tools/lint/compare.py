@@ -19,7 +19,7 @@ from ampcheck.tools.lint.sources import Place, Stand, cause, lost, of_error, pla
 
 _LOW = (torch.bfloat16, torch.float16)
 _UNKNOWN = "look at the region around this line; `ampcheck lint --rules` lists what compilers do to regions"
-# TorchScript's autocast frees these nodes and goes on with them (docs/findings.md, script-query-crashes).
+# TorchScript's autocast frees these nodes and goes on with them (docs/findings, script-query-crashes).
 _FATAL = ("is_autocast_enabled", "is_autocast_cpu_enabled")
 # c10/core/ScalarType.h
 _NUMBERS = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}

@@ -11,10 +11,10 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.observe.isolation import depth
 from ampcheck.observe.recorder import overload_name, tensors
+from ampcheck.observe.torch_private import TorchDispatchMode, pytree
 from ampcheck.spec.torch_dtypes import name_of
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -135,4 +135,4 @@ def _restore(device: str, before: tuple[bool, torch.dtype, bool, int]) -> None:
 
 
 def _leaves(value: Any) -> list[Any]:
-    return torch.utils._pytree.tree_leaves(value)
+    return pytree.tree_leaves(value)

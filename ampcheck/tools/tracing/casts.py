@@ -14,6 +14,7 @@ from ampcheck.observe.dispatcher import UNKNOWN
 from ampcheck.observe.recorder import tensors
 from ampcheck.spec.casting import Leaf, expect
 from ampcheck.spec.torch_dtypes import name_of
+from ampcheck.tools.torch_private import is_functorch_wrapped
 from ampcheck.tools.tracing.names import CONVERSIONS
 from ampcheck.tools.tracing.records import CastRecord, OpRecord, Origin
 from ampcheck.tools.tracing.sources import Sources
@@ -192,7 +193,7 @@ def _origin(call: TracedCall, record: OpRecord, pending: _Pending, asked: dict[i
 
 def _transformed(call: TracedCall) -> bool:
     """Whether vmap, grad or the like wraps its arguments: what is cast are then the tensors inside of them."""
-    return any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors((call.args, call.kwargs)))
+    return any(is_functorch_wrapped(t) for t in tensors((call.args, call.kwargs)))
 
 
 def _matching(cast: CastRecord, forward: OpRecord) -> list[CastRecord]:

@@ -9,19 +9,19 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.observe.recorder import CASTS, overload_name, tensors
+from ampcheck.observe.torch_private import DisableTorchFunction, TorchDispatchMode
+from ampcheck.register.torch_private import DispatchKey, OpOverload, backend_name, has_kernel
 from ampcheck.spec.dtypes import is_floating
 from ampcheck.spec.torch_dtypes import name_of
+from ampcheck.tools.torch_private import FakeTensor, current_node, restored_state, sequence_number
 from ampcheck.tools.tracing import names
 from ampcheck.tools.tracing.casts import CastTracker, TracedCall
 from ampcheck.tools.tracing.records import OpRecord, TracedRegion
 from ampcheck.tools.tracing.sources import Sources
 
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_COMPOSITE = DispatchKey.CompositeImplicitAutograd
 # Kernels that move no data, beside those whose schema says that they return a view.
 _VIEWS = frozenset(("_unsafe_view", "_reshape_alias", "lift_fresh", "set_.source_Tensor"))
 
@@ -39,9 +39,8 @@ def signature_of(func: OpOverload) -> _Signature:
     if name.startswith(("prim::", "profiler::")):
         return _Signature(name, False, True, False)
     qualified = str(func._schema.name) + (f".{func._schema.overload_name}" if func._schema.overload_name else "")
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
     # A composite op with a kernel of its own for a backend is not taken apart there.
-    composite = has(qualified, "CompositeImplicitAutograd") and not has(qualified, "CPU")
+    composite = has_kernel(qualified, "CompositeImplicitAutograd") and not has_kernel(qualified, "CPU")
     return _Signature(name, name in CASTS, bool(func.is_view) or name in _VIEWS, composite)
 
 
@@ -64,8 +63,8 @@ class TraceRecorder:
     def enter(self, call: TracedCall) -> bool:
         """A public call begins. Returns whether it is one of the same function inside of another."""
         self._end_loose()
-        call.node = torch._C._current_autograd_node()
-        call.sequence = torch._C._autograd._get_sequence_nr()
+        call.node = current_node()
+        call.sequence = sequence_number()
         again = bool(self._calls) and self._calls[-1].func is call.func
         self._calls.append(call)
         return again
@@ -147,14 +146,14 @@ class TraceRecorder:
             self._casts.add(call, self._record(call, args[:1]), args[0], out)
 
     def _current(self) -> TracedCall:
-        node = torch._C._current_autograd_node()
+        node = current_node()
         if self._calls and self._calls[-1].node is node:
             return self._calls[-1]
         if self._loose is None or self._loose.node is not node:
             self._end_loose()
             self._loose = TracedCall(None, (), {})
             self._loose.node = node
-            self._loose.sequence = torch._C._autograd._get_sequence_nr()
+            self._loose.sequence = sequence_number()
         return self._loose
 
     def _end_loose(self) -> None:
@@ -220,17 +219,17 @@ class TraceRecorder:
 
 def _unseen() -> AbstractContextManager[object]:
     """What the trace asks tensors itself is no business of function modes, its own or the program's."""
-    guard: AbstractContextManager[object] = torch._C.DisableTorchFunction()
+    guard: AbstractContextManager[object] = DisableTorchFunction()
     return guard
 
 
 def _outside() -> AbstractContextManager[None]:
-    guard: AbstractContextManager[None] = torch._C._RestorePythonTLSSnapshot()  # type: ignore[attr-defined]  # torch's stubs lack it
+    guard: AbstractContextManager[None] = restored_state()
     return guard
 
 
 def _device_types() -> tuple[str, ...]:
-    own = torch._C._get_privateuse1_backend_name()
+    own = backend_name()
     return ("cpu", "cuda", "xpu", "mps", "mtia", "maia", "hpu", "xla", "ipu", own)
 
 

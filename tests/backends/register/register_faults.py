@@ -1,6 +1,6 @@
 """Mistakes planted in `register_autocast`, and the check of this folder that must name each.
 
-The environment variable REGISTER_FAULT chooses one; `register_support` plants it before anything is registered.
+tests/register/test_register.py plants each in a process of its own, before anything is registered.
 """
 
 from __future__ import annotations
