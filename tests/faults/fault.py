@@ -86,7 +86,8 @@ class Fault:
         if self.statuses == ("pass",):
             assert {result["status"] for result in harmed} == {"pass"}, lines(harmed)
             return
-        noticed = red(harmed)
+        # Another kernel than PyTorch's may be right where PyTorch's is known to deviate.
+        noticed = [result for result in red(harmed) if result["status"] in self.statuses or result["status"] != "fixed"]
         assert noticed, f"nothing is red\n{lines(harmed)}"
         assert {result["status"] for result in noticed} <= set(self.statuses), lines(noticed)
         told = [result for result in noticed if all(words in result["message"] for words in self.says)]
@@ -95,7 +96,7 @@ class Fault:
             assert all(result["torch"] and result["pytest"] for result in noticed), "a red case lacks its reproduction"
 
 
-def seen_in(name: str, plant: Plant, seen: Mapping[str, str], amp: str = "") -> tuple[Fault, ...]:
+def seen_in(name: str, plant: Plant, seen: Mapping[str, str]) -> tuple[Fault, ...]:
     """A fault once for each scenario that must catch it, with the words for it.
 
     Scenarios are given as `suite/rule/name`, with `-value` for each parameter and ` on device` for one beside the CPU.
@@ -107,7 +108,7 @@ def seen_in(name: str, plant: Plant, seen: Mapping[str, str], amp: str = "") -> 
         op = words.partition("-")[0]
         only = f"/{words}-" if op != words else ""
         made = f"{name}-by-{rule}-{words}"
-        out.append(Fault(made, rule, plant, (says,), suite, device or "cpu", op, only, amp))
+        out.append(Fault(made, rule, plant, (says,), suite, device or "cpu", op, only))
     return tuple(out)
 
 

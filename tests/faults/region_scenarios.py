@@ -7,7 +7,6 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -181,8 +180,6 @@ def on_torch(**wrong: Any) -> Callable[[], AbstractContextManager[None]]:
     return lambda: patched(torch, **wrong)
 
 
-_fault = partial(seen_in, amp="fp16")
-
 _SAVED = ("prev", "prev_cache_enabled", "prev_fastdtype")
 
 
@@ -217,7 +214,7 @@ MENDED = tuple(
 
 FAULTS = (
     *MENDED,
-    *_fault(
+    *seen_in(
         "exit-keeps-enabled",
         methods(**exit_that(lambda r, e, inside: torch.set_autocast_enabled(r.device, inside[0]))),
         {
@@ -226,7 +223,7 @@ FAULTS = (
             "eager/nesting/documented_example": "dtype of g: got torch.float32; expected torch.float16",
         },
     ),
-    *_fault(
+    *seen_in(
         "exit-keeps-dtype",
         methods(**exit_that(lambda r, e, inside: torch.set_autocast_dtype(r.device, inside[1]))),
         {
@@ -239,7 +236,7 @@ FAULTS = (
             "eager/context/restores_on_exit": "state after the region: got (False, torch.float16, True)",
         },
     ),
-    *_fault(
+    *seen_in(
         "exit-keeps-the-cache-setting",
         methods(**exit_that(lambda r, e, inside: torch.set_autocast_cache_enabled(inside[2]))),
         {
@@ -247,7 +244,7 @@ FAULTS = (
             "eager/exceptions/leaves_several_regions_at_once": "state after the exception: got (False, torch.bfloat16,",
         },
     ),
-    *_fault(
+    *seen_in(
         "exit-keeps-the-depth",
         methods(**exit_that(lambda r, e, inside: torch.autocast_increment_nesting() and None)),
         {
@@ -260,15 +257,17 @@ FAULTS = (
             "eager/nesting/deep": "nesting depth after sixty regions: got 120; expected 0",
         },
     ),
-    *_fault(
+    *seen_in(
         "exit-drops-what-is-kept",
         methods(**exit_that(lambda r, e, inside: torch.clear_autocast_cache())),
         {"eager/nesting/casts_kept_across_device_types": "casts after another type's region: got 1"},
     ),
-    *_fault(
+    *seen_in(
         "exit-turns-other-types-off",
         methods(**exit_that(lambda r, e, i: [torch.set_autocast_enabled(t, False) for t in ("cpu", "xpu")] and None)),
         {
+            "eager/exceptions/leaves_a_decorated_function": "state in the caller's region: got (False, torch.bfloat16",
+            "eager/nesting/order": "state at depth 1 on the way out: got (False, torch.bfloat16, True)",
             "eager/context/restores_all_three_parts": "state after the region: got (False, torch.bfloat16, False)",
             "eager/context/setting_from_outside_is_put_back": "state after the region: got (False, torch.bfloat16, Fal",
             "eager/nesting/documented_example": "dtype of g: got torch.float32",
@@ -278,10 +277,11 @@ FAULTS = (
             "eager/nesting/two_device_types on virtual:mps": "state of cpu after the inner region: got (False, torch.b",
         },
     ),
-    *_fault(
+    *seen_in(
         "exit-on-an-error-keeps-enabled",
         methods(**only_on_error(keeps_enabled)),
         {
+            "eager/decorator/exception_passes_through": "state after the exception: got (True, torch.bfloat16, True)",
             "eager/exceptions/caught_between": "state in the outer region: got (False, torch.float16, True)",
             "eager/exceptions/exit_stack": "states while unwinding: got [(True, torch.float16, True), (True, torch.b",
             "eager/exceptions/finally_inside": "state after the exception: got (True, torch.bfloat16, True)",
@@ -291,7 +291,7 @@ FAULTS = (
             "eager/exceptions/leaves_the_region": "state after the exception: got (True, torch.bfloat16, True)",
         },
     ),
-    *_fault(
+    *seen_in(
         "exit-swallows",
         methods(__exit__=swallowing),
         {
@@ -301,25 +301,30 @@ FAULTS = (
             "eager/threads/exception_in_a_thread": "the thread: raised nothing",
         },
     ),
-    *_fault(
+    *seen_in(
         "exit-of-what-was-not-entered",
         methods(__exit__=lambda self, *e: torch.set_autocast_enabled(self.device, False)),
         {"eager/context/restores_on_exit": "state after the region: got (False, torch.float16, True)"},
     ),
-    *_fault(
+    *seen_in(
         "enter-sets-no-dtype",
         methods(**enter_that(lambda r, before: torch.set_autocast_dtype(r.device, before[1]))),
-        {"eager/context/restores_on_exit": "state inside the region: got (True, torch.bfloat16, True)"},
+        {
+            "eager/threads/tasks_that_do_not_overlap": "dtypes in the tasks' regions, and states after them: got [(to",
+            "eager/context/restores_on_exit": "state inside the region: got (True, torch.bfloat16, True)",
+        },
     ),
-    *_fault(
+    *seen_in(
         "enter-does-not-enable",
         methods(**enter_that(lambda r, before: torch.set_autocast_enabled(r.device, before[0]))),
         {"eager/context/restores_on_exit": "dtype a product runs in: got torch.float32; expected torch.float16"},
     ),
-    *_fault(
+    *seen_in(
         "enter-sets-no-cache-setting",
         methods(**enter_that(lambda r, b: torch.set_autocast_cache_enabled(True))),
         {
+            "eager/exceptions/construction_fails": "state after it: got (True, torch.bfloat16, True)",
+            "eager/nesting/reuse_order": "cache_enabled at depth 3: got True",
             "eager/context/entered_and_left_by_hand": "state after __enter__: got (True, torch.float16, True)",
             "eager/context/exit_stack": "state in three regions: got (True, torch.bfloat16, True)",
             "eager/context/options_by_keyword": "state inside the region: got (False, torch.float16, True)",
@@ -328,7 +333,7 @@ FAULTS = (
             "eager/nesting/reuse_across_device_types": "cache_enabled in the other type's region: got True",
         },
     ),
-    *_fault(
+    *seen_in(
         "enter-sets-other-types",
         methods(
             **enter_that(lambda r, b: [torch.set_autocast_enabled(t, r._enabled) for t in ("cpu", "xpu")] and None)
@@ -342,12 +347,12 @@ FAULTS = (
             "eager/nesting/ops_on_two_devices on virtual:mps": "dtype of a product on the CPU in this device's region",
         },
     ),
-    *_fault(
+    *seen_in(
         "enter-returns-something-else",
         methods(**enter_that(lambda r, before: None, value=object())),
         {"eager/context/enter_returns_the_region": "whether __enter__ returned the region: got False"},
     ),
-    *_fault(
+    *seen_in(
         "options-decided-at-entry",
         methods(__init__=deciding_late, __enter__=entering_late),
         {
@@ -358,15 +363,16 @@ FAULTS = (
             "eager/threads/made_here_entered_there": "state inside and after it, in the thread: got ((False, torch.bfl",
         },
     ),
-    *_fault(
+    *seen_in(
         "construction-changes-the-state",
         methods(__init__=changing_at_construction),
         {"eager/decorator/decoration_changes_nothing": "state after the decoration: got (True, torch.float16, True)"},
     ),
-    *_fault(
+    *seen_in(
         "arguments-in-another-order",
         methods(__init__=swapped),
         {
+            "eager/nesting/deep": "state in the innermost region: got (False, torch.bfloat16, False)",
             "eager/context/construction_changes_nothing": "state inside a region after making others: got (True, torch",
             "eager/context/several_on_one_line": "state inside both: got (True, torch.bfloat16, False)",
             "eager/exceptions/op_that_raises_keeps_casts": "casts after an op raised: got 1",
@@ -375,25 +381,33 @@ FAULTS = (
             "eager/threads/starts_outside": "state here: got (True, torch.float16, True)",
         },
     ),
-    *_fault(
+    *seen_in(
         "any-device-type-is-taken",
         methods(__init__=taking_anything),
-        {"eager/errors/refused-device": "raised nothing; expected"},
+        {
+            "eager/decorator/class_itself": "the bare class: raised nothing",
+            "eager/errors/refused-device": "raised nothing; expected",
+        },
     ),
-    *_fault(
+    *seen_in(
         "decorator-does-nothing",
         methods(__call__=undecorated),
         {
+            "eager/decorator/not_callable": "decorating a Tensor: raised nothing",
             "eager/decorator/with_inside": "dtypes before, in and after the subregion: got [torch.float32, torch.float",
             "eager/decorator/function": "state and dtype of a product inside, call 0: got ((False, torch.bfloat16, Tru",
         },
     ),
-    *_fault(
+    *seen_in(
         "decorator-loses-name-and-result",
         methods(__call__=not_a_wrapper),
-        {"eager/decorator/function": "state and dtype of a product inside, call 0: got None"},
+        {
+            "eager/decorator/arguments_and_result": "arguments as received: got None",
+            "eager/decorator/keeps_its_name": "__name__: got '<lambda>'",
+            "eager/decorator/function": "state and dtype of a product inside, call 0: got None",
+        },
     ),
-    *_fault(
+    *seen_in(
         "decorator-never-leaves",
         methods(__call__=open_ended),
         {
@@ -405,20 +419,22 @@ FAULTS = (
             "eager/decorator/options": "state of that region after the call: got (True, torch.float16, True)",
         },
     ),
-    *_fault(
+    *seen_in(
         "decorator-leaves-too-late",
         methods(__call__=ending_late),
         {
+            "eager/decorator/coroutine_function": "state after them: got (False, torch.float64, True)",
+            "eager/decorator/generator_function": "state after the call: got (False, torch.float64, True)",
             "eager/decorator/other_callables": "state after the calls: got (False, torch.float64, True)",
             "eager/decorator/several_decorators": "state after the calls: got (False, torch.float64, True)",
         },
     ),
-    *_fault(
+    *seen_in(
         "decorator-casts",
         methods(__call__=casting),
         {"eager/decorator/tensors_pass_through": "whether the argument came back as the same tensor: got False"},
     ),
-    *_fault(
+    *seen_in(
         "nothing-is-dropped",
         on_torch(clear_autocast_cache=lambda: None),
         {
@@ -427,7 +443,7 @@ FAULTS = (
             "eager/nesting/siblings_share_casts": "casts in the next outermost region: got 0",
         },
     ),
-    *_fault(
+    *seen_in(
         "nothing-is-cast",
         on_torch(mm=never_cast),
         {
@@ -439,7 +455,7 @@ FAULTS = (
             "eager/threads/what_is_set_stays_in_its_thread": "dtype a product runs in here: got torch.float32",
         },
     ),
-    *_fault(
+    *seen_in(
         "backward-raises-in-a-region",
         lambda: patched(torch.Tensor, backward=backward_outside_only),
         {
@@ -448,15 +464,16 @@ FAULTS = (
             "eager/threads/promotion_in_backward": "RuntimeError: backward in a region",
         },
     ),
-    *_fault(
+    *seen_in(
         "the-state-is-misreported",
         on_torch(is_autocast_enabled=is_enabled_reversed),
         {"eager/context/restores_on_exit": "state inside the region: got (False, torch.float16, True)"},
     ),
-    *_fault(
+    *seen_in(
         "threads-inherit",
         lambda: patched(threading.Thread, run=inheriting),
         {
+            "eager/threads/really_at_once": "what thread 0 saw of the others: got [(True, torch.float64, False), (Tru",
             "eager/context/left_without_being_entered": "state after __exit__ alone: got (True, torch.bfloat16, False)",
             "eager/threads/casts_are_shared": "casts in a thread: got 1",
             "eager/threads/default_dtype_of_its_own": "dtype in force in the thread's region: got torch.float64",
@@ -466,7 +483,7 @@ FAULTS = (
             "eager/threads/starts_outside": "state, depth and dtype of a product in a thread: got ((True, torch.float6",
         },
     ),
-    *_fault(
+    *seen_in(
         "to-thread-stays",
         lambda: patched(asyncio, to_thread=lambda call: asyncio.sleep(0, call())),
         {

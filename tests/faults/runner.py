@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from _pytest.config import _prepareconfig
 
+from ampcheck.observe.isolation import reset
 from ampcheck.runner.session import _CASE
 from tests.cli_support import LIMIT
 from tests.faults import torchscript_pass
@@ -96,6 +97,7 @@ class Runner:
                 self._unharmed[item] = suites.run([item])
         with fault.plant():
             harmed = suites.run(items)
+        reset({})  # under the fault nothing may have been able to
         return [result for item in items for result in self._unharmed[item]], harmed
 
     def again(self, fault: Fault) -> list[Result]:

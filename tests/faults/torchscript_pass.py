@@ -5,6 +5,7 @@ The suites have no cases of the pass; the agreement of rewritten programs with e
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -50,7 +51,9 @@ def _fault(
 def results(fault: Fault) -> list[Result]:
     """How far a rewritten program, or one of a region and an overload, agrees with eager mode now."""
     if fault.op in {program.__name__ for program in torchscript_programs.PROGRAMS}:
-        texts = _of_program(fault.op)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript has no is_autocast_enabled of a type
+            texts = _of_program(fault.op)
     else:
         measured = measure(select([fault.device], [])[0], {OURS: torchscript.autocast}, fault.op)
         texts = [text for one in measured for found in one.differences.get(OURS, {}).values() for text in found]
