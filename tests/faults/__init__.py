@@ -30,8 +30,10 @@ from tests.faults import (
     optimizers,
     persistence,
     policies,
+    preflight,
     region_scenarios,
     regions,
+    registration,
     replicas,
     scaler,
     scenarios,
@@ -77,6 +79,8 @@ _KINDS = (
     scenarios,
     torchscript_pass,
     backends,
+    preflight,
+    registration,
 )
 _ON_JAX = (autodiff, checkpoint, customfn, functorch, gradients, interop, optimizers, persistence, scaler)
 

@@ -689,7 +689,7 @@ RAISING = (
     ),
     *_fault(
         "raises-for-other-strides",
-        "eager/eligibility/any_form/",
+        MM,
         kernels("mm", raising(says(RuntimeError), uneven)),
         EITHER,
         ("RuntimeError: planted", "mm"),
@@ -829,7 +829,7 @@ VALUES = (
     *_fault("small-values-vanish", MM, kernels("mm", giving(lambda out: out * (out.abs() > 1e-2))), BROKEN, ("mm",)),
     *_fault(
         "reads-strides-as-contiguous",
-        "eager/eligibility/any_form/",
+        MM,
         kernels("mm", on_arguments(flat)),
         EITHER,
         ("mm",),

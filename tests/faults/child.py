@@ -12,6 +12,9 @@ import sys
 from tests.faults import CONTROLS, FAULTS
 from tests.faults.runner import Runner, chosen
 
+MODULES = {"npy": "numpy_backend"}
+"""The modules of devices whose name is another one."""
+
 
 def main(device: str) -> None:
     """Answer until there is nothing more to read."""
@@ -22,7 +25,7 @@ def main(device: str) -> None:
     if device == "jax":
         import ampcheck.jax_device  # noqa: F401  # makes the device
     else:
-        options.append(f"--device-module={device}")
+        options.append(f"--device-module={MODULES.get(device, device)}")
     runner = Runner(*options)
     for line in sys.stdin:
         what, name = json.loads(line)

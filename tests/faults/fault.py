@@ -90,6 +90,7 @@ class Fault:
         noticed = [result for result in red(harmed) if result["status"] in self.statuses or result["status"] != "fixed"]
         assert noticed, f"nothing is red\n{lines(harmed)}"
         assert {result["status"] for result in noticed} <= set(self.statuses), lines(noticed)
+        assert all(result.get("rule", self.rule) == self.rule for result in noticed), lines(noticed)
         told = [result for result in noticed if all(words in result["message"] for words in self.says)]
         assert told, f"nothing says {self.says}:\n{lines(noticed)}"
         if self.suite in SUITES and self.statuses != REFUSED:
@@ -114,7 +115,7 @@ def seen_in(name: str, plant: Plant, seen: Mapping[str, str]) -> tuple[Fault, ..
 
 def red(results: Sequence[Result]) -> list[Result]:
     """The results that fail a run."""
-    return [result for result in results if result["status"] in (*RED, *REFUSED)]
+    return [result for result in results if result["status"] in (*RED, *REFUSED, "failed")]
 
 
 def lines(results: Sequence[Result]) -> str:

@@ -11,26 +11,23 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest.config import _prepareconfig
 
 from ampcheck.observe.isolation import reset
 from ampcheck.runner.session import _CASE
 from tests.cli_support import LIMIT
-from tests.faults import torchscript_pass
+from tests.faults import preflight, registration, torchscript_pass
+from tests.faults.collecting import OPTIONS, ROOT, collected
 from tests.faults.fault import REFUSED, Fault, Result
 
-ROOT = Path(__file__).resolve().parents[2]
-_PLUGINS = ("benchmark", "cacheprovider", "faulthandler", "unraisableexception", "threadexception", "xdist")
 _OPTIONS = (
-    *(word for plugin in _PLUGINS for word in ("-p", f"no:{plugin}")),
-    *("-c", str(ROOT / "ampcheck/pytest.ini"), f"--rootdir={ROOT}", "-p", "ampcheck.runner.plugin", "--tb=no"),
-    *("--no-run-file", "--capture=no", "-qq"),
+    *("-c", str(ROOT / "ampcheck/pytest.ini"), f"--rootdir={ROOT}", "-p", "ampcheck.runner.plugin", "--no-run-file"),
 )
 """As `ampcheck run` calls pytest."""
+_OTHERS = {source.SUITE: source.results for source in (torchscript_pass, preflight, registration)}
+"""Where results are from that no suite has."""
 
 
 class Suites:
@@ -39,14 +36,9 @@ class Suites:
     def __init__(self, *options: str) -> None:
         """`options`: those that choose devices, of pytest."""
         self._results: list[Result] = []
-        self._config = _prepareconfig([str(ROOT / "suites"), *_OPTIONS, "--collect-only", *options], plugins=[self])
-        self._config._do_configure()
-        self._config.pluginmanager.unregister(name="terminalreporter")
-        session = pytest.Session.from_config(self._config)
-        self._config.hook.pytest_sessionstart(session=session)
-        self._config.hook.pytest_collection(session=session)
+        self._config, items = collected([str(ROOT / "suites"), *_OPTIONS, *options], self)
         self._items: dict[tuple[str, str], list[pytest.Item]] = {}
-        for item in session.items:
+        for item in items:
             if case := item.stash.get(_CASE, None):
                 self._items.setdefault((case.device, case.suite), []).append(item)
 
@@ -64,9 +56,6 @@ class Suites:
         for item in items:
             item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
         return self._results
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        assert not report.failed, report.longreprtext
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if hasattr(report, "ampcheck"):
@@ -86,10 +75,10 @@ class Runner:
         if fault.statuses == REFUSED:
             with fault.plant():
                 return [], self._refused()
-        if fault.suite == torchscript_pass.SUITE:
-            unharmed = torchscript_pass.results(fault)
+        if results := _OTHERS.get(fault.suite):
+            unharmed = results(fault)
             with fault.plant():
-                return unharmed, torchscript_pass.results(fault)
+                return unharmed, results(fault)
         items = self.cases(fault)
         suites = self._suites[fault.nightly]
         for item in items:
@@ -102,8 +91,8 @@ class Runner:
 
     def again(self, fault: Fault) -> list[Result]:
         """The results of a fault's cases now, when it is not planted."""
-        if fault.suite == torchscript_pass.SUITE:
-            return torchscript_pass.results(fault)
+        if results := _OTHERS.get(fault.suite):
+            return results(fault)
         return self._suites[fault.nightly].run(self.cases(fault)) if fault.statuses != REFUSED else []
 
     def close(self) -> None:
@@ -122,7 +111,7 @@ class Runner:
         out = io.StringIO()
         case = str(ROOT / "suites/eager")
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            code = pytest.main([case, *_OPTIONS, *self._options, "--rule=downcast", "--op=mm"])
+            code = pytest.main([case, *_OPTIONS, *OPTIONS, *self._options, "--rule=downcast", "--op=mm"])
         return [{"status": "refused" if code == 2 else f"exit code {int(code)}", "message": out.getvalue()}]
 
 
@@ -132,7 +121,7 @@ class Remote:
     def __init__(self, device: str) -> None:
         self._device = device
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close
-        folders = (ROOT, ROOT / "tests/backends")
+        folders = (ROOT, ROOT / "tests/backends", ROOT / "tests/backends/register")
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
         self._child = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.child", device],

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tests.faults import CONTROLS, FAULTS, Fault
+from tests.faults.backends import BACKENDS
 from tests.faults.caches import cache
 from tests.faults.fault import lines, red
 from tests.faults.runner import Runner, Runners
@@ -74,9 +75,10 @@ def test_the_own_cache_is_right(runners: Runners) -> None:
     assert lines([result for result in red(results) if result["status"] != "fixed"]) == ""
 
 
-@pytest.mark.parametrize("fault", CONTROLS, ids=lambda fault: fault.id)
-def test_right_kernels_of_a_backend_pass(fault: Fault, runners: Runners) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_right_kernels_of_a_backend_pass(backend: str, runners: Runners) -> None:
     """After the faults of this process."""
-    results = runners.of(fault).again(fault)
-    assert any(result["status"] == "pass" for result in results)
+    controls = [fault for fault in CONTROLS if fault.device == backend]
+    results = [result for fault in controls for result in runners.of(fault).again(fault)]
+    assert sum(result["status"] == "pass" for result in results) > 300
     assert lines(red(results)) == ""

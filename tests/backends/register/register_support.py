@@ -6,7 +6,6 @@ tests/test_register.py runs them in a process of their own.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import numpy_backend
 import pytest
 import torch
-from register_faults import FAULTS
 from torch._C import DispatchKey
 
 from ampcheck.errors import UsageError
@@ -25,8 +23,6 @@ KEY = "AutocastPrivateUse1"
 HALF, WIDE, BRAIN = torch.float16, torch.float32, torch.bfloat16
 
 numpy_backend.AUTOCAST.unregister()
-if fault := os.environ.get("REGISTER_FAULT"):
-    FAULTS[fault][0]()
 
 
 @pytest.fixture(autouse=True)
