@@ -35,6 +35,7 @@ from tests.faults import (
     regions,
     registration,
     replicas,
+    reproductions,
     scaler,
     scenarios,
     seen,
@@ -81,6 +82,7 @@ _KINDS = (
     backends,
     preflight,
     registration,
+    reproductions,
 )
 _ON_JAX = (autodiff, checkpoint, customfn, functorch, gradients, interop, optimizers, persistence, scaler)
 

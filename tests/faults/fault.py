@@ -93,6 +93,9 @@ class Fault:
         assert all(result.get("rule", self.rule) == self.rule for result in noticed), lines(noticed)
         told = [result for result in noticed if all(words in result["message"] for words in self.says)]
         assert told, f"nothing says {self.says}:\n{lines(noticed)}"
+        if self.reproduction:
+            shown = [result["shown"] for result in noticed]
+            assert any(self.reproduction in text for text in shown), f"{self.reproduction!r} is not in {shown}"
         if self.suite in SUITES and self.statuses != REFUSED:
             assert all(result["torch"] and result["pytest"] for result in noticed), "a red case lacks its reproduction"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
@@ -17,7 +17,7 @@ Method = Callable[..., Any]
 TYPES = ("cpu", "cuda", "xpu", "mps", "mtia")
 
 
-def replaced(where: Any, **wrong: Method) -> AbstractContextManager[object]:
+def replaced(where: Any, **wrong: Method) -> ExitStack:
     """Attributes of a class or a module replaced while entered."""
     stack = ExitStack()
     for name, body in wrong.items():

@@ -11,7 +11,10 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Sequence
+from itertools import count
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -21,11 +24,13 @@ from tests.cli_support import LIMIT
 from tests.faults import preflight, registration, torchscript_pass
 from tests.faults.collecting import OPTIONS, ROOT, collected
 from tests.faults.fault import REFUSED, Fault, Result
+from tests.repro_programs import outcome
 
 _OPTIONS = (
     *("-c", str(ROOT / "ampcheck/pytest.ini"), f"--rootdir={ROOT}", "-p", "ampcheck.runner.plugin", "--no-run-file"),
 )
 """As `ampcheck run` calls pytest."""
+_NUMBERS = count()
 _OTHERS = {source.SUITE: source.results for source in (torchscript_pass, preflight, registration)}
 """Where results are from that no suite has."""
 
@@ -86,6 +91,8 @@ class Runner:
                 self._unharmed[item] = suites.run([item])
         with fault.plant():
             harmed = suites.run(items)
+            if fault.reproduction:
+                harmed = [{**result, "shown": _shown(result.get("torch", ""))} for result in harmed]
         reset({})  # under the fault nothing may have been able to
         return [result for item in items for result in self._unharmed[item]], harmed
 
@@ -113,6 +120,13 @@ class Runner:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             code = pytest.main([case, *_OPTIONS, *OPTIONS, *self._options, "--rule=downcast", "--op=mm"])
         return [{"status": "refused" if code == 2 else f"exit code {int(code)}", "message": out.getvalue()}]
+
+
+def _shown(program: str) -> str:
+    """What a program prints and raises in this process, where it cannot import ampcheck."""
+    with tempfile.TemporaryDirectory() as folder, patch.dict(sys.modules, {"ampcheck": None, "tests": None}):
+        got = outcome(program, Path(folder) / f"program{next(_NUMBERS)}.py")
+    return got["printed"] + got["raised"]
 
 
 class Remote:
