@@ -53,7 +53,7 @@ def measured(case: tuple[str, str, str, str]) -> Iterator[tuple[Measurer, Group,
     device, executor, workload, _ = case
     plan = BenchPlan(device, [], 0, ROUNDS, SECONDS, True, 1, [])
     measurer = _measurers.setdefault(device, Measurer(plan))
-    with measurer.device.running(), warnings.catch_warnings():
+    with measurer.device.activate(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a compiler's advice is no matter here
         if (device, executor, workload) not in _groups:
             _groups.clear()

@@ -52,7 +52,7 @@ class Dying(Cpu):
     compilers = ()
     deviations = None
 
-    def running(self):
+    def activate(self):
         return Bombs()
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.checks import comparisons
 from ampcheck.checks.call import CallPlan, plan
@@ -25,6 +24,7 @@ from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import Broken, Unsupported, one_line
 from ampcheck.observe.dispatcher import lacks_kernel
 from ampcheck.observe.recorder import exists, map_tensors, overload_name, tensors
+from ampcheck.observe.torch_private import TorchDispatchMode
 from ampcheck.samples.describe import TensorArg
 from ampcheck.samples.tensors import build
 from ampcheck.spec.case import GRADIENT, Case
@@ -90,14 +90,14 @@ def planned(case: Case, device: Device) -> CallPlan:
     return plan(replace(case, inputs=case.inputs.removesuffix(GRADIENT)), device)
 
 
-def check_gradients(case: Case, device: Device) -> list[str]:
+def check_backward(case: Case, device: Device) -> list[str]:
     """Run an op case with gradients and return every difference from the specification.
 
     Raises `Unsupported` where the device cannot run the op, or has no gradient of it without autocast either.
     """
     if device.without_autograd:
         raise Unsupported(device.without_autograd)
-    with device.running():
+    with device.activate():
         if not exists(case.op):
             raise Unsupported(f"torch {torch.__version__} has no aten::{case.op}")
         todo = planned(case, device)
@@ -174,7 +174,7 @@ def run(
             done.kernels = sorted(seen.seen)
             for place, (output, value) in enumerate(zip(outputs, before, strict=False)):
                 now = device.host(output)
-                with device.aside():
+                with device.native_ops():
                     done.written += [] if comparisons.identical(now, value) else [place]
         except Exception as error:  # a backward kernel may raise anything, and that is what is to be seen
             done.error = error
@@ -265,14 +265,14 @@ def _values(todo: CallPlan, device: Device, places: Collection[int], under: Pass
         return []
     got, wanted = _hosted(under, device), _hosted(hand, device)
     exact = (_reference(todo, device, hand.outputs) if todo.op.values == "exact" else None) or {}
-    with device.aside():
+    with device.native_ops():
         differences = _bits(got, wanted, {place: gradient for place, (gradient, _) in exact.items()}, name)
     if differences:
         again = _hosted(run(todo, device, places), device)
-        with device.aside():
+        with device.native_ops():
             if all(comparisons.identical(gradient, again[place]) for place, gradient in wanted.items()):
                 return differences
-    with device.aside():
+    with device.native_ops():
         wrong = _accuracy(todo, got, exact, hand.outputs, name)
         if wrong and _accuracy(todo, wanted, exact, hand.outputs, name):
             raise Broken([f"{text}; it is wrong without autocast, too" for text in wrong])
@@ -283,7 +283,7 @@ def _bits(under: Gradients, hand: Gradients, exact: Gradients, name: str) -> lis
     """Each gradient has the bits of the one by hand, or lies nearer to the float64 one.
 
     Nearer, because a backend may sum the gradients of a cast's uses in float32, where autograd sums them in the dtype
-    of the cast: cached-weight-gradient-in-low-precision in docs/findings.md.
+    of the cast: cached-weight-gradient-in-low-precision in docs/findings.
     """
     differences = []
     for place, gradient in under.items():
@@ -306,7 +306,7 @@ def _reference(todo: CallPlan, device: Device, dtypes: Sequence[str]) -> Exact |
     `dtypes`: of the outputs that are differentiated where the case itself runs.
     """
     for source in (Cpu(), device):
-        with device.aside() if source is not device else nullcontext():
+        with device.native_ops() if source is not device else nullcontext():
             places = differentiable(todo, source)
             exact = run(todo, source, places, weights=dtypes)
             if exact.error is not None:

@@ -26,11 +26,11 @@ def check_drift(case: Case, device: Device) -> list[str]:
     if op is None:
         raise Unsupported(
             f"aten::{case.op} is registered under {device.key}, is new in torch {torch.__version__} and has no samples "
-            "yet; docs/add_an_op.md says how to add them"
+            "yet; docs/contributing.md says how to add them"
         )
     possible = [policy for policy in POLICIES if policy != "append" or case.op in APPENDED]
     count = floating_count(op.samples[0])
-    with device.running():
+    with device.activate():
         for inputs in dict.fromkeys(assignments(count, case.amp, integers=False)) if count else ("given",):
             possible = [policy for policy in possible if _explains(replace(case, inputs=inputs), device, policy)]
     if possible:

@@ -19,6 +19,7 @@ from ampcheck.errors import Broken, Difference, Unsupported, error_of, one_line
 from ampcheck.observe.dispatcher import lacks_kernel
 from ampcheck.observe.kernel_override import recording, replaceable
 from ampcheck.observe.recorder import Observation, exists, is_composite, overload, tensors, writes
+from ampcheck.register.torch_private import DispatchKey, has_kernel
 from ampcheck.samples.describe import FORMS, in_form
 from ampcheck.samples.tensors import build
 from ampcheck.spec.case import Case
@@ -30,7 +31,7 @@ _OF_DTYPES = re.compile(r"dtype|scalar ?type|same type|not implemented for", re.
 """How kernels refuse a mixture of dtypes."""
 
 
-def check_op(case: Case, device: Device) -> list[str]:
+def check_forward(case: Case, device: Device) -> list[str]:
     """Run an op case on a device and return every difference from the specification.
 
     Raises:
@@ -38,7 +39,7 @@ def check_op(case: Case, device: Device) -> list[str]:
             has none for these dtypes.
         Broken: the op raises or is wrong on this device without autocast, too.
     """
-    with device.running():
+    with device.activate():
         if not exists(case.op):
             raise Unsupported(f"torch {torch.__version__} has no aten::{case.op}")
         todo = plan(case, device)
@@ -53,7 +54,7 @@ def check_op(case: Case, device: Device) -> list[str]:
             outside = run_reference(device, todo)
             if outside.error is not None and not comparisons.same_error(watched.error, outside.error, name):
                 judge_raise(watched.error, device, todo, name)
-        whole = device.sees_composites or watched.of(todo.expected.overload) is not None
+        whole = device.observes_composite_ops or watched.of(todo.expected.overload) is not None
         differences = _received(case, todo, watched) if whole else []
         if differences:
             return differences
@@ -68,7 +69,7 @@ def check_op(case: Case, device: Device) -> list[str]:
 def _results(case: Case, device: Device, todo: CallPlan, name: str) -> list[str]:
     """How what comes out in a region differs from what comes out on inputs cast by hand, and from what is right.
 
-    Raises Unsupported and Broken as `check_op` does.
+    Raises Unsupported and Broken as `check_forward` does.
     """
     native, outside = run(case, device, todo), run_reference(device, todo)
     if differences := comparisons.same_error(native.error, outside.error, name):
@@ -185,9 +186,9 @@ def _calls_a_policy(case: Case, device: Device, todo: CallPlan) -> bool:
 
     Autocast acts on that op, so what comes out is not what comes out without autocast.
     """
-    op, explicit = overload(case.op), torch._C.DispatchKey.CompositeExplicitAutograd
-    has, backend = torch._C._dispatch_has_kernel_for_dispatch_key, device.key.removeprefix("Autocast")
-    if has(op.name(), backend) or not has(op.name(), "CompositeExplicitAutograd"):
+    op, explicit = overload(case.op), DispatchKey.CompositeExplicitAutograd
+    backend = device.key.removeprefix("Autocast")
+    if has_kernel(op.name(), backend) or not has_kernel(op.name(), "CompositeExplicitAutograd"):
         return False
     if todo.sample.call != "aten":  # another spelling: the op's main sample shows it
         todo = plan(replace(case, sample="", inputs=(*todo.dtypes, case.inputs)[0]), device)
@@ -223,14 +224,14 @@ def _same_bits(device: Device, todo: CallPlan, got: Observation, outside: Observ
         return []
     if todo.sample.call != "aten" and todo.expected.dtype_kwarg:  # by hand it rounds elsewhere
         return []
-    with device.aside():
+    with device.native_ops():
         return comparisons.bitwise(got.values, outside.values, name)
 
 
 def _overwritten(device: Device, first: Observation, name: str) -> list[str]:
     """The outputs of a call that hold other values after later calls of the same op."""
     now = [device.host(t) for t in first.outputs]
-    with device.aside():
+    with device.native_ops():
         places = [
             place for place, (a, b) in enumerate(zip(now, first.values, strict=True)) if not comparisons.identical(a, b)
         ]
@@ -250,7 +251,7 @@ def _wrong(device: Device, todo: CallPlan, seen: Observation, name: str) -> list
         what = f"output {place} of {name}"
         out += placed(got, exact, place, seen.inputs, device.type, what)
         if not out and todo.op.values == "exact":
-            with device.aside():
+            with device.native_ops():
                 out += far(seen.values[place], exact.outputs[place], exact.moved[place], kernel, what, todo.op.passes)
     return out or _shared(device, exact, seen, name)
 
@@ -271,7 +272,7 @@ def _shared(device: Device, exact: Reference, seen: Observation, name: str) -> l
         except Exception:  # a device without zero_ shares memory unseen
             return []
     now = [device.host(t) for t in seen.inputs]
-    with device.aside():
+    with device.native_ops():
         places = [
             place for place, (a, b) in enumerate(zip(now, before, strict=True)) if not comparisons.identical(a, b)
         ]
@@ -300,7 +301,7 @@ def _changed(device: Device, todo: CallPlan, inputs: list[torch.Tensor]) -> set[
         then.to(now.dtype) for now, then in zip(inputs, tensors(build(todo.sample, todo.dtypes, device)), strict=True)
     ]
     pairs = [(device.host(now), device.host(then)) for now, then in zip(inputs, fresh, strict=True)]
-    with device.aside():
+    with device.native_ops():
         return {place for place, (now, then) in enumerate(pairs) if not comparisons.identical(now, then)}
 
 

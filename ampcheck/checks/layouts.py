@@ -61,6 +61,6 @@ def differences(case: Case, device: Device, form: str) -> list[str] | None:
     call, recorded = function(todo.op, todo.sample), {*device.policies(), case.op}
     with device.autocast(case.amp):
         watched = device.observe(lambda: call(*args, **kwargs), recorded, list(tensors((args, kwargs))))
-    if not device.sees_composites and watched.of(todo.expected.overload) is None:
+    if not device.observes_composite_ops and watched.of(todo.expected.overload) is None:
         return None
     return comparisons.kernel(watched, todo.expected, [leaf.dtype for leaf in todo.given], case.rule)

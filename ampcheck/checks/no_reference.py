@@ -1,4 +1,4 @@
-"""What can be said of a call on a device whose ops no replay can cast by hand: see `Device.sees_composites`."""
+"""What can be said of a call on a device whose ops no replay can cast by hand: see `Device.observes_composite_ops`."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from ampcheck.errors import Broken, Difference, Unsupported, UsageError, one_lin
 from ampcheck.observe.dispatcher import lacks_kernel
 from ampcheck.observe.kernel_override import recording, replaceable
 from ampcheck.observe.recorder import Observation, tensors
+from ampcheck.observe.torch_private import unset_fake_temporarily
 from ampcheck.samples import op_database
 from ampcheck.spec.case import Case
 from ampcheck.spec.torch_dtypes import name_of
@@ -49,7 +50,7 @@ class _Outcome:
     error: Exception | None = None
 
 
-def check_database(case: Case, device: Device) -> list[str]:
+def check_op_database(case: Case, device: Device) -> list[str]:
     """Run a case of the op database and return every difference from what the rule fallthrough says.
 
     Raises `Unsupported` where the device refuses every sample, with and without autocast, and UsageError where
@@ -59,7 +60,7 @@ def check_database(case: Case, device: Device) -> list[str]:
     if case.op not in infos:
         raise UsageError(f"the op database of torch {torch.__version__} has no {case.op}")
     info = infos[case.op]
-    with device.running(), warnings.catch_warnings():
+    with device.activate(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated and experimental ops are called as well, and warn
         refusals = []
         made = samples_of(info, case, device)
@@ -86,8 +87,6 @@ def samples_of(info: Any, case: Case, device: Device) -> list[Any]:
     """The samples on the device; without values they are made on the CPU and only look like it."""
     if device.has_values:
         return op_database.samples(info, case.inputs, device.type, SAMPLES)
-    from torch._subclasses.fake_tensor import unset_fake_temporarily  # takes over a second
-
     with unset_fake_temporarily():
         made = op_database.samples(info, case.inputs, "cpu", SAMPLES)
     return [sample.transform(lambda value: _fake(value, device)) for sample in made]
@@ -195,7 +194,7 @@ def _compare(under: _Outcome, without: _Outcome, name: str, device: Device) -> l
 
 def _identical(a: torch.Tensor, b: torch.Tensor, device: Device) -> bool:
     a, b = device.host(a), device.host(b)
-    with device.aside():
+    with device.native_ops():
         return comparisons.identical(a, b)
 
 

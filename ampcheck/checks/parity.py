@@ -27,7 +27,7 @@ State = tuple[bool, torch.dtype, bool, int]
 
 
 @dataclass(slots=True)
-class Outcome:
+class ParityOutcome:
     """What one call did: its tensors, the gradients of its inputs, what it raised, and autocast's state afterwards."""
 
     outputs: list[torch.Tensor] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Outcome:
 
 
 @contextmanager
-def there(device: Device) -> Iterator[None]:
+def simulate_cuda(device: Device) -> Iterator[None]:
     """A virtual device whose regions are entered by a program: `torch.autocast("cuda")` looks for the hardware."""
     absent = "torch.cuda.amp.common.amp_definitely_not_available"
     if device.has_values or device.type != "cuda":
@@ -50,7 +50,7 @@ def there(device: Device) -> Iterator[None]:
 def check(case: Case, device: Device) -> list[str]:
     """Run a case through its executor and return every difference from eager mode."""
     executor = EXECUTORS[case.executor]
-    with device.running(), there(device), quiet():
+    with device.activate(), simulate_cuda(device), quiet():
         if not exists(case.op):
             raise Unsupported(f"torch {torch.__version__} has no aten::{case.op}")
         return _Parity(case, device, executor).differences()
@@ -94,7 +94,7 @@ class _Parity:
             seen = compiled.observe(self.device, self.inputs())
         return self.kernels(seen)
 
-    def require_kernel(self, want: Outcome) -> None:
+    def require_kernel(self, want: ParityOutcome) -> None:
         """Raises Unsupported or Broken where eager mode raises what the same call on inputs cast by hand raises.
 
         Then the device has no kernel for what autocast gives the op, e.g. oneDNN's LSTM on a processor without bf16
@@ -106,8 +106,8 @@ class _Parity:
         if type(by_hand.error) is type(want.error) and str(by_hand.error) == str(want.error):
             judge_raise(want.error, self.device, self.todo, f"aten::{self.case.op}")
 
-    def run(self, call: Callable[..., Any], *, grads: bool) -> Outcome:
-        out, inputs = Outcome(), self.inputs()
+    def run(self, call: Callable[..., Any], *, grads: bool) -> ParityOutcome:
+        out, inputs = ParityOutcome(), self.inputs()
         leaves = [x.clone().requires_grad_(grads and x.is_floating_point()) for x in inputs]
         self.device.seed()
         try:
@@ -126,14 +126,14 @@ class _Parity:
         )
         return out
 
-    def refused(self, error: Exception, want: Outcome) -> list[str]:
+    def refused(self, error: Exception, want: ParityOutcome) -> list[str]:
         """What compiling raised: right where it says what eager mode says; compilers wrap that in text of their own."""
         if want.error is not None and said(want.error) in str(error):
             return []
         eager = f"eager mode raises {one_line(want.error)}" if want.error else "eager mode runs it"
         return [Difference(f"{self.name} was not compiled: {_said(error)}; {eager}", error)]
 
-    def compared(self, got: Outcome, want: Outcome) -> list[str]:
+    def compared(self, got: ParityOutcome, want: ParityOutcome) -> list[str]:
         if got.error is not None:
             return self.refused(got.error, want)
         if want.error is not None:
@@ -157,7 +157,7 @@ class _Parity:
         out = []
         for place, (a, b) in enumerate(zip(got, want, strict=True)):
             x, y = self.device.host(a.detach()), self.device.host(b.detach())
-            with self.device.aside():
+            with self.device.native_ops():
                 if x.shape != y.shape:
                     out.append(f"{what} {place} of {self.name} has shape {[*x.shape]}; eager mode {[*y.shape]}")
                 elif not comparisons.identical(x, y) and (error := _distance(x, y)) > self.bound(y):
@@ -211,10 +211,10 @@ def _distance(got: torch.Tensor, want: torch.Tensor) -> float:
     wide = torch.complex128 if got.is_complex() else torch.float64
     a, b = (x.to_dense() if x.layout != torch.strided else x for x in (got, want))
     far = (a.to(wide) - b.to(wide)).abs()
-    there = a.isfinite() & b.isfinite()
+    simulate_cuda = a.isfinite() & b.isfinite()
     if not torch.equal(a.isfinite(), b.isfinite()):
         return float("inf")
-    return float(far[there].max()) if bool(there.any()) else 0.0
+    return float(far[simulate_cuda].max()) if bool(simulate_cuda.any()) else 0.0
 
 
 def _dtype(tensor: torch.Tensor | None) -> str:

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.checks.call import CallPlan
 from ampcheck.checks.comparisons import identical
 from ampcheck.compilers import function
 from ampcheck.devices.cpu import Cpu
 from ampcheck.observe.recorder import is_composite, map_tensors, overload, tensors
+from ampcheck.observe.torch_private import is_alias_of
 from ampcheck.samples.tensors import build
+from ampcheck.samples.torch_private import disable_current_modes
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
 DRAWS = 3
@@ -92,7 +93,7 @@ def _computed(todo: CallPlan) -> Reference:
                 (out, place)
                 for out, output in enumerate(outputs)
                 for place, tensor in enumerate(inputs)
-                if torch._C._is_alias_of(output, tensor)  # type: ignore[attr-defined]  # not in torch's stubs
+                if is_alias_of(output, tensor)
             ),
             () if free else tuple(frozenset(map(layout, same)) for same in zip(outputs, *made, strict=True)),
             () if mixed else tuple(frozenset(x.dtype for x in same) for same in zip(*made, strict=True)),
@@ -167,13 +168,13 @@ def placed(
         known = " or ".join(str(strides) for strides in sorted(want.layouts[place]))
         out.append(f"{what} has strides {layout(got)} in its dimensions of several elements; expected {known}")
     for number, tensor in enumerate(inputs):
-        aliased = torch._C._is_alias_of(got, tensor)  # type: ignore[attr-defined]  # not in torch's stubs
+        aliased = is_alias_of(got, tensor)
         if (place, number) not in want.aliases and aliased:
             out.append(f"{what} shares memory with argument {number}; expected memory of its own")
     return out
 
 
-@_disable_current_modes()  # a virtual device is entered with one
+@disable_current_modes()  # a virtual device is entered with one
 def raised_by_cpu(todo: CallPlan) -> Exception | None:
     """What the CPU raises on the dtypes that the kernel is to receive; None where it runs the call."""
     try:

@@ -1,12 +1,14 @@
 """Scenarios: small programs about regions and state, written in plain torch with the help of `amp`.
 
+    pytestmark = pytest.mark.rule("context")
+
     @scenario()
     def test_exit_restores(amp):
         with amp.region():
             pass
         amp.expect("is autocast enabled after the region", amp.state()[0], False)
 
-The rule is the name of the file. Each scenario runs on every device and in each of its lower precisions.
+Each scenario runs on every device and in each of its lower precisions.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from typing import Any, NoReturn, TypeVar
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.devices.base import Device
 from ampcheck.errors import Broken, CheckFailure, Difference, Unsupported, one_line
@@ -27,6 +28,7 @@ from ampcheck.observe import isolation
 from ampcheck.observe.dispatcher import lacks_kernel
 from ampcheck.observe.recorder import Observation
 from ampcheck.observe.threads import in_thread, interleave
+from ampcheck.observe.torch_private import TorchDispatchMode
 from ampcheck.samples.describe import TensorArg
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
@@ -115,11 +117,11 @@ class Amp:
 
     def thread(self, call: Callable[[], T]) -> T:
         """The value of a call made in a new thread that has entered the device; what it raises is raised here."""
-        return in_thread(call, self.device.running)
+        return in_thread(call, self.device.activate)
 
     def interleave(self, *workers: Callable[[], Iterator[None]]) -> None:
         """Run generator functions in threads of their own, in turns: each up to its next `yield`, then the next one."""
-        interleave(workers, self.device.running)
+        interleave(workers, self.device.activate)
 
     def observe(self, call: Callable[[], Any], *inputs: torch.Tensor) -> Observation:
         """Run a call inside the current region and record its kernels and casts."""
@@ -136,7 +138,7 @@ class Amp:
 
     def copies(self, call: Callable[[], Any], tensor: torch.Tensor) -> list[weakref.ref[torch.Tensor]]:
         """The casts of a tensor that a call makes, gradients recorded as usual; each a reference that keeps nothing."""
-        if not self.device.sees_composites:
+        if not self.device.observes_composite_ops:
             raise Unsupported(f"copies that {self.device.name} casts cannot be followed while gradients are recorded")
         copier = _Copies(tensor)
         with copier:

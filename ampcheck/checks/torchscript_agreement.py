@@ -25,7 +25,8 @@ from ampcheck.spec.case import Case
 from ampcheck.spec.casting import POLICIES
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 from ampcheck.torchscript.programs import autocast
-from ampcheck.torchscript.regions import IR, scripted
+from ampcheck.torchscript.regions import scripted
+from ampcheck.torchscript.torch_private import function_of_graph
 
 Make = Callable[[Any], Callable[..., Any]]
 """Makes what is run of a scripted function."""
@@ -125,12 +126,12 @@ def program(device_type: str, dtype: torch.dtype, name: str, args: tuple[Any, ..
     graph.makeMultiOutputIntoTuple()
     if f"{schema.name}.{schema.overload_name}".rstrip(".") not in node.schema().partition("(")[0]:
         raise RuntimeError(f"the program calls {node.schema()} instead of {name}")
-    return IR._create_function_from_graph("program", graph)
+    return function_of_graph("program", graph)
 
 
 def compare(case: Case, device: Device, make: Make) -> list[str]:
     """How a case as a scripted program differs from eager autocast, in sentences."""
-    with device.running(), warnings.catch_warnings():
+    with device.activate(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         todo = plan(case, device)
         dtype = DTYPES[case.amp]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ampcheck.bench.core.model import Group, Rounds
     from ampcheck.bench.core.peaks import Peaks
     from ampcheck.bench.run.group import Event, Mode, Task
-    from ampcheck.bench.run.runfile import Writer
+    from ampcheck.bench.run.runfile import BenchWriter
     from ampcheck.cli.common import Subparsers
 
 
@@ -177,10 +177,10 @@ def _file(args: argparse.Namespace, now: datetime) -> Path:
     return path
 
 
-def _writer(args: argparse.Namespace, header: dict[str, Any]) -> Writer:
-    from ampcheck.bench.run.runfile import Writer
+def _writer(args: argparse.Namespace, header: dict[str, Any]) -> BenchWriter:
+    from ampcheck.bench.run.runfile import BenchWriter
 
-    return Writer(_file(args, datetime.now(UTC)), header)
+    return BenchWriter(_file(args, datetime.now(UTC)), header)
 
 
 def _foretold(seconds: float, groups: int, mode: Mode, passed: float) -> str:

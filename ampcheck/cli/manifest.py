@@ -1,4 +1,4 @@
-"""`ampcheck manifest`: the keys of every case."""
+"""`ampcheck manifest`: every case as data."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
 def add(commands: Subparsers) -> None:
     """Declare the command."""
-    parser = commands.add_parser("manifest", help="write down the key of every case, for ampcheck run --manifest")
+    parser = commands.add_parser("manifest", help="write down every case, for ampcheck run --manifest")
     run_command.add_selection(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="the file to write; by default the terminal")
-    parser.set_defaults(run=run, manifest=None, unwaive=False, nightly=False)
+    parser.set_defaults(run=run, manifest=None, no_deviations=False, nightly=False)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print or write the keys, sorted. Raises UsageError where an option names something unknown."""
-    text = "".join(f"{key}\n" for key in sorted(run_command.collect(args).cases))
-    print_or_write(text, args.out, "manifest")
+    """Print or write the cases. Raises UsageError where an option names something unknown."""
+    from ampcheck.runner.runlog import manifest
+
+    print_or_write(manifest(run_command.collect(args).cases), args.out, "manifest")
     return 0

@@ -11,7 +11,7 @@ from ampcheck.errors import UsageError
 from ampcheck.runner.causes import of
 from ampcheck.runner.compare import first_line
 from ampcheck.runner.results import RED, Run, read
-from ampcheck.runner.supervisor.ended import Outcome
+from ampcheck.runner.supervisor.ended import RunOutcome
 
 _EVERY = (0.2, 30.0)
 """Seconds between two lines: on a terminal, where the line is written over, and elsewhere."""
@@ -77,7 +77,7 @@ class Progress:
     `folder`: where earlier run files are, to tell how long this run will take.
     """
 
-    def __init__(self, outcome: Outcome, folder: Path) -> None:
+    def __init__(self, outcome: RunOutcome, folder: Path) -> None:
         self._outcome = outcome
         self._folder = folder
         self._over = sys.stderr.isatty()

@@ -20,7 +20,7 @@ from ampcheck.runner.suites import command, environment, fitting
 
 if TYPE_CHECKING:
     from ampcheck.cli.common import Subparsers
-    from ampcheck.runner.supervisor.ended import Outcome
+    from ampcheck.runner.supervisor.ended import RunOutcome
     from ampcheck.runner.supervisor.loop import Supervisor
 
 _LEAST = 200
@@ -32,7 +32,9 @@ def add(commands: Subparsers) -> None:
     parser = commands.add_parser("run", help="run the suites; exit code 1 where something is red")
     add_selection(parser)
     parser.add_argument("--manifest", metavar="FILE", help="the cases that must run; one that does not is missing")
-    parser.add_argument("--unwaive", action="store_true", help="let deviations fail like any other difference")
+    parser.add_argument(
+        "--no-deviations", "--unwaive", action="store_true", help="let deviations fail like any other difference"
+    )
     parser.add_argument(
         "--nightly",
         action="store_true",
@@ -111,12 +113,12 @@ def run(args: argparse.Namespace) -> int:
     return _conclude(outcome)
 
 
-def collect(args: argparse.Namespace) -> Outcome:
+def collect(args: argparse.Namespace) -> RunOutcome:
     """Collect the cases that the options choose and run none. Raises UsageError like `run`."""
-    from ampcheck.runner.supervisor.ended import Outcome
+    from ampcheck.runner.supervisor.ended import RunOutcome
     from ampcheck.runner.supervisor.loop import HarnessError, Supervisor
 
-    outcome = Outcome([], None, None)
+    outcome = RunOutcome([], None, None)
     try:
         Supervisor([*command(args), "--collect-only"], environment(1), outcome).run()
     except HarnessError as error:
@@ -139,9 +141,9 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-def _outcome(args: argparse.Namespace) -> Outcome:
+def _outcome(args: argparse.Namespace) -> RunOutcome:
     from ampcheck.runner.supervisor import baseline
-    from ampcheck.runner.supervisor.ended import Outcome
+    from ampcheck.runner.supervisor.ended import RunOutcome
 
     started = datetime.now(UTC)
     run_file = args.run_file or args.reports / "runs" / f"{started:%Y%m%dT%H%M%SZ}-{os.getpid()}.jsonl"
@@ -153,12 +155,12 @@ def _outcome(args: argparse.Namespace) -> Outcome:
             raise UsageError(f"the folder {path.parent} cannot be written: {error.strerror}") from error
     if run_file.exists():
         raise UsageError(f"the run file {run_file} cannot be written: it exists, and run files are never overwritten")
-    return Outcome(
+    return RunOutcome(
         ["ampcheck", *sys.argv[1:]], run_file, junit, baseline.load(args.baseline) if args.baseline else None
     )
 
 
-def _supervisor(args: argparse.Namespace, outcome: Outcome, progress: Progress) -> Supervisor:
+def _supervisor(args: argparse.Namespace, outcome: RunOutcome, progress: Progress) -> Supervisor:
     from ampcheck.runner.supervisor.loop import Supervisor
 
     processes = args.processes or fitting()
@@ -174,7 +176,7 @@ def _supervisor(args: argparse.Namespace, outcome: Outcome, progress: Progress) 
     )
 
 
-def _reproduce(outcome: Outcome) -> None:
+def _reproduce(outcome: RunOutcome) -> None:
     """Run the plain torch lines of each cause's example, so that the run says whether they show it."""
     from ampcheck.runner.reproducing import reproduce
 
@@ -187,7 +189,7 @@ def _reproduce(outcome: Outcome) -> None:
             outcome.reproduced[key] = said
 
 
-def _conclude(outcome: Outcome) -> int:
+def _conclude(outcome: RunOutcome) -> int:
     red = outcome.red()
     if red:
         print(f"\n{summary.causes(outcome.results.values(), outcome.reproduced, str(outcome.summary_file))}")
@@ -205,13 +207,13 @@ def _conclude(outcome: Outcome) -> int:
     return 1 if red or outcome.stale or outcome.notes else 0
 
 
-def _interrupted(outcome: Outcome) -> int:
+def _interrupted(outcome: RunOutcome) -> int:
     print(f"interrupted: {outcome.ran()}" if outcome.begun else "interrupted before the first case")
     _files(outcome)
     return 130
 
 
-def _files(outcome: Outcome) -> None:
+def _files(outcome: RunOutcome) -> None:
     if outcome.begun:
         outcome.write_junit()
         outcome.write_summary()

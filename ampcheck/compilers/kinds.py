@@ -12,6 +12,7 @@ import torch
 
 from ampcheck.devices.base import Device
 from ampcheck.observe.recorder import Observation
+from ampcheck.observe.torch_private import TracerWarning, reset_dynamo
 
 Function = Callable[..., Any]
 
@@ -177,12 +178,12 @@ EXECUTORS = {
 @contextmanager
 def quiet() -> Iterator[None]:
     """Around compiling and running: what compilers warn of that is not about the program, and Dynamo's caches."""
-    torch._dynamo.reset()
+    reset_dynamo()
     try:
         with warnings.catch_warnings():
             # TorchScript is deprecated as a whole; that a traced program is only good for its inputs is known here.
             warnings.filterwarnings("ignore", message=r"(?s).*torch\.jit\.", category=DeprecationWarning)
-            warnings.filterwarnings("ignore", category=torch.jit._trace.TracerWarning)
+            warnings.filterwarnings("ignore", category=TracerWarning)
             # PyTorch asks its own trees, and makes its own autograd functions, in old ways.
             warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
             warnings.filterwarnings("ignore", message=".*should not be instantiated", category=DeprecationWarning)
@@ -192,4 +193,4 @@ def quiet() -> Iterator[None]:
             warnings.filterwarnings("ignore", message="bf16 and fp16 are mixed in the scheduler node")
             yield
     finally:
-        torch._dynamo.reset()
+        reset_dynamo()

@@ -65,7 +65,7 @@ class Device(ABC):
     backend: str = ""
     """What makes its device type known to PyTorch, where two backends would do so for one type. They exclude each other
     in a process."""
-    sees_composites: bool = True
+    observes_composite_ops: bool = True
     """False where PyTorch takes composite ops apart before `observe` sees them; one that was not seen whole is then
     judged by its outputs alone."""
     without_autograd: str = ""
@@ -123,12 +123,12 @@ class Device(ABC):
         """A backward pass from `outputs`, given the gradient of each; it adds to the `grad` of each leaf."""
         torch.autograd.backward(outputs, gradients)
 
-    def running(self) -> AbstractContextManager[object]:
+    def activate(self) -> AbstractContextManager[object]:
         """Entered around everything that makes or uses tensors of the device, once in each thread."""
         return contextlib.nullcontext()
 
-    def aside(self) -> AbstractContextManager[object]:
-        """Entered inside of `running`, around work on what `host` gave: for a device that answers for every op."""
+    def native_ops(self) -> AbstractContextManager[object]:
+        """Entered inside of `activate`, around work on what `host` gave: for a device that answers for every op."""
         return contextlib.nullcontext()
 
     def j2t(self, fn: Callable[..., Any], cast_inputs: torch.dtype | None = None) -> Callable[..., Any]:

@@ -24,6 +24,8 @@ from ampcheck.devices.base import Device
 from ampcheck.devices.registry import backend_code, known, lacking, told, unusable, warned
 from ampcheck.errors import UsageError
 from ampcheck.observe.dispatcher import UNKNOWN
+from ampcheck.observe.torch_private import unscale, update_scale
+from ampcheck.register.torch_private import backend_name, has_kernel
 from ampcheck.spec.dtypes import LOW
 from ampcheck.spec.policies import closest, table
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
@@ -37,7 +39,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PreflightFinding:
     """The outcome of one step.
 
     `expected`: a sentence. `status`: "ok", "missing" (the device lacks something that a run can do without) or
@@ -80,8 +82,8 @@ class _Step:
 def examine(
     devices: Sequence[Device],
     begin: Callable[[Device, str], None] = lambda device, step: None,
-    end: Callable[[Device, Finding], None] = lambda device, finding: None,
-) -> Iterator[tuple[Device, Finding]]:
+    end: Callable[[Device, PreflightFinding], None] = lambda device, finding: None,
+) -> Iterator[tuple[Device, PreflightFinding]]:
     """Take the steps of each device, up to the first that ends a run.
 
     Every device is started before the first backward pass: autograd knows the devices that exist by then, and no later
@@ -89,7 +91,7 @@ def examine(
     """
     stopped = False
 
-    def taken(device: Device, steps: Iterator[_Step]) -> Iterator[tuple[Device, Finding]]:
+    def taken(device: Device, steps: Iterator[_Step]) -> Iterator[tuple[Device, PreflightFinding]]:
         nonlocal stopped
         for step in steps:
             begin(device, step.name)
@@ -104,8 +106,8 @@ def examine(
         if stopped:
             return
     for device in devices:
-        found: list[tuple[Device, Finding]] = []
-        with device.running():
+        found: list[tuple[Device, PreflightFinding]] = []
+        with device.activate():
             found.extend(taken(device, _steps(device)))
         yield from found
         if stopped:
@@ -127,8 +129,8 @@ def before_run(devices: Sequence[Device], begin: Callable[[Device, str], None]) 
     return notes
 
 
-def _outcome(device: Device, step: _Step) -> Finding:
-    finding = Finding(step.name, step.expected)
+def _outcome(device: Device, step: _Step) -> PreflightFinding:
+    finding = PreflightFinding(step.name, step.expected)
     try:
         with backend_code(f"device {device.name!r}"):
             step.run()
@@ -146,8 +148,8 @@ def _outcome(device: Device, step: _Step) -> Finding:
 
 def _start(device: Device) -> _Step:
     def run() -> None:
-        with device.running():
-            name = torch._C._get_privateuse1_backend_name()
+        with device.activate():
+            name = backend_name()
             if device.key == "AutocastPrivateUse1" and name != device.type:
                 taken = "no backend has named it" if name == "privateuseone" else "a process has one such backend"
                 raise _Unlike(f"PrivateUse1 is {name!r} in this process, and {taken}")
@@ -317,11 +319,10 @@ def _in_region(device: Device, dtype: str) -> str:
 
 def _without_kernels(device: Device) -> str:
     """What to do where no kernel is registered under a device's autocast key; "" where one is."""
-    if not device.sees_composites:  # it answers before the dispatcher does
+    if not device.observes_composite_ops:  # it answers before the dispatcher does
         return ""
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
     promised = set(device.policies()) - set(lacking(device))
-    if any(has(f"aten::{overload}", device.key) for overload in promised):
+    if any(has_kernel(f"aten::{overload}", device.key) for overload in promised):
         return ""
     base = "cpu" if device.policies() == table("AutocastCPU", closest(torch.__version__)) else "cuda"
     return (
@@ -336,10 +337,10 @@ def _scaler(device: Device) -> None:
     try:
         for gradients, found, scale in ((_floats(), 0.0, 4.0), (torch.tensor((1.0, float("inf"))), 1.0, 2.0)):
             gradient, seen = _on(device, gradients), _on(device, torch.zeros(()))
-            torch._amp_foreach_non_finite_check_and_unscale_([gradient], seen, _on(device, torch.tensor(0.5)))
+            unscale([gradient], seen, _on(device, torch.tensor(0.5)))
             _same(device, f"found_inf of {gradients.tolist()}", seen, torch.tensor(found))
             kept, growth = _on(device, torch.tensor(4.0)), _on(device, torch.zeros((), dtype=torch.int32))
-            torch._amp_update_scale_(kept, growth, seen, 2.0, 0.5, 100)
+            update_scale(kept, growth, seen, 2.0, 0.5, 100)
             _same(device, f"a scale of 4 updated with found_inf={found}", kept, torch.tensor(scale))
             if not found:
                 _same(device, "the unscaled gradient", gradient, _floats(0.5))
@@ -421,7 +422,7 @@ def main(argv: Sequence[str]) -> int:
         with open(events, "a", encoding="utf-8") as file:
             file.write(json.dumps({"kind": kind, **fields}) + "\n")
 
-    load = Finding("load", "its module is imported and declares a device that this machine can use")
+    load = PreflightFinding("load", "its module is imported and declares a device that this machine can use")
     put("begin", step=load.step)
     try:
         found = known(modules)

@@ -25,6 +25,8 @@ from ampcheck.devices.torchax import DEVICES as TORCHAX
 from ampcheck.devices.virtual import DEVICES as VIRTUAL
 from ampcheck.errors import UsageError
 from ampcheck.observe.dispatcher import UNKNOWN
+from ampcheck.observe.torch_private import schema_of
+from ampcheck.register.torch_private import backend_name, op_names
 from ampcheck.spec.casting import APPENDED, POLICIES
 from ampcheck.spec.dtypes import FLOATING, LOW
 from ampcheck.spec.policies import rows, versions
@@ -195,7 +197,7 @@ def _promise_fault(overload: object, policy: object) -> str:
 def _exists(overload: str) -> bool:
     packet, _, variant = overload.partition(".")
     try:
-        torch._C._get_schema(f"aten::{packet}", variant)
+        schema_of(f"aten::{packet}", variant)
     except RuntimeError:
         return False
     return True
@@ -210,7 +212,7 @@ def _listed() -> frozenset[str]:
 @cache
 def _overloads() -> tuple[str, ...]:
     """Every overload of aten in this torch, those with a policy first."""
-    names = {name.removeprefix("aten::") for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")}
+    names = {name.removeprefix("aten::") for name in op_names() if name.startswith("aten::")}
     return (*sorted(_listed() & names), *sorted(names - _listed()))
 
 
@@ -234,7 +236,7 @@ def _loaded(origin: str, load: Callable[[], object]) -> object:
 
 def _taken(error: BaseException) -> str:
     """What to add where a backend could not name PrivateUse1, since another one did."""
-    name = torch._C._get_privateuse1_backend_name()
+    name = backend_name()
     if name == "privateuseone" or "privateuse1_backend() has already been set" not in str(error):
         return ""
     return (

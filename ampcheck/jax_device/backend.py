@@ -10,13 +10,13 @@ from typing import Any
 
 import jax
 import torch
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from ampcheck.jax_device import device as devices
 from ampcheck.jax_device import random, streams
 from ampcheck.jax_device.device import index_of, properties
 from ampcheck.jax_device.interop import dlpack
 from ampcheck.jax_device.storage import memory, overrides, pinning
+from ampcheck.jax_device.torch_private import setup_backend
 
 NAME = "jax"
 _begun = False
@@ -149,7 +149,7 @@ def make() -> None:
     if hasattr(torch, NAME):
         delattr(torch, NAME)
     sys.modules.pop(f"torch.{NAME}", None)
-    _setup_privateuseone_for_python_backend(rename=NAME, backend_module=module)
+    setup_backend(rename=NAME, backend_module=module)
     sys.modules[f"torch.{NAME}"] = module
     module.allocator_net = overrides.install()  # type: ignore[attr-defined]
     dlpack.install()

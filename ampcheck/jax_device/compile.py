@@ -12,19 +12,23 @@ from typing import Any
 
 import torch
 from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
-from torch._C import _len_torch_dispatch_stack
-from torch._dynamo import register_backend, trace_rules
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import default_partition
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.jax_device.jit.transform import jit
+from ampcheck.jax_device.torch_private import (
+    DisableAutocast,
+    aot_autograd,
+    default_partition,
+    disable_current_modes,
+    register_backend,
+    skip_package,
+)
+from ampcheck.register.torch_private import dispatch_modes
 
 __all__ = ["backend"]
 
 # Between two graphs the device's kernels run as they are: Dynamo would otherwise compile their Python code.
 for _name in ("ampcheck.jax_device", "ampcheck.register", "jax", "jaxlib"):
-    trace_rules.add(_name)
+    skip_package(_name)
 
 
 def _compiler(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
@@ -38,8 +42,8 @@ def _compiler(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., An
 
     def call(*inputs: Any) -> Any:
         # The graph has its casts, and its backward is another graph. AOTAutograd looks at the first run by a mode.
-        unseen = _disable_current_modes() if _len_torch_dispatch_stack() else nullcontext()
-        with unseen, torch._C._DisableAutocast(), torch.no_grad():
+        unseen = disable_current_modes() if dispatch_modes() else nullcontext()
+        with unseen, DisableAutocast(), torch.no_grad():
             return program(*inputs)
 
     call.program = program  # type: ignore[attr-defined]
@@ -51,8 +55,10 @@ def _compiler(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., An
 _aot = aot_autograd(fw_compiler=_compiler, bw_compiler=_compiler, partition_fn=default_partition)
 
 
-@register_backend(name="jax")
 def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
     """The backend for `torch.compile`. `inputs` are fake tensors and numbers. Options are not used."""
     compiled: Callable[..., Any] = _aot(graph, inputs)
     return compiled
+
+
+register_backend(backend, name="jax")

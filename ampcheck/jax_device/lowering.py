@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
+import jax
 import torch
-from torch._ops import OpOverload
+
+from ampcheck.jax_device.torch_private import decompositions
+from ampcheck.register.torch_private import OpOverload
+
+F = TypeVar("F", bound=Callable[..., Any])
+Number = complex | jax.Array
+"""A number that a lowering is given: of Python, or in a compiled program an array without dimensions."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +62,13 @@ def lower(
     concrete: bool = False,
     traced: tuple[str, ...] = (),
     columns: bool = False,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[F], F]:
     """Decorator: the function is the lowering of the overloads of those names, e.g. "mm" or "add.Tensor".
 
     Names are aten's, without "aten::". Options: the fields of `Lowering`.
     """
 
-    def register(compute: Callable[..., Any]) -> Callable[..., Any]:
+    def register(compute: F) -> F:
         for name in names:
             if name in OWN:
                 raise ValueError(f"{name} has two lowerings")
@@ -102,9 +109,7 @@ def _torchax(op: OpOverload) -> Lowering | None:
 
 @cache
 def _decompositions() -> dict[Any, Any]:
-    from torch._decomp import decomposition_table
-
-    return dict(decomposition_table)
+    return dict(decompositions)
 
 
 def _decomposition(op: OpOverload) -> Lowering | None:

@@ -106,6 +106,11 @@ def traced(base: Any) -> Iterator[None]:
         _traced.base, _traced.drawn = before
 
 
+def drew() -> bool:
+    """Whether a key was derived inside of `traced` on this thread."""
+    return _traced.drawn > 0
+
+
 def next_key(generator: torch.Generator | None) -> Any:
     """The raw key for one random op."""
     if generator is not None:

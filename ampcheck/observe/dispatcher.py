@@ -10,6 +10,8 @@ import re
 
 import torch
 
+from ampcheck.observe.torch_private import dispatch_dump, registrations
+from ampcheck.register.torch_private import backend_name, has_kernel
 from ampcheck.spec.drift import covered, drift
 from ampcheck.spec.policies import KEYS, closest, rows
 
@@ -58,11 +60,11 @@ def compiled(key: str) -> bool:
     A kernel that is written in Python cannot use those helpers, nor PyTorch's cache of weights behind them.
     """
     pattern = re.compile(rf"^{key}: .*\bunboxed\b", re.MULTILINE)
-    return any(pattern.search(torch._C._dispatch_dump(_ATEN + name)) for name in sorted(_registered(key)))
+    return any(pattern.search(dispatch_dump(_ATEN + name)) for name in sorted(_registered(key)))
 
 
 def _registered(key: str) -> frozenset[str]:
-    names: list[str] = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    names: list[str] = registrations(key)
     return frozenset(name.removeprefix(_ATEN) for name in names if name.startswith(_ATEN))
 
 
@@ -79,9 +81,9 @@ def lacks_kernel(error: BaseException) -> bool:
     if match is None or not isinstance(error, NotImplementedError):
         return False
     # The message has the name that the backend was given in the place of PrivateUse1, as in "Sparsejax".
-    own = match["key"].replace(torch._C._get_privateuse1_backend_name(), "PrivateUse1")
+    own = match["key"].replace(backend_name(), "PrivateUse1")
     keys = (own, *_COMPOSITE)
     try:
-        return not any(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{match['op']}", key) for key in keys)
+        return not any(has_kernel(f"aten::{match['op']}", key) for key in keys)
     except RuntimeError:  # there is no such op or dispatch key
         return False

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch.library import Library, get_kernel
+
+from ampcheck.observe.torch_private import registrations
+from ampcheck.register.torch_private import DispatchKeySet
 
 
 def replaceable(key: str) -> bool:
@@ -24,7 +26,7 @@ def registered(key: str) -> frozenset[str]:
     """The aten overloads registered under any key, without the namespace."""
     # Not `ampcheck.observe.dispatcher.live_registrations`, which knows PyTorch's own keys and not those of other
     # backends.
-    names: list[str] = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    names: list[str] = registrations(key)
     return frozenset(name.removeprefix("aten::") for name in names if name.startswith("aten::"))
 
 
@@ -49,7 +51,7 @@ def recording(keys: Iterable[str]) -> Iterator[set[tuple[str, str]]]:
 def _recorder(key: str, overload: str, entered: set[tuple[str, str]]) -> Callable[..., Any]:
     kernel = get_kernel(f"aten::{overload}", key)
 
-    def record(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+    def record(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         entered.add((key, overload))
         return kernel.call_boxed(keyset, *args, **kwargs)
 

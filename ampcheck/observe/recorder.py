@@ -13,9 +13,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ampcheck.observe.torch_private import AutoDispatchBelowAutograd, TorchDispatchMode
+from ampcheck.register.torch_private import DispatchKey, OpOverload, has_kernel
 from ampcheck.spec.casting import Leaf
 from ampcheck.spec.torch_dtypes import name_of
 
@@ -89,8 +89,8 @@ class _Signature(NamedTuple):
     dtype_position: int | None
 
 
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-_CASTS = ("to.dtype", "to.device", "to.dtype_layout", "to.other", "_to_copy")
+_COMPOSITE = DispatchKey.CompositeImplicitAutograd
+CASTS = ("to.dtype", "to.device", "to.dtype_layout", "to.other", "_to_copy")
 
 
 @cache
@@ -102,8 +102,8 @@ def _signature(func: OpOverload) -> _Signature:
     composite = not overload.startswith("prim::") and func._can_decompose()
     returns = func._schema.returns
     alias = returns[0].alias_info if len(returns) == 1 else None
-    is_view = alias is not None and not alias.is_write and overload not in _CASTS
-    return _Signature(overload, overload in _CASTS, composite, is_view, position)
+    is_view = alias is not None and not alias.is_write and overload not in CASTS
+    return _Signature(overload, overload in CASTS, composite, is_view, position)
 
 
 @cache
@@ -164,7 +164,7 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
 def parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a composite op returns, run so that a dispatch mode that is entered sees the ops it is made of."""
     # The dispatcher runs the C++ kernel; `decompose` would prefer a Python one that makes other calls.
-    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
+    if has_kernel(func.name(), _COMPOSITE):
         return func._op_dk(_COMPOSITE, *args, **kwargs)
     return func.decompose(*args, **kwargs)
 
@@ -264,7 +264,7 @@ def observe(
     recorder = Recorder(device_type, whole, inputs)
     observation = Observation(recorder.kernels, recorder.casts)
     before = [name_of(tensor.dtype) for tensor in inputs]
-    with torch._C._AutoDispatchBelowAutograd(), recorder:
+    with AutoDispatchBelowAutograd(), recorder:
         try:
             observation.outputs = list(tensors(call()))
         except Exception as error:  # the call under test may raise anything, and that is what is to be seen

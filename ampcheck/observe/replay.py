@@ -13,15 +13,16 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.observe.recorder import Observation, is_composite, map_tensors, overload, overload_name, parts, tensors
+from ampcheck.observe.torch_private import AutoDispatchBelowAutograd, TorchDispatchMode, dispatch_keys, load_dynamo
+from ampcheck.register.torch_private import DispatchKey, has_kernel
 from ampcheck.spec.casting import POLICIES, Leaf, expect
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
 CALLERS = ("_transformer_encoder_layer_fwd",)
 """Kernels of a backend, without a policy, that call ops with one: autocast acts inside of them."""
-_BACKENDS = tuple(getattr(torch._C.DispatchKey, name) for name in ("CPU", "CUDA", "XPU", "MPS", "MTIA", "PrivateUse1"))
+_BACKENDS = tuple(getattr(DispatchKey, name) for name in ("CPU", "CUDA", "XPU", "MPS", "MTIA", "PrivateUse1"))
 
 
 class Replay(TorchDispatchMode):
@@ -83,16 +84,16 @@ class Replay(TorchDispatchMode):
 
 def _backend(func: Any, args: tuple[Any, ...]) -> Any:
     """The dispatch key of the kernel that serves the first tensor; None where its backend has none of its own."""
-    keys = torch._C._dispatch_keys(next(tensors(args)))
+    keys = dispatch_keys(next(tensors(args)))
     key = next(key for key in _BACKENDS if keys.has(key))
-    return key if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key) else None
+    return key if has_kernel(func.name(), key) else None
 
 
 @contextmanager
 def _reported(device_type: str) -> Iterator[None]:
     """Python code that asks whether autocast is on is told what it would be told inside the region."""
     # Dynamo keeps the functions it folds by their identity as it is imported; it must not meet the ones put in here.
-    import torch._dynamo.variables.torch  # noqa: F401
+    load_dynamo()
 
     def enabled(asked: str = "cuda") -> bool:
         return asked == device_type
@@ -112,7 +113,7 @@ def replay(
     """
     seen = Observation()
     mode = Replay(device_type, dtype, policies)
-    with torch._C._AutoDispatchBelowAutograd(), _reported(device_type), mode:
+    with AutoDispatchBelowAutograd(), _reported(device_type), mode:
         try:
             seen.outputs = list(tensors(call()))
         except Exception as error:  # the call under test may raise anything, and that is what is to be seen

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Within = Callable[[], AbstractContextManager[object]]
-"""Makes the context each new thread is entered into, such as a device's `running`."""
+"""Makes the context each new thread is entered into, such as a device's `activate`."""
 
 
 class _Worker:

@@ -5,7 +5,7 @@
     register_autocast("mydevice", base="cuda")
 
 PyTorch leaves the dispatch key AutocastPrivateUse1 empty: without a registration every op on the device raises inside
-of `torch.autocast`. `docs/register_autocast.md` has the whole story. Importing this module imports torch, and nothing
+of `torch.autocast`. `docs/your_backend.md` has the whole story. Importing this module imports torch, and nothing
 else of ampcheck's devices or suites.
 """
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import _higher_order_ops, _ops
-from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
-from torch._ops import HigherOrderOperator
-
 from ampcheck.register.kernels import KEY, Kernel
-
-_DEFINED = _higher_order_ops.flex_attention
-"""Not used but for its import, which defines the operators; flex_attention is the one that has autocast kernels."""
+from ampcheck.register.torch_private import (
+    DispatchKey,
+    DispatchKeySet,
+    ExcludeDispatchKeyGuard,
+    HigherOrderOperator,
+    fallthrough_keys,
+    higher_order_ops,
+)
 
 _MASK = DispatchKeySet(KEY)
 
@@ -28,7 +29,7 @@ class HigherOrder:
     def __init__(self, base: DispatchKey) -> None:
         """`base`: the dispatch key whose kernels are taken over; a kernel that is there already stays."""
         self._registered: list[HigherOrderOperator] = []
-        self._defaults = _ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
+        self._defaults = fallthrough_keys
         self._added = KEY not in self._defaults
         # Those that fall through already are not to be changed back at the end.
         self._before = {id(op) for op in _all() if not op.non_fallthrough_keys.has(KEY)}
@@ -57,7 +58,7 @@ class HigherOrder:
 
 
 def _all() -> list[HigherOrderOperator]:
-    return list(_ops._higher_order_ops.values())
+    return list(higher_order_ops.values())
 
 
 def _kernel(base: Kernel) -> Kernel:
@@ -67,7 +68,7 @@ def _kernel(base: Kernel) -> Kernel:
     """
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with _ExcludeDispatchKeyGuard(_MASK):
+        with ExcludeDispatchKeyGuard(_MASK):
             return base(*args, **kwargs)
 
     return kernel

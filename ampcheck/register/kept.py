@@ -1,7 +1,7 @@
 """The weight cache: casts of float32 leaves that are kept until the outermost region ends.
 
 PyTorch's own is in C++ and cannot be reached from Python (`cached_cast`, aten/src/ATen/autocast_mode.cpp). This one
-keeps the casts of the same tensors, for as long, and differs where `docs/findings.md` shows PyTorch's to be wrong: a
+keeps the casts of the same tensors, for as long, and differs where `docs/findings` shows PyTorch's to be wrong: a
 kept cast is found by its dtype too, is dropped when its weight changes, stays out of fake, traced and functional
 programs, and lets gradients be summed in the weight's dtype.
 """
@@ -14,16 +14,22 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch._C import _get_dispatch_mode, _get_tracing_state, _len_torch_dispatch_stack, _TorchDispatchModeKey
-from torch._C._functorch import peek_interpreter_stack
+
+from ampcheck.register.torch_private import (
+    ModeKey,
+    dispatch_modes,
+    functorch_level,
+    has_storage,
+    is_rewritten,
+    mode_of,
+    tracing_state,
+)
 
 _FAKE, _PROXY, _FUNCTIONAL = (
-    _TorchDispatchModeKey.FAKE,
-    _TorchDispatchModeKey.PROXY,
-    _TorchDispatchModeKey.FUNCTIONAL,
+    ModeKey.FAKE,
+    ModeKey.PROXY,
+    ModeKey.FUNCTIONAL,
 )
-_is_rewritten: Any = torch._C._is_cached_tensor  # type: ignore[attr-defined]  # torch's stubs leave it out
-_has_storage: Any = torch._C._has_storage
 _is_inference = torch.is_inference_mode_enabled
 _is_grad = torch.is_grad_enabled
 
@@ -42,7 +48,7 @@ class _Graph(torch.autograd.Function):
 
     Every use of the weight leads to this one node. Its output declares float32 gradients, so the engine widens each
     use's gradient before it sums them; summed in the lower precision they stop growing (cached-weight-gradient-in-low-
-    precision in docs/findings.md).
+    precision in docs/findings).
     """
 
     @staticmethod
@@ -114,7 +120,7 @@ class Cache:
 
     def _held(self, weight: torch.Tensor) -> object:
         """The memory of a weight: its storage, else what the backend gives for it, or None."""
-        if _has_storage(weight):
+        if has_storage(weight):
             return weight.untyped_storage()
         return None if self._memory is None else self._memory(weight)
 
@@ -129,11 +135,11 @@ def _foreign(weight: torch.Tensor) -> bool:
 
     Also a tensor that CUDA graphs rewrite unseen, and any under functorch, whose levels end before the region does.
     """
-    if _get_tracing_state() is not None or peek_interpreter_stack() is not None or _is_rewritten(weight):
+    if tracing_state() is not None or functorch_level() is not None or is_rewritten(weight):
         return True
-    if not _len_torch_dispatch_stack():
+    if not dispatch_modes():
         return False
-    if _get_dispatch_mode(_PROXY) is not None or _get_dispatch_mode(_FUNCTIONAL) is not None:
+    if mode_of(_PROXY) is not None or mode_of(_FUNCTIONAL) is not None:
         return True
-    fake = _get_dispatch_mode(_FAKE)
+    fake = mode_of(_FAKE)
     return fake is not None and getattr(weight, "fake_mode", None) is not fake

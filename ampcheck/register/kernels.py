@@ -15,15 +15,14 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch._C import DispatchKey
-from torch._ops import OpOverload
 
 from ampcheck.register.casts import FLOAT32, Casts
 from ampcheck.register.messages import refusal
+from ampcheck.register.torch_private import DispatchKey, OpOverload, exclude_key, functions, nn_functions
 from ampcheck.register.unseen import unseen
 
 Kernel = Callable[..., Any]
-KEY: DispatchKey = torch._C.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]  # not in torch's stubs
+KEY: DispatchKey = DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]  # not in torch's stubs
 
 TENSOR, OPTIONAL, LIST = "tensor", "optional", "list"
 _KINDS = {
@@ -127,7 +126,7 @@ def _made(op: OpOverload, call: Kernel, signature: _Signature, body: list[str], 
         body="\n".join(" " * 8 + line for line in body),
     )
     scope = {
-        "exclude": torch._C._dispatch_tls_set_dispatch_key_excluded,
+        "exclude": exclude_key,
         "key": KEY,
         "call": call,
         **bound,
@@ -152,7 +151,7 @@ def _call(op: OpOverload, signature: _Signature) -> Kernel:
     others = (getattr(packet, variant) for variant in packet.overloads())
     if any(other is not op and _takes(other, op) for other in others):
         return op._op
-    for home in (torch._C._VariableFunctions, torch._C._nn):
+    for home in (functions, nn_functions):
         if op.namespace == "aten" and (found := getattr(home, op._opname, None)) is not None:
             function: Kernel = found
             return function

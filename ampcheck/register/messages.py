@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from torch._ops import OpOverload
-
+from ampcheck.register.torch_private import OpOverload
 from ampcheck.spec.casting import BANNED_MESSAGE
 
 

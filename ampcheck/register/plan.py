@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from ampcheck.errors import UsageError
 from ampcheck.register import kernels
 from ampcheck.register.casts import Casts
 from ampcheck.register.kernels import Kernel, kind
 from ampcheck.register.messages import overload_name
+from ampcheck.register.torch_private import OpOverload, op_names
 from ampcheck.spec.casting import APPENDED, POLICIES
 from ampcheck.spec.policies import closest, table
 
@@ -100,7 +101,7 @@ def _existing(given: str) -> str:
 def _similar(name: str) -> list[str]:
     """Overloads whose name is like a given one: those of the same op, else those of the op of the closest name."""
     overloads: dict[str, list[str]] = {}
-    for known in sorted(torch._C._dispatch_get_all_op_names()):
+    for known in sorted(op_names()):
         overloads.setdefault(known.partition(".")[0], []).append(known)
     for packet in get_close_matches(name.partition(".")[0], overloads, n=1, cutoff=0.7):
         found = [known for known in overloads[packet] if "out" not in known.partition(".")[2]]
@@ -128,7 +129,7 @@ def _planned(name: str, policy: str) -> Planned:
     return Planned(op, policy)
 
 
-def _is_optional_dtype(argument: torch._C.Argument) -> bool:
+def _is_optional_dtype(argument: Any) -> bool:
     # A ScalarType is an int to a schema's type; its text tells them apart.
     return argument.name == "dtype" and str(argument.type) == "Optional[int]"
 

@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch._C import DispatchKey
 from torch.library import Library, fallthrough_kernel
 
 from ampcheck.errors import UsageError
@@ -19,6 +18,7 @@ from ampcheck.register.kept import Cache
 from ampcheck.register.kernels import KEY
 from ampcheck.register.messages import overload_name
 from ampcheck.register.plan import BASES, FALLTHROUGH, PolicyPlan, plan
+from ampcheck.register.torch_private import DispatchKey, backend_name, has_fallback, has_kernel
 
 Memory = Callable[[torch.Tensor], object]
 
@@ -99,7 +99,7 @@ class Registration:
             kernel = planned.kernel(self.device, casts)
             libraries[planned.op.namespace].impl(overload_name(planned.op), kernel, _KEY_NAME)
         # A backend in C++ may have registered its own; a second one would stay in the dispatcher's books.
-        if not torch._C._dispatch_has_backend_fallback(KEY):
+        if not has_fallback(KEY):
             others = Library("_", "IMPL")
             self._undo.append(others._destroy)
             others.fallback(fallthrough_kernel, _KEY_NAME)
@@ -146,7 +146,7 @@ def register_autocast(
 
 
 def _check_device(device: str) -> None:
-    name = torch._C._get_privateuse1_backend_name()
+    name = backend_name()
     if device != name:
         taken = "" if name == "privateuseone" else "; a process has one such backend, the first that is imported"
         raise UsageError(f"{device!r} is not the PrivateUse1 backend, whose name in this process is {name!r}{taken}")
@@ -171,7 +171,7 @@ def _check_free(made: PolicyPlan) -> None:
     """
     for planned in made.planned:
         name = overload_name(planned.op)
-        if torch._C._dispatch_has_kernel_for_dispatch_key(name, _KEY_NAME):
+        if has_kernel(name, _KEY_NAME):
             raise UsageError(
                 f"{name} has a kernel for {_KEY_NAME} already; keep that one with overrides={{{name!r}: "
                 f"{FALLTHROUGH!r}}}, or do not register it"

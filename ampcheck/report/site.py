@@ -18,7 +18,7 @@ from ampcheck.report.benchmarks import site as bench_site
 from ampcheck.report.benchmarks.run_groups import BenchHistory
 from ampcheck.report.conformance import badge, data, pages
 from ampcheck.report.history import History, load
-from ampcheck.runner.deviations import Deviation, Waivers
+from ampcheck.runner.deviations import Deviation, KnownDeviations
 from ampcheck.samples import op_database
 from ampcheck.spec.ids import op_token
 
@@ -41,7 +41,7 @@ def build(runs: Sequence[Path], out: Path = OUT) -> Path:
     measured = [path for path in runs if run_groups.is_bench(path)]
     judged = [path for path in runs if path not in set(measured)]
     history = load(judged) if judged or not measured else None
-    files = render(history, Waivers(known().values()).all(), run_groups.load(measured))
+    files = render(history, KnownDeviations(known().values()).all(), run_groups.load(measured))
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():

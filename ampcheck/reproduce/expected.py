@@ -13,13 +13,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.checks.scenario import Amp
 from ampcheck.devices.base import Device
 from ampcheck.observe.isolation import reset
 from ampcheck.observe.recorder import overload_name, tensors
 from ampcheck.observe.replay import replay
+from ampcheck.observe.torch_private import TorchDispatchMode
 from ampcheck.spec.casting import APPENDED
 from ampcheck.spec.torch_dtypes import name_of
 
@@ -75,7 +75,7 @@ def of_scenario(
 
     reset({device.type: device.default_amp})
     try:
-        with device.running(), warnings.catch_warnings(), patch.dict(body.__globals__, {helper: note}):
+        with device.activate(), warnings.catch_warnings(), patch.dict(body.__globals__, {helper: note}):
             warnings.simplefilter("ignore")  # it warned when it ran
             body(Amp(device, dtype), **params)
     except Exception:  # it failed when it ran, or there would be nothing to reproduce; what it reached is enough

@@ -71,7 +71,7 @@ def of_gradient(case: Case, device: Device, message: str = "", modules: Sequence
     """A gradient case in plain torch, which prints and takes what `ampcheck.reproduce.of_op` prints and takes."""
     todo = planned(case, device)
     blocks, names = made(todo, case, device)
-    with device.running():
+    with device.activate():
         places = differentiable(todo, device) if ran else [n for n, leaf in enumerate(todo.given) if leaf.eligible]
     filled = todo.expected.dtype_kwarg
     aten = todo.sample.call == "aten"

@@ -236,7 +236,7 @@ def autocast(dtype=None, **options):
     return {region}(amp.type, dtype=dtypes[dtype], **options)""",
         ("type",),
     ),
-    "device.running": Member("running = nullcontext", fake="running = lambda: fake"),
+    "device.activate": Member("running = nullcontext", fake="running = lambda: fake"),
     "device.host": Member(
         """\
 def host(tensor):

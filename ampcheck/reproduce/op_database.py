@@ -91,7 +91,7 @@ def of_op_database(case: Case, device: Device, message: str = "") -> str:
 def _wanted(case: Case, device: Device) -> list[list[str]]:
     """What the listed ops in each sample must receive; see `ampcheck.reproduce.expected`."""
     info = op_database.database()[case.op]
-    with device.running(), warnings.catch_warnings():
+    with device.activate(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warned when the case ran
         made = samples_of(info, case, device)
         calls = [Calls(info, case, device, number, sample) for number, sample in enumerate(made)]

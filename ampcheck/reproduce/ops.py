@@ -55,7 +55,7 @@ def of_op(case: Case, device: Device, message: str = "", modules: Sequence[str] 
     blocks += [snippets.CHECK]
     if todo.expected.error:
         return assembled(device, modules, [*blocks, _refused(todo, region)])
-    if case.rule == "fallthrough" and is_composite(case.op) and device.sees_composites:
+    if case.rule == "fallthrough" and is_composite(case.op) and device.observes_composite_ops:
         recorder = snippets.recorder(device, casts=False, kernels=True)
         wanted = _parts(case, device, todo)
         part = f"""\
@@ -65,7 +65,7 @@ torch.manual_seed(0)
 check("listed ops in aten::{case.op}, with the dtypes they received", lines(seen), {wanted!r})"""
         return assembled(device, modules, [*blocks, recorder, snippets.lines_of(wanted), part])
     # A dispatch mode does not see what the kernels of every device receive; what comes out shows it, too.
-    kernels = device.sees_composites and (not message or any(mark in message for mark in _OF_KERNELS))
+    kernels = device.observes_composite_ops and (not message or any(mark in message for mark in _OF_KERNELS))
     outputs = not message or not kernels
     exact = outputs and (_OF_ACCURACY in message) and device.has_values
     if kernels or not device.has_values:
@@ -147,7 +147,7 @@ check("whether it raises an error that names {todo.expected.error}", right or go
 
 def _parts(case: Case, device: Device, todo: CallPlan) -> list[str]:
     """A composite op without a policy: each listed op it is made of receives what the device's policy for that says."""
-    with device.running(), warnings.catch_warnings():
+    with device.activate(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warned when the case ran
         args, kwargs = build(todo.sample, todo.dtypes, device)
         call = function(todo.op, todo.sample)

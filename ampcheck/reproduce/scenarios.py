@@ -80,7 +80,7 @@ def _program(
     found = plain(body, params, {_COMPARE, *_STAND_INS})
     blocks = [text for name in sorted(found.foreign) for text in _STAND_INS[name]]
     if found.replaced:
-        if not device.sees_composites:
+        if not device.observes_composite_ops:
             raise Unreproducible(f"a comparison that {device.name} has no reference for")
         wanted, hidden = expected.of_scenario(body, _COMPARE, device, name_of(dtype), params) if ran else ({}, False)
         blocks.append(snippets.compare(device, wanted, hidden))
@@ -88,7 +88,7 @@ def _program(
     used, attributes = _used(text)
     first = []
     if "observe(" in text or "Recorder" in text or shim.needs_recorder(used):
-        if not device.sees_composites:
+        if not device.observes_composite_ops:
             raise Unreproducible(f"the recorder of {device.name}, which stands inside of it")
         kernels = not {"received", "of", "kernels"}.isdisjoint(attributes)
         casts = not {"casts", "source"}.isdisjoint(attributes)

@@ -23,7 +23,7 @@ case must match that of an entry, and every entry that speaks of a case must des
 these packages are installed in these versions, and on processors that have no kernel for this op and dtype
 (`ampcheck.devices.cpu.lacks`). What a file of PyTorch's own says is inherited by devices of other packages, whatever
 `devices` says: a case may fail there as described, and may pass.
-`link` is a URL, or "unreported" for one that `docs/findings.md` holds with its reproduction.
+`link` is a URL, or "unreported" for one that `docs/findings` holds with its reproduction.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Deviation:
         return not self.lacks or lacks(*self.lacks.split())
 
 
-def waive(
+def after_deviations(
     status: str, differences: Sequence[str], entries: Sequence[Deviation]
 ) -> tuple[str, str, tuple[Deviation, ...]]:
     """Judge a case by the deviations that speak of it.
@@ -277,7 +277,7 @@ def _shown(path: Path) -> str:
     return path.relative_to(_ROOT).as_posix() if path.is_relative_to(_ROOT) else str(path)
 
 
-class Waivers:
+class KnownDeviations:
     """The deviations that apply to some devices, looked up by case.
 
     Args:

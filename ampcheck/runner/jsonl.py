@@ -11,7 +11,7 @@ from typing import Any
 from ampcheck.errors import UsageError
 
 
-class Writer:
+class JsonlWriter:
     """Writes such a file line by line; each line is on disk when `put` returns.
 
     Raises UsageError where the file is there already or cannot be made.

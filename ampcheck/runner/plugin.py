@@ -5,8 +5,10 @@ Importing it imports neither torch nor jax; both wait until a suite is collected
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -17,9 +19,9 @@ from ampcheck.runner import seeds, suites
 _T = TypeVar("_T")
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Generator
 
-    from ampcheck.runner.runlog import RunLog
+    from ampcheck.runner.runlog import Found, RunLog
     from ampcheck.runner.session import Session
     from ampcheck.runner.supervisor.channel import Channel
 
@@ -39,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     add("--shard", metavar="N/COUNT", help="run share N of COUNT; all shares together have every case once")
     add("--red-in", metavar="FILE", type=Path, help="run the cases that are red in this run file alone")
-    add("--unwaive", action="store_true", help="let deviations fail like any other difference")
+    add("--no-deviations", "--unwaive", action="store_true", help="let deviations fail like any other difference")
     add("--deviations", action="append", default=[], metavar="FILE", type=Path, help="a further deviations file")
     add("--manifest", metavar="FILE", type=Path, help="the cases that must run; one that does not is missing")
     add("--write-manifest", metavar="FILE", type=Path, help="write down which cases this run has")
@@ -91,6 +93,7 @@ def _find_suites(config: pytest.Config, args: list[str]) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "op_cases(rule): run once for every op case of a rule")
+    config.addinivalue_line("markers", "rule(name): the rule of the scenarios of a file")
     config.addinivalue_line(
         "markers", "scenario(types, dtypes, values, since): run on every device; see ampcheck.checks.scenario"
     )
@@ -115,6 +118,7 @@ class Plugin:
         self._selected: list[pytest.Item] = []
         self._stale: list[str] = []
         self._chosen = ""
+        self._folder: TemporaryDirectory[str] | None = None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
@@ -136,7 +140,8 @@ class Plugin:
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         if self.session is not None and _marker(item):
-            self.session.collected(item)
+            session = self.session
+            self._or_exit(lambda: session.collected(item))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, None, None]:
@@ -160,21 +165,30 @@ class Plugin:
         if self.session is None or session.testsfailed:  # what could not be collected is pytest's to say
             return
         cases = self.session
-        found = {cases.key(item): item.nodeid for item in self._selected}
+        found = cases.found(self._selected)
         if self.config.option.write_manifest:
             self._or_exit(lambda: _write_manifest(self.config.option.write_manifest, found))
         if (channel := self.channel) is not None:
             self._preflight(found)
             self._or_exit(lambda: channel.collected(cases, self.config, self._selected, self._deselected))
-        elif not self.is_worker and not self.config.option.collectonly:
+        elif self.is_worker:
+            input: dict[str, Any] = self.config.workerinput  # type: ignore[attr-defined]  # xdist's own
+            Path(input["ampcheck_cases"]).write_text(json.dumps(found), encoding="utf-8")
+        elif not self.config.option.collectonly:
             self._open(found)
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
-        from ampcheck.spec.ids import parse_node
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tell a worker of xdist where to write its cases: it sends no more than node ids."""
+        if self._folder is None:
+            self._folder = TemporaryDirectory(prefix="ampcheck-")
+        node.workerinput["ampcheck_cases"] = str(Path(self._folder.name) / node.gateway.id)
 
-        nodes = [node for node in ids if node.startswith("suites/") or "/suites/" in node]
-        self._open({parse_node(node).key: node for node in nodes})
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any) -> None:
+        path = Path(node.workerinput["ampcheck_cases"])
+        if path.exists():
+            self._open(json.loads(path.read_text(encoding="utf-8")))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -182,12 +196,12 @@ class Plugin:
         self._stale = output.get("ampcheck_stale", self._stale)
         self._chosen = output.get("ampcheck_chosen", self._chosen)
 
-    def _open(self, found: dict[str, str]) -> None:
+    def _open(self, found: Found) -> None:
         if self.log is None and found:
             self._preflight(found)
             self.log = self._or_exit(lambda: _new_log(self.config, found))
 
-    def _preflight(self, found: Iterable[str]) -> None:
+    def _preflight(self, found: Found) -> None:
         """Examine the devices of the cases that a run begins with; its notes go to the header."""
         if self.config.option.collectonly or (self.channel and not self.channel.first):
             return
@@ -230,6 +244,8 @@ class Plugin:
             output["ampcheck_chosen"] = self.session.chosen if self.session is not None else ""
         if self.channel is not None:
             self.channel.finish(int(session.exitstatus))
+        if self._folder is not None:
+            self._folder.cleanup()
         if self.log is not None:
             session.exitstatus = self.log.finish(session.exitstatus, stale)
 
@@ -270,15 +286,14 @@ def _check(config: pytest.Config) -> None:
     _new_session(config)
 
 
-def _examine(config: pytest.Config, found: Iterable[str], channel: Channel | None) -> list[str]:
-    """Take the preflight of the devices that have cases among those keys, and keep its notes for the header."""
+def _examine(config: pytest.Config, found: Found, channel: Channel | None) -> list[str]:
+    """Take the preflight of the devices of some cases, and keep its notes for the header."""
     from ampcheck.devices.preflight import before_run
     from ampcheck.devices.registry import select
     from ampcheck.runner.runlog import NOTES
-    from ampcheck.spec.ids import parse_key
 
-    tokens = {parse_key(key).fields()["device"] for key in found}
-    devices = [d for d in select(config.option.device, config.option.device_module) if d.token in tokens]
+    names = {case["device"] for case in found.values()}
+    devices = [d for d in select(config.option.device, config.option.device_module) if d.name in names]
     notes = before_run(
         devices, lambda device, step: channel.preflight(f"device {device.name!r}: {step}") if channel else None
     )
@@ -291,16 +306,16 @@ def _new_session(config: pytest.Config) -> Session:
     return Session(config)
 
 
-def _new_log(config: pytest.Config, found: dict[str, str]) -> RunLog:
+def _new_log(config: pytest.Config, found: Found) -> RunLog:
     from ampcheck.runner.runlog import RunLog
 
     return RunLog(config, found)
 
 
-def _write_manifest(path: Path, keys: Iterable[str]) -> None:
+def _write_manifest(path: Path, found: Found) -> None:
     from ampcheck.runner.runlog import write_manifest
 
-    write_manifest(path, keys)
+    write_manifest(path, found)
 
 
 def _new_channel(plan: Path) -> Channel:

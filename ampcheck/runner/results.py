@@ -14,12 +14,12 @@ from typing import Any
 
 from ampcheck.errors import UsageError
 from ampcheck.runner import jsonl
-from ampcheck.spec.ids import Parsed, named
+from ampcheck.spec.case import deviation_name
 
 SCHEMA = 1
 
 STATUSES = ("pass", "fail", "broken", "deviation", "fixed", "unsupported", "error", "crash", "timeout", "missing")
-"""What each claims, and what a pass does not claim: docs/statuses.md. pass: as promised. fail: not as promised. broken:
+"""What each claims, and what a pass does not claim: docs/using.md. pass: as promised. fail: not as promised. broken:
 the op raises or is wrong without autocast, too. deviation: known, still failing. fixed: known, passing now (red: the
 entry is stale). unsupported: the device declares that it lacks it, or the dispatcher has no kernel. error: of the
 harness. crash: it ended the process. timeout: it hung. missing: in the manifest, not run."""
@@ -43,11 +43,11 @@ class Result:
     id: str
     suite: str
     rule: str
-    op: str
-    amp: str
-    device: str
     status: str
     seconds: float
+    op: str = ""
+    amp: str = ""
+    device: str = ""
     inputs: str = ""
     sample: str = ""
     node: str = ""
@@ -63,7 +63,7 @@ class Result:
     @property
     def name(self) -> str:
         """What deviations call it."""
-        return named(self.suite, self.rule, self.id, self.executor)
+        return deviation_name(self.suite, self.rule, self.id, self.executor)
 
     @property
     def key(self) -> str:
@@ -78,14 +78,12 @@ class Result:
 _FIELDS = tuple(f.name for f in fields(Result))
 
 
-def unmeasured(case: Parsed, status: str, tokens: Mapping[str, str], **fields: Any) -> Result:
-    """A result of a case of which no more than its name is known: one that crashed, hung or did not run.
+def unmeasured(case: Mapping[str, str], status: str, **fields: Any) -> Result:
+    """Return the result of a case that crashed, hung or did not run.
 
-    `tokens`: the devices' names by their id tokens. `fields`: further fields of the result.
+    `case`: its fields that are known before it runs (`Case.fields`, and its `node`). `fields`: further ones.
     """
-    known: dict[str, Any] = case.fields()
-    known["device"] = tokens.get(known["device"], known["device"])
-    return Result(**known, status=status, **{"seconds": 0.0, **fields})
+    return Result(**{"seconds": 0.0, **case, "status": status, **fields})
 
 
 @dataclass(slots=True)
@@ -108,11 +106,11 @@ def manifest_hash(keys: Iterable[str]) -> str:
     return sha256("\n".join(sorted(keys)).encode()).hexdigest()[:16]
 
 
-class Writer:
+class RunWriter:
     """Writes a run file line by line; each case is on disk when `add` returns."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        self._file = jsonl.Writer(path, "run file", {"schema": SCHEMA, **header})
+        self._file = jsonl.JsonlWriter(path, "run file", {"schema": SCHEMA, **header})
         self.path = path
         self._status: dict[str, str] = {}
 

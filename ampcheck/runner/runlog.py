@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.devices.registry import absent, known, select, warned
+from ampcheck.devices.registry import absent, select, warned
 from ampcheck.errors import UsageError
 from ampcheck.observe.dispatcher import live_drift
 from ampcheck.runner import causes, seeds, summary
-from ampcheck.runner.results import RED, Result, Writer, manifest_hash, read, unmeasured
+from ampcheck.runner.results import RED, Result, RunWriter, manifest_hash, read, unmeasured
 from ampcheck.samples import op_database
-from ampcheck.spec.ids import Shard, parse_key, parse_node
+from ampcheck.spec.ids import Shard, check_key
 
 NOTES = pytest.StashKey[list[str]]()
 """What the preflight of the devices found that does not end the run, a sentence each."""
@@ -58,10 +59,23 @@ def header_lines(config: pytest.Config) -> list[str]:
     return [*lines, *config.stash.get(NOTES, []), *warned()]
 
 
-def write_manifest(path: Path, keys: Iterable[str]) -> None:
-    """Write the keys of the cases, one a line, sorted."""
+Found = Mapping[str, Mapping[str, str]]
+"""The cases of a run by key: the fields of each that are known before it runs, its `node` among them."""
+
+
+def manifest(found: Found) -> str:
+    """The text of a manifest: a line for each case, sorted, with its key, a tab, and its fields as JSON."""
+    lines = []
+    for key in sorted(found):
+        case = {name: text for name, text in found[key].items() if name not in ("suite", "rule", "id", "node")}
+        lines.append(f"{key}\t{json.dumps(case)}\n")
+    return "".join(lines)
+
+
+def write_manifest(path: Path, found: Found) -> None:
+    """Write a manifest. Raises UsageError where that cannot be done."""
     try:
-        path.write_text("".join(f"{key}\n" for key in sorted(keys)), encoding="utf-8")
+        path.write_text(manifest(found), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"the manifest {path} cannot be written: {error.strerror}") from error
 
@@ -97,14 +111,15 @@ class Choice:
         ]
 
 
-def expected(config: pytest.Config, found: Mapping[str, str], choice: Choice) -> dict[str, str]:
-    """The node ids of the cases that must run, by key: those collected, and those of the manifest with "".
+def expected(config: pytest.Config, found: Found, choice: Choice) -> Found:
+    """The cases that must run: those collected, and those of the manifest.
 
     Of the manifest, the cases that `choice` leaves out are not expected.
     """
     if not config.option.manifest:
         return dict(found)
-    return {**dict.fromkeys(filter(choice.has, _read_manifest(config.option.manifest)), ""), **found}
+    listed = _read_manifest(config.option.manifest)
+    return {**{key: case for key, case in listed.items() if choice.has(key)}, **found}
 
 
 def header(config: pytest.Config, cases: Iterable[str], now: datetime) -> dict[str, Any]:
@@ -146,11 +161,6 @@ def check_files(config: pytest.Config) -> None:
         raise UsageError(f"the run file {option.run_file} cannot be written: File exists")
 
 
-def tokens(modules: Sequence[str] = ()) -> dict[str, str]:
-    """The name of every device by its token in ids."""
-    return {device.token: name for name, device in known(modules).items()}
-
-
 def run_file_path(reports: Path, now: datetime) -> Path:
     """Where a run that starts now keeps its file, unless told otherwise."""
     return reports / "runs" / f"{now:%Y%m%dT%H%M%SZ}-{os.getpid()}.jsonl"
@@ -159,7 +169,7 @@ def run_file_path(reports: Path, now: datetime) -> Path:
 class RunLog:
     """Takes each result as it comes; writes the run file; at the end counts what is missing."""
 
-    def __init__(self, config: pytest.Config, found: Mapping[str, str]) -> None:
+    def __init__(self, config: pytest.Config, found: Found) -> None:
         option, choice = config.option, Choice(config.option)
         self.started = time.monotonic()
         self.results: dict[str, Result] = {}
@@ -167,12 +177,12 @@ class RunLog:
         self._whole = False
         self._expected = expected(config, found, choice)
         self._gone = choice.gone(found)
-        self._tokens = tokens(option.device_module)
-        self._writer: Writer | None = None
+        self._nodes = {case["node"]: case for case in found.values()}
+        self._writer: RunWriter | None = None
         if not option.no_run_file:
             now = datetime.now(UTC)
             path = option.run_file or run_file_path(option.reports, now)
-            self._writer = Writer(path, header(config, self._expected, now))
+            self._writer = RunWriter(path, header(config, self._expected, now))
 
     def take(self, report: pytest.TestReport) -> None:
         """Keep the result a report carries, or make one for a worker process that died under a case."""
@@ -181,9 +191,9 @@ class RunLog:
             self._add(Result(**raw))
         elif str(report.when) == "???":  # how pytest-xdist reports a crashed worker
             message, node = str(report.longrepr), report.nodeid
-            case = parse_node(node)
-            cause = causes.text("crash", message.partition(" while running ")[0], case.rule)
-            self._add(unmeasured(case, "crash", self._tokens, node=node, message=message, cause=cause))
+            case = self._nodes[node]
+            cause = causes.text("crash", message.partition(" while running ")[0], case["rule"])
+            self._add(unmeasured(case, "crash", message=message, cause=cause))
 
     def _add(self, result: Result) -> None:
         # A case that has results from two phases, its call and a broken teardown, counts as the later says.
@@ -199,9 +209,9 @@ class RunLog:
         interrupted = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
         if interrupted:
             return exitstatus
-        for key, node in self._expected.items():
+        for key, case in self._expected.items():
             if key not in self.results:
-                self._add(unmeasured(parse_key(key), "missing", self._tokens, node=node, cause=causes.MISSING))
+                self._add(unmeasured(case, "missing", cause=causes.MISSING))
         self.stale = list(stale)
         if self._writer is not None:
             self._writer.close({"seconds": round(time.monotonic() - self.started, 3), "stale": self.stale})
@@ -239,11 +249,22 @@ class RunLog:
             terminal.write_line(f"run file: {self._writer.path}")
 
 
-def _read_manifest(path: Path) -> list[str]:
+def _read_manifest(path: Path) -> dict[str, dict[str, str]]:
     try:
-        keys = path.read_text(encoding="utf-8").split()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the manifest {path} cannot be read: {error}") from error
-    for key in keys:
-        parse_key(key)
-    return keys
+    found = {}
+    for number, line in enumerate(lines, 1):
+        key, _, fields = line.partition("\t")
+        if not key:
+            continue
+        named = dict(zip(("suite", "rule", "id"), check_key(key).split("/"), strict=True))
+        try:
+            found[key] = {**named, **json.loads(fields or "{}")}
+            unmeasured(found[key], "missing")
+        except (ValueError, TypeError) as error:
+            raise UsageError(
+                f"the manifest {path}, line {number}: {fields!r} are no fields of a case: {error}"
+            ) from error
+    return found

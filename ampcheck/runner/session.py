@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from ampcheck import reproduce, samples
 from ampcheck.checks.cases import compiled_cases, database_cases, executors, op_cases, smoke
-from ampcheck.checks.parity import there
+from ampcheck.checks.parity import simulate_cuda
 from ampcheck.checks.scenario import Amp
 from ampcheck.compilers.kinds import quiet
 from ampcheck.devices.base import Device
@@ -23,7 +23,7 @@ from ampcheck.devices.registry import known, select
 from ampcheck.errors import CheckFailure, Unsupported, UsageError, one_line
 from ampcheck.observe.isolation import reset
 from ampcheck.runner import causes, summary
-from ampcheck.runner.deviations import JIT, KERNELS, SHARED, Deviation, Waivers, waive
+from ampcheck.runner.deviations import JIT, KERNELS, SHARED, Deviation, KnownDeviations, after_deviations
 from ampcheck.runner.outcome import mark, raised, status_of
 from ampcheck.runner.results import RED, Result
 from ampcheck.runner.runlog import Choice
@@ -31,7 +31,6 @@ from ampcheck.samples import op_database
 from ampcheck.spec.case import GRADIENT, Case
 from ampcheck.spec.dtypes import LOW
 from ampcheck.spec.executors import EXECUTORS
-from ampcheck.spec.ids import executor_of, rule_of
 from ampcheck.spec.rules import RULES
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
@@ -63,8 +62,8 @@ class Session:
             raise UsageError("--smoke and --nightly exclude each other: one runs a few cases, the other more than all")
         self.modules = tuple(option.device_module)
         self.devices = select(option.device, option.device_module)
-        self.waivers = Waivers(self.devices, option.deviations, tuple(known(self.modules)))
-        self.unwaive = bool(option.unwaive)
+        self.deviations = KnownDeviations(self.devices, option.deviations, tuple(known(self.modules)))
+        self.without_deviations = bool(option.no_deviations)
         self.names: list[str] = []
         self.chosen = ""
         """How many cases a smoke run chose of how many; "" for another run."""
@@ -83,18 +82,22 @@ class Session:
         self._arguments = [config.invocation_params.dir / str(argument) for argument in config.args]
         self._root: Path | None = None
         self._unmade: list[Device] = []
+        self._nodes: dict[str, str] = {}
+        """The node id of each case, by key."""
 
     # ---- cases
 
     def generate(self, metafunc: pytest.Metafunc, marker: pytest.Mark) -> None:
         """Parametrize a suite function over its cases on the chosen devices."""
-        rule = rule_of(metafunc.module.__name__.rpartition(".")[2])
-        self._root = Path(metafunc.module.__file__ or "").resolve().parent.parent
+        rule = _rule(metafunc.definition, marker)
+        suite = _suite(Path(metafunc.module.__file__ or "").resolve())
+        self._root = suite.parent
         if self._rules and rule not in self._rules:
             metafunc.parametrize("case" if marker.name == "op_cases" else "amp", [])
         elif marker.name == "op_cases":
-            suite = Path(metafunc.module.__file__ or "").parent.name
-            pairs = [(case, d) for d in self.devices for case in self._cases(d, suite, marker) if self._wanted(case)]
+            pairs = [
+                (case, d) for d in self.devices for case in self._cases(d, suite.name, marker) if self._wanted(case)
+            ]
             metafunc.parametrize(("case", "device"), pairs, ids=[case.id for case, _ in pairs])
         else:
             amps = [
@@ -132,26 +135,28 @@ class Session:
             case = params["case"]
         elif isinstance(params.get("amp"), tuple):
             device, dtype = params["amp"]
-            variant = function.callspec.id.removesuffix(f"{dtype}-{device.token}").rstrip("-")
             name = function.originalname.removeprefix("test_")
-            rule = rule_of(item.path.stem)
-            words = variant.split("-")
-            executor = executor_of(words)
-            variant = "-".join(word for word in words if word != executor)
-            case = Case(item.path.parent.name, rule, name, "", variant, dtype, device.name, device.token, executor)
+            executor = str(params.get("executor", ""))
+            # pytest's label for the parameters of the scenario, of which the executor is a field of the case.
+            label = function.callspec.id.removesuffix(f"{dtype}-{device.token}").rstrip("-")
+            variant = "-".join(word for word in label.split("-") if word != executor)
+            rule = _rule(item, item.get_closest_marker("scenario"))
+            case = Case(_suite(item.path).name, rule, name, "", variant, dtype, device.name, device.token, executor)
         else:
             return
+        if self._nodes.setdefault(case.key, item.nodeid) != item.nodeid:
+            raise UsageError(f"{item.nodeid} and {self._nodes[case.key]} are both {case.key}")
         item.stash[_CASE] = case
+        item.extra_keyword_matches.add(case.rule)  # for -k, whatever the file is called
         self.names.append(case.name)
 
     def knows(self, item: pytest.Item) -> bool:
         """Whether an item is a case."""
         return _CASE in item.stash
 
-    def key(self, item: pytest.Item) -> str:
-        """The name across runs of an item that is a case."""
-        case = item.stash[_CASE]
-        return f"{case.suite}/{case.rule}/{case.id}"
+    def found(self, items: list[pytest.Item]) -> dict[str, dict[str, str]]:
+        """The fields of items that are cases, by key; see `ampcheck.runner.runlog.Found`."""
+        return {item.stash[_CASE].key: {**item.stash[_CASE].fields(), "node": item.nodeid} for item in items}
 
     def drop_empty(self, items: list[pytest.Item]) -> None:
         """Leave out the placeholders pytest makes for a function without cases: absent is not skipped."""
@@ -175,7 +180,7 @@ class Session:
 
     def left_out(self, items: list[pytest.Item]) -> list[pytest.Item]:
         """The cases among some items that another shard runs, or that were not red."""
-        return [item for item in items if self.knows(item) and not self.choice.has(self.key(item))]
+        return [item for item in items if self.knows(item) and not self.choice.has(item.stash[_CASE].key)]
 
     def _kept(self, item: pytest.Item, nightly: bool) -> bool:
         """Whether an item is of a chosen executor and of one that takes its device's programs."""
@@ -196,7 +201,7 @@ class Session:
         files = [device.deviations for device in others if device.deviations]
         nightly = [c.name for d in self.devices if not d.database for c in database_cases(d)]
         nightly += [c.name for d in self.devices for rule in RULES for c in compiled_cases(d, rule, nightly=True)]
-        return self.waivers.stale(
+        return self.deviations.stale(
             [*self.names, *self._at_night, *nightly], unjudged=[*files, SHARED, JIT, KERNELS] if self._named else files
         )
 
@@ -212,7 +217,7 @@ class Session:
             device, dtype = given["amp"]
             amp = given["amp"] = Amp(device, dtype)
         while self._unmade:  # autograd knows the devices there are at its first backward pass, and none made later
-            with self._unmade.pop().running():
+            with self._unmade.pop().activate():
                 pass
         if (reason := self._device[case.device].without_autograd) and RULES[case.rule].autograd:
             raise Unsupported(reason)
@@ -224,9 +229,9 @@ class Session:
                 for text in _OP_WARNINGS:
                     warnings.filterwarnings("ignore", text)
                 if amp:
-                    stack.enter_context(self._device[case.device].running())
+                    stack.enter_context(self._device[case.device].activate())
                 if amp and case.executor:
-                    stack.enter_context(there(self._device[case.device]))
+                    stack.enter_context(simulate_cuda(self._device[case.device]))
                     stack.enter_context(quiet())
                 try:
                     yield
@@ -255,7 +260,7 @@ class Session:
                 status = "fail" if status in ("broken", "unsupported") else status
                 message = "\n".join([*noted, message])
                 differences = [*noted, *differences]
-        shown, why, entries = self._waive(status, message, differences, case)
+        shown, why, entries = self._after_deviations(status, message, differences, case)
         details = {}
         if shown != "pass":
             details = self.details(item, message or why)
@@ -267,15 +272,7 @@ class Session:
             details["cause"] = causes.text(shown, message or why, case.rule, op, error)
             details["traceback"] = causes.trimmed(error) if error is not None else ""
         result = Result(
-            id=case.id,
-            suite=case.suite,
-            rule=case.rule,
-            op=case.op,
-            sample=case.sample,
-            inputs=case.inputs,
-            amp=case.amp,
-            device=case.device,
-            executor=case.executor,
+            **case.fields(),
             status=shown,
             seconds=round(call.duration, 5),
             deviation=", ".join(entry.id for entry in entries),
@@ -287,13 +284,15 @@ class Session:
             item.user_properties.append(("cause", result.cause))
         mark(report, shown, why, summary.text(result, why))
 
-    def _waive(
+    def _after_deviations(
         self, status: str, message: str, differences: list[str], case: Case
     ) -> tuple[str, str, tuple[Deviation, ...]]:
         """Return the status after deviations, the reason to show for it, and the deviations it is about."""
         if status == "unsupported":
             return status, message, ()
-        return waive(status, differences, [] if self.unwaive else self.waivers.of(case.device, case.name))
+        return after_deviations(
+            status, differences, [] if self.without_deviations else self.deviations.of(case.device, case.name)
+        )
 
     def details(self, item: pytest.Item, message: str) -> dict[str, str]:
         """The fields of a result that say what happened to a case and how to reproduce it.
@@ -331,6 +330,25 @@ class Session:
         return reproduce.of_scenario(
             function.function, device, DTYPES[case.amp], given, self.modules, ran=bool(message)
         )
+
+
+def _suite(path: Path) -> Path:
+    """The folder of the suite that a file is in, perhaps in a folder of that one."""
+    return next((folder for folder in path.parents if folder.parent.name == "suites"), path.parent)
+
+
+def _rule(definition: Any, marker: Any) -> str:
+    """The rule of a suite function: that of its op cases, or what the marker `rule` of its file says.
+
+    Raises pytest.UsageError where a scenario has none.
+    """
+    if marker.name != "op_cases":
+        marker = definition.get_closest_marker("rule")
+    if marker is None:
+        raise pytest.UsageError(
+            f"{definition.nodeid} is of no rule: its file needs pytestmark = pytest.mark.rule(NAME)"
+        )
+    return str(marker.args[0])
 
 
 def _function(item: pytest.Item) -> pytest.Function:

@@ -29,7 +29,7 @@ _SHAPES = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SuggestedEntry:
     """A suggested deviation. `message`: the first line of one of its failures; `count`: how many cases it is for."""
 
     id: str
@@ -44,7 +44,7 @@ class Entry:
 class Suggestion:
     """Entries, that for most cases first, and a sentence for each red case that none of them can speak of."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[SuggestedEntry, ...]
     left: tuple[str, ...]
 
 
@@ -60,7 +60,7 @@ def suggest(run: Run, devices: Collection[str] = ()) -> Suggestion:
             raise UsageError(f"{run.path} has no case of device {name!r}; it has {', '.join(there) or 'none'}")
     mine = [result for result in results if not devices or result.device in devices]
     left = [
-        f"{r.key}: {r.status}; only a failure can be waived"
+        f"{r.key}: {r.status}; only a failure can be a known deviation"
         for r in mine
         if r.status in ("broken", "error", "crash", "timeout")
     ]
@@ -82,7 +82,7 @@ def suggest(run: Run, devices: Collection[str] = ()) -> Suggestion:
             )
         else:
             groups.setdefault((result.device, of(result)), []).append(result)
-    entries: list[Entry] = []
+    entries: list[SuggestedEntry] = []
     taken: Counter[str] = Counter()
     for (device, _), found in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
         raises, members = _described(found)
@@ -91,7 +91,7 @@ def suggest(run: Run, devices: Collection[str] = ()) -> Suggestion:
         taken[label] += 1
         unique = label if taken[label] == 1 else f"{label}-{taken[label]}"
         first = members[0].message.partition("\n")[0]
-        entries.append(Entry(unique, device, _of_rules(members, results), raises, first, len(members)))
+        entries.append(SuggestedEntry(unique, device, _of_rules(members, results), raises, first, len(members)))
     return Suggestion(tuple(entries), tuple(left))
 
 

@@ -17,9 +17,9 @@ from typing import TypeVar
 import pytest
 
 from ampcheck.checks import parity
-from ampcheck.checks.backward import check_gradients
-from ampcheck.checks.forward import check_op
-from ampcheck.checks.op_database import check_database
+from ampcheck.checks.backward import check_backward
+from ampcheck.checks.forward import check_forward
+from ampcheck.checks.op_database import check_op_database
 from ampcheck.checks.scenario import Amp, scenario
 from ampcheck.devices.base import Device
 from ampcheck.errors import CheckFailure
@@ -50,8 +50,8 @@ def check(case: Case, device: Device) -> None:
     if case.executor:
         differences = parity.check(case, device)
     elif case.suite == "autograd":
-        differences = check_gradients(case, device)
+        differences = check_backward(case, device)
     else:
-        differences = check_database(case, device) if case.sample == SAMPLE else check_op(case, device)
+        differences = check_op_database(case, device) if case.sample == SAMPLE else check_forward(case, device)
     if differences:
         raise CheckFailure(differences)

@@ -32,7 +32,7 @@ def by_name(name: str) -> str:
     """Return the path of a suite, or of a file of one, from its module name; "" where there is none.
 
     "ampcheck.suites.eager" is a folder. A node id may follow the name of a file:
-    "ampcheck.suites.eager.test_promote::test_promote".
+    "ampcheck.suites.eager.test_ops::test_promote".
     """
     module, colons, rest = name.partition("::")
     head, *parts = module.removeprefix("ampcheck.").split(".")
@@ -45,7 +45,7 @@ def by_name(name: str) -> str:
 
 def names() -> list[str]:
     """The suites there are."""
-    return sorted(path.name for path in folder().iterdir() if any(path.glob("test_*.py")))
+    return sorted(path.name for path in folder().iterdir() if any(path.rglob("test_*.py")))
 
 
 def command(args: argparse.Namespace) -> list[str]:
@@ -67,8 +67,8 @@ def command(args: argparse.Namespace) -> list[str]:
         out += ["-k", args.keyword]
     if args.manifest is not None:
         out += [f"--manifest={args.manifest}"]
-    if args.unwaive:
-        out += ["--unwaive"]
+    if args.no_deviations:
+        out += ["--no-deviations"]
     if args.smoke:
         out += ["--smoke"]
     if args.nightly:

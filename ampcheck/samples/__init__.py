@@ -1,4 +1,4 @@
-"""Sample inputs per overload, one file per family. `docs/add_an_op.md` says how to add one."""
+"""Sample inputs per overload, one file per family. `docs/contributing.md` says how to add one."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ SAMPLE = "database"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DatabaseRow:
     """A line of the file; lists are separated by blanks."""
 
     op: str
@@ -40,23 +40,23 @@ class Row:
     torch: str
 
 
-COLUMNS = tuple(field.name for field in fields(Row))
+COLUMNS = tuple(field.name for field in fields(DatabaseRow))
 
 
 @cache
-def rows(version: str | None = None) -> dict[str, Row]:
+def rows(version: str | None = None) -> dict[str, DatabaseRow]:
     """The lines of a torch minor version, by op; of the installed one where none is given."""
     wanted = version or minor(torch.__version__)
     return {row.op: row for row in read() if row.torch == wanted}
 
 
-def read() -> list[Row]:
+def read() -> list[DatabaseRow]:
     """The lines of every version."""
     with FILE.open(newline="", encoding="utf-8") as file:
         reader = csv.reader(file)
         if tuple(next(reader, ())) != COLUMNS:
             raise ValueError(f"{FILE.name}: the first line must be {','.join(COLUMNS)}")
-        return [Row(*line) for line in reader]
+        return [DatabaseRow(*line) for line in reader]
 
 
 @cache

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from zlib import crc32
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.samples.describe import Sample, TensorArg, map_leaves
+from ampcheck.samples.torch_private import disable_current_modes
 from ampcheck.spec.torch_dtypes import DTYPES
 
 Shape = tuple[int, ...]
@@ -117,7 +117,7 @@ are for integers: uniform in [0, high), 0 … n-1, and LU pivots 1 … n."""
 
 
 @lru_cache(maxsize=4096)
-@_disable_current_modes()  # what a virtual device is entered with would make a fake tensor, which others would get
+@disable_current_modes()  # what a virtual device is entered with would make a fake tensor, which others would get
 def host_values(arg: TensorArg, position: int) -> torch.Tensor:
     """The values of an argument on the CPU: float64, or its own dtype where that is not floating. Not to be changed.
 

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import torch
 
 from ampcheck.errors import UsageError
+from ampcheck.samples.torch_private import TESTING, ScriptFunction, ScriptMethod
 
 
 @cache
@@ -23,7 +24,7 @@ def internal(name: str) -> ModuleType:
     Imported plainly it forbids setting `torch.backends` flags, wraps calls of scripted functions, and loads a
     hypothesis profile of its own. Raises UsageError where a package it needs is not installed.
     """
-    scripted = (torch._C.ScriptFunction, torch._C.ScriptMethod)
+    scripted = (ScriptFunction, ScriptMethod)
     calls = [kind.__call__ for kind in scripted]
     try:
         with (
@@ -32,9 +33,9 @@ def internal(name: str) -> ModuleType:
             _absent("hypothesis"),  # PyTorch's test library goes on without it
         ):
             warnings.simplefilter("ignore")
-            return import_module(f"torch.testing._internal.{name}")
+            return import_module(f"{TESTING}.{name}")
     except ImportError as error:
-        raise UsageError(f"torch.testing._internal.{name} cannot be imported: {error}") from error
+        raise UsageError(f"{TESTING}.{name} cannot be imported: {error}") from error
     finally:
         for kind, call in zip(scripted, calls, strict=True):
             kind.__call__ = call  # type: ignore[method-assign]  # as it was before the import

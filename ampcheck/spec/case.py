@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
-from ampcheck.spec.ids import case_id, named
+from ampcheck.spec.ids import case_id
 
 AROUND = "around"
 """The sample of a compiled case whose region is around the compiled function, not inside."""
@@ -18,10 +18,10 @@ GRADIENT = "-grad"
 class Case:
     """One thing to run and check.
 
-    `suite`: eager, jit, autograd or scaler. `rule`: the suite's file. `op`: an overload, or the name of a scenario.
-    `sample`: "" for the op's main sample. `inputs`: the dtype assignment, as `ampcheck.spec.ids.assign` reads it.
-    `amp`: the region's dtype. `device`: the device's name on the command line, `token` its name in ids. `executor`:
-    what runs it, a name of `ampcheck.spec.executors`; "" for a suite that runs everything in one way.
+    `suite`: eager, jit, autograd or scaler. `rule`: a name of `ampcheck.spec.rules`. `op`: an overload, or the name of
+    a scenario. `sample`: "" for the op's main sample. `inputs`: the dtype assignment, as `ampcheck.spec.ids.assign`
+    reads it. `amp`: the region's dtype. `device`: the device's name on the command line, `token` its name in ids.
+    `executor`: what runs it, a name of `ampcheck.spec.executors`; "" for a suite that runs everything in one way.
     """
 
     suite: str
@@ -39,6 +39,21 @@ class Case:
         return case_id(self.op, self.sample, self.inputs, self.amp, self.token, self.executor)
 
     @property
+    def key(self) -> str:
+        """Its name across runs: `suite/rule/id`."""
+        return f"{self.suite}/{self.rule}/{self.id}"
+
+    @property
     def name(self) -> str:
-        """What deviations call it: `rule/id`, but `suite/rule/id` where it has an executor."""
-        return named(self.suite, self.rule, self.id, self.executor)
+        """What deviations call it; see `deviation_name`."""
+        return deviation_name(self.suite, self.rule, self.id, self.executor)
+
+    def fields(self) -> dict[str, str]:
+        """The fields of a result that are known before the case runs, without empty ones. JSON, for other processes."""
+        known = {name: value for name, value in asdict(self).items() if value and name != "token"}
+        return {"id": self.id, **known}
+
+
+def deviation_name(suite: str, rule: str, case: str, executor: str) -> str:
+    """What deviations call a case: `rule/id` in every suite, but `suite/rule/id` for one with an executor."""
+    return f"{suite}/{rule}/{case}" if executor else f"{rule}/{case}"

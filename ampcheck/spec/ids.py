@@ -1,19 +1,18 @@
-"""Case ids: one function makes them, one takes the dtype assignment out of them again.
+"""Case ids, dtype assignments and shards.
 
 `op-inputs-amp-device`, e.g. `atan2-fp32_bf16-bf16-cpu`. A sample other than an op's main one stands behind a plus sign:
 `mm+method-fp32-bf16-cpu`. An executor stands before the region's dtype:
-`mm-fp32-dynamo-bf16-cpu`. Ids are stable: a published run can be compared with one made years later.
+`mm-fp32-dynamo-bf16-cpu`. An id is a label: what it says is in the fields of the case, too. Ids are stable: a published
+run can be compared with one made years later.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
 from ampcheck.errors import UsageError
-from ampcheck.spec.executors import EXECUTORS
 
 MAX_LENGTH = 79
 _SHELL_SAFE = re.compile(r"[A-Za-z0-9_.+-]+")
@@ -73,57 +72,6 @@ def one_off(base: str, other: str, position: int, count: int) -> str:
     return f"{base}_{other}at{position}"
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
-    """A case as far as its name tells: `id`, and the parts of it."""
-
-    suite: str
-    rule: str
-    id: str
-
-    @property
-    def key(self) -> str:
-        """Its name across runs: `suite/rule/id`."""
-        return f"{self.suite}/{self.rule}/{self.id}"
-
-    @property
-    def name(self) -> str:
-        """What deviations call it."""
-        return named(self.suite, self.rule, self.id, self.fields()["executor"])
-
-    def fields(self) -> dict[str, str]:
-        """The fields of a result that the name tells. The device is the id's token."""
-        head, *middle, amp, device = self.id.split("-") if self.id.count("-") >= 2 else (self.id, "", "")
-        op, _, sample = head.partition("+")
-        executor = executor_of(middle)
-        return {
-            "id": self.id,
-            "suite": self.suite,
-            "rule": self.rule,
-            "op": op,
-            "sample": sample,
-            "inputs": "-".join(word for word in middle if word != executor),
-            "amp": amp,
-            "device": device,
-            "executor": executor,
-        }
-
-
-def executor_of(words: Sequence[str]) -> str:
-    """The executor among the words of an id, or ""."""
-    return next((word for word in words if word in EXECUTORS), "")
-
-
-def named(suite: str, rule: str, case: str, executor: str) -> str:
-    """What deviations call a case: `rule/id` in every suite, but `suite/rule/id` for one with an executor."""
-    return f"{suite}/{rule}/{case}" if executor else f"{rule}/{case}"
-
-
-def rule_of(stem: str) -> str:
-    """The rule of a suite file, given its name without ".py": `test_cache` and `test_cache__results` are of `cache`."""
-    return stem.removeprefix("test_").partition("__")[0]
-
-
 _SHARD = re.compile(r"(\d+)/(\d+)")
 
 
@@ -150,26 +98,9 @@ class Shard:
         return f"{self.number}/{self.count}"
 
 
-_NODE = re.compile(r"(?:.*/)?(?P<suite>\w+)/(?P<stem>test_\w+)\.py::test_(?P<name>\w+)\[(?P<params>.+)\]")
-
-
-def parse_node(node: str) -> Parsed:
-    """The case of a pytest node id. A scenario's id is its function's name and its parameters, the executor last."""
-    match = _NODE.fullmatch(node)
-    if match is None:
-        raise ValueError(f"{node!r} is no node id of a case")
-    rule = rule_of(match["stem"])
-    words = match["params"].split("-")
-    if (executor := executor_of(words[:-2])) and words[-3] != executor:
-        words.remove(executor)
-        words.insert(-2, executor)
-    own = match["name"] == rule
-    return Parsed(match["suite"], rule, "-".join(words if own else [match["name"], *words]))
-
-
-def parse_key(key: str) -> Parsed:
-    """The case of a key `suite/rule/id`. Raises UsageError for another form."""
+def check_key(key: str) -> str:
+    """Return a case's key. Raises UsageError for a text of another form than `suite/rule/id`."""
     parts = key.split("/")
     if len(parts) != 3 or not all(parts):
         raise UsageError(f"{key!r} is no case; a case is written suite/rule/id")
-    return Parsed(*parts)
+    return key

@@ -4,7 +4,7 @@ The tables lie beside this file, one CSV per torch minor version: `key,overload,
 names the library a build must have ("cudnn", "miopen"), else empty. `verified`: "run" where the casts were seen on that
 version, "dispatcher" where its dispatcher lists the registration, "source" where it was read only (in the sources, or
 in the headers and symbols of a published wheel), "assumed" where it could not be read and is taken over from the newest
-table. `source` says where the registration stands in PyTorch. `tests/test_spec_policies.py` holds the installed
+table. `source` says where the registration stands in PyTorch. `tests/spec/test_policies.py` holds the installed
 version's table against the live dispatcher.
 """
 
@@ -26,7 +26,7 @@ KEYS = ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS", "AutocastMT
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PolicyRow:
     """One registration: `policy` is one of `ampcheck.spec.casting.POLICIES`."""
 
     key: str
@@ -37,7 +37,7 @@ class Row:
     source: str
 
 
-COLUMNS = tuple(field.name for field in fields(Row))
+COLUMNS = tuple(field.name for field in fields(PolicyRow))
 VERIFIED = ("run", "dispatcher", "source", "assumed")
 
 _MINOR = re.compile(r"(\d+)\.(\d+)(?!\d)")
@@ -74,7 +74,7 @@ def _numbers(version: str) -> tuple[int, int]:
 
 
 @cache
-def rows(version: str) -> tuple[Row, ...]:
+def rows(version: str) -> tuple[PolicyRow, ...]:
     """Every row of the table of a torch minor version.
 
     Raises ValueError where there is no such table, or where a row is malformed, names an unknown key, policy or
@@ -83,7 +83,7 @@ def rows(version: str) -> tuple[Row, ...]:
     path = TABLES / f"torch-{version}.csv"
     if not path.exists():
         raise ValueError(f"no policy table for torch {version}; there are {', '.join(versions())}")
-    out: dict[tuple[str, str], Row] = {}
+    out: dict[tuple[str, str], PolicyRow] = {}
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.reader(file)
         if tuple(next(reader, ())) != COLUMNS:
@@ -92,14 +92,14 @@ def rows(version: str) -> tuple[Row, ...]:
             where = f"{path.name} line {reader.line_num}"
             if len(line) != len(COLUMNS):
                 raise ValueError(f"{where} has {len(line)} fields instead of {len(COLUMNS)}")
-            row = Row(*line)
+            row = PolicyRow(*line)
             _check(row, where)
             if out.setdefault((row.key, row.overload), row) is not row:
                 raise ValueError(f"{where} repeats {row.key} {row.overload}")
     return tuple(out.values())
 
 
-def _check(row: Row, where: str) -> None:
+def _check(row: PolicyRow, where: str) -> None:
     if not row.overload:
         raise ValueError(f"{where} names no overload")
     for what, value, known in (

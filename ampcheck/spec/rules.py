@@ -1,7 +1,7 @@
 """The rules: what PyTorch promises of autocast, one name and one sentence each.
 
-A rule's name is the name of its file in every suite, so `pytest suites -k promote` runs the rule everywhere. A long
-one has several files there: `test_<rule>.py` and `test_<rule>__<part>.py`.
+Each case of the suites names its rule, so `pytest suites -k promote` runs the rule everywhere. In a suite, the rules
+about ops are functions of `test_ops.py`, held equal to this list by a test; every other rule is a file or a folder.
 """
 
 from __future__ import annotations

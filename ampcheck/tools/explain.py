@@ -12,7 +12,6 @@ from difflib import get_close_matches
 from functools import cache, reduce
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ampcheck import samples
 from ampcheck.checks.cases import floating_count, op_cases
@@ -21,7 +20,9 @@ from ampcheck.errors import UsageError
 from ampcheck.observe.dispatcher import live_registrations
 from ampcheck.observe.recorder import overload as callable_of
 from ampcheck.observe.recorder import tensors
-from ampcheck.runner.deviations import Deviation, Waivers
+from ampcheck.observe.torch_private import FakeTensorMode
+from ampcheck.register.torch_private import op_names
+from ampcheck.runner.deviations import Deviation, KnownDeviations
 from ampcheck.samples.describe import Sample, TensorArg, leaves, map_leaves
 from ampcheck.spec.casting import Expectation, Leaf, expect
 from ampcheck.spec.dtypes import is_floating
@@ -42,7 +43,7 @@ class Resolved:
 @cache
 def _aten() -> frozenset[str]:
     """Every aten overload of this torch, without the namespace; `mm` for the default one."""
-    names = torch._C._dispatch_get_all_op_names()
+    names = op_names()
     return frozenset(
         name.removeprefix("aten::").removesuffix(".default") for name in names if name.startswith("aten::")
     )
@@ -234,9 +235,9 @@ def deviations(overload: str, policy: str, devices: Iterable[Device]) -> dict[De
     """The known deviations that speak of cases of an overload on some devices, with how many cases."""
     out: dict[Deviation, int] = {}
     for device in devices:
-        waivers = Waivers([device])
+        deviations = KnownDeviations([device])
         for case in op_cases(device, policy, only=overload):
-            for found in waivers.of(device.name, case.name):
+            for found in deviations.of(device.name, case.name):
                 out[found] = out.get(found, 0) + 1
     return out
 

@@ -69,7 +69,7 @@ def registrations(device: Device) -> frozenset[str]:
 
 def _warm_up(device: Device, overloads: Iterable[str]) -> None:
     """Call each op once by a name in Python: deprecated ops warn once, and where only C++ called them, on stderr."""
-    with warnings.catch_warnings(), device.running():
+    with warnings.catch_warnings(), device.activate():
         warnings.simplefilter("ignore")
         for overload in overloads:
             op = samples.catalogue()[overload]
@@ -81,7 +81,7 @@ def _warm_up(device: Device, overloads: Iterable[str]) -> None:
 
 def _enters(device: Device, overload: str, entered: set[tuple[str, str]]) -> bool:
     for case in op_cases(device, device.policies()[overload], only=overload):
-        with device.running(), warnings.catch_warnings():
+        with device.activate(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             todo = plan(case, device)
             seen = watch(case, device, todo)

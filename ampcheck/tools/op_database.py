@@ -14,25 +14,25 @@ import torch
 
 from ampcheck.errors import UsageError
 from ampcheck.observe.recorder import observe
-from ampcheck.samples.op_database import COLUMNS, FILE, Row, database, read, rows, samples
+from ampcheck.samples.op_database import COLUMNS, FILE, DatabaseRow, database, read, rows, samples
 from ampcheck.spec.policies import minor
 from ampcheck.spec.torch_dtypes import DTYPES
 
 _DTYPES = ("fp32", "bf16", "fp16", "int64", "bool", "complex64")
 
 
-def current() -> list[Row]:
+def current() -> list[DatabaseRow]:
     """The lines the installed torch's database asks for, sorted."""
     found = (_row(info) for info in database().values())
     return sorted((row for row in found if row is not None), key=lambda row: row.op)
 
 
-def _row(info: Any) -> Row | None:
+def _row(info: Any) -> DatabaseRow | None:
     dtypes = _dtypes(info)
     overloads = _overloads(info, dtypes[0]) if dtypes else None
     if overloads is None:
         return None
-    return Row(info.full_name, " ".join(dtypes), " ".join(overloads), minor(torch.__version__))
+    return DatabaseRow(info.full_name, " ".join(dtypes), " ".join(overloads), minor(torch.__version__))
 
 
 def _dtypes(info: Any) -> list[str]:

@@ -19,11 +19,12 @@ import torch
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError
 from ampcheck.observe.kernel_override import recording, replaceable
+from ampcheck.register.torch_private import nn_functions
 from ampcheck.samples.torch_testing import internal
 from ampcheck.tools.kernel_coverage import Entered, registrations
+from ampcheck.tools.torch_private import linalg_functions
 
-_C: Any = torch._C  # its stubs do not know every submodule
-_PLACES: dict[str, Any] = {"torch": torch, "nn": _C._nn, "linalg": _C._linalg, "methods": None}
+_PLACES: dict[str, Any] = {"torch": torch, "nn": nn_functions, "linalg": linalg_functions, "methods": None}
 
 # What the third element of a list's rows is to the file that runs them: keyword arguments, a flag to leave the row
 # out, the arguments for float16, the dtype of the output, or the module. einsum's row has its tensors where
@@ -59,7 +60,7 @@ _XPU_LEFT_OUT = ("gru_cell", "lstm_cell")  # test_xpu.py names them as not imple
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ListedCall:
     """One call of a list: a function of `module` and a method of Tensor, whichever there are, in a region of `amp`."""
 
     op: str
@@ -78,7 +79,7 @@ class Entry:
                 getattr(self.args[0], self.op)(*self.args[1:], **self.kwargs)
 
 
-def entries(device: Device) -> list[Entry]:
+def entries(device: Device) -> list[ListedCall]:
     """The calls PyTorch's files make on a device's type; none where no file runs the lists on it.
 
     The device must be entered. Raises UsageError where this torch has no such lists.
@@ -91,7 +92,7 @@ def entries(device: Device) -> list[Entry]:
         torch.manual_seed(0)
         lists = made(torch.device(device.type))
     wanted = {"cpu": _CPU, "cuda": _CUDA, "xpu": _XPU}[device.type]
-    out: list[Entry] = []
+    out: list[ListedCall] = []
     for name, third in wanted.items():
         if not hasattr(lists, name):
             raise UsageError(f"the autocast lists of torch {torch.__version__} have no list {name}")
@@ -100,11 +101,11 @@ def entries(device: Device) -> list[Entry]:
     return out
 
 
-def _entries(row: tuple[Any, ...], module: Any, third: str, device_type: str) -> Iterator[Entry]:
+def _entries(row: tuple[Any, ...], module: Any, third: str, device_type: str) -> Iterator[ListedCall]:
     op, args, *rest = row
     if third == "fp16 arguments":
-        yield Entry(op, args, {}, module, "bf16")
-        yield Entry(op, rest[0], {}, module, "fp16")
+        yield ListedCall(op, args, {}, module, "bf16")
+        yield ListedCall(op, rest[0], {}, module, "fp16")
         return
     if third == "skip" and rest and (rest[0] or device_type == "xpu"):
         return
@@ -113,7 +114,7 @@ def _entries(row: tuple[Any, ...], module: Any, third: str, device_type: str) ->
     kwargs = rest[0] if third == "kwargs" and rest else {}
     where = rest[0] if third == "module" else module
     for amp in ("bf16", "fp16") if device_type == "cpu" or third == "skip" else ("fp16",):
-        yield Entry(op, args, kwargs, where, amp)
+        yield ListedCall(op, args, kwargs, where, amp)
 
 
 def by_upstream_lists(devices: Iterable[Device], progress: Callable[[str], None] = lambda text: None) -> list[Entered]:
@@ -125,7 +126,7 @@ def by_upstream_lists(devices: Iterable[Device], progress: Callable[[str], None]
     out = []
     for device in devices:
         registered = registrations(device)
-        with device.running():
+        with device.activate():
             calls = entries(device)
             if calls and not replaceable(device.key):
                 raise UsageError(f"the kernels of {device.key} cannot be replaced by a recorder")

@@ -36,7 +36,7 @@ class Culprit:
 Skip: TypeAlias = tuple[float, tuple[Culprit, ...]]
 
 
-class Step:
+class WatchedStep:
     """One `scaler.step(optimizer)`. `number`: from 1 on, over all optimizers of the watch. `optimizer`: its name."""
 
     def __init__(self, number: int, optimizer: str, settle: Callable[[], Skip | None] | None) -> None:
@@ -98,8 +98,8 @@ class Watch:
     `steps`: the last ones, oldest first. What was seen stays after the end.
     """
 
-    def __init__(self, scaler: GradScaler, tell: Callable[[Step], object] | None, keep: int) -> None:
-        self.steps: deque[Step] = deque(maxlen=keep)
+    def __init__(self, scaler: GradScaler, tell: Callable[[WatchedStep], object] | None, keep: int) -> None:
+        self.steps: deque[WatchedStep] = deque(maxlen=keep)
         self._scaler = scaler
         self._tell = tell
         self._number = 0
@@ -132,12 +132,12 @@ class Watch:
         self._counted.clear()
 
     @property
-    def last(self) -> Step | None:
+    def last(self) -> WatchedStep | None:
         """The last step; None before the first one."""
         return self.steps[-1] if self.steps else None
 
     @property
-    def skipped(self) -> list[Step]:
+    def skipped(self) -> list[WatchedStep]:
         """Those of `steps` that were not taken."""
         return [step for step in self.steps if not step.taken]
 
@@ -190,7 +190,7 @@ class Watch:
         taken = not enabled or (bool(called) and not asks)
         self._number += 1
         name, _ = self._optimizers[id(optimizer)]
-        step = Step(self._number, name, None if taken else self._evidence(optimizer, counted, asks))
+        step = WatchedStep(self._number, name, None if taken else self._evidence(optimizer, counted, asks))
         self.steps.append(step)
         if self._tell is not None and not step.taken:
             self._tell(step)
@@ -253,7 +253,7 @@ class Watch:
 def watch(
     scaler: GradScaler,
     *given: torch.nn.Module | torch.optim.Optimizer,
-    tell: Callable[[Step], object] | None = None,
+    tell: Callable[[WatchedStep], object] | None = None,
     keep: int = 1000,
     **named: torch.nn.Module | torch.optim.Optimizer,
 ) -> Watch:

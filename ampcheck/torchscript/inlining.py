@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from ampcheck.torchscript.regions import Graph, Node
+from ampcheck.torchscript.torch_private import inline_calls, inline_fork_wait, python_code, set_autocast_pass
 
 _CALLS = ("prim::CallFunction", "prim::CallMethod")
 _CASTS = ("aten::_autocast_to_reduced_precision", "aten::_autocast_to_full_precision")
@@ -31,11 +32,11 @@ def inline(graph: Graph, methods: Mapping[str, Graph], *, own_code: bool) -> Non
         own_code: whether other names are those of this process. A loaded program brings functions of its own, which may
             be called as others here, and only PyTorch's pass finds them.
     """
-    torch._C._jit_pass_inline_fork_wait(graph)
+    inline_fork_wait(graph)
     while any([_taken_in(graph, node, methods, own_code=own_code) for node in nodes(graph)]):  # all
-        torch._C._jit_pass_inline_fork_wait(graph)
+        inline_fork_wait(graph)
     with _without_casts():
-        torch._C._jit_pass_inline(graph)
+        inline_calls(graph)
     for node in nodes(graph):
         if node.kind() in _CASTS or _says_nothing(node):
             node.output().replaceAllUsesWith(node.inputsAt(0))
@@ -57,7 +58,7 @@ def _taken_in(graph: Graph, node: Node, methods: Mapping[str, Graph], *, own_cod
         name = f"{name}.{node.s('name')}"
     code = methods.get(name)
     if code is None and (own_code or name.startswith("__torch__.torch.")):
-        function = torch.jit._state._python_cu.find_function(name)
+        function = python_code.find_function(name)
         code = function.graph if function is not None else None
     if code is None:
         return False
@@ -82,7 +83,7 @@ def _without_casts() -> Iterator[None]:
     is called elsewhere does not lose its casts there.
     """
     before = [(device, torch.is_autocast_enabled(device)) for device in ("cpu", "cuda")]
-    mode = torch._C._jit_set_autocast_mode(False)
+    mode = set_autocast_pass(False)
     for device, _ in before:
         torch.set_autocast_enabled(device, True)
     try:
@@ -90,4 +91,4 @@ def _without_casts() -> Iterator[None]:
     finally:
         for device, enabled in before:
             torch.set_autocast_enabled(device, enabled)
-        torch._C._jit_set_autocast_mode(mode)
+        set_autocast_pass(mode)

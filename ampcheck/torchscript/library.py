@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from ampcheck.torchscript import fallback
+from ampcheck.torchscript.torch_private import schemas_of
 
 FOLDER = Path(__file__).parent
 _PREFIX = "_operators-torch"
@@ -38,4 +39,4 @@ def load(folder: Path = FOLDER) -> str:
 
 def variadic() -> bool:
     """Whether the operators take any number and mixture of values, as those of the library do."""
-    return any("(...)" in str(schema) for schema in torch._C._jit_get_schemas_for_operator("amp::autocast_promote"))
+    return any("(...)" in str(schema) for schema in schemas_of("amp::autocast_promote"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import torch
-
 from ampcheck.observe.replay import CALLERS
+from ampcheck.register.torch_private import has_kernel
 from ampcheck.torchscript.regions import Node, Value
+from ampcheck.torchscript.torch_private import parse_schema
 
 _TENSORS = {"Tensor": "tensor", "Optional[Tensor]": "optional", "List[Tensor]": "list"}
 
@@ -20,7 +20,7 @@ def kind_of(value: Value) -> str | None:
 
 @cache
 def _schema(text: str) -> Any:
-    return torch._C.parse_schema(text)
+    return parse_schema(text)
 
 
 def overload(node: Node) -> str:
@@ -62,6 +62,6 @@ def _composite(schema_text: str) -> bool:
     if is_view or not any("Tensor" in str(value.type) for value in returns):
         return False
     try:
-        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeImplicitAutograd"))
+        return bool(has_kernel(full, "CompositeImplicitAutograd"))
     except RuntimeError:  # an op of the TorchScript runtime, which the dispatcher does not know
         return False

@@ -10,8 +10,18 @@ import torch
 from ampcheck.errors import UsageError
 from ampcheck.spec.policies import closest, table
 from ampcheck.torchscript.inlining import inline, take_in
-from ampcheck.torchscript.regions import IR, Graph
+from ampcheck.torchscript.regions import Graph
 from ampcheck.torchscript.rewrite import Tables, rewrite
+from ampcheck.torchscript.torch_private import (
+    BufferDict,
+    CompilationUnit,
+    ModuleDict,
+    ParameterDict,
+    clone_module,
+    function_of_graph,
+    python_code,
+    wrap_module,
+)
 
 TABLES = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 """The device types a program can be rewritten for, and the policy table of each."""
@@ -52,7 +62,7 @@ def _function(scripted: Any, tables: Tables) -> Any:
     graph = scripted.graph.copy()
     inline(graph, {}, own_code=True)
     rewrite(graph, tables)
-    return IR._create_function_from_graph(scripted.name, graph)
+    return function_of_graph(scripted.name, graph)
 
 
 def _with_defaults(scripted: Any) -> Any:
@@ -65,7 +75,7 @@ def _with_defaults(scripted: Any) -> Any:
     ]
     head = f"def {scripted.name}({', '.join(taken)}) -> {scripted.schema.returns[0].type.annotation_str}:"
     body = f"return original({', '.join(argument.name for argument in arguments)})"
-    unit = IR.CompilationUnit()
+    unit = CompilationUnit()
     unit.define(f"{head}\n    {body}\n", lambda name: scripted if name == "original" else getattr(torch, name, None))
     made = unit.find_function(scripted.name)
     take_in(made.graph, made.graph.findNode("prim::CallFunction"), scripted.graph)
@@ -74,29 +84,29 @@ def _with_defaults(scripted: Any) -> Any:
 
 def _module(scripted: Any, tables: Tables) -> Any:
     own_code = _made_here(scripted._c._type())
-    cloned = IR._hack_do_not_use_clone_module_with_class(scripted._c, [], [])
+    cloned = clone_module(scripted._c, [], [])
     _share(scripted._c, cloned)
     methods = dict(_methods(cloned))
     for graph in methods.values():  # all of them before any is rewritten: a caller takes in the code as it was
         inline(graph, methods, own_code=own_code)
     for graph in methods.values():
         rewrite(graph, tables)
-    return torch.jit._recursive.wrap_cpp_module(cloned)
+    return wrap_module(cloned)
 
 
 def _share(original: Any, cloned: Any) -> None:
     """Give a clone the tensors themselves; it was made with copies."""
-    for held in (IR.ParameterDict, IR.BufferDict):
+    for held in (ParameterDict, BufferDict):
         for name, tensor in held(original).items():
             cloned.setattr(name, tensor)
-    parts = dict(IR.ModuleDict(cloned).items())
-    for name, part in IR.ModuleDict(original).items():
+    parts = dict(ModuleDict(cloned).items())
+    for name, part in ModuleDict(original).items():
         _share(part, parts[name])
 
 
 def _made_here(type_: Any) -> bool:
     """Whether a module was scripted in this process, not loaded."""
-    here = torch.jit._state._python_cu.get_class(type_.qualified_name())
+    here = python_code.get_class(type_.qualified_name())
     return here is not None and bool(type_.isSubtypeOf(here))
 
 
@@ -105,6 +115,6 @@ def _methods(module: Any) -> Iterator[tuple[str, Graph]]:
     waiting = [module]
     while waiting:
         part = waiting.pop()
-        waiting += [child for _, child in IR.ModuleDict(part).items()]
+        waiting += [child for _, child in ModuleDict(part).items()]
         for name in part._method_names():
             yield f"{part._type().annotation_str}.{name}", part._get_method(name).graph

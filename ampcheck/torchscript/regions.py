@@ -10,25 +10,25 @@ from typing import Any, NamedTuple
 import torch
 
 from ampcheck.errors import UsageError
+from ampcheck.torchscript.torch_private import BoolType, IntType, ListType, NoneType, StringType, TensorType
 
-IR: Any = torch._C
 Value = Any
 Node = Any
 Graph = Any
-"""torch._C and its Value, Node and Graph; torch's annotations hold few of their members."""
+"""Of TorchScript; torch's annotations hold few of their members."""
 
-_INT = IR.IntType.get()
+_INT = IntType.get()
 _AUTOCAST = re.compile(r"^__torch__\.torch\.((cuda|cpu)\.)?amp\.autocast_mode\.(___torch_mangle_\d+\.)?autocast$")
 
 
-class State(NamedTuple):
+class GraphState(NamedTuple):
     """The state of one device type at a place in a program: a bool value and a dtype value."""
 
     enabled: Value
     dtype: Value
 
 
-States = dict[str, State]
+States = dict[str, GraphState]
 """By device type."""
 
 
@@ -84,7 +84,7 @@ def constant(value: Value) -> Any:
     return value.toIValue() if is_constant(value) else None
 
 
-def off(state: State) -> bool:
+def off(state: GraphState) -> bool:
     """Whether autocast is known to be disabled."""
     return constant(state.enabled) is False
 
@@ -127,7 +127,7 @@ class Builder:
         made = self.values(before, "prim::CreateObject", [], [class_])[0]
         for name, value in attributes.items():
             self.node(before, "prim::SetAttr", [made, value], []).s_("name", name)
-        enter = class_ if _AUTOCAST.match(str(class_.annotation_str)) else torch._C.NoneType.get()
+        enter = class_ if _AUTOCAST.match(str(class_.annotation_str)) else NoneType.get()
         self.node(before, "prim::Enter", [made], [enter])
         return made
 
@@ -147,14 +147,14 @@ class Builder:
             entered.append(self._entered(first, _type(_shielded), attributes))
         for device in device_types:
             name = self.constant(first, device)
-            types = [torch._C.BoolType.get(), _INT]
+            types = [BoolType.get(), _INT]
             enabled, dtype = self.values(first, "amp::autocast_ambient", [name], types)
             attributes = {"device_type": name, "enabled": enabled, "dtype": dtype}
             entered.append(self._entered(first, _type(_suspended), attributes))
-            states[device] = State(enabled, dtype)
+            states[device] = GraphState(enabled, dtype)
         last = self.graph.return_node()
         for made in reversed(entered):
-            self.node(last, "prim::Exit", [made], [torch._C.TensorType.get()])
+            self.node(last, "prim::Exit", [made], [TensorType.get()])
         return states
 
     def enter(self, node: Node, outer: States) -> States:
@@ -165,29 +165,29 @@ class Builder:
             raise UsageError(
                 f"the program has a region on {constant(device)!r}; name it in device_type, which is {tuple(outer)}"
             )
-        return {name: self._inside(node, outer, name, device, State(enabled, dtype)) for name in outer}
+        return {name: self._inside(node, outer, name, device, GraphState(enabled, dtype)) for name in outer}
 
     def dtype_of(self, node: Node, states: States, device: Value) -> Value | None:
         """The dtype of a device type; None for one that is left to the caller."""
         if is_constant(device):
             return states[constant(device)].dtype if constant(device) in states else None
         dtypes = [state.dtype for state in states.values()]
-        numbers = self.values(node, "prim::ListConstruct", dtypes, [torch._C.ListType(_INT)])
+        numbers = self.values(node, "prim::ListConstruct", dtypes, [ListType(_INT)])
         return self.values(node, "amp::autocast_dtype", [self._names(node, states), *numbers, device], [_INT])[0]
 
     def _names(self, node: Node, states: States) -> Value:
-        strings = torch._C.ListType(torch._C.StringType.get())
+        strings = ListType(StringType.get())
         return self.values(node, "prim::ListConstruct", [self.constant(node, name) for name in states], [strings])[0]
 
-    def _inside(self, node: Node, outer: States, name: str, device: Value, given: State) -> State:
+    def _inside(self, node: Node, outer: States, name: str, device: Value, given: GraphState) -> GraphState:
         supported = name != "cpu" or constant(given.dtype) in _SUPPORTED
         if is_constant(device) and constant(device) != name:
             return outer[name]
         if is_constant(device) and supported:
             return given
         inputs = [self._names(node, outer), self.constant(node, name), device, *given, *outer[name]]
-        types = [torch._C.BoolType.get(), _INT]
-        return State(*self.values(node, "amp::autocast_region", inputs, types))
+        types = [BoolType.get(), _INT]
+        return GraphState(*self.values(node, "amp::autocast_region", inputs, types))
 
     def _attribute(self, node: Node, made: Value, name: str) -> Value:
         """What a region's object holds: the value it was given where that is plain, else read when it is entered."""
@@ -200,5 +200,5 @@ class Builder:
         return read.output()
 
 
-_ATTRIBUTES = {"device": IR.StringType, "_enabled": IR.BoolType, "fast_dtype": IR.IntType}
+_ATTRIBUTES = {"device": StringType, "_enabled": BoolType, "fast_dtype": IntType}
 _SUPPORTED = (5, 15)  # float16 and bfloat16, as TorchScript numbers dtypes

@@ -15,7 +15,19 @@ from ampcheck.spec.casting import BANNED_MESSAGE
 from ampcheck.torchscript.fallback import FIXED_FORMS
 from ampcheck.torchscript.inlining import nodes
 from ampcheck.torchscript.ops import calls_others, kind_of, overload, place_of
-from ampcheck.torchscript.regions import IR, Builder, Graph, Node, State, States, Value, is_region, off
+from ampcheck.torchscript.regions import Builder, Graph, GraphState, Node, States, Value, is_region, off
+from ampcheck.torchscript.torch_private import (
+    BoolType,
+    IntType,
+    ListType,
+    NumberType,
+    OptionalType,
+    TensorType,
+    erase_shapes,
+    lint_graph,
+    pool_constants,
+    remove_dead_code,
+)
 
 _FLOAT32 = 6
 """float32, as TorchScript numbers dtypes."""
@@ -30,11 +42,11 @@ def rewrite(graph: Graph, tables: Tables) -> None:
     `tables`: what decides, by device type. Calls must have been inlined. Raises UsageError for what it cannot rewrite.
     """
     _refuse(graph)
-    torch._C._jit_pass_erase_shape_information(graph)  # a trace's dtypes are those without our casts
+    erase_shapes(graph)  # a trace's dtypes are those without our casts
     _Pass(graph, tables).run()
-    torch._C._jit_pass_dce(graph)
-    IR._jit_pass_constant_pooling(graph)
-    torch._C._jit_pass_lint(graph)
+    remove_dead_code(graph)
+    pool_constants(graph)
+    lint_graph(graph)
 
 
 _REFUSED = {
@@ -162,7 +174,7 @@ class _Pass:
     def _keep_whole(self, node: Node) -> None:
         """TorchScript makes mm and add of an addmm whose factors are known to be 1, which rounds once more."""
         place = place_of(node, "beta")
-        factor = self._build.values(node, "amp::autocast_opaque", [node.inputsAt(place)], [torch._C.NumberType.get()])
+        factor = self._build.values(node, "amp::autocast_opaque", [node.inputsAt(place)], [NumberType.get()])
         node.replaceInput(place, factor[0])
 
     def _through(self, node: Node, kind: str, leading: list[Value], *, together: bool = False) -> None:
@@ -191,7 +203,7 @@ class _Pass:
 
         Its variadic form takes them as they are, but a saved program would hold that without arguments.
         """
-        integer, tensors = torch._C.IntType.get(), torch._C.ListType(torch._C.TensorType.get())
+        integer, tensors = IntType.get(), ListType(TensorType.get())
         given = []
         for place in places:
             value = node.inputsAt(place)
@@ -221,13 +233,13 @@ class _Pass:
         given = node.inputsAt(place)
         if kind_of(given) is None and str(given.type()) == "int":
             return
-        optional = torch._C.OptionalType(torch._C.IntType.get())
+        optional = OptionalType(IntType.get())
         inputs = [*leading, node.inputsAt(0), given]
         node.replaceInput(place, self._build.values(node, "amp::autocast_opt_dtype", inputs, [optional])[0])
 
     def _append(self, node: Node, leading: list[Value]) -> Node:
         """Where the kernel would be entered the overload with a dtype runs, else the op as it is; that one's node."""
-        bool_, int_ = torch._C.BoolType.get(), torch._C.IntType.get()
+        bool_, int_ = BoolType.get(), IntType.get()
         reached = self._build.values(node, "amp::autocast_reached", [*leading, self._tensors(node)], [bool_])
         branch = self._build.node(node, "prim::If", reached, [node.output().type()])
         node.output().replaceAllUsesWith(branch.output())
@@ -249,10 +261,10 @@ class _Pass:
 
     def _tensors(self, node: Node) -> Value:
         given = [value for value in node.inputs() if kind_of(value) in ("tensor", "optional")]
-        type_ = torch._C.ListType(torch._C.OptionalType(torch._C.TensorType.get()))
+        type_ = ListType(OptionalType(TensorType.get()))
         return self._build.values(node, "prim::ListConstruct", given, [type_])[0]
 
-    def _bracket(self, node: Node, where: Value, state: State) -> None:
+    def _bracket(self, node: Node, where: Value, state: GraphState) -> None:
         """Let a node run in the region: the ops it calls, which no graph shows, follow eager autocast.
 
         Its tensors go through the operators around it, so that no optimization moves it out or merges it with another.

@@ -1,4 +1,4 @@
-"""The device virtual:npu: fake tensors that enter the autocast kernels of torch_npu; docs/npu.md."""
+"""The device virtual:npu: fake tensors that enter the autocast kernels of torch_npu; docs/your_backend.md."""
 
 from __future__ import annotations
 

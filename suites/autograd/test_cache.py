@@ -1,11 +1,21 @@
-"""Rule cache, with gradients: `ampcheck.spec.rules` says what it promises, `suites/eager/test_cache.py` where."""
+"""Rule cache, with gradients: a cached cast leads every gradient to its weight and changes none.
 
+Where a case names no source, it is `cached_cast` of aten/src/ATen/autocast_mode.cpp. How often a weight is cast,
+without gradients: `suites/eager/test_cache.py`.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
+"""
+
+from contextlib import AbstractContextManager, nullcontext
 from unittest.mock import patch
 
 import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("cache")
 
 
 @scenario(values=True)
@@ -22,7 +32,7 @@ def test_one_cast_with_gradients(amp: Amp) -> None:
 def _like_by_hand(amp: Amp, what: str, weight: torch.Tensor, by_hand: torch.Tensor) -> None:
     """The gradient is that of casts by hand, up to the dtype in which the uses were summed.
 
-    PyTorch's own devices sum in the lower precision (docs/findings.md); one that sums in float32 is no less right.
+    PyTorch's own devices sum in the lower precision (docs/findings); one that sums in float32 is no less right.
     """
     if weight.grad is None or by_hand.grad is None:
         raise RuntimeError("the scenario computed no gradient")
@@ -164,3 +174,45 @@ def test_shared_with_the_backward_pass(amp: Amp) -> None:
     with patch("torch.clear_autocast_cache", lambda: None):
         amp.expect("casts of the weight", len(amp.copies(step, weight)), 1)
     torch.clear_autocast_cache()
+
+
+# ---- results
+
+
+@scenario(values=True)
+def test_gradient_of_many_uses(amp: Amp) -> None:
+    """The gradient of a float32 weight is the sum over its uses in float32 (amp.html: "maintaining accuracy")."""
+    weight, x = (torch.ones(1, 1, device=amp.type, requires_grad=grad) for grad in (True, False))
+    for kept in (False, True):
+        weight.grad = None
+        with amp.region(cache_enabled=kept):
+            out = torch.stack([torch.mm(x, weight).float() for _ in range(3000)]).sum()
+        out.backward()
+        amp.expect(f"gradient of 3000 uses, cache_enabled={kept}", amp.values(weight.grad), [[3000.0]])
+
+
+def _losses(amp: Amp, outer: AbstractContextManager[object]) -> list[float]:
+    """The loss of each of five training steps inside of a context."""
+    weight, x = (torch.ones(4, 4, device=amp.type, requires_grad=grad) for grad in (True, False))
+    optimizer = torch.optim.SGD([weight], lr=0.01)
+    found = []
+    with outer:
+        for _ in range(5):
+            with amp.region():
+                loss = torch.mm(x, weight).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(float(amp.device.host(loss.detach())))
+    return found
+
+
+@pytest.mark.parametrize("outer", ["disabled", "elsewhere"])
+@scenario(values=True)
+def test_training_inside_a_region(amp: Amp, outer: str) -> None:
+    """Steps outside of the forward's region train, in a region that casts nothing too (amp_examples.html).
+
+    That one is a disabled one, or one of another device type.
+    """
+    around = amp.region(enabled=False) if outer == "disabled" else torch.autocast("xpu" if amp.type == "cpu" else "cpu")
+    amp.expect("losses of five steps inside a region", _losses(amp, around), _losses(amp, nullcontext()))

@@ -1,4 +1,10 @@
-"""Rule context, with gradients: `ampcheck.spec.rules` says what it promises."""
+"""Rule context, with gradients: custom_bwd runs a backward pass with the autocast state of its forward pass.
+
+Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.custom_fwd and #torch.amp.custom_bwd.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
+"""
 
 from typing import Any
 
@@ -6,6 +12,8 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("context")
 
 
 @pytest.mark.parametrize("forward", [True, False], ids=["kept", "dropped"])

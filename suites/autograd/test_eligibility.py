@@ -1,4 +1,10 @@
-"""Rule eligibility, with gradients: `ampcheck.spec.rules` says what it promises."""
+"""Rule eligibility, with gradients: custom_fwd(cast_inputs=...) casts floating tensors, in containers too.
+
+Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.custom_fwd.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
+"""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -8,6 +14,8 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("eligibility")
 
 
 class _Pair(NamedTuple):

@@ -1,17 +1,25 @@
-"""Rule j2t: `ampcheck.spec.rules` says what it promises.
+"""Rule j2t: a JAX function made a PyTorch function has the values and gradients of the same function in PyTorch.
 
-Each JAX function stands beside the same function in PyTorch, which runs on the CPU and says what is right. What a
-region does to the arguments: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.custom_fwd.
+This holds to any order, and in a region the function receives what custom_fwd would give it
+(https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.custom_fwd). Each JAX function is compared with the same function
+in PyTorch on the CPU. Source of the promise: https://github.com/pytorch/xla/issues/9361;
+`ampcheck.jax_device.j2t_autograd` keeps it.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("j2t")
 
 
 def _pair(amp: Amp, *shape: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:

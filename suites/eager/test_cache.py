@@ -1,16 +1,25 @@
-"""Rule cache: `ampcheck.spec.rules` says what it promises.
+"""Rule cache: a float32 leaf that requires grad is cast to the region's dtype once per outermost region.
 
-PyTorch promises little of the cache in its documentation; the comments and the heuristic of
-`aten/src/ATen/autocast_mode.cpp` (`cached_cast`, `clear_cache`) are the source where a case names no other.
-That it changes no result: `test_cache__results.py`. With gradients: `suites/autograd/test_cache.py`.
+The casts of weights are cached, so that a weight used by several ops is cast once. PyTorch documents only the switch,
+`cache_enabled`; where a case names no source, it is the comments and the code of `aten/src/ATen/autocast_mode.cpp`
+(`cached_cast`, `clear_cache`). The first part counts casts, the second checks that the cache changes no result. With
+gradients: `suites/autograd/test_cache.py`.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 import weakref
+from collections.abc import Callable
 from threading import Thread
 
+import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+from ampcheck.spec.torch_dtypes import name_of
+
+pytestmark = pytest.mark.rule("cache")
 
 
 @scenario()
@@ -190,7 +199,7 @@ def test_survives_another_thread(amp: Amp) -> None:
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
 
     def elsewhere() -> None:
-        with amp.device.running(), amp.region():
+        with amp.device.activate(), amp.region():
             torch.mm(x, weight)
 
     with amp.region():
@@ -273,3 +282,98 @@ def test_address_used_again_without_grad(amp: Amp) -> None:
             weight = torch.full((2, 2), float(number), device=amp.type, requires_grad=True)
             amp.expect(f"product with weight {number}", amp.values(torch.mm(x, weight))[0][0], 2.0 * number)
             del weight
+
+
+# ---- results
+
+
+@scenario()
+def test_inner_region_of_another_dtype(amp: Amp) -> None:
+    """In a nested region ops run in that region's dtype, whatever was kept before (amp.html#torch.autocast, dtype)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    inside = name_of(amp.other)
+    with amp.region():
+        amp.observe(lambda: torch.mm(x, weight))
+        with amp.region(amp.other):
+            got = amp.received("mm", lambda: torch.mm(x, weight))
+            amp.expect("dtypes a product receives in the inner region", got, (inside, inside))
+
+
+@scenario(values=True)
+def test_other_dtype_set_inside(amp: Amp) -> None:
+    """After set_autocast_dtype ops run in the new dtype, whatever was kept before (torch.get_autocast_dtype)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    with amp.region():
+        torch.mm(x, weight)
+        torch.set_autocast_dtype(amp.type, amp.other)
+        amp.expect("dtype of a product of two weights", torch.mm(weight, weight).dtype, amp.other)
+
+
+@scenario()
+def test_other_dtype_in_a_thread(amp: Amp) -> None:
+    """A region in another thread has its own dtype, whatever was kept here (amp.html: state is thread-local)."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    other = name_of(amp.other)
+
+    def elsewhere() -> tuple[str, ...] | None:
+        with amp.region(amp.other):
+            return amp.received("mm", lambda: torch.mm(x, weight))
+
+    with amp.region():
+        amp.observe(lambda: torch.mm(x, weight))
+        amp.expect("dtypes a product receives in another thread's region", amp.thread(elsewhere), (other, other))
+
+
+@scenario(values=True)
+def test_layer_in_two_dtypes(amp: Amp) -> None:
+    """A layer runs in a region of one dtype and in an inner one of the other (amp.html#torch.autocast, dtype)."""
+    layer, x = amp.module(lambda: torch.nn.Linear(4, 4)).requires_grad_(), amp.rand(2, 4)
+    with amp.region():
+        amp.expect("dtype of the layer in the outer region", layer(x).dtype, amp.dtype)
+        with amp.region(amp.other):
+            try:
+                found = str(layer(x).dtype)
+            except RuntimeError as error:
+                found = f"RuntimeError: {error}"
+            amp.expect("dtype of the layer in the inner region", found, str(amp.other))
+
+
+def _fill(weight: torch.nn.Parameter) -> None:
+    with torch.no_grad():
+        weight.fill_(9)
+
+
+def _load(weight: torch.nn.Parameter) -> None:
+    torch.nn.ParameterList([weight]).load_state_dict({"0": torch.full_like(weight, 9)})
+
+
+def _replace(weight: torch.nn.Parameter) -> None:
+    weight.data = torch.full((2, 5), 9.0, device=weight.device)
+
+
+CHANGES: dict[str, Callable[[torch.nn.Parameter], None]] = {"in_place": _fill, "loaded": _load, "replaced": _replace}
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+@scenario(values=True)
+def test_changed_weight(amp: Amp, change: str) -> None:
+    """A product has the values its weight has now (torch.mm; amp.html: cache_enabled is no matter of values)."""
+    weight, x = torch.nn.Parameter(torch.ones(2, 2, device=amp.type)), torch.ones(1, 2, device=amp.type)
+    with amp.region():
+        amp.expect("product before the change", amp.values(torch.mm(x, weight)), [[2.0, 2.0]])
+        CHANGES[change](weight)
+        amp.expect("product after the change", amp.values(torch.mm(x, weight)), [[18.0] * weight.shape[1]])
+
+
+@scenario(values=True)
+def test_after_a_fake_mode(amp: Amp) -> None:
+    """An op on tensors with values gives values, though the weight was used in a fake mode before (amp.html)."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # takes over a second
+
+    weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(1, 2)
+    if not torch._C._has_storage(weight):
+        amp.unsupported("PyTorch makes no fake tensor of one whose storage it cannot read (OpaqueTensorImpl)")
+    with amp.region():
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            torch.mm(torch.ones(1, 2, device=amp.type), weight)
+        amp.expect("class of a product after the fake mode", type(torch.mm(x, weight)).__name__, "Tensor")

@@ -1,4 +1,11 @@
-"""Rule context: `ampcheck.spec.rules` says what it promises. Sources are PyTorch 2.13's."""
+"""Rule context: a `with` statement sets enabled, dtype and cache for its body and restores all three afterwards.
+
+Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast, and `__enter__` and `__exit__` of
+torch/amp/autocast_mode.py.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
+"""
 
 from contextlib import ExitStack, suppress
 
@@ -6,6 +13,8 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("context")
 
 TYPES = ("cpu", "cuda", "xpu", "mps", "mtia")
 

@@ -1,15 +1,26 @@
-"""Rule decorator: `ampcheck.spec.rules` says what it promises. Sources are PyTorch 2.13's.
+"""Rule decorator: a decorated function runs in the region on every call and keeps its name.
 
-What the caller sees of the function is in `test_decorator__wrapping.py`; threads, generators and coroutines are in
-`test_decorator__concurrent.py`.
+Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast ("can also be used as a decorator") and
+`autocast_decorator` of torch/amp/autocast_mode.py.
+
+PyTorch promises nothing about a decorated generator function or coroutine function: the region spans the call that
+makes the generator or coroutine, and its body runs later. Only what follows from that is checked.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 
 import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("decorator")
 
 # ---- what may be decorated
 
@@ -245,3 +256,190 @@ def test_casts_per_call(amp: Amp) -> None:
     amp.expect("casts in the first and the second call", [function(), function()], [1, 1])
     with amp.region():
         amp.expect("casts in two calls in one region", [function(), function()], [1, 0])
+
+
+# ---- what the caller sees
+
+
+@scenario(dtypes="default")
+def test_keeps_its_name(amp: Amp) -> None:
+    """functools.wraps: name, docstring, module, annotations and signature stay (autocast_mode.py)."""
+
+    def plain(x: int, *, y: str = "a") -> bool:
+        """What it does."""
+        return bool(x and y)
+
+    wrapped = amp.region()(plain)
+    for name in ("__name__", "__qualname__", "__doc__", "__module__", "__annotations__"):
+        amp.expect(name, getattr(wrapped, name), getattr(plain, name))
+    amp.expect("signature", str(inspect.signature(wrapped)), str(inspect.signature(plain)))
+    amp.expect("whether __wrapped__ is the function", inspect.unwrap(wrapped) is plain, True)
+    plain.mark = 1  # type: ignore[attr-defined]  # a function takes any attribute
+    amp.expect("an attribute of the function", getattr(amp.region()(plain), "mark", None), 1)
+
+
+@scenario(dtypes="default")
+def test_arguments_and_result(amp: Amp) -> None:
+    """Arguments and result go through as they are (autocast_mode.py, autocast_decorator)."""
+
+    @amp.region()
+    def function(first: object, *rest: object, key: object = None, **more: object) -> tuple[object, ...]:
+        return first, rest, key, more
+
+    one, two = object(), object()
+    amp.expect("arguments as received", function(one, two, 3, key=4, other=5), (one, (two, 3), 4, {"other": 5}))
+    amp.expect("default arguments", function(one), (one, (), None, {}))
+    result = amp.region()(lambda: one)()
+    amp.expect("whether the result is the function's own object", result is one, True)
+
+
+@scenario()
+def test_tensors_pass_through(amp: Amp) -> None:
+    """The decorator casts neither what goes in nor what comes out (amp.html: only ops cast)."""
+
+    @amp.region()
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, torch.mm(x, x)
+
+    x = amp.rand(2, 2)
+    same, low = function(x)
+    amp.expect("whether the argument came back as the same tensor", same is x, True)
+    amp.expect("dtypes that came out", (same.dtype, low.dtype), (torch.float32, amp.dtype))
+
+
+@scenario(dtypes="default")
+def test_exception_passes_through(amp: Amp) -> None:
+    """What the function raises reaches the caller, and the state is restored (autocast_mode.py, __exit__)."""
+    planned = KeyError("planned")
+
+    @amp.region()
+    def function() -> None:
+        raise planned
+
+    try:
+        function()
+        raised = None
+    except BaseException as error:  # whatever comes out is what is to be seen
+        raised = error
+    amp.expect("whether the function's own exception came out", raised is planned, True)
+    amp.expect("state after the exception", amp.state(), (False, amp.default, True))
+    amp.expect("nesting depth after the exception", amp.depth(), 0)
+
+
+# ---- threads, generators and coroutines
+
+# ---- threads
+
+
+@scenario()
+def test_called_in_a_thread(amp: Amp) -> None:
+    """A decorated function may be called in a new thread; it is enabled there (amp.html: state is thread-local)."""
+
+    @amp.region()
+    def function() -> torch.dtype:
+        return amp.probe()
+
+    def worker() -> tuple[torch.dtype, tuple[object, ...]]:
+        return function(), amp.state()
+
+    amp.expect("dtype inside, and state after it", amp.thread(worker), (amp.dtype, (False, amp.default, True)))
+    amp.expect("state here", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+def test_called_twice_at_once(amp: Amp) -> None:
+    """Calls of one decorated function that overlap in two threads leave each as it was (amp.html: thread-local)."""
+
+    @amp.region()
+    def function(meanwhile: Callable[[], None]) -> None:
+        amp.expect("state inside", amp.state(), (True, amp.dtype, True))
+        meanwhile()
+
+    def second() -> None:
+        with amp.region(amp.other):
+            function(lambda: None)
+            amp.expect("state in the second thread after its call", amp.state(), (True, amp.other, True))
+
+    function(lambda: amp.thread(second))
+    amp.expect("state in the first thread after its call", amp.state(), (False, amp.default, True))
+
+
+# ---- generators and coroutines
+
+
+@scenario(dtypes="default")
+def test_generator_function(amp: Amp) -> None:
+    """A decorated generator function gives its values and leaks no state; its body's state is left open by PyTorch."""
+
+    @amp.region()
+    def count(start: int) -> Iterator[int]:
+        yield start
+        amp.expect("what was sent", (yield start + 1), "sent")
+
+    before = amp.state()
+    made = count(3)
+    amp.expect("state after the call", amp.state(), before)
+    amp.expect("first value", next(made), 3)
+    amp.expect("second value", next(made), 4)
+    amp.expect("values that are left", _rest(made, "sent"), [])
+    amp.expect("state after the generator's end", amp.state(), before)
+    amp.expect("nesting depth after the generator's end", amp.depth(), 0)
+
+
+def _rest(made: Iterator[int], value: object) -> list[int]:
+    try:
+        return [made.send(value), *made]  # type: ignore[attr-defined]  # a generator, which its annotation does not say
+    except StopIteration:
+        return []
+
+
+@scenario(dtypes="default")
+def test_coroutine_function(amp: Amp) -> None:
+    """A decorated coroutine function gives its result and leaks no state; its body's state is left open by PyTorch."""
+
+    @amp.region()
+    async def work(value: int) -> int:
+        await asyncio.sleep(0)
+        return value + 1
+
+    @amp.region()
+    async def count() -> AsyncIterator[int]:
+        yield 1
+        yield 2
+
+    async def main() -> list[int]:
+        return [await work(1), *[value async for value in count()]]
+
+    before = amp.state()
+    amp.expect("results", amp.quiet("the event loop", lambda: asyncio.run(main())), [2, 1, 2])
+    amp.expect("state after them", amp.state(), before)
+    amp.expect("nesting depth after them", amp.depth(), 0)
+
+
+@scenario()
+def test_region_in_a_generator(amp: Amp) -> None:
+    """A with statement in a generator holds for its body; where the generator ends, so does the region (amp.html)."""
+
+    def steps() -> Iterator[torch.dtype]:
+        with amp.region():
+            yield amp.probe()
+            yield amp.probe()
+
+    before = amp.state()
+    amp.expect("dtypes of products in the generator", list(steps()), [amp.dtype, amp.dtype])
+    amp.expect("state after the generator", amp.state(), before)
+
+
+@scenario()
+def test_region_in_a_coroutine(amp: Amp) -> None:
+    """A with statement in a coroutine holds for its body, over an await too while no other task runs (amp.html)."""
+
+    async def work() -> list[torch.dtype]:
+        with amp.region():
+            found = [amp.probe()]
+            await asyncio.sleep(0)
+            return [*found, amp.probe()]
+
+    before = amp.state()
+    amp.expect("dtypes before and after the await", asyncio.run(work()), [amp.dtype, amp.dtype])
+    amp.expect("state after the coroutine", amp.state(), before)

@@ -1,4 +1,12 @@
-"""Rule deprecated: `ampcheck.spec.rules` says what it promises."""
+"""Rule deprecated: a deprecated spelling warns, names its replacement and does the same.
+
+The spellings are torch.cpu.amp.autocast, torch.cuda.amp.autocast, custom_fwd and custom_bwd of torch.cuda.amp, and
+state functions without a device type, such as torch.is_autocast_cpu_enabled. Source: the warnings of
+https://docs.pytorch.org/docs/2.13/amp.html and TORCH_WARN_DEPRECATION in torch/csrc/autograd/init.cpp.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
+"""
 
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -7,6 +15,8 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("deprecated")
 
 # torch.cuda.amp.autocast switches itself off where CUDA is absent; a virtual device stands in for it.
 _CUDA_IS_THERE = "torch.cuda.amp.common.amp_definitely_not_available"

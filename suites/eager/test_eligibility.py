@@ -1,16 +1,26 @@
-"""Rule eligibility: `ampcheck.spec.rules` says what it promises.
+"""Rule eligibility: only floating-point tensors other than float64 on the region's device type are cast.
 
-Which tensors are cast; `test_eligibility__calls.py` says in which calls. Source:
-https://docs.pytorch.org/docs/2.13/amp.html#op-eligibility, and `is_eligible` of aten/src/ATen/autocast_mode.h.
+In-place calls and calls with `out=` go through as they are. Source:
+https://docs.pytorch.org/docs/2.13/amp.html#autocast-eligibility, and `is_eligible` of aten/src/ATen/autocast_mode.h.
+Parts: tensors; calls; tensors of every layout; custom ops of torch.library; torch.vmap.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
+import operator
 from collections.abc import Callable
 
 import pytest
 import torch
+from torch.nn import functional
 
+from ampcheck.checks import layouts
+from ampcheck.reproduce.ops import of_layout
 from ampcheck.runner.suite import Amp, scenario
 from ampcheck.spec.torch_dtypes import name_of
+
+pytestmark = pytest.mark.rule("eligibility")
 
 INELIGIBLE = {
     "double": torch.float64,
@@ -238,3 +248,413 @@ def test_views_have_their_values(amp: Amp) -> None:
             got = torch.mm(left, right)
         wanted = torch.mm(left.to(amp.dtype), right.to(amp.dtype))
         amp.expect(f"product with {what}", amp.values(got), amp.values(wanted))
+
+
+# ---- calls
+
+
+@pytest.mark.parametrize("op", ["mm", "addmm", "bmm", "baddbmm"])
+@scenario()
+def test_out(amp: Amp, op: str) -> None:
+    """A call with out= does what it does outside of a region (amp.html#op-eligibility; csarofeen/pytorch#672)."""
+    shape = (2, 3, 3) if op in ("bmm", "baddbmm") else (3, 3)
+    call = getattr(torch, op)
+    x, out = amp.rand(*shape), amp.rand(*shape)
+    arguments = (x, x, x) if op in ("addmm", "baddbmm") else (x, x)
+    with amp.region():
+        seen = amp.observe(lambda: call(*arguments, out=out), x, out)
+        kernel = seen.of(f"{op}.out")
+        received = [leaf.got for leaf in kernel.leaves] if kernel else []
+        amp.expect("dtypes the kernel receives", received, ["fp32"] * (len(arguments) + 1))
+        amp.expect("casts", len(seen.casts), 0)
+        if amp.device.has_values:
+            amp.expect("whether out is what is returned", call(*arguments, out=out) is out, True)
+
+
+@pytest.mark.parametrize("op", ["addmm_", "baddbmm_", "addmv_", "addr_"])
+@scenario()
+def test_in_place(amp: Amp, op: str) -> None:
+    """An in-place call does what it does outside of a region (amp.html#op-eligibility; csarofeen/pytorch#672)."""
+    matrix, vector, batch = amp.rand(3, 3), amp.rand(3), amp.rand(2, 3, 3)
+    own, arguments = {
+        "addmm_": (amp.rand(3, 3), (matrix, matrix)),
+        "baddbmm_": (amp.rand(2, 3, 3), (batch, batch)),
+        "addmv_": (amp.rand(3), (matrix, vector)),
+        "addr_": (amp.rand(3, 3), (vector, vector)),
+    }[op]
+    with amp.region():
+        seen = amp.observe(lambda: getattr(own, op)(*arguments), own, *arguments)
+        amp.expect("dtype of the result", [t.dtype for t in seen.outputs], [torch.float32])
+        amp.expect("casts", len(seen.casts), 0)
+        kernel = seen.of(op)
+        received = [leaf.got for leaf in kernel.leaves] if kernel else []
+        amp.expect("dtypes the kernel receives", received, ["fp32"] * (len(arguments) + 1))
+
+
+@scenario(values=True)
+def test_low_tensors_without_autocast(amp: Amp) -> None:
+    """Dtypes that an in-place call or one with out= refuses outside, it refuses in a region too (amp.html)."""
+    single, low = amp.rand(3, 3), amp.rand(3, 3, dtype=amp.dtype)
+    for what, call in (
+        ("addmm_ of float32 and low", lambda: amp.rand(3, 3).addmm_(single, low)),
+        ("addmm_ of a low tensor", lambda: amp.rand(3, 3, dtype=amp.dtype).addmm_(single, single)),
+        ("mm with a low out", lambda: torch.mm(single, single, out=amp.rand(3, 3, dtype=amp.dtype))),
+    ):
+        amp.raises(f"{what}, outside", RuntimeError, "", call)
+        with amp.region():
+            amp.raises(f"{what}, inside", RuntimeError, "", call)
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "cumsum", "cumprod", "softmax", "log_softmax"])
+@scenario()
+def test_explicit_dtype(amp: Amp, op: str) -> None:
+    """A call with dtype= gives that dtype (amp.html#op-eligibility)."""
+    x, low = amp.rand(3, 3), amp.rand(3, 3, dtype=amp.dtype)
+    call = getattr(torch, op)
+    with amp.region():
+        for dtype in (amp.dtype, torch.float32, torch.float64):
+            for what, given in (("float32", x), ("low", low)):
+                amp.expect(f"dtype of {op}({what}, dtype={dtype})", call(given, 0, dtype=dtype).dtype, dtype)
+
+
+@scenario()
+def test_every_spelling(amp: Amp) -> None:
+    """Functions, methods and operators of an op are autocast alike (amp.html#cuda-op-specific-behavior)."""
+    x, y = amp.rand(3, 3), amp.rand(3, 3)
+    spellings: dict[str, Callable[[], torch.Tensor]] = {
+        "torch.mm": lambda: torch.mm(x, y),
+        "Tensor.mm": lambda: x.mm(y),
+        "torch.matmul": lambda: torch.matmul(x, y),
+        "Tensor.matmul": lambda: x.matmul(y),
+        "torch.linalg.matmul": lambda: torch.linalg.matmul(x, y),
+        "@": lambda: x @ y,
+        "operator.matmul": lambda: operator.matmul(x, y),
+        "__matmul__": lambda: x.__matmul__(y),
+        "__rmatmul__": lambda: x.__rmatmul__(y),
+        "nn.functional.linear": lambda: torch.nn.functional.linear(x, y),
+        "torch.ops.aten.mm": lambda: torch.ops.aten.mm(x, y),
+    }
+    with amp.region():
+        for name, call in spellings.items():
+            amp.expect(f"dtype of {name}", call().dtype, amp.dtype)
+
+
+@scenario()
+def test_every_spelling_of_powers(amp: Amp) -> None:
+    """Operators that call an op on the list for float32 give float32 (amp.html#cuda-op-specific-behavior)."""
+    low = amp.rand(3, dtype=amp.dtype)
+    policies = amp.device.policies()
+    power = torch.float32 if policies.get("pow.Tensor_Scalar") == "upcast" else amp.dtype
+    exponential = torch.float32 if policies.get("pow.Scalar") == "upcast" else amp.dtype
+    inverse = torch.float32 if policies.get("reciprocal") == "upcast" else amp.dtype
+    with amp.region():
+        for name, call, wanted in (
+            ("x ** 2", lambda: low**2, power),
+            ("__pow__", lambda: low.__pow__(2.0), power),
+            ("2 ** x", lambda: 2.0**low, exponential),
+            ("__rpow__", lambda: low.__rpow__(2.0), exponential),
+            ("1 / x", lambda: 1.0 / low, inverse),
+            ("__rtruediv__", lambda: low.__rtruediv__(1.0), inverse),
+        ):
+            amp.expect(f"dtype of {name}", call().dtype, wanted)
+
+
+@pytest.mark.parametrize("op", ["eq", "ge", "gt", "le", "lt", "ne", "add", "div", "mul"])
+@scenario()
+def test_builtin_promotion(amp: Amp, op: str) -> None:
+    """Ops that widen by themselves do so in a region as outside (amp.html: ops not listed here natively promote)."""
+    single, low = amp.rand(3), amp.rand(3, dtype=amp.dtype)
+    special = {"div": "truediv"}.get(op, op)
+    wanted = torch.float32 if op in ("add", "div", "mul") else torch.bool
+    with amp.region():
+        for what, left, right in (("float32 and low", single, low), ("low and float32", low, single)):
+            amp.expect(f"dtype of torch.{op} of {what}", getattr(torch, op)(left, right).dtype, wanted)
+            amp.expect(f"dtype of Tensor.{op} of {what}", getattr(left, op)(right).dtype, wanted)
+            got = getattr(left, f"__{special}__")(right).dtype
+            amp.expect(f"dtype of __{special}__ of {what}", got, wanted)
+        same = low.dtype if wanted == torch.float32 else torch.bool
+        amp.expect(f"dtype of torch.{op} of low tensors", getattr(torch, op)(low, low).dtype, same)
+
+
+@scenario()
+def test_other_ops_that_widen(amp: Amp) -> None:
+    """cat, stack and equal of a mixture are what they are outside (amp.html: ops not listed here natively promote)."""
+    single, low = amp.rand(3), amp.rand(3, dtype=amp.dtype)
+    with amp.region():
+        amp.expect("dtype of cat", torch.cat([single, low]).dtype, torch.float32)
+        amp.expect("dtype of stack", torch.stack([low, single]).dtype, torch.float32)
+        amp.expect("dtype of where", torch.where(single > 0, single, low).dtype, torch.float32)
+        if amp.device.has_values:
+            amp.expect("equal", torch.equal(low.float(), low), True)
+
+
+class _Marked(torch.Tensor):
+    """A tensor of a class of its own, with the behaviour PyTorch gives it."""
+
+
+@scenario(values=True)
+def test_tensor_subclass(amp: Amp) -> None:
+    """Tensors of a subclass are autocast as tensors are (autocast_mode.h asks for device and dtype alone)."""
+    x = amp.rand(3, 3).as_subclass(_Marked)
+    with amp.region():
+        out = torch.mm(x, x)
+        loss = mse_loss(x.to(amp.dtype), x.to(amp.dtype))
+    amp.expect("dtype and class of a product", (out.dtype, type(out)), (amp.dtype, _Marked))
+    amp.expect("dtype and class of a loss", (loss.dtype, type(loss)), (torch.float32, _Marked))
+
+
+@scenario()
+def test_unlisted_ops(amp: Amp) -> None:
+    """An op that is not listed runs in the dtype of its input, downstream ones included (amp.html)."""
+    single, low = amp.rand(2, 3, 4, 4), amp.rand(2, 3, 4, 4, dtype=amp.dtype)
+    functional = torch.nn.functional
+    with amp.region():
+        for name, call in (
+            ("relu", torch.relu),
+            ("gelu", functional.gelu),
+            ("tanh", torch.tanh),
+            ("max_pool2d", lambda x: functional.max_pool2d(x, 2)),
+            ("avg_pool2d", lambda x: functional.avg_pool2d(x, 2)),
+            ("flatten", torch.flatten),
+            ("abs", torch.abs),
+        ):
+            amp.expect(f"dtype of {name} of float32", call(single).dtype, torch.float32)
+            amp.expect(f"dtype of {name} of low", call(low).dtype, amp.dtype)
+        product = torch.mm(amp.rand(3, 3), amp.rand(3, 3))
+        amp.expect("dtype of relu of a product", torch.relu(product).dtype, amp.dtype)
+
+
+@scenario()
+def test_eight_bits_that_widen(amp: Amp) -> None:
+    """Tensors of one float8 dtype go through an op that widens as they do outside (amp.html: any type)."""
+    x = torch.empty(3, 3, dtype=torch.float8_e4m3fn, device=amp.type)
+    for name, op in (("cat", torch.cat), ("stack", torch.stack)):
+        amp.expect(f"dtype of {name} outside", op([x, x]).dtype, x.dtype)
+        with amp.region():
+            try:
+                found = str(op([x, x]).dtype)
+            except RuntimeError as error:
+                found = f"RuntimeError: {error}"
+        amp.expect(f"dtype of {name} inside", found, str(x.dtype))
+
+
+LOW_AND_WIDE: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "mv": lambda low, wide: torch.mv(wide, low[0]),
+    "addmv": lambda low, wide: torch.addmv(low[0], wide, wide[0]),
+    "multi_dot": lambda low, wide: torch.linalg.multi_dot([low, wide, low]),
+    "complex": torch.complex,
+    "inner": torch.inner,
+    "index_add": lambda low, wide: low.index_add(0, torch.arange(4), wide),
+    "index_reduce": lambda low, wide: low.index_reduce(0, torch.arange(4), wide, "prod"),
+    "scatter": lambda low, wide: low.scatter(0, torch.zeros(4, 4, dtype=torch.int64), wide),
+    "scatter_reduce": lambda low, wide: low.scatter_reduce(0, torch.zeros(4, 4, dtype=torch.int64), wide, "sum"),
+    "put": lambda low, wide: low.put(torch.arange(4), wide[0]),
+    "embedding_bag": lambda low, wide: torch.nn.functional.embedding_bag(
+        torch.zeros(2, 2, dtype=torch.int64), low, per_sample_weights=wide[:2, :2], mode="sum"
+    ),
+    "isclose": torch.isclose,
+    "heaviside": torch.heaviside,
+    "meshgrid": lambda low, wide: torch.meshgrid(low[0], wide[0], indexing="ij"),
+}
+"""Calls of a low and a float32 tensor; more of them, with a report of their own, are in `test_reports.py`."""
+
+
+@pytest.mark.parametrize("op", list(LOW_AND_WIDE))
+@scenario(types=("cpu",), dtypes="default")
+def test_low_and_wide(amp: Amp, op: str) -> None:
+    """A result of a region and a float32 tensor do not raise for their types (amp.html: tensors may be any type)."""
+    wide = amp.rand(4, 4)
+    with amp.region():
+        low = torch.mm(wide, wide)
+        try:
+            LOW_AND_WIDE[op](low, wide)
+            raised = ""
+        except RuntimeError as error:
+            raised = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    amp.expect(f"what {op} of a low and a float32 tensor raises", raised, "")
+
+
+# ---- tensors of every layout
+
+
+@pytest.mark.parametrize("form", list(layouts.LAYOUTS))
+@scenario(dtypes="default")
+def test_any_form(amp: Amp, form: str) -> None:
+    """Dtype and device alone decide whether a tensor is cast, not strides or history (autocast_mode.h, is_eligible)."""
+    if form == "computed" and not amp.device.has_values:
+        amp.unsupported("a graph of fake tensors of a device type that PyTorch was built without ends the process")
+    seen = 0
+    for case in layouts.cases(amp.device, amp.device.default_amp):
+        found = layouts.differences(case, amp.device, form)
+        if found is None:
+            continue
+        seen += 1
+        amp.expect(f"what {case.op} makes of tensors that are {form}", found, [])
+        if found and not amp.script:
+            amp.script = of_layout(case, amp.device, form)
+    if not seen:
+        amp.unsupported(f"{amp.device.name} does not show what kernels receive")
+
+
+# ---- custom ops of torch.library
+
+
+@scenario(since="2.13")  # before, it was promised for the CPU and CUDA alone
+def test_custom_op(amp: Amp) -> None:
+    """An op of one's own casts eligible tensors where register_autocast asks (torch.library.register_autocast)."""
+    library = torch.library
+    whole, double = (torch.zeros(2, 2, dtype=dtype, device=amp.type) for dtype in (torch.int64, torch.float64))
+    with library._scoped_library("ampcheck_eligibility", "FRAGMENT") as lib:
+        library.define("ampcheck_eligibility::twice", "(Tensor x) -> Tensor", lib=lib)
+        library.impl("ampcheck_eligibility::twice", "CompositeExplicitAutograd", lambda x: x + x, lib=lib)
+        try:
+            library.register_autocast("ampcheck_eligibility::twice", amp.type, amp.dtype, lib=lib)
+        except Exception as error:  # whatever it raises is the finding
+            amp.expect(f"what registering for {amp.type} raises", f"{type(error).__name__}: {error}", None)
+            return
+        twice = torch.ops.ampcheck_eligibility.twice
+        x = amp.rand(2, 2)
+        amp.expect("dtype outside", twice(x).dtype, torch.float32)
+        with amp.region():
+            amp.expect("dtype inside", twice(x).dtype, amp.dtype)
+            amp.expect("dtype of int64 inside", twice(whole).dtype, torch.int64)
+            amp.expect("dtype of float64 inside", twice(double).dtype, torch.float64)
+        with amp.region(enabled=False):
+            amp.expect("dtype in a disabled region", twice(x).dtype, torch.float32)
+
+
+def _double(x: torch.Tensor) -> None:
+    x.mul_(2)
+
+
+@scenario(values=True)
+def test_custom_op_that_mutates(amp: Amp) -> None:
+    """An op of one's own changes the tensor that it says it changes (torch.library.custom_op, mutates_args).
+
+    Where register_autocast refuses such an op there is nothing to see.
+    """
+    library, name = torch.library, "ampcheck_eligibility::double_"
+    with library._scoped_library("ampcheck_eligibility", "FRAGMENT") as lib:
+        library.define(name, "(Tensor(a!) x) -> ()", lib=lib)
+        library.impl(name, "CompositeExplicitAutograd", _double, lib=lib)
+        try:
+            library.register_autocast(name, amp.type, amp.dtype, lib=lib)
+        except RuntimeError as error:
+            amp.expect("does the refusal say why", bool(str(error)), True)
+            return
+        outside, inside = (torch.ones(2, device=amp.type) for _ in range(2))
+        torch.ops.ampcheck_eligibility.double_(outside)
+        with amp.region():
+            torch.ops.ampcheck_eligibility.double_(inside)
+        amp.expect("a tensor that was doubled outside", amp.values(outside), [2.0, 2.0])
+        amp.expect("a tensor that was doubled inside", amp.values(inside), [2.0, 2.0])
+
+
+@scenario(values=True)
+def test_custom_op_with_keyword(amp: Amp) -> None:
+    """An op with a keyword-only argument takes it in a region too (torch.library.register_autocast).
+
+    Where register_autocast refuses such an op there is nothing to see.
+    """
+    library, name = torch.library, "ampcheck_eligibility::scaled"
+    with library._scoped_library("ampcheck_eligibility", "FRAGMENT") as lib:
+        library.define(name, "(Tensor x, *, float factor) -> Tensor", lib=lib)
+        library.impl(name, "CompositeExplicitAutograd", lambda x, *, factor: x * factor, lib=lib)
+        try:
+            library.register_autocast(name, amp.type, amp.dtype, lib=lib)
+        except RuntimeError as error:
+            amp.expect("does the refusal say why", bool(str(error)), True)
+            return
+        x = amp.rand(2)
+        amp.expect("dtype outside", torch.ops.ampcheck_eligibility.scaled(x, factor=2.0).dtype, torch.float32)
+        with amp.region():
+            try:
+                found = str(torch.ops.ampcheck_eligibility.scaled(x, factor=2.0).dtype)
+            except AssertionError as error:
+                found = f"AssertionError: {error}"
+        amp.expect("dtype inside", found, str(amp.dtype))
+
+
+# ---- torch.vmap: a mapped call does for each slice what the call does for one
+
+TYPES = ("cpu", "cuda", "xpu", "mps", "mtia")
+"""PyTorch's own device types: how vmap takes an op apart is no matter of another one's kernels."""
+
+WIDE: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
+    "mm": (torch.mm, ((3, 3), (3, 3))),
+    "linear": (functional.linear, ((3, 3), (3, 3))),
+    "linear_bias": (functional.linear, ((3, 3), (3, 3), (3,))),
+    "addmm": (torch.addmm, ((3, 3), (3, 3), (3, 3))),
+    "baddbmm": (torch.baddbmm, ((2, 3, 3), (2, 3, 3), (2, 3, 3))),
+    "conv1d": (functional.conv1d, ((2, 3, 4), (3, 3, 1))),
+    "conv1d_bias": (functional.conv1d, ((2, 3, 4), (3, 3, 1), (3,))),
+    "prelu": (functional.prelu, ((3, 3), (1,))),
+}
+"""Calls of float32 tensors, by the shape of each for one slice."""
+
+LOW: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
+    "exp": (torch.exp, ((3, 3),)),
+    "softmax": (lambda x: torch.softmax(x, -1), ((3, 3),)),
+    "sum": (lambda x: torch.sum(x, 0), ((3, 3),)),
+    "layer_norm": (lambda x: functional.layer_norm(x, (3,)), ((3, 3),)),
+    "group_norm": (lambda x: functional.group_norm(x, 1), ((3, 3),)),
+    "mse_loss": (functional.mse_loss, ((3, 3), (3, 3))),
+    "cross_entropy": (functional.cross_entropy, ((3, 3), (3, 3))),
+    "smooth_l1_loss": (functional.smooth_l1_loss, ((3, 3), (3, 3))),
+}
+"""Calls of tensors in the region's dtype."""
+
+
+@pytest.mark.parametrize("op", [*WIDE, *LOW])
+@scenario(types=TYPES, dtypes="default")
+def test_under_vmap(amp: Amp, op: str) -> None:
+    """A mapped call gives the dtype that the call gives (torch.vmap; amp.html#autocast-eligibility: out of place)."""
+    call, shapes = {**WIDE, **LOW}[op]
+    dtype = torch.float32 if op in WIDE else amp.dtype
+    with amp.region():
+        wanted = call(*(amp.rand(*shape, dtype=dtype) for shape in shapes)).dtype
+        got = torch.vmap(call)(*(amp.rand(2, *shape, dtype=dtype) for shape in shapes)).dtype
+    amp.expect(f"dtype of {op} under vmap", got, wanted)
+
+
+@scenario(types=TYPES, values=True)
+def test_attention_under_vmap(amp: Amp) -> None:
+    """The same for attention, whose choice of a kernel needs a real device (torch.vmap)."""
+    attention = functional.scaled_dot_product_attention
+    with amp.region():
+        wanted = attention(*(amp.rand(2, 3, 4) for _ in range(3))).dtype
+        got = torch.vmap(attention)(*(amp.rand(5, 2, 3, 4) for _ in range(3))).dtype
+    amp.expect("dtype of attention under vmap", got, wanted)
+
+
+@pytest.mark.parametrize("transform", ["grad", "vjp"])
+@scenario(values=True)
+def test_under_a_derivative(amp: Amp, transform: str) -> None:
+    """torch.func's derivatives see autocast ops, and give gradients in the input's dtype (torch.func)."""
+    x, weight, bias = amp.rand(3, 3), amp.rand(3, 3), amp.rand(3)
+    seen = []
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        out = functional.linear(x, weight, bias)
+        seen.append(out.dtype)
+        return out.float().sum()
+
+    with amp.region():
+        got = torch.func.grad(call)(x) if transform == "grad" else torch.func.vjp(call, x)[1](amp.rand())[0]
+    amp.expect(f"dtype of a layer under {transform}", seen, [amp.dtype])
+    amp.expect(f"dtype of the derivative by {transform}", got.dtype, torch.float32)
+
+
+@scenario(values=True)
+def test_weight_after_a_transform(amp: Amp) -> None:
+    """A weight used under a transform is a usual one afterwards, with its gradient (torch.func)."""
+    weight, x = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3)
+    with amp.region():
+        torch.func.grad(lambda x: torch.mm(x, weight).float().sum())(x)
+        torch.vmap(lambda x: torch.mv(weight, x))(x)
+        out = torch.mm(x, weight)
+    amp.expect("dtype and class of a product", (out.dtype, type(out)), (amp.dtype, torch.Tensor))
+    out.float().sum().backward()
+    by_hand = weight.detach().clone().requires_grad_()
+    torch.mm(x.to(amp.dtype), by_hand.to(amp.dtype)).float().sum().backward()
+    amp.expect("gradient of the weight", amp.values(weight.grad), amp.values(by_hand.grad))

@@ -1,4 +1,10 @@
-"""Rule errors: `ampcheck.spec.rules` says what it promises."""
+"""Rule errors: a wrong argument is refused, or warned of and the region disabled, in words that name it.
+
+Source: `__init__` of torch/amp/autocast_mode.py, and https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
+"""
 
 import warnings
 from collections.abc import Callable
@@ -8,6 +14,8 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("errors")
 
 UNSUPPORTED = {
     "single": torch.float32,

@@ -1,7 +1,12 @@
-"""Rule programs: random programs of regions and ops do what `ampcheck.spec.state` predicts.
+"""Rule programs: a program of ops and nested regions does what the other rules say of its steps.
 
-Each case draws its programs from a fixed seed. With `--nightly` it draws many more, from the seed that
-`--hypothesis-seed` gives or else from the day's date, which stands in the run file.
+The programs combine regions, ops, threads, exceptions, generators and weights; `ampcheck.spec.state`, a small model of
+autocast in plain Python, predicts each state, kernel dtype and cast. Random programs come from a fixed seed. A
+`--nightly` run adds many, from the seed that `--hypothesis-seed` gives or else from the day's date, which is in the run
+file. Source: https://docs.pytorch.org/docs/2.13/amp.html and what `ampcheck/spec/state.py` cites.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 import pytest
@@ -21,9 +26,11 @@ from ampcheck.programs.regions import (
     UseWeight,
     With,
 )
-from ampcheck.programs.regions.explore import Explorer
+from ampcheck.programs.regions.explore import RegionExplorer
 from ampcheck.programs.regions.strategies import programs, weight_programs
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("programs")
 
 STRATEGIES = {"mixed": programs, "weights": weight_programs}
 
@@ -33,13 +40,13 @@ STRATEGIES = {"mixed": programs, "weights": weight_programs}
 def test_random(amp: Amp, kind: str, request: pytest.FixtureRequest) -> None:
     """Random programs over this device and a second one (amp.html; the sources are those of ampcheck/spec/state.py)."""
     option = request.config.option
-    explorer = Explorer(amp.device, nightly=option.nightly, seed=getattr(option, "hypothesis_seed", None))
+    explorer = RegionExplorer(amp.device, nightly=option.nightly, seed=getattr(option, "hypothesis_seed", None))
     if found := explorer.explore(STRATEGIES[kind]):
         _note(amp, explorer, *found)
     amp.looked_at += explorer.compared
 
 
-def _note(amp: Amp, explorer: Explorer, difference: str, program: Program) -> None:
+def _note(amp: Amp, explorer: RegionExplorer, difference: str, program: Program) -> None:
     amp.differences.append(difference)
     amp.script = explorer.script(program)
 
@@ -79,7 +86,7 @@ NAMES = list(_known("cpu", "bf16", "fp16"))
 @scenario()
 def test_known(amp: Amp, name: str) -> None:
     """Programs written down: one for each kind of step, and those on which PyTorch deviates (spec/state.py)."""
-    explorer, program = Explorer(amp.device), _chosen(amp, name)
+    explorer, program = RegionExplorer(amp.device), _chosen(amp, name)
     if difference := explorer.difference(program):
         _note(amp, explorer, difference, program)
     amp.looked_at += explorer.compared
@@ -92,4 +99,4 @@ def _chosen(amp: Amp, name: str) -> Program:
 
 def in_plain_torch(body: object, amp: Amp, name: str = "", **others: object) -> str:
     """A program that is written down as plain torch, for `ampcheck.reproduce`; "" for one that is drawn."""
-    return Explorer(amp.device).script(_chosen(amp, name)) if name else ""
+    return RegionExplorer(amp.device).script(_chosen(amp, name)) if name else ""

@@ -1,7 +1,11 @@
-"""Rule reports: what users reported as wrong and PyTorch has neither promised nor mended.
+"""Rule reports: what users reported as wrong, and PyTorch has neither promised nor changed, is as they ask.
 
-Each is a deviation with the link of its report. None belongs to the promises the other files check; a case that starts
-to pass turns red as fixed, which is how a change of PyTorch's mind is noticed.
+Each case is known to fail, as a deviation with the link of its report. None belongs to the promises that the other
+files check; a case that starts to pass turns red as fixed, so that a change in PyTorch is noticed. Source: the issue in
+the docstring of each case.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from collections.abc import Callable
@@ -10,6 +14,8 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("reports")
 
 MIXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "index_put": lambda wide, low: torch.index_put(wide, (torch.arange(4),), low),

@@ -1,6 +1,10 @@
-"""Rule state: `ampcheck.spec.rules` says what it promises.
+"""Rule state: the state functions read and set what a region uses and refuse arguments of a wrong type.
 
-The functions take and refuse the arguments that their signatures in `torch/csrc/autograd/init.cpp` name.
+These are torch.is_autocast_enabled, torch.set_autocast_enabled, the same for dtype and cache, and the nesting count.
+Source: torch/csrc/autograd/init.cpp.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from collections.abc import Callable
@@ -9,6 +13,8 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("state")
 
 TYPES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia", "xla", "hpu", "ipu", "privateuseone")
 """Every device type that has an autocast state (autocast_mode.h, is_autocast_available)."""

@@ -1,8 +1,22 @@
-"""Rule decorator, compiled: `ampcheck.spec.rules` says what it promises."""
+"""Rule decorator, compiled: a decorated function runs in its region on every call, compiled or inside.
 
+Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast; cases name the upstream test or issue they come
+from.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`). Each case has an
+executor, the way a program is compiled (`ampcheck/spec/executors.py`); `amp.compiled(executor, program, inputs)`
+compiles.
+"""
+
+from __future__ import annotations
+
+import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("decorator")
 
 
 @scenario(values=True, dtypes="default")
@@ -23,3 +37,112 @@ def test_recursion_compiled(amp: Amp) -> None:
         torch._dynamo.reset()
     amp.expect("dtype of the compiled function's result", found, str(amp.dtype))
     amp.expect("state after it", amp.state(), (False, amp.default, True))
+
+
+# ---- through each executor
+
+_EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "jaxcompile", "jaxjit")
+
+
+@scenario()
+@pytest.mark.parametrize("executor", _EVERY)
+def test_decorated_then_taken(amp: Amp, executor: str) -> None:
+    """A decorated function that is compiled runs in its region on every call (upstream test_autocast_decorator)."""
+
+    @torch.autocast(amp.type, dtype=amp.dtype)
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, x)
+
+    x = amp.rand(2, 2)
+    taken = amp.compiled(executor, program, x)
+    for call in ("first", "second"):
+        amp.expect(f"dtype, {call} call", taken(x).dtype, amp.dtype)
+        amp.expect(f"state after the {call} call", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+@pytest.mark.parametrize("executor", _EVERY)
+def test_taken_then_decorated(amp: Amp, executor: str) -> None:
+    """A compiled function that is decorated runs in the region on every call, as itself it does not."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, x)
+
+    x = amp.rand(2, 2)
+    taken = amp.compiled(executor, program, x)
+    decorated = amp.region()(taken)
+    for _ in range(2):
+        amp.expect("dtype decorated", decorated(x).dtype, amp.dtype)
+        amp.expect("dtype undecorated", taken(x).dtype, torch.float32)
+
+
+@scenario()
+@pytest.mark.parametrize("executor", _EVERY)
+def test_decorated_helper(amp: Amp, executor: str) -> None:
+    """Decorated functions that a compiled one calls run in their own regions, and what is between them in none."""
+
+    @torch.autocast(amp.type, dtype=amp.dtype)
+    def first(x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, x)
+
+    @torch.autocast(amp.type, dtype=amp.other)
+    def second(x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, x)
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return first(x), torch.mm(x, x), second(x), first(x)
+
+    x = amp.rand(2, 2)
+    taken = amp.compiled(executor, program, x)
+    amp.expect("dtypes", [y.dtype for y in taken(x)], [amp.dtype, torch.float32, amp.other, amp.dtype])
+
+
+@scenario()
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile"])
+def test_decorated_method_with_a_break(amp: Amp, executor: str) -> None:
+    """A decorated method of a compiled module runs in its region behind a graph break, too."""
+    kind, low = amp.type, amp.dtype
+
+    class Net(torch.nn.Module):
+        @torch.autocast(kind, dtype=low)
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = torch.mm(x, x)
+            torch._dynamo.graph_break()
+            return y, torch.mm(x, x)
+
+    x = amp.rand(2, 2)
+    taken = amp.compiled(executor, Net(), x, fullgraph=False)
+    for _ in range(2):
+        amp.expect("dtypes before and behind the break", [y.dtype for y in taken(x)], [low, low])
+        amp.expect("state after it", amp.state(), (False, amp.default, True))
+
+
+@scenario()
+@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile"])
+def test_decorated_disabled(amp: Amp, executor: str) -> None:
+    """A function decorated with a disabled region is off in a region around the compiled function that calls it."""
+
+    @torch.autocast(amp.type, enabled=False)
+    def off(x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, x)
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return off(x), torch.mm(x, x)
+
+    x = amp.rand(2, 2)
+    taken = amp.compiled(executor, program, x)
+    with amp.region():
+        amp.expect("dtypes in it and behind", [y.dtype for y in taken(x)], [torch.float32, amp.dtype])
+    amp.expect("dtypes outside", [y.dtype for y in taken(x)], [torch.float32, torch.float32])
+
+
+@scenario()
+@pytest.mark.parametrize("executor", ["script"])
+def test_decorated_in_a_source(amp: Amp, executor: str) -> None:
+    """TorchScript, which knows no decorators, says so (upstream test_autocast_decorator is skipped)."""
+
+    @torch.autocast(amp.type, dtype=amp.dtype)
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, x)
+
+    amp.raises("scripting it", RuntimeError, "not supported", lambda: amp.compiled(executor, program))

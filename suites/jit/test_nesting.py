@@ -1,4 +1,13 @@
-"""Rule nesting, compiled: `ampcheck.spec.rules` says what it promises."""
+"""Rule nesting, compiled: regions in and around a compiled function nest as they do in eager mode.
+
+Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast; cases name the upstream test or issue they come
+from.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`). Each case has an
+executor, the way a program is compiled (`ampcheck/spec/executors.py`); `amp.compiled(executor, program, inputs)`
+compiles.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +17,8 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("nesting")
 
 _EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "jaxcompile", "jaxjit")
 _GUARDED = ("dynamo", "aot", "inductor", "jaxcompile", "jaxjit")

@@ -1,39 +1,45 @@
-"""Rule parity: random programs with regions do the same compiled as they do eagerly.
+"""Rule parity: a random program with regions does compiled what it does eagerly.
 
-Each case draws its programs from a fixed seed. With `--nightly` it draws many more, from the seed that
-`--hypothesis-seed` gives or else from the day's date, which stands in the run file.
+A case has a front end: TorchScript, tracing, torch.compile, torch.export or XLA. Its programs come from a fixed seed. A
+`--nightly` run adds many, from the seed that `--hypothesis-seed` gives or else from the day's date, which is in the run
+file. Source: https://docs.pytorch.org/docs/2.13/export.html and torch/csrc/jit/JIT-AUTOCAST.md.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 import pytest
 
-from ampcheck.programs.compiled.run import ROADS, Fuzzer, text_of
+from ampcheck.programs.compiled.run import COMPILERS, Fuzzer, text_of
 from ampcheck.runner.suite import Amp, scenario
 
+pytestmark = pytest.mark.rule("parity")
 
-def _explore(amp: Amp, road: str, request: pytest.FixtureRequest) -> None:
+
+def _explore(amp: Amp, compiler: str, request: pytest.FixtureRequest) -> None:
     option = request.config.option
-    fuzzer = Fuzzer(amp.device, road, nightly=option.nightly, seed=getattr(option, "hypothesis_seed", None))
+    fuzzer = Fuzzer(amp.device, compiler, nightly=option.nightly, seed=getattr(option, "hypothesis_seed", None))
     if found := fuzzer.explore():
         amp.differences.append(f"{found[0]}, of\n{found[1].text}")
-        amp.script = text_of(found[1], road, amp.device)
+        amp.script = text_of(found[1], compiler, amp.device)
     amp.looked_at += fuzzer.compared
 
 
-@pytest.mark.parametrize("road", ["jit"])
+@pytest.mark.parametrize("compiler", ["jit"])
 @scenario(types=("cpu", "cuda"), values=True, dtypes="default")
-def test_drawn_for_jit(amp: Amp, road: str, request: pytest.FixtureRequest) -> None:
+def test_drawn_for_jit(amp: Amp, compiler: str, request: pytest.FixtureRequest) -> None:
     """A scripted program does what it does eagerly (JIT-AUTOCAST.md); TorchScript's autocast knows CPU and CUDA."""
-    _explore(amp, road, request)
+    _explore(amp, compiler, request)
 
 
-@pytest.mark.parametrize("road", [road for road in ROADS if road not in ("jit", "xla")])
+@pytest.mark.parametrize("compiler", [compiler for compiler in COMPILERS if compiler not in ("jit", "xla")])
 @scenario(values=True, dtypes="default")
-def test_drawn(amp: Amp, road: str, request: pytest.FixtureRequest) -> None:
+def test_drawn(amp: Amp, compiler: str, request: pytest.FixtureRequest) -> None:
     """A traced, compiled or exported program does what it does eagerly (torch/amp/autocast_mode.py; export.html)."""
-    _explore(amp, road, request)
+    _explore(amp, compiler, request)
 
 
 @scenario(types=("jax",), values=True, dtypes="default")
 def test_drawn_for_xla(amp: Amp, request: pytest.FixtureRequest) -> None:
-    """A program that is compiled whole does what it does eagerly (docs/jax_jit.md)."""
+    """A program that is compiled whole does what it does eagerly (docs/jax_device.md)."""
     _explore(amp, "xla", request)

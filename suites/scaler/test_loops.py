@@ -1,9 +1,16 @@
-"""Rule loops, the documented recipes: `ampcheck.spec.rules` says what the rule promises.
+"""Rule loops: a training loop with a GradScaler, written as documented, trains as one in float32 does.
 
-Each recipe of PyTorch's notes/amp_examples.html runs three times from the same start: in float32 without a scaler, in
-float32 with one, which must give the same parameters, and in a region, which must come close.
+Each documented recipe runs three times from the same start: in float32 without a scaler, in float32 with one, which
+must give the same parameters, and in a region, which must come close. Parts: the recipes; loops that are compiled,
+saved, averaged, sharded or checkpointed; long runs and both ends of the scale's range. Source:
+https://docs.pytorch.org/docs/2.13/notes/amp_examples.html.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
+import io
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -12,6 +19,8 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("loops")
 
 STEPS, SPOILED = 4, 1
 """How many steps there are, and the one whose gradients overflow; a run without a scaler leaves that step out."""
@@ -212,3 +221,333 @@ def test_two_devices(amp: Amp) -> None:
         for one in held:
             amp.exact(f"the parameter on {one.device.type} with nan in {bad}", one, torch.full((3,), 1.5))
     amp.expect("the scale", scaler.get_scale(), 16.0)
+
+
+# ---- compiled, saved, averaged, sharded and checkpointed loops
+
+INF, NAN = float("inf"), float("nan")
+
+
+def _step_function(amp: Amp, model: Any, optimizer: Any, scaler: torch.amp.GradScaler) -> Callable[..., torch.Tensor]:
+    """A whole step as a function of a batch and a factor, with which a caller makes it overflow."""
+
+    def step(x: torch.Tensor, y: torch.Tensor, factor: float) -> torch.Tensor:
+        optimizer.zero_grad()
+        with amp.region():
+            loss = torch.nn.functional.mse_loss(model(x), y)
+        scaler.scale(loss * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.detach()
+
+    return step
+
+
+def _run(amp: Amp, wrap: Callable[[Any], Any], make: Callable[..., Any] = torch.optim.SGD) -> Any:
+    """Six steps, the third of which overflows. Returns the losses, the parameters and the scaler."""
+    model = amp.module(_model).requires_grad_(True)
+    optimizer = make(model.parameters(), lr=0.125)
+    scaler = torch.amp.GradScaler(amp.type, init_scale=256.0, growth_interval=2)
+    step = wrap(_step_function(amp, model, optimizer, scaler))
+    losses = [step(*_batch(amp, n), INF if n == 2 else 1.0).float().item() for n in range(6)]
+    return losses, list(model.parameters()), scaler
+
+
+def _alike(amp: Amp, got: Any, want: Any, tolerance: float) -> None:
+    for n, (one, two) in enumerate(zip(got[0], want[0], strict=True)):
+        amp.expect(f"whether the loss of step {n} is near", abs(one - two) <= tolerance * (1 + abs(two)), True)
+    for n, (one, two) in enumerate(zip(got[1], want[1], strict=True)):
+        amp.close(f"parameter {n}", one, amp.device.host(two), tolerance)
+    amp.expect("the scaler's state", got[2].state_dict(), want[2].state_dict())
+
+
+@scenario(values=True, dtypes="default", types=("cpu", "cuda", "xpu", "mps"))
+def test_compiled(amp: Amp) -> None:
+    """torch.compile of a whole step trains as the step does eagerly (torch.compile, backend "eager").
+
+    Dynamo runs GradScaler's own methods; none of its values may be kept from one step to the next. A device whose
+    kernels are Python is left out: where the graph breaks, Dynamo follows them too. For jax, `jitted` is the case.
+    """
+    want = _run(amp, lambda step: step)
+    torch.compiler.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Dynamo looks at the gradient of tensors that have none, and is told so
+        got = _run(amp, lambda step: torch.compile(step, backend="eager"))
+    torch.compiler.reset()
+    _alike(amp, got, want, 1e-6)
+
+
+@scenario(values=True, dtypes="default", types=("jax",))
+def test_jitted(amp: Amp) -> None:
+    """A step that ampcheck.jax_device.jit makes one program trains as it does op by op, skips included."""
+    from ampcheck.jax_device import jit
+
+    want = _run(amp, lambda step: step, torch.optim.AdamW)
+    got = _run(amp, jit, torch.optim.AdamW)
+    _alike(amp, got, want, 16 * torch.finfo(amp.dtype).eps)
+
+
+@scenario(values=True, dtypes="default")
+def test_resumed(amp: Amp) -> None:
+    """A run that was saved and loaded between two steps goes on bit by bit (GradScaler.state_dict; composer#1376)."""
+
+    def made() -> tuple[Any, Any, torch.amp.GradScaler]:
+        model = amp.module(_model).requires_grad_(True)
+        scaler = torch.amp.GradScaler(amp.type, init_scale=256.0, growth_interval=2)
+        return model, torch.optim.AdamW(model.parameters(), lr=0.125), scaler
+
+    parts = made()
+    step = _step_function(amp, *parts)
+    for n in range(3):
+        step(*_batch(amp, n), INF if n == 1 else 1.0)
+    file = io.BytesIO()
+    torch.save([part.state_dict() for part in parts], file)
+    file.seek(0)
+    others = made()
+    for part, saved in zip(others, torch.load(file), strict=True):
+        part.load_state_dict(saved)
+    again = _step_function(amp, *others)
+    for n in range(3, 7):
+        for one in (step, again):
+            one(*_batch(amp, n), INF if n == 5 else 1.0)
+        amp.expect(f"the scaler's state after step {n}", others[2].state_dict(), parts[2].state_dict())
+    for n, (got, want) in enumerate(zip(others[0].parameters(), parts[0].parameters(), strict=True)):
+        amp.exact(f"parameter {n}", got, amp.device.host(want))
+
+
+@scenario(values=True, dtypes="default")
+def test_averaged(amp: Amp) -> None:
+    """Averages of the parameters are of those that steps gave; a skipped one adds the old (torch.optim.swa_utils)."""
+    results = []
+    for scaled in (False, True):
+        model = amp.module(_model).requires_grad_(True)
+        averages = [
+            torch.optim.swa_utils.AveragedModel(model),
+            torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)),
+        ]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+        scaler = torch.amp.GradScaler(amp.type, init_scale=256.0, enabled=scaled)
+        for n in range(4):
+            optimizer.zero_grad()
+            x, y = _batch(amp, n)
+            scaler.scale(torch.nn.functional.mse_loss(model(x), y) * (INF if scaled and n == 1 else 1.0)).backward()
+            if scaled or n != 1:
+                scaler.step(optimizer)
+                scaler.update()
+            for average in averages:
+                average.update_parameters(model)
+        results.append([one for average in averages for one in average.module.parameters()])
+    for n, (got, want) in enumerate(zip(results[1], results[0], strict=True)):
+        amp.close(f"averaged parameter {n}", got, amp.device.host(want), 1e-6)
+
+
+class Bounded(torch.amp.GradScaler):
+    """A scaler whose scale keeps within bounds, as people write it."""
+
+    def update(self, new_scale: Any = None) -> None:
+        super().update(new_scale)
+        super().update(min(max(self.get_scale(), 1.0), 512.0))
+
+
+@scenario(values=True, dtypes="default")
+def test_subclass(amp: Amp) -> None:
+    """A subclass that bounds the scale after each update trains with it (pytorch#99640 asks for such a bound)."""
+    leaf = torch.nn.Parameter(torch.tensor([1.0, -2.0], device=amp.type))
+    optimizer, scaler = torch.optim.SGD([leaf], lr=0.5), Bounded(amp.type, init_scale=128.0, growth_interval=1)
+    scales = []
+    for slope in (0.5, 0.5, 0.5, *[INF] * 12, 0.5):
+        leaf.grad = None
+        scaler.scale((leaf * slope).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    amp.expect("the scales", scales, [256.0, 512.0, 512.0] + [max(512.0 / 2**n, 1.0) for n in range(1, 13)] + [2.0])
+    amp.exact("the parameter", leaf, torch.tensor([1.0, -2.0]) - 4 * 0.25)
+
+
+@scenario(values=True, dtypes="default", types=("cpu", "cuda"))
+def test_sharded(amp: Amp) -> None:
+    """FSDP's scaler, in a group of one process, does as the plain one does (test_fsdp_sharded_grad_scaler)."""
+    from torch import distributed
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    try:
+        results = []
+        for scaler in (
+            torch.amp.GradScaler(amp.type, init_scale=64.0, growth_interval=2),
+            ShardedGradScaler(amp.type, init_scale=64.0, growth_interval=2),
+        ):
+            leaf = torch.nn.Parameter(torch.tensor([1.0, -2.0], device=amp.type))
+            optimizer = torch.optim.Adam([leaf], lr=0.5)
+            for slope in (0.5, INF, 0.25, 0.5):
+                leaf.grad = None
+                scaler.scale((leaf * slope).sum()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            results.append((leaf, scaler.get_scale()))
+    finally:
+        distributed.destroy_process_group()
+    amp.exact("the parameter", results[1][0], amp.device.host(results[0][0]))
+    amp.expect("the scale", results[1][1], results[0][1])
+
+
+@scenario(values=True, dtypes="default")
+def test_recomputed_segment(amp: Amp) -> None:
+    """A checkpointed segment gives the same scaled gradients as one that is kept (torch.utils.checkpoint)."""
+    results = []
+    for kept in (True, False):
+        model: Any = amp.module(_model).requires_grad_(True)
+        optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.125), torch.amp.GradScaler(amp.type, 256.0)
+        x, y = _batch(amp, 0)
+        with amp.region():
+            out = model(x) if kept else torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
+            loss = torch.nn.functional.mse_loss(out, y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        results.append(list(model.parameters()))
+    for n, (got, want) in enumerate(zip(results[1], results[0], strict=True)):
+        amp.exact(f"parameter {n}", got, amp.device.host(want))
+
+
+# ---- long runs, and both ends of the scale's range
+
+
+def _made(amp: Amp, scale: float, **options: Any) -> tuple[torch.nn.Parameter, Any, torch.amp.GradScaler]:
+    leaf = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0], device=amp.type))
+    return leaf, torch.optim.SGD([leaf], lr=0.5), torch.amp.GradScaler(amp.type, init_scale=scale, **options)
+
+
+def _step_with_slope(leaf: torch.nn.Parameter, optimizer: Any, scaler: torch.amp.GradScaler, slope: float) -> None:
+    leaf.grad = None
+    scaler.scale((leaf * slope).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+@scenario(values=True, dtypes="default")
+def test_long_overflow(amp: Amp) -> None:
+    """However many steps overflow, the scale halves each time and the parameters stay (GradScaler.update; apex#318)."""
+    leaf, optimizer, scaler = _made(amp, 65536.0)
+    wrong = []
+    for step in range(142):
+        _step_with_slope(leaf, optimizer, scaler, (INF, NAN, -INF)[step % 3])
+        if scaler.get_scale() != 2.0 ** (15 - step):
+            wrong.append(step)
+    amp.expect("steps after which the scale was not halved", wrong, [])
+    amp.exact("the parameter", leaf, torch.tensor([1.0, -2.0, 3.0]))
+    _step_with_slope(leaf, optimizer, scaler, 2.0)
+    amp.exact("the parameter after a finite step at the smallest normal scale", leaf, torch.tensor([0.0, -3.0, 2.0]))
+    amp.expect("the scale", scaler.get_scale(), 2.0**-126)
+
+
+@scenario(values=True, dtypes="default")
+def test_scale_too_small(amp: Amp) -> None:
+    """Where the unscaled gradients are not finite the step is skipped, also if the scaled ones were (pytorch#99640).
+
+    GradScaler.step: optimizer.step() is skipped "to avoid corrupting the params". Nothing keeps the scale from 0.
+    """
+    for scale in (2.0**-140, 2.0**-149, 0.0):
+        leaf, optimizer, scaler = _made(amp, scale)
+        _step_with_slope(leaf, optimizer, scaler, 2.0)
+        amp.expect(f"whether the parameter is finite at scale {scale}", bool(leaf.isfinite().all().item()), True)
+    leaf, optimizer, scaler = _made(amp, 0.5)
+    leaf.grad = torch.full_like(leaf, 3e38)
+    scaler.scale(torch.ones((), device=amp.type))
+    scaler.step(optimizer)
+    amp.expect("whether it is where unscaling overflows", bool(leaf.isfinite().all().item()), True)
+
+
+@scenario(values=True, dtypes="default")
+def test_long_growth(amp: Amp) -> None:
+    """A scale that grows with each step passes through float32's range and steps stay right (grad_scaler.py).
+
+    test_grad_scale_will_not_overflow: at the top it stays, since an infinite scale could never come back.
+    """
+    leaf, optimizer, scaler = _made(amp, 1.0, growth_interval=1)
+    for step in range(1, 127):
+        _step_with_slope(leaf, optimizer, scaler, 2.0**-20)
+        amp.expect(f"the scale after step {step}", scaler.get_scale(), 2.0**step)
+    amp.exact("the parameter", leaf, torch.tensor([1.0, -2.0, 3.0]) - 126 * 2.0**-21)
+
+
+@scenario(values=True, dtypes="default")
+def test_top_of_the_scale(amp: Amp) -> None:
+    """At the largest scale steps are still right, and the scale stays finite (grad_scaler.py, unscale_)."""
+    leaf, optimizer, scaler = _made(amp, 2.0**126, growth_interval=1)
+    for step in range(4):
+        _step_with_slope(leaf, optimizer, scaler, 2.0**-20)
+        amp.expect(f"the scale after step {step}", scaler.get_scale(), 2.0**127)
+    amp.exact("the parameter", leaf, torch.tensor([1.0, -2.0, 3.0]) - 4 * 2.0**-21)
+    _step_with_slope(leaf, optimizer, scaler, 4.0)
+    amp.expect("the scale after an overflow", scaler.get_scale(), 2.0**126)
+    amp.exact("the parameter after an overflow", leaf, torch.tensor([1.0, -2.0, 3.0]) - 4 * 2.0**-21)
+
+
+@scenario(values=True, dtypes="default")
+def test_swings(amp: Amp) -> None:
+    """The scale goes up at each interval and down at each overflow, and each step counts once (GradScaler.update)."""
+    leaf, optimizer, scaler = _made(amp, 8.0, growth_interval=3, growth_factor=4.0, backoff_factor=0.25)
+    scale, tracker, taken = 8.0, 0, 0
+    for step in range(40):
+        bad = step % 7 == 5 or step in (20, 21)
+        _step_with_slope(leaf, optimizer, scaler, NAN if bad else 2.0**-4)
+        scale, tracker = (scale * 0.25, 0) if bad else (scale, tracker + 1)
+        if tracker == 3:
+            scale, tracker = scale * 4.0, 0
+        taken += not bad
+        amp.expect(
+            f"scale and tracker after step {step}", (scaler.get_scale(), scaler._get_growth_tracker()), (scale, tracker)
+        )
+    amp.exact("the parameter", leaf, torch.tensor([1.0, -2.0, 3.0]) - taken * 2.0**-5)
+
+
+def _fitted(amp: Amp, *, scaled: bool, region: bool, scale: float) -> tuple[float, int, float]:
+    """The loss of a small network fitted to a sine, how many steps were skipped, and the scale at the end."""
+    model = amp.module(
+        lambda: torch.nn.Sequential(torch.nn.Linear(1, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    ).requires_grad_(True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    scaler = torch.amp.GradScaler(amp.type, init_scale=scale, growth_interval=20, enabled=scaled)
+    x = torch.linspace(-2, 2, 64)[:, None].to(amp.type)
+    y, skipped, loss = torch.sin(x), 0, torch.zeros(())
+    for _ in range(80):
+        optimizer.zero_grad()
+        with amp.region(enabled=region):
+            loss = torch.nn.functional.mse_loss(model(x), y)
+        before = scaler.get_scale()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        skipped += scaler.get_scale() < before
+    return loss.item(), skipped, scaler.get_scale()
+
+
+@scenario(values=True)
+def test_recovers(amp: Amp) -> None:
+    """Training that overflows at first finds a scale that does not, and fits as float32 does (GradScaler)."""
+    want, _, _ = _fitted(amp, scaled=False, region=False, scale=1.0)
+    got, skipped, scale = _fitted(amp, scaled=True, region=True, scale=2.0**30)
+    amp.expect("whether the loss is within 20 % of float32's", abs(got - want) <= 0.2 * want + 1e-3, True)
+    amp.expect("whether it trained at all", want < 0.1, True)
+    if amp.dtype == torch.float16:
+        amp.expect("whether steps were skipped", skipped > 0, True)
+        amp.expect("whether the scale came down", scale < 2.0**30, True)
+    else:
+        amp.expect("steps skipped in bfloat16, which has float32's range", skipped, 0)
+
+
+@scenario(values=True, dtypes="default")
+def test_infinite_loss_then_finite(amp: Amp) -> None:
+    """One bad batch costs one step and half the scale, and leaves no trace in momentum (GradScaler.step; apex#289)."""
+    results = []
+    for bad in (False, True):
+        leaf = torch.nn.Parameter(torch.tensor([1.0, -2.0], device=amp.type))
+        optimizer = torch.optim.SGD([leaf], lr=0.5, momentum=0.5)
+        scaler = torch.amp.GradScaler(amp.type, init_scale=64.0)
+        for slope in (0.5, INF, 0.25, 0.125) if bad else (0.5, 0.25, 0.125):
+            _step_with_slope(leaf, optimizer, scaler, slope)
+        results.append(leaf)
+        amp.expect(f"the scale, with a bad batch: {bad}", scaler.get_scale(), 32.0 if bad else 64.0)
+    amp.exact("the parameter", results[1], amp.device.host(results[0]))

@@ -1,10 +1,18 @@
-"""Rule optimizers, every one of `torch.optim`: `ampcheck.spec.rules` says what it promises. Sources are PyTorch 2.13's.
+"""Rule optimizers: an optimizer stepped by a GradScaler does what it does with gradients that were never scaled.
 
-The optimizers are those that `torch.optim` names, so a new one has its cases on the day it appears.
+A skipped step changes nothing. The optimizers are all that `torch.optim` names, so a new one has its cases on the day
+it appears. Parts: every optimizer; kinds of gradients; fused optimizers, which unscale in their own kernel and are
+given `grad_scale` and `found_inf`. Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.GradScaler.step and
+torch/amp/grad_scaler.py.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 import copy
 import inspect
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +22,8 @@ from torch.optim.optimizer import _get_capturable_supported_devices
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("optimizers")
 
 APART = ("Optimizer", "LBFGS", "SparseAdam")
 """The base class, one that must have a closure, and one for sparse gradients: cases of their own."""
@@ -195,3 +205,465 @@ def test_every_one_is_known(amp: Amp) -> None:
     found = {one.__name__ for one in named if isinstance(one, type) and issubclass(one, Optimizer)}
     amp.expect("optimizers without a case", sorted(found - set(NAMES) - set(APART)), [])
     amp.expect("fewer than there were", len(NAMES) >= 13, True)
+
+
+# ---- kinds of gradients
+
+INF, NAN = float("inf"), float("nan")
+
+
+def _ones(amp: Amp, *, dtype: torch.dtype = torch.float32, size: int = 3) -> torch.nn.Parameter:
+    return torch.nn.Parameter((torch.arange(size) - 1.5).to(dtype).to(amp.type))
+
+
+def _steps(amp: Amp, leaves: list[torch.nn.Parameter], optimizer: Any, *, scaled: bool, count: int = 2) -> Any:
+    """Steps down half the sum of squares of all leaves that want a gradient. Returns the scaler."""
+    scaler = torch.amp.GradScaler(amp.type, init_scale=512.0, enabled=scaled)
+    for _ in range(count):
+        optimizer.zero_grad()
+        for leaf in leaves:
+            if leaf.requires_grad:
+                scaler.scale(leaf.square().sum() / 2).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return scaler
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=["brain", "single", "double"])
+@pytest.mark.parametrize("way", ["loop", "foreach", "fused"])
+@scenario(values=True, dtypes="default")
+def test_dtype(amp: Amp, way: str, dtype: torch.dtype) -> None:
+    """Parameters of another dtype than float16 are trained as without a scaler (pytorch#127176; torch.optim)."""
+    results = []
+    for scaled in (False, True):
+        leaf = _ones(amp, dtype=dtype)
+        optimizer = torch.optim.SGD([leaf], lr=0.25, foreach=way == "foreach", fused=way == "fused")
+        _steps(amp, [leaf], optimizer, scaled=scaled)
+        results.append(leaf)
+    amp.exact("the parameter", results[1], amp.device.host(results[0]))
+    amp.expect("dtype of its gradient", getattr(results[1].grad, "dtype", None), dtype)
+
+
+@scenario(values=True, dtypes="default")
+def test_half_is_refused(amp: Amp) -> None:
+    """float16 gradients are refused, and neither they nor the parameters change (grad_scaler.py; pytorch#74739)."""
+    leaf = _ones(amp, dtype=torch.float16)
+    optimizer, scaler = torch.optim.SGD([leaf], lr=0.25), torch.amp.GradScaler(amp.type, init_scale=512.0)
+    scaler.scale(leaf.float().sum()).backward()
+    amp.raises("step", ValueError, "Attempting to unscale FP16 gradients", lambda: scaler.step(optimizer))
+    amp.exact("the parameter", leaf, (torch.arange(3) - 1.5).half())
+    amp.exact("the gradient", leaf.grad, torch.full((3,), 512.0).half())
+
+
+@scenario(values=True, dtypes="default")
+def test_complex_is_refused(amp: Amp) -> None:
+    """Complex gradients are refused in words that name the dtype, and the parameter is kept (pytorch#127176)."""
+    leaf = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64, device=amp.type))
+    optimizer, scaler = torch.optim.SGD([leaf], lr=0.25), torch.amp.GradScaler(amp.type, init_scale=512.0)
+    scaler.scale(leaf.abs().sum()).backward()
+    amp.raises("step", RuntimeError, "omplex", lambda: scaler.step(optimizer))
+    amp.expect("the parameter", amp.values(leaf), [1.0, 1.0])
+
+
+@pytest.mark.parametrize("way", ["loop", "foreach", "fused"])
+@scenario(values=True, dtypes="default")
+def test_dtypes_in_one(amp: Amp, way: str) -> None:
+    """Parameters of several dtypes and shapes in one optimizer are all stepped, or all skipped (grad_scaler.py)."""
+    dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.float32)
+    results = []
+    for scaled in (False, True):
+        leaves = [_ones(amp, dtype=dtype, size=n + 1) for n, dtype in enumerate(dtypes)]
+        optimizer = torch.optim.Adam(leaves, lr=0.25, foreach=way == "foreach", fused=way == "fused")
+        scaler = _steps(amp, leaves, optimizer, scaled=scaled)
+        results.append([leaf.detach().clone() for leaf in leaves])
+    for n, (got, want) in enumerate(zip(results[1], results[0], strict=True)):
+        amp.exact(f"parameter {n}", got, amp.device.host(want))
+    for bad in leaves:
+        for leaf in leaves:
+            leaf.grad = torch.full_like(leaf, INF if leaf is bad else 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        for n, (leaf, kept) in enumerate(zip(leaves, results[1], strict=True)):
+            amp.exact(f"parameter {n} after an infinity in one of {bad.dtype}", leaf, amp.device.host(kept))
+
+
+@pytest.mark.parametrize("to_none", [True, False], ids=["none", "zeros"])
+@pytest.mark.parametrize("way", ["loop", "foreach", "fused"])
+@scenario(values=True, dtypes="default")
+def test_parameters_without_gradient(amp: Amp, way: str, to_none: bool) -> None:
+    """Frozen and unused parameters stay, and weigh nothing in the check (grad_scaler.py: no gradient, no check)."""
+    used, frozen, unused = _ones(amp), _ones(amp).requires_grad_(False), _ones(amp)
+    optimizer = torch.optim.SGD([frozen, used, unused], lr=0.25, foreach=way == "foreach", fused=way == "fused")
+    scaler = torch.amp.GradScaler(amp.type, init_scale=512.0)
+    for _ in range(2):
+        optimizer.zero_grad(set_to_none=to_none)
+        scaler.scale(used.square().sum() / 2).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    start = torch.arange(3) - 1.5
+    amp.exact("the parameter used", used, start * 0.75**2)
+    amp.exact("the frozen one", frozen, start)
+    amp.exact("the unused one", unused, start)
+
+
+@scenario(values=True, dtypes="default")
+def test_no_gradient_at_all(amp: Amp) -> None:
+    """A step without any gradient says that nothing was checked (grad_scaler.py; accelerate#357)."""
+    leaf = _ones(amp)
+    optimizer, scaler = torch.optim.SGD([leaf], lr=0.25), torch.amp.GradScaler(amp.type)
+    scaler.scale(torch.ones((), device=amp.type))
+    amp.raises("step", AssertionError, "No inf checks were recorded", lambda: scaler.step(optimizer))
+    amp.exact("the parameter", leaf, torch.arange(3) - 1.5)
+
+
+@pytest.mark.parametrize("way", ["SparseAdam", "SGD", "Momentum", "Adagrad"])
+@scenario(values=True, dtypes="default")
+def test_sparse(amp: Amp, way: str) -> None:
+    """Optimizers that take sparse gradients take those of a scaled loss (pytorch#35810; torch.nn.Embedding)."""
+    made: dict[str, Any] = {
+        "SparseAdam": lambda held: torch.optim.SparseAdam(list(held), lr=0.25),
+        "SGD": lambda held: torch.optim.SGD(held, lr=0.25),
+        "Momentum": lambda held: torch.optim.SGD(held, lr=0.25, momentum=0.5),
+        "Adagrad": lambda held: torch.optim.Adagrad(held, lr=0.25),
+    }
+    results = []
+    index = torch.tensor([0, 2, 2, 3], device=amp.type)
+    for scaled in (False, True):
+        table = torch.nn.Embedding.from_pretrained(torch.ones(5, 2), freeze=False, sparse=True).to(amp.type)
+        optimizer, scaler = made[way](table.parameters()), torch.amp.GradScaler(amp.type, 512.0, enabled=scaled)
+        for step in range(3):
+            optimizer.zero_grad()
+            scaler.scale(table(index).square().sum()).backward()
+            if scaled and step == 1 and table.weight.grad is not None:
+                table.weight.grad._values()[1] = INF
+            if scaled or step != 1:
+                with torch.sparse.check_sparse_tensor_invariants(enable=True):  # silent on it, Adagrad's own would warn
+                    scaler.step(optimizer)
+                scaler.update()
+        results.append(table.weight)
+    amp.exact("the table", results[1], amp.device.host(results[0]))
+
+
+@scenario(values=True, dtypes="default")
+def test_closure(amp: Amp) -> None:
+    """A closure is refused before it is called, by keyword and in first place (amp.html, GradScaler.step).
+
+    "Closure use is not currently supported": LBFGS cannot step without one, so no scaler can step it.
+    """
+    for make in (torch.optim.LBFGS, torch.optim.SGD):
+        leaf = _ones(amp)
+        called: list[int] = []
+        optimizer, scaler = make([leaf], lr=0.25), torch.amp.GradScaler(amp.type, init_scale=512.0)
+
+        def closure(leaf: torch.nn.Parameter = leaf, called: list[int] = called) -> torch.Tensor:
+            called.append(1)
+            leaf.grad = torch.ones_like(leaf)
+            return leaf.sum()
+
+        scaler.scale(leaf.sum()).backward()
+        text = "Closure use is not currently supported"
+        for what, give in (
+            ("by keyword", lambda o=optimizer, s=scaler, c=closure: s.step(o, closure=c)),
+            ("in first place", lambda o=optimizer, s=scaler, c=closure: s.step(o, c)),
+        ):
+            amp.raises(f"a closure given to {make.__name__} {what}", RuntimeError, text, give)
+        amp.expect(f"calls of the closure given to {make.__name__}", len(called), 0)
+
+
+@scenario(values=True, dtypes="default")
+def test_returned_value(amp: Amp) -> None:
+    """step returns what the optimizer's step returns, and hands on what it is given (amp.html, GradScaler.step)."""
+
+    class Counted(torch.optim.SGD):
+        def step(self, closure: Any = None, *, told: int = 0) -> Any:
+            super().step(closure)
+            return told + 1
+
+    leaf = _ones(amp)
+    optimizer, scaler = Counted([leaf], lr=0.25), torch.amp.GradScaler(amp.type, init_scale=512.0)
+    scaler.scale(leaf.sum()).backward()
+    amp.expect("what a step returned", scaler.step(optimizer, told=4), 5)
+
+
+@scenario(values=True, dtypes="default")
+def test_scheduler(amp: Amp) -> None:
+    """A learning rate scheduler's rates hold for scaled steps, also after a skipped one (amp_examples.html)."""
+    results = []
+    for scaled in (False, True):
+        leaf = _ones(amp)
+        optimizer = torch.optim.SGD([leaf], lr=1.0)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+        scaler = torch.amp.GradScaler(amp.type, init_scale=512.0, enabled=scaled)
+        for step in range(4):
+            leaf.grad = None
+            scaler.scale(leaf.square().sum() / 2).backward()
+            if step == 2 and leaf.grad is not None:
+                leaf.grad[0] = INF
+            if scaled or step != 2:
+                scaler.step(optimizer)
+                scaler.update()
+            scheduler.step()
+        results.append(leaf)
+        amp.expect(f"the rate, scaled={scaled}", optimizer.param_groups[0]["lr"], 0.0625)
+    amp.exact("the parameter", results[1], amp.device.host(results[0]))
+
+
+@scenario(values=True, dtypes="default")
+def test_scheduler_after_a_skipped_step(amp: Amp) -> None:
+    """Calls in the right order give no warning of a wrong one when the first step is skipped (pytorch#44511)."""
+    leaf = _ones(amp)
+    optimizer, scaler = torch.optim.SGD([leaf], lr=0.25), torch.amp.GradScaler(amp.type, init_scale=512.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
+    scaler.scale((leaf * INF).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    amp.quiet("scheduler.step() after scaler.step()", scheduler.step)
+
+
+@scenario(values=True, dtypes="default")
+def test_group_added_later(amp: Amp) -> None:
+    """A group that is added between two steps is unscaled and stepped with the others (torch.optim.Optimizer)."""
+    one, two = _ones(amp), _ones(amp)
+    optimizer = torch.optim.SGD([one], lr=0.25)
+    _steps(amp, [one], optimizer, scaled=True, count=1)
+    optimizer.add_param_group({"params": [two], "lr": 0.5})
+    _steps(amp, [one, two], optimizer, scaled=True, count=1)
+    amp.exact("the first parameter", one, (torch.arange(3) - 1.5) * 0.75**2)
+    amp.exact("the one that was added", two, (torch.arange(3) - 1.5) * 0.5)
+
+
+# ---- fused optimizers
+
+FUSED: dict[str, Callable[..., Any]] = {
+    "Adam": lambda held, **more: torch.optim.Adam(held, lr=0.125, **more),
+    "AdamW": lambda held, **more: torch.optim.AdamW(held, lr=0.125, **more),
+    "SGD": lambda held, **more: torch.optim.SGD(held, lr=0.125, **more),
+    "Momentum": lambda held, **more: torch.optim.SGD(held, lr=0.125, momentum=0.5, dampening=0.25, **more),
+    "Adagrad": lambda held, **more: torch.optim.Adagrad(held, lr=0.125, **more),
+}
+each_fused = pytest.mark.parametrize("name", FUSED)
+
+
+def _leaf(amp: Amp, size: int = 4) -> torch.nn.Parameter:
+    return torch.nn.Parameter((torch.arange(size, dtype=torch.float32) - 1.5).to(amp.type))
+
+
+def _scaler(amp: Amp, scale: float = 256.0) -> torch.amp.GradScaler:
+    return torch.amp.GradScaler(amp.type, init_scale=scale, growth_interval=1000)
+
+
+def _backward(leaf: torch.nn.Parameter, scaler: torch.amp.GradScaler, bad: float | None = None) -> None:
+    """The gradient of half the sum of squares, scaled: the parameter itself times the scale."""
+    leaf.grad = None
+    scaler.scale(leaf.square().sum() / 2).backward()
+    if bad is not None and leaf.grad is not None:
+        leaf.grad[1] = bad
+
+
+@each_fused
+@scenario(values=True, dtypes="default")
+def test_divided_once(amp: Amp, name: str) -> None:
+    """Gradients are divided once, in the step or before it, and hold that afterwards (pytorch#94060, pytorch#90752)."""
+    for apart in (False, True):
+        leaf, scaler = _leaf(amp), _scaler(amp)
+        optimizer, start = FUSED[name]([leaf], fused=True), leaf.detach().clone()
+        _backward(leaf, scaler)
+        if apart:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        amp.exact(f"the gradient, unscale_ called: {apart}", leaf.grad, amp.device.host(start))
+        plain = torch.nn.Parameter(start)
+        plain.grad = start.clone()
+        FUSED[name]([plain], fused=True).step()
+        amp.close(f"the parameter, unscale_ called: {apart}", leaf, amp.device.host(plain), 1e-6)
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["in_step", "apart"])
+@pytest.mark.parametrize("bad", ["inf", "-inf", "nan"], ids=["inf", "minus_inf", "nan"])
+@each_fused
+@scenario(values=True, dtypes="default")
+def test_overflow_in_the_first_step(amp: Amp, name: str, bad: str, apart: bool) -> None:
+    """Where the first step is skipped, the second is what a first one is (pytorch#95781; the scale starts too high)."""
+    results = []
+    for skips in (True, False):
+        leaf, scaler = _leaf(amp), _scaler(amp)
+        optimizer = FUSED[name]([leaf], fused=True)
+        for this in (float(bad), None, None) if skips else (None, None):
+            _backward(leaf, scaler, this)
+            if apart:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        results.append(leaf)
+    amp.close("the parameter after a skipped step and two others", results[0], amp.device.host(results[1]), 1e-6)
+
+
+@each_fused
+@scenario(values=True, dtypes="default")
+def test_preset_grad_scale(amp: Amp, name: str) -> None:
+    """A grad_scale that the user set is divided by as well, with a separate unscale_ or without (pytorch#123428)."""
+    for apart in (False, True):
+        leaf, scaler = _leaf(amp), _scaler(amp)
+        optimizer, start = FUSED[name]([leaf], fused=True), leaf.detach().clone()
+        _backward(leaf, scaler)
+        if apart:
+            scaler.unscale_(optimizer)
+        optimizer.grad_scale = torch.full((1,), 8.0, device=amp.type)
+        scaler.step(optimizer)
+        scaler.update()
+        amp.exact(f"the gradient, unscale_ called: {apart}", leaf.grad, amp.device.host(start / 8))
+
+
+@each_fused
+@scenario(values=True, dtypes="default")
+def test_nothing_stays_behind(amp: Amp, name: str) -> None:
+    """After a step, taken or skipped, the optimizer has neither grad_scale nor found_inf (grad_scaler.py, step)."""
+    leaf, scaler = _leaf(amp), _scaler(amp)
+    optimizer = FUSED[name]([leaf], fused=True)
+    for bad in (None, INF):
+        _backward(leaf, scaler, bad)
+        scaler.step(optimizer)
+        scaler.update()
+        left = [attribute for attribute in ("grad_scale", "found_inf") if hasattr(optimizer, attribute)]
+        amp.expect(f"attributes left after a gradient of {bad}", left, [])
+
+
+@each_fused
+@scenario(values=True, dtypes="default")
+def test_step_that_raises(amp: Amp, name: str) -> None:
+    """A step that raised can be tried again, and divides by the scale once (grad_scaler.py, step)."""
+    leaf, scaler = _leaf(amp), _scaler(amp)
+    optimizer, start = FUSED[name]([leaf], fused=True), leaf.detach().clone()
+    _backward(leaf, scaler)
+
+    def refuse(*_: object) -> None:
+        raise LookupError("not now")
+
+    hook = optimizer.register_step_pre_hook(refuse)
+    amp.raises("the first try", LookupError, "not now", lambda: scaler.step(optimizer))
+    hook.remove()
+    scaler.step(optimizer)
+    amp.exact("the gradient after the second try", leaf.grad, amp.device.host(start))
+
+
+@pytest.mark.parametrize("how", ["loop_to_fused", "fused_to_loop", "deepcopy", "pickle"])
+@each_fused
+@scenario(values=True, dtypes="default")
+def test_moved(amp: Amp, name: str, how: str) -> None:
+    """What a checkpoint was saved by need not be what loads it (torch.optim.Optimizer.load_state_dict)."""
+    leaf, scaler = _leaf(amp), _scaler(amp)
+    optimizer = FUSED[name]([leaf], fused=how != "loop_to_fused")
+    _backward(leaf, scaler)
+    scaler.step(optimizer)
+    scaler.update()
+    if how == "deepcopy":
+        other, loaded = copy.deepcopy((leaf, optimizer))
+    elif how == "pickle":
+        other, loaded = pickle.loads(pickle.dumps((leaf, optimizer)))
+    else:
+        other = torch.nn.Parameter(leaf.detach().clone())
+        loaded = FUSED[name]([other], fused=how == "loop_to_fused")
+        loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for bad in (INF, None):
+        for one, own in ((leaf, optimizer), (other, loaded)):
+            _backward(one, scaler, bad)
+            scaler.step(own)
+        scaler.update()
+    amp.close("the parameter of the loaded optimizer", other, amp.device.host(leaf), 1e-6)
+
+
+@each_fused
+@scenario(values=True, dtypes="default")
+def test_late_gradient(amp: Amp, name: str) -> None:
+    """A parameter whose first gradient comes later than another's is stepped then (torch.optim: None is skipped)."""
+    results = []
+    for fused in (False, True):
+        held, scaler = [_leaf(amp), _leaf(amp)], _scaler(amp)
+        optimizer = FUSED[name](held, fused=fused)
+        for stage in ((0,), (0, 1), (1,)):
+            optimizer.zero_grad()
+            for n in stage:
+                _backward(held[n], scaler)
+            scaler.step(optimizer)
+            scaler.update()
+        results.append(held)
+    for n in (0, 1):
+        amp.close(f"parameter {n}", results[1][n], amp.device.host(results[0][n]), 1e-6)
+
+
+@each_fused
+@scenario(values=True, dtypes="default")
+def test_gradient_spoiled_after_the_check(amp: Amp, name: str) -> None:
+    """What happens to gradients after unscale_ is not looked for, fused or not (pytorch#97415).
+
+    test_torch, test_params_invalidated_with_grads_invalidated_between_unscale_and_step
+    """
+    for fused in (False, True):
+        leaf, scaler = _leaf(amp), _scaler(amp)
+        optimizer = FUSED[name]([leaf], fused=fused)
+        _backward(leaf, scaler)
+        scaler.unscale_(optimizer)
+        if leaf.grad is not None:
+            leaf.grad.fill_(NAN)
+        scaler.step(optimizer)
+        scaler.update()
+        amp.expect(f"whether the parameter is nan, fused={fused}", bool(leaf.isnan().all().item()), True)
+        amp.expect(f"the scale, fused={fused}", scaler.get_scale(), 256.0)
+
+
+@scenario(values=True, dtypes="default")
+def test_groups_of_both_kinds(amp: Amp) -> None:
+    """Groups with settings of their own are each stepped by them, from one scale (torch.optim, param groups)."""
+    for made in FUSED.values():
+        results = []
+        for scaled in (False, True):
+            held = [_leaf(amp), _leaf(amp, 3), _leaf(amp, 1)]
+            scaler = torch.amp.GradScaler(amp.type, init_scale=256.0, enabled=scaled)
+            optimizer = made([{"params": held[:1], "lr": 0.5}, {"params": held[1:], "weight_decay": 0.25}], fused=True)
+            for _ in range(2):
+                for leaf in held:
+                    _backward(leaf, scaler)
+                scaler.step(optimizer)
+                scaler.update()
+            results.append(held)
+        for n, (got, want) in enumerate(zip(results[1], results[0], strict=True)):
+            amp.close(f"parameter {n}", got, amp.device.host(want), 1e-6)
+
+
+class Own(torch.optim.SGD):
+    """An optimizer of one's own that handles the scale itself, as GradScaler.step lets it."""
+
+    _step_supports_amp_scaling = True
+    seen: tuple[float, float] | None = None
+
+    def step(self, closure: Any = None) -> Any:
+        self.seen = (self.grad_scale.item(), self.found_inf.item())  # type: ignore[attr-defined]
+        return "stepped"
+
+
+class Told(torch.optim.SGD):
+    """An optimizer of one's own with the older contract: it is handed the scaler."""
+
+    _step_supports_amp_scaling = True
+    given: object = None
+
+    def step(self, closure: Any = None, *, grad_scaler: object = None) -> Any:
+        self.given = grad_scaler
+
+
+@pytest.mark.parametrize("kind", ["own", "told"])
+@scenario(values=True, dtypes="default")
+def test_optimizer_of_ones_own(amp: Amp, kind: str) -> None:
+    """Such an optimizer is called also where a gradient overflowed, and told so (test_grad_scaler_pass_itself)."""
+    for bad, found in ((None, 0.0), (INF, 1.0)):
+        leaf, scaler = _leaf(amp), _scaler(amp)
+        _backward(leaf, scaler, bad)
+        if kind == "own":
+            own = Own([leaf])
+            amp.expect("what step returned", scaler.step(own), "stepped")
+            amp.expect("grad_scale and found_inf", own.seen, (256.0, found))
+        else:
+            told = Told([leaf])
+            amp.warns("the older contract", FutureWarning, "passing itself", lambda: scaler.step(told))  # noqa: B023
+            amp.expect("whether the scaler was passed", told.given is scaler, True)

@@ -1,4 +1,10 @@
-"""Rule persistence: `ampcheck.spec.rules` says what it promises. Sources: PyTorch 2.13's `torch/amp/grad_scaler.py`."""
+"""Rule persistence: a GradScaler that is saved and loaded, pickled or copied goes on as the one it was made of.
+
+Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.GradScaler.state_dict and torch/amp/grad_scaler.py.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
+"""
 
 import copy
 import pickle
@@ -8,6 +14,8 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("persistence")
 
 KEYS = ["scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"]
 ENDS = {

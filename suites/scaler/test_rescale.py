@@ -1,12 +1,18 @@
-"""Rule rescale: `ampcheck.spec.rules` says what it promises. Sources are PyTorch 2.13's.
+"""Rule rescale: the scale backs off after an overflow and grows after growth_interval steps without one.
 
-`_amp_update_scale_` is what `GradScaler.update` asks of a device.
+A scale that would not be finite in float32 does not grow. `_amp_update_scale_` is the op that `GradScaler.update` asks
+of a device. Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.GradScaler.update.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("rescale")
 
 INF = float("inf")
 TOP, SMALLEST = 2.0**127, 2.0**-126

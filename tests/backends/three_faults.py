@@ -43,7 +43,7 @@ class Faulty(Cpu):
     compilers = ()
     deviations = None
 
-    def running(self) -> Any:
+    def activate(self) -> Any:
         return Kernels()
 
 

@@ -151,7 +151,7 @@ def test_a_worker_that_dies_is_told_in_a_sentence(
 
 
 def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
-    text = (ROOT / "docs/advise.md").read_text()
+    text = (ROOT / "docs/using.md").read_text()
     blocks = re.findall(r"```python\n# (\S+)\n(.*?)```", text, re.DOTALL)
     assert [name for name, _ in blocks] == ["train_step.py"]
     (tmp_path / "train_step.py").write_text(blocks[0][1])

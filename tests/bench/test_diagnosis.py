@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ampcheck.bench.advise import diagnosis, evidence
-from ampcheck.bench.advise.diagnosis import Case, Gradients, Recast, Seen
+from ampcheck.bench.advise.diagnosis import Gradients, Recast, Seen, StepCase
 from ampcheck.bench.advise.user_step import StepSpec, UserStep
 from ampcheck.bench.core.model import PRECISIONS, ArmResult
 from ampcheck.devices.cpu import Cpu
@@ -20,7 +20,7 @@ CPU = Cpu()
 
 # ---- reasons, from planted evidence
 
-BF16 = Case(
+BF16 = StepCase(
     device="cpu",
     platform="cpu",
     isa=("avx2", "avx512f", "avx512_bf16"),
@@ -34,7 +34,7 @@ FP16 = replace(BF16, arm=replace(BF16.arm, name="fp16"))
 NATIVE = replace(BF16, arm=replace(BF16.arm, name="bf16-native"))
 
 
-def seeing(case: Case = BF16, **values: object) -> Case:
+def seeing(case: StepCase = BF16, **values: object) -> StepCase:
     """A case whose arm was seen otherwise."""
     return replace(case, seen=replace(case.seen, **values))  # type: ignore[arg-type]
 
@@ -42,7 +42,7 @@ def seeing(case: Case = BF16, **values: object) -> Case:
 SHARED = Recast("weight", "head.weight", 3, 6000, "the region that its copy was cached for had ended")
 UNCACHED = replace(SHARED, why=diagnosis.CACHE_OFF)
 
-HOLD: list[tuple[Callable[[Case], str], Case, str]] = [
+HOLD: list[tuple[Callable[[StepCase], str], StepCase, str]] = [
     (
         diagnosis.launch_bound,
         replace(BF16, tiny=52e-6),
@@ -103,7 +103,7 @@ HOLD: list[tuple[Callable[[Case], str], Case, str]] = [
     ),
 ]
 
-SILENT: list[tuple[Callable[[Case], str], Case]] = [
+SILENT: list[tuple[Callable[[StepCase], str], StepCase]] = [
     *((reason, BF16) for reason in (*diagnosis.SPEED, *diagnosis.VALUES)),
     (diagnosis.launch_bound, replace(BF16, tiny=52e-6, arm=ArmResult("bf16", "not measured", "no kernel"))),
     (diagnosis.casting, seeing(NATIVE, cast_share=0.25)),
@@ -128,12 +128,12 @@ SILENT: list[tuple[Callable[[Case], str], Case]] = [
 
 
 @pytest.mark.parametrize(("reason", "case", "words"), HOLD)
-def test_a_reason_speaks_where_it_holds(reason: Callable[[Case], str], case: Case, words: str) -> None:
+def test_a_reason_speaks_where_it_holds(reason: Callable[[StepCase], str], case: StepCase, words: str) -> None:
     assert words in reason(case)
 
 
 @pytest.mark.parametrize(("reason", "case"), SILENT)
-def test_a_reason_is_silent_where_it_does_not_hold(reason: Callable[[Case], str], case: Case) -> None:
+def test_a_reason_is_silent_where_it_does_not_hold(reason: Callable[[StepCase], str], case: StepCase) -> None:
     assert reason(case) == ""
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ampcheck.bench.core import dtype_rules, kernels, precision_check
-from ampcheck.bench.core.kernels import Kernel
+from ampcheck.bench.core.kernels import BenchKernel
 from ampcheck.bench.core.model import PRECISIONS, Arm, OpWorkload, Spec
 from ampcheck.devices.cpu import Cpu
 
@@ -43,9 +43,9 @@ def test_a_program_is_read() -> None:
     read = kernels.program(HEAD + CAST + dot("bf16", "f32") + CONV + "    %6 = stablehlo.add %5, %5 : tensor<8xf32>\n")
     assert read.takes == ("fp32",)
     assert read.kernels == (
-        Kernel("dot_general", ("bf16", "bf16"), out=("fp32",)),
-        Kernel("convolution", ("fp16", "fp16"), out=("fp16",)),
-        Kernel("add", ("fp32",), out=("fp32",)),
+        BenchKernel("dot_general", ("bf16", "bf16"), out=("fp32",)),
+        BenchKernel("convolution", ("fp16", "fp16"), out=("fp16",)),
+        BenchKernel("add", ("fp32",), out=("fp32",)),
     )
     assert read.dtypes == {"fp32", "bf16", "fp16"}
     with pytest.raises(ValueError, match="no StableHLO module"):
@@ -105,12 +105,15 @@ def test_a_program_s_text_is_what_is_judged() -> None:
 
 
 def test_words_for_kernels() -> None:
-    many = [Kernel("mm", ("bf16", "bf16"))] * 12 + [Kernel("mse_loss", ("fp32",)), Kernel("softmax.int", ("fp32",))]
+    many = [BenchKernel("mm", ("bf16", "bf16"))] * 12 + [
+        BenchKernel("mse_loss", ("fp32",)),
+        BenchKernel("softmax.int", ("fp32",)),
+    ]
     assert dtype_rules.describe(many) == "12 of 14 kernels in bf16, 2 in fp32 (mse_loss, softmax)"
-    assert dtype_rules.describe([Kernel("exp", ("fp32",)), Kernel("exp", ("fp32",))]) == "2 exp in fp32"
-    names = [Kernel(name, ("fp32",)) for name in "abcde"]
+    assert dtype_rules.describe([BenchKernel("exp", ("fp32",)), BenchKernel("exp", ("fp32",))]) == "2 exp in fp32"
+    names = [BenchKernel(name, ("fp32",)) for name in "abcde"]
     assert dtype_rules.describe(names) == "5 kernels in fp32"
-    assert dtype_rules.describe([Kernel("softmax.int", ("bf16",), "fp32")]) == "softmax in fp32"
+    assert dtype_rules.describe([BenchKernel("softmax.int", ("bf16",), "fp32")]) == "softmax in fp32"
 
 
 def test_an_optimizer_s_update_is_no_part_of_the_step() -> None:

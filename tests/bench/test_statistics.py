@@ -13,7 +13,15 @@ import pytest
 
 from ampcheck.bench.core import statistics
 from ampcheck.bench.core.model import VERDICTS
-from ampcheck.bench.core.statistics import BOUNDS, Array, Comparison, compare_arms, compare_runs, interval, verdict
+from ampcheck.bench.core.statistics import (
+    BOUNDS,
+    Array,
+    TimingComparison,
+    compare_arms,
+    compare_runs,
+    interval,
+    verdict,
+)
 from ampcheck.errors import UsageError
 
 Lists = list[list[float]]
@@ -212,7 +220,7 @@ def test_a_noisy_machine_makes_no_difference_of_equal_arms() -> None:
     assert found["faster"] + found["slower"] <= 2
 
 
-NOISE = Comparison("", ratio=1.0, low=0.68, high=1.33)
+NOISE = TimingComparison("", ratio=1.0, low=0.68, high=1.33)
 
 
 @pytest.mark.parametrize(
@@ -222,17 +230,17 @@ NOISE = Comparison("", ratio=1.0, low=0.68, high=1.33)
         (1 / 0.22, 1 / 0.16, NOISE, "faster"),
         (0.16, 0.69, NOISE, "ambiguous"),
         (1.32, 2.0, NOISE, "ambiguous"),
-        (0.16, 0.22, Comparison("", ratio=0.18, low=0.15, high=0.3), "ambiguous"),
-        (1.1, 1.2, Comparison("", ratio=1.5, low=1.4, high=1.6), "ambiguous"),  # slower than the arm itself was
+        (0.16, 0.22, TimingComparison("", ratio=0.18, low=0.15, high=0.3), "ambiguous"),
+        (1.1, 1.2, TimingComparison("", ratio=1.5, low=1.4, high=1.6), "ambiguous"),  # slower than the arm itself was
         (0.99, 1.01, NOISE, "same"),
-        (0.99, 1.01, Comparison("", ratio=1.05, low=0.9, high=1.2), "ambiguous"),
+        (0.99, 1.01, TimingComparison("", ratio=1.05, low=0.9, high=1.2), "ambiguous"),
         (1.00, 1.03, NOISE, "ambiguous"),
         (0.5, 2.0, NOISE, "unstable"),
-        (2.0, 3.0, Comparison("not measured"), "ambiguous"),
+        (2.0, 3.0, TimingComparison("not measured"), "ambiguous"),
     ],
 )
 def test_a_comparison_beside_the_noise_of_the_machine(
-    low: float, high: float, noise: Comparison, expected: str
+    low: float, high: float, noise: TimingComparison, expected: str
 ) -> None:
     found = statistics.beside_noise(statistics.judged(math.sqrt(low * high), low, high, 0.02), noise, 0.02)
     assert found.verdict == expected
@@ -241,7 +249,7 @@ def test_a_comparison_beside_the_noise_of_the_machine(
 
 
 def test_what_has_no_interval_is_left_as_it_is() -> None:
-    few = Comparison("not measured", "4 rounds; a verdict needs 5")
+    few = TimingComparison("not measured", "4 rounds; a verdict needs 5")
     assert statistics.beside_noise(few, NOISE, 0.02) == few
 
 
@@ -254,7 +262,7 @@ def test_a_run_without_its_second_first_arm_is_ambiguous() -> None:
 
 def test_too_few_rounds_are_not_measured() -> None:
     found = compare_arms([[1.0, 1.0], [1.0, 1.0, 1.0]], [[0.5, 0.5], [0.5, 0.5]], 0.02)
-    assert found == Comparison("not measured", "4 rounds; a verdict needs 5", rounds=4, processes=2)
+    assert found == TimingComparison("not measured", "4 rounds; a verdict needs 5", rounds=4, processes=2)
     assert compare_arms([[]], [[1.0]], 0.02).verdict == "not measured"
     assert compare_runs([[1.0] * 9], [[1.0] * 4], 0.02).reason == "4 rounds; a verdict needs 5"
     assert compare_runs([], [[1.0] * 9], 0.02).verdict == "not measured"

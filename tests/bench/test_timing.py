@@ -194,7 +194,7 @@ def test_a_synchronize_that_does_nothing_makes_every_result_invalid(waits: bool)
     device = Asynchronous(waits)
     timer = Clock(device)
     found = Rounds("w", "cpu", "eager", 0, facts={"a": {}, "b": {}})
-    blocked = measure._Blocked(timer, device, found)
+    blocked = measure.Blocked(timer, device, found)
     arms = {name: Timed(device.compute) for name in "ab"}
     found.samples, _ = interleave(timer, arms, 3, 0, blocked.check)
     blocked.conclude()
@@ -207,7 +207,7 @@ def test_a_synchronize_that_does_nothing_makes_every_result_invalid(waits: bool)
 
 def test_one_slow_reading_of_several_is_no_reason() -> None:
     found = Rounds("w", "cpu", "eager", 0, facts={"a": {}})
-    blocked = measure._Blocked(Clock(Cpu()), Cpu(), found)
+    blocked = measure.Blocked(Clock(Cpu()), Cpu(), found)
     blocked._late = {"a": ["late", "", ""]}
     blocked.conclude()
     assert found.facts == {"a": {}}

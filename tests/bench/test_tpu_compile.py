@@ -6,16 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ampcheck.bench.tpu import command
 from ampcheck.bench.workloads import catalogue
-from tests.cli_support import LIMIT
+from tests.cli_support import LIMIT, ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 needs_libtpu = pytest.mark.skipif(command.available() is not None, reason=str(command.available()))
 
 CPU = """

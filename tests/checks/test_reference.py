@@ -214,7 +214,7 @@ def test_forms_change_normal_values_alone() -> None:
 def test_a_virtual_device_leaves_no_fake_tensor_to_others() -> None:
     own_values.cache_clear()
     todo = planned("mm", "fp32")
-    with known_devices()["virtual:cuda"].running():
+    with known_devices()["virtual:cuda"].activate():
         assert own.raised_by_cpu(todo) is None
         values = own_values(todo.sample.args[0], 0)
     assert type(values) is torch.Tensor

@@ -1,4 +1,4 @@
-"""What each status of an op case claims (docs/statuses.md), by kernels made wrong on the device under test alone."""
+"""What each status of an op case claims (docs/using.md), by kernels made wrong on the device under test alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from ampcheck.checks import forward
 from ampcheck.checks.call import plan
-from ampcheck.checks.forward import check_op
+from ampcheck.checks.forward import check_forward
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import Broken, CheckFailure, Unsupported
 from ampcheck.runner import outcome as outcome_of
@@ -138,7 +138,7 @@ def watched() -> Any:
 
 def outcome() -> tuple[str, str]:
     try:
-        differences = check_op(CASE, Cpu())
+        differences = check_forward(CASE, Cpu())
     except Broken as error:
         return "broken", str(error)
     except Unsupported as error:
@@ -195,6 +195,8 @@ SCENARIOS = """
 import pytest
 import torch
 from ampcheck.runner.suite import scenario
+
+pytestmark = pytest.mark.rule("state")
 
 @scenario(dtypes="default")
 def test_on_the_backend(amp):
@@ -284,6 +286,6 @@ class Unreachable(Cpu):
 
 def test_inputs_that_cannot_be_made_are_broken() -> None:
     with pytest.raises(Broken, match="the inputs of aten::mm cannot be made on cpu: TypeError: no bfloat16"):
-        check_op(CASE, Unreachable("no bfloat16"))
+        check_forward(CASE, Unreachable("no bfloat16"))
     with pytest.raises(Unsupported, match="not implemented for"):
-        check_op(CASE, Unreachable("copy not implemented for 'BFloat16'"))
+        check_forward(CASE, Unreachable("copy not implemented for 'BFloat16'"))

@@ -65,8 +65,7 @@ class Fault:
         ):
             if want not in ("", value):
                 return False
-        key = f"{case.suite}/{case.rule}/{case.id}"
-        return not self.only or Expression.compile(self.only).evaluate(lambda word, **_: word in key)
+        return not self.only or Expression.compile(self.only).evaluate(lambda word, **_: word in case.key)
 
     def seen_by(self, scenario: str, says: str) -> Fault:
         """The same fault, which a scenario must catch in bf16; of another rule it is called `suite/rule/scenario`."""

@@ -184,7 +184,7 @@ FAULTS = (
     _linter(
         "lint-cries-wolf",
         "concatenated",
-        lambda found: [replace(one, rule="bound", road="script") for one in found],
+        lambda found: [replace(one, rule="bound", compiler="script") for one in found],
         "rules that the linter reports",
         "'bound'",
     ),

@@ -24,7 +24,7 @@ from tests.cli_support import LIMIT
 from tests.faults import preflight, registration, torchscript_pass
 from tests.faults.collecting import OPTIONS, ROOT, collected
 from tests.faults.fault import REFUSED, Fault, Result
-from tests.repro_programs import outcome
+from tests.reproduce.programs import outcome
 
 _OPTIONS = (
     *("-c", str(ROOT / "ampcheck/pytest.ini"), f"--rootdir={ROOT}", "-p", "ampcheck.runner.plugin", "--no-run-file"),

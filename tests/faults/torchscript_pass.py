@@ -18,10 +18,10 @@ from ampcheck import torchscript
 from ampcheck.checks.torchscript_agreement import OURS, measure
 from ampcheck.devices.registry import select
 from ampcheck.torchscript import ops, programs, regions, rewrite
-from ampcheck.torchscript.regions import State, States, scripted
-from tests import torchscript_programs
+from ampcheck.torchscript.regions import GraphState, States, scripted
 from tests.faults.fault import Fault, Plant, Result
-from tests.test_torchscript import AMBIENT, around, given
+from tests.torchscript import programs as torchscript_programs
+from tests.torchscript.test_regions import AMBIENT, around, given
 
 SUITE = "torchscript"
 
@@ -38,7 +38,7 @@ def _fault(
 ) -> tuple[Fault, ...]:
     """A fault of the pass, which each of some programs and overloads must show.
 
-    `in_programs`: those of `tests.torchscript_programs` that must do something else than eagerly. `ops`: device and
+    `in_programs`: those of `tests.torchscript.programs` that must do something else than eagerly. `ops`: device and
     overload of those whose measured agreement must be lost.
     """
     made = Fault(name, "agreement", plant, (says,), SUITE)
@@ -93,11 +93,11 @@ def _drops_regions(self: Any, node: Any, outer: States) -> States:
 
 def _ignores_disabled(self: Any, node: Any, outer: States) -> States:
     true = self._build.constant(node, True)
-    return {name: State(true, state.dtype) for name, state in _enter(self, node, outer).items()}
+    return {name: GraphState(true, state.dtype) for name, state in _enter(self, node, outer).items()}
 
 
 def _keeps_the_dtype(self: Any, node: Any, outer: States) -> States:
-    return {name: State(state.enabled, outer[name].dtype) for name, state in _enter(self, node, outer).items()}
+    return {name: GraphState(state.enabled, outer[name].dtype) for name, state in _enter(self, node, outer).items()}
 
 
 def _leaks(self: Any, node: Any, outer: States) -> States:
@@ -158,7 +158,7 @@ def _ignores_the_caller(self: Any, device_types: tuple[str, ...]) -> States:
     first = next(iter(self.graph.nodes()))
     states = _surround(self, device_types)
     false = self.constant(first, False)
-    return {name: State(false, state.dtype) for name, state in states.items()}
+    return {name: GraphState(false, state.dtype) for name, state in states.items()}
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ampcheck.runner.results import Result, Writer
+from ampcheck.runner.results import Result, RunWriter
 
 # ---- the browser
 
@@ -218,7 +218,7 @@ def made(op: str, status: str = "pass", *, device: str = "cpu", rule: str = "pro
 
 def written(path: Path, results: list[Result], *, footer: bool = True, **header: Any) -> Path:
     """A run file of some results."""
-    writer = Writer(path, {**HEADER, "cases": len(results), **header})
+    writer = RunWriter(path, {**HEADER, "cases": len(results), **header})
     for result in results:
         writer.add(result)
     writer.close({"seconds": 1.5, "stale": []})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcheck.bench.core.model import ArmResult, Group, Rounds
-from ampcheck.bench.run.runfile import Writer
+from ampcheck.bench.run.runfile import BenchWriter
 
 START = datetime(2026, 11, 20, 3)
 HEADER: dict[str, Any] = {
@@ -79,7 +79,7 @@ def written(
 ) -> Path:
     """A benchmark file of some groups; with `rounds` None, the rounds that their medians would have had."""
     groups = list(groups)
-    writer = Writer(path, {**HEADER, **header})
+    writer = BenchWriter(path, {**HEADER, **header})
     for measured in [r for group in groups for r in rounds_of(group)] if rounds is None else rounds:
         writer.rounds(measured)
     writer.close(groups, {"seconds": 12.5})

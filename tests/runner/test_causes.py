@@ -7,7 +7,6 @@ import os
 import sysconfig
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +19,7 @@ from ampcheck.observe import recorder as observe
 from ampcheck.runner import causes, outcome
 from ampcheck.runner.results import Result
 from ampcheck.spec import ids
-
-ROOT = Path(__file__).parents[2]
-
+from tests.cli_support import ROOT
 
 # ---- normalised texts
 

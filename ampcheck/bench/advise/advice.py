@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,7 +15,7 @@ from tabulate import tabulate
 from torch import nn
 
 from ampcheck.bench.advise import diagnosis
-from ampcheck.bench.advise.diagnosis import Case, Gradients, Recast, Seen
+from ampcheck.bench.advise.diagnosis import Gradients, Recast, Seen, StepCase
 from ampcheck.bench.advise.worker import STEP, AdvicePlan, Found
 from ampcheck.bench.core import machine, table
 from ampcheck.bench.core.model import EXECUTORS, ArmResult, Group, Rounds, StepWorkload
@@ -24,6 +23,7 @@ from ampcheck.bench.run.group import FULL, QUICK, environment
 from ampcheck.bench.run.summary import AGAIN, summarize
 from ampcheck.devices.registry import select
 from ampcheck.errors import UsageError
+from ampcheck.runner.worker import Worker
 
 SCHEMA = "advice-1"
 COMMAND = (sys.executable, "-m", "ampcheck.bench.advise.worker")
@@ -35,7 +35,7 @@ _UNSURE = ("ambiguous", "unstable", *table.INVALID)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AdviceFinding:
     """What is said of an arm.
 
     `verdict`: one of `VERDICTS`. `text`: the figures of its speed. `why`: what explains it, `cost`: what comes with it.
@@ -61,7 +61,7 @@ class Advice:
     groups: list[Group]
     found: Found
     machine: Mapping[str, Any]
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[AdviceFinding] = field(default_factory=list)
 
     def text(self) -> str:
         """The table of arms, the sentences, and the trace."""
@@ -102,7 +102,7 @@ class Advice:
         """What a reader must know of the whole."""
         return [*filter(None, [machine.busy(self.machine)]), *self.found.notes]
 
-    def _speed(self, finding: Finding) -> float:
+    def _speed(self, finding: AdviceFinding) -> float:
         group = next(group for group in self.groups if group.executor == finding.executor)
         arm = group.arm(finding.arm)
         return arm.speed or 0.0 if arm else 0.0
@@ -158,7 +158,7 @@ def advise(
     return Advice(step, device, groups, pooled[0], described, findings(groups, pooled[0], isa))
 
 
-def findings(groups: Sequence[Group], found: Found, isa: Sequence[str]) -> list[Finding]:
+def findings(groups: Sequence[Group], found: Found, isa: Sequence[str]) -> list[AdviceFinding]:
     """What is to be said of each arm but the first and its twin. `isa`: the CPU's instruction sets."""
     seen = {name: _seen(values) for name, values in found.seen.items()}
     out = []
@@ -167,7 +167,7 @@ def findings(groups: Sequence[Group], found: Found, isa: Sequence[str]) -> list[
         for arm in group.arms[1:]:
             if arm.name.endswith(AGAIN):
                 continue
-            case = Case(
+            case = StepCase(
                 group.device,
                 found.platform,
                 isa,
@@ -181,7 +181,9 @@ def findings(groups: Sequence[Group], found: Found, isa: Sequence[str]) -> list[
             cost = diagnosis.spoken(case, diagnosis.VALUES)
             unexplained = not why and group.executor == "eager" and arm.verdict in ("same", "slower")
             goes = diagnosis.shares(case) if group.executor == "eager" else ""
-            out.append(Finding(group.executor, arm.name, arm.verdict, _speed(arm, first), why, cost, unexplained, goes))
+            out.append(
+                AdviceFinding(group.executor, arm.name, arm.verdict, _speed(arm, first), why, cost, unexplained, goes)
+            )
     return out
 
 
@@ -218,7 +220,7 @@ def _speed(arm: ArmResult, first: ArmResult) -> str:
     return f"{_MEANS.get(arm.verdict, f'{arm.verdict}: ')}{times}{reason}"
 
 
-def _told(findings: Sequence[Finding], said: dict[str, str]) -> list[str]:
+def _told(findings: Sequence[AdviceFinding], said: dict[str, str]) -> list[str]:
     """The lines of some arms. `said`: what was told of which arm before, and is not told in full again."""
     lines = []
     for one in findings:
@@ -246,24 +248,14 @@ def _seen(values: Mapping[str, Any]) -> Seen:
 
 def _measured(plan: AdvicePlan, limit: float) -> Found:
     """What a worker finds."""
-    try:
-        done = subprocess.run(
-            COMMAND,
-            input=json.dumps(asdict(plan)),
-            env=environment(plan.threads),
-            capture_output=True,
-            text=True,
-            timeout=limit,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise UsageError(f"measuring {plan.step} took more than {limit:.0f} s; make it smaller, or --quick") from error
-    if done.returncode or not done.stdout.strip():
-        code = done.returncode
-        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        last = done.stderr.strip().splitlines()[-1:]
-        raise UsageError(f"the process that measured {plan.step} ended {how}" + (f": {last[0]}" if last else ""))
-    said = json.loads(done.stdout.strip().splitlines()[-1])
+    with Worker(COMMAND, environment(plan.threads), asdict(plan)) as worker:
+        try:
+            said = worker.answer(limit)
+        except TimeoutError as error:
+            text = f"measuring {plan.step} took more than {limit:.0f} s; make it smaller, or --quick"
+            raise UsageError(text) from error
+        if said is None:
+            raise UsageError(f"the process that measured {plan.step} ended {worker.how()}")
     if "usage" in said:
         raise UsageError(said["usage"])
     return Found(**said["found"])

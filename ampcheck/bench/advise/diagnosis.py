@@ -89,7 +89,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class StepCase:
     """An arm beside its group's first.
 
     `tiny`: seconds that it costs to start an op on one number on the device. `platform`: e.g. "cpu", "cuda", "tpu".
@@ -122,7 +122,7 @@ class Case:
         return self.arm.verdict == "faster"
 
 
-def launch_bound(case: Case) -> str:
+def launch_bound(case: StepCase) -> str:
     """The step's time is what it costs to start its ops, which no precision changes."""
     ops, seconds = case.first_seen.ops, case.first.seconds
     if not ops or not seconds or case.arm.seconds is None or ops * case.tiny < LAUNCH * seconds:
@@ -138,7 +138,7 @@ def launch_bound(case: Case) -> str:
     )
 
 
-def casting(case: Case) -> str:
+def casting(case: StepCase) -> str:
     """The casts take a good part of what is gained."""
     seen = case.seen
     if not case.region or seen.cast_share < CASTS:
@@ -149,7 +149,7 @@ def casting(case: Case) -> str:
     )
 
 
-def no_native_kernel(case: Case) -> str:
+def no_native_kernel(case: StepCase) -> str:
     """The CPU has no instructions for the precision."""
     wanted = _ISA.get(case.low, ())
     timed = case.arm.seconds is not None or case.seen.single is not None
@@ -164,7 +164,7 @@ def no_native_kernel(case: Case) -> str:
     )
 
 
-def cache_is_off(case: Case) -> str:
+def cache_is_off(case: StepCase) -> str:
     """Weights are cast again and again, as a region keeps no copies. With each cast once it would not matter."""
     again = [one for one in case.seen.recast if one.why == CACHE_OFF]
     if not case.region or not again:
@@ -176,7 +176,7 @@ def cache_is_off(case: Case) -> str:
     )
 
 
-def cache_is_defeated(case: Case) -> str:
+def cache_is_defeated(case: StepCase) -> str:
     """Weights are cast more than once a step though the cache is on."""
     found = [one for one in case.seen.recast if one.why != CACHE_OFF and one.kind != "frozen"]
     if not case.region or not found:
@@ -186,7 +186,7 @@ def cache_is_defeated(case: Case) -> str:
     return f"the weight cache does not spare these casts: {'; '.join(shown)}{more}"
 
 
-def frozen_weights(case: Case) -> str:
+def frozen_weights(case: StepCase) -> str:
     """Parameters that never change are cast in every step."""
     count, moved = case.seen.frozen
     if not case.region or not count:
@@ -197,7 +197,7 @@ def frozen_weights(case: Case) -> str:
     )
 
 
-def kept_in_float32(case: Case) -> str:
+def kept_in_float32(case: StepCase) -> str:
     """Policies keep in float32 what takes the time."""
     kept = case.seen.kept
     total = sum(kept.values())
@@ -210,14 +210,14 @@ def kept_in_float32(case: Case) -> str:
     )
 
 
-def nothing_lowered(case: Case) -> str:
+def nothing_lowered(case: StepCase) -> str:
     """The step has nothing that autocast runs in lower precision."""
     if not case.region or case.seen.lowered or not case.seen.ops:
         return ""
     return f"autocast lowers nothing in it: all of its {case.seen.ops} ops run as they do in float32"
 
 
-def amdahl(case: Case) -> str:
+def amdahl(case: StepCase) -> str:
     """What autocast lowers is too little of the step's time to gain much from (Amdahl 1967)."""
     share = case.seen.lowered_share
     if not case.region or not case.seen.lowered or share >= 1 or 1 / (1 - share) >= BOUND:
@@ -228,7 +228,7 @@ def amdahl(case: Case) -> str:
     )
 
 
-def odd_sizes(case: Case) -> str:
+def odd_sizes(case: StepCase) -> str:
     """Sizes that tensor cores do not take at full speed."""
     if case.platform != "cuda" or not case.low or not case.seen.odd or case.seen.odd_share < ODD:
         return ""
@@ -239,7 +239,7 @@ def odd_sizes(case: Case) -> str:
     )
 
 
-def gradients_lost(case: Case) -> str:
+def gradients_lost(case: StepCase) -> str:
     """Gradients that the precision cannot hold."""
     found = case.seen.gradients
     if found is None or not case.low or not found.total:
@@ -258,7 +258,7 @@ def gradients_lost(case: Case) -> str:
     return f"{scaler}, {' and '.join(parts)}"
 
 
-def needs_scaler(case: Case) -> str:
+def needs_scaler(case: StepCase) -> str:
     """float16's gradients underflow without a GradScaler."""
     found = case.seen.gradients
     if found is None or found.scale is None or found.lost_unscaled is None:
@@ -271,7 +271,7 @@ def needs_scaler(case: Case) -> str:
     )
 
 
-def accuracy_cost(case: Case) -> str:
+def accuracy_cost(case: StepCase) -> str:
     """The arm is further from float64 than rounding alone explains."""
     error = case.arm.error
     if error is None or not case.low or error < COST:
@@ -281,7 +281,7 @@ def accuracy_cost(case: Case) -> str:
     return f"it costs accuracy: its relative error is {table.error(error)}, float32's {table.error(case.first.error)}"
 
 
-def shares(case: Case) -> str:
+def shares(case: StepCase) -> str:
     """Where a region's time goes, whatever follows; "" for an arm without a region, or that was not looked at."""
     seen = case.seen
     if not case.region or not seen.ops:
@@ -292,7 +292,7 @@ def shares(case: Case) -> str:
     )
 
 
-SPEED: tuple[Callable[[Case], str], ...] = (
+SPEED: tuple[Callable[[StepCase], str], ...] = (
     nothing_lowered,
     no_native_kernel,
     launch_bound,
@@ -306,10 +306,10 @@ SPEED: tuple[Callable[[Case], str], ...] = (
 )
 """What keeps an arm from being faster, or as fast as it could be."""
 
-VALUES: tuple[Callable[[Case], str], ...] = (gradients_lost, needs_scaler, accuracy_cost)
+VALUES: tuple[Callable[[StepCase], str], ...] = (gradients_lost, needs_scaler, accuracy_cost)
 """What it costs."""
 
 
-def spoken(case: Case, reasons: Sequence[Callable[[Case], str]]) -> list[str]:
+def spoken(case: StepCase, reasons: Sequence[Callable[[StepCase], str]]) -> list[str]:
     """The sentences of the reasons that hold."""
     return [text for reason in reasons if (text := reason(case))]

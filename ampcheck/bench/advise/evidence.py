@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.bench.advise.diagnosis import CACHE_OFF, TILE, Gradients, Recast, Seen
 from ampcheck.bench.core.prepare import Prepared
 from ampcheck.devices.base import Device
 from ampcheck.observe.recorder import tensors
+from ampcheck.observe.torch_private import DeviceType, TorchDispatchMode
 from ampcheck.spec.dtypes import LOW, is_floating
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.tracing import CastRecord, OpRecord, Trace
-from ampcheck.tools.tracing.recorder import _signature
+from ampcheck.tools.tracing.recorder import signature_of
 from ampcheck.tools.tracing.report import totals
 
 _FLOAT32 = ("upcast", "optdtype", "append")
@@ -36,7 +36,7 @@ _LONG = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class ProfiledKernel:
     """A kernel that ran. `given`: the floating dtypes it received. `view`: it moves no data, and has no time.
 
     `op`, `policy`: of the public call that it ran for, or for a step of the backward of the one in the forward; "" and
@@ -62,12 +62,12 @@ class _Timer(TorchDispatchMode):
     def __init__(self, device: Device, trace: Trace, labelled: bool) -> None:
         super().__init__()
         self._device, self._trace, self._labelled = device, trace, labelled
-        self.kernels: list[Kernel] = []
+        self.kernels: list[ProfiledKernel] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        signature = _signature(func)
+        signature = signature_of(func)
         label = torch.profiler.record_function(_label(len(self.kernels))) if self._labelled else nullcontext()
         if not self._labelled:
             self._device.synchronize()
@@ -81,7 +81,7 @@ class _Timer(TorchDispatchMode):
         cast = signature.is_cast and isinstance(out, torch.Tensor) and out.dtype != args[0].dtype
         op, policy = ("", "") if signature.is_view or signature.is_cast else self._whose()
         self.kernels.append(
-            Kernel(
+            ProfiledKernel(
                 signature.overload,
                 tuple(name for name in dtypes if is_floating(name)),
                 0.0 if signature.is_view else seconds,
@@ -105,7 +105,7 @@ def _label(place: int) -> str:
     return f"ampcheck kernel {place}"
 
 
-def once(ready: Prepared, device: Device, profiled: bool | None = None) -> tuple[list[Kernel], Trace]:
+def once(ready: Prepared, device: Device, profiled: bool | None = None) -> tuple[list[ProfiledKernel], Trace]:
     """Run a step once, op by op: its kernels with the seconds of each, and its trace.
 
     `profiled`: whether the profiler times them, as it does on CUDA by default: kernels run there when the call has
@@ -128,7 +128,7 @@ def once(ready: Prepared, device: Device, profiled: bool | None = None) -> tuple
             op.location = ""
     kernels = timer.kernels
     if profiler is not None:
-        host = torch._C._autograd.DeviceType.CPU
+        host = DeviceType.CPU
         found = {
             event.name: event.device_time_total if device.type == "cuda" else event.cpu_time_total
             for event in profiler.events() or ()
@@ -140,7 +140,7 @@ def once(ready: Prepared, device: Device, profiled: bool | None = None) -> tuple
     return kernels, trace
 
 
-def look(ready: Prepared, device: Device, seconds: float) -> tuple[list[Kernel], Trace]:
+def look(ready: Prepared, device: Device, seconds: float) -> tuple[list[ProfiledKernel], Trace]:
     """As `once`, with each kernel's median over some runs. `seconds`: what a step takes."""
     if seconds > _LONG:
         return once(ready, device)
@@ -167,7 +167,7 @@ def tiny(device: Device) -> Callable[[], torch.Tensor]:
     return adds
 
 
-def seen(kernels: Sequence[Kernel], first: Sequence[Kernel], ops: Sequence[OpRecord]) -> Seen:
+def seen(kernels: Sequence[ProfiledKernel], first: Sequence[ProfiledKernel], ops: Sequence[OpRecord]) -> Seen:
     """What kernels and a trace say of an arm. `first`: the kernels of the arm it is compared with."""
     total = sum(kernel.seconds for kernel in kernels)
     lowered = _lowered(kernels, first)
@@ -238,7 +238,7 @@ def _lost(arm: torch.Tensor, base: torch.Tensor) -> int:
     return int(((arm == 0) & (base != 0)).sum())
 
 
-def _lowered(kernels: Sequence[Kernel], first: Sequence[Kernel]) -> list[Kernel]:
+def _lowered(kernels: Sequence[ProfiledKernel], first: Sequence[ProfiledKernel]) -> list[ProfiledKernel]:
     """Those of `first` that run in lower precision among `kernels`; the two are matched in their order by name."""
     ours = [kernel for kernel in kernels if not kernel.cast and not kernel.view]
     theirs = [kernel for kernel in first if not kernel.cast and not kernel.view]
@@ -251,7 +251,7 @@ def _lowered(kernels: Sequence[Kernel], first: Sequence[Kernel]) -> list[Kernel]
     ]
 
 
-def _low(kernel: Kernel) -> bool:
+def _low(kernel: ProfiledKernel) -> bool:
     return any(name in LOW for name in kernel.given)
 
 

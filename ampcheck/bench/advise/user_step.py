@@ -1,6 +1,6 @@
 """A step of the user's own: how it is marked, found and checked, and how it is made ready in an arm.
 
-A function returns `(model, inputs, loss)`, e.g. a `StepSpec`; `docs/advise.md` has examples.
+A function returns `(model, inputs, loss)`, e.g. a `StepSpec`; `docs/using.md` has examples.
 """
 
 from __future__ import annotations

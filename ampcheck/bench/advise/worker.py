@@ -6,7 +6,6 @@ python -m ampcheck.bench.advise.worker < plan.json
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 import warnings
@@ -22,11 +21,13 @@ from ampcheck.bench.core import accuracy
 from ampcheck.bench.core.clocks import clock
 from ampcheck.bench.core.model import PRECISIONS, Arm, Rounds
 from ampcheck.bench.core.timing import Timed, calibrate, interleave, warm_up
-from ampcheck.bench.run.measure import _Blocked
+from ampcheck.bench.run.measure import Blocked
 from ampcheck.bench.run.worker import pin
+from ampcheck.bench.torch_private import dynamo_config
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import select
 from ampcheck.errors import UsageError, one_line
+from ampcheck.runner.worker import answers
 
 STEP = "step"
 """The name of the user's step as a workload."""
@@ -74,8 +75,7 @@ class Found:
 def main() -> None:
     """Measure what the plan on standard input says, and give what was found, or the sentence of a UsageError."""
     plan = AdvicePlan(**json.load(sys.stdin))
-    lines = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the user's code prints is no line of ours
+    lines = answers()
     pin(plan.threads, plan.process)
     warnings.simplefilter("ignore")  # the user's program is judged elsewhere
     try:
@@ -89,7 +89,7 @@ def main() -> None:
 def measure(plan: AdvicePlan) -> Found:
     """Measure a step in this process. Raises UsageError where there is none, or it does not run in float32."""
     (device,) = select([plan.device], plan.modules)
-    with device.running():
+    with device.activate():
         spec = load(plan.step)
         try:
             first = UserStep(spec, PRECISIONS["fp32"], device.type)
@@ -117,9 +117,7 @@ class _Measurer:
         self._base_seconds: dict[str, float] = {}
         self._singles: dict[str, float] = {}
         if "compile" in plan.executors:
-            import torch._dynamo.config as dynamo
-
-            dynamo.recompile_limit = 64  # every arm is a program of the same code
+            dynamo_config().recompile_limit = 64  # every arm is a program of the same code
 
     def values(self, first: UserStep) -> None:
         """Find what errors are measured against: float64, and float32 for gradients."""
@@ -153,7 +151,7 @@ class _Measurer:
                 adds = evidence.tiny(self.device)
                 timed[_TINY] = Timed(adds, count=calibrate(timer, adds, plan.target))
                 rounds.facts[_TINY] = {}
-            blocked = _Blocked(timer, self.device, rounds)
+            blocked = Blocked(timer, self.device, rounds)
             rounds.samples, rounds.cpu = interleave(timer, timed, plan.rounds, 1000 * plan.process, blocked.check)
             blocked.conclude()
             if executor == "eager":
@@ -197,7 +195,7 @@ class _Measurer:
     def _look(self, ready: dict[str, UserStep], rounds: Rounds) -> None:
         """Look at the arms op by op."""
         found = self.found
-        first: list[evidence.Kernel] = []
+        first: list[evidence.ProfiledKernel] = []
         for name, step in ready.items():
             try:
                 kernels, trace = evidence.look(step, self.device, statistics.median(rounds.samples[name]))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from ampcheck.bench.core import accuracy
-from ampcheck.bench.core.kernels import Kernel, Program, computing
+from ampcheck.bench.core.kernels import BenchKernel, KernelProgram, computing
 from ampcheck.bench.core.model import Arm, Workload
 from ampcheck.spec.casting import expect
 from ampcheck.spec.dtypes import LOW, widest
@@ -18,7 +18,7 @@ _NAMED = 4
 """How many kernels a text names."""
 
 
-def against_spec(kernels: Sequence[Kernel], policies: Mapping[str, str], amp: str) -> str:
+def against_spec(kernels: Sequence[BenchKernel], policies: Mapping[str, str], amp: str) -> str:
     """The first kernel that autocast did not give what its policy promises, in a sentence, or "".
 
     `kernels`: with what was given and received. `policies`: by overload. `amp`: the region's dtype.
@@ -40,7 +40,11 @@ def against_spec(kernels: Sequence[Kernel], policies: Mapping[str, str], amp: st
 
 
 def judge(
-    kernels: Sequence[Kernel], arm: Arm, workload: Workload, promised: Collection[str], read: Program | None = None
+    kernels: Sequence[BenchKernel],
+    arm: Arm,
+    workload: Workload,
+    promised: Collection[str],
+    read: KernelProgram | None = None,
 ) -> str:
     """Why kernels are not those of an arm, "" where they are.
 
@@ -63,7 +67,7 @@ def judge(
     return _without_products(kernels, workload, promised, low, read)
 
 
-def _products(products: Sequence[Kernel], low: str, region: bool, read: Program | None) -> str:
+def _products(products: Sequence[BenchKernel], low: str, region: bool, read: KernelProgram | None) -> str:
     """Every product must be in the lower precision."""
     rest = [kernel for kernel in products if low not in kernel.got]
     if not rest:
@@ -77,7 +81,7 @@ def _products(products: Sequence[Kernel], low: str, region: bool, read: Program 
 
 
 def _without_products(
-    kernels: Sequence[Kernel], workload: Workload, promised: Collection[str], low: str, read: Program | None
+    kernels: Sequence[BenchKernel], workload: Workload, promised: Collection[str], low: str, read: KernelProgram | None
 ) -> str:
     """The rules for autocast on a workload without products.
 
@@ -102,7 +106,7 @@ def _without_products(
     return ""
 
 
-def describe(kernels: Sequence[Kernel], read: Program | None = None) -> str:
+def describe(kernels: Sequence[BenchKernel], read: KernelProgram | None = None) -> str:
     """Kernels by dtype, in words: "mm in bf16", or "12 of 14 kernels in bf16, 2 in fp32 (mse_loss, softmax)".
 
     `read`: the program that they are of. Of one with products these are told, as they are what takes the time; and
@@ -119,7 +123,7 @@ def describe(kernels: Sequence[Kernel], read: Program | None = None) -> str:
     return f"{text}; {rest} other instructions" if products and rest else text
 
 
-def _by_dtype(kernels: Sequence[Kernel]) -> str:
+def _by_dtype(kernels: Sequence[BenchKernel]) -> str:
     groups: dict[str, Counter[str]] = {}
     for kernel in kernels:
         label = kernel.dtype

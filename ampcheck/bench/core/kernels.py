@@ -11,15 +11,17 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from ampcheck.bench.torch_private import aot_autograd
 from ampcheck.devices.base import Device
 from ampcheck.observe.recorder import KernelCall, Recorder, exists, overload, overload_name, tensors
+from ampcheck.register.torch_private import OpOverload
 from ampcheck.spec.casting import Leaf
 from ampcheck.spec.dtypes import is_floating
 from ampcheck.spec.torch_dtypes import name_of
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class BenchKernel:
     """One kernel, or one instruction of a program.
 
     `name`: an aten overload such as "sum.dim_IntList", or a StableHLO instruction such as "dot_general". `got`: the
@@ -71,13 +73,13 @@ _MOVES = re.compile(
 _NOTHING = frozenset(("constant", "return", "iota", "convert"))
 
 
-def computing(kernels: Sequence[Kernel]) -> list[Kernel]:
+def computing(kernels: Sequence[BenchKernel]) -> list[BenchKernel]:
     """Those of some kernels that compute with floating point numbers; all but casts where none does, as for a view."""
     floating = [k for k in kernels if k.got and k.short not in _CASTS]
     return [k for k in floating if not _moves(k)] or floating
 
 
-def _moves(kernel: Kernel) -> bool:
+def _moves(kernel: BenchKernel) -> bool:
     return (
         _MOVES.fullmatch(kernel.short) is not None
         or _BOOKKEEPING.fullmatch(kernel.short.removesuffix("_")) is not None
@@ -95,7 +97,7 @@ def _is_view(name: str) -> bool:
 
 def observed(
     call: Callable[[], Any], device: Device, region: torch.dtype | None, whole: Collection[str]
-) -> list[Kernel]:
+) -> list[BenchKernel]:
     """The kernels of a call without backward, through the device's own recorder.
 
     `whole`: overloads with a policy, which are seen as they are called. Raises what the call raises.
@@ -128,7 +130,7 @@ def enters(call: Callable[[], Any], device_type: str, region: torch.dtype) -> bo
     return region in watch.seen
 
 
-def observed_step(call: Callable[[], Any], device: Device, whole: Collection[str]) -> list[Kernel]:
+def observed_step(call: Callable[[], Any], device: Device, whole: Collection[str]) -> list[BenchKernel]:
     """The kernels of a training step, without the update: below autograd, so composite ops are seen as their parts."""
     recorder = Recorder(device.type, whole)
     update: list[int] = []  # where an optimizer's update began and ended
@@ -146,8 +148,8 @@ def observed_step(call: Callable[[], Any], device: Device, whole: Collection[str
     return [kernel for kernel in kernels if kernel.dtype != "fp64"]  # GradScaler inverts its scale in float64
 
 
-def _of(seen: KernelCall) -> Kernel:
-    return Kernel(
+def _of(seen: KernelCall) -> BenchKernel:
+    return BenchKernel(
         seen.overload,
         tuple(leaf.got for leaf in seen.leaves if is_floating(leaf.got)),
         seen.dtype_kwarg,
@@ -156,15 +158,14 @@ def _of(seen: KernelCall) -> Kernel:
     )
 
 
-def compiled(make: Callable[[Any], Callable[[], Any]]) -> list[Kernel]:
+def compiled(make: Callable[[Any], Callable[[], Any]]) -> list[BenchKernel]:
     """The kernels in the graphs that `torch.compile` makes of a call, forward and backward.
 
     `make`: gives the call compiled with a backend. It is run once, op by op.
     """
     from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
-    from torch._dynamo.backends.common import aot_autograd
 
-    kernels: list[Kernel] = []
+    kernels: list[BenchKernel] = []
 
     def note(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Any:
         kernels.extend(_in_graph(graph))
@@ -174,14 +175,14 @@ def compiled(make: Callable[[Any], Callable[[], Any]]) -> list[Kernel]:
     return kernels
 
 
-def _in_graph(graph: torch.fx.GraphModule) -> Iterator[Kernel]:
+def _in_graph(graph: torch.fx.GraphModule) -> Iterator[BenchKernel]:
     for node in graph.graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        if node.op != "call_function" or not isinstance(node.target, OpOverload):
             continue
         arguments = [n.meta["val"] for n in node.all_input_nodes if "val" in n.meta]
         got = (name_of(value.dtype) for value in tensors(arguments))
         dtype = node.kwargs.get("dtype")
-        yield Kernel(
+        yield BenchKernel(
             overload_name(node.target),
             tuple(filter(is_floating, got)),
             name_of(dtype) if isinstance(dtype, torch.dtype) else None,
@@ -189,10 +190,10 @@ def _in_graph(graph: torch.fx.GraphModule) -> Iterator[Kernel]:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class KernelProgram:
     """A StableHLO module: its instructions, the floating point dtypes that its entry takes, and all that are in it."""
 
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[BenchKernel, ...]
     takes: tuple[str, ...]
     dtypes: frozenset[str]
 
@@ -202,9 +203,9 @@ _TYPE = re.compile(r"tensor<(?:[0-9?]+x)*([a-zA-Z0-9]+)[,>]")
 _HLO = {"f64": "fp64", "f32": "fp32", "f16": "fp16", "bf16": "bf16", "f8E4M3FN": "fp8e4m3", "f8E5M2": "fp8e5m2"}
 
 
-def program(text: str) -> Program:
+def program(text: str) -> KernelProgram:
     """Read a StableHLO module as `Lowered.as_text()` prints it. Raises ValueError where there is no `@main` in it."""
-    kernels: list[Kernel] = []
+    kernels: list[BenchKernel] = []
     takes: tuple[str, ...] | None = None
     for line in text.splitlines():
         if "func.func" in line and "@main" in line:
@@ -216,10 +217,10 @@ def program(text: str) -> Program:
             arguments, arrow, results = signature.partition("->")
             # Where all types are one, only that one is printed.
             out = _types(results) if arrow else _types(arguments)
-            kernels.append(Kernel(match[1], _types(arguments), out=out))
+            kernels.append(BenchKernel(match[1], _types(arguments), out=out))
     if takes is None:
         raise ValueError("the text is no StableHLO module: it has no function @main")
-    return Program(tuple(kernels), takes, frozenset(_types(text)))
+    return KernelProgram(tuple(kernels), takes, frozenset(_types(text)))
 
 
 def _types(text: str) -> tuple[str, ...]:

@@ -15,7 +15,16 @@ import torch
 
 from ampcheck.bench.core import accuracy
 from ampcheck.bench.core.dtype_rules import against_spec, describe, judge
-from ampcheck.bench.core.kernels import Kernel, Program, compiled, computing, enters, observed, observed_step, program
+from ampcheck.bench.core.kernels import (
+    BenchKernel,
+    KernelProgram,
+    compiled,
+    computing,
+    enters,
+    observed,
+    observed_step,
+    program,
+)
 from ampcheck.bench.core.model import EXECUTORS, Arm, StepWorkload, Workload
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError, one_line
@@ -89,14 +98,14 @@ def _dtypes(prepared: Prepared, arm: Arm, workload: Workload, device: Device, ex
     """The text about the kernels, and what is wrong with them."""
     policies, region = device.policies(), arm.precision.region
     step = isinstance(workload, StepWorkload)
-    seen: list[Kernel] = []
+    seen: list[BenchKernel] = []
     launched = executor in ("eager", "graph")
     if launched and step:
         seen = observed_step(prepared.eager, device, policies)
     elif not step and (launched or region is not None):
         seen = observed(prepared.eager, device, region, policies)
     promised = {policies[kernel.name] for kernel in seen if kernel.name in policies}
-    read: Program | None = None
+    read: KernelProgram | None = None
     if executor == "jit":
         read = program(prepared.jitted.lower(*prepared.arguments).as_text())
         kernels = computing(read.kernels)

@@ -41,7 +41,7 @@ its memory layout and its neighbours on the machine, and would count as more evi
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class TimingComparison:
     """One arm or run beside another.
 
     `ratio` is a speed, with its 95 % interval; `spread` the robust standard deviation of the log ratios (1.4826 MAD);
@@ -100,13 +100,13 @@ def verdict(low: float, high: float, bound: float) -> str:
     return "ambiguous"
 
 
-def judged(ratio: float, low: float, high: float, bound: float) -> Comparison:
+def judged(ratio: float, low: float, high: float, bound: float) -> TimingComparison:
     """The comparison of a ratio with its interval, without a look at the noise of the machine."""
     word = verdict(low, high, bound)
     reason = ""
     if word in ("ambiguous", "unstable"):
         reason = f"the interval is {low:.3g} to {high:.3g}, equal arms lie within ±{bound:.0%}"
-    return Comparison(word, reason, ratio, low, high)
+    return TimingComparison(word, reason, ratio, low, high)
 
 
 def outside(ratio: float, bound: float) -> bool:
@@ -114,7 +114,9 @@ def outside(ratio: float, bound: float) -> bool:
     return abs(math.log(ratio)) > math.log1p(bound)
 
 
-def compare_arms(base: Samples, arm: Samples, bound: float, again: Samples | None = None, seed: int = 0) -> Comparison:
+def compare_arms(
+    base: Samples, arm: Samples, bound: float, again: Samples | None = None, seed: int = 0
+) -> TimingComparison:
     """Two arms of one run: the same round of the same process is a pair. `again`: the A/A arm, if the run has one."""
     logs = log_ratios(base, arm)
     rounds = sum(map(len, logs))
@@ -126,7 +128,7 @@ def compare_arms(base: Samples, arm: Samples, bound: float, again: Samples | Non
     return found if again is None else beside_noise(found, compare_arms(base, again, bound, seed=seed), bound)
 
 
-def beside_noise(found: Comparison, noise: Comparison, bound: float) -> Comparison:
+def beside_noise(found: TimingComparison, noise: TimingComparison, bound: float) -> TimingComparison:
     """Judge a comparison by the noise of its machine. `noise`: the A/A arm's comparison, of the arm with itself.
 
     A difference counts where the whole interval lies beyond that of the A/A arm, however wide the latter is. "same"
@@ -148,7 +150,7 @@ def beside_noise(found: Comparison, noise: Comparison, bound: float) -> Comparis
     return found
 
 
-def compare_runs(before: Samples, after: Samples, bound: float, seed: int = 0) -> Comparison:
+def compare_runs(before: Samples, after: Samples, bound: float, seed: int = 0) -> TimingComparison:
     """The same arm in two runs, unpaired. faster and slower are said of the later one, and need the rank test as well.
 
     The machine may have changed between the runs, so compare the groups' first arms too before believing it.
@@ -198,12 +200,12 @@ def signed_rank(differences: Sequence[float] | Array) -> float:
     return _two_sided(float(ranks[values > 0].sum()) - n * (n + 1) / 4, n * (n + 1) * (2 * n + 1) / 24 - ties / 48)
 
 
-def _few(rounds: int, processes: int) -> Comparison:
+def _few(rounds: int, processes: int) -> TimingComparison:
     reason = f"{rounds} rounds; a verdict needs {MIN_ROUNDS}"
-    return Comparison("not measured", reason, rounds=rounds, processes=processes)
+    return TimingComparison("not measured", reason, rounds=rounds, processes=processes)
 
 
-def _judged(middle: float, drawn: Array, spread: float, bound: float) -> Comparison:
+def _judged(middle: float, drawn: Array, spread: float, bound: float) -> TimingComparison:
     """The verdict on a median of log ratios and its bootstrap draws."""
     return replace(judged(math.exp(middle), *_quantiles(drawn), bound), spread=spread)
 

@@ -8,7 +8,6 @@ is run in a process of its own, as it asks the device.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from ampcheck.bench.core.model import Group
 from ampcheck.bench.core.peaks import Peaks
 from ampcheck.bench.run import summary
 from ampcheck.bench.run.group import environment
+from ampcheck.runner.worker import Worker, answers
 
 _LIMIT = 120.0
 """Seconds after which a device is taken to have no ceiling."""
@@ -30,13 +30,12 @@ def find(device: str, modules: Sequence[str], threads: int, seconds: float, limi
     seconds after which there are none.
     """
     command = [sys.executable, "-m", "ampcheck.bench.run.ceilings", device, str(threads), str(seconds), *modules]
-    try:
-        done = subprocess.run(
-            command, env=environment(threads), capture_output=True, text=True, timeout=limit, check=True
-        )
-    except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
-        return None
-    return Peaks(**json.loads(done.stdout.splitlines()[-1]))
+    with Worker(command, environment(threads)) as worker:
+        try:
+            found = worker.answer(limit)
+        except TimeoutError:
+            return None
+    return None if found is None else Peaks(**found)
 
 
 def header(found: Mapping[str, Peaks]) -> dict[str, dict[str, object]]:
@@ -70,14 +69,15 @@ def main(arguments: Sequence[str]) -> None:
     from ampcheck.devices.registry import select
 
     name, threads, seconds, *modules = arguments
+    channel = answers()
     pin(int(threads), 0)
     (device,) = select([name], modules)
-    with device.running():
+    with device.activate():
         model = device.describe().get("model", "")
         found = peaks.known(model) if model else None
         if found is None:
             found = peaks.measure(clock(device), peaks.torch_loads(device.type), name, float(seconds))
-    print(json.dumps(asdict(found)))
+    channel.write(json.dumps(asdict(found)) + "\n")
 
 
 if __name__ == "__main__":

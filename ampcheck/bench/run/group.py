@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import random
-import select
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import IO, Any
+from typing import Any
 
 from ampcheck.bench.core.model import BenchPlan, MachineryWorkload, Rounds, Workload, kind_of
 from ampcheck.bench.core.peaks import Peaks
 from ampcheck.bench.run.variants import COMPILED_AHEAD, arms
 from ampcheck.bench.run.worker import failed
 from ampcheck.bench.workloads import catalogue
+from ampcheck.runner.worker import Worker
 
 COMMAND = (sys.executable, "-m", "ampcheck.bench.run.worker")
 
@@ -258,62 +255,32 @@ def _seconds(workload: Workload, executor: str, device: str, mode: Mode, start: 
     return total
 
 
-class _Worker:
-    """A process that measures; leaving the context ends it. `timed_out`: whether it said nothing for too long."""
+class _Worker(Worker):
+    """A process that measures. `timed_out`: whether it said nothing for too long."""
 
     def __init__(self, plan: BenchPlan, mode: Mode, end: float) -> None:
+        super().__init__(COMMAND, environment(plan.threads), asdict(plan))
         self._mode, self._end, self.timed_out = mode, end, False
-        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed by __exit__
-        self._process = subprocess.Popen(
-            COMMAND,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            env=environment(plan.threads),
-        )
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asdict(plan)).encode())
-        self._process.stdin.close()
-
-    def __enter__(self) -> _Worker:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        self._said.close()
 
     def lines(self) -> Iterable[tuple[str, Any]]:
         """The worker's lines, kind and value, until it ends, says nothing for too long, or the time of all is over."""
-        assert self._process.stdout is not None
-        pipe = self._process.stdout.fileno()
-        held, limit = b"", self._mode.limit
+        limit = self._mode.limit
         while True:
-            wait = min(limit, self._end - time.monotonic())
-            if wait <= 0 or not select.select([pipe], [], [], wait)[0]:
+            try:
+                line = self.hear(min(limit, self._end - time.monotonic()))
+            except TimeoutError:
                 self.timed_out = True
                 return
-            read = os.read(pipe, 1 << 16)
-            if not read:
+            if line is None:
                 return
-            *whole, held = (held + read).split(b"\n")
-            for line in whole:
-                for kind, value in json.loads(line).items():
-                    single = kind == "arm" and value[1] == "call"
-                    limit = self._mode.patience if single else self._mode.limit
-                    yield kind, value
+            for kind, value in line.items():
+                single = kind == "arm" and value[1] == "call"
+                limit = self._mode.patience if single else self._mode.limit
+                yield kind, value
 
     def end(self) -> str:
         """How it ended, in a sentence."""
-        if self.timed_out:
-            return f"took more than {self._mode.limit:.0f} s"
-        code = self._process.wait()
-        self._said.seek(0)
-        last = self._said.read().decode(errors="replace").strip().splitlines()[-1:]
-        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        return f"the process ended {how}" + (f": {last[0]}" if last else "")
+        return f"took more than {self._mode.limit:.0f} s" if self.timed_out else f"the process ended {self.how()}"
 
 
 def environment(threads: int) -> dict[str, str]:

@@ -19,6 +19,7 @@ from ampcheck.devices.base import Device
 from ampcheck.devices.registry import select
 from ampcheck.errors import one_line
 from ampcheck.observe.recorder import tensors
+from ampcheck.observe.torch_private import reset_dynamo
 
 AGAIN = "-again"
 
@@ -73,7 +74,7 @@ class Measurer:
             timed[arm] = timing
         if timed:
             say("", "rounds")
-            blocked = _Blocked(timer, self.device, found)
+            blocked = Blocked(timer, self.device, found)
             seed = 1000 * self.plan.process + sum(map(ord, name))
             found.samples, found.cpu = interleave(timer, timed, self.plan.rounds, seed, blocked.check)
             blocked.conclude()
@@ -108,7 +109,7 @@ class Measurer:
                 found.failed[arm.name] = str(given_up[arm.name]["reason"])
                 found.facts[arm.name] = {"at_least": given_up[arm.name].get("at_least")}
                 continue
-            torch._dynamo.reset()
+            reset_dynamo()
             try:
                 say(arm.name, "prepare")
                 ready = prepare(workload, arm, self.device.type, executor)
@@ -177,7 +178,7 @@ def _variants(workload: MachineryWorkload, device: Device) -> dict[str, Timed]:
     return {name: Timed(call) for name, call in {**made, first + AGAIN: made[first]}.items()}
 
 
-class _Blocked:
+class Blocked:
     """Finds out whether the device had really ended when the clock stopped: its outputs are read at once then."""
 
     def __init__(self, timer: Clock, device: Device, found: Rounds) -> None:

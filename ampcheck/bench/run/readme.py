@@ -1,8 +1,8 @@
-"""The README's picture and table, made of the published benchmark files.
+"""The picture and tables of docs/benchmarks.md, made of the published benchmark files.
 
     python -m ampcheck.bench.run.readme
 
-writes `docs/speedup.svg` and the part of README.md between the markers; a test holds the README against the files.
+writes `docs/speedup.svg` and the part of `docs/benchmarks.md` between the markers; a test compares it with the files.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ampcheck.bench.run.variants import NO_PRODUCT
 ROOT = Path(__file__).parents[3]
 PUBLISHED = ROOT / "reports" / "published" / "bench"
 PICTURE = ROOT / "docs" / "speedup.svg"
+PAGE = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- benchmarks: begin -->\n", "<!-- benchmarks: end -->\n"
 
 WORKLOADS = (
@@ -148,12 +149,12 @@ def machines(runs: Sequence[BenchRun]) -> str:
 
 
 def text(runs: Sequence[BenchRun]) -> str:
-    """The README's part: the picture, a table of what was measured, one of estimates with a sentence, the machines."""
+    """The part of the page: the picture, a table of measurements, one of estimates with a sentence, the machines."""
     columns = chosen(runs)
     estimated = {column: groups for column, groups in columns.items() if _estimated(groups)}
     tables = [{column: groups for column, groups in columns.items() if column not in estimated}, estimated]
     return (
-        f"![Speed of bf16 under autocast beside float32, by workload and device](docs/{PICTURE.name})\n\n"
+        f"![Speed of bf16 under autocast beside float32, by workload and device]({PICTURE.name})\n\n"
         + "".join(f"{markdown(table)}\n" for table in tables if table)
         + (f"{said}\n" if (said := sentence(estimated)) else "")
         + machines(runs)
@@ -217,12 +218,11 @@ def _drawn(group: Group | None, default: bool) -> tuple[float, float, float] | N
 
 
 def main() -> None:
-    """Write the picture and the README's part."""
+    """Write the picture and the part of the page."""
     runs = published()
     PICTURE.write_text(picture(chosen(runs)), encoding="utf-8")
-    readme = ROOT / "README.md"
-    before, rest = readme.read_text(encoding="utf-8").split(BEGIN)
-    readme.write_text(before + BEGIN + text(runs) + END + rest.split(END)[1], encoding="utf-8")
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    PAGE.write_text(before + BEGIN + text(runs) + END + rest.split(END)[1], encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -36,11 +36,11 @@ class BenchRun:
     note: str
 
 
-class Writer:
+class BenchWriter:
     """Writes a benchmark file; what each process measured is on disk when `rounds` returns."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        self._file = jsonl.Writer(path, WHAT, {"schema": SCHEMA, **header})
+        self._file = jsonl.JsonlWriter(path, WHAT, {"schema": SCHEMA, **header})
         self.path = path
 
     def rounds(self, measured: Rounds) -> None:

@@ -173,7 +173,7 @@ def _compare(group: Group, arms: Mapping[str, _Measured]) -> None:
         samples = [[] for _ in arms[again.name].samples] if again.verdict else arms[again.name].samples
         noise = statistics.compare_arms(arms[first.name].samples, samples, bound)
 
-    def beside(base: str, name: str) -> statistics.Comparison:
+    def beside(base: str, name: str) -> statistics.TimingComparison:
         found = statistics.compare_arms(arms[base].samples, arms[name].samples, bound)
         return found if noise is None else statistics.beside_noise(found, noise, bound)
 
@@ -238,7 +238,7 @@ def judge_again(group: Group) -> None:
     if group.estimate or again is None or again.speed_low is None:
         return
     bound = statistics.BOUNDS.get(group.kind, statistics.BOUNDS["op"])
-    noise = statistics.Comparison("", "", again.speed, again.speed_low, again.speed_high)
+    noise = statistics.TimingComparison("", "", again.speed, again.speed_low, again.speed_high)
     for arm in group.arms:
         if arm.speed is None or arm.speed_low is None or arm.speed_high is None or arm.verdict in table.INVALID:
             continue

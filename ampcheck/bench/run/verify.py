@@ -55,7 +55,7 @@ def same_arm(device: str, executor: str, name: str, runs: int, rounds: int, targ
     (chosen,) = select([device])
     workload, timer = catalogue()[name], clock(chosen)
     bound = BOUNDS[kind_of(workload)]
-    with chosen.running():
+    with chosen.activate():
         pair = [prepare(workload, Arm(PRECISIONS["fp32"]), chosen.type, executor) for _ in range(2)]
         for ready in pair:
             warm_up(timer, ready.call)
@@ -76,7 +76,7 @@ def other_tool(device: str, executor: str, name: str, rounds: int, target: float
     (chosen,) = select([device])
     workload, timer = catalogue()[name], clock(chosen)
     seconds: dict[tuple[str, int], list[float]] = {(tool, arm): [] for tool in ("ours", "other") for arm in (0, 1)}
-    with chosen.running():
+    with chosen.activate():
         ready = [prepare(workload, Arm(PRECISIONS[p]), chosen.type, executor) for p in ("fp32", "bf16")]
         counts = []
         for one in ready:

@@ -17,13 +17,13 @@ import warnings
 from dataclasses import asdict
 
 from ampcheck.bench.core.model import BenchPlan, Rounds
+from ampcheck.runner.worker import answers
 
 
 def main() -> None:
     """Measure what the plan on standard input says."""
     plan = BenchPlan(**json.load(sys.stdin))
-    lines = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever a library prints is no line of ours
+    lines = answers()
     pin(plan.threads, plan.process)
     warnings.simplefilter("ignore")  # a compiler's advice is no matter here
     from ampcheck.bench.run.measure import Measurer
@@ -34,7 +34,7 @@ def main() -> None:
     def say(arm: str, what: str) -> None:
         lines.write(json.dumps({"arm": [arm, what]}) + "\n")
 
-    with measurer.device.running():
+    with measurer.device.activate():
         for workload, executor in plan.tasks:
             lines.write(json.dumps({"begin": [workload, executor]}) + "\n")
             found = measurer.measure(workload, executor, say, given_up)

@@ -1,21 +1,15 @@
 """What a workload would cost on a TPU, by the TPU compiler's own estimate: no TPU is needed, and nothing is measured.
 
 The program is that of `ampcheck.jax_device.jit`; libtpu compiles it for a chip that is described, not there.
-docs/tpu_estimates.md says what the figures mean.
+docs/benchmarks.md says what the figures mean.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import select
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from ampcheck.bench.core.model import ArmResult, Group, MachineryWorkload, Workload, kind_of
 from ampcheck.bench.run.group import environment
@@ -24,6 +18,7 @@ from ampcheck.bench.tpu.chips import TPUS, Chip, available, chip
 from ampcheck.bench.tpu.estimate import Estimate, estimate
 from ampcheck.bench.tpu.variants import judge
 from ampcheck.errors import UsageError
+from ampcheck.runner.worker import Worker
 
 __all__ = ["TPUS", "Chip", "Estimate", "available", "chip", "estimate", "groups"]
 
@@ -117,38 +112,27 @@ def _results(
             yield left.pop(0), ArmResult(tasks[done][1], "not measured", "left out, as the run had to end")
             done += 1
             continue
-        with tempfile.TemporaryFile() as said:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "ampcheck.bench.tpu.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=said,
-                env={**environment(1), "JAX_PLATFORMS": "cpu"},
-            )
-            try:
-                assert process.stdin is not None
-                assert process.stdout is not None
-                process.stdin.write(json.dumps({"tpu": tpu, "tasks": left}).encode())
-                process.stdin.close()
-                ended = ""
+        command = [sys.executable, "-m", "ampcheck.bench.tpu.worker"]
+        with Worker(command, {**environment(1), "JAX_PLATFORMS": "cpu"}, {"tpu": tpu, "tasks": left}) as worker:
+            ended = ""
+            progress(_line(tpu, tasks, done))
+            while True:
+                try:
+                    line = worker.hear(min(limit, until - time.monotonic()))
+                except TimeoutError:
+                    ended = f"took more than {limit:.0f} s to compile"
+                    if time.monotonic() >= until:
+                        ended = "was not compiled when the run had to end"
+                    break
+                if line is None:
+                    break
+                yield left.pop(0), ArmResult(**line)
+                done += 1
                 progress(_line(tpu, tasks, done))
-                for line in _lines(process.stdout.fileno(), limit, until):
-                    if line is None:
-                        ended = f"took more than {limit:.0f} s to compile"
-                        if time.monotonic() >= until:
-                            ended = "was not compiled when the run had to end"
-                        break
-                    yield left.pop(0), ArmResult(**line)
-                    done += 1
-                    progress(_line(tpu, tasks, done))
-                if left:
-                    yield left.pop(0), ArmResult(tasks[done][1], "not measured", ended or _end(process, said))
-                    done += 1
-            finally:
-                process.kill()
-                process.wait()
-                if process.stdout is not None:
-                    process.stdout.close()
+            if left:
+                ended = ended or f"the process ended {worker.how()}"
+                yield left.pop(0), ArmResult(tasks[done][1], "not measured", ended)
+                done += 1
 
 
 def _line(tpu: str, tasks: Sequence[Task], done: int) -> str:
@@ -156,27 +140,3 @@ def _line(tpu: str, tasks: Sequence[Task], done: int) -> str:
         return f"tpu-{tpu}: {done} programs estimated"
     workload, precision = tasks[done]
     return f"{done + 1} of {len(tasks)}: tpu-{tpu}/jit/{workload} {precision}"
-
-
-def _lines(pipe: int, limit: float, until: float) -> Iterator[dict[str, Any] | None]:
-    """The worker's lines until it ends; None where it says nothing for longer than the limit, or the time is over."""
-    held = b""
-    while True:
-        if not select.select([pipe], [], [], max(min(limit, until - time.monotonic()), 0.0))[0]:
-            yield None
-            return
-        read = os.read(pipe, 1 << 16)
-        if not read:
-            return
-        *whole, held = (held + read).split(b"\n")
-        for line in whole:
-            yield json.loads(line)
-
-
-def _end(process: subprocess.Popen[bytes], said: Any) -> str:
-    """How a worker ended, and what it said last."""
-    code = process.wait()
-    said.seek(0)
-    last = said.read().decode(errors="replace").strip().splitlines()[-1:]
-    how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-    return f"the process ended {how}" + (f": {last[0]}" if last else "")

@@ -72,7 +72,7 @@ Computation = Mapping[str, Instruction]
 
 
 @dataclass(slots=True)
-class Program:
+class HloProgram:
     """A compiled module: its computations by name, the instructions of each in the order in which they are run."""
 
     computations: dict[str, dict[str, Instruction]] = field(default_factory=dict)
@@ -103,9 +103,9 @@ def name_of(dtype: str) -> str:
     return _NAMES.get(dtype, dtype)
 
 
-def parse(text: str) -> Program:
+def parse(text: str) -> HloProgram:
     """Read the text of a compiled module. Raises ValueError where it has no entry computation."""
-    program = Program()
+    program = HloProgram()
     current: dict[str, Instruction] | None = None
     for line in text.splitlines():
         if current is None:
@@ -172,7 +172,7 @@ class Product:
         return given + gives + passes
 
 
-def products(program: Program) -> Counter[Product]:
+def products(program: HloProgram) -> Counter[Product]:
     """How many products of each kind the program has; one in a loop's body counts once."""
     found: Counter[Product] = Counter()
     for kernel in program.kernels():
@@ -186,7 +186,7 @@ def products(program: Program) -> Counter[Product]:
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
+class HloCast:
     """A conversion between floating point dtypes. `fused`: part of a larger kernel, so that it moves no memory."""
 
     source: str
@@ -197,9 +197,9 @@ class Cast:
         return f"{name_of(self.source)} to {self.result}{'' if self.fused else ' by itself'}"
 
 
-def casts(program: Program) -> Counter[Cast]:
+def casts(program: HloProgram) -> Counter[HloCast]:
     """The casts that are left in the program, and how often each is there."""
-    found: Counter[Cast] = Counter()
+    found: Counter[HloCast] = Counter()
     for kernel in program.kernels():
         parts = list(program.parts(*kernel))
         fused = any(part.opcode not in (*NO_WORK, "convert", "copy") for _, part in parts)
@@ -207,7 +207,7 @@ def casts(program: Program) -> Counter[Cast]:
             if part.opcode == "convert" and part.operands[0] in computation:
                 source, result = computation[part.operands[0]].results[0].dtype, part.results[0]
                 if floating(source) and floating(result.dtype) and source != result.dtype:
-                    found[Cast(source, Array(result.dtype, result.shape), fused)] += 1
+                    found[HloCast(source, Array(result.dtype, result.shape), fused)] += 1
     return found
 
 
@@ -216,7 +216,7 @@ def floating(dtype: str) -> bool:
     return dtype.startswith(("f", "bf"))
 
 
-def wide(program: Program) -> list[Array]:
+def wide(program: HloProgram) -> list[Array]:
     """The float64 arrays of more than one element that the program makes, which a TPU computes in software."""
     made = [a for kernel in program.kernels() for _, part in program.parts(*kernel) for a in part.results]
     return [a for a in made if a.dtype in ("f64", "c128") and prod(a.shape) > 1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from ampcheck.bench.tpu.program import CALLS, NO_WORK, Array, Computation, Instruction, Program
+from ampcheck.bench.tpu.program import CALLS, NO_WORK, Array, Computation, HloProgram, Instruction
 
 _NAMES_ONLY = ("ConcatBitcast", "X64SplitLow", "X64SplitHigh", "X64Combine", "AssumeGatherIndicesInBound")
 """Custom calls that give what is there another name."""
@@ -35,7 +35,7 @@ class Schedule:
     without: Counter[str] = field(default_factory=Counter)
 
 
-def schedule(program: Program, clock: float, bandwidth: float) -> Schedule:
+def schedule(program: HloProgram, clock: float, bandwidth: float) -> Schedule:
     """Run through a scheduled program as the chip would: one instruction at a time, one stream of copies beside them.
 
     Args:
@@ -87,7 +87,7 @@ def _copied(computation: Computation, instruction: Instruction) -> tuple[int, in
     return min(a.bytes for a in ends), sum(a.hbm for a in ends[:2])
 
 
-def _kind(program: Program, computation: Computation, instruction: Instruction) -> str:
+def _kind(program: HloProgram, computation: Computation, instruction: Instruction) -> str:
     """What an instruction does: its opcode, of a fusion the rarest thing in it."""
     parts = [part.opcode for _, part in program.parts(computation, instruction)]
     telling = ("gather", "scatter", "sort", "custom-call", "dynamic-update-slice", "reduce-window")

@@ -1,4 +1,4 @@
-"""What is timed, one file per family. `docs/add_a_benchmark.md` says how to add one."""
+"""What is timed, one file per family. `docs/contributing.md` says how to add one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import import_module
 
 from ampcheck.bench.core.model import Workload
 
-FAMILIES = ("matmul", "conv", "attention", "recurrent", "policies", "steps", "machinery")
+FAMILIES = ("matmul", "conv", "attention", "recurrent", "policies", "steps", "overhead")
 """The files of this folder that have workloads, in the order in which they are shown and run."""
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")

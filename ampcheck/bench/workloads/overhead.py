@@ -11,6 +11,8 @@ import torch
 from torch.nn import functional as F
 
 from ampcheck.bench.core.model import MachineryWorkload, Workload
+from ampcheck.bench.torch_private import parse_key
+from ampcheck.register.torch_private import DispatchKeySet, ExcludeDispatchKeyGuard, backend_name
 
 Variants = Mapping[str, Callable[[], Any]]
 
@@ -107,14 +109,14 @@ def _op_with_cast(device: str) -> Variants:
 def _library(key: str) -> torch.library.Library:
     """Two ops that add a tensor to itself; one has a Python kernel on an autocast key, which casts nothing."""
     library = torch.library.Library("ampcheck_bench", "FRAGMENT")
-    autocast = torch._C.DispatchKeySet(torch._C._dispatch_key_parse(key))
+    autocast = DispatchKeySet(parse_key(key))
     for name in (f"{key}_none", f"{key}_python"):
         library.define(f"{name}(Tensor x) -> Tensor")
         library.impl(name, lambda x: torch.add(x, x), "CompositeImplicitAutograd")
     op = getattr(torch.ops.ampcheck_bench, f"{key}_python")
 
     def kernel(x: torch.Tensor) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(autocast):
+        with ExcludeDispatchKeyGuard(autocast):
             return op(x)
 
     library.impl(f"{key}_python", kernel, key)
@@ -123,7 +125,7 @@ def _library(key: str) -> torch.library.Library:
 
 def _op_python_kernel(device: str) -> Variants:
     """An op in a region, with no autocast kernel, and with one in Python, as a backend's own op may have."""
-    third = device == torch._C._get_privateuse1_backend_name()
+    third = device == backend_name()
     key = "AutocastPrivateUse1" if third else f"Autocast{device.upper()}"
     _library(key)
     x = _square(device, torch.float32)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ampcheck.devices.base import Device
+from ampcheck.register.torch_private import backend_name
 from ampcheck.spec.executors import ANYWHERE
 from ampcheck.spec.policies import closest, table
 
@@ -43,7 +44,7 @@ class Jax(Device):
         for package in ("jax", "torchax"):
             if find_spec(package) is None:
                 return f"{package} is not installed; the extra ampcheck[jax] brings it"
-        named = torch._C._get_privateuse1_backend_name()
+        named = backend_name()
         if named not in ("privateuseone", self.type):
             return f"PrivateUse1 is {named!r} in this process already, and has one name for good"
         return None
@@ -53,7 +54,7 @@ class Jax(Device):
         return table("AutocastCUDA", closest(torch.__version__))
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def activate(self) -> Iterator[None]:
         import ampcheck.jax_device  # noqa: F401  # makes the device
         from ampcheck.jax_device.dispatch.program import kept
 

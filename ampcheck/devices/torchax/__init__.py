@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 from packaging.version import Version
-from torch.utils._mode_utils import no_dispatch
 
 from ampcheck.devices.base import Device
 from ampcheck.errors import Unsupported
 from ampcheck.observe.recorder import Observation
+from ampcheck.observe.torch_private import DisableTorchFunction, no_dispatch
 from ampcheck.samples.describe import TensorArg
 from ampcheck.samples.tensors import host_tensor
 from ampcheck.spec.policies import closest, table
@@ -40,7 +40,7 @@ class TorchTorchax(Device):
     deviations = Path(__file__).parent / "torch_autocast.toml"
     on_request = "it is a backend under test of its own, and what is known of it differs between its versions"
     backend = "torchax"
-    sees_composites = False
+    observes_composite_ops = False
     refusals = (r"Operator with name \S+ has no lowering",)
     without_autograd = "torchax takes gradients with JAX; most of what it answers for is no node of autograd's graph"
     setup = ("import jax", "import torchax", 'jax.config.update("jax_enable_x64", True)', "torchax.enable_globally()")
@@ -64,7 +64,7 @@ class TorchTorchax(Device):
         return table("AutocastCPU", closest(torch.__version__))
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def activate(self) -> Iterator[None]:
         import jax
         import torchax
 
@@ -72,13 +72,13 @@ class TorchTorchax(Device):
             yield
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def native_ops(self) -> Iterator[None]:
         # torchax's modes also answer for ops on CPU tensors, and take those without a dimension for numbers.
-        with no_dispatch(), torch._C.DisableTorchFunction():
+        with no_dispatch(), DisableTorchFunction():
             yield
 
     def tensor(self, arg: TensorArg, dtype: str, position: int) -> torch.Tensor:
-        with self.aside():
+        with self.native_ops():
             made = host_tensor(arg, dtype, position)
         return made if arg.device == "cpu" else made.to(self.type)
 

@@ -15,17 +15,17 @@ from typing import Any
 
 import jax
 import torch
-import torch.utils._pytree as torch_pytree
-from torch._ops import OpOverload, OpOverloadPacket
 from torchax.ops import mappings
 from torchax.tensor import Tensor
 from torchax.view import View
 
-from ampcheck.observe.recorder import _CASTS, Cast, KernelCall, Observation, SeenLeaf, overload_name, tensors
+from ampcheck.observe.recorder import CASTS, Cast, KernelCall, Observation, SeenLeaf, overload_name, tensors
+from ampcheck.observe.torch_private import OpOverloadPacket, pytree
+from ampcheck.register.torch_private import OpOverload
 from ampcheck.spec.torch_dtypes import name_of
 
 
-class Recorder:
+class TorchaxRecorder:
     """Records lowerings and casts of one thread while entered. `env`: a `torchax.tensor.Environment`.
 
     `whole`: overloads with a policy; what a lowering of one of them calls is not recorded. `inputs`: the tensors whose
@@ -44,7 +44,7 @@ class Recorder:
         for place, tensor in enumerate(inputs):
             self._know(tensor, _dtype(_array(tensor)), place)
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> TorchaxRecorder:
         # Attributes of the instance hide the methods of its class until they are taken away again.
         self._env.dispatch = self._dispatched
         self._env._get_op_or_decomp = self._looked_up
@@ -74,7 +74,7 @@ class Recorder:
         name = self._name(func)
 
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            if name in _CASTS:
+            if name in CASTS:
                 out = run(*args, **kwargs)
                 self._note(args[0], out)
                 return out
@@ -117,7 +117,7 @@ class Recorder:
                 self._know(out, known[1], known[2])
             return out
 
-        return torch_pytree.tree_map_only(View, tensor, values)
+        return pytree.tree_map_only(View, tensor, values)
 
     def _note(self, before: Any, after: Any) -> None:
         """A cast: what came out is what went in, as far as its source goes."""
@@ -147,7 +147,7 @@ def observe(
     env: Any, call: Callable[[], Any], whole: Collection[str], inputs: Sequence[torch.Tensor] = ()
 ) -> Observation:
     """Run `call` and record it; see `ampcheck.observe.recorder.observe`."""
-    recorder = Recorder(env, whole, inputs)
+    recorder = TorchaxRecorder(env, whole, inputs)
     observation = Observation(recorder.kernels, recorder.casts)
     before = [name_of(tensor.dtype) for tensor in inputs]
     with recorder:

@@ -10,19 +10,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch.cuda.amp import common
 
 from ampcheck.devices.base import Device
 from ampcheck.devices.virtual import graphs
+from ampcheck.observe.torch_private import FakeTensorMode, get_cudnn_enabled, set_cudnn_enabled
 from ampcheck.samples.describe import TensorArg
 from ampcheck.spec.executors import ANYWHERE
 from ampcheck.spec.torch_dtypes import DTYPES
-
-if TYPE_CHECKING:
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 class Virtual(Device):
@@ -42,15 +39,12 @@ class Virtual(Device):
 
     @cached_property
     def _mode(self) -> FakeTensorMode:
-        # Importing it takes over a second, which a run on other devices need not wait for.
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
         return FakeTensorMode(allow_non_fake_inputs=True)
 
     def unavailable(self) -> str | None:
         return None
 
-    def running(self) -> AbstractContextManager[object]:
+    def activate(self) -> AbstractContextManager[object]:
         # An op that refuses its arguments is an observation here; PyTorch would log a traceback for each.
         logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
         return self._without_cudnn() if self.type == "cuda" else self._mode
@@ -58,13 +52,13 @@ class Virtual(Device):
     @contextmanager
     def _without_cudnn(self) -> Iterator[None]:
         """The device entered, cuDNN off: a build that has it would ask the driver about a device that is not there."""
-        enabled = torch._C._get_cudnn_enabled()
-        torch._C._set_cudnn_enabled(False)
+        enabled = get_cudnn_enabled()
+        set_cudnn_enabled(False)
         try:
             with self._mode:
                 yield
         finally:
-            torch._C._set_cudnn_enabled(enabled)
+            set_cudnn_enabled(enabled)
 
     def tensor(self, arg: TensorArg, dtype: str, position: int) -> torch.Tensor:
         # A fake tensor holds nothing that a call could change, so one per place, shape and dtype is enough.

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._C._autograd import DeviceType
 
 from ampcheck.errors import Unsupported
+from ampcheck.observe.torch_private import DeviceType
 
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 _REGISTER = "_ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"
@@ -28,7 +28,7 @@ _REGISTER = "_ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGua
 def allow(device_type: str) -> None:
     """Let autograd make nodes for tensors of a device type. Raises Unsupported where this build shows no way."""
     kinds: dict[str, int] = {name.lower(): kind.value for name, kind in DeviceType.__members__.items()}
-    folder = Path(torch._C.__file__).parent / "lib"
+    folder = Path(torch.__file__).parent / "lib"
     found = [path for path in (folder / name for name in ("libc10.so", "libc10.dylib")) if path.exists()]
     try:
         library = ctypes.CDLL(str(found[0]))

@@ -12,6 +12,7 @@ from ampcheck.jax_device.dispatch.schema import Argument, Kind
 from ampcheck.jax_device.storage import transfer
 from ampcheck.jax_device.storage.arrays import alias, contents, wrap
 from ampcheck.jax_device.storage.layout import Layout, contiguous
+from ampcheck.jax_device.torch_private import conj, neg_view
 
 DEVICE = "jax"
 
@@ -112,8 +113,8 @@ def given_again(call: Call) -> tuple[list[Any], dict[str, Any]]:
         if isinstance(taken, Slot):
             whole = wrap(jax.numpy.asarray(call.arrays[taken.place]))
             whole = whole if taken.layout is None else alias(whole, *taken.layout)
-            whole = torch._neg_view(whole) if taken.neg else whole
-            return torch._conj(whole) if taken.conj else whole
+            whole = neg_view(whole) if taken.neg else whole
+            return conj(whole) if taken.conj else whole
         if isinstance(taken, Number):
             return call.numbers[taken.place]
         if isinstance(taken, Fixed):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch._ops import OpOverload
 from torch.library import Library
 
 from ampcheck.jax_device.device import placed
@@ -15,11 +13,11 @@ from ampcheck.jax_device.dispatch.schema import arguments, functional, is_out, i
 from ampcheck.jax_device.dispatch.special import COMPOSED, SPECIAL
 from ampcheck.jax_device.lowering import OWN, find, short_name
 from ampcheck.jax_device.storage.arrays import META
+from ampcheck.register.torch_private import OpOverload, has_kernel
 
 KEY = "PrivateUse1"
 # PyTorch's own kernels take these apart: one checks and calls convolution_overrideable, one knows hermitian matrices.
 COMPOSITE = frozenset({"convolution", "linalg_pinv.atol_rtol_tensor"})
-_has = torch._C._dispatch_has_kernel_for_dispatch_key
 _libraries: list[Library] = []
 
 
@@ -36,15 +34,15 @@ def kernel(op: OpOverload) -> Callable[..., Any] | None:
         return placed(special) if "device" in names and short_name(op) != "_to_copy" else special
     if short_name(op) in COMPOSITE:
         return None
-    if _has(name, "CompositeImplicitAutograd") and not (short_name(op) in OWN and _has(name, "Autograd")):
+    if has_kernel(name, "CompositeImplicitAutograd") and not (short_name(op) in OWN and has_kernel(name, "Autograd")):
         return None  # with a formula of its own, autograd needs no parts, and a lowering of the whole rounds once
     if is_view(op):
-        return None if _has(name, "CompositeExplicitAutograd") else _view(op)
+        return None if has_kernel(name, "CompositeExplicitAutograd") else _view(op)
     plain = functional(op)
     lowering = find(plain) if plain is not None else None
     if plain is None or lowering is None:
         return None
-    if lowering.torch_code and _has(name, "CompositeExplicitAutograd"):
+    if lowering.torch_code and has_kernel(name, "CompositeExplicitAutograd"):
         return None  # PyTorch's own composite kernel takes the op apart as well, in C++
     if plain is op:
         return placed(_lazy(op)) if "device" in names else _lazy(op)

@@ -14,8 +14,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_map_only
 
 from ampcheck.jax_device.dispatch.program import Functional, quietly
 from ampcheck.jax_device.dispatch.schema import Kind, arguments, overload, takes_lazy
@@ -23,6 +21,8 @@ from ampcheck.jax_device.dispatch.writing import assign, check_cast, resize
 from ampcheck.jax_device.dtypes import TO_JAX
 from ampcheck.jax_device.lowering import find
 from ampcheck.jax_device.storage.arrays import storage_of
+from ampcheck.jax_device.torch_private import function_modes, pytree
+from ampcheck.register.torch_private import OpOverload, has_kernel
 from ampcheck.register.unseen import unseen
 
 Kernel = Callable[..., Any]
@@ -47,7 +47,7 @@ def inplace_kernel(op: OpOverload, compute: Kernel) -> Kernel:
         return lambda *args, **kwargs: assign(args[0], compute(*args, **kwargs))
     # Autograd knows a tensor that changed by its version; of lists PyTorch leaves counting to the kernel.
     lists = any(arguments(op)[i].kind is Kind.TENSORS for i in written)
-    uncounted = lists and not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView")
+    uncounted = lists and not has_kernel(op.name(), "ADInplaceOrView")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         out = compute(*args, **kwargs)
@@ -97,7 +97,7 @@ def _ask_meta(op: OpOverload, args: Any, kwargs: Any) -> None:
     with quietly(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a resized tensor, which `fit` gives
         with contextlib.suppress(NotImplementedError):
-            op(*tree_map_only(torch.Tensor, meta, args), **tree_map_only(torch.Tensor, meta, kwargs))
+            op(*pytree.tree_map_only(torch.Tensor, meta, args), **pytree.tree_map_only(torch.Tensor, meta, kwargs))
 
 
 def fit(out: Any, values: Any) -> None:
@@ -187,7 +187,7 @@ def kernel({", ".join(signature)}):
         "TYPES": TO_JAX,
         "NUMBERS": frozenset((int, float, bool, complex)),
         "known": op.known,
-        "modes": torch._C._len_torch_function_stack,
+        "modes": function_modes,
         "slow": _slow(op),
         "storage_of": storage_of,
     }

@@ -15,8 +15,6 @@ from typing import Any
 
 import jax
 import torch
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.jax_device import random
 from ampcheck.jax_device.dispatch import promotion
@@ -26,10 +24,12 @@ from ampcheck.jax_device.dispatch.schema import Kind, arguments
 from ampcheck.jax_device.lowering import Lowering, short_name
 from ampcheck.jax_device.storage.arrays import wrap
 from ampcheck.jax_device.storage.layout import Columns, by_columns, read, settled
+from ampcheck.jax_device.torch_private import DisableTorchFunction, disable_current_modes
+from ampcheck.register.torch_private import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard, OpOverload
 
-_Key: Any = torch._C.DispatchKey  # its members are not in torch's stubs
+_Key: Any = DispatchKey  # its members are not in torch's stubs
 # AutocastIPU is where jit watches (jit_watch.py).
-_AUTOCAST = torch._C.DispatchKeySet(_Key.AutocastPrivateUse1).add(_Key.AutocastIPU)
+_AUTOCAST = DispatchKeySet(_Key.AutocastPrivateUse1).add(_Key.AutocastIPU)
 # Looking at a traced value: the lowering needs it as part of the program.
 VALUE_NEEDED = (
     jax.errors.ConcretizationTypeError,
@@ -44,9 +44,9 @@ VALUE_NEEDED = (
 def quietly() -> Any:
     """No mode of the caller's and no autocast sees what happens inside."""
     with (
-        torch._C.DisableTorchFunction(),
-        _disable_current_modes(),
-        torch._C._ExcludeDispatchKeyGuard(_AUTOCAST),
+        DisableTorchFunction(),
+        disable_current_modes(),
+        ExcludeDispatchKeyGuard(_AUTOCAST),
     ):
         yield
 
@@ -75,7 +75,7 @@ class Functional:
 
     def run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Callable[..., Any], Any]:
         """The program of this kind of call, and what it returned."""
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             call = Call(self.name, self.named, self.static, args, kwargs)
             program = self.programs.get(call.key)
             inputs = (random.next_key(call.generator),) if self.lowering.random else ()

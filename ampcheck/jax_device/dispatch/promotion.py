@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from ampcheck.jax_device.dtypes import jax_dtype, torch_dtype
+from ampcheck.jax_device.torch_private import PromotionKind, elementwise_dtypes
 
 _LOW = (torch.float16, torch.bfloat16)
 
@@ -36,7 +36,7 @@ def common(args: Iterable[Any]) -> np.dtype | None:
     operands = _operands(args)
     if not any(isinstance(o, torch.Tensor) for o in operands):
         return None
-    _, result = elementwise_dtypes(*operands, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
+    _, result = elementwise_dtypes(*operands, type_promotion_kind=PromotionKind.DEFAULT)
     if result in _LOW and any(not isinstance(o, torch.Tensor) for o in operands):
         return jax_dtype(torch.float32)
     return jax_dtype(result)

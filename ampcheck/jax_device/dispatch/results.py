@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import jax
 import torch
-from torch._ops import OpOverload
 
 from ampcheck.jax_device.dispatch import promotion
 from ampcheck.jax_device.dispatch.schema import Kind, arguments
 from ampcheck.jax_device.dtypes import jax_dtype
 from ampcheck.jax_device.storage.arrays import alias, contents, create, storage_of, wrap
 from ampcheck.jax_device.storage.layout import Layout, contiguous, order, physical, read
+from ampcheck.register.torch_private import OpOverload
 
 
 class Result(NamedTuple):

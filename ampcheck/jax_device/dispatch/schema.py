@@ -8,7 +8,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch._ops import OpOverload
+
+from ampcheck.register.torch_private import OpOverload, has_kernel, op_names
 
 
 class Kind(Enum):
@@ -74,7 +75,7 @@ def overload(name: str) -> OpOverload:
 
 def overloads() -> Iterator[OpOverload]:
     """Every overload that aten has."""
-    for name in torch._C._dispatch_get_all_op_names():
+    for name in op_names():
         if name.startswith("aten::"):
             try:
                 yield overload(name)
@@ -101,8 +102,7 @@ def is_inplace(op: OpOverload) -> bool:
 
 def takes_lazy(op: OpOverload) -> bool:
     """Whether the overload's kernel gets tensors with lazy conjugate or negative bits, resolved for others."""
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return has(op.name(), "Conjugate") or has(op.name(), "Negative")
+    return has_kernel(op.name(), "Conjugate") or has_kernel(op.name(), "Negative")
 
 
 def _signature(op: OpOverload, *, outs: bool) -> list[tuple[str, str]]:

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from torch._ops import OpOverload
 
 from ampcheck.jax_device.device import index_of
 from ampcheck.jax_device.dispatch.kernels import computed
@@ -20,6 +19,7 @@ from ampcheck.jax_device.dtypes import jax_dtype
 from ampcheck.jax_device.storage import transfer
 from ampcheck.jax_device.storage.arrays import alias, contents, wrap
 from ampcheck.jax_device.storage.layout import Layout, contiguous, order
+from ampcheck.register.torch_private import DispatchKey, OpOverload
 from ampcheck.register.unseen import unseen
 
 SPECIAL: dict[str, Callable[..., Any]] = {}
@@ -55,7 +55,7 @@ def composed(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 def apart(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """What PyTorch's composite kernel of an overload makes of these arguments; `op.decompose` prefers Python's."""
-    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+    return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 _shared: WeakValueDictionary[Any, jax.Array] = WeakValueDictionary()

@@ -16,8 +16,7 @@ from ampcheck.jax_device.dispatch.promotion import convert
 from ampcheck.jax_device.dtypes import jax_dtype
 from ampcheck.jax_device.storage.arrays import META, Bytes, contents, from_bytes, storage_of, store, to_bytes
 from ampcheck.jax_device.storage.layout import Layout, contiguous, read, settled, write
-
-_meta_set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
+from ampcheck.jax_device.torch_private import set_storage
 
 
 class Overlap(RuntimeError):
@@ -103,7 +102,7 @@ def place(
     tensor: torch.Tensor, source: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
 ) -> torch.Tensor:
     """Put the tensor, in place, somewhere on a device storage, which grows where it must; what is new is zero."""
-    _meta_set(META, tensor, source, offset, size, stride)
+    set_storage(META, tensor, source, offset, size, stride)
     grow(tensor, 0 if 0 in size else offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)))
     _adopt(source, tensor)
     return tensor

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from torch.utils import _pytree as pytree
 
 from ampcheck.jax_device.storage.arrays import wrap
 from ampcheck.jax_device.storage.transfer import values
+from ampcheck.jax_device.torch_private import pytree
 
 DEVICE = "jax"
 

@@ -11,7 +11,6 @@ import torch
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.sharding import NamedSharding
 from torch.autograd.graph import increment_version
-from torch.utils import _pytree as pytree
 
 from ampcheck.jax_device import random
 from ampcheck.jax_device.jit.optim import hyperparameters
@@ -20,6 +19,7 @@ from ampcheck.jax_device.jit.state import Reached
 from ampcheck.jax_device.jit.trace import Trace, grad_leaves
 from ampcheck.jax_device.jit.watch import raw
 from ampcheck.jax_device.storage.arrays import Bytes, storage_of
+from ampcheck.jax_device.torch_private import pytree
 
 # What holds an array that only its storage has: the storage, the list of a call's arrays, and the question itself.
 _ALONE = 3

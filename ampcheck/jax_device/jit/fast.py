@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from jax.sharding import NamedSharding
-from torch._C import _is_any_autocast_enabled, _len_torch_dispatch_stack, _len_torch_function_stack
 
 from ampcheck.jax_device.jit.entry import Entry, Stale
 from ampcheck.jax_device.jit.optim import hyperparameters
 from ampcheck.jax_device.jit.state import PLAIN, Reached
 from ampcheck.jax_device.jit.watch import raw
 from ampcheck.jax_device.storage.arrays import Bytes, create, storage_of
+from ampcheck.jax_device.torch_private import function_modes, in_autocast
+from ampcheck.register.torch_private import dispatch_modes
 from ampcheck.register.unseen import unseen
 
 MISS = object()
@@ -39,7 +40,7 @@ def modes() -> tuple[Any, ...]:
 
 def observed() -> bool:
     """Whether a mode of the caller's is to see the ops."""
-    return bool(_len_torch_function_stack() or _len_torch_dispatch_stack())
+    return bool(function_modes() or dispatch_modes())
 
 
 def described(value: Any) -> Any:
@@ -177,8 +178,8 @@ def fast({names}{", " if names else ""}*more):
     {result}
 """
     space |= {
-        "MISS": MISS, "Stale": Stale, "create": create, "dispatches": _len_torch_dispatch_stack,
-        "distinct": state.distinct, "functions": _len_torch_function_stack, "holds": state.holds,
+        "MISS": MISS, "Stale": Stale, "create": create, "dispatches": dispatch_modes,
+        "distinct": state.distinct, "functions": function_modes, "holds": state.holds,
         "program": entry.jitted, "reached": state.reached, "run": entry, "storage_of": storage_of,
     }  # fmt: skip
     exec(source, space)  # made of numbers and of names given here
@@ -201,7 +202,7 @@ def _settings(space: dict[str, Any]) -> list[str]:
     """Lines that compare PyTorch's settings with those the program was traced under."""
     grad, inference, default, cache, dtype, *_ = modes()
     space |= {
-        "any_autocast": _is_any_autocast_enabled, "autocast_dtype": torch.get_autocast_dtype, "default": default,
+        "any_autocast": in_autocast, "autocast_dtype": torch.get_autocast_dtype, "default": default,
         "default_of": torch.get_default_dtype, "dtype_of_region": dtype, "grads": torch.is_grad_enabled,
         "inference": torch.is_inference_mode_enabled, "keeps": torch.is_autocast_cache_enabled,
         "now": modes(), "modes": modes,
@@ -210,6 +211,6 @@ def _settings(space: dict[str, Any]) -> list[str]:
         f"grads() is not {grad} or inference() is not {inference} or keeps() is not {cache} or "
         "default_of() is not default or autocast_dtype('jax') is not dtype_of_region"
     )
-    if _is_any_autocast_enabled():
+    if in_autocast():
         return ["if modes() != now: return MISS"]
     return [f"if any_autocast() or {short}: return MISS"]

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ampcheck.jax_device.jit.state import Size
 from ampcheck.jax_device.jit.watch import raw
 from ampcheck.jax_device.storage.arrays import Bytes, alias, create, storage_of
+from ampcheck.jax_device.torch_private import conj, neg_view, pytree
 
 
 class Made(NamedTuple):
@@ -199,5 +199,5 @@ def rebuild(what: Any, outputs: Any, tensors: list[torch.Tensor], storages: dict
 
 
 def _with_bits(tensor: torch.Tensor, bits: tuple[bool, bool]) -> torch.Tensor:
-    tensor = torch._neg_view(tensor) if bits[1] else tensor
-    return torch._conj(tensor) if bits[0] else tensor
+    tensor = neg_view(tensor) if bits[1] else tensor
+    return conj(tensor) if bits[0] else tensor

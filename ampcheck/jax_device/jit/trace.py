@@ -156,7 +156,7 @@ class _Attempt:
             self.watch,
         ):
             out = self.fn(*self.args, **self.kwargs)
-            self.random = random._traced.drawn > 0
+            self.random = random.drew()
         if before != (random.default.seed, random.default.drawn):
             raise RuntimeError(
                 "the random generator was seeded inside of a jitted function, which would happen once, when it is "

@@ -9,7 +9,6 @@ from typing import Any, cast, overload
 
 import jax
 import torch
-from torch.utils import _pytree as pytree
 
 from ampcheck.jax_device.jit.entry import Entry, Stale
 from ampcheck.jax_device.jit.fast import MISS, State, described, generated, modes, observed, sharing
@@ -18,6 +17,7 @@ from ampcheck.jax_device.jit.state import PLAIN, Reached, reach
 from ampcheck.jax_device.jit.trace import grad_leaves, trace, tracing
 from ampcheck.jax_device.jit.watch import ValueNeededError
 from ampcheck.jax_device.storage.arrays import storage_of
+from ampcheck.jax_device.torch_private import pytree
 
 __all__ = ["ValueNeededError", "jit"]
 
@@ -33,7 +33,7 @@ def jit(fn: Callable[..., Any] | None = None, *, donate: bool = True, warn_after
     goes in and out of the program. `donate` lets XLA overwrite state in place; after `warn_after` programs a
     UserWarning says what differs from call to call. The result has `lower(*args, **kwargs)`, JAX's `Lowered`,
     `program(*args, **kwargs)`, the same for another platform to lower, and `compiles`, how many programs were made.
-    docs/jax_jit.md says what is an input, what makes a new program and what is an error.
+    docs/jax_device.md says what is an input, what makes a new program and what is an error.
 
     Raises ValueNeededError where Python looks at a value, RuntimeError for what a program cannot do.
     """

@@ -13,12 +13,13 @@ from typing import Any
 
 import jax
 import torch
-from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.library import Library
 
 from ampcheck.jax_device.dispatch.program import VALUE_NEEDED
 from ampcheck.jax_device.dispatch.schema import is_view, overloads
 from ampcheck.jax_device.storage.arrays import Bytes, alias, storage_of
+from ampcheck.jax_device.torch_private import DisableTorchFunction, include_key, is_functorch_wrapped, unwrapped
+from ampcheck.register.torch_private import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard, exclude_key
 
 _LIBRARIES = (*(str(Path(module.__file__ or "").parent) for module in (torch, jax)), str(Path(__file__).parents[1]))
 
@@ -30,8 +31,8 @@ class ValueNeededError(RuntimeError):
 # The key of a device that PyTorch no longer has. A kernel there sees every op of a thread that includes the key,
 # above autograd, and may raise in backward; an exception out of a TorchDispatchMode in backward ends the process,
 # because PyTorch then calls the device's Python guard while the error is set.
-_KEY: Any = torch._C.DispatchKey.AutocastIPU  # type: ignore[attr-defined]
-_KEYS = torch._C.DispatchKeySet(_KEY)
+_KEY: Any = DispatchKey.AutocastIPU  # type: ignore[attr-defined]
+_KEYS = DispatchKeySet(_KEY)
 _library = Library("_", "IMPL")
 _aten = Library("aten", "IMPL")
 
@@ -46,7 +47,7 @@ _watching = _Watching()
 def _seen(op: Any, *args: Any, **kwargs: Any) -> Any:
     """The fallback: the op is called anew without the key, as numbers among tensors cannot be given to `redispatch`."""
     watch = _watching.watch
-    with torch._C._ExcludeDispatchKeyGuard(_KEYS), torch._C.DisableTorchFunction():
+    with ExcludeDispatchKeyGuard(_KEYS), DisableTorchFunction():
         return op(*args, **kwargs) if watch is None else watch.run(op, args, kwargs)
 
 
@@ -80,8 +81,8 @@ def tensors(values: Any) -> Iterator[torch.Tensor]:
     """The tensors in an op's arguments or results."""
     for value in values:
         if isinstance(value, torch.Tensor):
-            while is_functorch_wrapped_tensor(value):  # by vmap or grad, which have no storage of their own
-                value = get_unwrapped(value)
+            while is_functorch_wrapped(value):  # by vmap or grad, which have no storage of their own
+                value = unwrapped(value)
             yield value
         elif isinstance(value, (list, tuple)):
             yield from tensors(value)
@@ -117,15 +118,15 @@ class Watch:
         _register()
         self._before = _watching.watch
         _watching.watch = self
-        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
-        torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, False)
+        include_key(_KEY, True)
+        exclude_key(_KEY, False)
         return self
 
     def __exit__(self, *_: Any) -> None:
         _watching.watch = self._before
         on = self._before is not None
-        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, on)
-        torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, not on)
+        include_key(_KEY, on)
+        exclude_key(_KEY, not on)
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """One op: look at what it is given, run it, note what it made."""

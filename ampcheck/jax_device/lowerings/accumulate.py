@@ -17,8 +17,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ampcheck.jax_device.storage.layout import Columns
+
+Matrix = Array | Columns
+"""Of shape (…, m, n), or a vector."""
 
 _LOW = (jnp.float16, jnp.bfloat16)
 _LONG = 4096  # measured: the inner dimension from which XLA's loop over a row of bfloat16 falls behind the kernel
@@ -34,17 +38,17 @@ def asked(dtype: Any) -> Any:
     return jnp.float32 if widens(dtype) else dtype
 
 
-def settled(matrix: Any) -> Any:
+def settled(matrix: Matrix) -> Array:
     """The matrix as an array, transposed where it is stored by columns."""
     return matrix.settled() if isinstance(matrix, Columns) else matrix
 
 
-def turned(matrix: Any) -> Any:
+def turned(matrix: Matrix) -> Matrix:
     """The transpose of matrices, without a copy."""
     return matrix.rows if isinstance(matrix, Columns) else Columns(matrix)
 
 
-def product(a: Any, b: Any, dtype: Any = None) -> Any:
+def product(a: Matrix, b: Matrix, dtype: Any = None) -> Array:
     """a @ b as it was accumulated: in `dtype` if given, else float32 for lower precision on a CPU, else a's dtype.
 
     a: (…, m, k) or (k,); b: (…, k, n) or (k,). Both may be `Columns`. Batch dimensions are broadcast.
@@ -52,25 +56,25 @@ def product(a: Any, b: Any, dtype: Any = None) -> Any:
     dtype = dtype or asked(a.dtype)
     if not (widens(a.dtype) and a.dtype == jnp.bfloat16 and dtype == jnp.float32) or a.ndim == b.ndim == 1:
         return jnp.matmul(settled(a), settled(b), preferred_element_type=dtype)
-    if a.ndim == 1:
+    if isinstance(a, Array) and a.ndim == 1:
         return _by_kernel(a[None], b)[..., 0, :]
-    if b.ndim == 1:
+    if isinstance(b, Array) and b.ndim == 1:
         return _by_kernel(b[None], turned(a))[..., 0, :]
     return _by_kernel(a, b)
 
 
-def matmul(a: Any, b: Any) -> Any:
+def matmul(a: Matrix, b: Matrix) -> Array:
     """a @ b in a's dtype, rounded once."""
     return product(a, b).astype(a.dtype)
 
 
-def linear(x: Any, weight: Any, bias: Any) -> Any:
+def linear(x: Array, weight: Array, bias: Array) -> Array:
     """x @ weight^T + bias for x of (…, in) and a weight of (out, in), in x's dtype; on a CPU it is rounded once."""
     out = product(x.reshape(-1, x.shape[-1]), Columns(weight)) + bias
     return out.astype(x.dtype).reshape(*x.shape[:-1], weight.shape[0])
 
 
-def _by_kernel(a: Any, b: Any) -> Any:
+def _by_kernel(a: Matrix, b: Matrix) -> Array:
     """a @ b in float32, of bfloat16 matrices, in the form the CPU's kernel takes."""
     left = settled(a)
     right, along = (b.rows, -1) if isinstance(b, Columns) else (b, -2)  # where `right` has the inner dimension
@@ -87,9 +91,11 @@ def _by_kernel(a: Any, b: Any) -> Any:
     each = tuple(range(len(batch)))
     contracted = ((len(batch) + 1,), (len(batch) + 2 + along,))
     out = jax.lax.dot_general(left, right, (contracted, (each, each)), preferred_element_type=jnp.float32)
-    return jax.lax.optimization_barrier(out)[..., :rows, :]
+    kept: Array = jax.lax.optimization_barrier(out)[..., :rows, :]
+    return kept
 
 
-def _by_rows(matrix: Any) -> Any:
+def _by_rows(matrix: Array) -> Array:
     """The matrix as XLA has to compute it before the dot: what a reshape gives counts as by rows."""
-    return jax.lax.optimization_barrier(matrix[None])[0]
+    out: Array = jax.lax.optimization_barrier(matrix[None])[0]
+    return out

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from jax import Array
 
 from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.special import apart, composed, kernel
@@ -85,11 +86,11 @@ def left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
     return False
 
 
-def _factor(query: Any, scale: float | None) -> float:
+def _factor(query: Array, scale: float | None) -> float:
     return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
 
 
-def _scores(query: Any, key: Any, scale: float | None, is_causal: bool = False, mask: Any = None) -> Any:
+def _scores(query: Array, key: Array, scale: float | None, is_causal: bool = False, mask: Array | None = None) -> Array:
     """query key^T, scaled, and -inf where it is masked; in float32 for lower precision."""
     scores = product(query, Columns(key), wide(query).dtype) * _factor(query, scale)
     if is_causal:
@@ -100,23 +101,23 @@ def _scores(query: Any, key: Any, scale: float | None, is_causal: bool = False, 
     return scores
 
 
-def _weights(scores: Any, sums: Any) -> Any:
+def _weights(scores: Array, sums: Array) -> Array:
     """The softmax of the scores from the logarithms of their sums: 0 in a row that is masked as a whole."""
     return jnp.exp(scores - jnp.where(sums == -jnp.inf, 0.0, sums).astype(scores.dtype)[..., None])
 
 
 @lower("_scaled_dot_product_flash_attention_for_cpu", random=True)
 def attention(
-    random_key: Any,
-    query: Any,
-    key: Any,
-    value: Any,
+    random_key: Array,
+    query: Array,
+    key: Array,
+    value: Array,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    attn_mask: Any = None,
+    attn_mask: Array | None = None,
     scale: float | None = None,
-) -> Any:
+) -> tuple[Array, Array]:
     """softmax(query key^T / sqrt(E) + mask) value of (N, heads, L, E), and the logarithms of the softmax's sums."""
     scores = _scores(query, key, scale, is_causal, attn_mask)
     sums = jax.nn.logsumexp(scores, axis=-1)
@@ -129,18 +130,18 @@ def attention(
 
 @lower("_scaled_dot_product_flash_attention_for_cpu_backward")
 def attention_backward(
-    grad_out: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    out: Any,
-    logsumexp: Any,
+    grad_out: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    out: Array,
+    logsumexp: Array,
     dropout_p: float,
     is_causal: bool,
     *,
-    attn_mask: Any = None,
+    attn_mask: Array | None = None,
     scale: float | None = None,
-) -> Any:
+) -> tuple[Array, Array, Array]:
     """The gradients of query, key and value. Raises NotImplementedError with dropout, whose mask is not kept."""
     if dropout_p:
         raise NotImplementedError(f"fused attention has no backward pass with dropout (dropout_p={dropout_p}) on jax")
@@ -196,27 +197,27 @@ def flash_attention_backward(
     return compute(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, scale=scale)
 
 
-def _projected(array: Any, weight: Any, bias: Any, heads: int) -> Any:
+def _projected(array: Array, weight: Array, bias: Array, heads: int) -> Array:
     out = linear(array, weight, bias)
     return jnp.swapaxes(out.reshape(*out.shape[:2], heads, -1), 1, 2)
 
 
 @lower("_native_multi_head_attention")
 def multi_head_attention(
-    query: Any,
-    key: Any,
-    value: Any,
+    query: Array,
+    key: Array,
+    value: Array,
     embed_dim: int,
     num_head: int,
-    qkv_weight: Any,
-    qkv_bias: Any,
-    proj_weight: Any,
-    proj_bias: Any,
-    mask: Any = None,
+    qkv_weight: Array,
+    qkv_bias: Array,
+    proj_weight: Array,
+    proj_bias: Array,
+    mask: Array | None = None,
     need_weights: bool = True,
     average_attn_weights: bool = True,
     mask_type: int | None = None,
-) -> Any:
+) -> tuple[Array, Array | None]:
     """Projections, attention and output projection of (N, L, E); and the weights, or None. Without gradients.
 
     A mask that is not bool masks where it is not zero, as PyTorch's own kernel takes it.
@@ -235,40 +236,40 @@ def multi_head_attention(
 
 @lower("_transformer_encoder_layer_fwd")
 def encoder_layer(
-    src: Any,
+    src: Array,
     embed_dim: int,
     num_heads: int,
-    qkv_weight: Any,
-    qkv_bias: Any,
-    proj_weight: Any,
-    proj_bias: Any,
+    qkv_weight: Array,
+    qkv_bias: Array,
+    proj_weight: Array,
+    proj_bias: Array,
     use_gelu: bool,
     norm_first: bool,
     eps: float,
-    norm_weight_1: Any,
-    norm_bias_1: Any,
-    norm_weight_2: Any,
-    norm_bias_2: Any,
-    ffn_weight_1: Any,
-    ffn_bias_1: Any,
-    ffn_weight_2: Any,
-    ffn_bias_2: Any,
-    mask: Any = None,
+    norm_weight_1: Array,
+    norm_bias_1: Array,
+    norm_weight_2: Array,
+    norm_bias_2: Array,
+    ffn_weight_1: Array,
+    ffn_bias_1: Array,
+    ffn_weight_2: Array,
+    ffn_bias_2: Array,
+    mask: Array | None = None,
     mask_type: int | None = None,
-) -> Any:
+) -> Array:
     """A whole encoder layer in eval mode, (N, L, E)."""
 
-    def first(x: Any) -> Any:
+    def first(x: Array) -> Array:
         return layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)[0].astype(src.dtype)
 
-    def second(x: Any) -> Any:
+    def second(x: Array) -> Array:
         return layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)[0].astype(src.dtype)
 
-    def attend(x: Any) -> Any:
+    def attend(x: Array) -> Array:
         parts = (qkv_weight, qkv_bias, proj_weight, proj_bias)
         return multi_head_attention(x, x, x, embed_dim, num_heads, *parts, mask, False, mask_type=mask_type)[0]
 
-    def feed(x: Any) -> Any:
+    def feed(x: Array) -> Array:
         inner = linear(x, ffn_weight_1, ffn_bias_1)
         inner = gelu(inner).astype(src.dtype) if use_gelu else jnp.maximum(inner, 0)
         return linear(inner, ffn_weight_2, ffn_bias_2)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from jax import Array
 
 from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.special import kernel
@@ -18,21 +19,21 @@ from ampcheck.jax_device.lowerings.normalization import wanted
 from ampcheck.jax_device.lowerings.wide import wide, widened
 
 
-def _channels(input: Any, per_channel: Any) -> Any:
+def _channels(input: Array, per_channel: Array) -> Array:
     return per_channel.reshape(1, -1, *((1,) * (input.ndim - 2)))
 
 
-def _axes(input: Any) -> tuple[int, ...]:
+def _axes(input: Array) -> tuple[int, ...]:
     return (0, *range(2, input.ndim))
 
 
-def _normalised(input: Any, weight: Any, bias: Any, mean: Any, rstd: Any) -> Any:
+def _normalised(input: Array, weight: Array | None, bias: Array | None, mean: Array, rstd: Array) -> Array:
     out = (input - _channels(input, mean)) * _channels(input, rstd)
     out = out if weight is None else out * _channels(input, weight)
     return out if bias is None else out + _channels(input, bias)
 
 
-def _statistics(input: Any, eps: float) -> tuple[Any, Any, Any]:
+def _statistics(input: Array, eps: float) -> tuple[Array, Array, Array]:
     """Mean, variance (biased) and 1 / standard deviation of each channel."""
     mean = jnp.mean(input, axis=_axes(input))
     variance = jnp.mean(jnp.square(input - _channels(input, mean)), axis=_axes(input))
@@ -42,15 +43,15 @@ def _statistics(input: Any, eps: float) -> tuple[Any, Any, Any]:
 @lower("_native_batch_norm_legit_functional")
 @widened
 def batch_norm(
-    input: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
+    input: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array,
+    running_var: Array,
     training: bool,
     momentum: float,
     eps: float,
-) -> Any:
+) -> tuple[Array, Array, Array, Array, Array]:
     """(N, C, …) normalised per channel, the statistics it took, and the running statistics after it.
 
     Without training it takes the running statistics, which stay.
@@ -66,14 +67,16 @@ def batch_norm(
         out,
         mean,
         rstd,
-        None if running_mean is None else momentum * mean + (1 - momentum) * running_mean,
-        None if running_var is None else momentum * unbiased + (1 - momentum) * running_var,
+        momentum * mean + (1 - momentum) * running_mean,
+        momentum * unbiased + (1 - momentum) * running_var,
     )
 
 
 @lower("_native_batch_norm_legit.no_stats")
 @widened
-def batch_norm_without_running(input: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float) -> Any:
+def batch_norm_without_running(
+    input: Array, weight: Array | None, bias: Array | None, training: bool, momentum: float, eps: float
+) -> tuple[Array, Array, Array]:
     """Normalised by the batch's own statistics."""
     mean, _, rstd = _statistics(input, eps)
     return _normalised(input, weight, bias, mean, rstd), mean, rstd
@@ -82,8 +85,14 @@ def batch_norm_without_running(input: Any, weight: Any, bias: Any, training: boo
 @lower("_native_batch_norm_legit_no_training")
 @widened
 def batch_norm_inference(
-    input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float
-) -> Any:
+    input: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    momentum: float,
+    eps: float,
+) -> tuple[Array, Array, Array]:
     """Normalised by the running statistics."""
     return batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
 
@@ -113,19 +122,22 @@ def native_batch_norm(
 @lower("native_batch_norm_backward")
 @widened
 def batch_norm_backward(
-    grad_out: Any,
-    input: Any,
-    weight: Any,
-    running_mean: Any,
-    running_var: Any,
-    save_mean: Any,
-    save_invstd: Any,
+    grad_out: Array,
+    input: Array,
+    weight: Array | None,
+    running_mean: Array | None,
+    running_var: Array | None,
+    save_mean: Array | None,
+    save_invstd: Array | None,
     train: bool,
     eps: float,
     output_mask: Sequence[bool],
-) -> Any:
+) -> tuple[Array | None, ...]:
     """The gradients of input, weight and bias that the mask asks for."""
-    mean, rstd = (save_mean, save_invstd) if train else (running_mean, jax.lax.rsqrt(running_var + eps))
+    mean, scale = (save_mean, save_invstd) if train else (running_mean, running_var)
+    assert mean is not None  # that of the batch in training, else the running one
+    assert scale is not None
+    rstd = scale if train else jax.lax.rsqrt(scale + eps)
     normal = (input - _channels(input, mean)) * _channels(input, rstd)
     by_weight = jnp.sum(grad_out * normal, axis=_axes(input))
     by_bias = jnp.sum(grad_out, axis=_axes(input))
@@ -140,18 +152,18 @@ def batch_norm_backward(
 
 @lower("batch_norm_backward")
 def batch_norm_backward_with_reserve(
-    grad_out: Any,
-    input: Any,
-    weight: Any,
-    running_mean: Any,
-    running_var: Any,
-    save_mean: Any,
-    save_var: Any,
+    grad_out: Array,
+    input: Array,
+    weight: Array,
+    running_mean: Array | None,
+    running_var: Array | None,
+    save_mean: Array | None,
+    save_var: Array | None,
     update: bool,
     eps: float,
     output_mask: Sequence[bool],
-    reserve: Any,
-) -> Any:
+    reserve: Array,
+) -> tuple[Array | None, ...]:
     """The same; `reserve` is another backend's."""
     return batch_norm_backward(
         grad_out, input, weight, running_mean, running_var, wide(save_mean), wide(save_var), update, eps, output_mask

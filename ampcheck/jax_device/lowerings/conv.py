@@ -7,10 +7,10 @@ float32 and a bfloat16 operand.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.accumulate import asked
@@ -20,7 +20,7 @@ def _each(value: Sequence[int], dims: int) -> tuple[int, ...]:
     return tuple(value) * dims if len(value) == 1 else tuple(value)
 
 
-def _turned(weight: Any, groups: int) -> Any:
+def _turned(weight: Array, groups: int) -> Array:
     """(in, out / groups, …) as (out, in / groups, …), flipped: a transposed convolution's weight as a plain one's."""
     inputs, outputs, *kernel = weight.shape
     grouped = weight.reshape(groups, inputs // groups, outputs, *kernel)
@@ -30,16 +30,16 @@ def _turned(weight: Any, groups: int) -> Any:
 
 @lower("convolution_overrideable", one_dtype=True)
 def convolution(
-    input: Any,
-    weight: Any,
-    bias: Any,
+    input: Array,
+    weight: Array,
+    bias: Array | None,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     transposed: bool,
     output_padding: Sequence[int],
     groups: int,
-) -> Any:
+) -> Array:
     """(N, C, …) with 1, 2 or 3 spatial dimensions; rounded once, on a CPU with the bias."""
     dims = input.ndim - 2
     stride, padding, dilation = _each(stride, dims), _each(padding, dims), _each(dilation, dims)
@@ -64,15 +64,23 @@ def convolution(
     return out.astype(input.dtype)
 
 
-def _lacking(grad: Any, input: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> list[int]:
+def _lacking(
+    grad: Array, input: Array, weight: Array, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> list[int]:
     """The input's last elements that no window of a plain convolution reached, per spatial dimension."""
     spatial = zip(input.shape[2:], grad.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
     return [n - ((o - 1) * s - 2 * p + d * (k - 1) + 1) for n, o, k, s, p, d in spatial]
 
 
 def _by_weight(
-    large: Any, small: Any, kernel: Sequence[int], stride: Any, padding: Any, dilation: Any, groups: int
-) -> Any:
+    large: Array,
+    small: Array,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Array:
     """The gradient of a plain convolution's weight by its input `large` and its output's gradient `small`.
 
     Batch and channels change places: the batch is summed over, `small` slides over `large`. A transposed convolution's
@@ -95,9 +103,9 @@ def _by_weight(
 
 @lower("convolution_backward_overrideable")
 def convolution_backward(
-    grad_output: Any,
-    input: Any,
-    weight: Any,
+    grad_output: Array,
+    input: Array,
+    weight: Array,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
@@ -105,7 +113,7 @@ def convolution_backward(
     output_padding: Sequence[int],
     groups: int,
     output_mask: Sequence[bool],
-) -> Any:
+) -> tuple[Array | None, ...]:
     """The gradients of input, weight and bias that the mask asks for."""
     dims = input.ndim - 2
     stride, padding, dilation = _each(stride, dims), _each(padding, dims), _each(dilation, dims)
@@ -123,7 +131,7 @@ def convolution_backward(
 
 
 @lower("conv_tbc")
-def conv_tbc(self: Any, weight: Any, bias: Any, pad: int = 0) -> Any:
+def conv_tbc(self: Array, weight: Array, bias: Array, pad: int = 0) -> Array:
     """(time, batch, channels) with a weight of (kernel, in, out)."""
     out = jax.lax.conv_general_dilated(
         self,
@@ -137,14 +145,29 @@ def conv_tbc(self: Any, weight: Any, bias: Any, pad: int = 0) -> Any:
 
 
 @lower("cudnn_convolution")
-def cudnn_convolution(self: Any, weight: Any, padding: Any, stride: Any, dilation: Any, groups: int, *_: bool) -> Any:
+def cudnn_convolution(
+    self: Array,
+    weight: Array,
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *_: bool,
+) -> Array:
     """`convolution` without a bias; the flags after `groups` choose among cuDNN's algorithms."""
     return convolution(self, weight, None, stride, padding, dilation, False, (0,), groups)
 
 
 @lower("cudnn_convolution_transpose")
 def cudnn_convolution_transpose(
-    self: Any, weight: Any, padding: Any, output_padding: Any, stride: Any, dilation: Any, groups: int, *_: bool
-) -> Any:
+    self: Array,
+    weight: Array,
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *_: bool,
+) -> Array:
     """The transposed `convolution` without a bias."""
     return convolution(self, weight, None, stride, padding, dilation, True, output_padding, groups)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
+from jax import Array
 
 from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.special import kernel
@@ -14,7 +16,7 @@ from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.wide import rounded, widened
 
 
-def _rows(targets: Any, lengths: Any, longest: int) -> Any:
+def _rows(targets: Array, lengths: Array, longest: int) -> Array:
     """Targets as (N, longest), from that form or one after the other."""
     if targets.ndim == 2:
         return jnp.pad(targets, [(0, 0), (0, max(0, longest - targets.shape[1]))])[:, :longest]
@@ -27,7 +29,7 @@ def _rows(targets: Any, lengths: Any, longest: int) -> Any:
     )
 
 
-def _alphas(log_probs: Any, rows: Any, blank: int) -> Any:
+def _alphas(log_probs: Array, rows: Array, blank: int) -> Array:
     """(N, T, 2 * longest + 1): the logarithm of the probability of all beginnings that end in a state at a time."""
     count, longest = rows.shape
     states = jnp.full((count, 2 * longest + 1), blank).at[:, 1::2].set(rows)
@@ -35,7 +37,7 @@ def _alphas(log_probs: Any, rows: Any, blank: int) -> Any:
     skips = jnp.zeros(states.shape, bool).at[:, 2:].set((states[:, 2:] != blank) & (states[:, 2:] != states[:, :-2]))
     start = jnp.where(jnp.arange(states.shape[1]) < 2, emitted[:, 0], -jnp.inf)
 
-    def step(alpha: Any, now: Any) -> tuple[Any, Any]:
+    def step(alpha: Array, now: Array) -> tuple[Array, Array]:
         one = jnp.pad(alpha, [(0, 0), (1, 0)], constant_values=-jnp.inf)[:, :-1]
         two = jnp.pad(alpha, [(0, 0), (2, 0)], constant_values=-jnp.inf)[:, : alpha.shape[1]]
         new = _log_sum(alpha, one, jnp.where(skips, two, -jnp.inf)) + now
@@ -45,7 +47,7 @@ def _alphas(log_probs: Any, rows: Any, blank: int) -> Any:
     return jnp.concatenate([start[:, None], later.transpose(1, 0, 2)], axis=1)
 
 
-def _log_sum(*terms: Any) -> Any:
+def _log_sum(*terms: Array) -> Array:
     """log(sum(exp)), whose gradient is zero, not nan, where every term is -inf."""
     stacked = jnp.stack(terms)
     peak = jax.lax.stop_gradient(jnp.max(stacked, axis=0))
@@ -54,7 +56,9 @@ def _log_sum(*terms: Any) -> Any:
     return jnp.where(dead, -jnp.inf, jnp.log(jnp.sum(shifted, axis=0)) + jnp.where(dead, 0, peak))
 
 
-def _loss(log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int) -> tuple[Any, Any]:
+def _loss(
+    log_probs: Array, targets: Array, input_lengths: Sequence[int], target_lengths: Sequence[int], blank: int
+) -> tuple[Array, Array]:
     longest = max(target_lengths, default=0)
     inputs, lengths = jnp.asarray(input_lengths, jnp.int64), jnp.asarray(target_lengths, jnp.int64)
     alphas = _alphas(log_probs, _rows(targets, lengths, longest), blank)
@@ -71,8 +75,13 @@ def _loss(log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any,
 @lower("_ctc_loss")
 @widened
 def ctc_loss(
-    log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int = 0, zero_infinity: bool = False
-) -> Any:
+    log_probs: Array,
+    targets: Array,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[Array, Array]:
     """-log of the targets' probability by (T, N, C) log probabilities: (N), and the table of beginnings."""
     return _loss(log_probs, targets, input_lengths, target_lengths, blank)
 
@@ -80,16 +89,16 @@ def ctc_loss(
 @lower("_ctc_loss_backward")
 @rounded
 def ctc_loss_backward(
-    grad: Any,
-    log_probs: Any,
-    targets: Any,
-    input_lengths: Any,
-    target_lengths: Any,
-    neg_log_likelihood: Any,
-    log_alpha: Any,
+    grad: Array,
+    log_probs: Array,
+    targets: Array,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    neg_log_likelihood: Array,
+    log_alpha: Array,
     blank: int,
     zero_infinity: bool = False,
-) -> Any:
+) -> Array:
     """The gradient of the log probabilities as PyTorch defines it: exp(log_probs) less what the alignments expect.
 
     It is that of the logits of which they are the log_softmax; after its own backward pass both agree.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
+from jax import Array
 
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.wide import widened
@@ -15,8 +14,8 @@ _RENORM_FLOOR = 1e-7
 
 @lower("embedding")
 def embedding(
-    weight: Any, indices: Any, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
-) -> Any:
+    weight: Array, indices: Array, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Array:
     """The rows at the indices; an index outside the table gives nan, as nothing can raise in a program."""
     return jnp.take(weight, indices, axis=0)
 
@@ -24,8 +23,8 @@ def embedding(
 @lower("embedding_dense_backward")
 @widened
 def embedding_dense_backward(
-    grad_output: Any, indices: Any, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
-) -> Any:
+    grad_output: Array, indices: Array, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Array:
     """Each row's gradients summed; none for the padding row."""
     flat = indices.reshape(-1)
     grad = grad_output.reshape(flat.size, grad_output.shape[-1])
@@ -37,14 +36,14 @@ def embedding_dense_backward(
 
 @lower("embedding_renorm")
 @widened
-def embedding_renorm(self: Any, indices: Any, max_norm: float, norm_type: float) -> Any:
+def embedding_renorm(self: Array, indices: Array, max_norm: float, norm_type: float) -> Array:
     """The rows at the indices scaled down to a norm of `max_norm`, where it is greater."""
     norms = jnp.linalg.norm(self, ord=norm_type, axis=1, keepdims=True)
     named = jnp.zeros((self.shape[0], 1), bool).at[indices.reshape(-1)].set(True)
     return jnp.where(named & (norms > max_norm), self * (max_norm / (norms + _RENORM_FLOOR)), self)
 
 
-def _bags(indices: Any, offsets: Any, bags: int) -> Any:
+def _bags(indices: Array, offsets: Array, bags: int) -> Array:
     """Which bag each index lies in."""
     starts = jnp.zeros(indices.shape[0] + 1, jnp.int64).at[offsets[:bags]].add(1)
     return jnp.cumsum(starts[: indices.shape[0]]) - 1
@@ -53,16 +52,16 @@ def _bags(indices: Any, offsets: Any, bags: int) -> Any:
 @lower("_embedding_bag", "_embedding_bag_forward_only")
 @widened
 def embedding_bag(
-    weight: Any,
-    indices: Any,
-    offsets: Any,
+    weight: Array,
+    indices: Array,
+    offsets: Array,
     scale_grad_by_freq: bool = False,
     mode: int = 0,
     sparse: bool = False,
-    per_sample_weights: Any = None,
+    per_sample_weights: Array | None = None,
     include_last_offset: bool = False,
     padding_idx: int = -1,
-) -> Any:
+) -> tuple[Array, Array, Array, Array]:
     """Each bag's sum, mean or maximum of rows; each index's bag, the bags' sizes, and the greatest rows' indices."""
     count = offsets.shape[0] - include_last_offset
     bag = _bags(indices, offsets, count)
@@ -81,7 +80,7 @@ def embedding_bag(
     return out, bag, padded, jnp.zeros((0,), jnp.int64)
 
 
-def _greatest(rows: Any, kept: Any, bag: Any, indices: Any, count: int) -> tuple[Any, Any]:
+def _greatest(rows: Array, kept: Array, bag: Array, indices: Array, count: int) -> tuple[Array, Array]:
     """Each bag's maximum by feature, zero for an empty bag, and the first index that has it, -1 for an empty bag."""
     size, features = rows.shape
     rows = jnp.where(kept[:, None], rows, -jnp.inf)
@@ -96,17 +95,17 @@ def _greatest(rows: Any, kept: Any, bag: Any, indices: Any, count: int) -> tuple
 @lower("_embedding_bag_dense_backward")
 @widened
 def embedding_bag_dense_backward(
-    grad: Any,
-    indices: Any,
-    offset2bag: Any,
-    bag_size: Any,
-    maximum_indices: Any,
+    grad: Array,
+    indices: Array,
+    offset2bag: Array,
+    bag_size: Array,
+    maximum_indices: Array,
     num_weights: int,
     scale_grad_by_freq: bool,
     mode: int,
-    per_sample_weights: Any,
+    per_sample_weights: Array | None,
     padding_idx: int = -1,
-) -> Any:
+) -> Array:
     """The gradient of the table."""
     table = jnp.zeros((num_weights, grad.shape[1]), grad.dtype)
     if mode == _MAX:
@@ -125,19 +124,19 @@ def embedding_bag_dense_backward(
 @lower("_embedding_bag_backward")
 @widened
 def embedding_bag_backward(
-    grad: Any,
-    indices: Any,
-    offsets: Any,
-    offset2bag: Any,
-    bag_size: Any,
-    maximum_indices: Any,
+    grad: Array,
+    indices: Array,
+    offsets: Array,
+    offset2bag: Array,
+    bag_size: Array,
+    maximum_indices: Array,
     num_weights: int,
     scale_grad_by_freq: bool,
     mode: int,
     sparse: bool,
-    per_sample_weights: Any,
+    per_sample_weights: Array | None,
     padding_idx: int = -1,
-) -> Any:
+) -> Array:
     """The same. Raises NotImplementedError for a sparse gradient."""
     if sparse:
         raise NotImplementedError("the jax device has no sparse tensors: embedding_bag needs sparse=False")
@@ -158,8 +157,8 @@ def embedding_bag_backward(
 @lower("_embedding_bag_per_sample_weights_backward")
 @widened
 def embedding_bag_weights_backward(
-    grad: Any, weight: Any, indices: Any, offsets: Any, offset2bag: Any, mode: int, padding_idx: int = -1
-) -> Any:
+    grad: Array, weight: Array, indices: Array, offsets: Array, offset2bag: Array, mode: int, padding_idx: int = -1
+) -> Array:
     """The gradient of each index's weight."""
     by_index = jnp.sum(grad[offset2bag] * weight[indices], axis=1)
     return jnp.where(indices != padding_idx, by_index, 0)

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from jax import Array
 
 from ampcheck.jax_device.lowering import lower
-from ampcheck.jax_device.lowerings.pooling import _better
+from ampcheck.jax_device.lowerings.pooling import better
 
 
-def _starts(samples: Any, length: int, parts: int, kernel: int) -> Any:
+def _starts(samples: Array, length: int, parts: int, kernel: int) -> Array:
     """Where the windows of one dimension start, per batch and channel: (N, C, parts)."""
     if parts == 1:
         return jnp.full((*samples.shape, 1), length - kernel)
@@ -24,7 +25,9 @@ def _starts(samples: Any, length: int, parts: int, kernel: int) -> Any:
 
 
 @lower("fractional_max_pool2d", "fractional_max_pool3d")
-def fractional_max_pool(self: Any, kernel_size: Sequence[int], output_size: Sequence[int], random_samples: Any) -> Any:
+def fractional_max_pool(
+    self: Array, kernel_size: Sequence[int], output_size: Sequence[int], random_samples: Array
+) -> tuple[Array, Array]:
     """The greatest of each window, and its index in the last dimensions. `random_samples`: (N, C, dims) in [0, 1)."""
     dims = len(output_size)
     batch = self if self.ndim == dims + 2 else self[None]
@@ -44,6 +47,6 @@ def fractional_max_pool(self: Any, kernel_size: Sequence[int], output_size: Sequ
         taken = jnp.take_along_axis(flat, index.reshape(*flat.shape[:2], math.prod(output_size)), axis=-1).reshape(
             index.shape
         )
-        best = (taken, index) if best is None else _better((taken, index), best)
+        best = (taken, index) if best is None else better((taken, index), best)
     value, index = best
     return (value, index) if batch is self else (value[0], index[0])

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from jax import Array
 
 from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.special import kernel
@@ -21,12 +22,12 @@ _BORDER, _REFLECTION = 1, 2  # padding modes; 0 is zeros
 _KEYS = -0.75
 
 
-def _place(normal: Any, length: int, align_corners: bool) -> Any:
+def _place(normal: Array, length: int, align_corners: bool) -> Array:
     """From [-1, 1] to elements."""
     return (normal + 1) / 2 * (length - 1) if align_corners else ((normal + 1) * length - 1) / 2
 
 
-def _inside(place: Any, length: int, padding: int, align_corners: bool) -> Any:
+def _inside(place: Array, length: int, padding: int, align_corners: bool) -> Array:
     """The place after padding; its gradient is zero where it was clipped, also on the edge itself."""
     if padding == _REFLECTION:
         low, span = (0.0, length - 1) if align_corners else (-0.5, length)
@@ -40,7 +41,7 @@ def _inside(place: Any, length: int, padding: int, align_corners: bool) -> Any:
     return place
 
 
-def _fetch(flat: Any, size: Sequence[int], places: Sequence[Any]) -> Any:
+def _fetch(flat: Array, size: Sequence[int], places: Sequence[Array]) -> Array:
     """The values at whole places, zero outside. flat: (N, C, elements); places: (N, outputs) each."""
     index: Any = 0
     valid: Any = True
@@ -51,7 +52,7 @@ def _fetch(flat: Any, size: Sequence[int], places: Sequence[Any]) -> Any:
     return jnp.where(valid[:, None], jnp.take_along_axis(flat, index, axis=2), 0)
 
 
-def _cubic(x: Any) -> Any:
+def _cubic(x: Array) -> Array:
     x = jnp.abs(x)
     near = ((_KEYS + 2) * x - (_KEYS + 3)) * x * x + 1
     far = (((x - 5) * x + 8) * x - 4) * _KEYS
@@ -59,32 +60,33 @@ def _cubic(x: Any) -> Any:
 
 
 def _weighted(
-    flat: Any,
+    flat: Array,
     size: Sequence[int],
-    places: Sequence[Any],
+    places: Sequence[Array],
     offsets: Sequence[int],
     weigh: Any,
     pad: Callable[[Any, int], Any],
-) -> Any:
+) -> Array:
     out: Any = 0
     floors = [jax.lax.stop_gradient(jnp.floor(p)) for p in places]
     for corner in itertools.product(offsets, repeat=len(size)):
         weight = math.prod(weigh(p - (f + c)) for p, f, c in zip(places, floors, corner, strict=True))
         taken = _fetch(flat, size, [pad(f + c, n) for f, c, n in zip(floors, corner, size, strict=True)])
         out = out + taken * weight[:, None]
-    return out
+    total: Array = out
+    return total
 
 
 @lower("grid_sampler_2d", "grid_sampler_3d")
 @widened
-def grid_sampler(input: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Any:
+def grid_sampler(input: Array, grid: Array, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Array:
     """(N, C, …) at the grid (N, …, dims), whose coordinates are x first and in [-1, 1]."""
     size, shape = input.shape[2:], grid.shape[1:-1]
     flat = input.reshape(*input.shape[:2], math.prod(size))
     rows = grid.reshape(grid.shape[0], math.prod(shape), len(size))
     places = [_place(rows[..., len(size) - 1 - i], n, align_corners) for i, n in enumerate(size)]
 
-    def pad(place: Any, length: int) -> Any:
+    def pad(place: Array, length: int) -> Array:
         return _inside(place, length, padding_mode, align_corners)
 
     if interpolation_mode == _BICUBIC:
@@ -101,17 +103,17 @@ def grid_sampler(input: Any, grid: Any, interpolation_mode: int, padding_mode: i
 @lower("grid_sampler_2d_backward", "grid_sampler_3d_backward")
 @widened
 def grid_sampler_backward(
-    grad_output: Any,
-    input: Any,
-    grid: Any,
+    grad_output: Array,
+    input: Array,
+    grid: Array,
     interpolation_mode: int,
     padding_mode: int,
     align_corners: bool,
     output_mask: Sequence[bool],
-) -> Any:
+) -> tuple[Array | None, ...]:
     """The gradients of input and grid that the mask asks for."""
 
-    def forward(x: Any, g: Any) -> Any:
+    def forward(x: Array, g: Array) -> Array:
         return grid_sampler(x, g, interpolation_mode, padding_mode, align_corners)
 
     grads = pullback(forward, grad_output, input, grid)

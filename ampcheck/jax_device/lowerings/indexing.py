@@ -6,24 +6,25 @@ dtypes), and nothing is written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowering import Number, lower
 from ampcheck.jax_device.lowerings.wide import wide
 
 MASKS = (jnp.bool_, jnp.uint8)
 
 
-def is_mask(index: Any) -> bool:
+def is_mask(index: Array | None) -> TypeGuard[Array]:
     """Whether the index selects where it is true, rather than counting."""
     return index is not None and index.dtype in MASKS
 
 
-def _spread(indices: Sequence[Any], places: Any) -> tuple[Any, ...]:
+def _spread(indices: Sequence[Array | None], places: Callable[[Array], tuple[Array, ...]]) -> tuple[Any, ...]:
     """The indices for jnp: a mask as the places where it is true, a missing one as the whole dimension."""
     out: list[Any] = []
     for index in indices:
@@ -37,25 +38,27 @@ def _spread(indices: Sequence[Any], places: Any) -> tuple[Any, ...]:
 
 
 @jax.jit
-def _read(self: Any, indices: tuple[Any, ...]) -> Any:
+def _read(self: Array, indices: tuple[Array | None, ...]) -> Array:
     return self[tuple(slice(None) if index is None else index for index in indices)]
 
 
 @lower("index.Tensor")
-def index(self: Any, indices: Sequence[Any]) -> Any:
+def index(self: Array, indices: Sequence[Array | None]) -> Array:
     """The elements at the broadcast places. With a mask the shape depends on its values."""
     if any(is_mask(i) for i in indices):
         return self[_spread(indices, jnp.nonzero)]
-    return _read(self, tuple(indices))
+    out: Array = _read(self, tuple(indices))
+    return out
 
 
 @lower("_unsafe_index.Tensor")
-def unsafe_index(self: Any, indices: Sequence[Any]) -> Any:
+def unsafe_index(self: Array, indices: Sequence[Array | None]) -> Array:
     """`index` without masks."""
-    return _read(self, tuple(indices))
+    out: Array = _read(self, tuple(indices))
+    return out
 
 
-def _count(self: Any, indices: Sequence[Any], values: Any) -> int:
+def _count(self: Array, indices: Sequence[Array | None], values: Array) -> int:
     """How many places a mask among the indices is to give: as many as what meets them, or at most all."""
     masks = [i for i in indices if is_mask(i)]
     lengths = [i.shape[-1] for i in indices if i is not None and not is_mask(i) and i.ndim]
@@ -69,7 +72,9 @@ def _count(self: Any, indices: Sequence[Any], values: Any) -> int:
 
 
 @lower("index_put", "_unsafe_index_put", "_index_put_impl")
-def index_put(self: Any, indices: Sequence[Any], values: Any, accumulate: bool = False, unsafe: bool = False) -> Any:
+def index_put(
+    self: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False, unsafe: bool = False
+) -> Array:
     """`self` with the values written, or added, at the broadcast places; where a mask is true, in order."""
     masks = [i for i in indices if is_mask(i)]
     if len(masks) == 1 == len(indices) and values.size == 1 and not accumulate:
@@ -78,7 +83,7 @@ def index_put(self: Any, indices: Sequence[Any], values: Any, accumulate: bool =
     count = _count(self, indices, values) if masks else 0
     beyond = max(self.shape, default=1)
 
-    def places(mask: Any) -> tuple[Any, ...]:
+    def places(mask: Array) -> tuple[Array, ...]:
         return jnp.nonzero(mask, size=count, fill_value=beyond)
 
     target = _spread(indices, places)
@@ -90,22 +95,22 @@ def index_put(self: Any, indices: Sequence[Any], values: Any, accumulate: bool =
 
 
 @lower("index_select")
-def index_select(self: Any, dim: int, index: Any) -> Any:
+def index_select(self: Array, dim: int, index: Array) -> Array:
     """The slices along `dim` at the places in `index`."""
     return jnp.take(self, index.reshape(-1), dim) if self.ndim else self
 
 
-def _along(self: Any, dim: int, index: Any) -> tuple[Any, ...]:
+def _along(self: Array, dim: int, index: Array) -> tuple[slice | Array, ...]:
     return (*(slice(None),) * (dim % self.ndim), index.reshape(-1))
 
 
-def _shaped(self: Any, source: Any, index: Any) -> tuple[Any, Any]:
+def _shaped(self: Array, source: Array, index: Array) -> tuple[Array, Array]:
     """`self` and `source` with at least one dimension."""
     return (self, source) if self.ndim else (self.reshape(1), source.reshape(index.size))
 
 
 @lower("index_add")
-def index_add(self: Any, dim: int, index: Any, source: Any, *, alpha: Any = None) -> Any:
+def index_add(self: Array, dim: int, index: Array, source: Array, *, alpha: Number | None = None) -> Array:
     """`self` with `alpha` times the slices of `source` added at the places in `index`."""
     flat, slices = _shaped(self, source, index)
     if self.dtype == jnp.bool_:
@@ -115,14 +120,14 @@ def index_add(self: Any, dim: int, index: Any, source: Any, *, alpha: Any = None
 
 
 @lower("index_copy")
-def index_copy(self: Any, dim: int, index: Any, source: Any) -> Any:
+def index_copy(self: Array, dim: int, index: Array, source: Array) -> Array:
     """`self` with the slices of `source` at the places in `index`."""
     flat, slices = _shaped(self, source, index)
     return flat.at[_along(flat, dim, index)].set(slices, mode="drop").reshape(self.shape)
 
 
 @lower("index_fill.int_Scalar", "index_fill.int_Tensor")
-def index_fill(self: Any, dim: int, index: Any, value: Any) -> Any:
+def index_fill(self: Array, dim: int, index: Array, value: Number) -> Array:
     """`self` with `value` at the places in `index`."""
     flat = self if self.ndim else self.reshape(1)
     value = jnp.asarray(value).astype(self.dtype)
@@ -130,20 +135,20 @@ def index_fill(self: Any, dim: int, index: Any, value: Any) -> Any:
 
 
 @lower("masked_fill.Scalar", "masked_fill.Tensor")
-def masked_fill(self: Any, mask: Any, value: Any) -> Any:
+def masked_fill(self: Array, mask: Array, value: Number) -> Array:
     """`value` where the mask is true."""
     return jnp.where(mask, jnp.asarray(value).astype(self.dtype), self)
 
 
 @lower("masked_select", concrete=True)
-def masked_select(self: Any, mask: Any) -> Any:
+def masked_select(self: Array, mask: Array) -> Array:
     """The elements where the broadcast mask is true, in order."""
     shape = jnp.broadcast_shapes(self.shape, mask.shape)
     return jnp.broadcast_to(self, shape)[jnp.broadcast_to(mask, shape)].reshape(-1)
 
 
 @lower("masked_scatter")
-def masked_scatter(self: Any, mask: Any, source: Any) -> Any:
+def masked_scatter(self: Array, mask: Array, source: Array) -> Array:
     """`self` with the elements of `source`, in order, where the broadcast mask is true."""
     shape = jnp.broadcast_shapes(self.shape, mask.shape)
     mask, self = jnp.broadcast_to(mask, shape), jnp.broadcast_to(self, shape)
@@ -154,7 +159,7 @@ def masked_scatter(self: Any, mask: Any, source: Any) -> Any:
 
 
 @lower("masked_scatter_backward")
-def masked_scatter_backward(grad_output: Any, mask: Any, sizes: Sequence[int]) -> Any:
+def masked_scatter_backward(grad_output: Array, mask: Array, sizes: Sequence[int]) -> Array:
     """The gradient of `masked_scatter` by a source of these sizes: the gradients under the mask, then zeros."""
     shape = jnp.broadcast_shapes(grad_output.shape, mask.shape)
     mask = jnp.broadcast_to(mask, shape).reshape(-1)
@@ -165,13 +170,13 @@ def masked_scatter_backward(grad_output: Any, mask: Any, sizes: Sequence[int]) -
 
 
 @lower("take")
-def take(self: Any, index: Any) -> Any:
+def take(self: Array, index: Array) -> Array:
     """The elements at places counted over all of `self`."""
     return self.reshape(-1)[index]
 
 
 @lower("put")
-def put(self: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
+def put(self: Array, index: Array, source: Array, accumulate: bool = False) -> Array:
     """`self` with the elements of `source` written, or added, at places counted over all of it."""
     index, source = index.reshape(-1), source.reshape(-1)
     if not accumulate:
@@ -182,7 +187,7 @@ def put(self: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
 
 
 @lower("nonzero", concrete=True)
-def nonzero(self: Any) -> Any:
+def nonzero(self: Array) -> Array:
     """The places, a row each, of what is not zero."""
     if not self.ndim:
         return jnp.zeros((int(self != 0), 0), jnp.int64)
@@ -190,7 +195,7 @@ def nonzero(self: Any) -> Any:
 
 
 @lower("nonzero_static")
-def nonzero_static(self: Any, *, size: int, fill_value: int = -1) -> Any:
+def nonzero_static(self: Array, *, size: int, fill_value: int = -1) -> Array:
     """The first `size` places of what is not zero, a row each, then rows of `fill_value`."""
     if not self.ndim or not self.size:
         return jnp.full((size, self.ndim), fill_value, jnp.int64)
@@ -198,7 +203,7 @@ def nonzero_static(self: Any, *, size: int, fill_value: int = -1) -> Any:
 
 
 @lower("repeat_interleave.Tensor", concrete=True)
-def repeat_interleave(repeats: Any, *, output_size: int | None = None) -> Any:
+def repeat_interleave(repeats: Array, *, output_size: int | None = None) -> Array:
     """The places 0, 1, …, each as often as `repeats` says."""
     places = jnp.arange(repeats.shape[0], dtype=repeats.dtype)
     return jnp.repeat(places, repeats, total_repeat_length=output_size)

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ampcheck.jax_device.lowering import lower
 
 
-def _second(negative: Any) -> Any:
+def _second(negative: Array) -> Array:
     """Which rows are the second of a two by two block: pivots of a block are both negative."""
 
-    def step(before: Any, mine: Any) -> tuple[Any, Any]:
+    def step(before: Array, mine: Array) -> tuple[Array, Array]:
         found = mine & before
         return mine & ~found, found
 
     return jax.lax.scan(step, jnp.zeros((), jnp.bool_), negative)[1]
 
 
-def _swapped(b: Any, one: Any, other: Any) -> Any:
+def _swapped(b: Array, one: Array, other: Array) -> Array:
     return b.at[one].set(b[other]).at[other].set(b[one])
 
 
-def _solve(factors: Any, pivots: Any, b: Any, hermitian: bool) -> Any:
+def _solve(factors: Array, pivots: Array, b: Array, hermitian: bool) -> Array:
     """One system: L, then D and its two by two blocks, then Lᵀ (Lᴴ), with the interchanges of rows in between."""
     n = factors.shape[0]
     rows = jnp.arange(n)
@@ -34,7 +33,7 @@ def _solve(factors: Any, pivots: Any, b: Any, hermitian: bool) -> Any:
     turned = jnp.conj(factors) if hermitian else factors
     diagonal = jnp.diagonal(factors).real.astype(factors.dtype) if hermitian else jnp.diagonal(factors)
 
-    def down(k: Any, b: Any) -> Any:
+    def down(k: Array, b: Array) -> Array:
         after = jnp.minimum(k + 1, n - 1)
         at = jnp.where(first[k], after, k)
         moved = _swapped(b, at, target[k])
@@ -48,7 +47,7 @@ def _solve(factors: Any, pivots: Any, b: Any, hermitian: bool) -> Any:
         block = out.at[k].set(pair[0]).at[after].set(pair[1])
         return jnp.where(second[k], b, jnp.where(first[k], block, out.at[k].set(mine / diagonal[k])))
 
-    def up(j: Any, b: Any) -> Any:
+    def up(j: Array, b: Array) -> Array:
         k = n - 1 - j
         before = jnp.maximum(k - 1, 0)
         below = jnp.where((rows > k)[:, None], b, 0)
@@ -56,11 +55,12 @@ def _solve(factors: Any, pivots: Any, b: Any, hermitian: bool) -> Any:
         out = jnp.where(second[k], out.at[before].add(-(turned[:, before] @ below)), out)
         return jnp.where(first[k], b, _swapped(out, k, target[k]))
 
-    return jax.lax.fori_loop(0, n, up, jax.lax.fori_loop(0, n, down, b))
+    out: Array = jax.lax.fori_loop(0, n, up, jax.lax.fori_loop(0, n, down, b))
+    return out
 
 
 @lower("linalg_ldl_solve")
-def ldl_solve(LD: Any, pivots: Any, B: Any, *, hermitian: bool = False) -> Any:
+def ldl_solve(LD: Array, pivots: Array, B: Array, *, hermitian: bool = False) -> Array:
     """X of A X = B, where A has the factors `LD` and the pivots that `ldl_factor` gives."""
     n = LD.shape[-1]
     batch = jnp.broadcast_shapes(LD.shape[:-2], pivots.shape[:-1], B.shape[:-2])

@@ -6,20 +6,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.wide import wide
 
 
-def transposed(values: Any) -> Any:
+def transposed(values: Array) -> Array:
     """The matrices transposed and conjugated."""
     return jnp.conj(jnp.swapaxes(values, -1, -2))
 
 
 @lower("_linalg_svd")
 def svd(
-    A: Any, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
-) -> tuple[Any, Any, Any]:
+    A: Array, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
+) -> tuple[Array, Array, Array]:
     """U, S and Vh; without vectors these are empty."""
     rows, columns = A.shape[-2:]
     if not A.size:
@@ -31,7 +32,7 @@ def svd(
     return left, values, right
 
 
-def _empty_svd(A: Any, rows: int, columns: int, full: bool, compute_uv: bool) -> tuple[Any, Any, Any]:
+def _empty_svd(A: Array, rows: int, columns: int, full: bool, compute_uv: bool) -> tuple[Array, Array, Array]:
     """Of matrices without elements: identities, as far as they have columns."""
     batch, least = A.shape[:-2], min(rows, columns)
     values = jnp.zeros((*batch, least), A.real.dtype)
@@ -45,7 +46,7 @@ def _empty_svd(A: Any, rows: int, columns: int, full: bool, compute_uv: bool) ->
 
 
 @lower("_linalg_eigh")
-def eigh(A: Any, UPLO: str = "L", compute_v: bool = True) -> tuple[Any, Any]:
+def eigh(A: Array, UPLO: str = "L", compute_v: bool = True) -> tuple[Array, Array]:
     """Eigenvalues, ascending, and vectors of the matrix that one triangle gives."""
     if not A.size:
         return jnp.zeros(A.shape[:-1], A.real.dtype), A if compute_v else jnp.zeros(0, A.dtype)
@@ -57,7 +58,7 @@ def eigh(A: Any, UPLO: str = "L", compute_v: bool = True) -> tuple[Any, Any]:
 
 
 @lower("linalg_eig")
-def eig(self: Any) -> tuple[Any, Any]:
+def eig(self: Array) -> tuple[Array, Array]:
     """Complex eigenvalues and vectors."""
     if not self.size:
         kind = jnp.result_type(self.dtype, jnp.complex64)
@@ -67,13 +68,13 @@ def eig(self: Any) -> tuple[Any, Any]:
 
 
 @lower("_linalg_eigvals")
-def eigvals(self: Any) -> Any:
+def eigvals(self: Array) -> Array:
     """Complex eigenvalues."""
     return jnp.linalg.eigvals(self) if self.size else eig(self)[0]
 
 
 @lower("linalg_qr")
-def qr(A: Any, mode: str = "reduced") -> tuple[Any, Any]:
+def qr(A: Array, mode: str = "reduced") -> tuple[Array, Array]:
     """Q and R; with mode "r" Q is empty."""
     rows, columns = A.shape[-2:]
     if mode == "r":
@@ -89,7 +90,7 @@ def qr(A: Any, mode: str = "reduced") -> tuple[Any, Any]:
 
 
 @lower("geqrf")
-def geqrf(self: Any) -> tuple[Any, Any]:
+def geqrf(self: Array) -> tuple[Array, Array]:
     """The QR decomposition as LAPACK stores it: R above, Householder vectors below, and their factors."""
     if not self.size:
         return self, jnp.zeros((*self.shape[:-2], min(self.shape[-2:])), self.dtype)
@@ -98,20 +99,20 @@ def geqrf(self: Any) -> tuple[Any, Any]:
 
 
 @lower("linalg_householder_product")
-def householder_product(input: Any, tau: Any) -> Any:
+def householder_product(input: Array, tau: Array) -> Array:
     """The first columns of the product of the Householder reflections."""
     return jax.lax.linalg.householder_product(input, tau) if input.size else input
 
 
 @lower("ormqr")
-def ormqr(self: Any, input2: Any, input3: Any, left: bool = True, transpose: bool = False) -> Any:
+def ormqr(self: Array, input2: Array, input3: Array, left: bool = True, transpose: bool = False) -> Array:
     """The whole orthogonal matrix of Householder reflections times `input3`, from either side."""
     if not self.size or not input3.size:
         return input3
     return jax.lax.linalg.ormqr(self, input2, input3, left=left, transpose=transpose)
 
 
-def failing_minor(A: Any, factor: Any) -> Any:
+def failing_minor(A: Array, factor: Array) -> Array:
     """0 where a Cholesky factor was found, else the order of the first leading minor that is not positive.
 
     `A` has its lower triangle in use. Leading minors fail from some order on, so a binary search over them finds it.
@@ -119,7 +120,7 @@ def failing_minor(A: Any, factor: Any) -> Any:
     failed = jnp.any(jnp.isnan(factor), (-1, -2))
     size = A.shape[-1]
 
-    def halve(_: Any, bounds: tuple[Any, Any]) -> tuple[Any, Any]:
+    def halve(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
         middle = (low + high) // 2
         inside = jnp.arange(size) < middle[..., None]
@@ -128,16 +129,17 @@ def failing_minor(A: Any, factor: Any) -> Any:
         good = ~jnp.any(jnp.isnan(jax.lax.linalg.cholesky(minor, symmetrize_input=False)), (-1, -2))
         return jnp.where(good & (low < high), middle + 1, low), jnp.where(good, high, middle)
 
-    def search() -> Any:
+    def search() -> Array:
         ones = jnp.ones(failed.shape, jnp.int32)
-        return jax.lax.fori_loop(0, size.bit_length(), halve, (ones, ones * size))[0]
+        out: Array = jax.lax.fori_loop(0, size.bit_length(), halve, (ones, ones * size))[0]
+        return out
 
     order = jax.lax.cond(jnp.any(failed), search, lambda: jnp.zeros(failed.shape, jnp.int32))
     return jnp.where(failed, order, 0)
 
 
 @lower("linalg_cholesky_ex")
-def cholesky_ex(self: Any, *, upper: bool = False, check_errors: bool = False) -> tuple[Any, Any]:
+def cholesky_ex(self: Array, *, upper: bool = False, check_errors: bool = False) -> tuple[Array, Array]:
     """The factor of the matrix that one triangle gives, and the order of the minor at which it fails."""
     if not self.size:
         return self, jnp.zeros(self.shape[:-2], jnp.int32)
@@ -148,13 +150,13 @@ def cholesky_ex(self: Any, *, upper: bool = False, check_errors: bool = False) -
 
 
 @lower("cholesky")
-def cholesky(self: Any, upper: bool = False) -> Any:
+def cholesky(self: Array, upper: bool = False) -> Array:
     """The factor of the matrix that one triangle gives."""
     return cholesky_ex(self, upper=upper)[0]
 
 
 @lower("cholesky_solve", "_cholesky_solve_helper")
-def cholesky_solve(self: Any, input2: Any, upper: bool = False) -> Any:
+def cholesky_solve(self: Array, input2: Array, upper: bool = False) -> Array:
     """The solution X of A X = self, given the Cholesky factor of A."""
     batch = jnp.broadcast_shapes(self.shape[:-2], input2.shape[:-2])
     right = jnp.broadcast_to(self, (*batch, *self.shape[-2:]))
@@ -165,13 +167,13 @@ def cholesky_solve(self: Any, input2: Any, upper: bool = False) -> Any:
 
 
 @lower("cholesky_inverse")
-def cholesky_inverse(self: Any, upper: bool = False) -> Any:
+def cholesky_inverse(self: Array, upper: bool = False) -> Array:
     """The inverse of A, given its Cholesky factor."""
     return cholesky_solve(jnp.broadcast_to(jnp.eye(self.shape[-1], dtype=self.dtype), self.shape), self, upper)
 
 
 @lower("linalg_matrix_exp")
-def matrix_exp(self: Any) -> Any:
+def matrix_exp(self: Array) -> Array:
     """The matrix exponential."""
     if not self.size:
         return self
@@ -180,7 +182,7 @@ def matrix_exp(self: Any) -> Any:
 
 
 @lower("linalg_cross", promotes=True)
-def cross(self: Any, other: Any, *, dim: int = -1) -> Any:
+def cross(self: Array, other: Array, *, dim: int = -1) -> Array:
     """The cross product along `dim`, which has three elements."""
     self, other = jnp.broadcast_arrays(wide(self), wide(other))
     return jnp.cross(self, other, axis=dim)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
+from jax import Array
 
-from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowering import Number, lower
 from ampcheck.jax_device.lowerings.wide import MEAN, pullback, reduced, rounded, spread, widened
 
 _LOG_FLOOR = -100.0  # what binary_cross_entropy takes for the logarithm of zero
@@ -15,14 +14,14 @@ _LEAST = 1e-12  # its least denominator in the backward pass
 
 @lower("mse_loss", promotes=True)
 @widened
-def mse_loss(self: Any, target: Any, reduction: int = MEAN) -> Any:
+def mse_loss(self: Array, target: Array, reduction: int = MEAN) -> Array:
     """(self - target) squared."""
     return reduced(jnp.square(self - target), reduction)
 
 
 @lower("mse_loss_backward", promotes=True)
 @widened
-def mse_loss_backward(grad_output: Any, self: Any, target: Any, reduction: int) -> Any:
+def mse_loss_backward(grad_output: Array, self: Array, target: Array, reduction: int) -> Array:
     """The gradient of self."""
     difference = self - target
     return spread(grad_output, reduction, difference.size) * 2 * difference
@@ -30,7 +29,7 @@ def mse_loss_backward(grad_output: Any, self: Any, target: Any, reduction: int) 
 
 @lower("smooth_l1_loss", promotes=True)
 @widened
-def smooth_l1_loss(self: Any, target: Any, reduction: int = MEAN, beta: float = 1.0) -> Any:
+def smooth_l1_loss(self: Array, target: Array, reduction: int = MEAN, beta: float = 1.0) -> Array:
     """Quadratic where |self - target| < beta, linear beyond."""
     distance = jnp.abs(self - target)
     inner = 0.5 * distance * distance / beta if beta else distance
@@ -39,7 +38,7 @@ def smooth_l1_loss(self: Any, target: Any, reduction: int = MEAN, beta: float = 
 
 @lower("smooth_l1_loss_backward", promotes=True)
 @widened
-def smooth_l1_loss_backward(grad_output: Any, self: Any, target: Any, reduction: int, beta: float) -> Any:
+def smooth_l1_loss_backward(grad_output: Array, self: Array, target: Array, reduction: int, beta: float) -> Array:
     """The gradient of self."""
     difference = self - target
     inner = difference / beta if beta else difference
@@ -49,7 +48,7 @@ def smooth_l1_loss_backward(grad_output: Any, self: Any, target: Any, reduction:
 
 @lower("huber_loss", promotes=True)
 @widened
-def huber_loss(self: Any, target: Any, reduction: int = MEAN, delta: float = 1.0) -> Any:
+def huber_loss(self: Array, target: Array, reduction: int = MEAN, delta: float = 1.0) -> Array:
     """smooth_l1_loss times delta."""
     distance = jnp.abs(self - target)
     return reduced(jnp.where(distance < delta, 0.5 * distance * distance, delta * (distance - 0.5 * delta)), reduction)
@@ -57,7 +56,7 @@ def huber_loss(self: Any, target: Any, reduction: int = MEAN, delta: float = 1.0
 
 @lower("huber_loss_backward", promotes=True)
 @widened
-def huber_loss_backward(grad_output: Any, self: Any, target: Any, reduction: int, delta: float) -> Any:
+def huber_loss_backward(grad_output: Array, self: Array, target: Array, reduction: int, delta: float) -> Array:
     """The gradient of self."""
     difference = self - target
     slope = jnp.where(jnp.abs(difference) < delta, difference, delta * jnp.sign(difference))
@@ -66,14 +65,14 @@ def huber_loss_backward(grad_output: Any, self: Any, target: Any, reduction: int
 
 @lower("soft_margin_loss", promotes=True)
 @widened
-def soft_margin_loss(self: Any, target: Any, reduction: int = MEAN) -> Any:
+def soft_margin_loss(self: Array, target: Array, reduction: int = MEAN) -> Array:
     """log(1 + exp(-target * self))."""
     return reduced(jnp.log1p(jnp.exp(-target * self)), reduction)
 
 
 @lower("soft_margin_loss_backward", promotes=True)
 @widened
-def soft_margin_loss_backward(grad_output: Any, self: Any, target: Any, reduction: int) -> Any:
+def soft_margin_loss_backward(grad_output: Array, self: Array, target: Array, reduction: int) -> Array:
     """The gradient of self."""
     power = jnp.exp(-target * self)
     return spread(grad_output, reduction, power.size) * -target * power / (power + 1)
@@ -81,7 +80,7 @@ def soft_margin_loss_backward(grad_output: Any, self: Any, target: Any, reductio
 
 @lower("binary_cross_entropy")
 @widened
-def binary_cross_entropy(self: Any, target: Any, weight: Any = None, reduction: int = MEAN) -> Any:
+def binary_cross_entropy(self: Array, target: Array, weight: Array | None = None, reduction: int = MEAN) -> Array:
     """Of probabilities."""
     yes = jnp.maximum(jnp.log(self), _LOG_FLOOR)
     no = jnp.maximum(jnp.log1p(-self), _LOG_FLOOR)
@@ -92,8 +91,8 @@ def binary_cross_entropy(self: Any, target: Any, weight: Any = None, reduction: 
 @lower("binary_cross_entropy_backward")
 @widened
 def binary_cross_entropy_backward(
-    grad_output: Any, self: Any, target: Any, weight: Any = None, reduction: int = MEAN
-) -> Any:
+    grad_output: Array, self: Array, target: Array, weight: Array | None = None, reduction: int = MEAN
+) -> Array:
     """The gradient of the probabilities."""
     grad = grad_output * (self - target) / jnp.maximum((1 - self) * self, _LEAST)
     return spread(grad if weight is None else grad * weight, reduction, self.size)
@@ -102,8 +101,8 @@ def binary_cross_entropy_backward(
 @lower("binary_cross_entropy_with_logits")
 @widened
 def binary_cross_entropy_with_logits(
-    self: Any, target: Any, weight: Any = None, pos_weight: Any = None, reduction: int = MEAN
-) -> Any:
+    self: Array, target: Array, weight: Array | None = None, pos_weight: Array | None = None, reduction: int = MEAN
+) -> Array:
     """Of logits; `pos_weight` weighs the positive ones."""
     softened = jnp.log1p(jnp.exp(-jnp.abs(self))) + jnp.maximum(-self, 0)  # -log(sigmoid(self))
     scale = 1 if pos_weight is None else 1 + (pos_weight - 1) * target
@@ -111,7 +110,7 @@ def binary_cross_entropy_with_logits(
     return reduced(losses if weight is None else losses * weight, reduction)
 
 
-def _picked(self: Any, target: Any, weight: Any, ignore_index: int) -> tuple[Any, Any, Any]:
+def _picked(self: Array, target: Array, weight: Array | None, ignore_index: int) -> tuple[Array, Array, Array]:
     """The index of each target, made valid, the value there, and its weight, zero where ignored."""
     axis = 1 if self.ndim > 1 else 0
     kept = target != ignore_index
@@ -123,7 +122,9 @@ def _picked(self: Any, target: Any, weight: Any, ignore_index: int) -> tuple[Any
 
 @lower("nll_loss_forward", "nll_loss2d_forward")
 @widened
-def nll_loss(self: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Any:
+def nll_loss(
+    self: Array, target: Array, weight: Array | None, reduction: int, ignore_index: int
+) -> tuple[Array, Array]:
     """-self at each target class, weighted, and the sum of the weights. (C), (N, C) or (N, C, H, W)."""
     _, value, weights = _picked(self, target, weight, ignore_index)
     losses = jnp.where(target == ignore_index, 0, -value * weights)
@@ -138,8 +139,14 @@ def nll_loss(self: Any, target: Any, weight: Any, reduction: int, ignore_index: 
 @lower("nll_loss_backward", "nll_loss2d_backward")
 @widened
 def nll_loss_backward(
-    grad_output: Any, self: Any, target: Any, weight: Any, reduction: int, ignore_index: int, total_weight: Any
-) -> Any:
+    grad_output: Array,
+    self: Array,
+    target: Array,
+    weight: Array | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: Array,
+) -> Array:
     """The gradient of self: minus the weight at each target class."""
     axis = 1 if self.ndim > 1 else 0
     index, _, weights = _picked(self, target, weight, ignore_index)
@@ -152,8 +159,8 @@ def nll_loss_backward(
 @lower("multi_margin_loss")
 @widened
 def multi_margin_loss(
-    self: Any, target: Any, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = MEAN
-) -> Any:
+    self: Array, target: Array, p: Number = 1, margin: Number = 1, weight: Array | None = None, reduction: int = MEAN
+) -> Array:
     """max(0, margin - self[target] + self)^p over the other classes, divided by their number."""
     rows = jnp.atleast_2d(self)
     index = target.reshape(rows.shape[0], 1)
@@ -169,15 +176,21 @@ def multi_margin_loss(
 @lower("multi_margin_loss_backward")
 @rounded
 def multi_margin_loss_backward(
-    grad_output: Any, self: Any, target: Any, p: Any, margin: Any, weight: Any = None, reduction: int = MEAN
-) -> Any:
+    grad_output: Array,
+    self: Array,
+    target: Array,
+    p: Number,
+    margin: Number,
+    weight: Array | None = None,
+    reduction: int = MEAN,
+) -> Array:
     """The gradient of self."""
     return pullback(lambda x: multi_margin_loss(x, target, p, margin, weight, reduction), grad_output, self)[0]
 
 
 @lower("multilabel_margin_loss_forward")
 @widened
-def multilabel_margin_loss(self: Any, target: Any, reduction: int) -> Any:
+def multilabel_margin_loss(self: Array, target: Array, reduction: int) -> tuple[Array, Array]:
     """max(0, 1 - (self[label] - self[other])) over labels and others, by classes; and which classes are labels.
 
     A row's labels end at the first -1.
@@ -196,6 +209,8 @@ def multilabel_margin_loss(self: Any, target: Any, reduction: int) -> Any:
 
 @lower("multilabel_margin_loss_backward")
 @rounded
-def multilabel_margin_loss_backward(grad_output: Any, self: Any, target: Any, reduction: int, is_target: Any) -> Any:
+def multilabel_margin_loss_backward(
+    grad_output: Array, self: Array, target: Array, reduction: int, is_target: Array
+) -> Array:
     """The gradient of self."""
     return pullback(lambda x: multilabel_margin_loss(x, target, reduction)[0], grad_output, self)[0]

@@ -14,39 +14,40 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from jax import Array
 
 from ampcheck.jax_device.dtypes import jax_dtype
-from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowering import Number, lower
 from ampcheck.jax_device.lowerings import accumulate
-from ampcheck.jax_device.lowerings.accumulate import settled
+from ampcheck.jax_device.lowerings.accumulate import Matrix, settled
 from ampcheck.jax_device.lowerings.wide import wide
 
 
 @lower("mm", "bmm", "mv", "dot", one_dtype=True, columns=True)
-def matmul(self: Any, other: Any) -> Any:
+def matmul(self: Matrix, other: Matrix) -> Array:
     """The product of matrices, batches of them, or vectors."""
     return accumulate.product(self, other)
 
 
 @lower("vdot", one_dtype=True)
-def vdot(self: Any, other: Any) -> Any:
+def vdot(self: Array, other: Array) -> Array:
     """The product of two vectors, the first conjugated."""
     return accumulate.product(jnp.conj(self), other)
 
 
 @lower("mm.dtype", "bmm.dtype", columns=True)
-def matmul_dtype(self: Any, mat2: Any, out_dtype: torch.dtype) -> Any:
+def matmul_dtype(self: Matrix, mat2: Matrix, out_dtype: torch.dtype) -> Array:
     """The product as the dot accumulated it, without rounding to the inputs' dtype."""
     return accumulate.product(self, mat2, jax_dtype(out_dtype))
 
 
 @lower("_int_mm")
-def int_mm(self: Any, mat2: Any) -> Any:
+def int_mm(self: Array, mat2: Array) -> Array:
     """The int32 product of int8 matrices."""
     return jnp.matmul(self, mat2, preferred_element_type=jnp.int32)
 
 
-def scaled_sum(self: Any, product: Any, beta: Any, alpha: Any) -> Any:
+def scaled_sum(self: Array, product: Array, beta: Number | None, alpha: Number | None) -> Array:
     """beta * self + alpha * product, where None is 1; with a beta of 0 `self` counts for nothing, nan included."""
     if alpha is not None:
         product = product * _factor(alpha, product)
@@ -57,36 +58,53 @@ def scaled_sum(self: Any, product: Any, beta: Any, alpha: Any) -> Any:
     return product + jnp.where(beta == 0, jnp.zeros_like(self), self * beta)
 
 
-def _factor(number: Any, array: Any) -> Any:
+def _factor(number: Number, array: Array) -> Array:
     """The number as PyTorch multiplies by it: in the array's dtype, so that integers know no fractions."""
     return jnp.asarray(number).astype(array.dtype)
 
 
-def _accumulator(array: Any, beta: Any, alpha: Any) -> Any:
+def _accumulator(array: Matrix, beta: Number | None, alpha: Number | None) -> Any:
     """The dtype the dot is to give: None leaves the inputs' own, where nothing is multiplied afterwards."""
     return None if beta is None and alpha is None else _wide_dtype(array)
 
 
-def _wide_dtype(array: Any) -> Any:
+def _wide_dtype(array: Matrix) -> Any:
     return jnp.float32 if array.dtype in (jnp.float16, jnp.bfloat16) else array.dtype
 
 
 @lower("addmm", "addmv", "baddbmm", one_dtype=True, columns=True)
-def addmm(self: Any, mat1: Any, mat2: Any, *, beta: Any = None, alpha: Any = None) -> Any:
+def addmm(
+    self: Matrix,
+    mat1: Matrix,
+    mat2: Matrix,
+    *,
+    beta: Number | None = None,
+    alpha: Number | None = None,
+) -> Array:
     """beta * self + alpha * mat1 @ mat2."""
     product = accumulate.product(mat1, mat2, _accumulator(mat1, beta, alpha))
     return scaled_sum(settled(self), product, beta, alpha)
 
 
 @lower("addmm.dtype", "baddbmm.dtype", columns=True)
-def addmm_dtype(self: Any, mat1: Any, mat2: Any, out_dtype: torch.dtype, *, beta: Any = None, alpha: Any = None) -> Any:
+def addmm_dtype(
+    self: Matrix,
+    mat1: Matrix,
+    mat2: Matrix,
+    out_dtype: torch.dtype,
+    *,
+    beta: Number | None = None,
+    alpha: Number | None = None,
+) -> Array:
     """beta * self + alpha * mat1 @ mat2 as the dot accumulated it, without rounding to the inputs' dtype."""
     product = accumulate.product(mat1, mat2, jax_dtype(out_dtype))
     return scaled_sum(settled(self).astype(product.dtype), product, beta, alpha)
 
 
 @lower("addbmm")
-def addbmm(self: Any, batch1: Any, batch2: Any, *, beta: Any = None, alpha: Any = None) -> Any:
+def addbmm(
+    self: Array, batch1: Array, batch2: Array, *, beta: Number | None = None, alpha: Number | None = None
+) -> Array:
     """beta * self + alpha * the sum over the batch of batch1 @ batch2: one dot over batch and inner dimension."""
     batch, rows, inner = batch1.shape
     left = jnp.swapaxes(batch1, 0, 1).reshape(rows, batch * inner)
@@ -95,7 +113,7 @@ def addbmm(self: Any, batch1: Any, batch2: Any, *, beta: Any = None, alpha: Any 
 
 
 @lower("addr", promotes=True)
-def addr(self: Any, vec1: Any, vec2: Any, *, beta: Any = None, alpha: Any = None) -> Any:
+def addr(self: Array, vec1: Array, vec2: Array, *, beta: Number | None = None, alpha: Number | None = None) -> Array:
     """beta * self + alpha * the outer product of two vectors."""
     if self.dtype == jnp.bool_:
         return addr_bool(self, vec1, vec2, beta, alpha)
@@ -104,7 +122,7 @@ def addr(self: Any, vec1: Any, vec2: Any, *, beta: Any = None, alpha: Any = None
     return jnp.broadcast_to(scaled_sum(self, product, beta, alpha), product.shape)
 
 
-def addr_bool(self: Any, vec1: Any, vec2: Any, beta: Any, alpha: Any) -> Any:
+def addr_bool(self: Array, vec1: Array, vec2: Array, beta: Number | None, alpha: Number | None) -> Array:
     """`addr` of truth values: multiplying is "and", adding is "or"."""
     product = vec1[:, None] & vec2[None, :]
     if alpha is not None:
@@ -114,8 +132,14 @@ def addr_bool(self: Any, vec1: Any, vec2: Any, beta: Any, alpha: Any) -> Any:
 
 @lower("_addmm_activation")
 def addmm_activation(
-    self: Any, mat1: Any, mat2: Any, *, beta: Any = None, alpha: Any = None, use_gelu: bool = False
-) -> Any:
+    self: Array,
+    mat1: Array,
+    mat2: Array,
+    *,
+    beta: Number | None = None,
+    alpha: Number | None = None,
+    use_gelu: bool = False,
+) -> Array:
     """relu or gelu of addmm; PyTorch approximates gelu by tanh on CUDA alone."""
     out = addmm(self, mat1, mat2, beta=beta, alpha=alpha)
     return jax.nn.gelu(wide(out), approximate=False) if use_gelu else jnp.maximum(out, 0)
@@ -123,15 +147,15 @@ def addmm_activation(
 
 @lower("_trilinear")
 def trilinear(
-    i1: Any,
-    i2: Any,
-    i3: Any,
+    i1: Array,
+    i2: Array,
+    i3: Array,
     expand1: Sequence[int],
     expand2: Sequence[int],
     expand3: Sequence[int],
     sumdim: Sequence[int],
     unroll_dim: int = 1,
-) -> Any:
+) -> Array:
     """The product of three tensors, each lacking the dimensions it is expanded in, summed over `sumdim`."""
     total = i1.ndim + len(expand1)
     labels = [

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.wide import pullback, widened
 
 
-def _moments(array: Any, axes: Any, eps: Any) -> tuple[Any, Any]:
+def _moments(array: Array, axes: int | Sequence[int], eps: float) -> tuple[Array, Array]:
     mean = jnp.mean(array, axis=axes, keepdims=True)
     variance = jnp.mean(jnp.square(array - mean), axis=axes, keepdims=True)
     return mean, jax.lax.rsqrt(variance + eps)
 
 
-def _affine(array: Any, weight: Any, bias: Any) -> Any:
+def _affine(array: Array, weight: Array | None, bias: Array | None) -> Array:
     if weight is not None:
         array = array * weight
     return array if bias is None else array + bias
@@ -26,7 +26,9 @@ def _affine(array: Any, weight: Any, bias: Any) -> Any:
 
 @lower("native_layer_norm")
 @widened
-def layer_norm(input: Any, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+def layer_norm(
+    input: Array, normalized_shape: Sequence[int], weight: Array | None, bias: Array | None, eps: float
+) -> tuple[Array, Array, Array]:
     """Normalised over the last dimensions; with the mean and 1 / standard deviation."""
     axes = tuple(range(input.ndim - len(normalized_shape), input.ndim))
     mean, rstd = _moments(input, axes, eps)
@@ -36,15 +38,15 @@ def layer_norm(input: Any, normalized_shape: Sequence[int], weight: Any, bias: A
 @lower("native_layer_norm_backward")
 @widened
 def layer_norm_backward(
-    grad_out: Any,
-    input: Any,
+    grad_out: Array,
+    input: Array,
     normalized_shape: Sequence[int],
-    mean: Any,
-    rstd: Any,
-    weight: Any,
-    bias: Any,
+    mean: Array,
+    rstd: Array,
+    weight: Array | None,
+    bias: Array | None,
     output_mask: Sequence[bool],
-) -> Any:
+) -> tuple[Array | None, ...]:
     """The gradients of input, weight and bias that the mask asks for."""
     first = input.ndim - len(normalized_shape)
     axes, outer = tuple(range(first, input.ndim)), tuple(range(first))
@@ -59,21 +61,23 @@ def layer_norm_backward(
     )
 
 
-def through(grad: Any, normal: Any, rstd: Any, axes: Any) -> Any:
+def through(grad: Array, normal: Array, rstd: Array, axes: int | Sequence[int]) -> Array:
     """The gradient of what was normalised over `axes` from the gradient of the normal values."""
     centre = jnp.mean(grad, axis=axes, keepdims=True)
     along = jnp.mean(grad * normal, axis=axes, keepdims=True)
     return rstd * (grad - centre - normal * along)
 
 
-def wanted(mask: Sequence[bool], *grads: Any) -> tuple[Any, ...]:
+def wanted(mask: Sequence[bool], *grads: Array | None) -> tuple[Array | None, ...]:
     """The gradients, None where the mask does not ask for one."""
     return tuple(g if asked else None for g, asked in zip(grads, mask, strict=True))
 
 
 @lower("_fused_rms_norm")
 @widened
-def rms_norm(input: Any, normalized_shape: Sequence[int], weight: Any, eps: float | None) -> Any:
+def rms_norm(
+    input: Array, normalized_shape: Sequence[int], weight: Array | None, eps: float | None
+) -> tuple[Array, Array]:
     """Divided by the root of the mean square over the last dimensions; with 1 / that root."""
     axes = tuple(range(input.ndim - len(normalized_shape), input.ndim))
     least = float(jnp.finfo(input.dtype).eps) if eps is None else eps
@@ -84,8 +88,13 @@ def rms_norm(input: Any, normalized_shape: Sequence[int], weight: Any, eps: floa
 @lower("_fused_rms_norm_backward")
 @widened
 def rms_norm_backward(
-    grad_out: Any, input: Any, normalized_shape: Sequence[int], rstd: Any, weight: Any, output_mask: Sequence[bool]
-) -> Any:
+    grad_out: Array,
+    input: Array,
+    normalized_shape: Sequence[int],
+    rstd: Array,
+    weight: Array | None,
+    output_mask: Sequence[bool],
+) -> tuple[Array | None, ...]:
     """The gradients of input and weight that the mask asks for."""
     first = input.ndim - len(normalized_shape)
     axes = tuple(range(first, input.ndim))
@@ -99,7 +108,9 @@ def rms_norm_backward(
 
 @lower("native_group_norm")
 @widened
-def group_norm(input: Any, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float) -> Any:
+def group_norm(
+    input: Array, weight: Array | None, bias: Array | None, N: int, C: int, HxW: int, group: int, eps: float
+) -> tuple[Array, Array, Array]:
     """Normalised over each group of channels; with the means and 1 / standard deviations, (N, groups)."""
     rows = input.reshape(N, group, C // group * HxW)
     mean, rstd = _moments(rows, 2, eps)
@@ -108,24 +119,24 @@ def group_norm(input: Any, weight: Any, bias: Any, N: int, C: int, HxW: int, gro
     return out.reshape(input.shape), mean[..., 0], rstd[..., 0]
 
 
-def _column(per_channel: Any) -> Any:
+def _column(per_channel: Array | None) -> Array | None:
     return None if per_channel is None else per_channel.reshape(1, -1, 1)
 
 
 @lower("native_group_norm_backward")
 @widened
 def group_norm_backward(
-    grad_out: Any,
-    input: Any,
-    mean: Any,
-    rstd: Any,
-    weight: Any,
+    grad_out: Array,
+    input: Array,
+    mean: Array,
+    rstd: Array,
+    weight: Array | None,
     N: int,
     C: int,
     HxW: int,
     group: int,
     output_mask: Sequence[bool],
-) -> Any:
+) -> tuple[Array | None, ...]:
     """The gradients of input, weight and bias that the mask asks for."""
     mean, rstd = mean.reshape(N, group, 1), rstd.reshape(N, group, 1)
     normal = (input.reshape(N, group, C // group * HxW) - mean) * rstd
@@ -139,13 +150,13 @@ def group_norm_backward(
     )
 
 
-def _norms(v: Any, dim: int) -> Any:
+def _norms(v: Array, dim: int) -> Array:
     return jnp.sqrt(jnp.sum(jnp.square(v), axis=tuple(d for d in range(v.ndim) if d != dim), keepdims=True))
 
 
 @lower("_weight_norm_interface")
 @widened
-def weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
+def weight_norm(v: Array, g: Array, dim: int = 0) -> tuple[Array, Array]:
     """g * v / |v|, norms over all dimensions but `dim`; with the norms."""
     norms = _norms(v, dim % v.ndim)
     return v * (g / norms), norms
@@ -153,10 +164,12 @@ def weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
 
 @lower("_weight_norm_interface_backward")
 @widened
-def weight_norm_backward(grad_w: Any, saved_v: Any, saved_g: Any, saved_norms: Any, dim: int) -> Any:
+def weight_norm_backward(
+    grad_w: Array, saved_v: Array, saved_g: Array, saved_norms: Array, dim: int
+) -> tuple[Array | None, ...]:
     """The gradients of v and g."""
 
-    def forward(v: Any, g: Any) -> Any:
+    def forward(v: Array, g: Array) -> Array:
         return v * (g / _norms(v, dim % v.ndim))
 
     return pullback(forward, grad_w, saved_v, saved_g)

@@ -7,72 +7,73 @@ found a non-finite gradient changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from jax import Array
 
 from ampcheck.jax_device.lowering import lower
 
 _LOW = (jnp.float16, jnp.bfloat16)
 
 
-def _wide(x: Any) -> Any:
+def _wide(x: Array) -> Array:
     return x.astype(jnp.float32) if x.dtype in _LOW else x
 
 
 class _Step:
     """What all fused steps share: unscaled gradients, and results kept back where the step is skipped."""
 
-    def __init__(self, maximize: bool, grad_scale: Any, found_inf: Any) -> None:
+    def __init__(self, maximize: bool, grad_scale: Array | None, found_inf: Array | None) -> None:
         self.maximize, self.grad_scale, self.found_inf = maximize, grad_scale, found_inf
 
-    def gradient(self, grad: Any) -> tuple[Any, Any]:
+    def gradient(self, grad: Array) -> tuple[Array, Array]:
         """The gradient to store, and the one to step against."""
         wide = _wide(grad)
         wide = wide if self.grad_scale is None else wide / self.grad_scale.reshape(()).astype(wide.dtype)
         return wide, -wide if self.maximize else wide
 
-    def kept(self, new: list[list[Any]], old: list[list[Any]]) -> tuple[list[Any], ...]:
+    def kept(self, new: list[list[Array]], old: Sequence[Sequence[Array]]) -> tuple[list[Array], ...]:
         """The new values in the dtypes of the old, or the old where a non-finite gradient was found."""
         return tuple([self._one(n, o) for n, o in zip(ns, os, strict=True)] for ns, os in zip(new, old, strict=True))
 
-    def _one(self, new: Any, old: Any) -> Any:
+    def _one(self, new: Array, old: Array) -> Array:
         new = new.astype(old.dtype)
         return new if self.found_inf is None else jnp.where(self.found_inf.reshape(()) == 1, old, new)
 
 
-def _number(x: Any) -> Any:
+def _number(x: float | Array) -> float | Array:
     """A learning rate given as a tensor, as a scalar."""
-    return x.reshape(()) if hasattr(x, "reshape") else x
+    return x.reshape(()) if isinstance(x, Array) else x
 
 
-def _correction(beta: Any, step: Any) -> Any:
+def _correction(beta: float | Array, step: Array) -> Array:
     """1 - beta ** step, in float64: in float32 most digits of the first steps would cancel."""
     return 1 - jnp.power(beta, step.reshape(()).astype(jnp.float64))
 
 
 def _adam(decoupled: bool) -> Callable[..., Any]:
     def compute(
-        self: list[Any],
-        grads: list[Any],
-        exp_avgs: list[Any],
-        exp_avg_sqs: list[Any],
-        max_exp_avg_sqs: list[Any],
-        state_steps: list[Any],
+        self: list[Array],
+        grads: list[Array],
+        exp_avgs: list[Array],
+        exp_avg_sqs: list[Array],
+        max_exp_avg_sqs: list[Array],
+        state_steps: list[Array],
         *,
-        lr: Any,
-        beta1: Any,
-        beta2: Any,
+        lr: float | Array,
+        beta1: float | Array,
+        beta2: float | Array,
         weight_decay: float,
         eps: float,
         amsgrad: bool,
         maximize: bool,
-        grad_scale: Any = None,
-        found_inf: Any = None,
-    ) -> tuple[list[Any], ...]:
+        grad_scale: Array | None = None,
+        found_inf: Array | None = None,
+    ) -> tuple[list[Array], ...]:
         step, lr = _Step(maximize, grad_scale, found_inf), _number(lr)
-        new: list[list[Any]] = [[], [], [], [], []]
+        new: list[list[Array]] = [[], [], [], [], []]
         for i, stored in enumerate(self):
             param, dtype = _wide(stored), _wide(stored).dtype
             unscaled, grad = step.gradient(grads[i])
@@ -102,20 +103,20 @@ lower("_fused_adamw", "_fused_adamw.tensor_lr", traced=_ADAM)(_adam(decoupled=Tr
 
 @lower("_fused_sgd", "_fused_sgd.tensor_lr", traced=("lr", "momentum"))
 def sgd(
-    self: list[Any],
-    grads: list[Any],
-    momentum_buffer_list: list[Any],
+    self: Sequence[Array],
+    grads: Sequence[Array],
+    momentum_buffer_list: Sequence[Array],
     *,
     weight_decay: float,
-    momentum: Any,
-    lr: Any,
+    momentum: float | Array,
+    lr: float | Array,
     dampening: float,
     nesterov: bool,
     maximize: bool,
     is_first_step: bool,
-    grad_scale: Any = None,
-    found_inf: Any = None,
-) -> tuple[list[Any], ...]:
+    grad_scale: Array | None = None,
+    found_inf: Array | None = None,
+) -> tuple[list[Array], ...]:
     """A step of stochastic gradient descent; without momentum the list of buffers is empty."""
     step, lr = _Step(maximize, grad_scale, found_inf), _number(lr)
     params, unscaled, buffers = [], [], []
@@ -135,19 +136,19 @@ def sgd(
 
 @lower("_fused_adagrad", "_fused_adagrad.tensor_lr", traced=("lr",))
 def adagrad(
-    self: list[Any],
-    grads: list[Any],
-    state_sums: list[Any],
-    state_steps: list[Any],
+    self: Sequence[Array],
+    grads: Sequence[Array],
+    state_sums: Sequence[Array],
+    state_steps: Sequence[Array],
     *,
-    lr: Any,
+    lr: float | Array,
     lr_decay: float,
     weight_decay: float,
     eps: float,
     maximize: bool,
-    grad_scale: Any = None,
-    found_inf: Any = None,
-) -> tuple[list[Any], ...]:
+    grad_scale: Array | None = None,
+    found_inf: Array | None = None,
+) -> tuple[list[Array], ...]:
     """A step of Adagrad. With a number for `lr` PyTorch's schema says that it writes the steps too; it does not."""
     step, rate = _Step(maximize, grad_scale, found_inf), _number(lr)
     params, unscaled, sums = [], [], []
@@ -162,4 +163,4 @@ def adagrad(
         unscaled.append(kept)
         sums.append(total)
     out = step.kept([params, unscaled, sums], [self, grads, state_sums])
-    return out if hasattr(lr, "weak_type") and not lr.weak_type else (*out, list(state_steps))
+    return out if isinstance(lr, Array) and not lr.weak_type else (*out, list(state_steps))

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
-from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowering import Number, lower
 from ampcheck.jax_device.lowerings.wide import transposed, widened
 
 Places = Callable[[int, int, int], np.ndarray[Any, Any]]
@@ -25,7 +26,7 @@ def _replicated(length: int, before: int, after: int) -> np.ndarray[Any, Any]:
     return np.clip(np.arange(-before, length + after), 0, length - 1)
 
 
-def _padded(self: Any, padding: Sequence[int], places: Places) -> Any:
+def _padded(self: Array, padding: Sequence[int], places: Places) -> Array:
     """`padding` names (before, after) of the last dimension first."""
     for i in range(len(padding) // 2):
         axis = self.ndim - 1 - i
@@ -39,33 +40,33 @@ def _padded(self: Any, padding: Sequence[int], places: Places) -> Any:
 
 
 @lower("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
-def reflection_pad(self: Any, padding: Sequence[int]) -> Any:
+def reflection_pad(self: Array, padding: Sequence[int]) -> Array:
     """Mirrored at the edges, which are not repeated."""
     return _padded(self, padding, _reflected)
 
 
 @lower("replication_pad1d", "replication_pad2d", "replication_pad3d")
-def replication_pad(self: Any, padding: Sequence[int]) -> Any:
+def replication_pad(self: Array, padding: Sequence[int]) -> Array:
     """The edges repeated."""
     return _padded(self, padding, _replicated)
 
 
 @lower("reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward")
 @widened
-def reflection_pad_backward(grad_output: Any, self: Any, padding: Sequence[int]) -> Any:
+def reflection_pad_backward(grad_output: Array, self: Array, padding: Sequence[int]) -> Array:
     """The gradient of the input."""
     return transposed(lambda x: _padded(x, padding, _reflected), grad_output, self.shape)
 
 
 @lower("replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward")
 @widened
-def replication_pad_backward(grad_output: Any, self: Any, padding: Sequence[int]) -> Any:
+def replication_pad_backward(grad_output: Array, self: Array, padding: Sequence[int]) -> Array:
     """The gradient of the input."""
     return transposed(lambda x: _padded(x, padding, _replicated), grad_output, self.shape)
 
 
 @lower("constant_pad_nd")
-def constant_pad(self: Any, pad: Sequence[int], value: Any = 0) -> Any:
+def constant_pad(self: Array, pad: Sequence[int], value: Number = 0) -> Array:
     """`value` around the last dimensions; a negative width takes away."""
     widths = [(pad[2 * i], pad[2 * i + 1], 0) for i in range(len(pad) // 2)][::-1]
     return jax.lax.pad(self, jnp.asarray(value).astype(self.dtype), [(0, 0, 0)] * (self.ndim - len(widths)) + widths)
@@ -79,8 +80,8 @@ def _windows(length: int, kernel: int, dilation: int, padding: int, stride: int)
 
 @lower("im2col")
 def im2col(
-    self: Any, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
-) -> Any:
+    self: Array, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
+) -> Array:
     """(N, C, H, W) to (N, C * kernel, windows)."""
     batch = self if self.ndim == 4 else self[None]
     rows, columns = (
@@ -97,32 +98,32 @@ def im2col(
 @lower("col2im")
 @widened
 def col2im(
-    self: Any,
+    self: Array,
     output_size: Sequence[int],
     kernel_size: Sequence[int],
     dilation: Sequence[int],
     padding: Sequence[int],
     stride: Sequence[int],
-) -> Any:
+) -> Array:
     """The transpose of im2col: windows summed into the (N, C, H, W) they were taken from."""
     channels = self.shape[-2] // (kernel_size[0] * kernel_size[1])
     size = (*self.shape[:-2], channels, *output_size)
     return transposed(lambda x: im2col(x, kernel_size, dilation, padding, stride), self, size)
 
 
-def _shuffled(self: Any, groups: int, axis: int) -> Any:
+def _shuffled(self: Array, groups: int, axis: int) -> Array:
     parts = self.reshape(*self.shape[:axis], groups, self.shape[axis] // groups, *self.shape[axis + 1 :])
     return jnp.swapaxes(parts, axis, axis + 1).reshape(self.shape)
 
 
 @lower("channel_shuffle")
-def channel_shuffle(self: Any, groups: int) -> Any:
+def channel_shuffle(self: Array, groups: int) -> Array:
     """The channels (dimension 1) of (groups, rest) in the order (rest, groups)."""
     return _shuffled(self, groups, 1)
 
 
 @lower("pixel_shuffle")
-def pixel_shuffle(self: Any, upscale_factor: int) -> Any:
+def pixel_shuffle(self: Array, upscale_factor: int) -> Array:
     """(…, C * r * r, H, W) to (…, C, H * r, W * r)."""
     *lead, channels, h, w = self.shape
     r = upscale_factor
@@ -131,7 +132,7 @@ def pixel_shuffle(self: Any, upscale_factor: int) -> Any:
 
 
 @lower("pixel_unshuffle")
-def pixel_unshuffle(self: Any, downscale_factor: int) -> Any:
+def pixel_unshuffle(self: Array, downscale_factor: int) -> Array:
     """(…, C, H * r, W * r) to (…, C * r * r, H, W)."""
     *lead, channels, h, w = self.shape
     r = downscale_factor

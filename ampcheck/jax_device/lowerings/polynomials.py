@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.unary import floating
@@ -19,23 +20,23 @@ class Family(NamedTuple):
     following: Callable[[Any, Any, Any, Any], Any]
 
 
-def _chebyshev(x: Any, k: Any, p: Any, before: Any) -> Any:
+def _chebyshev(x: Array, k: Array, p: Array, before: Array) -> Array:
     return 2 * x * p - before
 
 
-def _legendre(x: Any, k: Any, p: Any, before: Any) -> Any:
+def _legendre(x: Array, k: Array, p: Array, before: Array) -> Array:
     return ((2 * k + 1) * x * p - k * before) / (k + 1)
 
 
-def _laguerre(x: Any, k: Any, p: Any, before: Any) -> Any:
+def _laguerre(x: Array, k: Array, p: Array, before: Array) -> Array:
     return ((2 * k + 1 - x) * p - k * before) / (k + 1)
 
 
-def _hermite_h(x: Any, k: Any, p: Any, before: Any) -> Any:
+def _hermite_h(x: Array, k: Array, p: Array, before: Array) -> Array:
     return 2 * x * p - 2 * k * before
 
 
-def _hermite_he(x: Any, k: Any, p: Any, before: Any) -> Any:
+def _hermite_he(x: Array, k: Array, p: Array, before: Array) -> Array:
     return x * p - k * before
 
 
@@ -51,11 +52,11 @@ FAMILIES = {
 }
 
 
-def evaluate(family: Family, x: Any, n: Any) -> Any:
+def evaluate(family: Family, x: Array, n: Array) -> Array:
     """The polynomial of degree n (integers, of x's shape) at x; 0 for a negative degree."""
     last = jnp.max(n, initial=1)
 
-    def following(k: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
+    def following(k: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         before, p = state
         more = k < n
         new = family.following(x, jnp.asarray(k, x.dtype), p, before)
@@ -66,7 +67,7 @@ def evaluate(family: Family, x: Any, n: Any) -> Any:
 
 
 def _lowering(family: Family, shifted: bool) -> Callable[..., Any]:
-    def compute(x: Any, n: Any) -> Any:
+    def compute(x: Array, n: Array) -> Array:
         x, n = jnp.broadcast_arrays(floating(jnp.asarray(x)), jnp.asarray(n))
         return evaluate(family, 2 * x - 1 if shifted else x, jnp.nan_to_num(n).astype(jnp.int64))
 

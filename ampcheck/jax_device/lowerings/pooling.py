@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.wide import rounded, transposed, widened
@@ -28,7 +31,7 @@ def windows(length: int, kernel: int, stride: int, padding: int, dilation: int, 
     return count - 1 if ceil_mode and (count - 1) * stride >= length + padding else count
 
 
-def _better(new: tuple[Any, Any], old: tuple[Any, Any]) -> tuple[Any, Any]:
+def better(new: tuple[Array, Array], old: tuple[Array, Array]) -> tuple[Array, Array]:
     """The greater of two (value, index); the lower index where equal; nan over everything."""
     (value, index), (best, place) = new, old
     wins = (value > best) | ((value == best) & (index < place))
@@ -37,10 +40,10 @@ def _better(new: tuple[Any, Any], old: tuple[Any, Any]) -> tuple[Any, Any]:
     return jnp.where(wins, value, best), jnp.where(wins, index, place)
 
 
-def _greatest(candidates: Iterator[tuple[Any, Any]]) -> tuple[Any, Any]:
+def _greatest(candidates: Iterator[tuple[Array, Array]]) -> tuple[Array, Array]:
     best = next(candidates)
     for candidate in candidates:
-        best = _better(candidate, best)
+        best = better(candidate, best)
     return best
 
 
@@ -48,42 +51,50 @@ def _lowest(dtype: Any) -> Any:
     return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
 
 
-def _places(size: Sequence[int], ndim: int) -> Any:
+def _places(size: Sequence[int], ndim: int) -> Array:
     """Each element's index within its last dimensions, of shape (1, …, *size)."""
     return jnp.arange(math.prod(size), dtype=np.int32).reshape(*((1,) * (ndim - len(size))), *size)
 
 
-def _strided(array: Any, axis: int, start: int, count: int, step: int) -> Any:
+def _strided(array: Array, axis: int, start: int, count: int, step: int) -> Array:
     return jax.lax.slice_in_dim(array, start, start + (count - 1) * step + 1, step, axis)
 
 
 @lower("max_pool2d_with_indices")
 def max_pool2d(
-    self: Any,
+    self: Array,
     kernel_size: Sequence[int],
     stride: Sequence[int] = (),
     padding: Sequence[int] = (0,),
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
-) -> Any:
+) -> tuple[Array, Array]:
     """The greatest of each window of the last two dimensions, and its index in them."""
     return _max_pool(self, 2, kernel_size, stride, padding, dilation, ceil_mode)
 
 
 @lower("max_pool3d_with_indices")
 def max_pool3d(
-    self: Any,
+    self: Array,
     kernel_size: Sequence[int],
     stride: Sequence[int] = (),
     padding: Sequence[int] = (0,),
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
-) -> Any:
+) -> tuple[Array, Array]:
     """The greatest of each window of the last three dimensions, and its index in them."""
     return _max_pool(self, 3, kernel_size, stride, padding, dilation, ceil_mode)
 
 
-def _max_pool(self: Any, dims: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Any:
+def _max_pool(
+    self: Array,
+    dims: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> tuple[Array, Array]:
     kernel = _each(kernel, dims)
     options = zip(kernel, _each(stride, dims, kernel), _each(padding, dims), _each(dilation, dims), strict=True)
     value, index = self, jnp.broadcast_to(_places(self.shape[-dims:], self.ndim), self.shape)
@@ -100,7 +111,7 @@ def _max_pool(self: Any, dims: int, kernel: Any, stride: Any, padding: Any, dila
 
 
 @lower("adaptive_max_pool2d", "adaptive_max_pool3d")
-def adaptive_max_pool(self: Any, output_size: Sequence[int]) -> Any:
+def adaptive_max_pool(self: Array, output_size: Sequence[int]) -> tuple[Array, Array]:
     """The greatest of each of `output_size` nearly equal parts, and its index in the last dimensions."""
     dims = len(output_size)
     value, index = self, jnp.broadcast_to(_places(self.shape[-dims:], self.ndim), self.shape)
@@ -119,31 +130,31 @@ def _parts(length: int, parts: int) -> tuple[np.ndarray[Any, Any], np.ndarray[An
 
 @lower("max_pool2d_with_indices_backward", "adaptive_max_pool2d_backward", "fractional_max_pool2d_backward")
 @widened
-def max_pool2d_backward(grad_output: Any, self: Any, *options: Any) -> Any:
+def max_pool2d_backward(grad_output: Array, self: Array, *options: Any) -> Array:
     """Each gradient added where its maximum was found; the indices are the last argument."""
     return _scattered(grad_output, options[-1], self.shape, 2)
 
 
 @lower("max_pool3d_with_indices_backward", "adaptive_max_pool3d_backward", "fractional_max_pool3d_backward")
 @rounded
-def max_pool3d_backward(grad_output: Any, self: Any, *options: Any) -> Any:
+def max_pool3d_backward(grad_output: Array, self: Array, *options: Any) -> Array:
     """Each gradient added where its maximum was found; the indices are the last argument."""
     return _scattered(grad_output, options[-1], self.shape, 3)
 
 
-def _rows(array: Any, dims: int) -> Any:
+def _rows(array: Array, dims: int) -> Array:
     """(all leading dimensions, all last `dims` ones)."""
     return array.reshape(math.prod(array.shape[:-dims]), math.prod(array.shape[-dims:]))
 
 
-def _scattered(values: Any, indices: Any, size: Sequence[int], dims: int) -> Any:
+def _scattered(values: Array, indices: Array, size: Sequence[int], dims: int) -> Array:
     flat = jnp.zeros((math.prod(size[:-dims]), math.prod(size[-dims:])), values.dtype)
     rows = jnp.arange(flat.shape[0])[:, None]
     return flat.at[rows, _rows(indices, dims)].add(_rows(values, dims)).reshape(size)
 
 
 @lower("max_unpool2d", "max_unpool3d")
-def max_unpool(self: Any, indices: Any, output_size: Sequence[int], *_: Any) -> Any:
+def max_unpool(self: Array, indices: Array, output_size: Sequence[int], *_: Any) -> Array:
     """Zeros, with each element of self at its index in the last dimensions."""
     dims = len(output_size)
     size = (*self.shape[:-dims], *output_size)
@@ -155,14 +166,14 @@ def max_unpool(self: Any, indices: Any, output_size: Sequence[int], *_: Any) -> 
 @lower("avg_pool2d")
 @widened
 def avg_pool2d(
-    self: Any,
+    self: Array,
     kernel_size: Sequence[int],
     stride: Sequence[int] = (),
     padding: Sequence[int] = (0,),
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
-) -> Any:
+) -> Array:
     """The mean of each window of the last two dimensions."""
     return _avg_pool(self, 2, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
 
@@ -170,35 +181,42 @@ def avg_pool2d(
 @lower("avg_pool3d")
 @widened
 def avg_pool3d(
-    self: Any,
+    self: Array,
     kernel_size: Sequence[int],
     stride: Sequence[int] = (),
     padding: Sequence[int] = (0,),
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
-) -> Any:
+) -> Array:
     """The mean of each window of the last three dimensions."""
     return _avg_pool(self, 3, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
 
 
 @lower("avg_pool2d_backward")
 @widened
-def avg_pool2d_backward(grad_output: Any, self: Any, *options: Any) -> Any:
+def avg_pool2d_backward(grad_output: Array, self: Array, *options: Any) -> Array:
     """The gradient of the input."""
     return transposed(lambda x: _avg_pool(x, 2, *options), grad_output, self.shape)
 
 
 @lower("avg_pool3d_backward")
 @widened
-def avg_pool3d_backward(grad_output: Any, self: Any, *options: Any) -> Any:
+def avg_pool3d_backward(grad_output: Array, self: Array, *options: Any) -> Array:
     """The gradient of the input."""
     return transposed(lambda x: _avg_pool(x, 3, *options), grad_output, self.shape)
 
 
 def _avg_pool(
-    self: Any, dims: int, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, counted: bool, divisor: int | None
-) -> Any:
+    self: Array,
+    dims: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    counted: bool,
+    divisor: int | None,
+) -> Array:
     kernel = _each(kernel, dims)
     options = zip(kernel, _each(stride, dims, kernel), _each(padding, dims), strict=True)
     out, sizes = self, np.ones((1,) * dims)
@@ -207,7 +225,7 @@ def _avg_pool(
         count = windows(length, k, s, p, 1, ceil_mode)
         after = max(0, (count - 1) * s + k - p - length)
         out = jnp.pad(out, [(p, after) if j == axis else (0, 0) for j in range(self.ndim)])
-        out = sum(_strided(out, axis, j, count, s) for j in range(k))
+        out = reduce(operator.add, [_strided(out, axis, j, count, s) for j in range(k)])
         starts = np.arange(count) * s - p
         stops = np.minimum(starts + k, length + p)
         covered = stops - starts if counted else np.minimum(stops, length) - np.maximum(starts, 0)
@@ -219,7 +237,7 @@ def _avg_pool(
 
 @lower("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
 @widened
-def adaptive_avg_pool(self: Any, output_size: Sequence[int]) -> Any:
+def adaptive_avg_pool(self: Array, output_size: Sequence[int]) -> Array:
     """The mean of each of `output_size` nearly equal parts of the last dimensions."""
     dims = len(output_size)
     for axis, parts in enumerate(output_size, self.ndim - dims):
@@ -227,7 +245,7 @@ def adaptive_avg_pool(self: Any, output_size: Sequence[int]) -> Any:
     return self
 
 
-def _part_means(array: Any, axis: int, parts: int) -> Any:
+def _part_means(array: Array, axis: int, parts: int) -> Array:
     length = array.shape[axis]
     if parts and length % parts == 0:
         return jnp.mean(
@@ -239,18 +257,19 @@ def _part_means(array: Any, axis: int, parts: int) -> Any:
     for j in range(int((stops - starts).max(initial=1))):
         taken = jnp.take(array, np.minimum(starts + j, stops - 1), axis=axis)
         out = out + jnp.where((starts + j < stops).reshape(column), taken, 0)
-    return out / (stops - starts).reshape(column).astype(out.dtype)
+    means: Array = out / (stops - starts).reshape(column).astype(out.dtype)
+    return means
 
 
 @lower("_adaptive_avg_pool2d_backward")
 @widened
-def adaptive_avg_pool2d_backward(grad_output: Any, self: Any) -> Any:
+def adaptive_avg_pool2d_backward(grad_output: Array, self: Array) -> Array:
     """The gradient of the input."""
     return transposed(lambda x: adaptive_avg_pool(x, grad_output.shape[-2:]), grad_output, self.shape)
 
 
 @lower("_adaptive_avg_pool3d_backward")
 @widened
-def adaptive_avg_pool3d_backward(grad_output: Any, self: Any) -> Any:
+def adaptive_avg_pool3d_backward(grad_output: Array, self: Array) -> Array:
     """The gradient of the input."""
     return transposed(lambda x: adaptive_avg_pool(x, grad_output.shape[-3:]), grad_output, self.shape)

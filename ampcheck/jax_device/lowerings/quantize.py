@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
+from jax import Array
 
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.wide import wide
 
 
-def _quantized(self: Any, scale: Any, zero_point: Any, least: int, most: int) -> tuple[Any, Any]:
+def _quantized(
+    self: Array, scale: float | Array, zero_point: float | Array, least: int, most: int
+) -> tuple[Array, Array]:
     values = wide(self)
     step = jnp.asarray(scale).astype(values.dtype)
     steps = jnp.round(values * (1 / step)) + jnp.asarray(zero_point).astype(values.dtype)
@@ -19,15 +20,15 @@ def _quantized(self: Any, scale: Any, zero_point: Any, least: int, most: int) ->
 
 
 @lower("fake_quantize_per_tensor_affine_cachemask")
-def per_tensor(self: Any, scale: float, zero_point: int, quant_min: int, quant_max: int) -> Any:
+def per_tensor(self: Array, scale: float, zero_point: int, quant_min: int, quant_max: int) -> tuple[Array, Array]:
     """One scale and zero point."""
     return _quantized(self, scale, zero_point, quant_min, quant_max)
 
 
 @lower("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams")
 def per_tensor_given_as_tensors(
-    self: Any, scale: Any, zero_point: Any, fake_quant_enabled: Any, quant_min: int, quant_max: int
-) -> Any:
+    self: Array, scale: Array, zero_point: Array, fake_quant_enabled: Array, quant_min: int, quant_max: int
+) -> tuple[Array, Array]:
     """The same, of one-element tensors; the values stay where it is not enabled."""
     out, inside = _quantized(self, scale.reshape(()), zero_point.reshape(()), quant_min, quant_max)
     enabled = fake_quant_enabled.reshape(()) != 0
@@ -35,7 +36,9 @@ def per_tensor_given_as_tensors(
 
 
 @lower("fake_quantize_per_channel_affine_cachemask")
-def per_channel(self: Any, scale: Any, zero_point: Any, axis: int, quant_min: int, quant_max: int) -> Any:
+def per_channel(
+    self: Array, scale: Array, zero_point: Array, axis: int, quant_min: int, quant_max: int
+) -> tuple[Array, Array]:
     """A scale and a zero point for each place along `axis`."""
     column = [-1 if i == axis % self.ndim else 1 for i in range(self.ndim)]
     return _quantized(self, scale.reshape(column), zero_point.reshape(column), quant_min, quant_max)

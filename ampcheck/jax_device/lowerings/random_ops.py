@@ -6,12 +6,14 @@ outside [0, 1], a negative standard deviation) is not looked at; numbers are, in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowering import Number, lower
 
 
 def wide(dtype: Any) -> Any:
@@ -19,20 +21,20 @@ def wide(dtype: Any) -> Any:
     return jnp.float64 if dtype in (jnp.float64, jnp.complex128) else jnp.float32
 
 
-def positive(key: Any, shape: Any, dtype: Any) -> Any:
+def positive(key: Array, shape: Sequence[int], dtype: Any) -> Array:
     """Uniform numbers of the open interval (0, 1)."""
     return jax.random.uniform(key, shape, dtype, minval=jnp.finfo(dtype).tiny, maxval=1.0)
 
 
 @lower("uniform", random=True, traced=("from", "to"))
-def uniform(key: Any, self: Any, low: Any = 0.0, high: Any = 1.0) -> Any:
+def uniform(key: Array, self: Array, low: float | Array = 0.0, high: float | Array = 1.0) -> Array:
     """Uniform numbers of [low, high); one that rounds to `high` becomes `low`."""
     drawn = jax.random.uniform(key, self.shape, wide(self.dtype))
     scaled = (low + drawn * (high - low)).astype(self.dtype)
     return jnp.where(scaled < jnp.asarray(high).astype(self.dtype), scaled, jnp.asarray(low).astype(self.dtype))
 
 
-def standard_normal(key: Any, shape: Any, dtype: Any) -> Any:
+def standard_normal(key: Array, shape: Sequence[int], dtype: Any) -> Array:
     """Normal numbers of mean 0 and variance 1; of a complex one each part has variance 1/2."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return jax.random.normal(key, shape, dtype)
@@ -40,7 +42,7 @@ def standard_normal(key: Any, shape: Any, dtype: Any) -> Any:
 
 
 @lower("normal_functional", random=True, traced=("mean", "std"))
-def normal(key: Any, self: Any, mean: Any = 0.0, std: Any = 1.0) -> Any:
+def normal(key: Array, self: Array, mean: float | Array = 0.0, std: float | Array = 1.0) -> Array:
     """Normal numbers; PyTorch adds the mean to both parts of a complex number."""
     drawn = standard_normal(key, self.shape, self.dtype) * std
     complex_ = jnp.issubdtype(self.dtype, jnp.complexfloating)
@@ -48,51 +50,51 @@ def normal(key: Any, self: Any, mean: Any = 0.0, std: Any = 1.0) -> Any:
 
 
 @lower("normal.Tensor_Tensor", "normal.Tensor_float", "normal.float_Tensor", random=True, traced=("mean", "std"))
-def normal_of(key: Any, mean: Any, std: Any = 1.0) -> Any:
+def normal_of(key: Array, mean: Array | float, std: Array | float = 1.0) -> Array:
     """Normal numbers of a mean and a standard deviation per element."""
-    given = [a.dtype for a in (mean, std) if getattr(a, "weak_type", True) is False]
+    given = [a.dtype for a in (mean, std) if isinstance(a, Array) and not a.weak_type]
     shape = jnp.broadcast_shapes(jnp.shape(mean), jnp.shape(std))
     return mean + std * standard_normal(key, shape, jnp.result_type(*given))
 
 
 @lower("bernoulli", random=True)
-def bernoulli(key: Any, self: Any) -> Any:
+def bernoulli(key: Array, self: Array) -> Array:
     """1 with the probability that each element holds, else 0."""
     return jax.random.uniform(key, self.shape, wide(self.dtype)) < self
 
 
 @lower("bernoulli.p", "bernoulli.Tensor", random=True, traced=("p",))
-def bernoulli_of(key: Any, self: Any, p: Any = 0.5) -> Any:
+def bernoulli_of(key: Array, self: Array, p: float | Array = 0.5) -> Array:
     """1 with probability p, else 0."""
     return jax.random.uniform(key, self.shape, wide(jnp.asarray(p).dtype)) < p
 
 
 @lower("exponential", random=True, traced=("lambd",))
-def exponential(key: Any, self: Any, lambd: Any = 1.0) -> Any:
+def exponential(key: Array, self: Array, lambd: float | Array = 1.0) -> Array:
     """Exponential numbers, never 0."""
     return -jnp.log(positive(key, self.shape, wide(self.dtype))) / lambd
 
 
 @lower("cauchy", random=True, traced=("median", "sigma"))
-def cauchy(key: Any, self: Any, median: Any = 0.0, sigma: Any = 1.0) -> Any:
+def cauchy(key: Array, self: Array, median: float | Array = 0.0, sigma: float | Array = 1.0) -> Array:
     """Cauchy numbers."""
     return median + sigma * jnp.tan(jnp.pi * (positive(key, self.shape, wide(self.dtype)) - 0.5))
 
 
 @lower("log_normal", random=True, traced=("mean", "std"))
-def log_normal(key: Any, self: Any, mean: Any = 1.0, std: Any = 2.0) -> Any:
+def log_normal(key: Array, self: Array, mean: float | Array = 1.0, std: float | Array = 2.0) -> Array:
     """Numbers whose logarithm is normal."""
     return jnp.exp(mean + std * standard_normal(key, self.shape, self.dtype))
 
 
 @lower("geometric", random=True, traced=("p",))
-def geometric(key: Any, self: Any, p: Any) -> Any:
+def geometric(key: Array, self: Array, p: float | Array) -> Array:
     """How many trials of probability p it takes to succeed."""
     trials = jnp.ceil(jnp.log(positive(key, self.shape, jnp.float64)) / jnp.log1p(-p))
     return jnp.maximum(trials, 1.0)
 
 
-def _integers(key: Any, shape: Any, low: Any, span: Any) -> Any:
+def _integers(key: Array, shape: Sequence[int], low: Number, span: Number) -> Array:
     """`span` (uint64; 0 is all 2**64) integers from `low` on, as int64; the modulo's bias is below span / 2**64."""
     bits = jax.random.bits(key, shape, jnp.uint64)
     span = jnp.asarray(span).astype(jnp.uint64)
@@ -110,26 +112,26 @@ def _largest(dtype: Any) -> int:
 
 
 @lower("random", random=True)
-def integers(key: Any, self: Any) -> Any:
+def integers(key: Array, self: Array) -> Array:
     """Integers from 0 to the largest one that counts exactly in the dtype."""
     return _integers(key, self.shape, 0, jnp.uint64(_largest(self.dtype) + 1))
 
 
 @lower("random.to", random=True, traced=("to",))
-def integers_to(key: Any, self: Any, to: Any) -> Any:
+def integers_to(key: Array, self: Array, to: int | Array) -> Array:
     """Integers of [0, to)."""
     return _integers(key, self.shape, 0, to)
 
 
 @lower("random.from", random=True, traced=("from", "to"))
-def integers_from(key: Any, self: Any, low: Any, to: Any) -> Any:
+def integers_from(key: Array, self: Array, low: int | Array, to: int | Array | None) -> Array:
     """Integers of [low, to), or up to the dtype's largest one."""
     below = jnp.uint64(_largest(self.dtype) + 1) if to is None else jnp.asarray(to).astype(jnp.uint64)
     return _integers(key, self.shape, low, below - jnp.asarray(low).astype(jnp.int64).astype(jnp.uint64))
 
 
 @lower("multinomial", random=True)
-def multinomial(key: Any, self: Any, num_samples: int, replacement: bool = False) -> Any:
+def multinomial(key: Array, self: Array, num_samples: int, replacement: bool = False) -> Array:
     """Indices drawn with the weights of the last dimension; without replacement, the largest perturbed logarithms."""
     logits = jnp.log(self.astype(wide(self.dtype)))
     if replacement:
@@ -140,13 +142,13 @@ def multinomial(key: Any, self: Any, num_samples: int, replacement: bool = False
 
 
 @lower("poisson", random=True)
-def poisson(key: Any, self: Any) -> Any:
+def poisson(key: Array, self: Array) -> Array:
     """Poisson counts of each element's rate."""
     return jax.random.poisson(key, self.astype(wide(self.dtype)), self.shape, jnp.int64)
 
 
 @lower("binomial", random=True)
-def binomial(key: Any, count: Any, prob: Any) -> Any:
+def binomial(key: Array, count: Array, prob: Array) -> Array:
     """How many of `count` trials of probability `prob` succeed."""
     shape = jnp.broadcast_shapes(count.shape, prob.shape)
     dtype = wide(count.dtype)
@@ -154,28 +156,29 @@ def binomial(key: Any, count: Any, prob: Any) -> Any:
 
 
 @lower("_standard_gamma", random=True)
-def standard_gamma(key: Any, self: Any) -> Any:
+def standard_gamma(key: Array, self: Array) -> Array:
     """Gamma numbers of each element's concentration and rate 1; never 0 in the dtype."""
     drawn = jax.random.gamma(key, self.astype(wide(self.dtype)))
     return jnp.maximum(drawn.astype(self.dtype), jnp.finfo(self.dtype).tiny)
 
 
 @lower("_standard_gamma_grad")
-def standard_gamma_grad(self: Any, output: Any) -> Any:
+def standard_gamma_grad(self: Array, output: Array) -> Array:
     """The derivative of a gamma number by its concentration."""
     dtype = wide(self.dtype)
-    return jax.lax.random_gamma_grad(self.astype(dtype), output.astype(dtype)).astype(self.dtype)
+    out: Array = jax.lax.random_gamma_grad(self.astype(dtype), output.astype(dtype)).astype(self.dtype)
+    return out
 
 
 @lower("_sample_dirichlet", random=True)
-def sample_dirichlet(key: Any, self: Any) -> Any:
+def sample_dirichlet(key: Array, self: Array) -> Array:
     """Dirichlet numbers of the concentrations in the last dimension."""
     dtype = wide(self.dtype)
     return jnp.exp(jax.nn.log_softmax(jax.random.loggamma(key, self.astype(dtype)), axis=-1)).astype(self.dtype)
 
 
 @lower("native_dropout", random=True, traced=("p",))
-def native_dropout(key: Any, input: Any, p: Any, train: bool | None) -> Any:
+def native_dropout(key: Array, input: Array, p: float | Array, train: bool | None) -> tuple[Array, Array]:
     """The input with elements dropped with probability p and the rest scaled by 1 / (1 - p), and what was kept."""
     if train is False:
         return input, jnp.ones(input.shape, jnp.bool_)
@@ -185,15 +188,15 @@ def native_dropout(key: Any, input: Any, p: Any, train: bool | None) -> Any:
 
 
 @lower("native_dropout_backward", traced=("scale",))
-def native_dropout_backward(grad_output: Any, mask: Any, scale: Any) -> Any:
+def native_dropout_backward(grad_output: Array, mask: Array, scale: float | Array) -> Array:
     """The gradient of what was kept, scaled as the input was."""
     return grad_output * mask.astype(grad_output.dtype) * scale
 
 
 @lower("rrelu_with_noise_functional", random=True)
 def rrelu_with_noise(
-    key: Any, self: Any, noise: Any, lower_: Any = 0.125, upper: Any = 1 / 3, training: bool = False
-) -> Any:
+    key: Array, self: Array, noise: Array, lower_: Number = 0.125, upper: Number = 1 / 3, training: bool = False
+) -> tuple[Array, Array]:
     """Leaky relu with a slope drawn per element in training, the mean slope otherwise; the noise is the slopes."""
     dtype = wide(self.dtype)
     if not training:

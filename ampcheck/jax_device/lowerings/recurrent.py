@@ -21,6 +21,7 @@ from ampcheck.jax_device.lowerings.accumulate import matmul, product
 from ampcheck.jax_device.lowerings.rnn import gru_cell, gru_cell_backward, lstm_cell, lstm_cell_backward
 from ampcheck.jax_device.lowerings.wide import wide
 from ampcheck.jax_device.storage.layout import Columns
+from ampcheck.register.torch_private import dispatch_modes, functorch_level
 
 _GATES = {"lstm": 4, "gru": 3}
 
@@ -116,7 +117,7 @@ def _served(kind: str, input: Any, state: Sequence[Any], params: Sequence[Any], 
     """Whether all is as a module of `sides` layers and directions gives it, and no mode or transform is to see it."""
     each = 4 if biased else 2
     tensors = (input, *state, *params)
-    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if dispatch_modes() or functorch_level() is not None:
         return False
     if any(t.device != input.device or t.dtype != input.dtype for t in tensors) or not input.is_floating_point():
         return False

@@ -9,16 +9,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from jax import Array
 
 from ampcheck.jax_device.dispatch.promotion import convert
 from ampcheck.jax_device.dtypes import jax_dtype
-from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowering import Number, lower
 from ampcheck.jax_device.lowerings.wide import wide
 
 Dims = int | Sequence[int] | None
 
 
-def axes(array: Any, dim: Dims) -> tuple[int, ...]:
+def axes(array: Array, dim: Dims) -> tuple[int, ...]:
     """The dimensions to reduce, counted from the front: all of them for None or none given."""
     if dim is None or (not isinstance(dim, int) and not len(dim)):
         return tuple(range(array.ndim))
@@ -27,7 +28,7 @@ def axes(array: Any, dim: Dims) -> tuple[int, ...]:
     return tuple(d % array.ndim for d in ((dim,) if isinstance(dim, int) else dim))
 
 
-def summand(self: Any, dtype: torch.dtype | None) -> Any:
+def summand(self: Array, dtype: torch.dtype | None) -> Array:
     """What a sum or product adds up: in `dtype`, or int64 for integers and truth values; wide."""
     if dtype is not None:
         return wide(convert(self, jax_dtype(dtype)))
@@ -35,20 +36,20 @@ def summand(self: Any, dtype: torch.dtype | None) -> Any:
 
 
 @lower("sum", "sum.dim_IntList")
-def sum_(self: Any, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+def sum_(self: Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Array:
     """The sum; of integers in int64."""
     return jnp.sum(summand(self, dtype), axes(self, dim), keepdims=keepdim)
 
 
 @lower("nansum")
-def nansum(self: Any, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+def nansum(self: Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Array:
     """The sum of what is not nan."""
     values = summand(self, dtype)
     return jnp.sum(jnp.where(jnp.isnan(values), jnp.zeros_like(values), values), axes(self, dim), keepdims=keepdim)
 
 
 @lower("mean", "mean.dim")
-def mean(self: Any, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+def mean(self: Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Array:
     """The mean; nan of nothing."""
     reduced = axes(self, dim)
     values = jnp.sum(summand(self, dtype), reduced, keepdims=keepdim)
@@ -56,14 +57,14 @@ def mean(self: Any, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dty
 
 
 @lower("prod", "prod.dim_int")
-def prod(self: Any, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+def prod(self: Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Array:
     """The product; of integers in int64."""
     if dtype is torch.bool:
         return jnp.all(self != 0, axes(self, dim), keepdims=keepdim)
     return jnp.prod(summand(self, dtype), axes(self, dim), keepdims=keepdim)
 
 
-def moments(self: Any, dim: Dims, correction: Any, keepdim: bool) -> tuple[Any, Any]:
+def moments(self: Array, dim: Dims, correction: Number | None, keepdim: bool) -> tuple[Array, Array]:
     """Variance, with `correction` taken off the count (1 for None), and mean, in float32 at least."""
     values, reduced = wide(self), axes(self, dim)
     count = math.prod(self.shape[d] for d in reduced)
@@ -76,104 +77,109 @@ def moments(self: Any, dim: Dims, correction: Any, keepdim: bool) -> tuple[Any, 
 
 
 @lower("var.correction")
-def var(self: Any, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+def var(self: Array, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False) -> Array:
     """The variance."""
     return moments(self, dim, correction, keepdim)[0]
 
 
 @lower("std.correction")
-def std(self: Any, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+def std(self: Array, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False) -> Array:
     """The standard deviation."""
     return jnp.sqrt(moments(self, dim, correction, keepdim)[0])
 
 
 @lower("var_mean.correction")
-def var_mean(self: Any, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> tuple[Any, Any]:
+def var_mean(
+    self: Array, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
+) -> tuple[Array, Array]:
     """Variance and mean."""
     return moments(self, dim, correction, keepdim)
 
 
 @lower("std_mean.correction")
-def std_mean(self: Any, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> tuple[Any, Any]:
+def std_mean(
+    self: Array, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
+) -> tuple[Array, Array]:
     """Standard deviation and mean."""
     variance, center = moments(self, dim, correction, keepdim)
     return jnp.sqrt(variance), center
 
 
 @lower("amax", "max")
-def amax(self: Any, dim: Dims = None, keepdim: bool = False) -> Any:
+def amax(self: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """The greatest element, nan where there is one."""
     return jnp.max(self, axes(self, dim), keepdims=keepdim)
 
 
 @lower("amin", "min")
-def amin(self: Any, dim: Dims = None, keepdim: bool = False) -> Any:
+def amin(self: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """The least element, nan where there is one."""
     return jnp.min(self, axes(self, dim), keepdims=keepdim)
 
 
 @lower("aminmax")
-def aminmax(self: Any, *, dim: int | None = None, keepdim: bool = False) -> tuple[Any, Any]:
+def aminmax(self: Array, *, dim: int | None = None, keepdim: bool = False) -> tuple[Array, Array]:
     """The least and the greatest element."""
     return amin(self, dim, keepdim), amax(self, dim, keepdim)
 
 
 @lower("_aminmax", "_aminmax.dim")
-def aminmax_dim(self: Any, dim: int | None = None, keepdim: bool = False) -> tuple[Any, Any]:
+def aminmax_dim(self: Array, dim: int | None = None, keepdim: bool = False) -> tuple[Array, Array]:
     """The least and the greatest element."""
     return amin(self, dim, keepdim), amax(self, dim, keepdim)
 
 
 @lower("argmax")
-def argmax(self: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+def argmax(self: Array, dim: int | None = None, keepdim: bool = False) -> Array:
     """The place of the first greatest element, or of the first nan."""
     return _place(jnp.argmax, self, dim, keepdim)
 
 
 @lower("argmin")
-def argmin(self: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+def argmin(self: Array, dim: int | None = None, keepdim: bool = False) -> Array:
     """The place of the first least element, or of the first nan."""
     return _place(jnp.argmin, self, dim, keepdim)
 
 
-def _place(find: Any, self: Any, dim: int | None, keepdim: bool) -> Any:
+def _place(find: Any, self: Array, dim: int | None, keepdim: bool) -> Array:
     if not self.ndim:
         return jnp.zeros((), jnp.int64)
-    return find(self, dim, keepdims=keepdim).astype(jnp.int64)
+    out: Array = find(self, dim, keepdims=keepdim).astype(jnp.int64)
+    return out
 
 
 @lower("max.dim")
-def max_dim(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+def max_dim(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
     """The greatest element of each line along `dim`, and its first place."""
     return amax(self, dim, keepdim), argmax(self, dim, keepdim)
 
 
 @lower("min.dim")
-def min_dim(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+def min_dim(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
     """The least element of each line along `dim`, and its first place."""
     return amin(self, dim, keepdim), argmin(self, dim, keepdim)
 
 
 @lower("any", "any.dim", "any.dims")
-def any_(self: Any, dim: Dims = None, keepdim: bool = False) -> Any:
+def any_(self: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """Whether some element is not zero; nan is not zero. An empty list of dimensions reduces nothing."""
     return self != 0 if dim == () else jnp.any(self != 0, axes(self, dim), keepdims=keepdim)
 
 
 @lower("all", "all.dim", "all.dims")
-def all_(self: Any, dim: Dims = None, keepdim: bool = False) -> Any:
+def all_(self: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """Whether no element is zero. An empty list of dimensions reduces nothing."""
     return self != 0 if dim == () else jnp.all(self != 0, axes(self, dim), keepdims=keepdim)
 
 
 @lower("count_nonzero", "count_nonzero.dim_IntList")
-def count_nonzero(self: Any, dim: Dims = None) -> Any:
+def count_nonzero(self: Array, dim: Dims = None) -> Array:
     """How many elements are not zero."""
     return jnp.sum(self != 0, axes(self, dim), dtype=jnp.int64)
 
 
 @lower("logsumexp")
-def logsumexp(self: Any, dim: Dims, keepdim: bool = False) -> Any:
+def logsumexp(self: Array, dim: Dims, keepdim: bool = False) -> Array:
     """log(sum(exp(self))) without overflow; minus infinity of nothing."""
     values, reduced = wide(self), axes(self, dim)
     if not jnp.issubdtype(values.dtype, jnp.inexact):
@@ -185,13 +191,13 @@ def logsumexp(self: Any, dim: Dims, keepdim: bool = False) -> Any:
 
 
 @lower("trace")
-def trace(self: Any) -> Any:
+def trace(self: Array) -> Array:
     """The sum of the diagonal; of integers in int64."""
     return jnp.sum(summand(jnp.diagonal(self), None))
 
 
 @lower("hash_tensor")
-def hash_tensor(self: Any, dim: Dims = None, *, keepdim: bool = False, mode: int = 0) -> Any:
+def hash_tensor(self: Array, dim: Dims = None, *, keepdim: bool = False, mode: int = 0) -> Array:
     """The exclusive or of the elements' bits: of floating numbers as float64, of integers as int64."""
     if jnp.issubdtype(self.dtype, jnp.floating):
         bits = jax.lax.bitcast_convert_type(self.astype(jnp.float64), jnp.uint64)

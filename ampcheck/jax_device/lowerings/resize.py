@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.wide import transposed, widened
@@ -101,7 +102,7 @@ def antialiased(
     return Taps(np.minimum(index, length - 1), weight / np.where(total == 0, 1, total))
 
 
-def resample(array: Any, axis: int, taps: Taps) -> Any:
+def resample(array: Array, axis: int, taps: Taps) -> Array:
     """The weighted sums along one axis. An input of weight zero counts for nothing, even where it is not finite."""
     column = [-1 if i == axis else 1 for i in range(array.ndim)]
     if taps.places.shape[1] == 1:
@@ -111,13 +112,16 @@ def resample(array: Any, axis: int, taps: Taps) -> Any:
         if weight.any():
             term = jnp.take(array, index, axis=axis) * weight.astype(array.dtype).reshape(column)
             out = out + (term if weight.all() else jnp.where((weight != 0).reshape(column), term, 0))
-    return out
+    total: Array = out
+    return total
 
 
 Dimension = Callable[[int, int, "float | None", Any], Taps]
 
 
-def _resized(self: Any, output_size: Sequence[int], align: Any, scales: Sequence[float | None], taps: Dimension) -> Any:
+def _resized(
+    self: Array, output_size: Sequence[int], align: Any, scales: Sequence[float | None], taps: Dimension
+) -> Array:
     first = self.ndim - len(output_size)
     given = (*scales, *((None,) * (len(output_size) - len(scales))))
     for i, (out, scale) in enumerate(zip(output_size, given, strict=True)):
@@ -130,13 +134,13 @@ def _define(names: Sequence[str], taps: Dimension, *, aligned: bool) -> None:
 
     @lower(*names)
     @widened
-    def forward(self: Any, output_size: Sequence[int], *rest: Any) -> Any:
+    def forward(self: Array, output_size: Sequence[int], *rest: Any) -> Array:
         align, scales = (rest[0], rest[1:]) if aligned else (False, rest)
         return _resized(self, output_size, align, scales, taps)
 
     @lower(*(f"{name}_backward" for name in names))
     @widened
-    def backward(grad_output: Any, output_size: Sequence[int], input_size: Sequence[int], *rest: Any) -> Any:
+    def backward(grad_output: Array, output_size: Sequence[int], input_size: Sequence[int], *rest: Any) -> Array:
         align, scales = (rest[0], rest[1:]) if aligned else (False, rest)
         return transposed(lambda x: _resized(x, output_size, align, scales, taps), grad_output, input_size)
 

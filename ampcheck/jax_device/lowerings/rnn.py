@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from jax import Array
 
 from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.special import kernel, zeros
@@ -15,16 +16,21 @@ from ampcheck.jax_device.lowerings.wide import rounded, widened
 from ampcheck.jax_device.storage.arrays import wrap
 
 
-def _sum(*terms: Any) -> Any:
-    total = terms[0]
-    for term in terms[1:]:
+def _sum(total: Array, *terms: Array | None) -> Array:
+    for term in terms:
         total = total if term is None else total + term
     return total
 
 
 @lower("_thnn_fused_lstm_cell")
 @widened
-def lstm_cell(input_gates: Any, hidden_gates: Any, cx: Any, input_bias: Any = None, hidden_bias: Any = None) -> Any:
+def lstm_cell(
+    input_gates: Array,
+    hidden_gates: Array,
+    cx: Array,
+    input_bias: Array | None = None,
+    hidden_bias: Array | None = None,
+) -> tuple[Array, Array, Array]:
     """The new hidden and cell state, and the activated gates (input, forget, cell, output), from gates before bias."""
     gates = _sum(input_gates, hidden_gates, input_bias, hidden_bias)
     i, f, g, o = jnp.split(gates, 4, axis=-1)
@@ -35,7 +41,9 @@ def lstm_cell(input_gates: Any, hidden_gates: Any, cx: Any, input_bias: Any = No
 
 @lower("_thnn_fused_lstm_cell_backward_impl")
 @widened
-def lstm_cell_backward(grad_hy: Any, grad_cy: Any, cx: Any, cy: Any, workspace: Any, has_bias: bool) -> Any:
+def lstm_cell_backward(
+    grad_hy: Array | None, grad_cy: Array | None, cx: Array, cy: Array, workspace: Array, has_bias: bool
+) -> tuple[Array, Array, Array | None]:
     """The gradients of the gates, of the cell state and of each bias."""
     i, f, g, o = jnp.split(workspace, 4, axis=-1)
     squashed = jnp.tanh(cy)
@@ -70,7 +78,13 @@ def lstm_cell_kernel(
 
 @lower("_thnn_fused_gru_cell")
 @rounded
-def gru_cell(input_gates: Any, hidden_gates: Any, hx: Any, input_bias: Any = None, hidden_bias: Any = None) -> Any:
+def gru_cell(
+    input_gates: Array,
+    hidden_gates: Array,
+    hx: Array,
+    input_bias: Array | None = None,
+    hidden_bias: Array | None = None,
+) -> tuple[Array, Array]:
     """The new hidden state, and what the backward pass takes: reset, update and new gates, hx, hidden part of new."""
     ir, iz, i_new = jnp.split(_sum(input_gates, input_bias), 3, axis=-1)
     hr, hz, h_new = jnp.split(_sum(hidden_gates, hidden_bias), 3, axis=-1)
@@ -81,7 +95,7 @@ def gru_cell(input_gates: Any, hidden_gates: Any, hx: Any, input_bias: Any = Non
 
 @lower("_thnn_fused_gru_cell_backward")
 @rounded
-def gru_cell_backward(grad_hy: Any, workspace: Any, has_bias: bool) -> Any:
+def gru_cell_backward(grad_hy: Array, workspace: Array, has_bias: bool) -> tuple[Array, Array, Array, Array, Array]:
     """The gradients of the input's gates, the hidden gates, the hidden state and the two biases."""
     r, z, n, hx, h_new = jnp.split(workspace, 5, axis=-1)
     by_z = grad_hy * (hx - n) * z * (1 - z)

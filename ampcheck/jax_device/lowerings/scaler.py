@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from jax import Array
 
 from ampcheck.jax_device.lowering import lower
 
 
-def _single(name: str, array: Any, dtype: Any) -> None:
+def _single(name: str, array: Array, dtype: Any) -> None:
     if array.size != 1:
         raise RuntimeError(f"{name} must be a 1-element tensor; it has {array.size} elements")
     if array.dtype != dtype:
@@ -17,7 +19,7 @@ def _single(name: str, array: Any, dtype: Any) -> None:
 
 
 @lower("_amp_foreach_non_finite_check_and_unscale")
-def unscale(self: list[Any], found_inf: Any, inv_scale: Any) -> tuple[list[Any], Any]:
+def unscale(self: Sequence[Array], found_inf: Array, inv_scale: Array) -> tuple[list[Array], Array]:
     """Gradients times `inv_scale`, and `found_inf`: 1 where a gradient was not finite before, else unchanged.
 
     Low precision is multiplied in float32. A scale of 1 leaves a gradient as it is, also where it is not finite.
@@ -36,13 +38,13 @@ def unscale(self: list[Any], found_inf: Any, inv_scale: Any) -> tuple[list[Any],
 
 @lower("_amp_update_scale", traced=("scale_growth_factor", "scale_backoff_factor", "growth_interval"))
 def update_scale(
-    self: Any,
-    growth_tracker: Any,
-    found_inf: Any,
-    scale_growth_factor: Any,
-    scale_backoff_factor: Any,
-    growth_interval: Any,
-) -> tuple[Any, Any]:
+    self: Array,
+    growth_tracker: Array,
+    found_inf: Array,
+    scale_growth_factor: float | Array,
+    scale_backoff_factor: float | Array,
+    growth_interval: int | Array,
+) -> tuple[Array, Array]:
     """The next scale, and how many steps since the last growth or overflow.
 
     After an overflow the scale backs off; after `growth_interval` steps without one it grows, where float32 holds it.

@@ -8,40 +8,42 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from jax import Array
 
-from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowering import Number, lower
 from ampcheck.jax_device.lowerings.reduction import summand
 from ampcheck.jax_device.lowerings.wide import wide
 
 
 @lower("cumsum")
-def cumsum(self: Any, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+def cumsum(self: Array, dim: int, *, dtype: torch.dtype | None = None) -> Array:
     """The sum of what came so far; of integers in int64."""
     values = summand(self, dtype)
     return jnp.cumsum(values, dim) if self.ndim else values
 
 
 @lower("cumprod")
-def cumprod(self: Any, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+def cumprod(self: Array, dim: int, *, dtype: torch.dtype | None = None) -> Array:
     """The product of what came so far; of integers in int64."""
     values = summand(self, dtype)
     return jnp.cumprod(values, dim) if self.ndim else values
 
 
 @lower("logcumsumexp", "_logcumsumexp")
-def logcumsumexp(self: Any, dim: int) -> Any:
+def logcumsumexp(self: Array, dim: int) -> Array:
     """log(cumsum(exp(self))) without overflow."""
     if not self.ndim or not self.size:
         return self
     if jnp.iscomplexobj(self):
         return _complex_logcumsumexp(self, dim)
-    return jax.lax.associative_scan(jnp.logaddexp, wide(self), axis=dim % self.ndim)
+    out: Array = jax.lax.associative_scan(jnp.logaddexp, wide(self), axis=dim % self.ndim)
+    return out
 
 
-def _complex_logcumsumexp(self: Any, dim: int) -> Any:
+def _complex_logcumsumexp(self: Array, dim: int) -> Array:
     """One element after the other, as PyTorch adds: the multiple of 2 pi in the imaginary part depends on the order."""
 
-    def step(total: Any, value: Any) -> tuple[Any, Any]:
+    def step(total: Array, value: Number) -> tuple[Array, Array]:
         first = total.real > value.real
         greater, less = jnp.where(first, total, value), jnp.where(first, value, total)
         both = jnp.where(jnp.isneginf(less.real), greater, greater + jnp.log1p(jnp.exp(less - greater)))
@@ -53,23 +55,23 @@ def _complex_logcumsumexp(self: Any, dim: int) -> Any:
 
 
 @lower("cummax")
-def cummax(self: Any, dim: int) -> tuple[Any, Any]:
+def cummax(self: Array, dim: int) -> tuple[Array, Array]:
     """The greatest so far, and its last place; the last nan once there was one."""
     return _running(self, dim, jnp.greater_equal)
 
 
 @lower("cummin")
-def cummin(self: Any, dim: int) -> tuple[Any, Any]:
+def cummin(self: Array, dim: int) -> tuple[Array, Array]:
     """The least so far, and its last place; the last nan once there was one."""
     return _running(self, dim, jnp.less_equal)
 
 
-def _running(self: Any, dim: int, beats: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
+def _running(self: Array, dim: int, beats: Callable[[Any, Any], Any]) -> tuple[Array, Array]:
     if not self.ndim or not self.size:
         return self, jnp.zeros(self.shape, jnp.int64)
     floating = jnp.issubdtype(self.dtype, jnp.floating)
 
-    def later(first: tuple[Any, Any], second: tuple[Any, Any]) -> tuple[Any, Any]:
+    def later(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
         wins = beats(second[0], first[0])
         if floating:
             wins = jnp.isnan(second[0]) | (~jnp.isnan(first[0]) & wins)

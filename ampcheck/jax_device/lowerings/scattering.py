@@ -6,42 +6,49 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowering import Number, lower
 from ampcheck.jax_device.lowerings.wide import wide
 
 
-def _grid(index: Any, dim: int) -> tuple[Any, ...]:
+def _grid(index: Array, dim: int) -> tuple[Array, ...]:
     """The place of each element of `index`, as `index` says along `dim` and its own in the other dimensions."""
     dim %= index.ndim
     own = [jax.lax.broadcasted_iota(jnp.int64, index.shape, d) for d in range(index.ndim)]
     return (*own[:dim], index, *own[dim + 1 :])
 
 
-def _line(value: Any) -> Any:
+def _line(value: Array) -> Array:
     return value if value.ndim else value.reshape(1)
 
 
-def _fitted(source: Any, index: Any) -> Any:
+def _fitted(source: Number, index: Array) -> Array:
     """The part of `source` that `index` speaks of; a number stands for all of it."""
-    source = jnp.asarray(source)
-    if not source.ndim:
-        return jnp.broadcast_to(source, index.shape)
-    return source[tuple(slice(0, n) for n in index.shape)]
+    given = jnp.asarray(source)
+    if not given.ndim:
+        return jnp.broadcast_to(given, index.shape)
+    return given[tuple(slice(0, n) for n in index.shape)]
 
 
 @lower("gather")
-def gather(self: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
+def gather(self: Array, dim: int, index: Array, *, sparse_grad: bool = False) -> Array:
     """The elements that `index` names along `dim`."""
     if not index.size:
         return jnp.zeros(index.shape, self.dtype)
     return _line(self)[_grid(_line(index), dim)].reshape(index.shape)
 
 
+def _given(src: Number | None, value: Number | None) -> Number:
+    given = src if value is None else value
+    assert given is not None  # the schema asks for one of the two
+    return given
+
+
 @lower("scatter.src", "scatter.value")
-def scatter(self: Any, dim: int, index: Any, src: Any = None, *, value: Any = None) -> Any:
+def scatter(self: Array, dim: int, index: Array, src: Number | None = None, *, value: Number | None = None) -> Array:
     """`self` with the elements of `src` written where `index` says along `dim`."""
-    given = jnp.asarray(src if value is None else value).astype(self.dtype)
+    given = jnp.asarray(_given(src, value)).astype(self.dtype)
     where = _line(index)
     if not where.size:
         return self
@@ -49,32 +56,36 @@ def scatter(self: Any, dim: int, index: Any, src: Any = None, *, value: Any = No
 
 
 @lower("scatter_add")
-def scatter_add(self: Any, dim: int, index: Any, src: Any) -> Any:
+def scatter_add(self: Array, dim: int, index: Array, src: Array) -> Array:
     """`self` with the elements of `src` added where `index` says along `dim`."""
     return _combined(self, dim, index, src, "sum", True)
 
 
 @lower("scatter.reduce", "scatter.value_reduce")
-def scatter_with(self: Any, dim: int, index: Any, src: Any = None, *, reduce: str, value: Any = None) -> Any:
+def scatter_with(
+    self: Array, dim: int, index: Array, src: Number | None = None, *, reduce: str, value: Number | None = None
+) -> Array:
     """`self` with the elements of `src` added or multiplied where `index` says along `dim`."""
     name = {"add": "sum", "multiply": "prod"}[reduce]
-    return _combined(self, dim, index, src if value is None else value, name, True)
+    return _combined(self, dim, index, _given(src, value), name, True)
 
 
 @lower("scatter_reduce.two")
-def scatter_reduce(self: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Any:
+def scatter_reduce(self: Array, dim: int, index: Array, src: Array, reduce: str, *, include_self: bool = True) -> Array:
     """`self` with the elements of `src` combined where `index` says along `dim`."""
     return _combined(self, dim, index, src, reduce, include_self)
 
 
-def _combined(self: Any, dim: int, index: Any, src: Any, reduce: str, include_self: bool) -> Any:
+def _combined(self: Array, dim: int, index: Array, src: Number, reduce: str, include_self: bool) -> Array:
     if not index.size:
         return self
     return reduced(self, _grid(_line(index), dim), _fitted(src, _line(index)), reduce, include_self)
 
 
 @lower("index_reduce")
-def index_reduce(self: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True) -> Any:
+def index_reduce(
+    self: Array, dim: int, index: Array, source: Array, reduce: str, *, include_self: bool = True
+) -> Array:
     """`self` with the slices of `source` combined at the places in `index` along `dim`."""
     where = (slice(None),) * (dim % max(self.ndim, 1)) + (index.reshape(-1),)
     source = source if self.ndim else source.reshape(-1)
@@ -95,7 +106,7 @@ def _neutral(dtype: Any, reduce: str) -> Any:
     return bounds.max if reduce == "amin" else bounds.min
 
 
-def reduced(self: Any, where: tuple[Any, ...], source: Any, reduce: str, include_self: bool) -> Any:
+def reduced(self: Array, where: tuple[Any, ...], source: Array, reduce: str, include_self: bool) -> Array:
     """`self` with `source` combined at the places `where`: what was there takes part, or is replaced."""
     values, source = _line(wide(self)), wide(source).astype(wide(self).dtype)
     if not source.size:
@@ -116,7 +127,7 @@ def reduced(self: Any, where: tuple[Any, ...], source: Any, reduce: str, include
     return out.reshape(self.shape)
 
 
-def _over(total: Any, where: tuple[Any, ...], source: Any, include_self: bool) -> Any:
+def _over(total: Array, where: tuple[Any, ...], source: Array, include_self: bool) -> Array:
     """The totals over how many elements each is of; integers are divided downwards."""
     count = jnp.full(total.shape, int(include_self), jnp.int64).at[where].add(1, mode="drop")
     count = jnp.maximum(count, 1)

@@ -7,11 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowering import Number, lower
 
 
-def insertion(ordered: Any, values: Any, right: bool, sorter: Any = None) -> Any:
+def insertion(ordered: Array, values: Array, right: bool, sorter: Array | None = None) -> Array:
     """Where each of `values` goes in `ordered`, whose last dimension is sorted, before or after what equals it.
 
     A binary search for all values at once, with the comparisons of ATen/native/Bucketization.cpp: nan goes last.
@@ -22,7 +23,7 @@ def insertion(ordered: Any, values: Any, right: bool, sorter: Any = None) -> Any
         return low
     lines = (lambda line, places: line[places]) if ordered.ndim == 1 else _along_last
 
-    def halve(_: Any, bounds: tuple[Any, Any]) -> tuple[Any, Any]:
+    def halve(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
         middle = (low + high) // 2
         place = jnp.minimum(middle, length - 1)
@@ -31,41 +32,42 @@ def insertion(ordered: Any, values: Any, right: bool, sorter: Any = None) -> Any
         before = before & (low < high)
         return jnp.where(before, middle + 1, low), jnp.where(before, high, middle)
 
-    return jax.lax.fori_loop(0, length.bit_length(), halve, (low, high))[0]
+    out: Array = jax.lax.fori_loop(0, length.bit_length(), halve, (low, high))[0]
+    return out
 
 
-def _along_last(line: Any, places: Any) -> Any:
+def _along_last(line: Array, places: Array) -> Array:
     return jnp.take_along_axis(line, places, -1)
 
 
 @lower("searchsorted.Tensor", "searchsorted.Scalar", promotes=True)
 def searchsorted(
-    sorted_sequence: Any,
-    self: Any,
+    sorted_sequence: Array,
+    self: Number,
     *,
     out_int32: bool = False,
     right: bool = False,
     side: str | None = None,
-    sorter: Any = None,
-) -> Any:
+    sorter: Array | None = None,
+) -> Array:
     """Where each value goes in the sorted sequence, or in the sequence sorted by the places in `sorter`."""
     places = None if sorter is None else sorter.astype(jnp.int64)
     return insertion(sorted_sequence, jnp.asarray(self), right or side == "right", places)
 
 
 @lower("bucketize.Tensor", "bucketize.Scalar", promotes=True)
-def bucketize(self: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Any:
+def bucketize(self: Number, boundaries: Array, *, out_int32: bool = False, right: bool = False) -> Array:
     """Where each value goes in the sorted boundaries."""
     return insertion(boundaries, jnp.asarray(self), right)
 
 
-def _widened(low: Any, high: Any) -> tuple[Any, Any]:
+def _widened(low: Number, high: Number) -> tuple[Array, Array]:
     """A range that is one number becomes one wide on both sides."""
     return jnp.where(low == high, low - 1, low), jnp.where(low == high, high + 1, high)
 
 
 @lower("histc")
-def histc(self: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
+def histc(self: Array, bins: int = 100, min: Number = 0, max: Number = 0) -> Array:
     """How many elements fall in each of `bins` equal intervals from `min` to `max`; from the least to the greatest
     element where these are equal. What lies outside, and nan, is not counted."""
     values = self.reshape(-1)
@@ -81,7 +83,7 @@ def histc(self: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
 
 
 @lower("bincount", concrete=True)
-def bincount(self: Any, weights: Any = None, minlength: int = 0) -> Any:
+def bincount(self: Array, weights: Array | None = None, minlength: int = 0) -> Array:
     """How often each number from 0 to the greatest occurs, or the sum of the weights where it does.
 
     Raises RuntimeError for negative numbers.
@@ -97,7 +99,7 @@ def bincount(self: Any, weights: Any = None, minlength: int = 0) -> Any:
     return jnp.zeros(length, kept.dtype).at[self].add(kept)
 
 
-def _edges(values: Any, count: int, bounds: Sequence[float] | None) -> Any:
+def _edges(values: Array, count: int, bounds: Sequence[float] | None) -> Array:
     """The ends of `count` equal intervals over the values."""
     if bounds is not None:
         low, high = (jnp.asarray(b, values.dtype) for b in bounds)
@@ -109,7 +111,7 @@ def _edges(values: Any, count: int, bounds: Sequence[float] | None) -> Any:
     return jnp.linspace(low, high, count + 1, dtype=values.dtype)
 
 
-def _counted(points: Any, edges: Sequence[Any], weight: Any, density: bool) -> Any:
+def _counted(points: Array, edges: Sequence[Array], weight: Array | None, density: bool) -> Array:
     """The histogram of points, a row each, over the grid of the edges; the last interval holds its upper end."""
     weights = jnp.ones(points.shape[0], points.dtype) if weight is None else weight.reshape(-1)
     places = []
@@ -130,20 +132,20 @@ def _counted(points: Any, edges: Sequence[Any], weight: Any, density: bool) -> A
 
 
 @lower("histogram.bins_tensor")
-def histogram(self: Any, bins: Any, *, weight: Any = None, density: bool = False) -> tuple[Any, Any]:
+def histogram(self: Array, bins: Array, *, weight: Array | None = None, density: bool = False) -> tuple[Array, Array]:
     """The histogram over the intervals between the given edges, and the edges."""
     return _counted(self.reshape(-1, 1), [bins], weight, density), bins
 
 
 @lower("histogram.bin_ct")
 def histogram_count(
-    self: Any,
+    self: Array,
     bins: int = 100,
     *,
     range: Sequence[float] | None = None,
-    weight: Any = None,
+    weight: Array | None = None,
     density: bool = False,
-) -> tuple[Any, Any]:
+) -> tuple[Array, Array]:
     """The histogram over that many equal intervals, and their edges."""
     edges = _edges(self, bins, range)
     return _counted(self.reshape(-1, 1), [edges], weight, density), edges
@@ -151,13 +153,13 @@ def histogram_count(
 
 @lower("_histogramdd_bin_edges")
 def histogramdd_edges(
-    self: Any,
+    self: Array,
     bins: Sequence[int],
     *,
     range: Sequence[float] | None = None,
-    weight: Any = None,
+    weight: Array | None = None,
     density: bool = False,
-) -> list[Any]:
+) -> list[Array]:
     """The edges of equal intervals in each dimension of the points, which lie along the last one."""
     points = self.reshape(-1, self.shape[-1])
     return [
@@ -167,18 +169,18 @@ def histogramdd_edges(
 
 @lower("_histogramdd_from_bin_cts")
 def histogramdd_count(
-    self: Any,
+    self: Array,
     bins: Sequence[int],
     *,
     range: Sequence[float] | None = None,
-    weight: Any = None,
+    weight: Array | None = None,
     density: bool = False,
-) -> Any:
+) -> Array:
     """The histogram over that many equal intervals in each dimension."""
     return histogramdd(self, histogramdd_edges(self, bins, range=range), weight=weight, density=density)
 
 
 @lower("_histogramdd_from_bin_tensors")
-def histogramdd(self: Any, bins: Sequence[Any], *, weight: Any = None, density: bool = False) -> Any:
+def histogramdd(self: Array, bins: Sequence[Array], *, weight: Array | None = None, density: bool = False) -> Array:
     """The histogram over the grid of the given edges."""
     return _counted(self.reshape(-1, self.shape[-1]), bins, weight, density)

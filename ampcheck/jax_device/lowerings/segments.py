@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowering import Number, lower
 
 _START: dict[str, float] = {"max": -float("inf"), "min": float("inf"), "sum": 0.0, "mean": 0.0, "prod": 1.0}
 _COMBINED: dict[str, Any] = {
@@ -26,16 +28,17 @@ _OVER: dict[str, Any] = {
 }
 
 
-def _ends(lengths: Any, offsets: Any) -> tuple[Any, Any]:
+def _ends(lengths: Array | None, offsets: Array | None) -> tuple[Array, Array]:
     """Length and end of each segment, of shape (rows, segments): the dimensions before the axis are rows."""
     if offsets is not None:
         offsets = offsets.reshape(-1, offsets.shape[-1])
         return offsets[:, 1:] - offsets[:, :-1], offsets[:, 1:]
+    assert lengths is not None  # a call gives one of the two
     lengths = lengths.reshape(-1, lengths.shape[-1])
     return lengths, jnp.cumsum(lengths, axis=-1)
 
 
-def _places(ends: Any, lengths: Any, count: int) -> Any:
+def _places(ends: Array, lengths: Array, count: int) -> Array:
     """The segment of each of the `count` elements of a row; one past the last for elements in none."""
     at = jnp.arange(count)
     found = jax.vmap(lambda e: jnp.searchsorted(e, at, side="right"))(ends)
@@ -43,24 +46,25 @@ def _places(ends: Any, lengths: Any, count: int) -> Any:
     return jnp.where(at < first, ends.shape[1], found)
 
 
-def _each(rows: Any, places: Any, segments: int, reduce: str) -> Any:
+def _each(rows: Array, places: Array, segments: int, reduce: str) -> Array:
     """Each row's reduction per segment, of shape (rows, segments, rest)."""
     over = _OVER[reduce]
-    return jax.vmap(lambda row, place: over(row, place, num_segments=segments))(rows, places)
+    out: Array = jax.vmap(lambda row, place: over(row, place, num_segments=segments))(rows, places)
+    return out
 
 
 @lower("segment_reduce")
 def segment_reduce(
-    data: Any,
+    data: Array,
     reduce: str,
     *,
-    lengths: Any = None,
-    indices: Any = None,
-    offsets: Any = None,
+    lengths: Array | None = None,
+    indices: Array | None = None,
+    offsets: Array | None = None,
     axis: int = 0,
     unsafe: bool = False,
-    initial: Any = None,
-) -> Any:
+    initial: Number | None = None,
+) -> Array:
     """The reduction of each segment of the dimension `axis`; a mean of no elements is nan unless `initial` is given."""
     length, end = _ends(lengths, offsets)
     segments = end.shape[1]
@@ -80,16 +84,16 @@ def segment_reduce(
 
 @lower("_segment_reduce_backward")
 def segment_reduce_backward(
-    grad: Any,
-    output: Any,
-    data: Any,
+    grad: Array,
+    output: Array,
+    data: Array,
     reduce: str,
     *,
-    lengths: Any = None,
-    offsets: Any = None,
+    lengths: Array | None = None,
+    offsets: Array | None = None,
     axis: int = 0,
-    initial: Any = None,
-) -> Any:
+    initial: Number | None = None,
+) -> Array:
     """The gradient of `data`: equal extrema share it; elements in no segment have none."""
     length, end = _ends(lengths, offsets)
     segments = end.shape[1]
@@ -98,7 +102,7 @@ def segment_reduce_backward(
     rows = data.reshape(end.shape[0], data.shape[axis], -1)
     places = _places(end, length, data.shape[axis])
 
-    def spread(values: Any) -> Any:
+    def spread(values: Array) -> Array:
         """Each segment's value at its elements, 0 at elements in no segment."""
         padded = jnp.pad(values.reshape(end.shape[0], segments, -1), ((0, 0), (0, 1), (0, 0)))
         return jnp.take_along_axis(padded, places[..., None], axis=1)
@@ -116,7 +120,7 @@ def segment_reduce_backward(
     return given.reshape(data.shape)
 
 
-def _others(rows: Any, places: Any, segments: int, spread: Any, start: Any) -> Any:
+def _others(rows: Array, places: Array, segments: int, spread: Callable[[Array], Array], start: Number) -> Array:
     """At each element, the product of `start` and the segment's other elements, also where the element is zero."""
     zero = rows == 0
     product = spread(_each(jnp.where(zero, 1, rows), places, segments, "prod") * start)

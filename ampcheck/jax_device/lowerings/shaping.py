@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.storage.layout import Layout, write
 
 
 @lower("cat", promotes=True)
-def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
+def cat(tensors: Sequence[Array], dim: int = 0) -> Array:
     """The tensors one after the other along `dim`; one of shape [0] goes with every shape."""
     kept = [t for t in tensors if t.shape != (0,)] or list(tensors[:1])
     return kept[0] if len(kept) == 1 else jnp.concatenate(kept, dim)
 
 
 @lower("stack", promotes=True)
-def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
+def stack(tensors: Sequence[Array], dim: int = 0) -> Array:
     """The tensors one after the other along a new dimension."""
     return jnp.stack(tensors, dim)
 
 
 @lower("roll")
-def roll(self: Any, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
+def roll(self: Array, shifts: Sequence[int], dims: Sequence[int] = ()) -> Array:
     """The elements moved round along `dims`, or along the flattened tensor."""
     if not self.size or not self.ndim:
         return self
@@ -36,24 +36,24 @@ def roll(self: Any, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
 
 
 @lower("flip")
-def flip(self: Any, dims: Sequence[int]) -> Any:
+def flip(self: Array, dims: Sequence[int]) -> Array:
     """The elements in reverse along `dims`."""
     return jnp.flip(self, tuple(dims)) if self.ndim and dims else self
 
 
 @lower("rot90")
-def rot90(self: Any, k: int = 1, dims: Sequence[int] = (0, 1)) -> Any:
+def rot90(self: Array, k: int = 1, dims: Sequence[int] = (0, 1)) -> Array:
     """The plane of `dims` turned by `k` right angles."""
     return jnp.rot90(self, k, (dims[0], dims[1]))
 
 
 @lower("repeat")
-def repeat(self: Any, repeats: Sequence[int]) -> Any:
+def repeat(self: Array, repeats: Sequence[int]) -> Array:
     """The tensor that often along each dimension, new ones in front."""
     return jnp.tile(self, tuple(repeats)) if repeats else self
 
 
-def _part(ndim: int, dim: int, index: Any) -> tuple[Any, ...]:
+def _part(ndim: int, dim: int, index: int | slice) -> tuple[int | slice, ...]:
     return (slice(None),) * (dim % ndim) + (index,)
 
 
@@ -63,19 +63,19 @@ def _slice(length: int, start: int | None, end: int | None, step: int) -> slice:
 
 @lower("slice_scatter")
 def slice_scatter(
-    self: Any, src: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Any:
+    self: Array, src: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Array:
     """`self` with `src` in place of a slice."""
     return self.at[_part(self.ndim, dim, _slice(self.shape[dim], start, end, step))].set(src)
 
 
 @lower("select_scatter")
-def select_scatter(self: Any, src: Any, dim: int, index: int) -> Any:
+def select_scatter(self: Array, src: Array, dim: int, index: int) -> Array:
     """`self` with `src` at one place along `dim`."""
     return self.at[_part(self.ndim, dim, index)].set(src)
 
 
-def _on_diagonal(base: Any, src: Any, offset: int, dim1: int, dim2: int) -> Any:
+def _on_diagonal(base: Array, src: Array, offset: int, dim1: int, dim2: int) -> Array:
     """`base` with `src`, whose last dimension runs along it, on the diagonal of two dimensions."""
     turned = jnp.moveaxis(base, (dim1, dim2), (-2, -1))
     steps = jnp.arange(src.shape[-1])
@@ -84,13 +84,13 @@ def _on_diagonal(base: Any, src: Any, offset: int, dim1: int, dim2: int) -> Any:
 
 
 @lower("diagonal_scatter")
-def diagonal_scatter(self: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+def diagonal_scatter(self: Array, src: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
     """`self` with `src` on a diagonal."""
     return _on_diagonal(self, src, offset, dim1, dim2)
 
 
 @lower("diag_embed")
-def diag_embed(self: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+def diag_embed(self: Array, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Array:
     """Zeros with the last dimension of `self` on the diagonal of two new dimensions."""
     side, ndim = self.shape[-1] + abs(offset), self.ndim + 1
     first, second = sorted((dim1 % ndim, dim2 % ndim))
@@ -102,20 +102,20 @@ def diag_embed(self: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> An
 
 @lower("as_strided_scatter")
 def as_strided_scatter(
-    self: Any, src: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> Any:
+    self: Array, src: Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Array:
     """`self`, taken as contiguous, with `src` at the places that size, strides and offset name."""
     return write(self, Layout(tuple(size), tuple(stride), storage_offset or 0), src)
 
 
 @lower("select_backward")
-def select_backward(grad_output: Any, input_sizes: Sequence[int], dim: int, index: int) -> Any:
+def select_backward(grad_output: Array, input_sizes: Sequence[int], dim: int, index: int) -> Array:
     """The gradient of one place along `dim`: zeros elsewhere."""
     return select_scatter(jnp.zeros(tuple(input_sizes), grad_output.dtype), grad_output, dim, index)
 
 
 @lower("slice_backward")
-def slice_backward(grad_output: Any, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Any:
+def slice_backward(grad_output: Array, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Array:
     """The gradient of a slice: zeros elsewhere, by padding, which XLA fuses."""
     dim %= len(input_sizes)
     begin = _slice(input_sizes[dim], start, end, step).start
@@ -126,13 +126,13 @@ def slice_backward(grad_output: Any, input_sizes: Sequence[int], dim: int, start
 
 
 @lower("diagonal_backward")
-def diagonal_backward(grad_output: Any, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> Any:
+def diagonal_backward(grad_output: Array, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> Array:
     """The gradient of a diagonal: zeros elsewhere."""
     return _on_diagonal(jnp.zeros(tuple(input_sizes), grad_output.dtype), grad_output, offset, dim1, dim2)
 
 
 @lower("unfold_backward")
-def unfold_backward(grad_in: Any, input_sizes: Sequence[int], dim: int, size: int, step: int) -> Any:
+def unfold_backward(grad_in: Array, input_sizes: Sequence[int], dim: int, size: int, step: int) -> Array:
     """The gradient of windows of `size` every `step` along `dim`: an element's windows summed, in float32 at least."""
     if not input_sizes:
         return grad_in.reshape(())

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from jax import Array
 
 from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.special import kernel
@@ -14,7 +15,7 @@ from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.linalg import transposed
 
 
-def factor(A: Any, pivot: bool = True) -> tuple[Any, Any, Any]:
+def factor(A: Array, pivot: bool = True) -> tuple[Array, Array, Array]:
     """LU in one matrix, pivots from 0, and the row order they make."""
     rows, columns = A.shape[-2:]
     least = min(rows, columns)
@@ -27,20 +28,21 @@ def factor(A: Any, pivot: bool = True) -> tuple[Any, Any, Any]:
     return lu, pivots, order
 
 
-def _without_pivots(A: Any) -> Any:
+def _without_pivots(A: Array) -> Array:
     rows, columns = A.shape[-2:]
 
-    def eliminate(k: Any, lu: Any) -> Any:
+    def eliminate(k: Array, lu: Array) -> Array:
         below = jnp.arange(rows) > k
         scale = jnp.where(below, lu[..., :, k] / lu[..., k, k][..., None], 0)
         right = jnp.where(jnp.arange(columns) > k, lu[..., k, :], 0)
         lu = lu - scale[..., :, None] * right[..., None, :]
         return lu.at[..., :, k].set(jnp.where(below, scale, lu[..., :, k]))
 
-    return jax.lax.fori_loop(0, min(rows, columns), eliminate, A)
+    out: Array = jax.lax.fori_loop(0, min(rows, columns), eliminate, A)
+    return out
 
 
-def _info(lu: Any) -> Any:
+def _info(lu: Array) -> Array:
     """The first zero of U's diagonal, counted from 1; 0 where there is none."""
     zero = jnp.diagonal(lu, axis1=-2, axis2=-1) == 0
     if not zero.shape[-1]:
@@ -49,33 +51,33 @@ def _info(lu: Any) -> Any:
 
 
 @lower("linalg_lu_factor_ex")
-def lu_factor_ex(A: Any, *, pivot: bool = True, check_errors: bool = False) -> tuple[Any, Any, Any]:
+def lu_factor_ex(A: Array, *, pivot: bool = True, check_errors: bool = False) -> tuple[Array, Array, Array]:
     """L and U in one matrix, the pivots, and the first pivot that is zero."""
     lu, pivots, _ = factor(A, pivot)
     return lu, pivots + 1, _info(lu)
 
 
-def _halves(lu: Any) -> tuple[Any, Any]:
+def _halves(lu: Array) -> tuple[Array, Array]:
     rows, columns = lu.shape[-2:]
     least = min(rows, columns)
     left = jnp.tril(lu[..., :least], -1) + jnp.eye(rows, least, dtype=lu.dtype)
     return left, jnp.triu(lu[..., :least, :])
 
 
-def _permutation(order: Any, dtype: Any) -> Any:
+def _permutation(order: Array, dtype: Any) -> Array:
     """The matrix P of A = P L U, from the row order of P.T A."""
     return jnp.swapaxes(jax.nn.one_hot(order, order.shape[-1], dtype=dtype), -1, -2)
 
 
 @lower("linalg_lu")
-def lu(A: Any, *, pivot: bool = True) -> tuple[Any, Any, Any]:
+def lu(A: Array, *, pivot: bool = True) -> tuple[Array, Array, Array]:
     """P, L and U; P is empty without pivoting."""
     packed, _, order = factor(A, pivot)
     left, right = _halves(packed)
     return _permutation(order, A.dtype) if pivot else jnp.zeros(0, A.dtype), left, right
 
 
-def _order(pivots: Any, rows: int) -> Any:
+def _order(pivots: Array, rows: int) -> Array:
     """The row order that pivots, counted from 1, make."""
     if not pivots.size:
         return jnp.broadcast_to(jnp.arange(rows, dtype=jnp.int32), (*pivots.shape[:-1], rows))
@@ -84,8 +86,8 @@ def _order(pivots: Any, rows: int) -> Any:
 
 @lower("lu_unpack")
 def lu_unpack(
-    LU_data: Any, LU_pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True
-) -> tuple[Any, Any, Any]:
+    LU_data: Array, LU_pivots: Array, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple[Array, Array, Array]:
     """P, L and U of a packed decomposition; empty what is not wanted."""
     nothing = jnp.zeros(0, LU_data.dtype)
     left, right = _halves(LU_data) if unpack_data else (nothing, nothing)
@@ -93,19 +95,19 @@ def lu_unpack(
     return order, left, right
 
 
-def _triangular(a: Any, b: Any, *, upper: bool, unit: bool = False, adjoint: bool = False) -> Any:
+def _triangular(a: Array, b: Array, *, upper: bool, unit: bool = False, adjoint: bool = False) -> Array:
     """X of a X = b, or of the adjoint of `a`, which is triangular."""
     return jax.lax.linalg.triangular_solve(
         a, b, left_side=True, lower=not upper, unit_diagonal=unit, transpose_a=adjoint, conjugate_a=adjoint
     )
 
 
-def _batched(a: Any, b: Any) -> tuple[Any, Any]:
+def _batched(a: Array, b: Array) -> tuple[Array, Array]:
     batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     return jnp.broadcast_to(a, (*batch, *a.shape[-2:])), jnp.broadcast_to(b, (*batch, *b.shape[-2:]))
 
 
-def _solved(lu: Any, order: Any, b: Any, adjoint: bool = False) -> Any:
+def _solved(lu: Array, order: Array, b: Array, adjoint: bool = False) -> Array:
     """X of A X = b, or of the adjoint of A, from the packed decomposition and the row order."""
     lu, b = _batched(lu, b)
     if not b.size or not lu.size:
@@ -120,7 +122,7 @@ def _solved(lu: Any, order: Any, b: Any, adjoint: bool = False) -> Any:
 
 
 @lower("linalg_lu_solve")
-def lu_solve(LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint: bool = False) -> Any:
+def lu_solve(LU: Array, pivots: Array, B: Array, *, left: bool = True, adjoint: bool = False) -> Array:
     """X of A X = B, or X A = B, from the decomposition of A; or of its adjoint."""
     order = _order(pivots, LU.shape[-2])
     if left:
@@ -129,7 +131,7 @@ def lu_solve(LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint: bool =
 
 
 @lower("_linalg_solve_ex")
-def solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -> tuple[Any, Any, Any, Any]:
+def solve_ex(A: Array, B: Array, *, left: bool = True, check_errors: bool = False) -> tuple[Array, Array, Array, Array]:
     """X of A X = B, or X A = B, with the decomposition of A and its first zero pivot."""
     packed, pivots, order = factor(A)
     vector = B.ndim == 1 or (A.ndim - 1 == B.ndim and B.shape == A.shape[:-1])
@@ -139,19 +141,19 @@ def solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -
 
 
 @lower("linalg_inv_ex")
-def inv_ex(A: Any, *, check_errors: bool = False) -> tuple[Any, Any]:
+def inv_ex(A: Array, *, check_errors: bool = False) -> tuple[Array, Array]:
     """The inverse, and the first zero pivot of its decomposition."""
     packed, _, order = factor(A)
     return _solved(packed, order, jnp.broadcast_to(jnp.eye(A.shape[-1], dtype=A.dtype), A.shape)), _info(packed)
 
 
-def _parity(pivots: Any) -> Any:
+def _parity(pivots: Array) -> Array:
     """1 or -1 by how often rows were exchanged."""
     return 1 - 2 * (jnp.sum(pivots != jnp.arange(pivots.shape[-1]), -1) % 2)
 
 
 @lower("_linalg_det")
-def det(A: Any) -> tuple[Any, Any, Any]:
+def det(A: Array) -> tuple[Array, Array, Array]:
     """The determinant, with the decomposition."""
     packed, pivots, _ = factor(A)
     diagonal = jnp.diagonal(packed, axis1=-2, axis2=-1)
@@ -159,7 +161,7 @@ def det(A: Any) -> tuple[Any, Any, Any]:
 
 
 @lower("_linalg_slogdet")
-def slogdet(A: Any) -> tuple[Any, Any, Any, Any]:
+def slogdet(A: Array) -> tuple[Array, Array, Array, Array]:
     """Sign and logarithm of the determinant, with the decomposition."""
     packed, pivots, _ = factor(A)
     diagonal = jnp.diagonal(packed, axis1=-2, axis2=-1)
@@ -185,7 +187,7 @@ def _decomposed(name: str, A: torch.Tensor) -> Any:
 
 
 @lower("linalg_solve_triangular")
-def solve_triangular(self: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
+def solve_triangular(self: Array, B: Array, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Array:
     """X of A X = B, or X A = B, for a triangular A."""
     a, b = _batched(self, B)
     if not b.size or not a.size:
@@ -195,8 +197,8 @@ def solve_triangular(self: Any, B: Any, *, upper: bool, left: bool = True, unitr
 
 @lower("triangular_solve")
 def triangular_solve(
-    self: Any, A: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
-) -> tuple[Any, Any]:
+    self: Array, A: Array, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[Array, Array]:
     """X of A X = self, or of A transposed, for a triangular A; and A."""
     a, b = _batched(A, self)
     if not b.size or not a.size:
@@ -208,7 +210,9 @@ def triangular_solve(
 
 
 @lower("linalg_lstsq", concrete=True)
-def lstsq(self: Any, b: Any, rcond: float | None = None, *, driver: str | None = None) -> tuple[Any, Any, Any, Any]:
+def lstsq(
+    self: Array, b: Array, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[Array, Array, Array, Array]:
     """The least squares solution of least norm by the singular values above `rcond` times the greatest.
 
     Residuals, rank and singular values are empty where LAPACK's driver of that name, "gelsy" for None, gives none.

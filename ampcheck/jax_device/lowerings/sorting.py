@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ampcheck.jax_device.lowering import lower
 
 
 @lower("sort")
-def sort(self: Any, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:
+def sort(self: Array, dim: int = -1, descending: bool = False) -> tuple[Array, Array]:
     """The elements of each line along `dim` in order, and their places; equal ones keep theirs."""
     if not self.ndim:
         return self, jnp.zeros((), jnp.int64)
@@ -27,14 +26,16 @@ def sort(self: Any, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:
 
 
 @lower("sort.stable")
-def sort_stable(self: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:
+def sort_stable(
+    self: Array, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> tuple[Array, Array]:
     """`sort`, which is always stable."""
     values, indices = sort(self, dim, descending)
     return values, indices
 
 
 @lower("topk")
-def topk(self: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Any, Any]:
+def topk(self: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Array, Array]:
     """The first `k` of the sorted line, greatest or least first; of equal ones the first."""
     values, indices = sort(self, dim, largest)
     if not self.ndim:
@@ -42,14 +43,14 @@ def topk(self: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = 
     return jax.lax.slice_in_dim(values, 0, k, axis=dim), jax.lax.slice_in_dim(indices, 0, k, axis=dim)
 
 
-def _at(self: Any, indices: Any, dim: int, keepdim: bool) -> tuple[Any, Any]:
+def _at(self: Array, indices: Array, dim: int, keepdim: bool) -> tuple[Array, Array]:
     """The elements at one place of each line, `indices` having one element along `dim`."""
     values = jnp.take_along_axis(self, indices, dim)
     return (values, indices) if keepdim else (jnp.squeeze(values, dim), jnp.squeeze(indices, dim))
 
 
 @lower("kthvalue")
-def kthvalue(self: Any, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
+def kthvalue(self: Array, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
     """The k-th least element of each line, counted from 1, and its place."""
     if not self.ndim:
         return self, jnp.zeros((), jnp.int64)
@@ -57,11 +58,11 @@ def kthvalue(self: Any, k: int, dim: int = -1, keepdim: bool = False) -> tuple[A
     return _at(self, jax.lax.slice_in_dim(places, k - 1, k, axis=dim), dim, keepdim)
 
 
-def _is_nan(values: Any) -> Any:
+def _is_nan(values: Array) -> Array:
     return jnp.isnan(values) if jnp.issubdtype(values.dtype, jnp.floating) else jnp.zeros(values.shape, jnp.bool_)
 
 
-def _middle(self: Any, dim: int, keepdim: bool, ignore_nan: bool) -> tuple[Any, Any]:
+def _middle(self: Array, dim: int, keepdim: bool, ignore_nan: bool) -> tuple[Array, Array]:
     """The lower of the middle elements. A nan, the first, stands for its whole line unless nan is ignored."""
     if not self.ndim:
         return self, jnp.zeros((), jnp.int64)
@@ -77,7 +78,7 @@ def _middle(self: Any, dim: int, keepdim: bool, ignore_nan: bool) -> tuple[Any, 
     return _at(self, jnp.take_along_axis(places, middle, dim), dim, keepdim)
 
 
-def _middle_of_all(self: Any, ignore_nan: bool) -> Any:
+def _middle_of_all(self: Array, ignore_nan: bool) -> Array:
     if not self.size:
         return jnp.asarray(
             jnp.nan if jnp.issubdtype(self.dtype, jnp.floating) else jnp.iinfo(self.dtype).min, self.dtype
@@ -86,31 +87,31 @@ def _middle_of_all(self: Any, ignore_nan: bool) -> Any:
 
 
 @lower("median")
-def median(self: Any) -> Any:
+def median(self: Array) -> Array:
     """The lower median of all elements; nan where there is one."""
     return _middle_of_all(self, False)
 
 
 @lower("nanmedian")
-def nanmedian(self: Any) -> Any:
+def nanmedian(self: Array) -> Array:
     """The lower median of what is not nan."""
     return _middle_of_all(self, True)
 
 
 @lower("median.dim")
-def median_dim(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+def median_dim(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
     """The lower median of each line along `dim`, and its place."""
     return _middle(self, dim, keepdim, False)
 
 
 @lower("nanmedian.dim")
-def nanmedian_dim(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+def nanmedian_dim(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
     """The lower median of what is not nan in each line along `dim`, and its place."""
     return _middle(self, dim, keepdim, True)
 
 
 @lower("mode")
-def mode(self: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
+def mode(self: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
     """The commonest element of each line, the least of several, and its last place."""
     if not self.ndim:
         return self, jnp.zeros((), jnp.int64)
@@ -129,7 +130,7 @@ def mode(self: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
     return _at(self, jnp.take_along_axis(places, jnp.argmax(run, dim, keepdims=True), dim), dim, keepdim)
 
 
-def _differs(values: Any, dim: int) -> Any:
+def _differs(values: Array, dim: int) -> Array:
     """Whether each element but the first differs from the one before it."""
     length = values.shape[dim]
     return jax.lax.slice_in_dim(values, 1, length, axis=dim) != jax.lax.slice_in_dim(values, 0, length - 1, axis=dim)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.unary import digamma, floating, once
@@ -18,10 +19,11 @@ _MANY = 2.0**16  # terms that are added one by one; PyTorch has no bound
 def _torchax(name: str) -> Callable[..., Any]:
     """torchax's lowering, for floating arrays: it has none of PyTorch's promotion."""
 
-    def compute(self: Any) -> Any:
+    def compute(self: Array) -> Array:
         from torchax.ops import jaten
 
-        return getattr(jaten, f"_aten_{name}")(floating(self))
+        out: Array = getattr(jaten, f"_aten_{name}")(floating(self))
+        return out
 
     return compute
 
@@ -40,7 +42,7 @@ for _name in _BESSEL:
     lower(_name)(_torchax(_name))
 
 
-def _scaled_k(x: Any, order: float) -> Any:
+def _scaled_k(x: Array, order: float) -> Array:
     """exp(x) K_order(x), x in float64: the integral of exp(-x (cosh t - 1)) cosh(order t) over t > 0.
 
     The trapezoidal rule converges exponentially here: with this step its error is below float64's.
@@ -53,7 +55,7 @@ def _scaled_k(x: Any, order: float) -> Any:
 
 
 def _scaled_modified_bessel_k(order: int) -> Callable[..., Any]:
-    def compute(x: Any) -> Any:
+    def compute(x: Array) -> Array:
         return _scaled_k(x.astype(jnp.float64), order).astype(x.dtype)
 
     return compute
@@ -65,13 +67,13 @@ lower("special_scaled_modified_bessel_k1")(once(_scaled_modified_bessel_k(1)))
 
 @lower("special_spherical_bessel_j0")
 @once
-def spherical_bessel_j0(x: Any) -> Any:
+def spherical_bessel_j0(x: Array) -> Array:
     """sin(x) / x, 1 at 0 and 0 at infinity."""
     safe = jnp.where((x == 0) | jnp.isinf(x), 1, x)
     return jnp.where(jnp.isinf(x), 0, jnp.where(x == 0, 1, jnp.sin(safe) / safe)).astype(x.dtype)
 
 
-def _airy_series(x: Any) -> Any:
+def _airy_series(x: Array) -> Array:
     """The power series about 0, for float64 x of magnitude up to 7."""
     first, second, cube = jnp.ones_like(x), x, x * x * x
     f, g = first, second
@@ -81,7 +83,7 @@ def _airy_series(x: Any) -> Any:
     return f / (3 ** (2 / 3) * math.gamma(2 / 3)) - g / (3 ** (1 / 3) * math.gamma(1 / 3))
 
 
-def _airy_oscillating(x: Any) -> Any:
+def _airy_oscillating(x: Array) -> Array:
     """The asymptotic series for float64 x far below 0."""
     z = jnp.maximum(-x, 1.0)
     zeta = 2 / 3 * z * jnp.sqrt(z)
@@ -91,12 +93,13 @@ def _airy_oscillating(x: Any) -> Any:
     even = sum((-1) ** (k // 2) * u / zeta**k for k, u in enumerate(terms) if k % 2 == 0)
     odd = sum((-1) ** (k // 2) * u / zeta**k for k, u in enumerate(terms) if k % 2)
     phase = zeta - jnp.pi / 4
-    return (jnp.cos(phase) * even + jnp.sin(phase) * odd) / (jnp.sqrt(jnp.pi) * z**0.25)
+    out: Array = (jnp.cos(phase) * even + jnp.sin(phase) * odd) / (jnp.sqrt(jnp.pi) * z**0.25)
+    return out
 
 
 @lower("special_airy_ai")
 @once
-def airy_ai(x: Any) -> Any:
+def airy_ai(x: Array) -> Array:
     """The Airy function Ai."""
     wide = x.astype(jnp.float64)
     near = _airy_series(jnp.clip(wide, -7, 2))
@@ -108,15 +111,15 @@ def airy_ai(x: Any) -> Any:
     return jnp.where(jnp.isfinite(wide), out, jnp.nan).astype(x.dtype)
 
 
-def _hurwitz(x: Any, q: Any) -> Any:
+def _hurwitz(x: Array, q: Array) -> Array:
     """The Hurwitz zeta function, also of negative q, whose terms up to q > 0 are added one by one as PyTorch does."""
     x, q = jnp.broadcast_arrays(x, q)
     pole = (x == 1) | ((x > 1) & (q <= 0) & (q == jnp.floor(q)))
 
-    def below(state: tuple[Any, Any]) -> Any:
+    def below(state: tuple[Array, Array]) -> Array:
         return jnp.any((state[1] <= 0) & (state[1] > -_MANY))
 
-    def added(state: tuple[Any, Any]) -> tuple[Any, Any]:
+    def added(state: tuple[Array, Array]) -> tuple[Array, Array]:
         total, at = state
         more = (at <= 0) & (at > -_MANY)
         return jnp.where(more, total + jnp.power(at, -x), total), jnp.where(more, at + 1, at)
@@ -126,12 +129,12 @@ def _hurwitz(x: Any, q: Any) -> Any:
 
 
 @lower("special_zeta", promotes=True)
-def zeta(self: Any, other: Any) -> Any:
+def zeta(self: Array, other: Array) -> Array:
     """The Hurwitz zeta function."""
     return _hurwitz(*(floating(jnp.asarray(a)) for a in (self, other)))
 
 
-def _trigamma(x: Any) -> Any:
+def _trigamma(x: Array) -> Array:
     """The second derivative of the logarithm of gamma, reflected for x below 1/2."""
     reflected = x < 0.5
     sine = jnp.sin(jnp.pi * x)
@@ -145,7 +148,7 @@ def _trigamma(x: Any) -> Any:
 
 
 @lower("polygamma")
-def polygamma(n: int, self: Any) -> Any:
+def polygamma(n: int, self: Array) -> Array:
     """The n-th derivative of digamma; from n = 2 on by the zeta function, as PyTorch has it."""
     if n == 0:
         return once(digamma)(self)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.scipy.special as special
+from jax import Array
 
 from ampcheck.jax_device.dtypes import jax_dtype
 from ampcheck.jax_device.lowering import lower
@@ -15,14 +16,14 @@ from ampcheck.jax_device.lowering import lower
 _LOW = (jnp.float16, jnp.bfloat16)
 
 
-def floating(x: Any) -> Any:
+def floating(x: Array) -> Array:
     """The array, integers and bools in PyTorch's default floating dtype."""
     import torch
 
     return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jax_dtype(torch.get_default_dtype()))
 
 
-def once(function: Callable[..., Any]) -> Callable[..., Any]:
+def once(function: Callable[..., Array]) -> Callable[..., Array]:
     """`function` of a floating array; low precision is computed in float32 and rounded once."""
 
     def compute(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -36,28 +37,28 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
     return compute
 
 
-def digamma(x: Any) -> Any:
+def digamma(x: Array) -> Array:
     """The derivative of the logarithm of gamma, with PyTorch's infinities at both zeros."""
     return jnp.where(x == 0, jnp.copysign(jnp.inf, -x), special.digamma(x))
 
 
-def _rsqrt(x: Any) -> Any:
+def _rsqrt(x: Array) -> Array:
     return jax.lax.rsqrt(x)
 
 
-def _log10(x: Any) -> Any:
+def _log10(x: Array) -> Array:
     return jnp.log10(x)
 
 
-def _exp2(x: Any) -> Any:
+def _exp2(x: Array) -> Array:
     return jnp.exp2(x)
 
 
-def _log_ndtr(x: Any) -> Any:
+def _log_ndtr(x: Array) -> Array:
     return special.log_ndtr(x)
 
 
-def _erfcx(x: Any) -> Any:
+def _erfcx(x: Array) -> Array:
     """exp(x²) erfc(x): the product where nothing overflows, a continued fraction for large x."""
     large = jnp.maximum(x, 5.0)
     tail = jnp.zeros_like(x)
@@ -113,20 +114,20 @@ for _name, _function in _FUNCTIONS.items():
     lower(_name)(once(_function))
 
 
-def _kept(function: Callable[..., Any]) -> Callable[..., Any]:
+def _kept(function: Callable[..., Array]) -> Callable[..., Array]:
     """`function` of a floating array; an integer is its own result."""
 
-    def compute(self: Any) -> Any:
+    def compute(self: Array) -> Array:
         return function(self) if jnp.issubdtype(self.dtype, jnp.inexact) else self
 
     return compute
 
 
-def _sign(x: Any) -> Any:
+def _sign(x: Array) -> Array:
     return jnp.where(jnp.isnan(x), jnp.zeros_like(x), jnp.sign(x))
 
 
-def _frac(x: Any) -> Any:
+def _frac(x: Array) -> Array:
     return x - jnp.trunc(x)
 
 
@@ -138,13 +139,13 @@ lower("neg")(jnp.negative)
 
 
 @lower("sign")
-def sign(self: Any) -> Any:
+def sign(self: Array) -> Array:
     """-1, 0 or 1; 0 of nan; a bool as it is."""
     return self if self.dtype == jnp.bool_ else _sign(self)
 
 
 @lower("sgn")
-def sgn(self: Any) -> Any:
+def sgn(self: Array) -> Array:
     """The sign; of a complex number, the number of magnitude 1 in its direction."""
     if not jnp.issubdtype(self.dtype, jnp.complexfloating):
         return sign(self)
@@ -153,7 +154,7 @@ def sgn(self: Any) -> Any:
 
 
 @lower("round.decimals")
-def round_decimals(self: Any, *, decimals: int) -> Any:
+def round_decimals(self: Array, *, decimals: int) -> Array:
     """Rounded to that many decimal places, halves to even, as PyTorch scales: by a power of ten, and back."""
     if not jnp.issubdtype(self.dtype, jnp.inexact):
         return self
@@ -163,7 +164,7 @@ def round_decimals(self: Any, *, decimals: int) -> Any:
 
 
 @lower("angle")
-def angle(self: Any) -> Any:
+def angle(self: Array) -> Array:
     """The angle of a complex number; of a real one 0 or pi, and nan of nan."""
     if jnp.issubdtype(self.dtype, jnp.complexfloating):
         return jnp.angle(self)
@@ -174,13 +175,13 @@ def angle(self: Any) -> Any:
 
 
 @lower("conj_physical", "_conj_physical")
-def conj_physical(self: Any) -> Any:
+def conj_physical(self: Array) -> Array:
     """The conjugate."""
     return jnp.conj(self)
 
 
 @lower("signbit")
-def signbit(self: Any) -> Any:
+def signbit(self: Array) -> Array:
     """Whether the sign bit is set."""
     if jnp.issubdtype(self.dtype, jnp.floating):
         return jnp.signbit(self)
@@ -188,7 +189,7 @@ def signbit(self: Any) -> Any:
 
 
 @lower("logit")
-def logit(self: Any, eps: float | None = None) -> Any:
+def logit(self: Array, eps: float | None = None) -> Array:
     """log(x / (1 - x)), x kept within [eps, 1 - eps]."""
     x = floating(self)
     wide = x.astype(jnp.float32) if x.dtype in _LOW else x
@@ -197,7 +198,7 @@ def logit(self: Any, eps: float | None = None) -> Any:
 
 
 @lower("frexp.Tensor")
-def frexp(self: Any) -> Any:
+def frexp(self: Array) -> tuple[Array, Array]:
     """Mantissa of [0.5, 1) and exponent; of 0, infinity and nan the number and 0."""
     wide = self.astype(jnp.float32) if self.dtype in _LOW else self
     mantissa, exponent = jnp.frexp(wide)

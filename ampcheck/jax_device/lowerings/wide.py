@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
+from ampcheck.jax_device.lowering import F
+
+T = TypeVar("T")
 MEAN, SUM = 1, 2  # at::Reduction; 0 is none
 
 
-def wide(value: Any) -> Any:
+def wide(value: T) -> T:
     """The array in float32 where it is float16 or bfloat16 (ATen/OpMathType.h); anything else as it is."""
     if isinstance(value, jax.Array) and value.dtype in (jnp.float16, jnp.bfloat16):
-        return value.astype(jnp.float32)
+        return cast(T, value.astype(jnp.float32))
     return value
 
 
-def widened(compute: Callable[..., Any]) -> Callable[..., Any]:
+def widened(compute: F) -> F:
     """Decorator: the lowering gets float32 for lower precision, so that several steps are rounded once, at the end."""
 
     @wraps(compute)
     def run(*args: Any, **kwargs: Any) -> Any:
         return compute(*map(wide, args), **{name: wide(value) for name, value in kwargs.items()})
 
-    return run
+    return cast(F, run)
 
 
-def rounded(compute: Callable[..., Any]) -> Callable[..., Any]:
+def rounded(compute: F) -> F:
     """`widened`, with floating results in the dtype of the first argument: as no Meta kernel says it."""
 
     @wraps(compute)
@@ -39,28 +43,28 @@ def rounded(compute: Callable[..., Any]) -> Callable[..., Any]:
             return tuple(None if o is None else o.astype(first.dtype) for o in out)
         return out.astype(first.dtype)
 
-    return run
+    return cast(F, run)
 
 
-def pullback(forward: Callable[..., Any], grad: Any, *primals: Any) -> tuple[Any, ...]:
+def pullback(forward: Callable[..., Array], grad: Array, *primals: Array) -> tuple[Array, ...]:
     """The gradients of `forward`, a function of arrays with one array result, by each of `primals`."""
     out, vjp = jax.vjp(forward, *primals)
-    gradients: tuple[Any, ...] = vjp(grad.astype(out.dtype).reshape(out.shape))
+    gradients: tuple[Array, ...] = vjp(grad.astype(out.dtype).reshape(out.shape))
     return gradients
 
 
-def transposed(forward: Callable[[Any], Any], grad: Any, size: Any) -> Any:
+def transposed(forward: Callable[[Array], Array], grad: Array, size: Sequence[int]) -> Array:
     """The gradient of a linear `forward` by an input of that size, in the gradient's dtype."""
     return pullback(forward, grad, jnp.zeros(tuple(size), grad.dtype))[0]
 
 
-def reduced(values: Any, reduction: int) -> Any:
+def reduced(values: Array, reduction: int) -> Array:
     """The losses, their mean or their sum, as `reduction` says."""
     if reduction == MEAN:
         return jnp.mean(values)
     return jnp.sum(values) if reduction == SUM else values
 
 
-def spread(grad: Any, reduction: int, count: int) -> Any:
+def spread(grad: Array, reduction: int, count: int) -> Array:
     """The gradient of each loss from the gradient of what `reduced` made of `count` of them."""
     return grad / count if reduction == MEAN and count else grad

@@ -17,11 +17,12 @@ import jax
 import torch
 
 from ampcheck.jax_device.dtypes import jax_dtype, torch_dtype
+from ampcheck.jax_device.torch_private import as_strided, create_empty_tensor
+from ampcheck.register.torch_private import DispatchKey, DispatchKeySet
 
-create: Any = torch._C._acc.create_empty_tensor  # (sizes, dtype) -> a tensor of the PrivateUse1 device, storage empty
+create: Any = create_empty_tensor  # (sizes, dtype) -> a tensor of the PrivateUse1 device, storage empty
 storage_of: Any = torch.Tensor.untyped_storage
-META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
-_as_strided = torch.ops.aten.as_strided.default._handle.redispatch_boxed
+META = DispatchKeySet(DispatchKey.Meta)
 
 
 class Bytes:
@@ -46,7 +47,7 @@ def wrap(array: jax.Array) -> torch.Tensor:
 
 def alias(tensor: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
     """A tensor on the same storage with other sizes, strides and offset, all in elements."""
-    out: torch.Tensor = _as_strided(META, tensor, size, stride, offset)
+    out: torch.Tensor = as_strided(META, tensor, size, stride, offset)
     return out
 
 

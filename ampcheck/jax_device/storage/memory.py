@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import torch
 
 from ampcheck.jax_device.dtypes import TO_JAX
+from ampcheck.jax_device.torch_private import C
 
 _device_t = Any  # a device, its index or its name: there is one
 
@@ -98,5 +98,5 @@ def install() -> None:
         "_accelerator_synchronizeDevice": synchronize,
         "_accelerator_getDeviceCapability": lambda index: {"supported_dtypes": set(TO_JAX)},
     }.items():
-        if hasattr(torch._C, name):
-            setattr(torch._C, name, function)
+        if hasattr(C, name):
+            setattr(C, name, function)

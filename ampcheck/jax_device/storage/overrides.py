@@ -23,6 +23,7 @@ import torch
 
 from ampcheck.jax_device.storage import arrays, transfer
 from ampcheck.jax_device.storage.arrays import Bytes, storage_of, wrap
+from ampcheck.jax_device.torch_private import StorageBase
 
 Storage = torch.UntypedStorage
 _NAME = "jax"
@@ -210,7 +211,7 @@ def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """`torch.UntypedStorage(...)`: zeros of a size, or bytes, where the device is ours."""
     device = kwargs.get("device")
     if device is None or torch.device(device).type != _NAME:
-        return torch._C.StorageBase.__new__(cls, *args, **kwargs)
+        return StorageBase.__new__(cls, *args, **kwargs)
     if len(args) > 1 or set(kwargs) != {"device"}:
         raise TypeError("torch.UntypedStorage() on the jax device takes a size in bytes, or a sequence of bytes")
     given = args[0] if args else 0

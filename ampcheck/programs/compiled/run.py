@@ -1,7 +1,7 @@
 """Random small programs with regions, run eagerly and compiled: both must give the same dtypes, values and state.
 
 A program is text: TorchScript reads it, and people paste it into reports. What compilers are known to do otherwise is
-kept out of the programs by construction, see `Road`; each of those has a case of rule limits.
+kept out of the programs by construction, see `CompilerPrograms`; each of those has a case of rule limits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ampcheck.devices.base import Device
 from ampcheck.errors import CheckFailure, one_line
 from ampcheck.observe.isolation import reset
 from ampcheck.observe.recorder import tensors
-from ampcheck.programs.compiled.strategies import ROADS, Program, programs
+from ampcheck.programs.compiled.strategies import COMPILERS, CompiledProgram, programs
 from ampcheck.programs.search import search
 from ampcheck.reproduce import snippets
 from ampcheck.reproduce.common import COMPILED, assembled
@@ -38,14 +38,14 @@ _Outcome = tuple[list[torch.Tensor], object]
 
 
 class Fuzzer:
-    """Compares programs on one road. `compared` counts the results that were held against eager mode's."""
+    """Compares programs on one compiler. `compared` counts the results that were held against eager mode's."""
 
-    def __init__(self, device: Device, road: str, *, nightly: bool = False, seed: str | int | None = None) -> None:
-        self.device, self.road = device, ROADS[road]
+    def __init__(self, device: Device, compiler: str, *, nightly: bool = False, seed: str | int | None = None) -> None:
+        self.device, self.compiler = device, COMPILERS[compiler]
         self.nightly, self.seed = nightly, seeds.of_programs(nightly, seed)
         self.compared = 0
 
-    def difference(self, program: Program) -> str | None:
+    def difference(self, program: CompiledProgram) -> str | None:
         """How the compiled program differs from the eager one, in a sentence, or None."""
         own = {self.device.type: self.device.default_amp}
         reset(own)
@@ -55,13 +55,13 @@ class Fuzzer:
         finally:
             reset(own)
 
-    def _difference(self, program: Program) -> str | None:
+    def _difference(self, program: CompiledProgram) -> str | None:
         want = self._run(_defined(program.text), program)
         assume(not isinstance(want, Exception))  # matrices of two dtypes, and singular ones
         assert isinstance(want, tuple)
         try:
             with self._ambient(program):
-                compiled = EXECUTORS[self.road.executor].make(_defined(program.text), self._inputs()).call
+                compiled = EXECUTORS[self.compiler.executor].make(_defined(program.text), self._inputs()).call
         except Exception as error:  # a compiler may raise anything
             return f"compiling raised {one_line(error)}"
         for turn in ("first", "second"):
@@ -76,10 +76,10 @@ class Fuzzer:
         values = torch.tensor([[0.1, 0.7], [0.3, 1.3]]), torch.tensor([[1.1, 0.2], [0.6, 0.9]])
         return tuple(value.to(self.device.type) for value in values)
 
-    def _ambient(self, program: Program) -> AbstractContextManager[object]:
+    def _ambient(self, program: CompiledProgram) -> AbstractContextManager[object]:
         return self.device.autocast(program.ambient) if program.ambient else nullcontext()
 
-    def _run(self, call: Callable[..., Any], program: Program) -> _Outcome | Exception:
+    def _run(self, call: Callable[..., Any], program: CompiledProgram) -> _Outcome | Exception:
         try:
             with torch.no_grad(), self._ambient(program):
                 outputs = list(tensors(call(*self._inputs())))
@@ -87,7 +87,7 @@ class Fuzzer:
         except Exception as error:  # a program may raise anything
             return error
 
-    def _compared(self, got: _Outcome, want: _Outcome, program: Program) -> str | None:
+    def _compared(self, got: _Outcome, want: _Outcome, program: CompiledProgram) -> str | None:
         self.compared += len(want[0])
         dtypes = [[name_of(x.dtype) for x in run[0]] for run in (got, want)]
         if dtypes[0] != dtypes[1]:
@@ -96,16 +96,16 @@ class Fuzzer:
             return f"state {got[1]}; expected {want[1]}"
         for place, (a, b) in enumerate(zip(got[0], want[0], strict=True)):
             x, y = self.device.host(a), self.device.host(b)
-            if x.shape != y.shape or not (identical(x, y) or (not self.road.exact and _near(x, y, program))):
+            if x.shape != y.shape or not (identical(x, y) or (not self.compiler.exact and _near(x, y, program))):
                 return f"result {place} is {x.tolist()}; expected {y.tolist()}"
         return None
 
-    def explore(self) -> tuple[str, Program] | None:
+    def explore(self) -> tuple[str, CompiledProgram] | None:
         """The difference on the smallest drawn program that has one, and that program; None where there is none."""
-        found: dict[Program, str] = {}
+        found: dict[CompiledProgram, str] = {}
         first = 0.0
 
-        def attempt(program: Program) -> None:
+        def attempt(program: CompiledProgram) -> None:
             nonlocal first
             if program not in found and (not found or monotonic() - first < SHRINKING):
                 difference = self.difference(program)
@@ -116,9 +116,9 @@ class Fuzzer:
                 found[program] = found.pop(program)  # the last one is the smallest at the end
                 raise CheckFailure([found[program]])
 
-        examples = NIGHTLY if self.nightly else self.road.examples
+        examples = NIGHTLY if self.nightly else self.compiler.examples
         try:
-            search(attempt, programs(self.road, self.device), self.seed, examples)
+            search(attempt, programs(self.compiler, self.device), self.seed, examples)
         except CheckFailure:
             program, sentence = list(found.items())[-1]
             return (f"{sentence} (found with --hypothesis-seed={self.seed})" if self.nightly else sentence), program
@@ -137,12 +137,12 @@ def _defined(text: str) -> Callable[..., Any]:
 _LOOSE = 4
 
 
-def _near(got: torch.Tensor, want: torch.Tensor, program: Program) -> bool:
+def _near(got: torch.Tensor, want: torch.Tensor, program: CompiledProgram) -> bool:
     bound = _bound(program)
     return torch.allclose(got.double(), want.double(), bound, bound, equal_nan=True)
 
 
-def _bound(program: Program) -> float:
+def _bound(program: CompiledProgram) -> float:
     """Some roundings of the lowest dtype there may be: another compiler rounds elsewhere."""
     low = program.ambient or "autocast" in program.text or "bfloat16" in program.text
     return _LOOSE * torch.finfo(torch.bfloat16 if low else torch.float32).eps
@@ -181,12 +181,12 @@ for turn in ("first", "second"):
             print("ok  " if right else "FAIL", f"result {{place}} of the {{turn}} call | got", x, "| expected", y)"""
 
 
-def text_of(program: Program, road: str, device: Device) -> str:
+def text_of(program: CompiledProgram, compiler: str, device: Device) -> str:
     """A program in plain torch, eagerly and compiled: prints what `ampcheck.reproduce.of_op` prints."""
-    executor = ROADS[road].executor
+    executor = COMPILERS[compiler].executor
     made = COMPILED[executor].format(function="program", inputs="inputs()", options="fullgraph=True")
     region = f"torch.autocast({device.type!r}, dtype={DTYPES[program.ambient]})" if program.ambient else "nullcontext()"
-    bound = 0.0 if ROADS[road].exact else _bound(program)
+    bound = 0.0 if COMPILERS[compiler].exact else _bound(program)
     blocks = [
         program.text.rstrip(),
         *([_MODULE] if "Module()" in made else []),

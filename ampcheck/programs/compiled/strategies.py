@@ -1,4 +1,4 @@
-"""Random programs with regions, as text, for each road. What compilers are known to do otherwise is kept out."""
+"""Random programs with regions, as text, for each compiler. What compilers are known to do otherwise is kept out."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _LISTED = (
     "torch.cat([{0}, {1}])[:2]",
     "F.gelu({0})",
 )
-# An exported program asserts the dtype of what it casts, a wrong one in a region; see docs/findings.md,
+# An exported program asserts the dtype of what it casts, a wrong one in a region; see docs/findings,
 # export-strict-metadata.
 _CASTS = ("{0}.float()", "{0}.to(torch.bfloat16)")
-# Tracing keeps a composite op whole and loses the casts of its parts (docs/findings.md, trace-loses-parts).
+# Tracing keeps a composite op whole and loses the casts of its parts (docs/findings, trace-loses-parts).
 _COMPOSITE = (
     "torch.addmm({0}, {1}, {2})",  # TorchScript takes it apart, and rounds once more
     "torch.einsum('ij,jk->ik', {0}, {1})",
@@ -43,10 +43,10 @@ _COMPOSITE = (
 
 
 @dataclass(frozen=True)
-class Road:
+class CompilerPrograms:
     """A way to compile. `ops`: what programs for it are made of. `exact`: whether the same kernels run as eagerly.
 
-    `one_dtype`: whether the regions of a program name one dtype, the same for all; see docs/findings.md,
+    `one_dtype`: whether the regions of a program name one dtype, the same for all; see docs/findings,
     script-keeps-first-dtype and script-casts-float32-only. `inside`: the ops of programs that are called in a region.
     `examples`: how many programs a run draws that is not nightly.
     """
@@ -59,19 +59,19 @@ class Road:
     examples: int = 25
 
 
-ROADS = {
-    "jit": Road("script", (*_BOTH, "{0}.float()"), one_dtype=True, examples=60),
-    "tracing": Road("traced", _BOTH + _LISTED + _CASTS, inside=_BOTH, examples=100),
-    "bytecode": Road("dynamo", _BOTH + _LISTED + _CASTS + _COMPOSITE),
-    "ep": Road("export", _BOTH + _LISTED + _COMPOSITE),
-    "ep_tight": Road("strict", _BOTH + _LISTED + _COMPOSITE),
-    "xla": Road("jaxjit", _BOTH + _LISTED + _CASTS + _COMPOSITE, exact=False),
+COMPILERS = {
+    "jit": CompilerPrograms("script", (*_BOTH, "{0}.float()"), one_dtype=True, examples=60),
+    "tracing": CompilerPrograms("traced", _BOTH + _LISTED + _CASTS, inside=_BOTH, examples=100),
+    "bytecode": CompilerPrograms("dynamo", _BOTH + _LISTED + _CASTS + _COMPOSITE),
+    "ep": CompilerPrograms("export", _BOTH + _LISTED + _COMPOSITE),
+    "ep_tight": CompilerPrograms("strict", _BOTH + _LISTED + _COMPOSITE),
+    "xla": CompilerPrograms("jaxjit", _BOTH + _LISTED + _CASTS + _COMPOSITE, exact=False),
 }
-"""The roads by the names their cases have."""
+"""The compilers by the names their cases have."""
 
 
 @dataclass(frozen=True)
-class Program:
+class CompiledProgram:
     """`text` defines `program`. `ambient`: the dtype of the region it is called in; "" for none.
 
     A program that is called in a region has none of its own, because a compiled region does not change the caller's.
@@ -89,10 +89,10 @@ def _indented(lines: Sequence[str]) -> _Lines:
 
 
 @st.composite
-def programs(draw: st.DrawFn, road: Road, device: Device) -> Program:
-    """A program for a road: ops, regions that may nest, branches, loops and calls of a helper."""
+def programs(draw: st.DrawFn, compiler: CompilerPrograms, device: Device) -> CompiledProgram:
+    """A program for a compiler: ops, regions that may nest, branches, loops and calls of a helper."""
     ambient = draw(st.sampled_from((*[""] * 6, *device.amp_dtypes)))
-    ops = road.inside if ambient and road.inside else road.ops
+    ops = compiler.inside if ambient and compiler.inside else compiler.ops
     only = draw(st.sampled_from(device.amp_dtypes))
     count = iter(range(100))
     helpers: list[str] = []
@@ -103,14 +103,14 @@ def programs(draw: st.DrawFn, road: Road, device: Device) -> Program:
         return name, f"{name} = {draw(st.sampled_from(ops)).format(*chosen)}"
 
     def region(known: list[str], depth: int) -> _Lines:
-        dtype = draw(st.sampled_from((only,) if road.one_dtype else ("", *device.amp_dtypes)))
+        dtype = draw(st.sampled_from((only,) if compiler.one_dtype else ("", *device.amp_dtypes)))
         options = [repr(device.type), *([f"dtype={DTYPES[dtype]}"] if dtype else [])]
         options += ["enabled=False"] if draw(st.booleans()) else []
         return f"with torch.autocast({', '.join(options)}):", *_indented(block(known, depth + 1))
 
     def pair(known: list[str], depth: int) -> _Lines:
         """A region with a disabled one in it, and an op in each."""
-        dtype = DTYPES[only if road.one_dtype else draw(st.sampled_from(device.amp_dtypes))]
+        dtype = DTYPES[only if compiler.one_dtype else draw(st.sampled_from(device.amp_dtypes))]
         (outer, first), (inner, second) = call(known), call(known)
         known += [outer, inner]
         off = f"    with torch.autocast({device.type!r}, enabled=False):"
@@ -121,7 +121,7 @@ def programs(draw: st.DrawFn, road: Road, device: Device) -> Program:
         _, second = call(known)
         other = f"{name} = {second.partition(' = ')[2]}"
         if draw(st.booleans()) and not ambient:  # one side in a region
-            dtype = DTYPES[draw(st.sampled_from((only,) if road.one_dtype else device.amp_dtypes))]
+            dtype = DTYPES[draw(st.sampled_from((only,) if compiler.one_dtype else device.amp_dtypes))]
             other = f"with torch.autocast({device.type!r}, dtype={dtype}): {other}"
         limit = draw(st.sampled_from((1, 3)))
         known.append(name)
@@ -165,4 +165,4 @@ def programs(draw: st.DrawFn, road: Road, device: Device) -> Program:
     body = block(known, 0)
     returned = ", ".join(known[2:]) + ("," if len(known) == 3 else "")
     text = "\n".join((*helpers, "def program(a, b):", *_indented(body), f"    return {returned}", ""))
-    return Program(text, ambient)
+    return CompiledProgram(text, ambient)

@@ -208,7 +208,7 @@ class _Run:
             torch.set_autocast_cache_enabled(bool(value))
 
     def tensor(self, device: str, dtype: str) -> torch.Tensor:
-        with self.devices[device].running():
+        with self.devices[device].activate():
             return torch.full((2, 2), 0.5, dtype=DTYPES[dtype], device=device)
 
     def weight(self, device: str, name: str) -> torch.Tensor:
@@ -227,7 +227,7 @@ class _Run:
 
     def call(self, op: str, device: str, given: list[torch.Tensor], where: str) -> None:
         overload = OPS[op].overload
-        with self.devices[device].running():
+        with self.devices[device].activate():
             whole = {*self.policies[device], overload}
             found = self.devices[device].observe(lambda: _CALLS[op](*given), whole, given)
         self.note(op, device, found, where)

@@ -30,7 +30,7 @@ def second(device: Device) -> Device:
     return Cpu() if device.type != "cpu" else next(d for d in DEVICES if d.type == "xpu")
 
 
-class Explorer:
+class RegionExplorer:
     """Draws programs over a device and a second one, runs each, and compares.
 
     `nightly`: draw `NIGHTLY` instead of `EXAMPLES` programs, from `seed`, or where that is None from the day's date.
@@ -57,7 +57,7 @@ class Explorer:
 
     def script(self, program: Program) -> str:
         """A program in plain torch, or a comment where plain torch does not see the kernels of a device."""
-        if not self.devices[0].sees_composites:
+        if not self.devices[0].observes_composite_ops:
             return f"# A dispatch mode does not see the kernels of {self.devices[0].name}: run it with the pytest line."
         return render(program, self.devices)
 

@@ -9,8 +9,8 @@ from time import monotonic
 from ampcheck.devices.base import Device
 from ampcheck.errors import CheckFailure, one_line
 from ampcheck.programs.scaler.render import render
-from ampcheck.programs.scaler.run import Run
-from ampcheck.programs.scaler.steps import Program
+from ampcheck.programs.scaler.run import ScalerRun
+from ampcheck.programs.scaler.steps import ScalerProgram
 from ampcheck.programs.scaler.strategies import programs
 from ampcheck.programs.search import search
 from ampcheck.runner import seeds
@@ -23,7 +23,7 @@ SHRINKING = 5.0
 """For how many seconds a smaller program is looked for."""
 
 
-class Explorer:
+class ScalerExplorer:
     """Draws programs for a device, runs each, and compares.
 
     `nightly`: draw `NIGHTLY` programs, not `EXAMPLES` or `COMPILED`, from `seed`, or where that is None from the day's
@@ -37,9 +37,9 @@ class Explorer:
         self.compared = 0
         """How many values were held against the model so far."""
 
-    def difference(self, program: Program) -> str | None:
+    def difference(self, program: ScalerProgram) -> str | None:
         """How torch differs from the model on a program, in a sentence, or None."""
-        run = Run(program, self.device.type)
+        run = ScalerRun(program, self.device.type)
         try:
             return run.difference()
         except Exception as error:  # a call on the scaler is caught where it is made
@@ -47,18 +47,18 @@ class Explorer:
         finally:
             self.compared += run.compared
 
-    def script(self, program: Program) -> str:
+    def script(self, program: ScalerProgram) -> str:
         """A program in plain torch."""
         return render(program, self.device)
 
-    def explore(self, *, orderly: bool, fused: bool = True, sparse: bool = True) -> tuple[str, Program] | None:
+    def explore(self, *, orderly: bool, fused: bool = True, sparse: bool = True) -> tuple[str, ScalerProgram] | None:
         """The difference on a drawn program, made smaller, and that program; None where there is no difference.
 
         `orderly`, `fused`, `sparse`: as for `ampcheck.programs.scaler.strategies.programs`.
         """
-        found: list[tuple[str, Program]] = []
+        found: list[tuple[str, ScalerProgram]] = []
 
-        def attempt(program: Program) -> None:
+        def attempt(program: ScalerProgram) -> None:
             if difference := self.difference(program):
                 found[:] = [(difference, program)]
                 raise CheckFailure([difference])
@@ -71,7 +71,7 @@ class Explorer:
         sentence, program = self._smaller(*found[0])
         return f"{sentence} (found with --hypothesis-seed={self.seed})" if self.nightly else sentence, program
 
-    def _smaller(self, sentence: str, program: Program) -> tuple[str, Program]:
+    def _smaller(self, sentence: str, program: ScalerProgram) -> tuple[str, ScalerProgram]:
         """The same without the steps that the difference does not need; the last ones go first."""
         end = monotonic() + SHRINKING
         for place in reversed(range(len(program.steps))):

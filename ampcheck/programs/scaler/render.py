@@ -14,8 +14,8 @@ from ampcheck.programs.scaler.steps import (
     Options,
     Param,
     Pickle,
-    Program,
     Reload,
+    ScalerProgram,
     Set,
     Spoil,
     Step,
@@ -65,7 +65,7 @@ def do(where, call):
     return out"""
 
 
-def render(program: Program, device: Device) -> str:
+def render(program: ScalerProgram, device: Device) -> str:
     """A program as a script that shows the scaler, the parameters and their gradients after each call."""
     lines = ["import copy", "import pickle", "from math import inf, nan", *preamble(device), "", _HELPERS, "", ""]
     home = device.type
@@ -106,7 +106,7 @@ def _parameter(param: Param, index: int, home: str) -> str:
     return f"torch.nn.Parameter({made}{frozen})"
 
 
-def _losses(step: Backward, program: Program, home: str) -> list[str]:
+def _losses(step: Backward, program: ScalerProgram, home: str) -> list[str]:
     plan, bad, terms = program.optimizers[step.optimizer], step.bad, dict[str, list[str]]()
     for number, param in enumerate(plan.params):
         if param.kind in ("used", "sparse"):
@@ -126,7 +126,7 @@ def _losses(step: Backward, program: Program, home: str) -> list[str]:
     return list(losses.values())
 
 
-def _step(step: Step, program: Program, home: str) -> str | None:
+def _step(step: Step, program: ScalerProgram, home: str) -> str | None:
     """The call of a step, or None for one that calls nothing."""
     match step:
         case Backward():

@@ -19,8 +19,8 @@ from ampcheck.programs.scaler.steps import (
     Clip,
     Load,
     Pickle,
-    Program,
     Reload,
+    ScalerProgram,
     Set,
     Spoil,
     Step,
@@ -44,10 +44,10 @@ class _Different(Exception):
     """The first difference, in a sentence."""
 
 
-class Run:
+class ScalerRun:
     """One program on one device type. `compared`: how many values were held against the model."""
 
-    def __init__(self, program: Program, home: str) -> None:
+    def __init__(self, program: ScalerProgram, home: str) -> None:
         self.program = program
         self.home = home
         self.real = Side(program.optimizers, home)

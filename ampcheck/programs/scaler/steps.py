@@ -145,7 +145,7 @@ Step: TypeAlias = Backward | Spoil | Unscale | Clip | Take | Update | ZeroGrad |
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ScalerProgram:
     """What is trained, and the calls. `watched`: whether `ampcheck.watch` looks on."""
 
     optimizers: tuple[Optimizer, ...]

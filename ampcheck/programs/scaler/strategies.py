@@ -15,8 +15,8 @@ from ampcheck.programs.scaler.steps import (
     Options,
     Param,
     Pickle,
-    Program,
     Reload,
+    ScalerProgram,
     Set,
     Spoil,
     Step,
@@ -129,14 +129,14 @@ def _any(drawn: Sequence[Optimizer]) -> Steps:
     return step.map(lambda one: (one,))
 
 
-def programs(fused: bool = True, sparse: bool = True, orderly: bool = False) -> st.SearchStrategy[Program]:
+def programs(fused: bool = True, sparse: bool = True, orderly: bool = False) -> st.SearchStrategy[ScalerProgram]:
     """Programs of up to three optimizers.
 
     `fused`, `sparse`: as for `optimizers`. `orderly`: whole iterations before all, else calls in any order.
     """
 
     @st.composite
-    def draw_program(draw: st.DrawFn) -> Program:
+    def draw_program(draw: st.DrawFn) -> ScalerProgram:
         drawn = tuple(draw(st.lists(optimizers(fused, sparse), min_size=1, max_size=3)))
         iteration, one = _iteration(drawn), _any(drawn)
         # Of given lengths, for lists of any length are mostly short.
@@ -144,6 +144,6 @@ def programs(fused: bool = True, sparse: bool = True, orderly: bool = False) -> 
             pieces = draw(st.lists(st.one_of(iteration, iteration, one), min_size=3, max_size=5))
         else:
             pieces = [draw(iteration), *draw(st.lists(one, min_size=8, max_size=20))]
-        return Program(drawn, tuple(step for part in pieces for step in part), draw(options()), draw(_WATCHED))
+        return ScalerProgram(drawn, tuple(step for part in pieces for step in part), draw(options()), draw(_WATCHED))
 
     return draw_program()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ampcheck.bench.core import statistics
 from ampcheck.bench.core.model import ArmResult, Group
-from ampcheck.report.benchmarks.run_groups import Bench, valid
+from ampcheck.report.benchmarks.run_groups import RunGroup, valid
 
 KINDS = {
     "flipped": "another verdict beside its baseline",
@@ -30,7 +30,7 @@ _DECIDED = ("slower", "faster", "same")
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SpeedChange:
     """A series in two nights. `words`: "slower", "faster", or what else the test says of its time; `p` as it has it.
 
     `ratio`: the earlier time over the later, so above 1 it became faster; with the interval of the two-run test.
@@ -49,7 +49,7 @@ class Change:
     p: float | None = None
 
 
-def changes(before: Bench, after: Bench) -> list[Change]:
+def changes(before: RunGroup, after: RunGroup) -> list[SpeedChange]:
     """Every series of either night, by kind and how far its time moved; tested where both nights have samples."""
     raw = before.samples(), after.samples()
     keys = {
@@ -71,16 +71,16 @@ def _change(
     one: ArmResult | None,
     two: ArmResult | None,
     sides: Sequence[Sequence[Sequence[float]]],
-) -> Change:
+) -> SpeedChange:
     if one is None or two is None:
-        return Change(key, arm, "new" if one is None else "gone", group, one, two)
+        return SpeedChange(key, arm, "new" if one is None else "gone", group, one, two)
     if not (valid(one) and valid(two)):
         kind = "lost" if valid(one) else "regained" if valid(two) else "rest"
-        return Change(key, arm, kind, group, one, two)
+        return SpeedChange(key, arm, kind, group, one, two)
     words, numbers, p = _tested(group, one, two, sides)
     flipped = one.verdict != two.verdict and one.verdict in _DECIDED and two.verdict in _DECIDED
     kind = "flipped" if flipped else words if words in ("slower", "faster") else "rest"
-    return Change(key, arm, kind, group, one, two, words, *numbers, p)
+    return SpeedChange(key, arm, kind, group, one, two, words, *numbers, p)
 
 
 def _tested(
@@ -109,7 +109,7 @@ def ratio(one: ArmResult, two: ArmResult) -> float | None:
     return one.seconds / two.seconds if one.seconds and two.seconds else None
 
 
-def _size(change: Change) -> float:
+def _size(change: SpeedChange) -> float:
     """How far a time moved, where that is what the change is about; else 0."""
     return abs(math.log(change.ratio)) if change.ratio and change.kind in ("slower", "faster") else 0.0
 

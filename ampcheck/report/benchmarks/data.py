@@ -14,8 +14,8 @@ from typing import Any
 from ampcheck.bench.core import statistics
 from ampcheck.bench.core.model import PRECISIONS, VERDICTS, ArmResult, Group
 from ampcheck.bench.run import alerts
-from ampcheck.report.benchmarks.changes import Change
-from ampcheck.report.benchmarks.run_groups import Bench, BenchHistory
+from ampcheck.report.benchmarks.changes import SpeedChange
+from ampcheck.report.benchmarks.run_groups import BenchHistory, RunGroup
 from ampcheck.report.benchmarks.steps import conditions, machine, steps
 from ampcheck.report.conformance.data import Interner
 
@@ -74,7 +74,7 @@ def pack(values: Iterable[int | None]) -> str:
     return "".join(out)
 
 
-def data(history: BenchHistory, tested: Sequence[Change]) -> dict[str, Any]:
+def data(history: BenchHistory, tested: Sequence[SpeedChange]) -> dict[str, Any]:
     """What `bench_data.js` holds, nights in the order of time.
 
     `tested`: what the two-run test says of the newest night and the one it is compared with.
@@ -121,7 +121,7 @@ def data(history: BenchHistory, tested: Sequence[Change]) -> dict[str, Any]:
     }
 
 
-def _night(night: Bench, machines: Interner) -> dict[str, Any]:
+def _night(night: RunGroup, machines: Interner) -> dict[str, Any]:
     header = night.runs[0].header
     source = {group.device: night.source[key].header for key, group in night.groups.items()}
     return {
@@ -139,7 +139,7 @@ def _group(group: Group) -> dict[str, Any]:
     return {name: getattr(group, name) for name in names}
 
 
-def _columns(nights: Sequence[Bench], key: str, arm: str, reasons: Interner) -> dict[str, str]:
+def _columns(nights: Sequence[RunGroup], key: str, arm: str, reasons: Interner) -> dict[str, str]:
     results = [night.result(key, arm) for night in nights]
     times = [_log(result.seconds if result else None) for result in results]
     speeds = [_log(result.speed if result else None) for result in results]

@@ -10,9 +10,9 @@ from urllib.parse import urlencode
 from ampcheck.bench.core import table
 from ampcheck.bench.core.model import ArmResult, Group
 from ampcheck.bench.run.exports import incomplete
-from ampcheck.report.benchmarks.changes import KINDS, Change
+from ampcheck.report.benchmarks.changes import KINDS, SpeedChange
 from ampcheck.report.benchmarks.data import color, variants
-from ampcheck.report.benchmarks.run_groups import Bench, BenchHistory, order, valid
+from ampcheck.report.benchmarks.run_groups import BenchHistory, RunGroup, order, valid
 from ampcheck.report.benchmarks.scaling import axes as scaling_axes
 from ampcheck.report.benchmarks.steps import listed
 from ampcheck.report.benchmarks.verdicts import SHOWN
@@ -37,7 +37,7 @@ EXPORTS = {
 Row = dict[str, Any]
 
 
-def results(history: BenchHistory, changed: Sequence[Change]) -> dict[str, Any]:
+def results(history: BenchHistory, changed: Sequence[SpeedChange]) -> dict[str, Any]:
     """The first page: what changed, alerts, then every workload with its arms side by side."""
     night, before, newest = history.latest, history.previous, history.newest
     assert night is not None
@@ -138,7 +138,7 @@ def summary(history: BenchHistory) -> dict[str, Any] | None:
     }
 
 
-def older(history: BenchHistory, shown: Bench, key: str) -> str:
+def older(history: BenchHistory, shown: RunGroup, key: str) -> str:
     """The day a group was measured, where that was before the newest night, else ""."""
     newest = history.newest
     if newest is not None and key in newest.groups:
@@ -179,7 +179,7 @@ def _arm(group: Group, arm: ArmResult, other: Sequence[str]) -> Row:
     }
 
 
-def _changed(change: Change) -> Row:
+def _changed(change: SpeedChange) -> Row:
     one, two = change.before, change.after
     reason = (two and two.reason) or ""
     return {
@@ -194,7 +194,7 @@ def _changed(change: Change) -> Row:
     }
 
 
-def _sentence(change: Change) -> str:
+def _sentence(change: SpeedChange) -> str:
     """What the test of two nights says, e.g. "slower: 0.91× [0.90, 0.92] of the speed before, p = 0.002"."""
     if not change.words:
         return ""

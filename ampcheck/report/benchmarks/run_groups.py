@@ -29,7 +29,7 @@ _AMOUNTS = ("error", "memory", "flops_per_second", "bytes_per_second", "share", 
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class RunGroup:
     """The benchmark runs of one night as one: files that start close to each other and have no group in common.
 
     `name`: what addresses call it. `groups` by key. `source`: the run that each group is of.
@@ -69,16 +69,16 @@ class Bench:
 class BenchHistory:
     """The nights of a site, newest first. `left_out`: how many older files are not in it."""
 
-    nights: tuple[Bench, ...] = ()
+    nights: tuple[RunGroup, ...] = ()
     left_out: int = 0
 
     @property
-    def newest(self) -> Bench | None:
+    def newest(self) -> RunGroup | None:
         """The night the site is about, None without any."""
         return self.nights[0] if self.nights else None
 
     @property
-    def latest(self) -> Bench | None:
+    def latest(self) -> RunGroup | None:
         """Every group as the newest night that has it measured it: devices are seldom all measured in one night."""
         if not self.nights:
             return None
@@ -86,10 +86,10 @@ class BenchHistory:
         runs = {id(run): run for run in source.values()}
         newest_first = sorted(runs.values(), key=lambda run: str(run.header.get("started", "")), reverse=True)
         groups = {key: run.groups[key] for key, run in source.items()}
-        return Bench(self.nights[0].name, tuple(newest_first), groups, source)
+        return RunGroup(self.nights[0].name, tuple(newest_first), groups, source)
 
     @property
-    def previous(self) -> Bench | None:
+    def previous(self) -> RunGroup | None:
         """What the newest night is compared with: of the earlier ones with a group in common, the latest.
 
         A complete one with at least half of the newest night's groups is preferred.
@@ -98,7 +98,7 @@ class BenchHistory:
             return None
         mine = self.nights[0].groups.keys()
 
-        def rank(night: Bench) -> tuple[bool, bool]:
+        def rank(night: RunGroup) -> tuple[bool, bool]:
             return not night.note, 2 * len(night.groups.keys() & mine) >= len(mine)
 
         return max((night for night in self.nights[1:] if night.groups.keys() & mine), key=rank, default=None)
@@ -152,9 +152,9 @@ def order(group: Group) -> tuple[str, str, int, str, str, str]:
     return (group.family, group.base, group.size, group.workload, group.device, group.executor)
 
 
-def _merged(name: str, parts: Sequence[BenchRun]) -> Bench:
+def _merged(name: str, parts: Sequence[BenchRun]) -> RunGroup:
     source = {key: run for run in parts for key in run.groups}
-    return Bench(name, tuple(parts), {key: run.groups[key] for key, run in source.items()}, source)
+    return RunGroup(name, tuple(parts), {key: run.groups[key] for key, run in source.items()}, source)
 
 
 def _same_night(parts: Sequence[BenchRun], run: BenchRun) -> bool:

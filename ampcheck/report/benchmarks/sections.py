@@ -9,7 +9,7 @@ from ampcheck.bench.core import table
 from ampcheck.bench.core.model import ArmResult, Group
 from ampcheck.report.benchmarks import plots
 from ampcheck.report.benchmarks.data import color, variants
-from ampcheck.report.benchmarks.run_groups import Bench, BenchHistory, order, valid
+from ampcheck.report.benchmarks.run_groups import BenchHistory, RunGroup, order, valid
 from ampcheck.report.benchmarks.verdicts import SHOWN
 
 Row = dict[str, Any]
@@ -107,7 +107,7 @@ def _numbers(arm: ArmResult) -> Row:
     }
 
 
-def _ceilings(night: Bench, device: str) -> dict[str, float]:
+def _ceilings(night: RunGroup, device: str) -> dict[str, float]:
     """What the night's files say of a device's peaks; where they say nothing, what its arms' shares of them tell."""
     found: dict[str, float] = {}
     for run in night.runs:

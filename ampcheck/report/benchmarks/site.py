@@ -9,7 +9,7 @@ from ampcheck.bench.run import exports
 from ampcheck.report.benchmarks import data as bench_data
 from ampcheck.report.benchmarks import pages as bench_pages
 from ampcheck.report.benchmarks import sections
-from ampcheck.report.benchmarks.changes import KINDS, Change, changes
+from ampcheck.report.benchmarks.changes import KINDS, SpeedChange, changes
 from ampcheck.report.benchmarks.run_groups import BenchHistory
 from ampcheck.report.benchmarks.verdicts import SHOWN
 from ampcheck.report.conformance import data
@@ -17,13 +17,15 @@ from ampcheck.report.conformance import data
 _DATA = ["bench_data.js", "bench_app.js"]
 
 
-def changed(history: BenchHistory) -> list[Change]:
+def changed(history: BenchHistory) -> list[SpeedChange]:
     """What changed from the previous night to the newest, nothing where there is only one."""
     before, after = history.previous, history.newest
     return changes(before, after) if before and after else []
 
 
-def pages(history: BenchHistory, changed: Sequence[Change]) -> dict[str, tuple[str, str, list[str], dict[str, Any]]]:
+def pages(
+    history: BenchHistory, changed: Sequence[SpeedChange]
+) -> dict[str, tuple[str, str, list[str], dict[str, Any]]]:
     """Each page's template, title, scripts and values, by file; where nothing was measured, pages that say so."""
     titles = {file: f"Benchmarks: {name.lower()}" for name, file in bench_pages.NAV.items()}
     if history.newest is None:
@@ -43,7 +45,7 @@ def pages(history: BenchHistory, changed: Sequence[Change]) -> dict[str, tuple[s
     }
 
 
-def files(history: BenchHistory, changed: Sequence[Change]) -> dict[str, str]:
+def files(history: BenchHistory, changed: Sequence[SpeedChange]) -> dict[str, str]:
     """The data of the scripts, and the newest night's exports."""
     if history.newest is None:
         return {}

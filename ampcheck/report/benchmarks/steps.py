@@ -12,11 +12,11 @@ from typing import Any
 from ampcheck.bench.core.machine import identity
 from ampcheck.bench.run import alerts
 from ampcheck.bench.run.alerts import Alert, Night
-from ampcheck.report.benchmarks.run_groups import Bench, BenchHistory, valid
+from ampcheck.report.benchmarks.run_groups import BenchHistory, RunGroup, valid
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BenchStep:
     """A series that reached a new level: since which night, and how its speed compares."""
 
     key: str
@@ -53,7 +53,7 @@ def listed(history: BenchHistory) -> list[tuple[str, Alert]]:
     return sorted(out, key=lambda item: alerts.KINDS.index(item[1].kind))
 
 
-def steps(history: BenchHistory) -> list[Step]:
+def steps(history: BenchHistory) -> list[BenchStep]:
     """Every night since when a series is on a new level by the rule of alerts, over the whole history."""
     found = []
     for own in nights(history).values():
@@ -81,7 +81,7 @@ def machine(header: Mapping[str, Any], device: str) -> str:
     return ", ".join(part for part in parts if part) + f" ({header.get('identity') or identity(found)})"
 
 
-def _night(night: Bench, device: str) -> Night:
+def _night(night: RunGroup, device: str) -> Night:
     groups = {key: group for key, group in night.groups.items() if group.device == device}
     header = night.source[next(iter(groups))].header
     values = {
@@ -94,7 +94,7 @@ def _night(night: Bench, device: str) -> Night:
     return Night(night.name, values, machine(header, device), versions)
 
 
-def _steps(name: str, figures: Sequence[tuple[str, float]]) -> list[Step]:
+def _steps(name: str, figures: Sequence[tuple[str, float]]) -> list[BenchStep]:
     values = [value for _, value in figures]
     logs = [math.log(value) for value in values]
     key, _, arm = name.rpartition("/")
@@ -107,6 +107,8 @@ def _steps(name: str, figures: Sequence[tuple[str, float]]) -> list[Step]:
         way = 0 if move is None else 1 if move.ratio > 1 else -1
         if move is not None and way != before:
             word = "faster" if way > 0 else "slower"
-            found.append(Step(key, arm, figures[end - move.since][0], f"{word}: {move.ratio:.2f}× the speed before"))
+            found.append(
+                BenchStep(key, arm, figures[end - move.since][0], f"{word}: {move.ratio:.2f}× the speed before")
+            )
         before = way
     return found

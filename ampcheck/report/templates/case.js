@@ -15,8 +15,8 @@
     const rule = A.text("rule", i);
     const scenario = data.scenarios.includes(columns.op[i]) && A.id(i).startsWith(op + "-");
     const call = scenario ? `test_${op}[${A.id(i).slice(op.length + 1)}]` : `test_${rule}[${A.id(i)}]`;
-    const node = `suites/${A.text("suite", i)}/test_${rule}.py::${call}`;
-    return ["pytest", quoted(node), quoted("--device=" + A.text("device", i)), texts.options].filter(Boolean).join(" ");
+    const device = quoted("--device=" + A.text("device", i));
+    return ["pytest", quoted("suites/" + A.text("suite", i)), quoted("--rule=" + rule), "-k", quoted(call), device, texts.options].filter(Boolean).join(" ");
   };
 
   const copy = async (text) => {

@@ -17,7 +17,7 @@ from pathlib import Path
 from ampcheck.errors import UsageError
 from ampcheck.runner.compare import merge
 from ampcheck.runner.results import RED, Result, Run
-from ampcheck.spec.ids import parse_key
+from ampcheck.spec.ids import check_key
 
 STATUSES = tuple(status for status in RED if status != "missing")
 """What a case of a baseline can be: a case that did not run was not seen to fail in any way."""
@@ -91,7 +91,7 @@ def load(path: Path) -> Baseline:
                 f'{path}, line {number}: expected "suite/rule/id: STATUS", with a STATUS of {", ".join(STATUSES)}, '
                 f'or "  - " and a line of the failure'
             )
-        key = parse_key(head["key"]).key
+        key = check_key(head["key"])
         if key in found:
             raise UsageError(f"{path}, line {number}: {key} occurs more than once")
         messages = []

@@ -89,7 +89,7 @@ class Channel:
         """Say what all children together have to run, and how to reproduce the cases the plan asks about."""
         from ampcheck.runner import runlog
 
-        found = {session.key(item): item.nodeid for item in items}
+        found = session.found(items)
         cases = runlog.expected(config, found, session.choice)
         fields = {
             "header": {**runlog.header(config, cases, datetime.now(UTC)), "processes": self._processes},
@@ -99,7 +99,6 @@ class Channel:
                 *session.choice.gone(found),
             ],
             "cases": cases,
-            "tokens": runlog.tokens(config.option.device_module),
             "deselected": deselected,
             "stale": session.stale(),
         }

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ampcheck.runner import causes, summary
-from ampcheck.runner.results import RED, Result, Writer, unmeasured
+from ampcheck.runner.results import RED, Result, RunWriter, unmeasured
 from ampcheck.runner.supervisor import junit
 from ampcheck.runner.supervisor.baseline import Baseline
-from ampcheck.spec.ids import parse_key
 
 
-class Outcome:
+class RunOutcome:
     """The results of one run. Each is in the run file when `take` returns; the JUnit file is written at the end.
 
     `command`: what the user typed. `run_file`, `junit_file`: where the files go, None for no file; `run_file` must not
@@ -31,8 +30,10 @@ class Outcome:
         self.results: dict[str, Result] = {}
         self.log: list[Result] = []
         """Every result in the order it came."""
-        self.cases: dict[str, str] = {}
-        self.tokens: Mapping[str, str] = {}
+        self.cases: Mapping[str, Mapping[str, str]] = {}
+        """The fields of each case that are known before it runs, by key."""
+        self.nodes: Mapping[str, Mapping[str, str]] = {}
+        """The same by node id."""
         self.lines: list[str] = []
         self.stale: list[str] = []
         self.notes: list[str] = []
@@ -50,7 +51,7 @@ class Outcome:
         """When the last case ended, on the same clock as `time.monotonic`."""
         self.deselected = 0
         self._header: dict[str, Any] = {}
-        self._writer: Writer | None = None
+        self._writer: RunWriter | None = None
         self.complete = False
         """Whether every case has a result."""
         self._red: set[str] = set()
@@ -73,11 +74,12 @@ class Outcome:
     def begin(self, event: Mapping[str, Any]) -> None:
         """Take the first `header` event. Raises UsageError where the run file cannot be written."""
         self._header = {**event["header"], "command": self._command}
-        self.cases, self.tokens = event["cases"], event["tokens"]
+        self.cases = event["cases"]
+        self.nodes = {case["node"]: case for case in self.cases.values() if "node" in case}
         self.lines, self.stale = event["lines"], event["stale"]
         self.deselected = event["deselected"]
         if self.cases and self.run_file is not None:
-            self._writer = Writer(self.run_file, self._header)
+            self._writer = RunWriter(self.run_file, self._header)
 
     def take(self, result: Result) -> None:
         """Keep a result, as a known deviation where the baseline has it. Of a case that has two, the later counts."""
@@ -93,9 +95,9 @@ class Outcome:
 
     def finish(self) -> None:
         """Write what is missing, and the footer."""
-        for key, node in self.cases.items():
+        for key, case in self.cases.items():
             if key not in self.results:
-                self.take(unmeasured(parse_key(key), "missing", self.tokens, node=node, cause=causes.MISSING))
+                self.take(unmeasured(case, "missing", cause=causes.MISSING))
         if self._writer is not None:
             further = {"notes": self.notes, "reproduced": self.reproduced}
             footer = {"seconds": round(self.seconds, 3), "stale": self.stale}

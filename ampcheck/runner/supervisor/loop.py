@@ -16,8 +16,7 @@ from ampcheck.runner import causes
 from ampcheck.runner.results import Result, unmeasured
 from ampcheck.runner.supervisor.channel import WorkerPlan
 from ampcheck.runner.supervisor.child import Child
-from ampcheck.runner.supervisor.ended import Outcome
-from ampcheck.spec.ids import parse_node
+from ampcheck.runner.supervisor.ended import RunOutcome
 
 START_LIMIT = 600.0
 """Seconds a child may take to collect the suites."""
@@ -75,7 +74,7 @@ class Supervisor:
         self,
         arguments: Sequence[str],
         env: Mapping[str, str],
-        outcome: Outcome,
+        outcome: RunOutcome,
         *,
         processes: int = 1,
         least: int = 0,
@@ -234,15 +233,13 @@ class Supervisor:
         elif status == "error":
             message = f"pytest stopped: {_tail(share.child.printed())}"
         share.done.add(share.current)
-        case = parse_node(share.current)
+        case = self._outcome.nodes[share.current]
         brief = message.partition("; it was in ")[0]
         share.pending = unmeasured(
             case,
             status,
-            self._outcome.tokens,
-            node=share.current,
             message=message,
-            cause=causes.text(status, brief, case.rule, where=share.child.frame()),
+            cause=causes.text(status, brief, case["rule"], where=share.child.frame()),
             seconds=round(time.monotonic() - share.since, 3),
         )
         share.child.kill()

@@ -17,12 +17,12 @@ from ampcheck.devices.base import Device
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.lint import defined
 from ampcheck.tools.lint.compare import check_scripted, same_values
-from ampcheck.tools.lint.record import Run, as_python, record
+from ampcheck.tools.lint.record import RecordedRun, as_python, record
 from ampcheck.tools.lint.static import lint_source
 
 _COMPILED = {
     "script": "compiled = torch.jit.script(program)",
-    "trace": "compiled = torch.jit.trace(program, (a, b), check_trace=False)",
+    "traced": "compiled = torch.jit.trace(program, (a, b), check_trace=False)",
     "fx": "compiled = torch.fx.symbolic_trace(program)",
     "export": "compiled = torch.export.export(program, (a, b)).module()",
     "strict": "compiled = torch.export.export(program, (a, b), strict=True).module()",
@@ -39,7 +39,7 @@ class Limit:
     `dynamic`: whether `check_scripted` must report it; None where it must if the linter must.
     """
 
-    road: str
+    compiler: str
     text: str
     finds: tuple[str, ...] = ()
     says: str = ""
@@ -50,7 +50,7 @@ class Limit:
         text = textwrap.dedent(self.text).strip("\n")
         for name, value in (("device", repr(device.type)), ("dtype", str(dtype)), ("other", str(other))):
             text = text.replace("{" + name + "}", value)
-        return f"{text}\n\n{_COMPILED[self.road]}\n"
+        return f"{text}\n\n{_COMPILED[self.compiler]}\n"
 
 
 _IMPORTS = "import torch\nimport torch.nn.functional as F\nfrom typing import Optional\n\n"
@@ -62,7 +62,7 @@ class Made:
     def __init__(self, limit: Limit, name: str, amp: Amp) -> None:
         self.inputs = amp.rand(2, 2), amp.rand(2, 2)
         self.text = _IMPORTS + limit.source(amp.device, amp.dtype, amp.other)
-        self.file = f"{name}-{limit.road}-{name_of(amp.dtype)}.py"
+        self.file = f"{name}-{limit.compiler}-{name_of(amp.dtype)}.py"
         defined.keep(self.file, self.text)
         module = defined.module("limit", {"a": self.inputs[0], "b": self.inputs[1]})
         head, _, last = self.text.rstrip("\n").rpartition("\n")
@@ -110,7 +110,7 @@ def check(amp: Amp, limit: Limit, name: str) -> None:
                         amp.expect(f"whether the {what} gives the same values", same_values(got, want), True)
 
 
-def _result(run: Run) -> object:
+def _result(run: RecordedRun) -> object:
     if run.error is not None:
         return f"{type(run.error).__name__}"
     return [name_of(tensor.dtype) for tensor in run.outputs] + [str(other) for other in run.others]
@@ -130,14 +130,14 @@ def check_found(amp: Amp, limit: Limit, name: str) -> None:
     with _told():
         made = Made(limit, name, amp)
         reports = lint_source(made.text, made.file)
-        road = limit.road.replace("strict", "export")
-        found = sorted({report.rule for report in reports if report.road == road or report.rule in limit.finds})
+        compiler = limit.compiler.replace("strict", "export")
+        found = sorted({report.rule for report in reports if report.compiler == compiler or report.rule in limit.finds})
         amp.expect("rules that the linter reports", found, sorted(limit.finds))
         unplaced = [str(report) for report in reports if report.line < 1 or report.column < 1 or not report.instead]
         amp.expect("reports without a line, a column or advice", unplaced, [])
-        if limit.road == "strict":
+        if limit.compiler == "strict":
             return
-        seen = check_scripted(made.program, *made.inputs, roads=(limit.road,))
+        seen = check_scripted(made.program, *made.inputs, compilers=(limit.compiler,))
         amp.expect(
             "whether check_scripted finds a difference",
             bool(seen),

@@ -13,14 +13,13 @@ from ampcheck.compilers.kinds import EXECUTORS, quiet
 from ampcheck.errors import UsageError
 from ampcheck.observe.recorder import tensors
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
-from ampcheck.tools.lint.record import Kernel, Run, as_python, record
-from ampcheck.tools.lint.rules import ROADS, RULES, Diagnostic
+from ampcheck.tools.lint.record import RecordedKernel, RecordedRun, as_python, record
+from ampcheck.tools.lint.rules import COMPILERS, RULES, Diagnostic
 from ampcheck.tools.lint.sources import Place, Stand, cause, lost, of_error, places
 
 _LOW = (torch.bfloat16, torch.float16)
-_EXECUTORS = {"script": "script", "trace": "traced", "export": "export"}
 _UNKNOWN = "look at the region around this line; `ampcheck lint --rules` lists what compilers do to regions"
-# TorchScript's autocast frees these nodes and goes on with them (docs/findings.md, script-query-crashes).
+# TorchScript's autocast frees these nodes and goes on with them (docs/findings, script-query-crashes).
 _FATAL = ("is_autocast_enabled", "is_autocast_cpu_enabled")
 # c10/core/ScalarType.h
 _NUMBERS = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}
@@ -38,7 +37,7 @@ def check_scripted(
     program: Callable[..., Any],
     *example_inputs: Any,
     compiled: Any = None,
-    roads: Sequence[str] = tuple(ROADS),
+    compilers: Sequence[str] = tuple(COMPILERS),
     raise_on_difference: bool = False,
 ) -> list[Diagnostic]:
     """Every way in which a program under autocast does another thing when it is compiled; empty where it agrees.
@@ -51,23 +50,23 @@ def check_scripted(
         program: a function or module; or a function that was scripted or traced, beside the Python it was made of.
         example_inputs: at least one tensor among them; all tensors on one device.
         compiled: the program as it was scripted, traced or exported before. By default it is compiled here.
-        roads: by which compilers: "script", "trace", "fx", "export". Without meaning where `compiled` is given.
+        compilers: by which compilers: "script", "traced", "fx", "export". Without meaning where `compiled` is given.
         raise_on_difference: raise `Differs`, an AssertionError, where there is a difference.
 
     Raises UsageError for what cannot be compared.
     """
-    for road in roads:
-        if road not in ROADS:
-            raise UsageError(f"there is no road {road!r}; there are {', '.join(ROADS)}")
+    for compiler in compilers:
+        if compiler not in COMPILERS:
+            raise UsageError(f"there is no compiler {compiler!r}; there are {', '.join(COMPILERS)}")
     device = _device(program, example_inputs)
     if compiled is None and isinstance(program, torch.jit.ScriptFunction):
         compiled = program
     eager = _eager(program)
     with quiet():
         if compiled is not None:
-            found = list(_compare(eager, compiled, _road_of(compiled), example_inputs, device))
+            found = list(_compare(eager, compiled, _compiler_of(compiled), example_inputs, device))
         else:
-            found = [one for road in roads for one in _by_road(eager, road, example_inputs, device)]
+            found = [one for compiler in compilers for one in _by_compiler(eager, compiler, example_inputs, device)]
     found = sorted(set(found))
     if found and raise_on_difference:
         raise Differs(found)
@@ -97,25 +96,25 @@ def _eager(program: Any) -> Callable[..., Any]:
     return program  # type: ignore[no-any-return]
 
 
-def _road_of(compiled: Any) -> str:
+def _compiler_of(compiled: Any) -> str:
     if isinstance(compiled, torch.export.ExportedProgram):
         return "export"
     if isinstance(compiled, torch.fx.GraphModule):
         return "export" if any("val" in node.meta for node in compiled.graph.nodes) else "fx"
     if isinstance(compiled, (torch.jit.ScriptFunction, torch.jit.ScriptModule)):
         stands = [stand for found in places(compiled).values() for stand in found]
-        return "trace" if any(stand.traced for stand in stands) else "script"
+        return "traced" if any(stand.traced for stand in stands) else "script"
     raise UsageError(f"a {type(compiled).__name__} is no program that was scripted, traced or exported")
 
 
-def _by_road(eager: Callable[..., Any], road: str, inputs: Sequence[Any], device: str) -> Iterator[Diagnostic]:
+def _by_compiler(eager: Callable[..., Any], compiler: str, inputs: Sequence[Any], device: str) -> Iterator[Diagnostic]:
     try:
         with torch.autocast(device, enabled=False):
-            compiled = _fx(eager) if road == "fx" else EXECUTORS[_EXECUTORS[road]].make(eager, inputs).call
+            compiled = _fx(eager) if compiler == "fx" else EXECUTORS[compiler].make(eager, inputs).call
     except Exception as error:  # a compiler may raise anything
-        yield _report(_lines(of_error(error), eager), road, "refused", "when it is compiled", "runs", _said(error))
+        yield _report(_lines(of_error(error), eager), compiler, "refused", "when it is compiled", "runs", _said(error))
         return
-    yield from _compare(eager, compiled, road, inputs, device)
+    yield from _compare(eager, compiled, compiler, inputs, device)
 
 
 def _fx(eager: Callable[..., Any]) -> torch.fx.GraphModule:
@@ -125,7 +124,7 @@ def _fx(eager: Callable[..., Any]) -> torch.fx.GraphModule:
 
 
 def _compare(
-    eager: Callable[..., Any], compiled: Any, road: str, inputs: Sequence[Any], device: str
+    eager: Callable[..., Any], compiled: Any, compiler: str, inputs: Sequence[Any], device: str
 ) -> Iterator[Diagnostic]:
     call = compiled.module() if isinstance(compiled, torch.export.ExportedProgram) else compiled
     default = torch.get_autocast_dtype(device)
@@ -133,10 +132,10 @@ def _compare(
     stands = places(call)
     yield from lost(call)
     fatal = next((one for op in _FATAL for one in stands.get(op, [])), None)
-    if fatal is not None and road == "script":
+    if fatal is not None and compiler == "script":
         lines = fatal.lines or _lines(None, eager)
         yield _report(
-            lines, road, "result", "the state is asked for", "answers", "may end the process, so it was not run"
+            lines, compiler, "result", "the state is asked for", "answers", "may end the process, so it was not run"
         )
         return
     for what, ambient in (
@@ -147,16 +146,21 @@ def _compare(
         with as_python():
             want = record(eager, inputs, device, ambient)
         for _ in range(2):  # TorchScript optimizes after the first call, and forgets what the first one raised
-            yield from _differences(eager, road, what, record(call, inputs, device, ambient), want, stands)
+            yield from _differences(eager, compiler, what, record(call, inputs, device, ambient), want, stands)
 
 
 def _differences(
-    eager: Callable[..., Any], road: str, what: str, got: Run, want: Run, stands: dict[str, list[Stand]]
+    eager: Callable[..., Any],
+    compiler: str,
+    what: str,
+    got: RecordedRun,
+    want: RecordedRun,
+    stands: dict[str, list[Stand]],
 ) -> Iterator[Diagnostic]:
     if got.error is not None or want.error is not None:
         if _said(got.error) != _said(want.error):
             place = of_error(got.error) if got.error is not None else None
-            yield _report(_lines(place, eager), road, "raises", what, _said(want.error), _said(got.error))
+            yield _report(_lines(place, eager), compiler, "raises", what, _said(want.error), _said(got.error))
         return
     kernels = list(_kernels(got.kernels, want.kernels))
     for wanted, received in kernels:
@@ -167,21 +171,21 @@ def _differences(
         stand = known[number] if fits else Stand(())
         lines = (*stand.lines, *wanted.lines) or _lines(None, eager)
         said = (f"gives {wanted.op} {', '.join(wanted.dtypes)}", f"gives it {', '.join(received.dtypes)}")
-        yield _report(lines, road, "kernel-dtype", f"{wanted.op} {what}", *said, traced=stand.traced)
+        yield _report(lines, compiler, "kernel-dtype", f"{wanted.op} {what}", *said, traced=stand.traced)
     end = _lines(None, eager)
     dtypes = [name_of(x.dtype) for x in want.outputs], [name_of(x.dtype) for x in got.outputs]
     if dtypes[0] != dtypes[1]:
         if not kernels:
-            yield _report(end, road, "result", what, *(f"returns {', '.join(d) or 'no tensor'}" for d in dtypes))
+            yield _report(end, compiler, "result", what, *(f"returns {', '.join(d) or 'no tensor'}" for d in dtypes))
     elif not kernels and not same_values(got, want):
-        yield _report(end, road, "result", what, "returns other values", "returns values of its own")
+        yield _report(end, compiler, "result", what, "returns other values", "returns values of its own")
     if [*map(_plain, want.others)] != [*map(_plain, got.others)]:
-        yield _report(end, road, "result", what, f"returns {want.others}", f"returns {got.others}")
+        yield _report(end, compiler, "result", what, f"returns {want.others}", f"returns {got.others}")
     if want.state != got.state:
-        yield _report(end, road, "state-after", what, f"leaves {_state(want)}", f"leaves {_state(got)}")
+        yield _report(end, compiler, "state-after", what, f"leaves {_state(want)}", f"leaves {_state(got)}")
 
 
-def _kernels(got: list[Kernel], want: list[Kernel]) -> Iterator[tuple[Kernel, Kernel]]:
+def _kernels(got: list[RecordedKernel], want: list[RecordedKernel]) -> Iterator[tuple[RecordedKernel, RecordedKernel]]:
     """The kernels that ran in both runs, where they received different dtypes; eager's first."""
     matcher = SequenceMatcher(None, [k.op for k in want], [k.op for k in got], autojunk=False)
     for start, other, size in matcher.get_matching_blocks():
@@ -190,7 +194,7 @@ def _kernels(got: list[Kernel], want: list[Kernel]) -> Iterator[tuple[Kernel, Ke
                 yield wanted, received
 
 
-def same_values(got: Run, want: Run) -> bool:
+def same_values(got: RecordedRun, want: RecordedRun) -> bool:
     """Whether two runs with results of the same dtypes agree: in every bit where they ran the same kernels.
 
     Where they did not, up to a rounding of the lowest dtype that was computed in.
@@ -217,7 +221,7 @@ def _plain(value: object) -> object:
     return _NUMBERS.get(value, value) if isinstance(value, torch.dtype) else value
 
 
-def _state(run: Run) -> str:
+def _state(run: RecordedRun) -> str:
     enabled, dtype, cache, inside = run.state or (False, torch.float32, False, 0)
     words = {True: "on", False: "off"}
     return f"autocast {words[enabled]} in {name_of(dtype)}, the cache {words[cache]}, depth {inside:+d}"
@@ -245,11 +249,11 @@ def _said(error: BaseException | None) -> str:
 
 
 def _report(
-    lines: tuple[Place, ...], road: str, kind: str, what: str, eager: str, compiled: str, *, traced: bool = False
+    lines: tuple[Place, ...], compiler: str, kind: str, what: str, eager: str, compiled: str, *, traced: bool = False
 ) -> Diagnostic:
     """A difference under the rule that explains it, or `kind` where none is seen to."""
     silent = kind not in ("refused", "raises")
-    why = cause(lines, "trace" if traced else road, kind)
+    why = cause(lines, "traced" if traced else compiler, kind)
     if why is None:
-        return Diagnostic(*lines[0], 1, kind, road, what, eager, compiled, _UNKNOWN, silent)
-    return Diagnostic(*why, road, what, eager, compiled, RULES[why[3]].instead, silent)
+        return Diagnostic(*lines[0], 1, kind, compiler, what, eager, compiled, _UNKNOWN, silent)
+    return Diagnostic(*why, compiler, what, eager, compiled, RULES[why[3]].instead, silent)

@@ -1,4 +1,4 @@
-"""Which functions of a file are compiled, by which road, and which functions those call."""
+"""Which functions of a file are compiled, by which compiler, and which functions those call."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ampcheck.tools.lint.names import Function, Names
 _COMPILERS = {
     "torch.jit.script": "script",
     "torch.jit.script_if_tracing": "script",
-    "torch.jit.trace": "trace",
-    "torch.jit.trace_module": "trace",
+    "torch.jit.trace": "traced",
+    "torch.jit.trace_module": "traced",
     "torch.fx.symbolic_trace": "fx",
     "torch.export.export": "export",
     "torch.export.draft_export": "export",
@@ -26,59 +26,61 @@ _DEPTH = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
-    """A function that a road reaches. `root`: whether the road was given the function itself."""
+class CompiledFunction:
+    """A function that a compiler reaches. `root`: whether the compiler was given the function itself."""
 
     function: Function
-    road: str
+    compiler: str
     root: bool
 
 
-class Program:
+class LintedProgram:
     """The functions, classes and compilations of one file."""
 
     def __init__(self, names: Names) -> None:
         self.names = names
         self.calls = [node for node in ast.walk(names.tree) if isinstance(node, ast.Call)]
 
-    def road(self, call: ast.AST) -> str:
-        """The road that a call compiles by; "" where it compiles nothing."""
+    def compiler(self, call: ast.AST) -> str:
+        """The compiler that a call compiles by; "" where it compiles nothing."""
         if not isinstance(call, ast.Call):
             return ""
-        road = _COMPILERS.get(self.names.dotted(call.func), "")
-        if not road and isinstance(call.func, ast.Attribute) and call.func.attr == "trace":
+        compiler = _COMPILERS.get(self.names.dotted(call.func), "")
+        if not compiler and isinstance(call.func, ast.Attribute) and call.func.attr == "trace":
             maker = self.value(call.func.value)
             if isinstance(maker, ast.Call) and self.names.dotted(maker.func) == "torch.fx.Tracer":
                 return "fx"
-        return road
+        return compiler
 
-    def compiled(self) -> list[Compiled]:
-        """Every function that some road reaches, once per road."""
-        waiting = [Compiled(function, road, True) for function, road in self._roots()]
-        seen: dict[tuple[Function, str], Compiled] = {}
+    def compiled(self) -> list[CompiledFunction]:
+        """Every function that some compiler reaches, once per compiler."""
+        waiting = [CompiledFunction(function, compiler, True) for function, compiler in self._roots()]
+        seen: dict[tuple[Function, str], CompiledFunction] = {}
         while waiting:
             found = waiting.pop(0)
-            if (found.function, found.road) in seen or self._skips(found):
+            if (found.function, found.compiler) in seen or self._skips(found):
                 continue
-            seen[found.function, found.road] = found
+            seen[found.function, found.compiler] = found
             for call in self.calls_of(found.function):
-                waiting += [Compiled(function, found.road, False) for function in self.callees(call, found.road)]
+                waiting += [
+                    CompiledFunction(function, found.compiler, False) for function in self.callees(call, found.compiler)
+                ]
         return list(seen.values())
 
     def _roots(self) -> Iterator[tuple[Function, str]]:
         for node in ast.walk(self.names.tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 for decorator in node.decorator_list:
-                    road = _COMPILERS.get(self.names.dotted(decorator), "") or self.road(decorator)
-                    if road:
-                        yield from ((function, road) for function in self.entries(node, road))
+                    compiler = _COMPILERS.get(self.names.dotted(decorator), "") or self.compiler(decorator)
+                    if compiler:
+                        yield from ((function, compiler) for function in self.entries(node, compiler))
         for call in self.calls:
-            road = self.road(call)
-            if road and call.args:
-                yield from ((function, road) for function in self.functions(call.args[0], road))
+            compiler = self.compiler(call)
+            if compiler and call.args:
+                yield from ((function, compiler) for function in self.functions(call.args[0], compiler))
 
-    def _skips(self, found: Compiled) -> bool:
-        return found.road == "script" and self.is_left_out(found.function)
+    def _skips(self, found: CompiledFunction) -> bool:
+        return found.compiler == "script" and self.is_left_out(found.function)
 
     def is_left_out(self, function: Function) -> bool:
         """Whether TorchScript leaves a function to Python."""
@@ -98,12 +100,12 @@ class Program:
         """The calls that a function makes itself."""
         return [node for node in self.own(function) if isinstance(node, ast.Call)]
 
-    def callees(self, call: ast.Call, road: str) -> list[Function]:
-        """The functions of the file that a road goes into at a call; none for one that was compiled by itself."""
-        if self.road(call) or self.compiled_callee(call):
+    def callees(self, call: ast.Call, compiler: str) -> list[Function]:
+        """The functions of the file that a compiler goes into at a call; none for one that was compiled by itself."""
+        if self.compiler(call) or self.compiled_callee(call):
             return []
         # An autograd function is one op to TorchScript; the others see what its forward does.
-        if road in ("fx", "export") and isinstance(call.func, ast.Attribute) and call.func.attr == "apply":
+        if compiler in ("fx", "export") and isinstance(call.func, ast.Attribute) and call.func.attr == "apply":
             kind = self.value(call.func.value)
             if isinstance(kind, ast.ClassDef):
                 found = self.names.attribute(kind, "forward")
@@ -111,15 +113,15 @@ class Program:
         return self.functions(call.func, "")
 
     def compiled_callee(self, call: ast.Call) -> tuple[str, list[Function]] | None:
-        """The road and the functions behind a call of a program that was compiled before; None for other calls."""
+        """The compiler and the functions behind a call of a program that was compiled before; None for other calls."""
         value = self.value(call.func)
-        road = self.road(value)
-        if road and isinstance(value, ast.Call) and value.args:
-            return road, self.functions(value.args[0], road)
+        compiler = self.compiler(value)
+        if compiler and isinstance(value, ast.Call) and value.args:
+            return compiler, self.functions(value.args[0], compiler)
         if isinstance(value, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            roads = [_COMPILERS.get(self.names.dotted(decorator), "") for decorator in value.decorator_list]
-            if any(roads):
-                return next(road for road in roads if road), [value]
+            compilers = [_COMPILERS.get(self.names.dotted(decorator), "") for decorator in value.decorator_list]
+            if any(compilers):
+                return next(compiler for compiler in compilers if compiler), [value]
         return None
 
     def value(self, expression: ast.AST, depth: int = 0) -> ast.AST:
@@ -137,8 +139,8 @@ class Program:
         # Bound more than once, a name may be any of it; the last one is what later code sees.
         return self.value(found[-1], depth + 1) if found and found[-1] is not expression else expression
 
-    def functions(self, expression: ast.AST, road: str, depth: int = 0) -> list[Function]:
-        """The functions that run when an expression's value is called, or compiled by a road."""
+    def functions(self, expression: ast.AST, compiler: str, depth: int = 0) -> list[Function]:
+        """The functions that run when an expression's value is called, or compiled by a compiler."""
         if depth > _DEPTH:
             return []
         if isinstance(expression, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -149,27 +151,27 @@ class Program:
                 return method
         value = self.value(expression)
         if isinstance(value, ast.arg):
-            return self.entries(self.instance(expression), road)
+            return self.entries(self.instance(expression), compiler)
         if value is not expression:
-            return [] if isinstance(value, ast.ClassDef) else self.functions(value, road, depth + 1)
+            return [] if isinstance(value, ast.ClassDef) else self.functions(value, compiler, depth + 1)
         if isinstance(expression, ast.Call):
-            return self._of_call(expression, road, depth)
+            return self._of_call(expression, compiler, depth)
         if isinstance(expression, (ast.List, ast.Tuple)):
-            return [f for item in expression.elts for f in self.functions(item, road, depth + 1)]
+            return [f for item in expression.elts for f in self.functions(item, compiler, depth + 1)]
         if isinstance(expression, ast.Subscript):
-            return self.functions(expression.value, road, depth + 1)
+            return self.functions(expression.value, compiler, depth + 1)
         return []
 
-    def _of_call(self, call: ast.Call, road: str, depth: int) -> list[Function]:
+    def _of_call(self, call: ast.Call, compiler: str, depth: int) -> list[Function]:
         made = self.instance(call, depth)
         if made is not None:
-            return self.entries(made, road)
-        if self.road(call) and call.args:  # a program compiled twice: scripted, then traced
-            return self.functions(call.args[0], road, depth + 1)
+            return self.entries(made, compiler)
+        if self.compiler(call) and call.args:  # a program compiled twice: scripted, then traced
+            return self.functions(call.args[0], compiler, depth + 1)
         if isinstance(call.func, ast.Attribute) and call.func.attr in _SAME:
-            return self.functions(call.func.value, road, depth + 1)
+            return self.functions(call.func.value, compiler, depth + 1)
         if self.names.dotted(call.func).startswith("torch.nn."):  # Sequential, ModuleList
-            return [f for argument in call.args for f in self.functions(argument, road, depth + 1)]
+            return [f for argument in call.args for f in self.functions(argument, compiler, depth + 1)]
         return []
 
     def _method(self, expression: ast.Attribute, depth: int) -> list[Function]:
@@ -196,14 +198,14 @@ class Program:
             return self.instance(value.func.value, depth + 1)
         return None
 
-    def entries(self, node: ast.AST | None, road: str) -> list[Function]:
-        """Where a road enters a function, or an instance of a class."""
+    def entries(self, node: ast.AST | None, compiler: str) -> list[Function]:
+        """Where a compiler enters a function, or an instance of a class."""
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return [node]
         if not isinstance(node, ast.ClassDef):
             return []
         found = self.names.attribute(node, "forward") or self.names.attribute(node, "__call__")
-        if road == "script":
+        if compiler == "script":
             found = found + [
                 method
                 for method in node.body

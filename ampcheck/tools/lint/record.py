@@ -11,10 +11,10 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.observe.isolation import depth
 from ampcheck.observe.recorder import overload_name, tensors
+from ampcheck.observe.torch_private import TorchDispatchMode, pytree
 from ampcheck.spec.torch_dtypes import name_of
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -24,7 +24,7 @@ MOVES = ("_to_copy", "detach", "alias", "clone", "lift_fresh")
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class RecordedKernel:
     """A kernel: its op without overload, the floating dtypes it received, and the program's lines that led to it.
 
     `lines`: the innermost first.
@@ -36,10 +36,10 @@ class Kernel:
 
 
 @dataclass(slots=True)
-class Run:
+class RecordedRun:
     """What a program did. `state`: enabled, dtype, cache_enabled and depth afterwards."""
 
-    kernels: list[Kernel] = field(default_factory=list)
+    kernels: list[RecordedKernel] = field(default_factory=list)
     outputs: list[torch.Tensor] = field(default_factory=list)
     others: list[object] = field(default_factory=list)
     error: Exception | None = None
@@ -51,13 +51,13 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kernels: list[Kernel] = []
+        self.kernels: list[RecordedKernel] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = overload_name(func).partition(".")[0]
         if name not in MOVES and not func.is_view and not name.startswith("prim::"):
             found = (tensor.dtype for tensor in tensors((args, kwargs or {})) if tensor.is_floating_point())
-            self.kernels.append(Kernel(name, tuple(map(name_of, found)), _lines()))
+            self.kernels.append(RecordedKernel(name, tuple(map(name_of, found)), _lines()))
         return func(*args, **(kwargs or {}))
 
 
@@ -95,12 +95,12 @@ def as_python() -> Iterator[None]:
         kind.__call__ = compiled
 
 
-def record(call: Callable[..., Any], inputs: Sequence[Any], device: str, ambient: dict[str, Any] | None) -> Run:
+def record(call: Callable[..., Any], inputs: Sequence[Any], device: str, ambient: dict[str, Any] | None) -> RecordedRun:
     """Run a program on copies of its inputs, in a region with the options `ambient`, in none where that is None.
 
     The state from before is back afterwards.
     """
-    run = Run()
+    run = RecordedRun()
     before = state(device)
     given = [item.detach().clone() if isinstance(item, torch.Tensor) else item for item in inputs]
     torch.manual_seed(0)
@@ -135,4 +135,4 @@ def _restore(device: str, before: tuple[bool, torch.dtype, bool, int]) -> None:
 
 
 def _leaves(value: Any) -> list[Any]:
-    return torch.utils._pytree.tree_leaves(value)
+    return pytree.tree_leaves(value)

@@ -31,7 +31,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class LintedRegion:
     """A call that makes a region. An option that is left out is a constant None, or True for `enabled`."""
 
     call: ast.Call
@@ -67,7 +67,7 @@ class Region:
         return tuple(name for name, option in named.items() if not option.constant)
 
 
-def region(names: Names, expression: ast.AST) -> Region | None:
+def region(names: Names, expression: ast.AST) -> LintedRegion | None:
     """The region that an expression makes; None where it makes none."""
     if not isinstance(expression, ast.Call):
         return None
@@ -83,7 +83,7 @@ def region(names: Names, expression: ast.AST) -> Region | None:
         for option in (keyword.arg,) if keyword.arg else set(order) - set(given):
             given[option] = _option(names, keyword.value)
     device = Option(_OF_DEVICE[name]) if name in _OF_DEVICE else given.get("device_type", Option())
-    return Region(
+    return LintedRegion(
         expression,
         device,
         given.get("dtype", Option()),

@@ -10,9 +10,9 @@ _AMP = "https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast"
 _CONTEXTS = "https://github.com/pytorch/pytorch/issues/62043"
 _EXPORT = "https://docs.pytorch.org/docs/2.13/export.html"
 
-ROADS = {
+COMPILERS = {
     "script": "torch.jit.script",
-    "trace": "torch.jit.trace",
+    "traced": "torch.jit.trace",
     "fx": "torch.fx.symbolic_trace",
     "export": "torch.export.export",
 }
@@ -262,14 +262,14 @@ RULES = {rule.id: rule for rule in _ALL}
 class Diagnostic:
     """One report: where, under which rule, and what differs. `line` and `column` count from 1; 0 where unknown.
 
-    `road`: a key of `ROADS`. `silent`: whether PyTorch itself says nothing.
+    `compiler`: a key of `COMPILERS`. `silent`: whether PyTorch itself says nothing.
     """
 
     file: str
     line: int
     column: int
     rule: str
-    road: str
+    compiler: str
     what: str
     eager: str
     compiled: str
@@ -280,7 +280,7 @@ class Diagnostic:
         quietly = ", silently" if self.silent else ""
         return (
             f"{self.file}:{self.line}:{self.column}: {self.rule}: {self.what}. Eagerly PyTorch {self.eager}; "
-            f"{ROADS[self.road]} {self.compiled}{quietly}. Instead: {self.instead}."
+            f"{COMPILERS[self.compiler]} {self.compiled}{quietly}. Instead: {self.instead}."
         )
 
     def fields(self) -> dict[str, object]:

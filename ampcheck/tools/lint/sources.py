@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ampcheck.tools.lint.names import Function, Names
-from ampcheck.tools.lint.program import Compiled, Program
-from ampcheck.tools.lint.regions import Region, region
+from ampcheck.tools.lint.program import CompiledFunction, LintedProgram
+from ampcheck.tools.lint.regions import LintedRegion, region
 from ampcheck.tools.lint.rules import RULES, Diagnostic
-from ampcheck.tools.lint.visits import VISITS, decorators, every_road
+from ampcheck.tools.lint.visits import VISITS, decorators, every_compiler
 
 Place = tuple[str, int]
 """A file and a line."""
@@ -91,20 +91,20 @@ def of_error(error: BaseException) -> Place | None:
 
 
 @lru_cache(maxsize=64)
-def _program(text: str) -> Program | None:
+def _program(text: str) -> LintedProgram | None:
     try:
-        return Program(Names(ast.parse(text)))
+        return LintedProgram(Names(ast.parse(text)))
     except (SyntaxError, ValueError):
         return None
 
 
-def parsed(file: str) -> Program | None:
+def parsed(file: str) -> LintedProgram | None:
     """A source file as the static linter sees it; None where there is none to read."""
     text = "".join(linecache.getlines(file))  # knows programs that were made of text, too
     return _program(text) if text else None
 
 
-def function_at(program: Program, line: int) -> Function | None:
+def function_at(program: LintedProgram, line: int) -> Function | None:
     """The innermost function around a line."""
     around = [
         node
@@ -133,7 +133,7 @@ def _around(function: Function, line: int) -> list[ast.expr]:
     return sorted(found, key=lambda expression: -expression.lineno)
 
 
-def regions_at(program: Program, line: int) -> list[Region]:
+def regions_at(program: LintedProgram, line: int) -> list[LintedRegion]:
     """The regions around a line within its function, the decorators among them, the innermost first."""
     function = function_at(program, line)
     if function is None:
@@ -159,7 +159,7 @@ def lost(program: Any) -> list[Diagnostic]:
                     what = f"tracing dropped the disabled region around line {line}"
                     found.add(
                         Diagnostic(
-                            file, *where, rule.id, "trace", what, rule.eager, rule.compiled, rule.instead, rule.silent
+                            file, *where, rule.id, "traced", what, rule.eager, rule.compiled, rule.instead, rule.silent
                         )
                     )
     return sorted(found)
@@ -174,7 +174,7 @@ _OF_WHOLE = {
 """The rules that explain a difference wherever they are broken in a function, by the kind of the difference."""
 
 
-def cause(lines: tuple[Place, ...], road: str, kind: str) -> tuple[str, int, int, str] | None:
+def cause(lines: tuple[Place, ...], compiler: str, kind: str) -> tuple[str, int, int, str] | None:
     """The file, line and column where the source around some lines breaks a rule, and the rule; None where none does.
 
     `kind`: of the difference that is to be explained.
@@ -184,8 +184,8 @@ def cause(lines: tuple[Place, ...], road: str, kind: str) -> tuple[str, int, int
         function = function_at(source, line) if source is not None else None
         if source is None or function is None:
             continue
-        found = [(node, rule) for node, rule, _ in VISITS[road](source, function)]
-        found += [(node, rule) for node, rule, _ in every_road(source, Compiled(function, road, True))]
+        found = [(node, rule) for node, rule, _ in VISITS[compiler](source, function)]
+        found += [(node, rule) for node, rule, _ in every_compiler(source, CompiledFunction(function, compiler, True))]
         around = {id(node) for node in (*_around(function, line), *function.decorator_list)}
         # What stands on the line itself explains it best, then what is around it, then what the function does anywhere.
         near = [one for one in found if getattr(one[0], "lineno", 0) == line]

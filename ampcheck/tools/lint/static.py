@@ -12,9 +12,9 @@ from pathlib import Path
 
 from ampcheck.errors import UsageError
 from ampcheck.tools.lint.names import Names
-from ampcheck.tools.lint.program import Program
+from ampcheck.tools.lint.program import LintedProgram
 from ampcheck.tools.lint.rules import RULES, Diagnostic
-from ampcheck.tools.lint.visits import VISITS, Found, every_road, traced_under
+from ampcheck.tools.lint.visits import VISITS, Found, every_compiler, traced_under
 
 _IGNORE = re.compile(r"#\s*ampcheck:\s*ignore(?:\[(?P<rules>[^\]]*)\])?")
 
@@ -30,8 +30,8 @@ def lint_source(text: str, file: str, rules: Collection[str] = tuple(RULES)) -> 
         line = getattr(error, "lineno", None) or 1
         raise UsageError(f"{file}:{line} is no Python that can be read: {getattr(error, 'msg', error)}") from error
     ignored = dict(_ignored(text, file))
-    program = Program(Names(tree))
-    found = {_report(file, road, seen) for road, seen in _all(program)}
+    program = LintedProgram(Names(tree))
+    found = {_report(file, compiler, seen) for compiler, seen in _all(program)}
     kept = (report for report in found if report.rule in rules)
     return sorted(report for report in kept if report.rule not in ignored.get(report.line, ()))
 
@@ -75,22 +75,22 @@ def find(target: str) -> Path:
     raise UsageError(f"there is no file, folder or Python module {target!r}")
 
 
-def _all(program: Program) -> Iterator[tuple[str, Found]]:
+def _all(program: LintedProgram) -> Iterator[tuple[str, Found]]:
     for compiled in program.compiled():
-        for seen in VISITS[compiled.road](program, compiled.function):
-            yield compiled.road, seen
-        for seen in every_road(program, compiled):
-            yield compiled.road, seen
+        for seen in VISITS[compiled.compiler](program, compiled.function):
+            yield compiled.compiler, seen
+        for seen in every_compiler(program, compiled):
+            yield compiled.compiler, seen
     for seen in traced_under(program):
-        yield "trace", seen
+        yield "traced", seen
 
 
-def _report(file: str, road: str, found: Found) -> Diagnostic:
+def _report(file: str, compiler: str, found: Found) -> Diagnostic:
     node, name, what = found
     rule = RULES[name]
     line, column = getattr(node, "lineno", 0), getattr(node, "col_offset", -1) + 1
     what = what or rule.what
-    return Diagnostic(file, line, column, name, road, what, rule.eager, rule.compiled, rule.instead, rule.silent)
+    return Diagnostic(file, line, column, name, compiler, what, rule.eager, rule.compiled, rule.instead, rule.silent)
 
 
 def _ignored(text: str, file: str) -> Iterator[tuple[int, frozenset[str]]]:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 from ampcheck.tools.lint.names import Function
 from ampcheck.tools.lint.policies import difference
-from ampcheck.tools.lint.program import Compiled, Program
-from ampcheck.tools.lint.regions import Region, region
-from ampcheck.tools.lint.rules import ROADS
+from ampcheck.tools.lint.program import CompiledFunction, LintedProgram
+from ampcheck.tools.lint.regions import LintedRegion, region
+from ampcheck.tools.lint.rules import COMPILERS
 
 Found = tuple[ast.AST, str, str]
 """A node, the rule it breaks, and what there is in words; "" for the rule's own."""
@@ -23,7 +23,7 @@ _CHANGE |= {"torch.autocast_increment_nesting", "torch.autocast_decrement_nestin
 _CUSTOM_FWD = ("torch.amp.custom_fwd", "torch.cuda.amp.custom_fwd", "torch.amp.autocast_mode.custom_fwd")
 
 
-def entered(program: Program, function: Function) -> Iterator[tuple[ast.withitem, Region | None]]:
+def entered(program: LintedProgram, function: Function) -> Iterator[tuple[ast.withitem, LintedRegion | None]]:
     """The with items of a function that enter a region, and the region; None where the object was made elsewhere."""
     for node in program.own(function):
         if isinstance(node, (ast.With, ast.AsyncWith)):
@@ -35,7 +35,7 @@ def entered(program: Program, function: Function) -> Iterator[tuple[ast.withitem
                     yield item, None
 
 
-def _makers(program: Program, expression: ast.expr) -> list[ast.expr]:
+def _makers(program: LintedProgram, expression: ast.expr) -> list[ast.expr]:
     """The calls that made the region objects an expression may stand for."""
     if isinstance(expression, ast.IfExp):
         return _makers(program, expression.body) + _makers(program, expression.orelse)
@@ -47,13 +47,13 @@ def _makers(program: Program, expression: ast.expr) -> list[ast.expr]:
     return []
 
 
-def decorators(program: Program, function: Function) -> list[Region]:
+def decorators(program: LintedProgram, function: Function) -> list[LintedRegion]:
     """The regions that decorate a function."""
     found = (region(program.names, decorator) for decorator in function.decorator_list)
     return [made for made in found if made is not None]
 
 
-def around(program: Program, node: ast.AST) -> list[Region]:
+def around(program: LintedProgram, node: ast.AST) -> list[LintedRegion]:
     """The enabled regions that a node stands in lexically, within its function."""
     out = []
     for parent in program.names.parents(node):
@@ -65,7 +65,7 @@ def around(program: Program, node: ast.AST) -> list[Region]:
     return out
 
 
-def script(program: Program, function: Function) -> Iterator[Found]:
+def script(program: LintedProgram, function: Function) -> Iterator[Found]:
     """What TorchScript makes of a function."""
     for made in decorators(program, function):
         yield made.call, "decorator", f"`{function.name}` is scripted and decorated with autocast"
@@ -100,13 +100,13 @@ def script(program: Program, function: Function) -> Iterator[Found]:
         if not around(program, call):
             continue
         behind = program.compiled_callee(call)
-        if behind is not None and behind[0] == "trace" and _disables(program, behind[1]):
+        if behind is not None and behind[0] == "traced" and _disables(program, behind[1]):
             yield call, "traced-callee", ""
         if called == "torch.jit.fork" or any(map(program.is_left_out, program.functions(call.func, ""))):
             yield call, "left-to-python", ""
 
 
-def trace(program: Program, function: Function) -> Iterator[Found]:
+def trace(program: LintedProgram, function: Function) -> Iterator[Found]:
     """What tracing makes of a function."""
     for node, made in _regions(program, function):
         if made.disabled or made.own_dtype:
@@ -121,11 +121,11 @@ def trace(program: Program, function: Function) -> Iterator[Found]:
             continue
         if behind[0] == "script":
             yield call, "scripted-callee", ""
-        elif behind[0] == "trace" and _disables(program, behind[1]):
+        elif behind[0] == "traced" and _disables(program, behind[1]):
             yield call, "traced-callee", ""
 
 
-def fx(program: Program, function: Function) -> Iterator[Found]:
+def fx(program: LintedProgram, function: Function) -> Iterator[Found]:
     """What symbolic tracing makes of a function."""
     for node, _ in _regions(program, function):
         yield node, "lost-in-fx", ""
@@ -135,7 +135,7 @@ def fx(program: Program, function: Function) -> Iterator[Found]:
     yield from _custom(program, function)
 
 
-def export(program: Program, function: Function) -> Iterator[Found]:
+def export(program: LintedProgram, function: Function) -> Iterator[Found]:
     """What export makes of a function."""
     for node, made in _regions(program, function):
         for option in made.varying():
@@ -145,16 +145,16 @@ def export(program: Program, function: Function) -> Iterator[Found]:
     yield from _custom(program, function)
 
 
-VISITS: dict[str, Callable[[Program, Function], Iterator[Found]]] = {
+VISITS: dict[str, Callable[[LintedProgram, Function], Iterator[Found]]] = {
     "script": script,
-    "trace": trace,
+    "traced": trace,
     "fx": fx,
     "export": export,
 }
 
 
-def every_road(program: Program, compiled: Compiled) -> Iterator[Found]:
-    """What holds for whatever road."""
+def every_compiler(program: LintedProgram, compiled: CompiledFunction) -> Iterator[Found]:
+    """What holds for whatever compiler."""
     function = compiled.function
     for node in program.own(function):
         if isinstance(node, (ast.With, ast.AsyncWith)):
@@ -163,26 +163,26 @@ def every_road(program: Program, compiled: Compiled) -> Iterator[Found]:
         called = program.names.dotted(call.func)
         if called in _CHANGE:
             yield call, "state-change", f"`{called}` is called"
-        elif called in _QUERY and compiled.road != "script":
+        elif called in _QUERY and compiled.compiler != "script":
             yield call, "query-frozen", f"`{called}` is called"
 
 
-def traced_under(program: Program) -> Iterator[Found]:
+def traced_under(program: LintedProgram) -> Iterator[Found]:
     """The calls of torch.jit.trace that stand in an enabled region that keeps casts."""
     for call in program.calls:
-        if program.road(call) == "trace":
+        if program.compiler(call) == "traced":
             for made in around(program, call):
                 if made.cache_enabled.value is not False:
-                    yield call, "trace-under-autocast", f"{ROADS['trace']} is called in a region that keeps casts"
+                    yield call, "trace-under-autocast", f"{COMPILERS['traced']} is called in a region that keeps casts"
                     break
 
 
-def _regions(program: Program, function: Function) -> Iterator[tuple[ast.AST, Region]]:
+def _regions(program: LintedProgram, function: Function) -> Iterator[tuple[ast.AST, LintedRegion]]:
     yield from ((made.call, made) for made in decorators(program, function))
     yield from ((made.call, made) for _, made in entered(program, function) if made is not None)
 
 
-def _made_here(program: Program, function: Function, expression: ast.expr) -> bool:
+def _made_here(program: LintedProgram, function: Function, expression: ast.expr) -> bool:
     """Whether the object that a with statement enters was made by the same function, under a plain name."""
     if not isinstance(expression, ast.Name):
         return False
@@ -190,12 +190,12 @@ def _made_here(program: Program, function: Function, expression: ast.expr) -> bo
     return found is not None and found[0] is function and len(found[1]) == 1
 
 
-def _used(program: Program, function: Function, name: str) -> bool:
+def _used(program: LintedProgram, function: Function, name: str) -> bool:
     nodes = (node for node in program.own(function) if isinstance(node, ast.Name))
     return any(node.id == name and isinstance(node.ctx, ast.Load) for node in nodes)
 
 
-def _reentered(program: Program, statement: ast.With | ast.AsyncWith) -> Iterator[Found]:
+def _reentered(program: LintedProgram, statement: ast.With | ast.AsyncWith) -> Iterator[Found]:
     outer = {_name(item) for parent in _withs(program, statement) for item in parent.items} - {""}
     for item in statement.items:
         entered = item.context_expr
@@ -203,7 +203,7 @@ def _reentered(program: Program, statement: ast.With | ast.AsyncWith) -> Iterato
             yield entered, "entered-twice", f"`{entered.id}` is entered inside itself"
 
 
-def _withs(program: Program, node: ast.AST) -> Iterator[ast.With | ast.AsyncWith]:
+def _withs(program: LintedProgram, node: ast.AST) -> Iterator[ast.With | ast.AsyncWith]:
     for parent in program.names.parents(node):
         if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             return
@@ -218,7 +218,7 @@ def _name(item: ast.withitem) -> str:
     return item.context_expr.id if isinstance(item.context_expr, ast.Name) else ""
 
 
-def _disables(program: Program, roots: list[Function]) -> bool:
+def _disables(program: LintedProgram, roots: list[Function]) -> bool:
     """Whether a traced program has a disabled region in itself or in what it calls."""
     waiting, seen = list(roots), set[Function]()
     while waiting:
@@ -228,11 +228,11 @@ def _disables(program: Program, roots: list[Function]) -> bool:
         seen.add(function)
         if any(made.disabled for _, made in _regions(program, function)):
             return True
-        waiting += [callee for call in program.calls_of(function) for callee in program.callees(call, "trace")]
+        waiting += [callee for call in program.calls_of(function) for callee in program.callees(call, "traced")]
     return False
 
 
-def _custom(program: Program, function: Function) -> Iterator[Found]:
+def _custom(program: LintedProgram, function: Function) -> Iterator[Found]:
     for decorator in function.decorator_list:
         made = decorator.func if isinstance(decorator, ast.Call) else decorator
         if program.names.dotted(made) in _CUSTOM_FWD:

@@ -14,6 +14,7 @@ from ampcheck.observe.dispatcher import UNKNOWN
 from ampcheck.observe.recorder import tensors
 from ampcheck.spec.casting import Leaf, expect
 from ampcheck.spec.torch_dtypes import name_of
+from ampcheck.tools.torch_private import is_functorch_wrapped
 from ampcheck.tools.tracing.names import CONVERSIONS
 from ampcheck.tools.tracing.records import CastRecord, OpRecord, Origin
 from ampcheck.tools.tracing.sources import Sources
@@ -33,7 +34,7 @@ class _Pending:
 
 
 @dataclass(eq=False)
-class Call:
+class TracedCall:
     """A public call while it runs; `func` is None for what runs without one.
 
     `node`, `sequence`: autograd's node and sequence number when it began. `enabled`: the device types autocast is on
@@ -60,10 +61,10 @@ class _Kept:
     storage: StorageWeakRef
     cast: CastRecord
     weight: weakref.ref[torch.Tensor]
-    call: Call
+    call: TracedCall
 
 
-class Casts:
+class CastTracker:
     """Follows casts from where they are made to the kernels that take them."""
 
     def __init__(self, sources: Sources) -> None:
@@ -72,7 +73,7 @@ class Casts:
         self._made: dict[int, StorageWeakRef] = {}
         self._limit = 1024
 
-    def add(self, call: Call, record: OpRecord, before: torch.Tensor, after: torch.Tensor) -> None:
+    def add(self, call: TracedCall, record: OpRecord, before: torch.Tensor, after: torch.Tensor) -> None:
         """A cast was made in a call."""
         given, got = name_of(before.dtype), name_of(after.dtype)
         count = before.numel()
@@ -103,7 +104,7 @@ class Casts:
             if kind == "weight" and not cast.cacheable:
                 self._weights[target._cdata] = _Kept(StorageWeakRef(target), cast, weakref.ref(before), call)
 
-    def consumed(self, call: Call, policy: str, overload: str, given: Sequence[torch.Tensor]) -> None:
+    def consumed(self, call: TracedCall, policy: str, overload: str, given: Sequence[torch.Tensor]) -> None:
         """A kernel is about to take some tensors: casts among them that its policy explains are autocast's."""
         record = call.record
         if record is None or not record.region.enabled or not (call.pending or self._weights):
@@ -123,7 +124,7 @@ class Casts:
             elif call.func is not None or call.node is None:
                 self._hit(call, record, storage._cdata)
 
-    def _hit(self, call: Call, record: OpRecord, storage: int) -> None:
+    def _hit(self, call: TracedCall, record: OpRecord, storage: int) -> None:
         kept = self._weights.get(storage)
         if kept is None or kept.call is call or storage in call.hits or kept.storage.expired():
             return
@@ -134,7 +135,7 @@ class Casts:
         if weight is not None and weight._version != kept.cast.version:
             record.stale.append(kept.cast.source)
 
-    def settle(self, call: Call) -> None:
+    def settle(self, call: TracedCall) -> None:
         """A call ended: decide whose its casts were."""
         record = call.record
         if record is None or not call.pending:
@@ -150,7 +151,7 @@ class Casts:
                 self._weights.pop(storage, None)
         call.pending.clear()
 
-    def _asked(self, call: Call, record: OpRecord) -> dict[int, str]:
+    def _asked(self, call: TracedCall, record: OpRecord) -> dict[int, str]:
         """The dtype that the call's own policy asks of each of its arguments."""
         if not record.region.enabled or record.policy not in ("downcast", "upcast", "promote", UNKNOWN):
             return {}
@@ -173,7 +174,7 @@ class Casts:
             self._limit = max(1024, 2 * len(self._made))
 
 
-def _origin(call: Call, record: OpRecord, pending: _Pending, asked: dict[int, str]) -> Origin:
+def _origin(call: TracedCall, record: OpRecord, pending: _Pending, asked: dict[int, str]) -> Origin:
     if call.func is not None and record.name.partition(".")[0] in CONVERSIONS:
         return "user"
     if call.node is not None and call.func is None:
@@ -190,9 +191,9 @@ def _origin(call: Call, record: OpRecord, pending: _Pending, asked: dict[int, st
     return "op"
 
 
-def _transformed(call: Call) -> bool:
+def _transformed(call: TracedCall) -> bool:
     """Whether vmap, grad or the like wraps its arguments: what is cast are then the tensors inside of them."""
-    return any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors((call.args, call.kwargs)))
+    return any(is_functorch_wrapped(t) for t in tensors((call.args, call.kwargs)))
 
 
 def _matching(cast: CastRecord, forward: OpRecord) -> list[CastRecord]:

@@ -8,11 +8,13 @@ from functools import cache, lru_cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
 
 from ampcheck.observe.dispatcher import UNKNOWN
 from ampcheck.observe.recorder import overload_name
+from ampcheck.observe.torch_private import OpOverloadPacket, registrations
+from ampcheck.register.torch_private import OpOverload, backend_name
 from ampcheck.spec.policies import KEYS, closest, table
+from ampcheck.tools.torch_private import resolve
 
 _KEY_OF = {key.removeprefix("Autocast").lower(): key for key in KEYS}
 
@@ -56,7 +58,7 @@ def public_name(func: Callable[..., Any]) -> str:
 
 def key_of(device_type: str) -> str:
     """The autocast dispatch key of a device type. A backend's own name stands for PrivateUse1."""
-    if device_type == torch._C._get_privateuse1_backend_name():
+    if device_type == backend_name():
         return "AutocastPrivateUse1"
     return _KEY_OF.get(device_type, f"Autocast{device_type.upper()}")
 
@@ -73,7 +75,7 @@ def _policies(device_type: str) -> Mapping[str, str]:
             if device.type == device_type:
                 known = dict(device.policies())
     try:
-        live = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+        live = registrations(key)
     except RuntimeError:  # there is no such key: such a device type has no autocast
         return known
     return {name.removeprefix("aten::"): UNKNOWN for name in live} | known
@@ -111,7 +113,7 @@ def call_policy(device_type: str, name: str, args: tuple[Any, ...], kwargs: dict
     if len(policies) == 1:
         return policies.pop()
     try:
-        variant = torch._C._jit_resolve_packet(f"aten::{name}", *args, **kwargs)
+        variant = resolve(f"aten::{name}", *args, **kwargs)
     except RuntimeError:  # the public signature is not the schema's
         return UNKNOWN
     return overloads.get(name if variant == "default" else f"{name}.{variant}", "fallthrough")

@@ -9,19 +9,19 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck.observe.recorder import _CASTS, overload_name, tensors
+from ampcheck.observe.recorder import CASTS, overload_name, tensors
+from ampcheck.observe.torch_private import DisableTorchFunction, TorchDispatchMode
+from ampcheck.register.torch_private import DispatchKey, OpOverload, backend_name, has_kernel
 from ampcheck.spec.dtypes import is_floating
 from ampcheck.spec.torch_dtypes import name_of
+from ampcheck.tools.torch_private import FakeTensor, current_node, restored_state, sequence_number
 from ampcheck.tools.tracing import names
-from ampcheck.tools.tracing.casts import Call, Casts
-from ampcheck.tools.tracing.records import OpRecord, Region
+from ampcheck.tools.tracing.casts import CastTracker, TracedCall
+from ampcheck.tools.tracing.records import OpRecord, TracedRegion
 from ampcheck.tools.tracing.sources import Sources
 
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_COMPOSITE = DispatchKey.CompositeImplicitAutograd
 # Kernels that move no data, beside those whose schema says that they return a view.
 _VIEWS = frozenset(("_unsafe_view", "_reshape_alias", "lift_fresh", "set_.source_Tensor"))
 
@@ -34,43 +34,42 @@ class _Signature(NamedTuple):
 
 
 @cache
-def _signature(func: OpOverload) -> _Signature:
+def signature_of(func: OpOverload) -> _Signature:
     name = overload_name(func)
     if name.startswith(("prim::", "profiler::")):
         return _Signature(name, False, True, False)
     qualified = str(func._schema.name) + (f".{func._schema.overload_name}" if func._schema.overload_name else "")
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
     # A composite op with a kernel of its own for a backend is not taken apart there.
-    composite = has(qualified, "CompositeImplicitAutograd") and not has(qualified, "CPU")
-    return _Signature(name, name in _CASTS, bool(func.is_view) or name in _VIEWS, composite)
+    composite = has_kernel(qualified, "CompositeImplicitAutograd") and not has_kernel(qualified, "CPU")
+    return _Signature(name, name in CASTS, bool(func.is_view) or name in _VIEWS, composite)
 
 
-class Recorder:
+class TraceRecorder:
     """The state of one trace. `ops` are the records made so far."""
 
     def __init__(self) -> None:
         self.ops: list[OpRecord] = []
         self._sources = Sources()
-        self._casts = Casts(self._sources)
-        self._calls: list[Call] = []
+        self._casts = CastTracker(self._sources)
+        self._calls: list[TracedCall] = []
         # What runs without a public call: the backward, and what TorchScript runs.
-        self._loose: Call | None = None
+        self._loose: TracedCall | None = None
         # Autograd's sequence numbers where forward records start, ascending, to find the forward of a backward node.
         self._starts: list[int] = []
         self._started: list[OpRecord] = []
         self._types = [name for name in _device_types() if torch.amp.is_autocast_available(name)]
         self._error: Exception | None = None
 
-    def enter(self, call: Call) -> bool:
+    def enter(self, call: TracedCall) -> bool:
         """A public call begins. Returns whether it is one of the same function inside of another."""
         self._end_loose()
-        call.node = torch._C._current_autograd_node()
-        call.sequence = torch._C._autograd._get_sequence_nr()
+        call.node = current_node()
+        call.sequence = sequence_number()
         again = bool(self._calls) and self._calls[-1].func is call.func
         self._calls.append(call)
         return again
 
-    def leave(self, call: Call) -> None:
+    def leave(self, call: TracedCall) -> None:
         """It ended, by whatever way."""
         self._end_loose()
         self._calls.remove(call)
@@ -78,7 +77,7 @@ class Recorder:
             self._casts.settle(call)
         call.args, call.kwargs = (), {}
 
-    def failed(self, call: Call, error: Exception) -> None:
+    def failed(self, call: TracedCall, error: Exception) -> None:
         """It raised. Only the innermost call that an exception comes from is marked."""
         # PyTorch's own control flow is no error: a checkpoint stops its recomputation by a private exception.
         if error is not self._error and not type(error).__name__.startswith("_"):
@@ -95,7 +94,7 @@ class Recorder:
         self._calls.clear()
         self._error = None
         self._sources = Sources()
-        self._casts = Casts(self._sources)
+        self._casts = CastTracker(self._sources)
 
     def kernel(
         self, mode: TorchDispatchMode, func: OpOverload, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -104,7 +103,7 @@ class Recorder:
         # Function modes saw the program's call; the second one from here they would not see without a trace. The
         # methods of tensor subclasses are the program's again.
         unseen = _unseen() if all(kind is FakeTensor for kind in types) else nullcontext()
-        signature = _signature(func)
+        signature = signature_of(func)
         call = self._current()
         if signature.is_cast or signature.is_view:
             with unseen:
@@ -137,7 +136,7 @@ class Recorder:
             self._end_loose()
         return out
 
-    def _moved(self, call: Call, signature: _Signature, args: tuple[Any, ...], out: Any) -> None:
+    def _moved(self, call: TracedCall, signature: _Signature, args: tuple[Any, ...], out: Any) -> None:
         """Note a kernel that computes nothing."""
         if not signature.is_cast:
             call.views += 1
@@ -146,15 +145,15 @@ class Recorder:
         elif out.dtype != args[0].dtype:
             self._casts.add(call, self._record(call, args[:1]), args[0], out)
 
-    def _current(self) -> Call:
-        node = torch._C._current_autograd_node()
+    def _current(self) -> TracedCall:
+        node = current_node()
         if self._calls and self._calls[-1].node is node:
             return self._calls[-1]
         if self._loose is None or self._loose.node is not node:
             self._end_loose()
-            self._loose = Call(None, (), {})
+            self._loose = TracedCall(None, (), {})
             self._loose.node = node
-            self._loose.sequence = torch._C._autograd._get_sequence_nr()
+            self._loose.sequence = sequence_number()
         return self._loose
 
     def _end_loose(self) -> None:
@@ -163,7 +162,7 @@ class Recorder:
                 self._casts.settle(self._loose)
             self._loose = None
 
-    def _record(self, call: Call, given: Sequence[torch.Tensor] | None = None) -> OpRecord:
+    def _record(self, call: TracedCall, given: Sequence[torch.Tensor] | None = None) -> OpRecord:
         if call.record is not None:
             return call.record
         # Inside a dispatch mode every autocast key is off; this is the state the program's call had.
@@ -172,7 +171,7 @@ class Recorder:
         device = next((t.device.type for t in (*tensors((call.args, call.kwargs)), *(given or ()))), "cpu")
         on = device in call.enabled
         dtype = name_of(torch.get_autocast_dtype(device)) if on else ""
-        region = Region(device, on, dtype, torch.is_autocast_cache_enabled())
+        region = TracedRegion(device, on, dtype, torch.is_autocast_cache_enabled())
         phase = "forward" if call.node is None else "backward"
         if call.func is not None:
             name = names.public_name(call.func)
@@ -189,7 +188,7 @@ class Recorder:
             self._started.append(record)
         return record
 
-    def _unnamed(self, call: Call) -> tuple[str, str, str, str]:
+    def _unnamed(self, call: TracedCall) -> tuple[str, str, str, str]:
         """Name, policy, module and place of what no public call is known for."""
         module, location = self._sources.place()
         if call.node is None:
@@ -206,7 +205,7 @@ class Recorder:
         return self._started[place] if place >= 0 and number < 2**63 else None
 
     @contextmanager
-    def _autocast(self, call: Call, free: bool) -> Iterator[None]:
+    def _autocast(self, call: TracedCall, free: bool) -> Iterator[None]:
         """Autocast as the kernel would have it without a trace: on inside of an op that has no policy itself."""
         types = call.enabled if free else ()
         for name in types:
@@ -220,17 +219,17 @@ class Recorder:
 
 def _unseen() -> AbstractContextManager[object]:
     """What the trace asks tensors itself is no business of function modes, its own or the program's."""
-    guard: AbstractContextManager[object] = torch._C.DisableTorchFunction()
+    guard: AbstractContextManager[object] = DisableTorchFunction()
     return guard
 
 
 def _outside() -> AbstractContextManager[None]:
-    guard: AbstractContextManager[None] = torch._C._RestorePythonTLSSnapshot()  # type: ignore[attr-defined]  # torch's stubs lack it
+    guard: AbstractContextManager[None] = restored_state()
     return guard
 
 
 def _device_types() -> tuple[str, ...]:
-    own = torch._C._get_privateuse1_backend_name()
+    own = backend_name()
     return ("cpu", "cuda", "xpu", "mps", "mtia", "maia", "hpu", "xla", "ipu", own)
 
 

@@ -40,7 +40,7 @@ class CastRecord:
 
 
 @dataclass(slots=True)
-class Region:
+class TracedRegion:
     """The autocast state for one device type; `dtype` and `cache` mean nothing where it is not `enabled`."""
 
     device: str
@@ -81,7 +81,7 @@ class OpRecord:
     phase: str
     module: str
     location: str
-    region: Region
+    region: TracedRegion
     casts: list[CastRecord] = field(default_factory=list)
     cache_hits: int = 0
     stale: list[str] = field(default_factory=list)

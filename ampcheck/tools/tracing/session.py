@@ -11,17 +11,23 @@ from unittest.mock import patch
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.errors import UsageError
+from ampcheck.observe.torch_private import DisableTorchFunction, TorchDispatchMode
+from ampcheck.tools.torch_private import (
+    disabled_function,
+    function_mode_at,
+    function_modes,
+    is_multithreaded,
+    set_multithreaded,
+)
 from ampcheck.tools.tracing import names, report
-from ampcheck.tools.tracing.casts import Call
-from ampcheck.tools.tracing.recorder import Recorder
+from ampcheck.tools.tracing.casts import TracedCall
+from ampcheck.tools.tracing.recorder import TraceRecorder
 from ampcheck.tools.tracing.records import OpRecord
 
 _active = threading.local()
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_DISABLED = torch._C._disabled_torch_function_impl
 _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
@@ -29,7 +35,7 @@ class Trace(AbstractContextManager["Trace"]):
     """What `trace()` gives. `ops` holds a record per op, in the program's order, and can be read while it runs."""
 
     def __init__(self) -> None:
-        self._recorder = Recorder()
+        self._recorder = TraceRecorder()
         self._stack: ExitStack | None = None
         self.ops: list[OpRecord] = self._recorder.ops
 
@@ -93,20 +99,20 @@ def trace() -> Trace:
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """Autograd on the calling thread. The program's function modes do not see the trace switch it."""
-    before = torch._C._is_multithreading_enabled()
-    with torch._C.DisableTorchFunction():
-        torch._C._set_multithreading_enabled(False)
+    before = is_multithreaded()
+    with DisableTorchFunction():
+        set_multithreaded(False)
     try:
         yield
     finally:
-        with torch._C.DisableTorchFunction():
-            torch._C._set_multithreading_enabled(before)
+        with DisableTorchFunction():
+            set_multithreaded(before)
 
 
 class _PublicCalls(TorchFunctionMode):
     """Sees each call into PyTorch before autocast does."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: TraceRecorder) -> None:
         super().__init__()
         self._recorder = recorder
 
@@ -116,7 +122,7 @@ class _PublicCalls(TorchFunctionMode):
         kwargs = kwargs or {}
         if getattr(func, "__name__", "") in ("__get__", "__set__"):
             return func(*args, **kwargs)
-        call = Call(func, args, kwargs)
+        call = TracedCall(func, args, kwargs)
         # Tensor methods in Python call the method of the base class, which comes back here under the same name.
         again = self._recorder.enter(call)
         try:
@@ -135,7 +141,7 @@ class _PublicCalls(TorchFunctionMode):
 class _Kernels(TorchDispatchMode):
     """Sees the casts and the kernels."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: TraceRecorder) -> None:
         super().__init__()
         self._recorder = recorder
 
@@ -151,7 +157,7 @@ def _body(func: Any) -> Callable[..., Any] | None:
     None for a function that has none, and where another function mode runs: that one sees the call first, as it would
     without a trace.
     """
-    if not isinstance(func, FunctionType) or torch._C._len_torch_function_stack():
+    if not isinstance(func, FunctionType) or function_modes():
         return None
     checks = [name for name in _OVERRIDE_CHECKS if name in func.__code__.co_names and name in func.__globals__]
     if not checks:
@@ -164,7 +170,8 @@ def _body(func: Any) -> Callable[..., Any] | None:
 
 def _plain(types: Iterable[type]) -> bool:
     """Whether none of some types has a `__torch_function__` of its own, by the rule that PyTorch's arguments follow."""
-    return all(kind in _PLAIN or getattr(kind, "__torch_function__", _DISABLED) is _DISABLED for kind in types)
+    off = disabled_function
+    return all(kind in _PLAIN or getattr(kind, "__torch_function__", off) is off for kind in types)
 
 
 def _never(*args: Any) -> bool:
@@ -181,7 +188,7 @@ def _overridden(args: Any) -> bool:
     """
     if not _has_torch_function(args):
         return False
-    modes = torch._C._len_torch_function_stack()
-    if modes == 1 and isinstance(torch._C._get_function_stack_at(0), _PublicCalls):
+    modes = function_modes()
+    if modes == 1 and isinstance(function_mode_at(0), _PublicCalls):
         return not _plain(map(type, args))
     return True

@@ -9,11 +9,11 @@ from types import CodeType, FrameType
 import torch
 
 from ampcheck.spec.torch_dtypes import name_of
+from ampcheck.tools.torch_private import MODULE_CALL
 from ampcheck.tools.tracing.records import Kind
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = os.path.dirname(__file__) + os.sep
-_MODULE_CALL = torch.nn.Module._call_impl.__code__
 
 
 class Sources:
@@ -31,7 +31,7 @@ class Sources:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
-            if code is _MODULE_CALL:
+            if code is MODULE_CALL:
                 modules.append(frame.f_locals["self"])
             elif not location and not self._in_library(code):
                 location = f"{_short(code.co_filename)}:{frame.f_lineno}"

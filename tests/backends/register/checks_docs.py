@@ -1,4 +1,4 @@
-"""The blocks of docs/register_autocast.md do what the page says."""
+"""The blocks about register_autocast in docs/your_backend.md do what the page says."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 import torch
 from register_support import HALF, NAME, WIDE, rand
 
-PAGE = Path(__file__).parents[3] / "docs" / "register_autocast.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+PAGE = (Path(__file__).parents[3] / "docs" / "your_backend.md").read_text(encoding="utf-8")
+PAGE = PAGE.partition("\n## register_autocast\n")[2].partition("\n## ")[0]
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def run(number: int, scope: dict[str, Any]) -> None:
@@ -48,5 +49,5 @@ def check_blocks(capsys: pytest.CaptureFixture[str]) -> None:
 def check_policies_are_listed() -> None:
     from ampcheck.spec.casting import POLICIES
 
-    rows = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
     assert rows == [*POLICIES, "fallthrough"]

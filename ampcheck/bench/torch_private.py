@@ -1,0 +1,18 @@
+"""The private names of torch that benchmarks need, besides those below. docs/private_api.md lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ampcheck.spec.private_names import PrivateNames
+
+NAMES = PrivateNames("ampcheck.bench", without="ampcheck bench does not work without them", torch="2.13.0")
+
+parse_key: Callable[[str], Any] = NAMES.take(
+    "torch._C._dispatch_key_parse", "what an autocast kernel written in Python costs"
+)
+# Dynamo takes seconds to import, so it is looked up when it is used.
+aot_autograd = NAMES.call("torch._dynamo.backends.common.aot_autograd", "the kernels of a compiled program")
+dynamo_config = NAMES.module("torch._dynamo.config", "compiling one function for each variant of it")
+NAMES.check()

@@ -1,0 +1,25 @@
+"""The private names of torch that inputs and PyTorch's own test lists need. docs/private_api.md lists them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ampcheck.spec.private_names import PrivateNames
+
+NAMES = PrivateNames("ampcheck.samples", without="no case can be run without them", torch="2.13.0")
+
+if TYPE_CHECKING:
+    from torch._C import ScriptFunction as ScriptFunction
+    from torch._C import ScriptMethod as ScriptMethod
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    disable_current_modes = _disable_current_modes
+else:
+    ScriptFunction = NAMES.take("torch._C.ScriptFunction", "putting back the calls that torch.testing._internal wraps")
+    ScriptMethod = NAMES.take("torch._C.ScriptMethod", "putting back the calls that torch.testing._internal wraps")
+    disable_current_modes = NAMES.take(
+        "torch.utils._python_dispatch._disable_current_modes", "making inputs unseen by a device's dispatch modes"
+    )
+
+TESTING: str = NAMES.package("torch.testing._internal", "PyTorch's op database and autocast lists")
+NAMES.check()

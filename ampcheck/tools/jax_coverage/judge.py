@@ -1,0 +1,144 @@
+"""Whether a result is the CPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ampcheck.tools.jax_coverage import samples
+
+Path = str
+
+
+def leaves(value: Any, path: Path = "the result") -> Iterator[tuple[Path, Any]]:
+    """The values inside lists, tuples and dicts, each with words for where it is."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from leaves(item, f"{path}[{key!r}]")
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            yield from leaves(item, f"output {i}" if path == "the result" else f"{path}[{i}]")
+    else:
+        yield path, value
+
+
+def difference(actual: Any, expected: Any, rtol: float, atol: float, *, values: bool = True) -> str:
+    """A sentence on the first difference between two results; "" where they agree.
+
+    Tolerances hold for float32; float64 is held to 1e-7, lower precision to PyTorch's own defaults. With `values` false
+    only shapes and dtypes are compared.
+    """
+    mine, theirs = list(leaves(actual)), list(leaves(expected))
+    if len(mine) != len(theirs):
+        return f"gave {len(mine)} outputs; the CPU gives {len(theirs)}"
+    for (path, a), (_, e) in zip(mine, theirs, strict=True):
+        if found := _leaf(path, a, e, rtol, atol, values):
+            return found
+    return ""
+
+
+def _leaf(path: Path, actual: Any, expected: Any, rtol: float, atol: float, values: bool) -> str:
+    if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
+        return _plain(path, actual, expected, rtol, atol, values)
+    if actual.layout != expected.layout:
+        return f"{path} has layout {actual.layout}; the CPU's has {expected.layout}"
+    if actual.shape != expected.shape:
+        return f"{path} has shape {list(actual.shape)}; the CPU's has {list(expected.shape)}"
+    if actual.dtype != expected.dtype:
+        return f"{path} is {actual.dtype}; the CPU's is {expected.dtype}"
+    return _values(path, actual, expected, rtol, atol) if values else ""
+
+
+def _plain(path: Path, actual: Any, expected: Any, rtol: float, atol: float, values: bool) -> str:
+    if isinstance(actual, torch.Tensor) or isinstance(expected, torch.Tensor):
+        return f"{path} is a {type(actual).__name__}; the CPU's is a {type(expected).__name__}"
+    if not values or actual == expected:
+        return ""
+    if isinstance(expected, float) and isinstance(actual, float):
+        return _values(path, torch.tensor(actual), torch.tensor(expected), rtol, atol)
+    return f"{path} is {actual!r}; the CPU's is {expected!r}"
+
+
+def _values(path: Path, actual: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float) -> str:
+    if expected.layout != torch.strided:
+        actual, expected = actual.to_dense(), expected.to_dense()
+    actual, expected = actual.detach().resolve_conj().resolve_neg(), expected.detach().resolve_conj().resolve_neg()
+    real = expected.real if expected.is_complex() else expected
+    if real.dtype == torch.float64:
+        rtol, atol = 1e-7, 1e-7
+    elif real.dtype in (torch.float16, torch.bfloat16):
+        rtol, atol = max(rtol, 1.6e-2), atol
+    elif not real.is_floating_point():
+        rtol, atol = 0.0, 0.0
+    same = torch.isclose(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
+    if bool(same.all()):
+        return ""
+    wrong = int((~same).sum())
+    return f"{path} is wrong at {wrong} of {same.numel()} elements, {_worst(actual[~same], expected[~same])}"
+
+
+def _worst(actual: torch.Tensor, expected: torch.Tensor) -> str:
+    kind = torch.complex128 if expected.is_complex() else torch.float64
+    gap = (actual.to(kind) - expected.to(kind)).abs()
+    finite = gap[gap.isfinite()]
+    if not finite.numel():
+        return f"e.g. {actual[0].item()} for {expected[0].item()}"
+    at = int(torch.where(gap.isfinite(), gap, -1.0).argmax())
+    return f"by up to {finite.max().item():.3g} ({actual[at].item():.6g} for {expected[at].item():.6g})"
+
+
+def distribution(actual: list[Any], expected: list[Any]) -> str:
+    """A sentence where two lists of random draws differ in shape, dtype or distribution; "" where they agree.
+
+    Within six standard errors: the share of draws below each decile of the CPU's, and the mean and the standard
+    deviation, unless the tail is so heavy that they say nothing.
+    """
+    if found := difference(actual[0], expected[0], 0.0, 0.0, values=False):
+        return found
+    columns = zip(
+        *([v for _, v in leaves(d)] for d in actual), *([v for _, v in leaves(d)] for d in expected), strict=True
+    )
+    for i, column in enumerate(columns):
+        mine, theirs = column[: len(actual)], column[len(actual) :]
+        if isinstance(theirs[0], torch.Tensor) and theirs[0].numel() and (found := _drawn(mine, theirs)):
+            return f"output {i}, {found}"
+    return ""
+
+
+def _drawn(actual: Any, expected: Any) -> str:
+    """Compare draws of one output. Elements of one draw may depend on each other, as channels dropped together do."""
+    shape = expected[0].shape
+    independent = len(expected) * max(1, int(torch.Size(shape[:2]).numel()))
+    a, e = (torch.stack([t.detach().double().reshape(-1) for t in draws]).reshape(-1) for draws in (actual, expected))
+    if bool(a.isfinite().all()) != bool(e.isfinite().all()):
+        return (
+            f"{int((~a.isfinite()).sum())} of {a.numel()} draws are not finite; the CPU's {int((~e.isfinite()).sum())}"
+        )
+    slack = 6 * (2 / independent) ** 0.5
+    deciles = torch.quantile(e[:: max(1, e.numel() // 1_000_000)], torch.linspace(0.1, 0.9, 9, dtype=torch.float64))
+    for level in deciles.tolist():
+        below, theirs = (float(((x < level) + 0.5 * (x == level)).double().mean()) for x in (a, e))
+        if abs(below - theirs) > slack * max(theirs * (1 - theirs), 0.05) ** 0.5:
+            return f"a share of {below:.3f} of the draws is below {level:.4g}; of the CPU's {theirs:.3f}"
+    return _moments(a, e, slack)
+
+
+def _moments(a: torch.Tensor, e: torch.Tensor, slack: float) -> str:
+    """Compare mean and standard deviation, unless a heavy tail leaves no moments to compare."""
+    deviation = float(e.std(correction=0))
+    scaled = (e - e.mean()) / max(deviation, 1e-6)
+    if float(scaled.abs().max()) > 12:
+        return ""
+    if abs(float(a.mean() - e.mean())) > slack * max(deviation, 1e-6):
+        return f"the mean of the draws is {float(a.mean()):.4g}; of the CPU's {float(e.mean()):.4g}"
+    tail = max(float(scaled.pow(4).mean()) - 1, 0.25) ** 0.5
+    if abs(float(a.std(correction=0)) - deviation) > slack * max(tail / 2, 0.2) * max(deviation, 1e-6):
+        return f"the standard deviation of the draws is {float(a.std(correction=0)):.4g}; of the CPU's {deviation:.4g}"
+    return ""
+
+
+def uninitialised(name: str) -> bool:
+    """Whether the values of the op's result mean nothing."""
+    return name.split(".")[0] in samples.UNINITIALISED

@@ -1,0 +1,131 @@
+"""The ways an op is computed: by PyTorch on the device of `ampcheck.jax_device`, or by torchax."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from ampcheck.observe.torch_private import pytree
+
+
+class Way(Protocol):
+    """How inputs reach an implementation and results come back."""
+
+    caches: bool
+    """Whether a second call of the same kind takes another path than the first."""
+    host_arguments: bool
+    """Whether arguments that PyTorch wants on the CPU stay there (`samples.HOST_ARGUMENTS`)."""
+
+    def there(self, tree: Any) -> Any:
+        """The CPU tensors of a sample on the implementation, devices named in it replaced."""
+
+    def back(self, tree: Any) -> Any:
+        """The results on the CPU. Raises RuntimeError where one is not the implementation's."""
+
+    def around(self, given: Any) -> contextlib.AbstractContextManager[Any]:
+        """What the op is called under with these arguments, which `there` gave."""
+
+
+def _moved(tree: Any, move: Callable[[torch.Tensor], Any]) -> Any:
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return move(leaf)
+        if isinstance(leaf, torch.device) or leaf == "cpu":
+            return "jax"
+        return leaf
+
+    return pytree.tree_map(one, tree)
+
+
+def _named(given: Any) -> bool:
+    """Whether an argument says which device is meant: a tensor on it, or its name."""
+    return any(
+        leaf == "jax" if isinstance(leaf, str) else isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(given)
+    )
+
+
+class Device:
+    """Plain tensors of `torch.device("jax")`."""
+
+    caches = True
+    host_arguments = True
+
+    def __init__(self) -> None:
+        import ampcheck.jax_device  # noqa: F401  # makes the device
+
+    def there(self, tree: Any) -> Any:
+        """A tensor that is not contiguous keeps its strides."""
+        return _moved(tree, self._move)
+
+    @staticmethod
+    def _move(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.detach()
+        if tensor.layout == torch.strided and not tensor.is_contiguous() and 0 not in tensor.stride():
+            strided = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="jax")
+            return strided.copy_(tensor)
+        return tensor.to("jax")
+
+    def back(self, tree: Any) -> Any:
+        """The tensors' CPU copies."""
+
+        def one(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            if leaf.device.type != "jax":
+                raise RuntimeError(f"a result lies on {leaf.device}")
+            return leaf.detach().cpu()
+
+        return pytree.tree_map(one, tree)
+
+    def around(self, given: Any) -> contextlib.AbstractContextManager[Any]:
+        """Nothing; where no argument says which device is meant, the device is the default."""
+        return contextlib.nullcontext() if _named(given) else torch.device("jax")
+
+
+class Torchax:
+    """torchax's tensors under its default environment, in its accuracy mode (64-bit types, full matmul precision)."""
+
+    caches = False
+    host_arguments = False
+
+    def __init__(self) -> None:
+        torchax = importlib.import_module("torchax")
+        torchax.enable_accuracy_mode()
+        self._env: Any = torchax.default_env()
+
+    def there(self, tree: Any) -> Any:
+        """torchax's own copies."""
+        return _moved(tree, lambda t: self._env.to_xla(t.detach()))
+
+    def back(self, tree: Any) -> Any:
+        """The CPU copies of torchax's tensors."""
+
+        def one(leaf: Any) -> Any:
+            if type(leaf).__module__.startswith("torchax"):
+                return leaf.torch()
+            if isinstance(leaf, torch.Tensor):
+                raise RuntimeError(f"a result is a plain tensor on {leaf.device}, not torchax's")
+            return leaf
+
+        return pytree.tree_map(one, tree)
+
+    def around(self, given: Any) -> contextlib.AbstractContextManager[Any]:
+        """torchax's environment, which answers for its tensors; and where no argument says so, the default device."""
+        stack = contextlib.ExitStack()
+        stack.enter_context(self._env)
+        if not _named(given):
+            stack.enter_context(torch.device("jax"))
+        return stack
+
+
+def way(name: str) -> Way:
+    """The way of that name. Raises ValueError for an unknown one."""
+    if name == "jax":
+        return Device()
+    if name == "torchax":
+        return Torchax()
+    raise ValueError(f"no implementation is called {name!r}; known: jax, torchax")

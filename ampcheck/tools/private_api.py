@@ -1,0 +1,118 @@
+"""Write docs/private_api.md: the private names of torch that ampcheck uses, from the files `torch_private.py`.
+
+`python -m ampcheck.tools.private_api` writes it. The files are read, not imported: one of them makes the jax device.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ampcheck.errors import UsageError
+
+PACKAGE = Path(__file__).parents[1]
+FILE = "torch_private.py"
+PAGE = PACKAGE.parent / "docs" / "private_api.md"
+
+_HEAD = """\
+# Private names of torch
+
+PyTorch promises nothing of these names. Each package takes those that it needs in one file, `torch_private.py`, which
+raises an error at import that lists all that the installed torch lacks. Other code of ampcheck uses no private name:
+`tests/spec/test_private_names.py` reads every file. `python -m ampcheck.tools.private_api` writes this page from those
+files. A higher package takes what it can from those below. It cannot take from `ampcheck.jax_device`, as importing that
+makes the device, so some names are in two files.
+
+"At the call" means that the name is looked up when it is used, because its module takes long to import or because tests
+replace it in torch. An attribute is used as `object._name`. "If there" means that a torch without it will do.
+"""
+
+
+class Name(NamedTuple):
+    """A private name. `ours`: the name it has in ampcheck, empty for an attribute. `when`: how it is looked up."""
+
+    path: str
+    ours: str
+    need: str
+    when: str
+    torch: str
+
+
+class File(NamedTuple):
+    """A `torch_private.py`: its package, what does not work without its names, and the names."""
+
+    package: str
+    without: str
+    names: tuple[Name, ...]
+
+
+_WHEN = {
+    "take": "",
+    "call": "at the call",
+    "module": "at the call",
+    "package": "at the call",
+    "attributes": "attribute",
+    "optional": "attribute, if there",
+}
+
+
+def files() -> list[File]:
+    """Every `torch_private.py`, the lowest layer first."""
+    found = {path.parent.name: path for path in PACKAGE.rglob(FILE)}
+    order = ("register", "jax_device", "samples", "observe", "torchscript", "tools", "bench")
+    if set(found) != set(order):
+        raise UsageError(f"{FILE} is in {', '.join(sorted(found))}; ampcheck/tools/private_api.py lists {order}")
+    return [read(found[name]) for name in order]
+
+
+def read(path: Path) -> File:
+    """The names that a `torch_private.py` declares. Raises UsageError for one that is not written as a literal."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    ours: dict[ast.AST, str] = {}
+    for node in ast.walk(tree):
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(target, ast.Name) and node.value is not None:
+            ours[node.value] = target.id
+    made = next(call for call, name in ours.items() if name == "NAMES" and isinstance(call, ast.Call))
+    about = {k.arg: ast.literal_eval(k.value) for k in made.keywords}
+    names: list[Name] = []
+    for call in ast.walk(tree):
+        method = call.func if isinstance(call, ast.Call) else None
+        if isinstance(call, ast.Call) and isinstance(method, ast.Attribute) and method.attr in _WHEN:
+            names += _declared(path, call, method.attr, ours.get(call, ""), about["torch"])
+    return File(ast.literal_eval(made.args[0]), about["without"], tuple(sorted(names)))
+
+
+def _declared(path: Path, call: ast.Call, method: str, ours: str, torch: str) -> Iterator[Name]:
+    try:
+        given = [ast.literal_eval(argument) for argument in call.args]
+        named = {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg != "of"}
+    except ValueError as error:
+        raise UsageError(f"{path}:{call.lineno}: names and reasons are written as literals") from error
+    torch = named.get("torch", torch)
+    if "need" in named:
+        for attribute in given[1:]:
+            yield Name(f"{given[0]}.{attribute}", "", named["need"], _WHEN[method], torch)
+    else:
+        yield Name(given[0], ours, given[1], _WHEN[method], torch)
+
+
+def page() -> str:
+    """The text of docs/private_api.md."""
+    parts = [_HEAD]
+    for file in files():
+        parts.append(f"## `{file.package}`\n\nOf {len(file.names)} names: {file.without}.\n")
+        rows = [
+            f"| `{n.path}` | {f'`{n.ours}`' if n.ours else ''} | {n.need} | {n.when} | {n.torch} |" for n in file.names
+        ]
+        parts.append(
+            "\n".join(["| of torch | here | needed for | how | seen in torch |", "|---|---|---|---|---|", *rows])
+        )
+        parts.append("")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

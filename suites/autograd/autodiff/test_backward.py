@@ -1,0 +1,502 @@
+"""Rule autodiff: backward computes in the dtypes of the forward pass, wherever and in whichever mode it is called.
+
+Source, where a case names no other: https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast, "Backward ops run in
+the same type that autocast used for corresponding forward ops." Gradients are compared with those of the same ops with
+explicit casts. The second part is about grad modes, anomaly detection, threads and second derivatives.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.grad_mode import set_multithreading_enabled
+from torch.nn import functional as F
+
+from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("autodiff")
+
+
+def _elsewhere(amp: Amp) -> AbstractContextManager[object]:
+    """A region of another device type, which fake tensors alone could be in here."""
+    return torch.autocast("cpu" if amp.type != "cpu" else "xpu", dtype=amp.dtype)
+
+
+PLACES: dict[str, Callable[[Amp], Any]] = {
+    "outside": lambda amp: nullcontext(),
+    "same": lambda amp: amp.region(),
+    "another": lambda amp: amp.region(amp.other),
+    "off": lambda amp: amp.region(enabled=False),
+    "unkept": lambda amp: amp.region(cache_enabled=False),
+    "elsewhere": _elsewhere,
+}
+
+# x and w are 4 by 4. Each op is the same with casts by hand, which `low` makes.
+NETS: dict[str, Callable[[Any, Any, Callable[[Any], Any]], Any]] = {
+    "product": lambda x, w, low: torch.mm(low(x), low(w)),
+    "layer": lambda x, w, low: F.linear(low(x), low(w), low(w[0])),
+    "batched": lambda x, w, low: torch.bmm(low(x.expand(2, 4, 4)), low(w.expand(2, 4, 4))),
+    "convolution": lambda x, w, low: F.conv2d(low(x.view(1, 1, 4, 4)), low(w.view(4, 1, 2, 2))),
+    "loss": lambda x, w, low: F.mse_loss(torch.mm(low(x), low(w)).float(), x),
+    "deep": lambda x, w, low: torch.mm(torch.mm(low(x), low(w)).relu(), low(w.t())).float().pow(2),
+}
+_BY_PLACE = pytest.mark.parametrize("place", list(PLACES))
+_BY_NET = pytest.mark.parametrize("net", list(NETS))
+
+
+def _as_it_is(tensor: Any) -> Any:
+    return tensor
+
+
+def _leaves(amp: Amp, count: int = 2) -> list[torch.Tensor]:
+    """Matrices with gradients that neither float16 nor bfloat16 holds: of another size, and of more digits."""
+    return [(amp.rand(4, 4) + 0.1).requires_grad_() for _ in range(count)]
+
+
+def _out(net: str, leaves: list[torch.Tensor], low: Callable[[Any], Any] = _as_it_is) -> torch.Tensor:
+    x, w = leaves
+    out: torch.Tensor = NETS[net](x, w, low)
+    return out
+
+
+def _again(*leaves: torch.Tensor) -> list[torch.Tensor]:
+    return [leaf.detach().clone().requires_grad_() for leaf in leaves]
+
+
+def _weighted(out: torch.Tensor) -> torch.Tensor:
+    """A loss in float32 whose gradient has values that differ: 30 apart, up to 30000, which float16 still holds."""
+    many = torch.arange(1, out.numel() + 1, device=out.device, dtype=torch.float32).view(out.shape)
+    return (out.float() * (many * 30.0).clamp(max=30000.0)).sum()
+
+
+@_BY_NET
+@scenario(values=True)
+def test_as_by_hand(amp: Amp, net: str) -> None:
+    """Values and gradients of a forward in a region are those of the same ops with casts by hand, to the last bit."""
+    leaves = _leaves(amp)
+    by_hand = _again(*leaves)
+    with amp.region(cache_enabled=False):
+        out = _out(net, leaves)
+    want = _out(net, by_hand, lambda tensor: tensor.to(amp.dtype))
+    amp.exact("result", out, want)
+    _weighted(out).backward()
+    _weighted(want).backward()
+    for name, leaf, other in zip("xw", leaves, by_hand, strict=True):
+        amp.exact(f"gradient of {name}", leaf.grad, other.grad)
+
+
+@_BY_PLACE
+@_BY_NET
+@scenario(values=True)
+def test_where_it_is_called(amp: Amp, net: str, place: str) -> None:
+    """Wherever backward is called, it computes in the dtypes of the forward pass (pytorch#105682, pytorch#132715)."""
+    leaves = _leaves(amp)
+    beside = _again(*leaves)
+    with amp.region(cache_enabled=False):
+        out, want = _weighted(_out(net, leaves)), _weighted(_out(net, beside))
+    want.backward()
+    before = amp.state()
+    with PLACES[place](amp):
+        inside = amp.state()
+        out.backward()
+        amp.expect("state after backward, where it was called", amp.state(), inside)
+    amp.expect("state after all", amp.state(), before)
+    for name, leaf, other in zip("xw", leaves, beside, strict=True):
+        amp.exact(f"gradient of {name}", leaf.grad, other.grad)
+
+
+@pytest.mark.parametrize("place", ["same", "another", "off"])
+@_BY_NET
+@scenario(values=True)
+def test_forward_in_no_region(amp: Amp, net: str, place: str) -> None:
+    """A forward that ran in float32 has a backward in float32, also where that is called in a region."""
+    leaves = _leaves(amp)
+    beside = _again(*leaves)
+    _weighted(_out(net, beside)).backward()
+    with amp.region(enabled=False):
+        out = _weighted(_out(net, leaves))
+    with PLACES[place](amp):
+        out.backward()
+    for name, leaf, other in zip("xw", leaves, beside, strict=True):
+        amp.exact(f"gradient of {name}", leaf.grad, other.grad)
+
+
+WIDE: dict[str, Callable[[torch.Tensor], Any]] = {
+    "pow": lambda x: x.pow(3),
+    "prod": lambda x: x.prod(1),
+    "cumprod": lambda x: x.cumprod(0),
+    "softplus": lambda x: F.softplus(x),
+    "norm": lambda x: torch.linalg.vector_norm(x, 3),
+    "cosine": lambda x: F.cosine_similarity(x, x.t().detach()),
+    "inv": lambda x: torch.linalg.inv(x + torch.eye(4, device=x.device)),
+    "cholesky": lambda x: torch.linalg.cholesky(x * x.t() + 9 * torch.eye(4, device=x.device)),
+    "qr": lambda x: torch.linalg.qr(x + torch.eye(4, device=x.device))[1],
+}
+
+
+@pytest.mark.parametrize("op", list(WIDE))
+@scenario(values=True)
+def test_wide_op(amp: Amp, op: str) -> None:
+    """The backward of an op that ran in float32 runs in float32, also in the region of its forward."""
+    (x,) = _leaves(amp, 1)
+    (beside,) = _again(x)
+    with amp.region():
+        _weighted(WIDE[op](x)).backward()
+    with amp.region():
+        want = _weighted(WIDE[op](beside))
+    want.backward()
+    amp.exact(f"gradient of {op}", x.grad, beside.grad)
+
+
+@scenario(values=True)
+def test_from_region_to_region(amp: Amp) -> None:
+    """One backward goes through ops of both lower precisions and of none, each in its own dtype."""
+    x, v, w = _leaves(amp, 3)
+    x2, v2, w2 = _again(x, v, w)
+    with amp.region():
+        out = torch.mm(x, v)
+    with amp.region(amp.other):
+        out = torch.mm(out.float(), w)
+    with amp.region():
+        with amp.region(enabled=False):
+            out = torch.mm(out.float(), x)
+        out = torch.mm(out, v)
+    low, other = amp.dtype, amp.other
+    want = torch.mm(torch.mm(x2.to(low), v2.to(low)).float().to(other), w2.to(other))
+    want = torch.mm(torch.mm(want.float(), x2).to(low), v2.to(low))
+    amp.exact("result", out, want)
+    (out.float() / 7).sum().backward()
+    (want.float() / 7).sum().backward()
+    for name, leaf, by_hand in (("x", x, x2), ("v", v, v2), ("w", w, w2)):
+        amp.exact(f"gradient of {name}", leaf.grad, by_hand.grad)
+
+
+@pytest.mark.parametrize("second", ["outside", "same", "off"])
+@scenario(values=True)
+def test_twice(amp: Amp, second: str) -> None:
+    """A second backward through a graph that was retained adds the same gradient again (torch.Tensor.backward)."""
+    x, w = _leaves(amp)
+    with amp.region():
+        out = _weighted(torch.mm(x, w))
+        out.backward(retain_graph=True)
+    once = None if w.grad is None else w.grad.clone()
+    with PLACES[second](amp):
+        out.backward()
+    amp.exact("gradient after the second time", w.grad, None if once is None else once * 2)
+    amp.raises("a third time", RuntimeError, "a second time", lambda: out.backward())
+
+
+@scenario(values=True)
+def test_two_losses_of_one_region(amp: Amp) -> None:
+    """Two losses that share a weight have a graph each: neither backward needs retain_graph."""
+    x, w = _leaves(amp)
+    (w2,) = _again(w)
+    with amp.region():
+        one, two = torch.mm(x, w), torch.mm(w, x)
+        _weighted(one).backward()
+        _weighted(two).backward()
+    low = amp.dtype
+    _weighted(torch.mm(x.detach().to(low), w2.to(low))).backward()
+    _weighted(torch.mm(w2.to(low), x.detach().to(low))).backward()
+    amp.exact("gradient of the weight", w.grad, w2.grad)
+
+
+@scenario(values=True)
+def test_from_another_thread(amp: Amp) -> None:
+    """A backward that another thread runs is the same, and leaves that thread's state alone."""
+    x, w = _leaves(amp)
+    (w2,) = _again(w)
+    with amp.region():
+        out, want = _weighted(torch.mm(x.detach(), w)), _weighted(torch.mm(x.detach(), w2))
+    want.backward()
+    seen: list[Any] = []
+    w.register_hook(lambda gradient: seen.append(amp.state()))
+
+    def elsewhere() -> tuple[Any, Any]:
+        before = amp.state()
+        out.backward()
+        return before, amp.state()
+
+    with amp.region():
+        before, after = amp.thread(elsewhere)
+    amp.expect("state of the thread after backward", after, before)
+    amp.expect("state a hook sees in the thread", seen, [before])
+    amp.exact("gradient of the weight", w.grad, w2.grad)
+
+
+@pytest.mark.parametrize("place", ["outside", "same", "another", "off", "unkept"])
+@scenario(values=True)
+def test_what_a_hook_sees(amp: Amp, place: str) -> None:
+    """Hooks run in the region backward is called in, whatever thread they run in (pytorch#132715)."""
+    x, w = _leaves(amp)
+    seen: list[Any] = []
+    with amp.region():
+        out = torch.mm(x, w)
+    for tensor in (out, w):
+        tensor.register_hook(lambda gradient: seen.append((amp.state(), amp.probe())))
+    with PLACES[place](amp):
+        want = (amp.state(), amp.probe())
+        out.sum().backward()
+    amp.expect("state and dtype of a product in two hooks", seen, [want] * 2)
+
+
+@scenario(values=True)
+def test_function_instead_of_method(amp: Amp) -> None:
+    """torch.autograd.grad gives what backward gives, leaves .grad alone and takes any set of leaves (its page)."""
+    x, w = _leaves(amp)
+    x2, w2 = _again(x, w)
+    with amp.region():
+        out, want = _weighted(torch.mm(x, w)), _weighted(torch.mm(x2, w2))
+        unused = amp.rand(2, 2, requires_grad=True)
+        found = torch.autograd.grad(out, (w, unused, x), allow_unused=True)
+    want.backward()
+    amp.exact("gradient of w", found[0], w2.grad)
+    amp.exact("gradient of what is not used", found[1], None)
+    amp.exact("gradient of x", found[2], x2.grad)
+    amp.expect("whether .grad is set", (x.grad, w.grad), (None, None))
+
+
+@scenario(values=True)
+def test_several_roots(amp: Amp) -> None:
+    """torch.autograd.backward takes results of every dtype at once, each with a gradient of its own (its page)."""
+    x, w = _leaves(amp)
+    (w2,) = _again(w)
+    fixed = x.detach()
+    with amp.region():
+        low, wide = torch.mm(fixed, w), w.pow(2)
+    with amp.region(amp.other):
+        other = torch.mm(w, fixed)
+    torch.autograd.backward([low, wide, other], [torch.ones_like(low), torch.ones_like(wide), torch.ones_like(other)])
+    parts = [torch.mm(fixed.to(amp.dtype), w2.to(amp.dtype)), torch.mm(w2.to(amp.other), fixed.to(amp.other))]
+    for part in (*parts, w2.pow(2)):
+        part.float().sum().backward()
+    amp.expect("dtype of the gradient", getattr(w.grad, "dtype", None), torch.float32)
+    if w.grad is not None and w2.grad is not None:
+        amp.close("gradient of three roots", w.grad, amp.device.host(w2.grad), 1e-5)
+
+
+@scenario(values=True)
+def test_for_chosen_leaves(amp: Amp) -> None:
+    """backward(inputs=) gives a gradient to these leaves alone, casts in between or not (torch.Tensor.backward)."""
+    x, w = _leaves(amp)
+    with amp.region():
+        out = _weighted(torch.mm(x, w))
+        out.backward(inputs=[w])
+    amp.expect("whether x has a gradient", x.grad is not None, False)
+    amp.expect("dtype of the gradient of w", getattr(w.grad, "dtype", None), torch.float32)
+
+
+# ---- grad modes, anomaly detection, threads and second derivatives
+
+
+def _twin(leaf: torch.Tensor) -> torch.Tensor:
+    return leaf.detach().clone().requires_grad_()
+
+
+MODES: dict[str, Callable[[], Any]] = {
+    "no_grad": torch.no_grad,
+    "set_to_off": lambda: torch.set_grad_enabled(False),
+    "enable_grad": torch.enable_grad,
+    "set_to_on": lambda: torch.set_grad_enabled(True),
+}
+
+
+@pytest.mark.parametrize("order", ["around", "inside"])
+@pytest.mark.parametrize("mode", list(MODES))
+@scenario(values=True)
+def test_grad_mode(amp: Amp, mode: str, order: str) -> None:
+    """A grad mode decides what requires grad and a region what is cast, either way round (torch.autograd.grad_mode)."""
+    x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
+    grad, region = MODES[mode](), amp.region()
+    with grad if order == "around" else region, region if order == "around" else grad:
+        wanted = torch.is_grad_enabled()
+        out = torch.mm(x, w)
+        amp.expect("state in both", amp.state(), (True, amp.dtype, True))
+        amp.expect("dtype and requires_grad of a product", (out.dtype, out.requires_grad), (amp.dtype, wanted))
+    amp.expect("grad mode and autocast after both", (torch.is_grad_enabled(), amp.state()[0]), (True, False))
+    with amp.region():
+        again = torch.mm(x, w)
+    amp.expect("does the next product require grad", again.requires_grad, True)
+
+
+@scenario(values=True)
+def test_mode_around_a_decorated_forward(amp: Amp) -> None:
+    """A forward decorated by no_grad inside one decorated by a region gives a low result without a graph."""
+
+    @amp.region()
+    def outer(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return inner(x, w), torch.mm(x, w)
+
+    @torch.no_grad()
+    def inner(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, w)
+
+    first, second = outer(amp.rand(3, 3), amp.rand(3, 3, requires_grad=True))
+    amp.expect("dtypes", (first.dtype, second.dtype), (amp.dtype, amp.dtype))
+    amp.expect("requires_grad", (first.requires_grad, second.requires_grad), (False, True))
+
+
+@scenario(values=True)
+def test_leaf_of_inference_mode(amp: Amp) -> None:
+    """A tensor made in inference mode can be an input of a region that records gradients (torch.inference_mode).
+
+    Autograd may not save it, and what it saves of a product is the cast, which is an ordinary tensor.
+    """
+    w = amp.rand(3, 3, requires_grad=True)
+    by_hand = _twin(w)
+    with torch.inference_mode():
+        x = amp.rand(3, 3)
+    with amp.region():
+        out = torch.mm(x, w)
+    want = torch.mm(x.to(amp.dtype), by_hand.to(amp.dtype))
+    for result in (out, want):
+        result.float().pow(2).sum().backward()
+    amp.exact("gradient", w.grad, by_hand.grad)
+
+
+@pytest.mark.parametrize("order", ["around", "inside"])
+@scenario(values=True)
+def test_anomaly_detection(amp: Amp, order: str) -> None:
+    """detect_anomaly changes neither what is cast nor a gradient (torch.autograd.detect_anomaly)."""
+    x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
+    by_hand = _twin(w)
+    anomaly, region = torch.autograd.set_detect_anomaly(True), amp.region()
+    try:
+        with anomaly if order == "around" else region, region if order == "around" else anomaly:
+            loss = torch.mm(x, w).float().pow(2).sum()
+            loss.backward()
+    finally:
+        torch.autograd.set_detect_anomaly(False)
+    torch.mm(x.to(amp.dtype), by_hand.to(amp.dtype)).float().pow(2).sum().backward()
+    amp.exact("gradient", w.grad, by_hand.grad)
+
+
+@scenario(values=True)
+def test_anomaly_names_the_op(amp: Amp) -> None:
+    """An anomaly is found in the backward of the op that has it, casts before and after it (detect_anomaly's page)."""
+    w = torch.zeros(2, 2, device=amp.type, requires_grad=True)
+    with torch.autograd.set_detect_anomaly(True), amp.region():
+        loss = (torch.mm(w, w).sqrt() * 0).sum()
+        amp.raises(
+            "backward of sqrt(0) * 0",
+            RuntimeError,
+            "SqrtBackward0' returned nan",
+            lambda: amp.warns("backward", UserWarning, "Error detected in SqrtBackward0", loss.backward),
+        )
+        amp.expect("state after the anomaly", amp.state(), (True, amp.dtype, True))
+
+
+@scenario(values=True)
+def test_backward_in_the_calling_thread(amp: Amp) -> None:
+    """set_multithreading_enabled(False) runs backward, and its hooks, in the state of its caller (its page)."""
+    w = amp.rand(3, 3, requires_grad=True)
+    seen: list[Any] = []
+    w.register_hook(lambda gradient: seen.append((amp.state(), amp.depth())))
+    with amp.region():
+        out = torch.mm(w, w)
+    with set_multithreading_enabled(False), amp.region(amp.other, cache_enabled=False):
+        called = amp.state(), amp.depth()
+        out.sum().backward()
+    amp.expect("state and depth a hook sees", seen, [called])
+
+
+@scenario(values=True)
+def test_backward_in_turns(amp: Amp) -> None:
+    """Two threads that run forward and backward in turns, in regions of two dtypes, each get their own gradients."""
+    xs = {dtype: amp.rand(3, 3) for dtype in (amp.dtype, amp.other)}
+    ws = {dtype: amp.rand(3, 3, requires_grad=True) for dtype in xs}
+    by_hand = {dtype: _twin(w) for dtype, w in ws.items()}
+
+    def worker(dtype: torch.dtype) -> Callable[[], Iterator[None]]:
+        def steps() -> Iterator[None]:
+            for _ in range(3):
+                with amp.region(dtype):
+                    yield
+                    out = torch.mm(xs[dtype], ws[dtype]).float().pow(2).sum()
+                    yield
+                yield
+                out.backward()
+
+        return steps
+
+    amp.interleave(*(worker(dtype) for dtype in xs))
+    for dtype, leaf in by_hand.items():
+        for _ in range(3):
+            torch.mm(xs[dtype].to(dtype), leaf.to(dtype)).float().pow(2).sum().backward()
+        amp.exact(f"gradient of three steps in {dtype}", ws[dtype].grad, leaf.grad)
+
+
+def _penalty(out: torch.Tensor, leaves: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """A gradient penalty, in float32 (amp_examples.html#gradient-penalty)."""
+    gradients = torch.autograd.grad(out.float().pow(2).sum(), leaves, create_graph=True)
+    return torch.stack([gradient.float().pow(2).sum() for gradient in gradients]).sum()
+
+
+@pytest.mark.parametrize("place", ["outside", "off", "unkept"])
+@scenario(values=True)
+def test_double_backward(amp: Amp, place: str) -> None:
+    """A gradient made with create_graph has the gradient of casts by hand (amp_examples.html#gradient-penalty)."""
+    x, w = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    x2, w2 = _twin(x), _twin(w)
+    with amp.region(cache_enabled=False):
+        out = torch.mm(torch.mm(x, w).tanh(), w)
+    low = amp.dtype
+    want = torch.mm(torch.mm(x2.to(low), w2.to(low)).tanh(), w2.to(low))
+    with amp.region(enabled=place == "unkept", cache_enabled=False) if place != "outside" else torch.enable_grad():
+        penalty = _penalty(out, (x, w))
+    by_hand = _penalty(want, (x2, w2))
+    penalty.backward()
+    by_hand.backward()
+    amp.expect("whether x has a second derivative", x.grad is not None, True)
+    amp.exact("penalty", penalty, by_hand)
+    amp.exact("gradient of x", x.grad, x2.grad)
+    amp.exact("gradient of w", w.grad, w2.grad)
+
+
+@scenario(values=True)
+def test_second_derivative_of_a_leaf(amp: Amp) -> None:
+    """Each derivative of a float32 leaf is float32, to the third, and as with casts by hand (torch.autograd.grad)."""
+    w = amp.rand(3, 3, requires_grad=True)
+    by_hand = _twin(w)
+    with amp.region(cache_enabled=False):
+        got: Any = torch.mm(w, w).float().pow(3).sum()
+    want: Any = torch.mm(by_hand.to(amp.dtype), by_hand.to(amp.dtype)).float().pow(3).sum()
+    for order in ("first", "second", "third"):
+        (got,), (want,) = (
+            torch.autograd.grad(value.sum(), leaf, create_graph=True) for value, leaf in ((got, w), (want, by_hand))
+        )
+        amp.exact(f"{order} derivative", got, want)
+
+
+@scenario(values=True)
+def test_penalty_in_a_region(amp: Amp) -> None:
+    """The documented recipe computes the penalty's norm in a region, from float32 gradients (amp_examples.html)."""
+    x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
+    by_hand = _twin(w)
+    with amp.region():
+        loss = torch.mm(x, w).float().pow(2).sum()
+    (gradient,) = torch.autograd.grad(loss, w, create_graph=True)
+    with amp.region():
+        (loss + gradient.pow(2).sum().sqrt()).backward()
+    loss = torch.mm(x.to(amp.dtype), by_hand.to(amp.dtype)).float().pow(2).sum()
+    (wanted,) = torch.autograd.grad(loss, by_hand, create_graph=True)
+    (loss + wanted.pow(2).sum().sqrt()).backward()
+    amp.exact("gradient", gradient, wanted)
+    amp.exact("gradient with the penalty", w.grad, by_hand.grad)
+
+
+@scenario(values=True)
+def test_batched_gradients(amp: Amp) -> None:
+    """is_grads_batched gives each row what a call of its own gives (torch.autograd.grad; pytorch#184890)."""
+    x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
+    with amp.region():
+        out = torch.nn.functional.layer_norm(torch.mm(x, w), (3,))
+    rows = torch.eye(9, device=amp.type, dtype=out.dtype).view(9, 3, 3)
+    (batched,) = torch.autograd.grad(out, w, rows, is_grads_batched=True, retain_graph=True)
+    single = torch.stack([torch.autograd.grad(out, w, row, retain_graph=True)[0] for row in rows])
+    amp.close("gradients of nine rows", batched, amp.device.host(single), 2 * torch.finfo(amp.dtype).eps)

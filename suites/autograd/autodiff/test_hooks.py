@@ -1,0 +1,283 @@
+"""Rule autodiff: a hook receives gradients in the dtype of its tensor and runs where backward is called.
+
+Source: https://docs.pytorch.org/docs/2.13/notes/autograd.html#backward-hooks-execution.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.graph import register_multi_grad_hook, save_on_cpu, saved_tensors_hooks
+
+from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("autodiff")
+
+NATIVE = ("cpu", "cuda", "xpu", "mps", "mtia")
+"""Device types made in C++. On one made in Python an exception in a hook ends the process: the guard of its streams
+calls Python while the exception is pending, and may not fail (`PythonDeviceGuard` in torch/csrc/acc/Module.cpp)."""
+
+
+@scenario(values=True)
+def test_tensor_hook_dtype(amp: Amp) -> None:
+    """A hook gets a gradient of its tensor's dtype: low for a result of the region, float32 for a leaf."""
+    x, w = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    seen: dict[str, torch.dtype] = {}
+    with amp.region():
+        low = torch.mm(x, w)
+        wide = low.float()
+    tensors = {"a float32 copy": wide, "a result": low, "a leaf": w}
+    for name, tensor in tensors.items():
+        tensor.register_hook(lambda gradient, name=name: seen.setdefault(name, gradient.dtype) and None)
+    wide.sum().backward()
+    amp.expect("dtypes of gradients", seen, {name: tensor.dtype for name, tensor in tensors.items()})
+
+
+@scenario(values=True)
+def test_tensor_hook_that_replaces(amp: Amp) -> None:
+    """What a hook returns is used in place of the gradient, low or float32 as it is (torch.Tensor.register_hook)."""
+    x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
+    by_hand = w.detach().clone().requires_grad_()
+    with amp.region():
+        out = torch.mm(x, w)
+    out.register_hook(lambda gradient: gradient * 3)
+    w.register_hook(lambda gradient: gradient / 7)
+    out.float().sum().backward()
+    want = torch.mm(x.to(amp.dtype), by_hand.to(amp.dtype))
+    want.backward(torch.full_like(want, 3))
+    amp.exact("gradient of the leaf", w.grad, None if by_hand.grad is None else by_hand.grad / 7)
+
+
+@scenario(values=True)
+def test_hook_of_another_dtype(amp: Amp) -> None:
+    """A hook may not change the dtype of a gradient, and says so (torch/csrc/autograd/python_hook.cpp)."""
+    x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
+    with amp.region():
+        out = torch.mm(x, w)
+    out.register_hook(lambda gradient: gradient.float())
+    amp.raises("a low gradient made float32", RuntimeError, "changed the type", lambda: out.sum().backward())
+
+
+@scenario(values=True)
+def test_hook_that_computes(amp: Amp) -> None:
+    """An op in a hook is autocast where backward is called in a region, and nowhere else (pytorch#132715)."""
+    x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
+    seen: list[torch.dtype] = []
+    w.register_hook(lambda gradient: seen.append(torch.mm(gradient, gradient).dtype))
+    for place in (amp.region(enabled=False), amp.region(), amp.region(amp.other)):
+        with amp.region():
+            out = torch.mm(x, w).float().sum()
+        with place:
+            out.backward()
+    amp.expect("dtypes of a product of gradients", seen, [torch.float32, amp.dtype, amp.other])
+
+
+@scenario(values=True)
+def test_region_in_a_hook(amp: Amp) -> None:
+    """A region that a hook enters is left with it: the backward that goes on and its caller do not see it."""
+    x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
+    by_hand = w.detach().clone().requires_grad_()
+    seen: list[Any] = []
+
+    def enters(gradient: torch.Tensor) -> None:
+        with amp.region(amp.other):
+            seen.append(amp.state())
+
+    out = torch.mm(torch.mm(x, w), w)
+    out.register_hook(enters)
+    w.register_hook(lambda gradient: seen.append(amp.state()))
+    before = amp.state()
+    (out * 0.3).sum().backward()
+    (torch.mm(torch.mm(x, by_hand), by_hand) * 0.3).sum().backward()
+    amp.expect("state in the region of a hook", seen[0], (True, amp.other, True))
+    amp.expect("state in the next hook", seen[1], before)
+    amp.expect("state after backward", amp.state(), before)
+    amp.exact("gradient of the leaf", w.grad, by_hand.grad)
+
+
+@scenario(types=NATIVE, values=True)
+def test_left_open_in_a_hook(amp: Amp) -> None:
+    """An exception out of a region in a hook ends backward and leaves the state of its caller (autocast_mode.py)."""
+    w = amp.rand(3, 3, requires_grad=True)
+
+    def fails(gradient: torch.Tensor) -> None:
+        with amp.region(amp.other, cache_enabled=False):
+            raise KeyError("in a hook")
+
+    with amp.region():
+        out = torch.mm(w, w)
+        out.register_hook(fails)
+        before, depth = amp.state(), amp.depth()
+        amp.raises("backward", KeyError, "in a hook", lambda: out.sum().backward())
+        amp.expect("state after backward", (amp.state(), amp.depth()), (before, depth))
+        amp.expect("dtype a product runs in", amp.probe(), amp.dtype)
+    amp.expect("state after the region", amp.state()[0], False)
+
+
+@scenario(values=True)
+def test_node_hooks(amp: Amp) -> None:
+    """The product's node takes a low gradient, and that of the weight's cast gives a float32 one.
+
+    What goes between the two is not promised: a device may add up in float32 what several uses of a weight give.
+    """
+    w = amp.rand(3, 3, requires_grad=True)
+    with amp.region():
+        out = torch.mm(amp.rand(3, 3), w)
+    product = out.grad_fn
+    if product is None or product.next_functions[1][0] is None:
+        raise RuntimeError("the product has no graph")
+    cast = product.next_functions[1][0]
+    seen: dict[str, Any] = {}
+    product.register_prehook(lambda taken: seen.update(taken=taken[0].dtype))
+    cast.register_hook(lambda given, taken: seen.update(cast=given[0].dtype))
+    out.sum().backward()
+    amp.expect("dtypes at the nodes", seen, {"taken": amp.dtype, "cast": torch.float32})
+
+
+@scenario(values=True)
+def test_accumulated(amp: Amp) -> None:
+    """register_post_accumulate_grad_hook runs once per backward with .grad in the leaf's dtype (its page).
+
+    However often the leaf is used in the region.
+    """
+    x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
+    seen: list[Any] = []
+    w.register_post_accumulate_grad_hook(lambda leaf: seen.append(getattr(leaf.grad, "dtype", None)))
+    for _ in range(2):
+        with amp.region():
+            out = torch.mm(torch.mm(x, w), w) + torch.mm(x, w)
+        out.float().sum().backward()
+    amp.expect("dtype of .grad at each call", seen, [torch.float32] * 2)
+
+
+@scenario(values=True)
+def test_several_tensors(amp: Amp) -> None:
+    """register_multi_grad_hook gives all gradients at once, each in its tensor's dtype (torch.autograd.graph)."""
+    v, w = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    seen: list[Any] = []
+    with amp.region():
+        low = torch.mm(v, w)
+        out = torch.mm(low, w).float().sum()
+    handle = register_multi_grad_hook(
+        (v, low, w), lambda gradients: seen.append([gradient.dtype for gradient in gradients])
+    )
+    any_of = register_multi_grad_hook((low, w), lambda gradient: seen.append(gradient.dtype), mode="any")
+    out.backward()
+    handle.remove()
+    any_of.remove()
+    amp.expect("dtypes of all", [s for s in seen if isinstance(s, list)], [[torch.float32, amp.dtype, torch.float32]])
+    amp.expect("dtype of the first", [s for s in seen if not isinstance(s, list)], [amp.dtype])
+
+
+@scenario(values=True)
+def test_hooks_of_a_layer(amp: Amp) -> None:
+    """Forward hooks run in the region of the call, backward hooks where backward is called (torch.nn.Module)."""
+    layer = amp.module(lambda: torch.nn.Linear(3, 3)).requires_grad_()
+    seen: dict[str, Any] = {}
+
+    def noted(name: str, values: Any) -> None:
+        seen[name] = (amp.state()[:2], [value.dtype for value in values])
+
+    layer.register_forward_pre_hook(lambda module, given: noted("pre", given))
+    layer.register_forward_hook(lambda module, given, out: noted("forward", (*given, out)))
+    layer.register_full_backward_pre_hook(lambda module, gradients: noted("backward pre", gradients))
+    layer.register_full_backward_hook(lambda module, into, gradients: noted("backward", (*into, *gradients)))
+    with amp.region():
+        out = layer(amp.rand(2, 3, requires_grad=True))
+    with amp.region(amp.other, enabled=False):
+        off = amp.state()[:2]
+        out.float().sum().backward()
+    on, wide, low = (True, amp.dtype), torch.float32, amp.dtype
+    amp.expect("before forward", seen.get("pre"), (on, [wide]))
+    amp.expect("after forward", seen.get("forward"), (on, [wide, low]))
+    amp.expect("before backward", seen.get("backward pre"), (off, [low]))
+    amp.expect("after backward", seen.get("backward"), (off, [wide, low]))
+
+
+@scenario(values=True)
+def test_saved(amp: Amp) -> None:
+    """What autograd saves of a product are the casts; unpacked as they were, they give the gradient as by hand."""
+    x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
+    by_hand = w.detach().clone().requires_grad_()
+    saved: list[torch.dtype] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor.dtype)
+        return tensor.clone()
+
+    with amp.region(), saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = torch.mm(x, w)
+    (out.float() / 3).sum().backward()
+    (torch.mm(x.to(amp.dtype), by_hand.to(amp.dtype)).float() / 3).sum().backward()
+    amp.expect("dtypes saved", set(saved), {amp.dtype})
+    amp.exact("gradient of the leaf", w.grad, by_hand.grad)
+
+
+@scenario(values=True)
+def test_saved_elsewhere(amp: Amp) -> None:
+    """save_on_cpu keeps dtype and values of what it moves, casts included (torch.autograd.graph.save_on_cpu)."""
+    x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
+    plain = w.detach().clone().requires_grad_()
+    for leaf in (w, plain):
+        with amp.region(), save_on_cpu() if leaf is w else amp.region():
+            out = torch.mm(torch.mm(x, leaf).exp(), leaf)
+        (out.float() / 3).sum().backward()
+    amp.exact("gradient of the leaf", w.grad, plain.grad)
+
+
+@pytest.mark.parametrize("what", ["unpack", "pack"])
+@scenario(values=True)
+def test_saved_and_computed(amp: Amp, what: str) -> None:
+    """A pack or unpack hook sees the region its op, or backward, is called in: it is not a part of the op."""
+    x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
+    seen: dict[str, Any] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        seen.setdefault("pack", (amp.state(), amp.probe()))
+        return tensor.clone()
+
+    def unpack(tensor: torch.Tensor) -> torch.Tensor:
+        seen.setdefault("unpack", (amp.state(), amp.probe()))
+        return tensor
+
+    with amp.region(), saved_tensors_hooks(pack, unpack):
+        called = {"pack": (amp.state(), amp.dtype)}
+        out = torch.mm(x, w)
+    with amp.region(amp.other):
+        called["unpack"] = (amp.state(), amp.other)
+        out.sum().backward()
+    amp.expect(f"state and dtype of a product in {what}", seen[what], called[what])
+
+
+@scenario(values=True)
+def test_optimizer_in_backward(amp: Amp) -> None:
+    """An optimizer that steps in a hook of each weight trains as one that steps afterwards.
+
+    The recipe is https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html.
+    """
+    nets = [amp.module(lambda: torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(3)))) for _ in range(2)]
+    for net in nets:
+        net.requires_grad_()
+    own = {leaf: torch.optim.SGD([leaf], lr=0.1, momentum=0.5) for leaf in nets[0].parameters()}
+    after = torch.optim.SGD(nets[1].parameters(), lr=0.1, momentum=0.5)
+
+    def step(leaf: torch.Tensor) -> None:
+        own[leaf].step()  # type: ignore[index]  # the leaf is the parameter
+        own[leaf].zero_grad()  # type: ignore[index]
+
+    for leaf in nets[0].parameters():
+        leaf.register_post_accumulate_grad_hook(step)
+    x = amp.rand(4, 3)
+    for _ in range(3):
+        for net in nets:
+            with amp.region():
+                loss = net(x).float().square().mean()
+            loss.backward()
+        after.step()
+        after.zero_grad()
+    for (name, leaf), other in zip(nets[0].named_parameters(), nets[1].parameters(), strict=True):
+        amp.exact(f"{name} after three steps", leaf, other)
+        amp.expect(f"gradient of {name} left", leaf.grad, None)

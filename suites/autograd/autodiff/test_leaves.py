@@ -1,0 +1,502 @@
+"""Rule autodiff: a leaf gets a gradient of its own dtype, whatever happens between forward and backward.
+
+Source, where a case names no other: https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast. Parts: leaves and their
+views; weights that a parametrization computes from others
+(https://docs.pytorch.org/docs/2.13/generated/torch.nn.utils.parametrize.register_parametrization.html); recurrent
+networks.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations, parametrize
+
+from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("autodiff")
+
+
+def _twin(leaf: torch.Tensor) -> torch.Tensor:
+    return leaf.detach().clone().requires_grad_()
+
+
+LEAVES: dict[str, Callable[[Amp], torch.dtype]] = {
+    "wide": lambda amp: torch.float32,
+    "low": lambda amp: amp.dtype,
+    "other": lambda amp: amp.other,
+    "double": lambda amp: torch.float64,
+}
+
+
+@pytest.mark.parametrize("leaf", list(LEAVES))
+@scenario(values=True)
+def test_dtype_of_the_leaf(amp: Amp, leaf: str) -> None:
+    """A gradient has the dtype of its leaf, whatever dtype the op ran in (notes/autograd.html, torch.Tensor.grad)."""
+    dtype = LEAVES[leaf](amp)
+    w, x = amp.rand(3, 3, dtype=dtype, requires_grad=True), amp.rand(3, 3, dtype=dtype)
+    by_hand = _twin(w)
+    runs_in = dtype if dtype == torch.float64 else amp.dtype
+    with amp.region():
+        out = torch.mm(x, w)
+        loss = out.float().pow(2).sum()
+    loss.backward()
+    torch.mm(x.to(runs_in), by_hand.to(runs_in)).float().pow(2).sum().backward()
+    amp.expect("dtype of the product", out.dtype, runs_in)
+    amp.exact("gradient", w.grad, by_hand.grad)
+
+
+@scenario(values=True)
+def test_low_leaf_in_float32_op(amp: Amp) -> None:
+    """A low leaf that an op on float32's list uses gets its gradient through the cast up, in its own dtype."""
+    w = amp.rand(4, dtype=amp.dtype, requires_grad=True)
+    target = amp.rand(4, dtype=amp.dtype)
+    by_hand = _twin(w)
+    with amp.region():
+        loss = F.mse_loss(w, target)
+    loss.backward()
+    want = F.mse_loss(by_hand.float(), target.float())
+    want.backward()
+    amp.exact("loss", loss, want)
+    amp.exact("gradient", w.grad, by_hand.grad)
+
+
+@pytest.mark.parametrize("regions", ["each", "one"])
+@scenario(values=True)
+def test_micro_batches(amp: Amp, regions: str) -> None:
+    """Gradients of micro-batches are added up in float32 (amp_examples.html#gradient-accumulation).
+
+    Whether each forward has a region, or one is around the loop, backward included.
+    """
+    w, xs = amp.rand(4, 4, requires_grad=True), [amp.rand(2, 4) for _ in range(6)]
+    by_hand = _twin(w)
+    with amp.region(enabled=regions == "one", cache_enabled=regions != "one"):
+        for x in xs:
+            with amp.region():
+                loss = torch.mm(x, w).float().square().mean() / len(xs)
+            loss.backward()
+    for x in xs:
+        (torch.mm(x.to(amp.dtype), by_hand.to(amp.dtype)).float().square().mean() / len(xs)).backward()
+    amp.exact("gradient of six micro-batches", w.grad, by_hand.grad)
+
+
+@scenario(values=True)
+def test_many_small_steps(amp: Amp) -> None:
+    """A thousand backward passes of a gradient of 1 make 1000, which no lower precision counts to (amp_examples.html).
+
+    Each has a region of its own; that uses inside of one are summed in its dtype is rule cache's to say.
+    """
+    w, x = torch.ones(1, 1, device=amp.type, requires_grad=True), torch.ones(1, 1, device=amp.type)
+    steps = 3000
+    with amp.region():
+        out = torch.mm(x, w)
+    for _ in range(steps):
+        out.backward(retain_graph=True)
+    amp.expect("sum of the gradients", None if w.grad is None else amp.values(w.grad), [[float(steps)]])
+
+
+@pytest.mark.parametrize("change", ["in_place", "data", "optimizer", "loaded"])
+@scenario(values=True)
+def test_changed_after_forward(amp: Amp, change: str) -> None:
+    """Backward uses the cast that forward used, so a weight that changed meanwhile changes no gradient.
+
+    With casts by hand the same holds, as autograd saves what the op got.
+    """
+    x, w = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    x2, w2 = _twin(x), _twin(w)
+    layer = torch.nn.ParameterList([torch.nn.Parameter(w)])
+    weight = layer[0]
+    with amp.region():
+        out = torch.mm(x, weight)
+    want = torch.mm(x2.to(amp.dtype), w2.to(amp.dtype))
+    changes: dict[str, Callable[[], Any]] = {
+        "in_place": lambda: weight.detach().mul_(100),
+        "data": lambda: setattr(weight, "data", weight.data * 100),
+        "optimizer": lambda: (weight.sum() * 100).backward() or torch.optim.SGD([weight], lr=1.0).step(),
+        "loaded": lambda: layer.load_state_dict({"0": weight.detach() * 100}),
+    }
+    changes[change]()
+    weight.grad = None
+    out.float().pow(2).sum().backward()
+    want.float().pow(2).sum().backward()
+    amp.exact("gradient of the input", x.grad, x2.grad)
+    amp.exact("gradient of the weight", weight.grad, w2.grad)
+
+
+@scenario(values=True)
+def test_changed_where_it_is_saved_itself(amp: Amp) -> None:
+    """An op that needs no cast saves the weight itself, and backward refuses one that was changed (autograd.html)."""
+    w = amp.rand(3, 3, requires_grad=True)
+    with amp.region():
+        out = w.pow(2)
+    with torch.no_grad():
+        w.mul_(2)
+    amp.raises("backward", RuntimeError, "modified by an inplace operation", lambda: out.sum().backward())
+
+
+CHANGED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "scaled": lambda out: out.mul_(3),
+    "added_wide": lambda out: out.add_(torch.ones_like(out, dtype=torch.float32)),
+    "row": lambda out: out[0].zero_(),
+    "filled": lambda out: out.masked_fill_(out > 0.5, 0.0),
+    "copied": lambda out: out[1].copy_(torch.ones_like(out[1], dtype=torch.float32)),
+    "chained": lambda out: out.t().mul_(2)[0].add_(1).exp_(),
+}
+
+
+@pytest.mark.parametrize("change", list(CHANGED))
+@scenario(values=True)
+def test_result_changed_in_place(amp: Amp, change: str) -> None:
+    """An in-place op on a low result, or on a view of it, keeps its dtype and its gradient (amp.html: in-place ops)."""
+    x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
+    by_hand = _twin(w)
+    with amp.region():
+        out = torch.mm(x, w)
+        CHANGED[change](out)
+        loss = out.float().pow(2).sum()
+    want = torch.mm(x.to(amp.dtype), by_hand.to(amp.dtype))
+    CHANGED[change](want)
+    want.float().pow(2).sum().backward()
+    loss.backward()
+    amp.exact("result", out, want)
+    amp.exact("gradient", w.grad, by_hand.grad)
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": lambda w: w.t(),
+    "sliced": lambda w: w[1:, ::2],
+    "expanded": lambda w: w[:1].expand(4, 4),
+    "chunked": lambda w: w.chunk(2)[1],
+    "diagonal": lambda w: torch.diag_embed(w.diagonal()),
+    "reshaped": lambda w: w.view(2, 8),
+    "detached_part": lambda w: torch.cat([w[:2], w[2:].detach()]),
+    "unbound": lambda w: torch.stack(list(w.unbind())),
+}
+
+
+@pytest.mark.parametrize("view", list(VIEWS))
+@scenario(values=True)
+def test_view_of_a_leaf(amp: Amp, view: str) -> None:
+    """The gradient of a view goes back to the places of its leaf, from the view's own cast."""
+    w = amp.rand(4, 4, requires_grad=True)
+    by_hand = _twin(w)
+    with amp.region(cache_enabled=False):
+        seen = VIEWS[view](w)
+        out = torch.mm(seen, seen.t())
+    part = VIEWS[view](by_hand)
+    want = torch.mm(part.to(amp.dtype), part.t().to(amp.dtype))
+    out.float().pow(2).sum().backward()
+    want.float().pow(2).sum().backward()
+    amp.exact("gradient", w.grad, by_hand.grad)
+
+
+@scenario(values=True)
+def test_sparse_gradient(amp: Amp) -> None:
+    """A sparse embedding's gradient stays sparse and float32, with the values of casts by hand (nn.Embedding)."""
+    table, w = amp.rand(5, 3, requires_grad=True), amp.rand(3, 3)
+    by_hand, index = _twin(table), torch.tensor([0, 3, 3], device=amp.type)
+    with amp.region():
+        out = torch.mm(F.embedding(index, table, sparse=True), w)
+    want = torch.mm(F.embedding(index, by_hand, sparse=True).to(amp.dtype), w.to(amp.dtype))
+    for result in (out, want):
+        result.float().pow(2).sum().backward()
+    if table.grad is None or by_hand.grad is None:
+        raise RuntimeError("the scenario computed no gradient")
+    amp.expect("layout of the gradient", table.grad.layout, torch.sparse_coo)
+    amp.exact("gradient", table.grad.to_dense(), by_hand.grad.to_dense())
+
+
+@scenario(values=True)
+def test_complex_in_between(amp: Amp) -> None:
+    """A complex op in a region is not cast, and its gradient reaches float32 leaves (amp.html#autocast-eligibility)."""
+    x, w = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    x2, w2 = _twin(x), _twin(w)
+    with amp.region():
+        product = torch.mm(x, w).float()
+        loss = (torch.complex(product, x) * torch.complex(w, product)).abs().sum()
+    by_hand = torch.mm(x2.to(amp.dtype), w2.to(amp.dtype)).float()
+    want = (torch.complex(by_hand, x2) * torch.complex(w2, by_hand)).abs().sum()
+    loss.backward()
+    want.backward()
+    amp.exact("gradient of x", x.grad, x2.grad)
+    amp.exact("gradient of w", w.grad, w2.grad)
+
+
+@scenario(values=True)
+def test_complex_leaf(amp: Amp) -> None:
+    """A complex leaf keeps its dtype in products, and so does its gradient (amp.html#autocast-eligibility)."""
+    w = torch.complex(amp.rand(3, 3), amp.rand(3, 3)).requires_grad_()
+    x = amp.rand(3, 3)
+    by_hand = _twin(w)
+    with amp.region():
+        out = torch.mm(x.to(w.dtype), w)
+        loss = out.abs().sum()
+    loss.backward()
+    torch.mm(x.to(w.dtype), by_hand).abs().sum().backward()
+    amp.expect("dtype of the product", out.dtype, torch.complex64)
+    for part, of in (("real", torch.real), ("imaginary", torch.imag)):
+        got, want = (None if leaf.grad is None else of(leaf.grad).clone() for leaf in (w, by_hand))
+        amp.exact(f"{part} part of the gradient", got, want)
+
+
+@scenario(values=True)
+def test_frozen_and_thawed(amp: Amp) -> None:
+    """requires_grad_() decides from the next op on whether a weight gets a gradient, in one region (its page)."""
+    x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
+    with amp.region():
+        torch.mm(x, w)
+        w.requires_grad_(False)
+        amp.expect("does a result require grad, frozen", torch.mm(x, w).requires_grad, False)
+        w.requires_grad_()
+        out = torch.mm(x, w)
+    amp.expect("does a result require grad, thawed", out.requires_grad, True)
+    out.sum().backward()
+    amp.expect("dtype of the gradient", getattr(w.grad, "dtype", None), torch.float32)
+
+
+CONSTRUCTED: dict[str, Callable[..., torch.Tensor]] = {
+    "ones": lambda **options: torch.ones(3, 3, **options),
+    "zeros": lambda **options: torch.zeros(3, 3, **options),
+    "full": lambda **options: torch.full((3, 3), 0.3, **options),
+    "eye": lambda **options: torch.eye(3, **options),
+    "tensor": lambda **options: torch.tensor([[0.1, 0.2, 0.3]] * 3, **options),
+    "rand": lambda **options: torch.rand(3, 3, **options),
+    "randn": lambda **options: torch.randn(3, 3, **options),
+    "empty": lambda **options: torch.empty(3, 3, **options),
+}
+
+
+@pytest.mark.parametrize("kind", list(CONSTRUCTED))
+@scenario(values=True)
+def test_constructed_in_a_region(amp: Amp, kind: str) -> None:
+    """A leaf that a region makes with requires_grad=True is float32 and gets a float32 gradient (pytorch/xla#8983)."""
+    x = amp.rand(3, 3)
+    by_hand = torch.ones(3, 3, dtype=amp.dtype, requires_grad=True)
+    with amp.region():
+        w = CONSTRUCTED[kind](device=amp.type, requires_grad=True)
+        out = torch.mm(x, w)
+    amp.expect("dtype of the leaf and of the product", (w.dtype, out.dtype), (torch.float32, amp.dtype))
+    amp.expect("whether it requires grad and is a leaf", (w.requires_grad, w.is_leaf), (True, True))
+    torch.mm(amp.device.host(x).to(amp.dtype), by_hand).float().sum().backward()
+    out.float().sum().backward()
+    if by_hand.grad is not None and w.grad is not None:
+        amp.close("gradient", w.grad, by_hand.grad.float(), torch.finfo(amp.dtype).eps)
+    amp.expect("whether there is a gradient", w.grad is not None, True)
+
+
+# ---- weights that a parametrization computes
+
+
+class _Symmetric(torch.nn.Module):
+    """A parametrization without a matrix product."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.triu() + weight.triu(1).t()
+
+    def right_inverse(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.triu()
+
+
+class _Mixed(torch.nn.Module):
+    """One with a product, which gives a weight in the dtype of the region."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.eye(4) * 1.3)
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return torch.mm(weight, self.factor)
+
+
+def _registered(kind: Callable[[], torch.nn.Module], layer: torch.nn.Module | None = None) -> torch.nn.Module:
+    return parametrize.register_parametrization(layer or torch.nn.Linear(4, 4), "weight", kind())
+
+
+KINDS: dict[str, Callable[[], torch.nn.Module]] = {
+    "weight_norm": lambda: parametrizations.weight_norm(torch.nn.Linear(4, 4)),
+    "symmetric": lambda: _registered(_Symmetric),
+    "two": lambda: _registered(_Symmetric, parametrizations.weight_norm(torch.nn.Linear(4, 4))),
+    "plain": lambda: torch.nn.Linear(4, 4),
+}
+
+
+def _layer(amp: Amp, make: Callable[[], torch.nn.Module]) -> Any:
+    return amp.module(make).requires_grad_()
+
+
+def _gradients(layer: torch.nn.Module) -> list[tuple[str, torch.Tensor | None]]:
+    return [(name, leaf.grad) for name, leaf in layer.named_parameters()]
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@scenario(values=True)
+def test_parametrized(amp: Amp, kind: str) -> None:
+    """A computed weight is cast like any other, and the leaves behind it get float32 gradients as by hand."""
+    layer, x = _layer(amp, KINDS[kind]), amp.rand(2, 4)
+    by_hand = deepcopy(layer)
+    with amp.region():
+        out = layer(x)
+    want = F.linear(x.to(amp.dtype), by_hand.weight.to(amp.dtype), by_hand.bias.to(amp.dtype))
+    for result in (out, want):
+        result.float().pow(2).sum().backward()
+    amp.exact("result", out, want)
+    for (name, got), (_, wanted) in zip(_gradients(layer), _gradients(by_hand), strict=True):
+        amp.exact(f"gradient of {name}", got, wanted)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@scenario(values=True)
+def test_weight_in_and_outside(amp: Amp, kind: str) -> None:
+    """A weight computed without a product is the same, in float32, inside a region and outside of it."""
+    layer = _layer(amp, KINDS[kind])
+    with amp.region():
+        inside = layer.weight
+    amp.exact("computed weight", inside, layer.weight)
+
+
+@scenario(values=True)
+def test_computed_by_a_product(amp: Amp) -> None:
+    """A weight computed by a product has the region's dtype there, and its leaves the gradients of casts by hand."""
+    layer, x = _layer(amp, lambda: _registered(_Mixed)), amp.rand(2, 4)
+    by_hand = deepcopy(layer)
+    with amp.region():
+        out = layer(x)
+        amp.expect("dtype of the computed weight", layer.weight.dtype, amp.dtype)
+    amp.expect("dtype of the computed weight after it", layer.weight.dtype, torch.float32)
+    held = by_hand.parametrizations.weight
+    weight = torch.mm(held.original.to(amp.dtype), held[0].factor.to(amp.dtype))
+    want = F.linear(x.to(amp.dtype), weight, by_hand.bias.to(amp.dtype))
+    for result in (out, want):
+        result.float().pow(2).sum().backward()
+    for (name, got), (_, wanted) in zip(_gradients(layer), _gradients(by_hand), strict=True):
+        amp.exact(f"gradient of {name}", got, wanted)
+
+
+@pytest.mark.parametrize("order", ["around", "inside"])
+@scenario(values=True)
+def test_computed_once(amp: Amp, order: str) -> None:
+    """parametrize.cached() computes a weight once, also for several uses in a region, and its gradient is right."""
+    layer, x = _layer(amp, KINDS["weight_norm"]), amp.rand(2, 4)
+    by_hand = deepcopy(layer)
+    once, region = parametrize.cached(), amp.region(cache_enabled=False)
+    with once if order == "around" else region, region if order == "around" else once:
+        first = layer.weight
+        loss = layer(x).float().pow(2).sum() + layer(x * 2).float().sum()
+        amp.expect("whether it was computed once", layer.weight is first, True)
+    loss.backward()
+    low, weight = amp.dtype, by_hand.weight
+    one, two = (F.linear(each.to(low), weight.to(low), by_hand.bias.to(low)) for each in (x, x * 2))
+    (one.float().pow(2).sum() + two.float().sum()).backward()
+    for (name, got), (_, wanted) in zip(_gradients(layer), _gradients(by_hand), strict=True):
+        amp.exact(f"gradient of {name}", got, wanted)
+
+
+@scenario(values=True)
+def test_spectral_norm(amp: Amp) -> None:
+    """spectral_norm keeps float32 vectors and divides by the largest singular value, to the region's precision."""
+    layer, x = _layer(amp, lambda: parametrizations.spectral_norm(torch.nn.Linear(4, 4))), amp.rand(2, 4)
+    for _ in range(50):
+        with amp.region():
+            out = layer(x)
+    out.float().pow(2).sum().backward()
+    amp.expect("dtypes of the vectors", {b.dtype for b in layer.buffers()}, {torch.float32})
+    amp.expect("dtypes of the gradients", {g.dtype for _, g in _gradients(layer) if g is not None}, {torch.float32})
+    with torch.no_grad():
+        host = amp.device.host(layer.eval().weight)
+    largest = torch.linalg.matrix_norm(host, 2)
+    amp.expect(
+        "whether the largest singular value is 1", abs(largest.item() - 1) < 8 * torch.finfo(amp.dtype).eps, True
+    )
+
+
+@scenario(values=True)
+def test_registered_in_a_region(amp: Amp) -> None:
+    """A parametrization that is registered in a region makes the same float32 leaves as outside (parametrize)."""
+    layer = _layer(amp, KINDS["plain"])
+    other = deepcopy(layer)
+    with amp.region():
+        parametrizations.weight_norm(layer)
+    parametrizations.weight_norm(other)
+    for (name, got), (_, want) in zip(layer.named_parameters(), other.named_parameters(), strict=True):
+        amp.exact(name, got, want)
+
+
+@scenario(values=True)
+def test_swapped_for_a_call(amp: Amp) -> None:
+    """functional_call in a region uses and differentiates the tensors it is given (torch.func.functional_call)."""
+    layer, x = _layer(amp, KINDS["plain"]), amp.rand(2, 4)
+    given = {name: (leaf.detach() * 2).requires_grad_() for name, leaf in layer.named_parameters()}
+    by_hand = {name: leaf.detach().clone().requires_grad_() for name, leaf in given.items()}
+    with amp.region():
+        layer(x)
+        out = torch.func.functional_call(layer, given, (x,))
+    low = amp.dtype
+    want = F.linear(x.to(low), by_hand["weight"].to(low), by_hand["bias"].to(low))
+    for result in (out, want):
+        result.float().pow(2).sum().backward()
+    for name, leaf in given.items():
+        amp.exact(f"gradient of {name}", leaf.grad, by_hand[name].grad)
+        amp.expect(f"gradient of the layer's own {name}", getattr(layer, name).grad, None)
+
+
+# ---- recurrent networks
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "layers": {"num_layers": 2},
+    "both_ways": {"bidirectional": True},
+    "no_bias": {"bias": False},
+    "batch_first": {"batch_first": True},
+    "packed": {},
+}
+
+
+def _result(net: nn.Module, x: torch.Tensor, layout: str) -> torch.Tensor:
+    """The output and the last state of a network, as one tensor."""
+    given: Any = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 1])) if layout == "packed" else x
+    out, state = net(given)
+    last = state[-1] if isinstance(state, tuple) else state
+    return torch.cat([(out.data if layout == "packed" else out).float().flatten(), last.float().flatten()])
+
+
+def _gradients_of_call(amp: Amp, call: Callable[[], torch.Tensor], leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    try:
+        with amp.region():
+            out = call()
+    except RuntimeError as error:
+        if "could not create a primitive" in str(error):
+            amp.unsupported("this processor has no LSTM in float16 (reports-recurrent-net-in-half)")
+        raise
+    many = torch.arange(1, out.numel() + 1, device=out.device, dtype=torch.float32)
+    return list(torch.autograd.grad((out * many / out.numel()).sum(), leaves))
+
+
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+@scenario(values=True)
+def test_recurrent(amp: Amp, kind: str, layout: str) -> None:
+    """Gradients of a recurrent network are float32, near those of float32 (test_autocast_rnn of PyTorch).
+
+    The float32 network on the CPU, without a region, says what they are near to.
+    """
+    net = amp.module(lambda: getattr(nn, kind)(4, 3, **LAYOUTS[layout])).requires_grad_()
+    wide = getattr(nn, kind)(4, 3, **LAYOUTS[layout])
+    wide.load_state_dict({name: amp.device.host(held.detach()) for name, held in net.state_dict().items()})
+    x = amp.rand(3, 2, 4, requires_grad=True)
+    x_wide = amp.device.host(x.detach()).requires_grad_()
+    got = _gradients_of_call(amp, lambda: _result(net, x, layout), [x, *net.parameters()])
+    out = _result(wide, x_wide, layout)
+    many = torch.arange(1, out.numel() + 1, dtype=torch.float32)
+    want = torch.autograd.grad((out * many / out.numel()).sum(), [x_wide, *wide.parameters()])
+    names = ["the input", *(name for name, _ in wide.named_parameters())]
+    for name, gradient, wanted in zip(names, got, want, strict=True):
+        amp.close(f"gradient of {name}", gradient, wanted, 8 * torch.finfo(amp.dtype).eps)

@@ -1,0 +1,472 @@
+"""Rule checkpoint: a checkpointed function is computed again in the autocast state it was computed in.
+
+torch.utils.checkpoint drops what a function computed and runs the function again in the backward pass. Parts: the state
+in which it runs again; how often and how far it runs. Source: torch/utils/checkpoint.py of PyTorch 2.13 and
+https://docs.pytorch.org/docs/2.13/checkpoint.html.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import CheckpointError, checkpoint, checkpoint_sequential, set_checkpoint_early_stop
+
+from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("checkpoint")
+
+both = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "saved"])
+Seen = list[tuple[tuple[bool, torch.dtype, bool], torch.dtype]]
+Around = Callable[[Amp], AbstractContextManager[object]]
+
+REGIONS: dict[str, Around] = {
+    "none": lambda amp: nullcontext(),
+    "on": lambda amp: amp.region(),
+    "off": lambda amp: amp.region(enabled=False),
+    "off_other": lambda amp: amp.region(amp.other, enabled=False),
+    "dropped": lambda amp: amp.region(cache_enabled=False),
+    "other": lambda amp: amp.region(amp.other),
+}
+"""What may surround a forward or a backward pass."""
+
+
+def _watched(amp: Amp, weight: torch.Tensor, seen: Seen) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that notes the state it finds and the dtype its product has."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        out = torch.mm(x, weight)
+        seen.append((amp.state(), out.dtype))
+        return torch.sin(out)
+
+    return function
+
+
+def _same_twice(amp: Amp, what: str, seen: Seen) -> None:
+    amp.expect(f"how often {what} ran", len(seen), 2)
+    amp.expect(f"state and dtype when {what} ran again", seen[-1], seen[0])
+
+
+@both
+@pytest.mark.parametrize("around", REGIONS)
+@scenario(values=True)
+def test_computed_again(amp: Amp, around: str, reentrant: bool) -> None:
+    """Recomputation finds enabled, dtype and cache as the forward did, and puts back what it found (#71124, #90504)."""
+    seen: Seen = []
+    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    with REGIONS[around](amp):
+        expected = amp.state()
+        out = checkpoint(_watched(amp, weight, seen), x, use_reentrant=reentrant)
+    before = amp.state(), amp.depth()
+    out.float().sum().backward()
+    amp.expect("state and depth after the backward pass", (amp.state(), amp.depth()), before)
+    amp.expect("state in the forward pass", seen[0][0], expected)
+    _same_twice(amp, "the function", seen)
+    for name, leaf in (("x", x), ("weight", weight)):
+        amp.expect(f"dtype of the gradient of {name}", getattr(leaf.grad, "dtype", None), torch.float32)
+
+
+@both
+@pytest.mark.parametrize("later", REGIONS)
+@scenario(values=True)
+def test_backward_elsewhere(amp: Amp, later: str, reentrant: bool) -> None:
+    """The region a backward pass runs in does not reach the recomputation, which has that of the forward (#71124)."""
+    seen: Seen = []
+    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    with amp.region():
+        out = checkpoint(_watched(amp, weight, seen), x, use_reentrant=reentrant)
+    loss = out.float().sum()
+    with REGIONS[later](amp):
+        before = amp.state(), amp.depth()
+        loss.backward()
+        amp.expect("state and depth after the backward pass", (amp.state(), amp.depth()), before)
+    _same_twice(amp, "the function", seen)
+
+
+@both
+@pytest.mark.parametrize("later", ["other", "off"])
+@scenario(values=True)
+def test_backward_where_weight_was_used(amp: Amp, later: str, reentrant: bool) -> None:
+    """The same where that region has cast the weight already, to its own dtype."""
+    seen: Seen = []
+    x, weight, v = (amp.rand(3, 3, requires_grad=True) for _ in range(3))
+    with amp.region():
+        out = checkpoint(_watched(amp, weight, seen), x, use_reentrant=reentrant)
+    loss = out.float().sum()
+    with REGIONS[later](amp):
+        torch.mm(weight, v)
+        loss.backward()
+    _same_twice(amp, "the function", seen)
+
+
+@both
+@pytest.mark.parametrize("inner", ["on", "off", "dropped"])
+@scenario(values=True)
+def test_region_inside(amp: Amp, inner: str, reentrant: bool) -> None:
+    """A region inside the function, in another one around it, is entered again within the replayed one."""
+    inside: Seen = []
+    outside: Seen = []
+    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with REGIONS[inner](amp):
+            hidden = _watched(amp, weight, inside)(x)
+        return _watched(amp, weight, outside)(hidden.float())
+
+    with amp.region(amp.other, cache_enabled=False):
+        out = checkpoint(function, x, use_reentrant=reentrant)
+    out.float().sum().backward()
+    amp.expect("dtype inside", inside[0][1], torch.float32 if inner == "off" else amp.dtype)
+    amp.expect("dtype outside", outside[0][1], amp.other)
+    _same_twice(amp, "the inner region", inside)
+    _same_twice(amp, "the outer region", outside)
+
+
+@both
+@scenario(values=True)
+def test_set_by_hand(amp: Amp, reentrant: bool) -> None:
+    """State set without a region is replayed as one set by a region is (_get_autocast_kwargs)."""
+    seen: Seen = []
+    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    torch.set_autocast_enabled(amp.type, True)
+    torch.set_autocast_dtype(amp.type, amp.dtype)
+    torch.set_autocast_cache_enabled(False)
+    out = checkpoint(_watched(amp, weight, seen), x, use_reentrant=reentrant)
+    torch.set_autocast_enabled(amp.type, False)
+    torch.set_autocast_dtype(amp.type, amp.other)
+    torch.set_autocast_cache_enabled(True)
+    out.float().sum().backward()
+    amp.expect("state in the forward pass", seen[0], ((True, amp.dtype, False), amp.dtype))
+    _same_twice(amp, "the function", seen)
+    amp.expect("state afterwards", amp.state(), (False, amp.other, True))
+
+
+@both
+@pytest.mark.parametrize("host", [True, False], ids=["host_on", "host_off"])
+@scenario(types=("cuda", "xpu", "mps", "mtia", "jax"), values=True)
+def test_host_type_too(amp: Amp, host: bool, reentrant: bool) -> None:
+    """The state of the CPU is replayed beside that of the device (_get_autocast_kwargs returns both)."""
+    seen: list[tuple[object, ...]] = []
+    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        state = amp.state(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        out = torch.mm(x, weight)
+        seen.append((*state, out.dtype))
+        return torch.sin(out)
+
+    with torch.autocast("cpu", dtype=amp.other, enabled=host), amp.region(cache_enabled=False):
+        out = checkpoint(function, x, use_reentrant=reentrant)
+    loss = out.float().sum()
+    with torch.autocast("cpu", dtype=amp.dtype, enabled=not host):
+        loss.backward()
+        after = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), amp.depth()
+        amp.expect("state of the CPU and depth afterwards", after, (not host, amp.dtype, 1))
+    amp.expect("states in the forward pass", seen[0], ((True, amp.dtype, False), host, amp.other, amp.dtype))
+    amp.expect("states in the recomputation", seen[-1], seen[0])
+    amp.expect("how often the function ran", len(seen), 2)
+
+
+@both
+@pytest.mark.parametrize("way", ["list", "closure", "deep"])
+@scenario(values=True)
+def test_tensors_elsewhere(amp: Amp, way: str, reentrant: bool) -> None:
+    """The state is replayed wherever the function takes its tensors from: a container, or what it closes over."""
+    seen: Seen = []
+    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    trigger = torch.zeros(1, requires_grad=True)
+    watched = _watched(amp, weight, seen)
+    calls: dict[str, tuple[Callable[..., torch.Tensor], tuple[object, ...]]] = {
+        "list": (lambda trigger, xs: watched(xs[0]), (trigger, [x])),
+        "closure": (lambda trigger: watched(x), (trigger,)),
+        "deep": (lambda trigger, xs: watched(xs["a"][0][1]), (trigger, {"a": ((0, x),)})),
+    }
+    function, args = calls[way]
+    with amp.region(cache_enabled=False):
+        out = checkpoint(function, *args, use_reentrant=reentrant)
+    out.float().sum().backward()
+    _same_twice(amp, "the function", seen)
+
+
+@scenario(values=True)
+def test_keyword_tensors(amp: Amp) -> None:
+    """Keyword arguments reach the function both times, in the same state (checkpoint, **kwargs)."""
+    seen: Seen = []
+    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    with amp.region(cache_enabled=False):
+        out = checkpoint(_watched(amp, weight, seen), x=x, use_reentrant=False)
+    out.float().sum().backward()
+    _same_twice(amp, "the function", seen)
+
+
+@both
+@scenario(values=True)
+def test_inside_each_other(amp: Amp, reentrant: bool) -> None:
+    """A checkpoint within one is computed again in the inner state, whichever of the two asks for it (checkpoint)."""
+    inner: Seen = []
+    outer: Seen = []
+    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        hidden = _watched(amp, weight, outer)(x)
+        with amp.region(amp.other, cache_enabled=False):
+            out: torch.Tensor = checkpoint(_watched(amp, weight, inner), hidden, use_reentrant=False)
+            return out
+
+    with amp.region(cache_enabled=False):
+        out = checkpoint(function, x, use_reentrant=reentrant)
+    out.float().sum().backward()
+    _same_twice(amp, "the outer function", outer)
+    amp.expect("states of the inner function", set(inner), {((True, amp.other, False), amp.other)})
+    amp.expect("whether the inner function ran again", len(inner) > 1, True)
+    amp.expect("state and depth afterwards", (amp.state(), amp.depth()), ((False, amp.default, True), 0))
+
+
+@both
+@pytest.mark.parametrize("segments", [1, 2, 3])
+@scenario(values=True)
+def test_sequence(amp: Amp, segments: int, reentrant: bool) -> None:
+    """Each function but those of the last segment is computed twice, in one state (checkpoint_sequential)."""
+    seens: list[Seen] = [[] for _ in range(3)]
+    weights = [amp.rand(3, 3, requires_grad=True) for _ in range(3)]
+    functions = [_watched(amp, weight, seen) for weight, seen in zip(weights, seens, strict=True)]
+    x = amp.rand(3, 3, requires_grad=True)
+    with amp.region(cache_enabled=False):
+        out = checkpoint_sequential(functions, segments, x, use_reentrant=reentrant)
+    out.float().sum().backward()
+    twice = {1: 0, 2: 1, 3: 2}[segments]
+    amp.expect("how often each ran", [len(seen) for seen in seens], [2] * twice + [1] * (3 - twice))
+    amp.expect(
+        "states and dtypes", {state for seen in seens for state in seen}, {((True, amp.dtype, False), amp.dtype)}
+    )
+    amp.expect("dtypes of the gradients", [getattr(w.grad, "dtype", None) for w in weights], [torch.float32] * 3)
+
+
+@both
+@scenario(values=True)
+def test_another_thread(amp: Amp, reentrant: bool) -> None:
+    """A backward pass in a thread outside of every region replays the state of the forward, and leaves none there."""
+    seen: Seen = []
+    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+
+    def backward() -> tuple[object, ...]:
+        before = amp.state(), amp.depth()
+        loss.backward()
+        return before, (amp.state(), amp.depth())
+
+    with amp.region(cache_enabled=False):
+        loss = checkpoint(_watched(amp, weight, seen), x, use_reentrant=reentrant).float().sum()
+        before, after = amp.thread(backward)
+        amp.expect("state of the first thread", amp.state(), (True, amp.dtype, False))
+    amp.expect("state of the other thread afterwards", after, before)
+    _same_twice(amp, "the function", seen)
+
+
+@both
+@scenario(values=True)
+def test_without_gradients(amp: Amp, reentrant: bool) -> None:
+    """Under no_grad the function runs once, in the region, and its result needs no gradient (checkpoint)."""
+    seen: Seen = []
+    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    with amp.region(), torch.no_grad():
+        out = checkpoint(_watched(amp, weight, seen), x, use_reentrant=reentrant)
+    amp.expect("what ran", seen, [((True, amp.dtype, True), amp.dtype)])
+    amp.expect("dtype, and whether it requires grad", (out.dtype, out.requires_grad), (amp.dtype, False))
+
+
+@both
+@scenario(types=("cuda", "xpu", "mps", "mtia", "jax"), values=True)
+def test_tensors_of_the_host(amp: Amp, reentrant: bool) -> None:
+    """A function of CPU tensors is computed again in the CPU's region, where a device is in use too (pytorch#99626)."""
+    seen: list[tuple[object, ...]] = []
+    x, weight = torch.rand(3, 3, requires_grad=True), torch.rand(3, 3, requires_grad=True)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        out = torch.mm(x, weight)
+        seen.append((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), out.dtype))
+        return torch.sin(out)
+
+    amp.rand(2)
+    with torch.autocast("cpu", dtype=amp.dtype):
+        out = checkpoint(function, x, use_reentrant=reentrant)
+    out.float().sum().backward()
+    amp.expect("state and dtype in both passes", seen, [(True, amp.dtype, amp.dtype)] * 2)
+    amp.expect("dtypes of gradients", [getattr(t.grad, "dtype", None) for t in (x, weight)], [torch.float32] * 2)
+
+
+# ---- how often and how far a function runs
+
+
+def _unless_it_ends_the_process(amp: Amp) -> None:
+    """Raise Unsupported where an exception in a hook of the backward pass cannot be tried."""
+    if amp.type == torch._C._get_privateuse1_backend_name():
+        amp.unsupported("an exception in an unpack hook ends the process (python-backend-hook-exception)")
+
+
+@pytest.mark.parametrize("stop", [True, False], ids=["early", "whole"])
+@scenario(values=True)
+def test_where_it_stops(amp: Amp, stop: bool) -> None:
+    """Recomputation stops once it has what is needed, or goes on; neither leaves a region open (early_stop)."""
+    steps: list[object] = []
+    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with amp.region():
+            steps.append("first")
+            out = torch.sin(torch.mm(x, weight))
+            with amp.region(amp.other):
+                steps.append(amp.state())
+                return out + 1
+
+    with set_checkpoint_early_stop(stop):
+        out = checkpoint(function, x, use_reentrant=False)
+    before = amp.state(), amp.depth()
+    out.float().sum().backward()
+    once = ["first", (True, amp.other, True)]
+    amp.expect("steps", steps, once + (["first"] if stop else once))
+    amp.expect("state and depth afterwards", (amp.state(), amp.depth()), before)
+
+
+@both
+@pytest.mark.parametrize("where", ["first", "again"])
+@scenario(values=True)
+def test_a_failure(amp: Amp, where: str, reentrant: bool) -> None:
+    """What the function raises, then or when it runs again, comes out, and the state is as before (checkpoint)."""
+    if where == "again" and not reentrant:
+        _unless_it_ends_the_process(amp)
+    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    runs: list[object] = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        runs.append(amp.state())
+        with amp.region(amp.other, cache_enabled=False):
+            if len(runs) == (1 if where == "first" else 2):
+                raise KeyError("on purpose")
+            return torch.sin(torch.mm(x, weight))
+
+    def both_passes() -> None:
+        with amp.region():
+            out = checkpoint(function, x, use_reentrant=reentrant)
+        out.float().sum().backward()
+
+    before = amp.state(), amp.depth()
+    amp.raises("a function that fails", KeyError, "on purpose", both_passes)
+    amp.expect("state and depth afterwards", (amp.state(), amp.depth()), before)
+    both_passes()
+    amp.expect("states it ran in", set(runs), {(True, amp.dtype, True)})
+
+
+@pytest.mark.parametrize("check", ["default", "none"])
+@scenario(values=True)
+def test_other_dtype_when_run_again(amp: Amp, check: str) -> None:
+    """A function that saves another dtype the second time is refused, unless told not to look (determinism_check)."""
+    if check == "default":
+        _unless_it_ends_the_process(amp)
+    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3)
+    runs: list[int] = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        with amp.region(enabled=len(runs) == 1):
+            return torch.sin(torch.mm(x, weight)).float()
+
+    def backward() -> None:
+        checkpoint(function, x, use_reentrant=False, determinism_check=check).sum().backward()
+
+    if check == "default":
+        amp.raises("a backward pass after another forward", CheckpointError, "different metadata", backward)
+    else:
+        amp.raises("products of two dtypes", RuntimeError, "dtype", backward)
+    amp.expect("how often it ran", len(runs), 2)
+
+
+@scenario(values=True)
+def test_around_by_request(amp: Amp) -> None:
+    """A region that context_fn gives for the forward and one for the recomputation are inside the replayed one."""
+    seen: list[object] = []
+    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        out = torch.mm(x, weight)
+        seen.append((amp.state(), amp.depth() > 0, out.dtype))
+        return torch.sin(out)
+
+    with amp.region(amp.other):
+        regions = amp.region(cache_enabled=False), amp.region(cache_enabled=False)
+        out = checkpoint(function, x, use_reentrant=False, context_fn=lambda: regions)
+    out.float().sum().backward()
+    amp.expect("states and dtypes", seen, [((True, amp.dtype, False), True, amp.dtype)] * 2)
+
+
+@both
+@scenario(values=True)
+def test_memory(amp: Amp, reentrant: bool) -> None:
+    """What the function computed on the way, in whatever precision, is freed after the forward (checkpoint)."""
+    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.mm(x, weight)
+        wide = torch.softmax(hidden, -1)
+        made.extend((weakref.ref(hidden), weakref.ref(wide)))
+        return torch.mm(torch.sin(hidden), weight).sum() + wide.exp().sum()
+
+    with amp.region():
+        plain = function(x)
+        amp.expect("whether the first is kept without a checkpoint", made[0]() is not None, True)
+        made.clear()
+        out = checkpoint(function, x, use_reentrant=reentrant)
+        amp.expect("tensors kept by the checkpoint", [ref() is not None for ref in made], [False, False])
+    (plain + out).backward()
+    amp.expect("tensors kept afterwards", [ref() is not None for ref in made], [False] * 4)
+
+
+@scenario(values=True)
+def test_saved_tensors(amp: Amp) -> None:
+    """What a node of the graph has saved comes back from the recomputation in the lower precision it was saved in."""
+    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    with amp.region():
+        want: Any = torch.mm(x, weight).grad_fn
+        out: Any = checkpoint(lambda x: torch.mm(x, weight), x, use_reentrant=False).grad_fn
+    for name in ("_saved_self", "_saved_mat2"):
+        got, wanted = getattr(out, name), getattr(want, name)
+        amp.expect(f"dtype of {name}", got.dtype, amp.dtype)
+        amp.expect(f"values of {name}", amp.values(got), amp.values(wanted))
+
+
+@both
+@scenario(values=True)
+def test_functions_of_their_own(amp: Amp, reentrant: bool) -> None:
+    """custom_fwd casts, and custom_bwd runs, the same in a recomputation as in a forward pass (amp.html#custom_fwd)."""
+    seen: list[object] = []
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type=amp.type, cast_inputs=amp.other)  # type: ignore[untyped-decorator]
+        def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            seen.append(("forward", amp.state()[:2], x.dtype, weight.dtype))
+            ctx.save_for_backward(x, weight)
+            return torch.mm(x, weight)
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type=amp.type)  # type: ignore[untyped-decorator]
+        def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            x, weight = ctx.saved_tensors
+            seen.append(("backward", amp.state()[:2], x.dtype, weight.dtype))
+            return torch.mm(grad, weight.t()), torch.mm(x.t(), grad)
+
+    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    with amp.region():
+        out = checkpoint(lambda x: torch.sin(Product.apply(x, weight)), x, use_reentrant=reentrant)
+    amp.expect("dtype of the result", out.dtype, amp.other)
+    out.float().sum().backward()
+    forward = ("forward", (False, amp.dtype), amp.other, amp.other)
+    amp.expect("what ran", seen, [forward, forward, ("backward", *forward[1:])])
+    amp.expect("dtype of the gradient", getattr(x.grad, "dtype", None), torch.float32)

@@ -1,0 +1,337 @@
+"""Rule checkpoint: a checkpointed function gives the bits and gradients that it gives without a checkpoint.
+
+Each scenario runs the same function with a checkpoint and without, and compares the two. In the second part a policy
+says which results are saved and which are computed again (torch.utils.checkpoint.create_selective_checkpoint_contexts,
+CheckpointPolicy). Source: torch/utils/checkpoint.py of PyTorch 2.13.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+)
+
+from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("checkpoint")
+
+both = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "saved"])
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _leaves(amp: Amp) -> list[torch.Tensor]:
+    """An input and three weights."""
+    return [amp.rand(4, 4, requires_grad=True) for _ in range(4)]
+
+
+def _block(leaves: Sequence[torch.Tensor]) -> Function:
+    """Ops of each policy: products, a softmax, a loss-like sum of two dtypes."""
+    _, first, second, third = leaves
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        hidden = functional.linear(x, first, second[0])
+        attention = torch.softmax(torch.mm(hidden, second), -1)
+        return torch.mm(attention, third) * hidden + x
+
+    return block
+
+
+def _outcome(amp: Amp, leaves: Sequence[torch.Tensor], run: Callable[[], torch.Tensor]) -> list[tuple[Any, Any]]:
+    """Dtype and values of a result and of every leaf's gradient."""
+    for leaf in leaves:
+        leaf.grad = None
+    out = run()
+    out.float().square().sum().backward()
+    found = [out.detach(), *(leaf.grad for leaf in leaves)]
+    return [(None, None) if tensor is None else (tensor.dtype, amp.values(tensor.float())) for tensor in found]
+
+
+def _alike(amp: Amp, what: str, got: list[tuple[Any, Any]], want: list[tuple[Any, Any]]) -> None:
+    names = ("the result", *(f"gradient {place}" for place in range(len(want) - 1)))
+    for name, (dtype, bits), (wanted, wanted_bits) in zip(names, got, want, strict=True):
+        amp.expect(f"dtype of {name} {what}", dtype, wanted)
+        amp.expect(f"whether {name} {what} has the bits it has without", bits == wanted_bits, True)
+
+
+@both
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "dropped"])
+@scenario(values=True)
+def test_same_bits(amp: Amp, kept: bool, reentrant: bool) -> None:
+    """Result and gradients are those of the function itself, to the last bit, with casts kept or not (checkpoint).
+
+    Each weight is used once, so that in whatever dtype uses are summed says nothing.
+    """
+    leaves = _leaves(amp)
+    first, second = leaves[1:3]
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(torch.softmax(torch.mm(x, first), -1), second).sin()
+
+    def run(checkpointed: bool) -> torch.Tensor:
+        with amp.region(cache_enabled=kept):
+            return checkpoint(block, leaves[0], use_reentrant=reentrant) if checkpointed else block(leaves[0])
+
+    _alike(amp, "checkpointed", _outcome(amp, leaves, lambda: run(True)), _outcome(amp, leaves, lambda: run(False)))
+
+
+@both
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
+@pytest.mark.parametrize("before", [True, False], ids=["used", "fresh"])
+@scenario(values=True)
+def test_weights_used_before(amp: Amp, before: bool, inside: bool, reentrant: bool) -> None:
+    """Weights that the region has cast already change nothing, wherever backward runs (pytorch#141896)."""
+    leaves = _leaves(amp)
+    block = _block(leaves)
+
+    def run(checkpointed: bool) -> list[tuple[Any, Any]]:
+        for leaf in leaves:
+            leaf.grad = None
+        with amp.region():
+            if before:
+                with torch.no_grad():
+                    block(leaves[0])
+                block(leaves[0])
+            out = checkpoint(block, leaves[0], use_reentrant=reentrant) if checkpointed else block(leaves[0])
+            if inside:
+                out.float().square().sum().backward()
+        if not inside:
+            out.float().square().sum().backward()
+        found = [out.detach(), *(leaf.grad for leaf in leaves)]
+        return [(None, None) if tensor is None else (tensor.dtype, amp.device.host(tensor).float()) for tensor in found]
+
+    got, want = run(True), run(False)
+    for place, ((dtype, tensor), (wanted, wanted_tensor)) in enumerate(zip(got, want, strict=True)):
+        amp.expect(f"dtype of tensor {place}", dtype, wanted)
+        if tensor is not None and wanted_tensor is not None:
+            amp.close(f"tensor {place}", tensor.to(amp.type), wanted_tensor, 8 * torch.finfo(amp.dtype).eps)
+
+
+@both
+@scenario(values=True)
+def test_sequence_bits(amp: Amp, reentrant: bool) -> None:
+    """A sequence in segments gives what the sequence gives (checkpoint_sequential)."""
+    leaves = _leaves(amp)
+
+    def layer(weight: torch.Tensor, after: Function, x: torch.Tensor) -> torch.Tensor:
+        return after(torch.mm(x, weight))
+
+    pairs = zip(leaves[1:], (torch.sin, torch.exp, torch.tanh), strict=True)
+    functions = [functools.partial(layer, *pair) for pair in pairs]
+
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        for function in functions:
+            x = function(x)
+        return x
+
+    def run(segments: int) -> torch.Tensor:
+        with amp.region():
+            if not segments:
+                return plain(leaves[0])
+            out: torch.Tensor = checkpoint_sequential(functions, segments, leaves[0], use_reentrant=reentrant)
+            return out
+
+    want = _outcome(amp, leaves, lambda: run(0))
+    for segments in (1, 2, 3):
+        _alike(amp, f"in {segments} segments", _outcome(amp, leaves, functools.partial(run, segments)), want)
+
+
+@both
+@scenario(values=True)
+def test_dropout(amp: Amp, reentrant: bool) -> None:
+    """Dropout drops the same elements again, in the lower precision it drew them in (preserve_rng_state)."""
+    x, weight = amp.rand(8, 8, requires_grad=True), amp.rand(8, 8)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        dropped = functional.dropout(torch.mm(x, weight), 0.5)
+        return dropped * dropped.detach()
+
+    with amp.region():
+        out = checkpoint(function, x, use_reentrant=reentrant)
+    torch.rand(3)
+    amp.rand(2, 2)
+    out.float().sum().backward()
+    # d/dx of sum(d * stop(d)) with d = drop(x @ w) is (2 * mask * d) @ w', and 2 * mask * d is 2 * d.
+    kept = amp.device.host(out.detach()).float().sqrt()
+    want = torch.mm(kept.to(amp.dtype) * 2, amp.device.host(weight).to(amp.dtype).t()).float()
+    amp.expect("dtype of the result", out.dtype, amp.dtype)
+    amp.expect("whether some were dropped and some were not", 0 < int((kept == 0).sum()) < kept.numel(), True)
+    amp.expect("whether there is a gradient", x.grad is not None, True)
+    if x.grad is not None:
+        amp.close("gradient", x.grad, want, 8 * torch.finfo(amp.dtype).eps)
+
+
+@scenario(values=True)
+def test_double_backward(amp: Amp) -> None:
+    """create_graph=True through a checkpoint gives the second derivative of the function (use_reentrant=False)."""
+    leaves = _leaves(amp)
+    block = _block(leaves)
+
+    def second(checkpointed: bool) -> list[torch.Tensor]:
+        with amp.region(cache_enabled=False):
+            out = checkpoint(block, leaves[0], use_reentrant=False) if checkpointed else block(leaves[0])
+        first = torch.autograd.grad(out.float().square().sum(), leaves[:3], create_graph=True)
+        total = torch.stack([gradient.square().sum() for gradient in first]).sum()
+        return [*first, *torch.autograd.grad(total, leaves)]
+
+    for place, (got, want) in enumerate(zip(second(True), second(False), strict=True)):
+        amp.expect(f"dtype of derivative {place}", got.dtype, torch.float32)
+        amp.close(f"derivative {place}", got, amp.device.host(want.detach()), 1e-4)
+
+
+@both
+@scenario(values=True)
+def test_no_grad_inside(amp: Amp, reentrant: bool) -> None:
+    """A function that runs a part of itself without gradients first has the bits it has unchecked (pytorch#141896)."""
+    leaves = _leaves(amp)
+    first, second = leaves[1:3]
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            scale = torch.mm(x, first).float().abs().max()
+        hidden = torch.mm(x, first) / scale
+        with torch.no_grad():
+            torch.mm(hidden, second)
+        return torch.mm(hidden, second).sin()
+
+    def run(checkpointed: bool) -> torch.Tensor:
+        with amp.region():
+            return checkpoint(block, leaves[0], use_reentrant=reentrant) if checkpointed else block(leaves[0])
+
+    _alike(amp, "checkpointed", _outcome(amp, leaves, lambda: run(True)), _outcome(amp, leaves, lambda: run(False)))
+
+
+# ---- policies that say what is saved
+
+SAVED: dict[str, CheckpointPolicy | list[Any]] = {
+    "must_save": CheckpointPolicy.MUST_SAVE,
+    "prefer_save": CheckpointPolicy.PREFER_SAVE,
+    "must_recompute": CheckpointPolicy.MUST_RECOMPUTE,
+    "prefer_recompute": CheckpointPolicy.PREFER_RECOMPUTE,
+    "products": [torch.ops.aten.mm.default],
+    "casts": [torch.ops.aten._to_copy.default],
+    "products_and_casts": [torch.ops.aten.mm.default, torch.ops.aten._to_copy.default],
+}
+"""A policy for every op, or the ops that are kept."""
+
+
+def _contexts(kept: CheckpointPolicy | list[Any]) -> Callable[[], Any]:
+    policy = kept if isinstance(kept, list) else lambda ctx, op, *args, **kwargs: kept
+    return partial(create_selective_checkpoint_contexts, policy)
+
+
+def _gradients(amp: Amp, loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> list[tuple[torch.dtype, list[Any]]]:
+    return [(gradient.dtype, amp.values(gradient)) for gradient in torch.autograd.grad(loss, leaves)]
+
+
+def _same(amp: Amp, got: list[tuple[torch.dtype, list[Any]]], want: list[tuple[torch.dtype, list[Any]]]) -> None:
+    for place, ((dtype, bits), (wanted, wanted_bits)) in enumerate(zip(got, want, strict=True)):
+        amp.expect(f"dtype of gradient {place}", dtype, wanted)
+        amp.expect(f"whether gradient {place} has the bits it has without", bits == wanted_bits, True)
+
+
+@pytest.mark.parametrize("kept", SAVED)
+@scenario(values=True)
+def test_policy(amp: Amp, kept: str) -> None:
+    """Whatever a policy keeps of the ops and casts of a region, the gradients are the same bits (CheckpointPolicy)."""
+    x, first, second = leaves = [amp.rand(4, 4, requires_grad=True) for _ in range(3)]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(torch.softmax(torch.mm(x, first), -1).float(), second).sin()
+
+    with amp.region():
+        plain = function(x)
+    with amp.region():
+        out = checkpoint(function, x, use_reentrant=False, context_fn=_contexts(SAVED[kept]))
+    amp.expect("dtype of the result", out.dtype, amp.dtype)
+    _same(amp, _gradients(amp, out.float().sum(), leaves), _gradients(amp, plain.float().sum(), leaves))
+
+
+@scenario(values=True)
+def test_what_a_policy_sees(amp: Amp) -> None:
+    """A policy is asked about the ops below autocast, so it sees products of the lower precision, and their casts."""
+    seen: list[tuple[str, tuple[torch.dtype, ...]]] = []
+    x, weight = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4, requires_grad=True)
+
+    def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if op in (torch.ops.aten.mm.default, torch.ops.aten._to_copy.default):
+            seen.append((str(op), tuple(arg.dtype for arg in args)))
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    with amp.region():
+        out = checkpoint(
+            lambda x: torch.mm(x, weight).sin(),
+            x,
+            use_reentrant=False,
+            context_fn=partial(create_selective_checkpoint_contexts, policy),
+        )
+    if not seen:
+        amp.unsupported(f"{amp.device.name} casts and computes where a dispatch mode sees nothing")
+    amp.expect("products", [dtypes for name, dtypes in seen if "mm" in name], [(amp.dtype, amp.dtype)])
+    amp.expect("casts", [dtypes for name, dtypes in seen if "copy" in name], [(torch.float32,)] * 2)
+    out.float().sum().backward()
+
+
+@pytest.mark.parametrize("kept", ["products", "casts", "must_recompute"])
+@scenario(values=True)
+def test_used_before(amp: Amp, kept: str) -> None:
+    """A weight that its region has cast before changes no gradient, whatever the policy keeps (pytorch#193338)."""
+    if amp.type == torch._C._get_privateuse1_backend_name():
+        amp.unsupported("an exception in an unpack hook ends the process (python-backend-hook-exception)")
+    x, weight = leaves = [amp.rand(4, 4, requires_grad=True) for _ in range(2)]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, weight).sin()
+
+    with amp.region():
+        plain = function(x)
+        out = checkpoint(function, x, use_reentrant=False, context_fn=_contexts(SAVED[kept]))
+    _same(amp, _gradients(amp, out.float().sum(), leaves), _gradients(amp, plain.float().sum(), leaves))
+
+
+@pytest.mark.parametrize("kept", ["must_save", "products", "casts"])
+@scenario(values=True)
+def test_backward_inside(amp: Amp, kept: str) -> None:
+    """A backward pass in the region whose casts are still kept gives the gradients it gives elsewhere (checkpoint)."""
+    x, first, second = leaves = [amp.rand(4, 4, requires_grad=True) for _ in range(3)]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(torch.mm(x, first).float(), second)
+
+    with amp.region():
+        plain = function(x)
+    want = _gradients(amp, plain.float().sum(), leaves)
+    with amp.region():
+        out = checkpoint(function, x, use_reentrant=False, context_fn=_contexts(SAVED[kept]))
+        got = _gradients(amp, out.float().sum(), leaves)
+    _same(amp, got, want)
+
+
+@scenario(values=True)
+def test_two_inputs(amp: Amp) -> None:
+    """Casts of a policy belong to their tensors, also where the weight among them had been cast before (checkpoint)."""
+    x, weight = leaves = [amp.rand(4, 4, requires_grad=True) for _ in range(2)]
+    y = amp.rand(4, 4)
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.mm(x, weight).sin()
+        return hidden, torch.mm(y, y)
+
+    with amp.region():
+        low = x.to(amp.dtype)
+        plain, _ = function(low)
+        out, _ = checkpoint(function, low, use_reentrant=False, context_fn=_contexts(SAVED["casts"]))
+    _same(amp, _gradients(amp, out.float().sum(), leaves), _gradients(amp, plain.float().sum(), leaves))

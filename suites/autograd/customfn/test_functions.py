@@ -1,0 +1,626 @@
+"""Rule customfn: custom_fwd and custom_bwd give a torch.autograd.Function its dtype and autocast state.
+
+Without `cast_inputs`, both passes run in the autocast state of the forward call; with it, inputs are cast and both run
+with autocast off. Parts: states and dtypes; gradients; torch.vmap, torch.func.grad and forward-mode differentiation
+(https://docs.pytorch.org/docs/2.13/notes/extending.func.html). Source, where a case names no other:
+https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.custom_fwd, and
+https://docs.pytorch.org/docs/2.13/notes/amp_examples.html, "Autocast and Custom Autograd Functions". Containers as
+arguments: `suites/autograd/test_eligibility.py`; cache_enabled: `suites/autograd/test_context.py`.
+
+`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
+and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.function import once_differentiable
+
+from ampcheck.runner.suite import Amp, scenario
+
+pytestmark = pytest.mark.rule("customfn")
+
+Seen = dict[str, Any]
+
+
+def _with_call(amp: Amp, **options: Any) -> tuple[Any, Any]:
+    return torch.amp.custom_fwd(device_type=amp.type, **options), torch.amp.custom_bwd(device_type=amp.type)
+
+
+def _without_call(amp: Amp, **options: Any) -> tuple[Any, Any]:
+    return (
+        lambda function: torch.amp.custom_fwd(function, device_type=amp.type, **options),
+        lambda function: torch.amp.custom_bwd(function, device_type=amp.type),
+    )
+
+
+def _by_keyword(amp: Amp, **options: Any) -> tuple[Any, Any]:
+    return (
+        lambda function: torch.amp.custom_fwd(fwd=function, device_type=amp.type, **options),
+        lambda function: torch.amp.custom_bwd(bwd=function, device_type=amp.type),
+    )
+
+
+SPELLINGS: dict[str, Callable[..., tuple[Any, Any]]] = {
+    "call": _with_call,
+    "no_call": _without_call,
+    "keyword": _by_keyword,
+}
+
+
+def _function(amp: Amp, seen: Seen, spelling: str = "call", **options: Any) -> Any:
+    """A product whose forward and backward note their state, the dtypes they get and the dtype of a product."""
+    forwards, backwards = SPELLINGS[spelling](amp, **options)
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        @forwards
+        def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            """Forward's own docstring."""
+            seen["forward"] = (amp.state()[:2], x.dtype, w.dtype, amp.probe())
+            ctx.save_for_backward(x, w)
+            return torch.mm(x, w)
+
+        @staticmethod
+        @backwards
+        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            seen["backward"] = (amp.state()[:2], gradient.dtype, amp.probe())
+            x, w = ctx.saved_tensors
+            return torch.mm(gradient, w.t()), torch.mm(x.t(), gradient)
+
+    return Product
+
+
+@pytest.mark.parametrize("spelling", list(SPELLINGS))
+@scenario(values=True)
+def test_region_of_forward(amp: Amp, spelling: str) -> None:
+    """Without cast_inputs forward runs in the region it is called in, and backward does wherever that is called."""
+    seen: Seen = {}
+    product = _function(amp, seen, spelling)
+    for place in (amp.region(enabled=False), amp.region(amp.other)):
+        x, w = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+        with amp.region():
+            out = product.apply(x, w)
+        with place:
+            before = amp.state()
+            out.sum().backward()
+            amp.expect("state after backward", amp.state(), before)
+        amp.expect("in forward", seen.get("forward"), ((True, amp.dtype), torch.float32, torch.float32, amp.dtype))
+        amp.expect("in backward", seen.get("backward"), ((True, amp.dtype), amp.dtype, amp.dtype))
+        for leaf in (x, w):
+            amp.expect("dtype of a gradient", getattr(leaf.grad, "dtype", None), torch.float32)
+
+
+@pytest.mark.parametrize("spelling", list(SPELLINGS))
+@pytest.mark.parametrize("to", ["wide", "low", "other"])
+@scenario(values=True)
+def test_cast_inputs(amp: Amp, to: str, spelling: str) -> None:
+    """cast_inputs casts what forward gets, and both passes run with autocast off, in a region of any dtype."""
+    dtype = {"wide": torch.float32, "low": amp.dtype, "other": amp.other}[to]
+    seen: Seen = {}
+    product = _function(amp, seen, spelling, cast_inputs=dtype)
+    x, w = amp.rand(3, 3, dtype=amp.dtype, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    with amp.region():
+        before = amp.state()
+        out = product.apply(x, w)
+        amp.expect("state after forward", amp.state(), before)
+        out.sum().backward()
+        amp.expect("state after backward", amp.state(), before)
+    off = (False, amp.dtype)
+    amp.expect("in forward", seen.get("forward"), (off, dtype, dtype, torch.float32))
+    amp.expect("in backward", seen.get("backward"), (off, dtype, torch.float32))
+    amp.expect("dtype of the result", out.dtype, dtype)
+    amp.expect("dtype of a low leaf's gradient", getattr(x.grad, "dtype", None), amp.dtype)
+    amp.expect("dtype of a float32 leaf's gradient", getattr(w.grad, "dtype", None), torch.float32)
+
+
+@pytest.mark.parametrize("how", ["disabled", "none"])
+@scenario(values=True)
+def test_cast_inputs_outside(amp: Amp, how: str) -> None:
+    """Outside of an enabled region custom_fwd does nothing, and backward runs as forward did, also in a region."""
+    seen: Seen = {}
+    product = _function(amp, seen, cast_inputs=amp.dtype)
+    x, w = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    if how == "disabled":
+        with amp.region(), amp.region(enabled=False):
+            out = product.apply(x, w)
+    else:
+        out = product.apply(x, w)
+    with amp.region():
+        out.sum().backward()
+    wide = torch.float32
+    amp.expect("in forward", (seen["forward"][0][0], *seen["forward"][1:]), (False, wide, wide, wide))
+    amp.expect("in backward", (seen["backward"][0][0], *seen["backward"][1:]), (False, wide, wide))
+
+
+@pytest.mark.parametrize("place", ["inside", "after", "thread"])
+@scenario(values=True)
+def test_backward_of_no_region(amp: Amp, place: str) -> None:
+    """What ran outside of a region has its backward outside of one, wherever and in whatever thread it is called."""
+    seen: Seen = {}
+    product = _function(amp, seen)
+    w = amp.rand(3, 3, requires_grad=True)
+    out = product.apply(amp.rand(3, 3), w)
+
+    def backward() -> None:
+        with amp.region(enabled=place != "after"):
+            out.sum().backward()
+
+    if place == "thread":
+        amp.thread(backward)
+    else:
+        backward()
+    amp.expect("in backward", (seen["backward"][0][0], seen["backward"][2]), (False, torch.float32))
+
+
+@scenario(values=True)
+def test_never_cast(amp: Amp) -> None:
+    """cast_inputs leaves float64, integer, bool, complex and other devices' tensors, and what is no tensor, alone."""
+    seen: list[Any] = []
+    kinds = (torch.float64, torch.int32, torch.bool, torch.complex64)
+
+    class Takes(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type=amp.type, cast_inputs=amp.dtype)
+        def forward(ctx: Any, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+            seen.extend(value.dtype if isinstance(value, torch.Tensor) else value for value in rest)
+            return x * 2
+
+    given = [torch.ones(2, dtype=kind, device=amp.type) for kind in kinds]
+    other = torch.ones(2, device="meta")
+    plain = (None, True, 3, 2.5, "text", torch.float64)
+    with amp.region():
+        out = Takes.apply(amp.rand(2), *given, other, *plain)
+    amp.expect("dtypes and values in forward", seen, [*kinds, torch.float32, *plain])
+    amp.expect("dtype of what was cast", out.dtype, amp.dtype)
+
+
+@scenario(values=True)
+def test_called_with_keywords(amp: Amp) -> None:
+    """A decorated forward casts keyword arguments as well as positional ones (autocast_mode.py, custom_fwd)."""
+
+    def plain(ctx: Any, x: torch.Tensor, *, scale: Any = None, parts: Any = ()) -> tuple[Any, ...]:
+        return x.dtype, scale, [part.dtype for part in parts]
+
+    forward = torch.amp.custom_fwd(plain, device_type=amp.type, cast_inputs=amp.dtype)
+    uncast = torch.amp.custom_fwd(plain, device_type=amp.type)
+
+    class Context:
+        """What takes the place of autograd's."""
+
+    x, half = amp.rand(2), amp.rand(2)
+    with amp.region():
+        amp.expect("a default", forward(Context(), x), (amp.dtype, None, []))
+        amp.expect("a list", forward(Context(), x=x, parts=[half, x])[2], [amp.dtype] * 2)
+        amp.expect("a tensor", forward(Context(), x, scale=half)[1].dtype, amp.dtype)
+        amp.expect("is what is not to be cast the same", uncast(Context(), x, scale=half)[1] is half, True)
+    amp.expect("a tensor outside", forward(Context(), x, scale=half)[1].dtype, torch.float32)
+
+
+@scenario(values=True)
+def test_names_are_kept(amp: Amp) -> None:
+    """Decorated passes keep their names and docstrings (functools.wraps in autocast_mode.py)."""
+    product = _function(amp, {})
+    amp.expect("name of forward", product.forward.__name__, "forward")
+    amp.expect("docstring of forward", product.forward.__doc__, "Forward's own docstring.")
+    amp.expect("name of backward", product.backward.__name__, "backward")
+
+
+@scenario(values=True)
+def test_of_another_device_type(amp: Amp) -> None:
+    """Decorators of another device type cast nothing here and leave this one's region on (device_type)."""
+    elsewhere = "xpu" if amp.type == "cpu" else "cpu"
+    seen: list[Any] = []
+
+    class Takes(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type=elsewhere, cast_inputs=torch.float32)
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            seen.append((x.dtype, amp.state()[:2]))
+            return x * 2
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type=elsewhere)
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            seen.append((gradient.dtype, amp.state()[:2]))
+            return gradient * 2
+
+    x = amp.rand(2, dtype=amp.dtype, requires_grad=True)
+    with amp.region(), torch.autocast(elsewhere, dtype=torch.bfloat16):
+        Takes.apply(x).sum().backward()
+    amp.expect("dtype and state in both passes", seen, [(amp.dtype, (True, amp.dtype))] * 2)
+
+
+@scenario(values=True)
+def test_undecorated(amp: Amp) -> None:
+    """A function without the decorators runs forward in its region and backward in that of whoever calls it."""
+    seen: list[Any] = []
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            seen.append((x.dtype, amp.state()[:2], amp.probe()))
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            seen.append((gradient.dtype, amp.state()[:2], amp.probe()))
+            return gradient * 2
+
+    for place in (amp.region(enabled=False), amp.region(amp.other)):
+        seen.clear()
+        x = amp.rand(2, requires_grad=True)
+        with amp.region():
+            out = Twice.apply(x)
+        with place:
+            caller = torch.float32, amp.state()[:2], amp.probe()
+            out.sum().backward()
+        amp.expect("in forward", seen[0], (torch.float32, (True, amp.dtype), amp.dtype))
+        amp.expect("in backward", seen[1], caller)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("cast", ["cast", "uncast"])
+@scenario(values=True)
+def test_that_raises(amp: Amp, cast: str, where: str) -> None:
+    """An exception in a decorated pass leaves the state of its caller (autocast_mode.py: a with statement)."""
+
+    def fails(here: str) -> None:
+        if here == where:
+            raise KeyError(f"in {here}")
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type=amp.type, cast_inputs=torch.float32 if cast == "cast" else None)
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            fails("forward")
+            return x * 2
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type=amp.type)
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            fails("backward")
+            return gradient * 2
+
+    x = amp.rand(2, requires_grad=True)
+    with amp.region(cache_enabled=False):
+        before, depth = amp.state(), amp.depth()
+        amp.raises("the function", KeyError, f"in {where}", lambda: Fails.apply(x).sum().backward())
+        amp.expect("state and depth after it", (amp.state(), amp.depth()), (before, depth))
+        amp.expect("dtype a product runs in", amp.probe(), amp.dtype)
+
+
+@scenario(values=True)
+def test_one_inside_another(amp: Amp) -> None:
+    """A function that is called inside another's forward sees that one's state: off, so it casts nothing."""
+    inner_seen: Seen = {}
+    inner = _function(amp, inner_seen, cast_inputs=amp.dtype)
+
+    class Outer(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type=amp.type, cast_inputs=torch.float32)
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = inner.apply(x, x)
+            return out
+
+    with amp.region():
+        out = Outer.apply(amp.rand(3, 3, dtype=amp.dtype))
+    wide = torch.float32
+    amp.expect("in the inner forward", inner_seen.get("forward"), ((False, amp.dtype), wide, wide, wide))
+    amp.expect("dtype of the result", out.dtype, wide)
+
+
+# ---- gradients
+
+
+def _twin(leaf: torch.Tensor) -> torch.Tensor:
+    return leaf.detach().clone().requires_grad_()
+
+
+def _cube(amp: Amp, cast_inputs: torch.dtype | None, once: bool = False) -> Any:
+    """x cubed, with a backward of differentiable ops on what forward got."""
+
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type=amp.type, cast_inputs=cast_inputs)
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x * x * x
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type=amp.type)
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            x: torch.Tensor = ctx.saved_tensors[0]
+            return gradient * 3 * x * x
+
+    if once:
+        Cube.backward = staticmethod(once_differentiable(Cube.backward))  # type: ignore[method-assign]
+    return Cube
+
+
+@scenario(values=True)
+def test_documented_product(amp: Amp) -> None:
+    """The documented product of two matrices has the gradients of torch.mm in the same region."""
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type=amp.type)
+        def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(a, b)
+            return a.mm(b)
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type=amp.type)
+        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            a, b = ctx.saved_tensors
+            return gradient.mm(b.t()), a.t().mm(gradient)
+
+    a, b = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4, requires_grad=True)
+    a2, b2 = _twin(a), _twin(b)
+    with amp.region():
+        out, want = Product.apply(a, b), torch.mm(a2, b2)
+    for result in (out, want):
+        result.float().pow(2).sum().backward()
+    amp.exact("result", out, want)
+    amp.exact("gradient of a", a.grad, a2.grad)
+    amp.exact("gradient of b", b.grad, b2.grad)
+
+
+@pytest.mark.parametrize("to", ["wide", "low", "same"])
+@scenario(values=True)
+def test_gradient(amp: Amp, to: str) -> None:
+    """The gradient of what was cast is that of casts by hand, in the dtype of the leaf."""
+    dtype = {"wide": torch.float32, "low": amp.dtype, "same": None}[to]
+    x = amp.rand(4, dtype=amp.dtype if to == "wide" else torch.float32, requires_grad=True)
+    by_hand = _twin(x)
+    with amp.region():
+        out = _cube(amp, dtype).apply(x)
+    given = by_hand if dtype is None else by_hand.to(dtype)
+    want = given * given * given
+    out.float().sum().backward()
+    want.float().sum().backward()
+    amp.exact("result", out, want)
+    if x.grad is None or by_hand.grad is None:
+        raise RuntimeError("the scenario computed no gradient")
+    lowest = torch.float32 if to == "same" else amp.dtype
+    amp.close("gradient", x.grad, amp.device.host(by_hand.grad), 8 * torch.finfo(lowest).eps)
+
+
+@pytest.mark.parametrize("place", ["outside", "same", "another"])
+@scenario(values=True)
+def test_second_derivative(amp: Amp, place: str) -> None:
+    """Without cast_inputs a backward made of differentiable ops has a derivative, wherever it is taken.
+
+    https://docs.pytorch.org/docs/2.13/autograd.html, double backward of a torch.autograd.Function.
+    """
+    x = torch.full((3,), 2.0, device=amp.type, requires_grad=True)
+    with amp.region():
+        out = _cube(amp, None).apply(x)
+    with amp.region(amp.other if place == "another" else amp.dtype, enabled=place != "outside"):
+        (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
+        (third,) = torch.autograd.grad(second.sum(), x)
+    found = [(each.dtype, amp.values(each)) for each in (first, second, third)]
+    amp.expect("derivatives of 2 cubed", found, [(torch.float32, [value] * 3) for value in (12.0, 12.0, 6.0)])
+
+
+@pytest.mark.parametrize("to", ["wide", "low"])
+@scenario(values=True)
+def test_second_derivative_of_a_cast(amp: Amp, to: str) -> None:
+    """With cast_inputs it has one too: 36 for x cubed plus its gradient times x, where x is 2, in a region or not."""
+    leaf = torch.full((3,), 2.0, device=amp.type, dtype=amp.dtype if to == "wide" else torch.float32)
+    found = []
+    for enabled in (False, True):
+        x = _twin(leaf)
+        with amp.region(enabled=enabled):
+            out = _cube(amp, torch.float32 if to == "wide" else amp.dtype).apply(x)
+        (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad((first * x).sum(), x)
+        found.append(amp.values(second))
+    amp.expect("derivative of 3 x cubed outside", found[0], [36.0] * 3)
+    amp.expect("derivative of 3 x cubed in a region", found[1], [36.0] * 3)
+
+
+@pytest.mark.parametrize("cast", ["cast", "uncast"])
+@scenario(values=True)
+def test_once_differentiable(amp: Amp, cast: str) -> None:
+    """once_differentiable around custom_bwd gives the first derivative and refuses a second (its page)."""
+    x = torch.full((3,), 2.0, device=amp.type, requires_grad=True)
+    with amp.region():
+        out = _cube(amp, torch.float32 if cast == "cast" else None, once=True).apply(x)
+    (first,) = torch.autograd.grad(out.pow(2).sum(), x, create_graph=True)
+    amp.expect("first derivative of 2 to the sixth", amp.values(first), [192.0] * 3)
+    amp.raises("the second", RuntimeError, "once_differentiable", lambda: first.sum().backward())
+
+
+@scenario(values=True)
+def test_several_results(amp: Amp) -> None:
+    """Results of several dtypes each get a gradient of their own dtype, zeros where none came (torch.autograd)."""
+    seen: list[Any] = []
+
+    class Three(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type=amp.type)
+        def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            low, index = torch.mm(x, x), x.argmax()
+            ctx.mark_non_differentiable(index)
+            return low, x * 2, x * 3, index
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type=amp.type)
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            seen.extend(gradient.dtype for gradient in gradients[:3])
+            return gradients[1] * 2 + gradients[2] * 3
+
+    x = torch.ones(2, 2, device=amp.type, requires_grad=True)
+    with amp.region():
+        low, twice, _, index = Three.apply(x)
+        loss = low.float().sum() + twice.sum()
+    amp.expect("does an index require grad", index.requires_grad, False)
+    loss.backward()
+    amp.expect("dtypes of gradients in backward", seen, [amp.dtype, torch.float32, torch.float32])
+    amp.expect("gradient", None if x.grad is None else amp.values(x.grad), [[2.0, 2.0], [2.0, 2.0]])
+
+
+@scenario(values=True)
+def test_not_materialized(amp: Amp) -> None:
+    """set_materialize_grads(False) and needs_input_grad work under the decorators (torch.autograd.function)."""
+    seen: list[Any] = []
+
+    class Two(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type=amp.type, cast_inputs=torch.float32)
+        def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            ctx.set_materialize_grads(False)
+            return x * 2, y * 3
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type=amp.type)
+        def backward(ctx: Any, one: Any, two: Any) -> tuple[Any, None]:
+            seen.append((one is None, two is None, ctx.needs_input_grad))
+            return one * 2, None
+
+    x, y = torch.ones(2, device=amp.type, dtype=amp.dtype, requires_grad=True), amp.rand(2)
+    with amp.region():
+        one, _ = Two.apply(x, y)
+    one.sum().backward()
+    amp.expect("which gradients are None, and which are needed", seen, [(False, True, (True, False))])
+    amp.expect("gradient", None if x.grad is None else amp.values(x.grad), [2.0, 2.0])
+
+
+@pytest.mark.parametrize("to", ["wide", "low"])
+@scenario(values=True)
+def test_in_place(amp: Amp, to: str) -> None:
+    """A function that changes its input in place, and says so with mark_dirty, does so in a region (mark_dirty)."""
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type=amp.type, cast_inputs=torch.float32 if to == "wide" else amp.dtype)
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.mark_dirty(x)
+            return x.mul_(2)
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type=amp.type)
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * 2
+
+    for enabled in (False, True):
+        leaf = torch.ones(2, device=amp.type, requires_grad=True)
+        x = leaf * 1
+        with amp.region(enabled=enabled), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the tensor it got was no input, which is what the values show
+            out = Doubled.apply(x)
+        out.float().sum().backward()
+        where = "in a region" if enabled else "outside"
+        amp.expect(f"the result {where}", amp.values(out), [2.0, 2.0])
+        amp.expect(f"a tensor that was doubled {where}", amp.values(x), [2.0, 2.0])
+        amp.expect(f"gradient {where}", None if leaf.grad is None else amp.values(leaf.grad), [2.0, 2.0])
+
+
+@scenario(values=True)
+def test_backward_in_backward(amp: Amp) -> None:
+    """A backward that runs another backward, as checkpointing does, puts the outer state back after it."""
+    seen: list[Any] = []
+
+    class Again(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type=amp.type)
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return torch.mm(x, x)
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type=amp.type)
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor | None:
+            x: torch.Tensor = ctx.saved_tensors[0].detach().requires_grad_()
+            before = amp.state()
+            with torch.enable_grad(), amp.region(amp.other):
+                inner = torch.mm(x, x)
+            inner.backward(gradient.to(inner.dtype))
+            seen.append((inner.dtype, amp.state() == before, before[:2]))
+            return x.grad
+
+    x = amp.rand(3, 3, requires_grad=True)
+    by_hand = _twin(x)
+    with amp.region():
+        out = Again.apply(x)
+    out.float().sum().backward()
+    other = by_hand.to(amp.other)
+    torch.mm(other, other).backward(torch.ones(3, 3, device=amp.type, dtype=amp.other))
+    amp.expect("dtype inside, state after it, state before it", seen, [(amp.other, True, (True, amp.dtype))])
+    if x.grad is None or by_hand.grad is None:
+        raise RuntimeError("the scenario computed no gradient")
+    amp.close("gradient", x.grad, amp.device.host(by_hand.grad), 4 * torch.finfo(amp.dtype).eps)
+
+
+# ---- torch.vmap, torch.func.grad and forward-mode differentiation
+
+
+@scenario(values=True)
+def test_under_vmap(amp: Amp) -> None:
+    """A function with a vmap rule of its own, or a generated one, is mapped in its region (torch.func's notes)."""
+    seen: list[Any] = []
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            return torch.mm(x, x)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+            ctx.save_for_backward(*inputs)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            (x,) = ctx.saved_tensors
+            low = x.to(gradient.dtype)
+            product: torch.Tensor = gradient @ low.t() + low.t() @ gradient
+            return product
+
+        @staticmethod
+        def vmap(info: Any, dims: tuple[int, ...], x: torch.Tensor) -> tuple[torch.Tensor, int]:
+            seen.append(amp.state()[:2])
+            return torch.bmm(x, x), 0
+
+    class Generated(Own):
+        generate_vmap_rule = True
+        vmap = torch.autograd.Function.vmap  # as if it had none
+
+    xs = amp.rand(4, 3, 3)
+    with amp.region():
+        want = torch.stack([torch.mm(x, x) for x in xs])
+        for function in (Own, Generated):
+            amp.exact(f"{function.__name__} mapped over four", torch.vmap(function.apply)(xs), want)
+        gradient = torch.func.grad(lambda x: Own.apply(x).float().sum())(xs[0])
+    amp.expect("state in the vmap rule", seen, [(True, amp.dtype)])
+    amp.expect("dtype of a gradient by torch.func.grad", gradient.dtype, torch.float32)
+
+
+@scenario(values=True)
+def test_forward_mode(amp: Amp) -> None:
+    """A jvp rule runs in the region forward was called in, and its tangent has the result's dtype (forward_ad)."""
+    seen: list[Any] = []
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type=amp.type)
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.x = x
+            return torch.mm(x, x)
+
+        @staticmethod
+        def jvp(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:
+            seen.append(amp.state()[:2])
+            return torch.mm(tangent, ctx.x) + torch.mm(ctx.x, tangent)
+
+    x, forward_ad = torch.ones(2, 2, device=amp.type), torch.autograd.forward_ad
+    with forward_ad.dual_level(), amp.region(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch loads its decompositions with torch.jit
+        out = forward_ad.unpack_dual(Square.apply(forward_ad.make_dual(x, torch.ones_like(x))))
+        amp.expect("state in the jvp rule", seen, [(True, amp.dtype)])
+        amp.expect("dtype of the tangent", getattr(out.tangent, "dtype", None), amp.dtype)
+        amp.expect("tangent", None if out.tangent is None else amp.values(out.tangent), [[4.0, 4.0], [4.0, 4.0]])

@@ -1,0 +1,155 @@
+"""The README's benchmark picture and tables are those of the published files."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from ampcheck.bench.core.model import ArmResult, Group
+from ampcheck.bench.run import readme
+from ampcheck.bench.run.runfile import BenchRun
+from ampcheck.bench.run.summary import estimated_beside_default
+from ampcheck.bench.run.variants import NO_PRODUCT
+from ampcheck.report.benchmarks import pages, run_groups, sections
+from ampcheck.report.benchmarks.run_groups import BenchHistory
+
+COLUMN = ("cpu", "eager")
+
+
+def group(verdict: str = "faster", speed: float | None = 4.0, **fields: object) -> Group:
+    arms = [ArmResult("fp32", "first", seconds=4e-3), ArmResult("bf16", verdict, seconds=1e-3, speed=speed)]
+    return dataclasses.replace(Group("mm-64", "matmul", "op", *COLUMN, arms=arms), **fields)  # type: ignore[arg-type]
+
+
+def test_a_cell_has_both_times_and_the_ratio() -> None:
+    text = readme.markdown({COLUMN: {"mm-64": group()}})
+    assert "| mm-64" in text
+    assert "4.00 ms → 1.00 ms, **4.00×** faster" in text
+
+
+@pytest.mark.parametrize("verdict", ["invalid", "not measured"])
+def test_what_does_not_count_is_no_number(verdict: str) -> None:
+    text = readme.markdown({COLUMN: {"mm-64": group(verdict, None)}})
+    assert verdict in text
+    assert "ms" not in text
+
+
+def test_estimates_are_called_that() -> None:
+    columns = {COLUMN: {"mm-64": group(estimate=True)}}
+    assert "cpu eager (estimate)" in readme.markdown(columns)
+    assert "cpu eager (estimate)" in readme.picture(columns)
+
+
+def tpu(device: str, *speeds: tuple[str, float]) -> tuple[tuple[str, str], dict[str, Group]]:
+    """A column of estimates: by workload, how fast bf16 is beside a default that takes a quarter of float32's time."""
+    groups = {}
+    for workload, speed in speeds:
+        arms = [ArmResult("fp32", "first", seconds=4e-3), ArmResult("fp32-default", "faster", seconds=1e-3, speed=4.0)]
+        arms += [ArmResult("bf16", "faster", seconds=1e-3 / speed, speed=4 * speed)]
+        groups[workload] = Group(workload, "matmul", "op", device, "jit", estimate=True, arms=arms)
+        estimated_beside_default(groups[workload])
+    return (device, "jit"), groups
+
+
+def test_a_tpu_has_a_column_beside_its_default() -> None:
+    columns = dict([tpu("tpu-v5e", ("mm-1024", 0.8), ("mm-8192", 0.99))])
+    text = readme.markdown(columns)
+    assert "| tpu-v5e jit (estimate), float32 in full" in text
+    assert "| tpu-v5e jit (estimate), float32 by default" in text
+    assert "4.00 ms → 1.25 ms, **3.20×** faster" in text
+    assert "1.00 ms → 1.25 ms, **0.80×** slower" in text
+    assert "1.00 ms → 1.01 ms, **0.99×** same" in text
+    assert "beside its default" in readme.picture(columns)
+    assert "by default" not in readme.markdown({COLUMN: {"mm-64": group()}})
+
+
+def test_the_sentence_counts_where_autocast_is_slower_than_the_default() -> None:
+    columns = dict([tpu("tpu-v5e", ("mm-1024", 0.8), ("mm-8192", 0.99), ("add", 1.3)), tpu("tpu-v6e", ("add", 0.5))])
+    assert readme.sentence(columns).endswith(
+        "bf16 under autocast is slower in 2 of 3 workloads (1 of them by more than 2%) on tpu-v5e and in 1 of 1 "
+        "workloads on tpu-v6e.\n"
+    )
+    assert readme.sentence({COLUMN: {"mm-64": group()}}) == ""
+    without = dict([tpu("tpu-v5e", ("add", 0.8))])
+    default = without["tpu-v5e", "jit"]["add"].arms[1]
+    default.verdict, default.reason, default.seconds = "not measured", NO_PRODUCT, None
+    without["tpu-v5e", "jit"]["add"].arms[2].default_speed = None
+    assert readme.sentence(without) == "", "without a product there is nothing to shorten"
+    assert "no product" in readme.markdown(without)
+
+
+def test_the_published_estimates_are_told_beside_the_default() -> None:
+    text = readme.text(readme.published())
+    assert (
+        "is slower in 5 of 7 workloads (4 of them by more than 2%) on tpu-v5e and in 6 of 6 workloads on tpu-v6e"
+        in text
+    )
+    assert "tpu-v6e; AMD" in text
+    assert text.count("estimates is missing") == 1
+    assert "; 1 of 8 estimates is missing: tpu-v6e/jit/mlp-step-4096\n" in text
+
+
+def test_the_documentation_of_estimates_counts_the_same() -> None:
+    found = re.findall(r"in (\d of \d) workloads[^.]*? on tpu-(v5e|v6e)", readme.text(readme.published()))
+    (v5e, one), (v6e, other) = found
+    assert (one, other) == ("v5e", "v6e")
+    text = " ".join(readme.PAGE.read_text(encoding="utf-8").split())
+    assert f"it is slower there in {v5e} published workloads on v5e and in {v6e} on v6e" in text
+
+
+# ---- what the pages show of the published files
+
+
+@pytest.fixture(scope="module")
+def history() -> BenchHistory:
+    return run_groups.load(sorted(readme.PUBLISHED.glob("*.jsonl")))
+
+
+def test_no_share_above_one_is_shown(history: BenchHistory) -> None:
+    shown = sections.roofline(history)["sections"]
+    shares = [row["share"] for section in shown for row in section["rows"]]
+    assert shares.count("above the measured ceiling") >= 4
+    assert all(int(share.split("%")[0]) <= 100 for share in shares if "%" in share)
+    for run in readme.published():
+        assert all(arm.share is None or arm.share <= 1 for group in run.groups.values() for arm in group.arms)
+
+
+def test_the_pages_have_the_speed_beside_the_default(history: BenchHistory) -> None:
+    groups = {row["group"].key: row for row in pages.results(history, [])["groups"]}
+    arms = {arm["name"]: arm for arm in groups["tpu-v5e/jit/mm-1024"]["arms"]}
+    assert (arms["bf16"]["ratio"], arms["bf16"]["default"]) == ("2.41×", "0.832× slower")
+    assert arms["fp32"]["default"] == arms["fp32-default"]["default"] == ""
+    rows = [row for row in pages.devices(history)["rows"] if row["workload"] == "mm-1024" and row["arm"] == "bf16"]
+    cells = {device: cell["default"] for row in rows for device, cell in row["cells"].items()}
+    assert cells == {"cpu": "", "jax": "", "tpu-v5e": "0.832× slower", "tpu-v6e": "0.864× slower"}
+
+
+def test_estimates_are_not_marked_interrupted(history: BenchHistory) -> None:
+    notes = {name: note for name, _, note in pages.results(history, [])["conditions"]}
+    assert notes["20261121-tpu-estimates.jsonl"] == ""
+    assert notes["20261121-tpu-v6e-estimates.jsonl"] == "1 of 8 estimates is missing: tpu-v6e/jit/mlp-step-4096"
+
+
+def test_the_newest_file_counts() -> None:
+    runs = []
+    for speed in (2.0, 3.0):
+        one = group(speed=speed)
+        runs.append(BenchRun(readme.ROOT / "x.jsonl", {}, {one.key: one}, {}, ""))
+    arm = readme.chosen(runs)[COLUMN]["mm-64"].arm("bf16")
+    assert arm is not None
+    assert arm.speed == 3.0
+
+
+def test_the_picture_is_drawn_the_same_twice() -> None:
+    columns = readme.chosen(readme.published())
+    assert columns
+    assert readme.picture(columns) == readme.picture(columns)
+
+
+def test_the_page_has_what_the_published_files_say() -> None:
+    text = readme.PAGE.read_text(encoding="utf-8")
+    between = text.split(readme.BEGIN)[1].split(readme.END)[0]
+    assert between == readme.text(readme.published()), "run python -m ampcheck.bench.run.readme"
+    assert between.count("**") >= 20

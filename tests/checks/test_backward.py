@@ -1,0 +1,219 @@
+"""The check of gradients: which ops have cases, what the check makes of a device, and its reproduction."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from ampcheck import reproduce
+from ampcheck.checks.backward import check_backward, differentiable, planned, run
+from ampcheck.checks.cases import op_cases
+from ampcheck.devices.base import Device
+from ampcheck.devices.cpu import Cpu
+from ampcheck.devices.registry import known
+from ampcheck.devices.virtual import DEVICES as VIRTUAL
+from ampcheck.devices.virtual import graphs
+from ampcheck.errors import Broken, Unsupported
+from ampcheck.spec.case import Case
+from ampcheck.spec.casting import POLICIES
+from ampcheck.spec.gradients import WITHOUT
+from tests.cli_support import LIMIT, ROOT
+from tests.processor import NO_BF16_LSTM
+
+RULES = tuple(policy for policy in POLICIES if policy != "banned")
+UNFINISHED = {"linalg_cond.p_str"}
+"""Ops whose gradient PyTorch has and refuses to compute: it changes an inverse in place that it saved."""
+
+
+def cases(device: Device, rules: Sequence[str] = RULES, *, op: str | None = None) -> list[Case]:
+    """The gradient cases of a device."""
+    return [case for rule in rules for case in op_cases(device, rule, "autograd", only=op)]
+
+
+def the(device: Device, name: str) -> Case:
+    """The gradient case of an id."""
+    return next(case for case in cases(device) if case.id == name)
+
+
+@pytest.mark.parametrize("device", known().values(), ids=lambda device: device.name)
+def test_every_op_with_a_policy_has_cases_or_a_reason(device: Device) -> None:
+    promised = {overload for overload, policy in device.policies().items() if policy in RULES}
+    assert promised - {case.op for case in cases(device)} == promised & set(WITHOUT)
+
+
+def test_every_reason_is_needed() -> None:
+    promised = {overload for device in known().values() for overload in device.policies()}
+    assert set(WITHOUT) <= promised
+
+
+@pytest.mark.parametrize("device", known().values(), ids=lambda device: device.name)
+def test_ids_differ_from_those_of_other_suites(device: Device) -> None:
+    eager = {case.name for rule in RULES for case in op_cases(device, rule)}
+    names = [case.name for case in cases(device)]
+    assert len(set(names)) == len(names)
+    assert not eager & set(names)
+
+
+@pytest.mark.filterwarnings("ignore")  # deprecated ops are called as well
+@pytest.mark.parametrize("overload", WITHOUT)
+def test_what_has_no_case_has_no_gradient(overload: str) -> None:
+    device = Cpu()
+    policy = device.policies()[overload]
+    case = next(case for case in op_cases(device, policy, only=overload) if case.inputs == "fp32")
+    todo = planned(case, device)
+    done = run(todo, device, differentiable(todo, device))
+    assert not done.gradients()
+    assert done.error is None or "derivative" in str(done.error)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_has_cases_has_a_gradient() -> None:
+    device = Cpu()
+    lacking = set()
+    for case in cases(device):
+        if case.sample or case.inputs != "fp32-grad" or case.amp != device.default_amp:
+            continue
+        todo = planned(case, device)
+        if not run(todo, device, differentiable(todo, device)).gradients():
+            lacking.add(case.op)
+    assert lacking == UNFINISHED | ({"mkldnn_rnn_layer"} if NO_BF16_LSTM else set())
+
+
+@pytest.mark.parametrize(
+    ("name", "places"),
+    [
+        ("mm-fp32-grad-bf16-cpu", [0, 1]),
+        ("nll_loss-fp32-grad-bf16-cpu", [0]),
+        ("soft_margin_loss-fp32-grad-bf16-cpu", [0]),
+        ("binary_cross_entropy_with_logits-fp32-grad-bf16-cpu", [0, 1]),
+    ],
+)
+def test_an_argument_that_torch_takes_as_a_constant_is_found(name: str, places: list[int]) -> None:
+    device = Cpu()
+    assert differentiable(planned(the(device, name), device), device) == places
+
+
+class _ByNodes(Cpu):
+    """The CPU, whose backward pass is that of the virtual devices."""
+
+    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+        graphs.backward(outputs, gradients)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_running_the_nodes_gives_what_the_engine_gives() -> None:
+    engine, nodes = Cpu(), _ByNodes()
+    compared = 0
+    for case in cases(engine):
+        if case.sample or case.inputs == "fp32-grad":
+            continue
+        todo = planned(case, engine)
+        places = differentiable(todo, engine)
+        a, b = (run(todo, device, places, device.autocast(case.amp)) for device in (engine, nodes))
+        assert type(a.error) is type(b.error), case.id
+        assert a.gradients().keys() == b.gradients().keys(), case.id
+        for place, gradient in a.gradients().items():
+            torch.testing.assert_close(b.gradients()[place], gradient, equal_nan=True)
+            compared += 1
+    assert compared > 150
+
+
+@pytest.mark.parametrize("device", VIRTUAL, ids=lambda device: device.name)
+def test_fake_tensors_have_gradients_of_their_dtype(device: Device) -> None:
+    case = next(case for case in cases(device, ["downcast"], op="mm") if "_" in case.inputs)
+    with device.activate():
+        todo = planned(case, device)
+        done = run(todo, device, [0, 1], device.autocast(case.amp))
+    assert [str(done.gradients()[place].dtype) for place in (0, 1)] == ["torch.float32", "torch.float16"]
+    assert [kernel for kernel in done.kernels if kernel.startswith("mm ")] == ["mm fp16 fp16"] * 2
+
+
+class _Unsteady(Cpu):
+    """The CPU, with gradients that differ a little each time."""
+
+    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+        noise = 1 + 1e-5 * torch.rand((), generator=self.generator).item()
+        super().backward(outputs, [gradient * noise for gradient in gradients])
+
+    generator = torch.Generator().manual_seed(1)
+
+
+class _Off(Cpu):
+    """The CPU, with gradients twice too large, with and without autocast."""
+
+    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+        super().backward(outputs, [gradient * 2 for gradient in gradients])
+
+
+def test_bits_are_not_asked_of_what_is_never_the_same() -> None:
+    assert check_backward(the(Cpu(), "cdist-fp32-grad-bf16-cpu"), _Unsteady()) == []
+
+
+def test_a_gradient_that_is_wrong_without_autocast_is_found() -> None:
+    device = _Off()
+    case = the(device, "cdist-fp32-grad-bf16-cpu")
+    with pytest.raises(Broken) as raised:
+        check_backward(case, device)
+    differences = raised.value.differences
+    assert len(differences) == 2
+    assert "the gradient of argument 0 of aten::cdist is" in differences[0]
+    assert "the float64 result on the CPU; it is wrong without autocast, too" in differences[0]
+
+
+def test_what_no_device_differentiates_is_unsupported() -> None:
+    device = Cpu()
+    case = the(device, "linalg_cond.p_str-fp32-grad-bf16-cpu")
+    with pytest.raises(Unsupported, match=r"PyTorch has no gradient of \S+linalg_cond.p_str, on the CPU in float64"):
+        check_backward(case, device)
+
+
+def test_a_device_without_autograd_says_so() -> None:
+    device = known()["torchax"]
+    with pytest.raises(Unsupported, match="torchax takes gradients with JAX"):
+        check_backward(cases(device, op="mm")[0], device)
+
+
+def _printed(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("stack-fp32_bf16at2-grad-bf16-cpu", "cpu"),
+        ("nll_loss-fp32-grad-bf16-cpu", "cpu"),
+        ("norm.Scalar-fp32-grad-fp16-vcu", "virtual:cuda"),
+        ("mm-fp32_fp16-grad-fp16-vmp", "virtual:mps"),
+    ],
+)
+def test_the_reproduction_of_what_is_right_finds_nothing(name: str, device: str) -> None:
+    chosen = known()[device]
+    program = reproduce.of_gradient(the(chosen, name), chosen, "float64" if chosen.has_values else "")
+    assert "ampcheck" not in program
+    lines = _printed(program).splitlines()
+    assert len(lines) >= 2
+    assert all(line.startswith("ok  ") for line in lines), lines
+
+
+def test_the_reproduction_of_what_is_wrong_says_so() -> None:
+    device = Cpu()
+    program = reproduce.of_gradient(the(device, "mm-fp32-grad-bf16-cpu"), device, "the gradient of argument 0")
+    wrong = program.replace("REGION = torch.autocast('cpu', dtype=torch.bfloat16)", "REGION = nullcontext()")
+    assert wrong != program
+    printed = _printed(wrong)
+    assert "FAIL whether the gradient of argument 0 has the bits of the one by hand | got False" in printed
+    assert "FAIL kernels of the backward pass" in printed
+
+
+def test_the_reproduction_of_what_ended_its_process_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Cpu()
+    case = the(device, "nll_loss-fp32-grad-bf16-cpu")
+    monkeypatch.setattr("ampcheck.reproduce.gradients.differentiable", None)
+    program = reproduce.of_gradient(case, device, ran=False)
+    assert "print(passes(call, inputs(), torch.autocast('cpu', dtype=torch.bfloat16)))" in program

@@ -1,0 +1,230 @@
+"""The cases of the findings: each says what is wrong with torch as it is, and nothing where that is mended."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from importlib import import_module
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from ampcheck.checks.scenario import Amp
+from ampcheck.devices.registry import known
+from ampcheck.observe.isolation import reset
+from ampcheck.runner.deviations import KnownDeviations, after_deviations
+from tests.docs.test_findings import only_on_2_13
+
+CPU = known()["cpu"]
+AUTOCAST = torch.amp.autocast_mode.autocast
+FORWARD, CAST = torch.amp.custom_fwd, torch.amp.autocast_mode._cast
+
+
+# ---- torch mended
+
+
+def nothing_kept() -> AbstractContextManager[object]:
+    """Regions that keep no casts: slower, and right."""
+    make = CPU.autocast
+    return patch.object(CPU, "autocast", lambda *args, **options: make(*args, **{**options, "cache_enabled": False}))
+
+
+def refusing() -> AbstractContextManager[object]:
+    """A register_autocast that refuses ops that change their arguments."""
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise RuntimeError("an op that changes its arguments cannot be autocast")
+
+    return patch.object(torch.library, "register_autocast", refuse)
+
+
+def named_tuples() -> AbstractContextManager[object]:
+    """A custom_fwd that rebuilds a named tuple from its fields."""
+
+    def cast(value: Any, *how: Any) -> Any:
+        return type(value)(*(cast(item, *how) for item in value)) if hasattr(value, "_fields") else CAST(value, *how)
+
+    return patch.object(torch.amp.autocast_mode, "_cast", cast)
+
+
+def containers_alone() -> AbstractContextManager[object]:
+    """A custom_fwd that looks into lists, tuples and plain dicts alone."""
+
+    def cast(value: Any, *how: Any) -> Any:
+        return CAST(value, *how) if type(value) in (list, tuple, dict, torch.Tensor) else value
+
+    return patch.object(torch.amp.autocast_mode, "_cast", cast)
+
+
+def nothing_enabled() -> AbstractContextManager[object]:
+    """Regions that cast nothing, where ops in it are what they are outside."""
+    make = CPU.autocast
+    return patch.object(CPU, "autocast", lambda *args, **options: make(*args, **{**options, "enabled": False}))
+
+
+def whole_state() -> AbstractContextManager[object]:
+    """A custom_fwd and custom_bwd that carry cache_enabled too."""
+
+    def custom_fwd(*, device_type: str) -> Callable[[Any], Any]:
+        def decorate(forward: Any) -> Any:
+            def keeping(ctx: Any, *args: Any) -> Any:
+                ctx.kept = torch.is_autocast_cache_enabled()
+                return forward(ctx, *args)
+
+            return FORWARD(keeping, device_type=device_type)
+
+        return decorate
+
+    def custom_bwd(*, device_type: str) -> Callable[[Any], Any]:
+        def decorate(backward: Any) -> Any:
+            def restoring(ctx: Any, *args: Any) -> Any:
+                with torch.autocast(device_type, ctx._dtype, ctx._fwd_used_autocast, ctx.kept):
+                    return backward(ctx, *args)
+
+            return restoring
+
+        return decorate
+
+    stack = ExitStack()
+    stack.enter_context(patch.object(torch.amp, "custom_fwd", custom_fwd))
+    stack.enter_context(patch.object(torch.amp, "custom_bwd", custom_bwd))
+    return stack
+
+
+def without_a_context() -> AbstractContextManager[object]:
+    """A custom_fwd that marks nothing, and a custom_bwd that enters a region."""
+
+    def custom_bwd(*, device_type: str) -> Callable[[Any], Any]:
+        return torch.autocast(device_type)
+
+    stack = ExitStack()
+    stack.enter_context(patch.object(torch.amp, "custom_fwd", lambda *, device_type: lambda forward: forward))
+    stack.enter_context(patch.object(torch.amp, "custom_bwd", custom_bwd))
+    return stack
+
+
+def a_region_a_call() -> AbstractContextManager[object]:
+    """A decorator that makes a region for each call, and a compiler that takes it."""
+
+    def call(self: Any, function: Any) -> Any:
+        @functools.wraps(function)
+        def decorated(*args: Any, **options: Any) -> Any:
+            with AUTOCAST(self.device, self.fast_dtype, self._enabled, self._cache_enabled):
+                return function(*args, **options)
+
+        return decorated
+
+    stack = ExitStack()
+    stack.enter_context(patch.object(AUTOCAST, "__call__", call))
+    stack.enter_context(patch.object(torch, "compile", lambda **options: lambda function: function))
+    return stack
+
+
+def inner_that_widens() -> AbstractContextManager[object]:
+    """A torch.inner that promotes."""
+    calls = import_module(f"suites.{ELIGIBILITY}").LOW_AND_WIDE
+    return patch.dict(calls, inner=lambda low, wide: torch.inner(low.float(), wide))
+
+
+CACHED = "eager.test_cache"
+TRAINED = "autograd.test_cache"
+ELIGIBILITY = "eager.test_eligibility"
+ARGUMENTS = "autograd.test_eligibility"
+CASES: dict[str, tuple[str, str, dict[str, Any], Callable[[], AbstractContextManager[object]]]] = {
+    "cache/inner_region_of_another_dtype": (CACHED, "inner_region_of_another_dtype", {}, nothing_kept),
+    "cache/other_dtype_set_inside": (CACHED, "other_dtype_set_inside", {}, nothing_kept),
+    "cache/other_dtype_in_a_thread": (CACHED, "other_dtype_in_a_thread", {}, nothing_kept),
+    "cache/layer_in_two_dtypes": (CACHED, "layer_in_two_dtypes", {}, nothing_kept),
+    "cache/changed_weight-in_place": (CACHED, "changed_weight", {"change": "in_place"}, nothing_kept),
+    "cache/changed_weight-loaded": (CACHED, "changed_weight", {"change": "loaded"}, nothing_kept),
+    "cache/changed_weight-replaced": (CACHED, "changed_weight", {"change": "replaced"}, nothing_kept),
+    "cache/after_a_fake_mode": (CACHED, "after_a_fake_mode", {}, nothing_kept),
+    "cache/gradient_of_many_uses": (TRAINED, "gradient_of_many_uses", {}, nothing_kept),
+    "cache/training_inside_a_region-disabled": (
+        TRAINED,
+        "training_inside_a_region",
+        {"outer": "disabled"},
+        nothing_kept,
+    ),
+    "cache/training_inside_a_region-elsewhere": (
+        TRAINED,
+        "training_inside_a_region",
+        {"outer": "elsewhere"},
+        nothing_kept,
+    ),
+    "context/custom_bwd_settings-kept": (
+        "autograd.test_context",
+        "custom_bwd_settings",
+        {"forward": True},
+        whole_state,
+    ),
+    "context/custom_bwd_settings-dropped": (
+        "autograd.test_context",
+        "custom_bwd_settings",
+        {"forward": False},
+        whole_state,
+    ),
+    "context/custom_fwd_with_setup_context": (
+        "autograd.test_context",
+        "custom_fwd_with_setup_context",
+        {},
+        without_a_context,
+    ),
+    "eligibility/custom_fwd_container-named": (
+        ARGUMENTS,
+        "custom_fwd_container",
+        {"kind": "named"},
+        named_tuples,
+    ),
+    "eligibility/custom_op_that_mutates": (ELIGIBILITY, "custom_op_that_mutates", {}, refusing),
+    "eligibility/custom_op_with_keyword": (ELIGIBILITY, "custom_op_with_keyword", {}, refusing),
+    "eligibility/custom_fwd_other_argument-layers": (
+        ARGUMENTS,
+        "custom_fwd_other_argument",
+        {"kind": "layers"},
+        containers_alone,
+    ),
+    "eligibility/custom_fwd_other_argument-ordered": (
+        ARGUMENTS,
+        "custom_fwd_other_argument",
+        {"kind": "ordered"},
+        containers_alone,
+    ),
+    "eligibility/eight_bits_that_widen": (ELIGIBILITY, "eight_bits_that_widen", {}, nothing_enabled),
+    "eligibility/under_vmap-linear_bias": (ELIGIBILITY, "under_vmap", {"op": "linear_bias"}, nothing_enabled),
+    "eligibility/under_vmap-cross_entropy": (ELIGIBILITY, "under_vmap", {"op": "cross_entropy"}, nothing_enabled),
+    "eligibility/attention_under_vmap": (ELIGIBILITY, "attention_under_vmap", {}, nothing_enabled),
+    "eligibility/low_and_wide-inner": (
+        ELIGIBILITY,
+        "low_and_wide",
+        {"op": "inner"},
+        inner_that_widens,
+    ),
+    "decorator/recursion_compiled": ("jit.test_decorator", "recursion_compiled", {}, a_region_a_call),
+}
+"""The module and name of each case's scenario, its parameters, and what mends torch."""
+
+
+def found(module: str, name: str, parameters: dict[str, Any]) -> list[str]:
+    """Every difference that a scenario finds on the CPU."""
+    amp = Amp(CPU, "bf16")
+    reset({})
+    try:
+        getattr(import_module(f"suites.{module}"), f"test_{name}")(amp, **parameters)
+    finally:
+        reset({})
+    return amp.differences
+
+
+@only_on_2_13
+@pytest.mark.parametrize("case", CASES)
+def test_the_finding_is_named_and_nothing_once_it_is_mended(case: str) -> None:
+    module, name, parameters, mend = CASES[case]
+    entries = KnownDeviations([CPU]).of("cpu", f"{case}-bf16-cpu")
+    assert entries
+    assert after_deviations("fail", found(module, name, parameters), entries)[0] == "deviation"
+    with mend():
+        assert found(module, name, parameters) == []

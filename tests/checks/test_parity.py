@@ -1,0 +1,199 @@
+"""Executors: their cases, ids and selectors, and the check that holds a compiled program against eager mode."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ampcheck.checks import parity
+from ampcheck.checks.cases import compiled_cases, executors
+from ampcheck.compilers import kinds, source
+from ampcheck.devices.registry import known
+from ampcheck.errors import Broken, Unsupported
+from ampcheck.observe.recorder import Observation
+from ampcheck.reproduce import compiled
+from ampcheck.runner import jsonl
+from ampcheck.runner.results import SCHEMA, Result, RunWriter, read
+from ampcheck.samples import catalogue
+from ampcheck.spec.case import AROUND, Case
+from ampcheck.spec.executors import EXECUTORS
+from ampcheck.spec.rules import RULES
+from tests.cli_support import ROOT
+
+CPU = known()["cpu"]
+MM = Case("jit", "downcast", "mm", "", "fp32_bf16", "bf16", "cpu", "cpu", "dynamo")
+
+
+def test_each_name_has_an_executor() -> None:
+    assert list(kinds.EXECUTORS) == list(EXECUTORS)
+    assert list(compiled._MAKE) == list(EXECUTORS)
+
+
+def test_no_name_occurs_in_another_or_in_an_op() -> None:
+    assert [(a, b) for a in EXECUTORS for b in EXECUTORS if a != b and a in b] == []
+    assert [(name, op) for name in EXECUTORS for op in catalogue() if name in op] == []
+
+
+def test_the_id_and_back() -> None:
+    assert MM.id == "mm-fp32_bf16-dynamo-bf16-cpu"
+    assert MM.name == f"jit/downcast/{MM.id}"
+    assert replace(MM, executor="").name == "downcast/mm-fp32_bf16-bf16-cpu"
+    fields = replace(MM, sample=AROUND).fields()
+    assert fields == {
+        "id": "mm+around-fp32_bf16-dynamo-bf16-cpu",
+        "suite": "jit",
+        "rule": "downcast",
+        "op": "mm",
+        "sample": "around",
+        "inputs": "fp32_bf16",
+        "amp": "bf16",
+        "device": "cpu",
+        "executor": "dynamo",
+    }
+
+
+def test_the_executor_of_a_scenario() -> None:
+    scenario = Case("jit", "context", "body_alone", "", "", "bf16", "cpu", "cpu", "aot")
+    assert scenario.name == "jit/context/body_alone-aot-bf16-cpu"
+    assert "inputs" not in scenario.fields()
+    other = replace(scenario, rule="cache", op="two_uses", inputs="off")
+    assert other.id == "two_uses-off-aot-bf16-cpu"
+    assert replace(other, executor="").name == "cache/two_uses-off-bf16-cpu"
+
+
+@pytest.mark.parametrize("name", ["cpu", "jax", "virtual:cuda", "virtual:mps"])
+def test_every_run_is_a_part_of_a_nightly_one(name: str) -> None:
+    device = known()[name]
+    for rule in RULES:
+        every = {case.name for case in compiled_cases(device, rule)}
+        nightly = {case.name for case in compiled_cases(device, rule, nightly=True)}
+        assert every <= nightly
+    assert {case.executor for case in compiled_cases(device, "downcast")} == set(executors(device))
+
+
+def test_every_op_with_a_policy_goes_through_the_quick_ones() -> None:
+    for rule in ("downcast", "upcast", "promote"):
+        wanted = {op for op, policy in CPU.policies().items() if policy == rule}
+        for executor in ("script", "traced", "dynamo", "export"):
+            assert {case.op for case in compiled_cases(CPU, rule) if case.executor == executor} == wanted
+
+
+@pytest.mark.parametrize("name", ["cpu", "jax", "virtual:cuda"])
+def test_at_night_every_op_with_a_policy_goes_through_every_one(name: str) -> None:
+    device = known()[name]
+    left_out = {op.overload for op in catalogue().values() if device.type in op.samples[0].not_on}
+    for rule in ("downcast", "upcast", "promote"):
+        wanted = {op for op, policy in device.policies().items() if policy == rule} - left_out
+        found = {(case.op, case.executor) for case in compiled_cases(device, rule, nightly=True)}
+        assert found == {(op, executor) for op in wanted for executor in executors(device, nightly=True)}
+
+
+def test_run_files_carry_it_and_old_ones_are_read(tmp_path: Path) -> None:
+    result = Result(MM.id, "jit", "downcast", "pass", 0.1, "mm", "bf16", "cpu", executor="dynamo")
+    old = replace(result, id="mm-fp32-bf16-cpu", executor="")
+    writer = RunWriter(tmp_path / "run.jsonl", {})
+    writer.add(result)
+    writer.add(old)
+    writer.close({})
+    assert list(read(tmp_path / "run.jsonl").results.values()) == [result, old]
+    lines = jsonl.read(tmp_path / "run.jsonl", "run file", SCHEMA, ("case",)).body
+    assert ["executor" in line for _, line in lines] == [True, False]
+
+
+def test_the_source_of_a_program() -> None:
+    sample = catalogue()["mm"].samples[0]
+    text = source.text(MM, CPU, sample)
+    assert "with torch.autocast('cpu', dtype=torch.bfloat16):" in text
+    assert "torch.ops.aten.mm.default(a, b)" in text
+    assert "torch.ops.aten.mm(a, b)" in source.text(replace(MM, executor="script"), CPU, sample)
+    assert "autocast" not in source.text(replace(MM, sample=AROUND), CPU, sample)
+
+
+@pytest.mark.parametrize("executor", ["script", "traced", "dynamo", "aot", "export"])
+@pytest.mark.parametrize("sample", ["", AROUND])
+def test_a_product_is_at_par(executor: str, sample: str) -> None:
+    assert parity.check(replace(MM, executor=executor, sample=sample), CPU) == []
+
+
+def test_dynamo_meets_no_function_that_a_replay_puts_in() -> None:
+    """A replay may import Dynamo first, which keeps what `torch.is_autocast_enabled` is at that moment."""
+    program = """
+import torch
+from ampcheck.observe.replay import replay
+replay(lambda: __import__("torch._dynamo"), "cpu", "bf16", {})
+compiled = torch.compile(lambda x: x + torch.is_autocast_enabled("cpu"), backend="eager", fullgraph=True)
+assert compiled(torch.ones(1)) == 1
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_differences_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(function: object, inputs: object, **_: object) -> kinds.Compiled:
+        return kinds.Compiled(lambda a, b: torch.mm(a, b.float()))
+
+    monkeypatch.setitem(kinds.EXECUTORS, "dynamo", kinds.Executor(wrong))
+    assert parity.check(MM, CPU) == ["output 0 of dynamo: aten::mm is fp32; expected bf16"]
+
+
+def test_what_is_not_compiled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(function: object, inputs: object, **_: object) -> kinds.Compiled:
+        raise RuntimeError("no graph\nof this")
+
+    monkeypatch.setitem(kinds.EXECUTORS, "dynamo", kinds.Executor(refusing))
+    (said,) = parity.check(MM, CPU)
+    assert said == "dynamo: aten::mm was not compiled: RuntimeError: no graph … of this; eager mode runs it"
+
+
+@pytest.mark.parametrize("text", ["is unsafe to autocast", "the compiler has a defect"])
+def test_a_refusal_says_what_eager_mode_says(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(function: object, inputs: object, **_: object) -> kinds.Compiled:
+        raise RuntimeError(f"while tracing\n{text}")
+
+    def banned(*_: object) -> None:
+        raise RuntimeError("is unsafe to autocast\nuse another op")
+
+    monkeypatch.setitem(kinds.EXECUTORS, "dynamo", kinds.Executor(refusing))
+    monkeypatch.setattr(parity.source, "define", lambda _: banned)
+    found = parity.check(MM, CPU)
+    assert (found == []) == (text == "is unsafe to autocast"), found
+
+
+@pytest.mark.parametrize("executor", ["dynamo", "export"])
+def test_the_reproduction_runs(executor: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = compiled.of_compiled(replace(MM, executor=executor), CPU)
+    assert "ampcheck" not in text
+    with kinds.quiet():
+        exec(compile(text, "reproduction", "exec"), {"__name__": "__main__"})
+    shown = capsys.readouterr().out
+    assert "FAIL" not in shown
+    assert shown.count("output dtypes of the") == 2
+    assert ("received" in shown) == (executor == "export")
+    wrong = text.replace("got = run(compiled)", "got = run(lambda a, b: compiled(a, b).half())")
+    with kinds.quiet():
+        exec(compile(wrong, "reproduction", "exec"), {"__name__": "__main__"})
+    said = "FAIL output dtypes of the second call | got [torch.float16] | expected [torch.bfloat16]"
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [("could not create a primitive descriptor for x", Unsupported), ("a bug", Broken)],
+)
+def test_what_eager_mode_raises_without_autocast_too_is_no_fault_of_a_program(
+    words: str, status: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(*_: object) -> None:
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(parity.source, "define", lambda _: lacking)
+    monkeypatch.setattr(parity, "run_reference", lambda *_: Observation(error=RuntimeError(words)))
+    with pytest.raises(status, match=words):
+        parity.check(MM, CPU)
+    monkeypatch.setattr(parity, "run_reference", lambda *_: Observation())
+    assert parity.check(MM, CPU) == []  # eager mode raises in the region alone, and so does the program

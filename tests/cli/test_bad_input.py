@@ -1,0 +1,253 @@
+"""Bad input: one sentence on stderr, exit code 2, nothing lost; by `ampcheck` and by plain pytest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ampcheck.devices.registry import known
+from ampcheck.errors import UsageError
+from ampcheck.runner import results
+from ampcheck.runner.deviations import load
+from tests.cli_support import ROOT, refused, run, run_pytest
+
+_ENTRY = {
+    "id": "one",
+    "cases": ["downcast/*"],
+    "kind": "deviation",
+    "reason": "Because.",
+    "link": "unreported",
+    "raises": "x",
+    "torch": ">=2.11",
+    "added": "2026-11-20",
+}
+
+
+def toml(*entries: dict[str, object]) -> str:
+    """A deviations file."""
+    return "\n".join(
+        "[[deviation]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in entry.items())
+        for entry in entries
+    )
+
+
+# ---- options, by a child of ampcheck run and by pytest
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ("--device=nope", "there is no device named 'nope'; there are cpu, cuda, jax, virtual:cuda"),
+        ("--op=mmm", "there is no op named 'mmm'; did you mean"),
+        ("--rule=downcats", "there is no rule named 'downcats'; did you mean downcast"),
+        ("--amp-dtype=fp8", "there is no region dtype named 'fp8'"),
+        ("--device-module=no_such_module", "no_such_module cannot be loaded as a device: ModuleNotFoundError:"),
+        ("--deviations=no.toml", "the deviations file no.toml cannot be read: No such file or directory"),
+        ("--manifest=no.txt", "the manifest no.txt cannot be read:"),
+    ],
+)
+def test_run_refuses(tmp_path: Path, option: str, sentence: str) -> None:
+    for done in (run(tmp_path, "run", "--device=cpu", option), run_pytest(tmp_path, str(ROOT / "suites"), option)):
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert sentence in done.stderr
+        assert "Traceback" not in done.stdout + done.stderr
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+def test_run_says_one_sentence(tmp_path: Path) -> None:
+    done = run(tmp_path, "run", "--device=nope")
+    assert done.stdout == ""
+    assert done.stderr.startswith("ampcheck: there is no device named 'nope'")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_malformed_selection_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    done = run(tmp_path, "run", "-k", "mm and (")
+    assert done.returncode == 2
+    assert "ampcheck: Wrong expression passed to '-k'" in done.stderr
+
+
+def test_a_selection_without_cases_is_refused(tmp_path: Path) -> None:
+    done = run(tmp_path, "run", "--device=cpu", "--rule=banned")
+    assert done.returncode == 2
+    assert done.stderr == "ampcheck: no case was selected\n"
+
+
+def test_unknown_suite(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, "run", "--suite=nope").startswith("there is no suite named 'nope'; there are ")
+
+
+@pytest.mark.parametrize("option", ["--timeout=0", "--timeout=soon", "-n0", "-nmany"])
+def test_numbers(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        refused(capsys, "run", option)
+    assert ended.value.code == 2
+    assert "invalid" in capsys.readouterr().err
+
+
+def test_an_absent_device_is_said_with_its_reason(tmp_path: Path) -> None:
+    reason = known()["cuda"].unavailable()
+    if reason is None:
+        pytest.skip("this machine has CUDA")
+    done = run(tmp_path, "run", "--device=cuda")
+    assert done.returncode == 2
+    assert done.stderr == f"ampcheck: device 'cuda' cannot be used here: {reason}\n"
+
+
+# ---- files that are written
+
+
+def test_an_existing_run_file_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text("precious")
+    sentence = f"the run file {path} cannot be written: it exists, and run files are never overwritten"
+    assert refused(capsys, "run", f"--run-file={path}") == sentence
+    assert path.read_text() == "precious"
+    done = run_pytest(tmp_path, str(ROOT / "suites" / "eager"), "--device=cpu", "--op=mm", f"--run-file={path}")
+    assert done.returncode == 2
+    assert f"the run file {path} cannot be written: File exists" in done.stderr
+    assert path.read_text() == "precious"
+
+
+@pytest.mark.parametrize("option", ["--reports=file/reports", "--run-file=file/run.jsonl", "--junit=file/run.xml"])
+def test_an_unwritable_folder(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("not a folder")
+    sentence = refused(capsys, "run", option)
+    assert sentence.startswith("the folder file")
+    assert sentence.endswith("cannot be written: Not a directory") or sentence.endswith("File exists")
+
+
+def test_an_unwritable_manifest(tmp_path: Path) -> None:
+    done = run(tmp_path, "manifest", "--device=cpu", "--rule=promote", "--out=gone/all.txt")
+    assert done.returncode == 2
+    assert done.stderr == "ampcheck: the manifest gone/all.txt cannot be written: No such file or directory\n"
+
+
+def test_a_malformed_manifest(tmp_path: Path) -> None:
+    (tmp_path / "all.txt").write_text("eager/downcast/mm-fp32-bf16-cpu\nnonsense\n")
+    for done in (
+        run(tmp_path, "run", "--device=cpu", "--op=mm", "--manifest=all.txt"),
+        run_pytest(tmp_path, str(ROOT / "suites"), "--device=cpu", "--op=mm", "--manifest=all.txt"),
+    ):
+        assert done.returncode == 2
+        assert "'nonsense' is no case; a case is written suite/rule/id" in done.stderr
+    (tmp_path / "all.txt").write_text('eager/downcast/mm-fp32-bf16-cpu\t{"ops": "mm"}\n')
+    done = run(tmp_path, "run", "--device=cpu", "--op=mm", "--manifest=all.txt")
+    assert done.returncode == 2
+    assert 'all.txt, line 1: \'{"ops": "mm"}\' are no fields of a case' in done.stderr
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+# ---- deviations
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[[deviation", "is not valid TOML"),
+        ("[[deviations]]\n", "expected [[deviation]] tables only, found deviations"),
+        ('deviation = ["x"]\n', "deviation 1 is no table"),
+        (toml({**_ENTRY, "reason": " "}), "deviation 'one' has no reason"),
+        (toml({k: v for k, v in _ENTRY.items() if k != "reason"}), "deviation 'one' has no reason"),
+        (toml({**_ENTRY, "colour": "red"}), "deviation 'one' has unknown fields: colour"),
+        (toml({**_ENTRY, "kind": "bug"}), "kind is 'bug'; it is one of deviation, fault, unsupported, flaky"),
+        (toml({**_ENTRY, "cases": []}), 'cases must be a list of globs of the form "rule/id"'),
+        (toml({**_ENTRY, "link": "somewhere"}), "link is 'somewhere'"),
+        (toml({**_ENTRY, "raises": "("}), "raises is no regular expression"),
+        (toml({**_ENTRY, "torch": "new"}), "torch is no version range: 'new'"),
+        (toml({**_ENTRY, "but": []}), 'but must be a list of globs of the form "rule/id"'),
+        (toml({**_ENTRY, "but": "x/y"}), 'but must be a list of globs of the form "rule/id"'),
+        (toml({**_ENTRY, "lacks": "mmm bf16"}), "lacks is 'mmm bf16'; it is an op and a dtype"),
+        (toml({**_ENTRY, "devices": "cpu"}), 'devices must be a list of names, as in ["cpu", "virtual:cuda"]'),
+        (toml({**_ENTRY, "devices": []}), 'devices must be a list of names, as in ["cpu", "virtual:cuda"]'),
+        (toml({**_ENTRY, "devices": ["cpu", "gpu"]}), "there is no device named 'gpu'; there are cpu, cuda, jax"),
+        (toml({**_ENTRY, "libraries": "jax"}), "libraries must be a table of version ranges"),
+        (toml(_ENTRY) + 'libraries = { pytest = "new" }\n', "libraries.pytest is no version range: 'new'"),
+        (toml(_ENTRY) + "libraries = { pytest = 8 }\n", "libraries.pytest is no version range: 8"),
+        (
+            toml(_ENTRY) + 'libraries = { pytset = ">8" }\n',
+            "libraries names 'pytset', which is not installed and",
+        ),
+        (toml(_ENTRY, _ENTRY), "deviation 'one' is in the file more than once"),
+    ],
+)
+def test_a_malformed_deviations_file(text: str, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "deviations.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as refusal:
+        load(path, tuple(known()))
+    assert sentence in str(refusal.value)
+    assert str(path) in str(refusal.value)
+
+
+def test_a_well_formed_deviations_file(tmp_path: Path) -> None:
+    path = tmp_path / "deviations.toml"
+    path.write_text(toml(_ENTRY, {**_ENTRY, "id": "two"}, {**_ENTRY, "id": "old", "torch": "<2"}))
+    assert [deviation.id for deviation in load(path)] == ["one", "two"]
+
+
+def test_a_package_that_another_asks_for_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "deviations.toml"
+    path.write_text(toml(_ENTRY) + 'libraries = { pytest-benchmark = ">99" }\n')  # an extra of ampcheck
+    assert load(path) == []
+
+
+def test_run_refuses_an_unknown_device(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(toml({**_ENTRY, "devices": ["gpu"]}))
+    done = run(tmp_path, "run", "--device=cpu", "--op=mm", "--deviations=a.toml")
+    assert done.returncode == 2
+    assert done.stderr.startswith("ampcheck: a.toml: deviation 'one': there is no device named 'gpu'; there are cpu, ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_run_refuses_a_reasonless_deviation_and_an_id_of_another_file(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(toml({**_ENTRY, "reason": ""}))
+    done = run(tmp_path, "run", "--device=cpu", "--op=mm", "--deviations=a.toml")
+    assert done.returncode == 2
+    assert done.stderr == "ampcheck: a.toml: deviation 'one' has no reason\n"
+    (tmp_path / "a.toml").write_text(toml(_ENTRY))
+    (tmp_path / "b.toml").write_text(toml(_ENTRY))
+    done = run_pytest(
+        tmp_path, str(ROOT / "suites"), "--device=cpu", "--op=mm", "--deviations=a.toml", "--deviations=b.toml"
+    )
+    assert done.returncode == 2
+    assert "b.toml: deviation 'one' is in a.toml already" in done.stderr
+
+
+@pytest.fixture
+def rule_folder(tmp_path: Path) -> Path:
+    """A suite with one small file, so that every case of the devices can be collected quickly."""
+    source = (ROOT / "suites" / "eager" / "test_ops.py").read_text()
+    imports, _, functions = source.partition("\n\n\n")
+    append = next(text for text in functions.split("\n\n\n") if "test_append" in text)
+    folder = tmp_path / "suites" / "eager"
+    folder.mkdir(parents=True)
+    (folder / "test_append.py").write_text(f"{imports}\n\n\n{append}")
+    (folder.parent / "__init__.py").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize("parallel", [(), ("-n2",)], ids=["one", "xdist"])
+def test_a_stale_deviation_is_red(rule_folder: Path, parallel: tuple[str, ...]) -> None:
+    (rule_folder / "mine.toml").write_text(toml({**_ENTRY, "cases": ["append/nothing-*"]}))
+    options = ("--device=virtual:xpu", "--deviations=mine.toml", "--run-file=run.jsonl", "-p", "ampcheck.runner.plugin")
+    done = run_pytest(rule_folder, "suites", "--import-mode=importlib", f"--rootdir={rule_folder}", *options, *parallel)
+    assert done.returncode == 1, done.stdout + done.stderr
+    sentence = "mine.toml: deviation 'one': no case matches 'append/nothing-*'"
+    assert f"stale: {sentence}" in done.stdout
+    footer = results.read(rule_folder / "run.jsonl").footer
+    assert footer is not None
+    assert footer["stale"] == [sentence]
+
+
+def test_a_selection_does_not_judge_deviations_stale(rule_folder: Path) -> None:
+    (rule_folder / "mine.toml").write_text(toml({**_ENTRY, "cases": ["append/nothing-*"]}))
+    options = ("--device=virtual:xpu", "--deviations=mine.toml", "--no-run-file", "-p", "ampcheck.runner.plugin")
+    one = "suites/eager/test_append.py"
+    done = run_pytest(rule_folder, one, "--import-mode=importlib", f"--rootdir={rule_folder}", *options)
+    assert done.returncode == 0, done.stdout + done.stderr

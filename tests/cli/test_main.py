@@ -1,0 +1,307 @@
+"""The command line but for `run`: devices, explain, compare, report, deviations."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcheck.cli import main
+from ampcheck.devices.registry import known
+from ampcheck.errors import UsageError
+from ampcheck.runner.deviations import after_deviations, load
+from ampcheck.runner.results import Result, RunWriter, read
+from ampcheck.runner.suggest import suggest
+from ampcheck.spec.rules import RULES
+from tests.cli_support import MODULE, environment, refused
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    """What a command prints."""
+    capsys.readouterr()
+    assert main.main(arguments) == code
+    return capsys.readouterr().out
+
+
+# ---- the door
+
+
+@pytest.mark.parametrize(
+    "statement", ["import ampcheck", "from ampcheck.cli import main; main._parser().format_help()"]
+)
+def test_importing_imports_neither_torch_nor_jax(statement: str) -> None:
+    code = f"import sys; {statement}; print(sorted({{'torch', 'jax', 'numpy'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_door_opens_when_asked() -> None:
+    import ampcheck
+
+    assert callable(ampcheck.trace)
+    assert "trace" in dir(ampcheck)
+    with pytest.raises(AttributeError, match="module 'ampcheck' has no attribute 'nope'"):
+        _ = ampcheck.nope  # type: ignore[attr-defined]  # what is refused
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main.main(["--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    for name in ("devices", "explain", "run", "manifest", "report", "compare", "deviations", "trace"):
+        assert f"\n    {name} " in out
+
+
+def test_a_reader_that_stops_is_no_error() -> None:
+    command = f"{sys.executable} -m ampcheck explain mm | head -1"
+    done = subprocess.run(command, shell=True, env=environment(), capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+# ---- devices
+
+
+def test_devices_shows_every_device(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {line.split()[0]: line for line in said(capsys, "devices").splitlines() if line}
+    for name, device in known().items():
+        assert device.key in rows[name]
+        assert (device.unavailable() or "yes") in rows[name]
+        assert ("values and dtypes" if device.has_values else "dtypes only") in rows[name]
+        assert f"  {len(device.policies())}  " in rows[name]
+
+
+def test_devices_counts_the_entries_of_each_device_and_its_faults_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {line.split()[0]: line.split() for line in said(capsys, "devices").splitlines() if line}
+    for name, device in known().items():
+        assert device.deviations is not None
+        own = [d for d in load(device.deviations) if not d.devices or name in d.devices]
+        faults = [d for d in own if d.kind == "fault"]
+        assert rows[name][-2:] == [str(len(own) - len(faults)), str(len(faults))], name
+    assert rows["jax"][-1] != "0"
+    assert rows["virtual:xpu"][-2:] != rows["virtual:mps"][-2:]  # one file, of which each entry names a device
+
+
+def test_devices_shows_a_third_partys(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "third_party_device.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    assert "\nswapped " in said(capsys, "devices", "--device-module=third_party_device")
+
+
+# ---- explain
+
+
+def test_explain_tells_policy_rule_source_and_dtypes(capsys: pytest.CaptureFixture[str]) -> None:
+    out = said(capsys, "explain", "mm", "--device=cpu")
+    assert f"On cpu, in a region of bf16: downcast: {RULES['downcast'].sentence}." in out
+    assert RULES["downcast"].source in out
+    assert "AutocastCPU     downcast  torch 2.13, autocast_mode.cpp" in out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["fp32,", "fp32", "bf16,", "bf16", "-", "bf16"] in rows
+    assert ["fp32,", "bf16", "bf16,", "bf16", "-", "bf16"] in rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "row"),
+    [
+        (("mm", "--inputs=fp16,fp32", "--amp-dtype=fp16"), "fp16, fp32 | fp16, fp16 | - | fp16"),
+        (("cat", "--inputs=bf16,fp32"), "bf16, fp32 | fp32, fp32 | - | fp32"),
+        (("mm", "--inputs=fp64,fp32"), "fp64, fp32 | fp64, bf16 | - | as the kernel gives"),
+        (("mm", "--inputs=fp64"), "fp64, fp64 | fp64, fp64 | - | fp64"),
+        (("hardshrink", "--inputs=fp32"), "fp32 | fp32 | - | as the kernel gives"),
+    ],
+)
+def test_explain_with_inputs(arguments: tuple[str, ...], row: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = said(capsys, "explain", *arguments, "--device=cpu")
+    cells = [" | ".join(part.strip() for part in line.split("  ") if part.strip()) for line in out.splitlines()]
+    assert row in cells
+
+
+def test_explain_tells_keys_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    out = said(capsys, "explain", "binary_cross_entropy")
+    assert re.search("AutocastCPU +upcast", out)
+    assert re.search("AutocastCUDA +banned", out)
+    assert re.search("AutocastMPS +fallthrough +not registered", out)
+    assert "refused with an error that names binary_cross_entropy_with_logits" in out
+    assert "dtype=float32 filled in  fp32" in said(capsys, "explain", "softmax", "--device=virtual:cuda")
+    assert "runs aten::norm.ScalarOpt_dtype" in said(capsys, "explain", "norm.Scalar", "--device=virtual:cuda")
+
+
+@pytest.mark.parametrize(
+    ("name", "overloads"),
+    [
+        ("aten::mm", ["mm"]),
+        ("torch.ops.aten.sum.dim_IntList", ["sum.dim_IntList"]),
+        ("torch.ops.aten.mm.default", ["mm"]),
+        ("softmax", ["softmax.int"]),
+        ("torch.softmax", ["softmax.int"]),
+        ("F.linear", ["linear"]),
+        ("torch.nn.functional.linear", ["linear"]),
+        ("Tensor.mm", ["mm"]),
+        ("norm", ["norm.Scalar", "norm.ScalarOpt_dim"]),
+    ],
+)
+def test_explain_resolves_names(name: str, overloads: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    out = said(capsys, "explain", name, "--device=virtual:cuda")
+    shown = [line.split()[0].removeprefix("aten::") for line in out.splitlines() if line.startswith("aten::")]
+    assert shown == overloads
+
+
+def test_explain_says_what_no_policy_means(capsys: pytest.CaptureFixture[str]) -> None:
+    out = said(capsys, "explain", "relu")
+    assert "aten::relu has no policy under any dispatch key, so autocast lets it fall through" in out
+    assert RULES["fallthrough"].sentence in out
+    assert "It is composite" in said(capsys, "explain", "softmax", "--device=cpu")
+
+
+def test_explain_names_known_deviations(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Known deviation 'promote-mixed-low' (" in said(capsys, "explain", "cat", "--device=cpu")
+    assert "Known deviation" not in said(capsys, "explain", "mm", "--device=cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("sofmax",), "there is no op named 'sofmax'; did you mean softmax"),
+        (("torch.sofmax",), "there is no op named 'torch.sofmax'; did you mean"),
+        (("aten::nope_nope",), "there is no op named 'aten::nope_nope'"),
+        (("mm", "--device=nope"), "there is no device named 'nope'; there are cpu"),
+        (("mm", "--amp-dtype=fp32"), "there is no region dtype named 'fp32'; there are fp16, bf16"),
+        (("mm", "--inputs=fp33"), "there is no dtype named 'fp33'; there are"),
+        (("mm", "--inputs=,"), "--inputs names no dtype"),
+        (("mm", "--inputs=fp32,fp32,fp32"), "aten::mm takes 2 floating tensors; --inputs names 3 dtypes"),
+    ],
+)
+def test_explain_refuses(arguments: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, "explain", *arguments).startswith(sentence)
+
+
+# ---- compare, report
+
+
+def write(path: Path, statuses: dict[str, str], **fields: Any) -> Path:
+    """A run file of cases `op-inputs-amp-token` with statuses; a status may carry a message behind a colon."""
+    header = {
+        "devices": [{"name": "cpu", "type": "cpu", "key": "AutocastCPU", "has_values": True}],
+        "cases": len(statuses),
+    }
+    header |= {
+        "started": f"2026-11-20T10:00:0{fields.pop('second', 0)}Z",
+        "versions": {"torch": "2.13.0"},
+        "command": ["ampcheck", "run"],
+    }
+    writer = RunWriter(path, header)
+    for name, found in statuses.items():
+        suite, rule, case = name.split("/")
+        op, inputs, amp, _ = case.split("-")
+        status, _, message = found.partition(": ")
+        more = {"suite": suite, "rule": rule, "op": op, "inputs": inputs, "amp": amp, "device": "cpu"}
+        writer.add(Result(id=case, status=status, seconds=0.1, message=message, **more, **fields))
+    writer.close({"seconds": 1.0, "stale": []})
+    return path
+
+
+GOOD = {"eager/downcast/mm-fp32-bf16-cpu": "pass", "eager/downcast/bmm-fp32-bf16-cpu": "pass"}
+
+
+def test_compare_ends_with_1_where_something_regressed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = write(tmp_path / "a.jsonl", GOOD)
+    b = write(tmp_path / "b.jsonl", {**GOOD, "eager/downcast/mm-fp32-bf16-cpu": "fail: too wide"}, second=1)
+    assert "1 regressed" in said(capsys, "compare", str(a), str(b), code=1)
+    assert "0 regressed, 1 fixed" in said(capsys, "compare", str(b), str(a))
+    assert "0 regressed" in said(capsys, "compare", str(a), str(a))
+    assert '"regressed"' in said(capsys, "compare", str(a), str(b), "--format=json", code=1)
+    assert "### Regressed (1)" in said(capsys, "compare", str(a), str(b), "--format=markdown", code=1)
+
+
+def test_report_takes_every_run_of_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "runs").mkdir()
+    write(tmp_path / "runs" / "a.jsonl", GOOD)
+    out = said(capsys, "report", f"--reports={tmp_path}")
+    assert out == f"{tmp_path / 'site' / 'index.html'}\n"
+    assert "<html" in (tmp_path / "site" / "index.html").read_text()
+
+
+# ---- deviations
+
+
+FAILED = {
+    "eager/downcast/mm-fp32-bf16-cpu": "fail: argument 0 of aten::mm was given as fp32; expected bf16",
+    "eager/downcast/bmm-fp32-bf16-cpu": "fail: argument 1 of aten::bmm was given as fp32; expected bf16",
+    "eager/downcast/addmm-fp32-bf16-cpu": "fail: argument 0 of aten::addmm was given as fp32; expected bf16",
+    "eager/downcast/mm-fp32-fp16-cpu": "pass",
+    "eager/downcast/bmm-fp16-bf16-cpu": "pass",
+    "eager/downcast/conv1d-fp16-bf16-cpu": "fail: aten::conv1d raised RuntimeError: not \"implemented\" (for 'Half')",
+    "eager/upcast/exp-fp32-bf16-cpu": "fail: argument 0 of aten::exp was given as fp32; expected bf16\nand 2 casts",
+    "eager/upcast/log-fp32-bf16-cpu": "crash: the process ended with signal SIGSEGV",
+    "eager/promote/cat-fp32-bf16-cpu": "fail: odd",
+    "jit/promote/cat-fp32-bf16-cpu": "pass",
+    "eager/promote/stack-fp32-bf16-cpu": "deviation: odd",
+}
+LEFT = {"eager/upcast/log-fp32-bf16-cpu", "eager/promote/cat-fp32-bf16-cpu"}
+
+
+def test_suggested_globs_cover_the_failing_cases_and_no_other(tmp_path: Path) -> None:
+    found = read(write(tmp_path / "run.jsonl", FAILED))
+    suggestion = suggest(found)
+    assert [entry.cases for entry in suggestion.entries] == [
+        ("downcast/*-fp32-bf16-cpu",),
+        ("upcast/exp-fp32-bf16-cpu",),
+        ("downcast/conv1d-fp16-bf16-cpu",),
+    ]
+    assert {sentence.partition(":")[0] for sentence in suggestion.left} == LEFT
+
+
+def test_a_suggestion_waives_once_a_reason_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write(tmp_path / "run.jsonl", FAILED)
+    text = said(capsys, "deviations", "suggest", str(run), "--device=cpu")
+    assert tomllib.loads(text)["deviation"][0]["reason"] == ""
+    path = tmp_path / "deviations.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="has no reason"):
+        load(path)
+    path.write_text(text.replace('reason = ""', 'reason = "Known."'))
+    deviations = load(path)
+    for key, result in read(run).results.items():
+        name = key.partition("/")[2]
+        covering = [d for d in deviations if d.covers(name)]
+        if result.status == "fail" and key not in LEFT:
+            assert len(covering) == 1, key
+            assert after_deviations("fail", result.message.splitlines(), covering)[0] == "deviation", key
+        else:
+            assert covering == [], key
+
+
+def test_a_star_that_would_reach_a_passing_case_is_not_used(tmp_path: Path) -> None:
+    ops = {f"eager/downcast/{op}-{dtype}-bf16-cpu": "fail: no" for op in ("a", "b") for dtype in ("fp32", "fp16")}
+    (entry,) = suggest(read(write(tmp_path / "all.jsonl", ops))).entries
+    assert entry.cases == ("downcast/*-bf16-cpu",)
+    ops["eager/downcast/c-fp64-bf16-cpu"] = "pass"
+    (entry,) = suggest(read(write(tmp_path / "not_c.jsonl", ops))).entries
+    assert sorted(entry.cases) in (
+        ["downcast/*-fp16-bf16-cpu", "downcast/*-fp32-bf16-cpu"],
+        ["downcast/a-*-bf16-cpu", "downcast/b-*-bf16-cpu"],
+    )
+
+
+def test_what_another_entry_speaks_of_is_not_suggested(tmp_path: Path) -> None:
+    run = write(tmp_path / "run.jsonl", {"eager/downcast/a-fp32-bf16-cpu": "fail: no"}, deviation="mine")
+    suggestion = suggest(read(run))
+    assert suggestion.entries == ()
+    assert "deviation 'mine' speaks of it, but its raises does not match" in suggestion.left[0]
+
+
+def test_nothing_to_suggest_and_an_unknown_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write(tmp_path / "run.jsonl", GOOD)
+    assert "# No case fails that an entry could speak of." in said(capsys, "deviations", "suggest", str(run))
+    assert "has no case of device 'cuda'; it has cpu" in refused(
+        capsys, "deviations", "suggest", str(run), "--device=cuda"
+    )

@@ -1,0 +1,144 @@
+"""How long a run will take, by given numbers, and how many processes it is divided among."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ampcheck.cli.progress import Progress, earlier, forecast, remaining, spoken, weights
+from ampcheck.runner.results import Result, Run, RunWriter
+from ampcheck.runner.suites import fitting
+from ampcheck.runner.supervisor.channel import WorkerPlan
+from ampcheck.runner.supervisor.ended import RunOutcome
+
+GIB = 2**30
+
+
+def result(name: str, seconds: float, status: str = "pass") -> Result:
+    return Result(f"{name}-fp32-bf16-cpu", "eager", "downcast", status, seconds, name, "bf16", "cpu")
+
+
+def key(name: str) -> str:
+    return result(name, 0).key
+
+
+def made(seconds: dict[str, float], wall: float, processes: int = 1) -> Run:
+    """A complete run of cases that took so long each."""
+    results = {key(name): result(name, took) for name, took in seconds.items()}
+    return Run(Path("made.jsonl"), {"processes": processes}, results, {"seconds": wall})
+
+
+def written(path: Path, names: str, age: int, *, whole: bool = True) -> Path:
+    """A run file with a case for each letter, last changed `age` seconds after another one of age 0."""
+    writer = RunWriter(path, {"processes": 1})
+    for name in names:
+        writer.add(result(name, 1.0))
+    writer.close({"seconds": 20.0})
+    if not whole:
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    os.utime(path, (1e9 + age, 1e9 + age))
+    return path
+
+
+def test_the_time_of_an_earlier_run_is_divided_in_proportion() -> None:
+    run = made({"a": 1.0, "b": 3.0, "c": 4.0}, wall=80.0)
+    assert forecast(run, [key("a"), key("b"), key("c")], 1) == pytest.approx(80)
+    assert forecast(run, [key("a"), key("b")], 1) == pytest.approx(40)
+    assert forecast(run, [key("c")], 4) == pytest.approx(10)
+    assert forecast(made({"a": 1.0}, wall=80.0, processes=2), [key("a")], 1) == pytest.approx(160)
+
+
+def test_a_case_that_the_earlier_run_lacks_counts_as_the_mean() -> None:
+    run = made({"a": 1.0, "b": 3.0}, wall=8.0)
+    assert weights([key("b"), key("new")], run) == {key("b"): 3.0, key("new"): 3.0}
+    assert weights([key("a"), key("b"), key("new")], run)[key("new")] == pytest.approx(2)
+    assert weights([key("a"), key("new")], None) == {key("a"): 1.0, key("new"): 1.0}
+    assert weights([key("new")], run) == {key("new"): 1.0}
+
+
+def test_cases_that_took_no_time_divide_nothing_by_zero() -> None:
+    run = made({"a": 0.0, "b": 0.0}, wall=6.0)
+    assert forecast(run, [key("a"), key("b")], 2) == pytest.approx(3)
+
+
+def test_what_is_left_goes_on_at_the_pace_so_far() -> None:
+    assert remaining(30.0, 10, 40) == pytest.approx(90)
+    assert remaining(30.0, 40, 40) == 0
+    assert remaining(30.0, 0, 40) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.2, "1 s"), (42.4, "42 s"), (200, "3 min"), (5399, "90 min"), (9000, "2.5 h")]
+)
+def test_times_in_words(seconds: float, words: str) -> None:
+    assert spoken(seconds) == words
+
+
+def test_the_newest_complete_run_with_the_cases_is_the_one_to_go_by(tmp_path: Path) -> None:
+    cases = [key(name) for name in "abcdefghij"]
+    assert earlier(tmp_path, cases) is None
+    assert earlier(tmp_path / "absent", cases) is None
+    written(tmp_path / "old.jsonl", "abcdefghij", 1)
+    expected = written(tmp_path / "new.jsonl", "abcdefghixyz", 2)
+    written(tmp_path / "half.jsonl", "abcde", 3)
+    written(tmp_path / "interrupted.jsonl", "abcdefghij", 4, whole=False)
+    (tmp_path / "damaged.jsonl").write_text("no run file")
+    found = earlier(tmp_path, cases)
+    assert found is not None
+    assert found.path == expected
+
+
+def begun(names: str, processes: int = 1) -> RunOutcome:
+    """A run that has collected a case for each letter."""
+    outcome = RunOutcome([], None, None)
+    event = {"header": {"processes": processes}, "lines": ["torch 1"], "stale": [], "deselected": 0}
+    outcome.begin({**event, "cases": {key(name): {} for name in names}})
+    return outcome
+
+
+def test_a_run_says_at_its_start_how_long_it_will_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path / "before.jsonl", "ab", 0)
+    Progress(begun("ab", 2), tmp_path).show()
+    assert capsys.readouterr().out == "torch 1\n2 cases in 2 processes; about 10 s, going by before.jsonl\n"
+
+
+def test_a_run_that_cannot_know_says_nothing_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Progress(begun("a"), tmp_path).show()
+    assert capsys.readouterr().out == "torch 1\n1 case in 1 process\n"
+
+
+def test_a_run_says_what_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    outcome = begun("abcd")
+    progress = Progress(outcome, tmp_path)
+    progress.show()
+    outcome.take(result("a", 1.0))
+    outcome.take(result("a", 1.0, "error"))  # its teardown broke: the same case again
+    now += 50
+    progress.show()
+    assert capsys.readouterr().err == "1 of 4 cases, 1 red, 50 s, about 2 min left\n"
+    for name in "bcd":
+        outcome.take(result(name, 1.0))
+    now += 50
+    progress.show()
+    assert capsys.readouterr().err == "4 of 4 cases, 1 red, 100 s\n"
+
+
+def test_processes_are_as_many_as_cores_and_memory_allow() -> None:
+    assert fitting(8, 64 * GIB) == 8
+    assert fitting(64, 16 * GIB) == 8
+    assert fitting(4, GIB // 2) == 1
+    assert 1 <= fitting() <= (os.cpu_count() or 1)
+
+
+def test_few_cases_are_not_divided() -> None:
+    def processes(least: int, cases: int) -> int:
+        return WorkerPlan("", 0, 8, least, (), (), 0).processes(cases)
+
+    assert [processes(200, cases) for cases in (0, 199, 400, 10_000)] == [1, 1, 2, 8]
+    assert processes(0, 3) == 8

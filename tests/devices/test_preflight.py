@@ -1,0 +1,543 @@
+"""The preflight: a right device passes each step, and each planted fault is named by its step, with what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampcheck.devices.cpu import Cpu
+from ampcheck.devices.preflight import PreflightFinding, before_run, examine
+from ampcheck.devices.registry import known
+from ampcheck.devices.virtual import Virtual
+from ampcheck.errors import UsageError
+from ampcheck.runner.results import read
+from ampcheck.spec.policies import rows, versions
+from tests.cli_support import ROOT, run, run_pytest
+
+BACKENDS = ROOT / "tests" / "backends"
+aten = torch.ops.aten
+
+# ---- a device on the CPU, and what is planted in it
+
+
+class Plant(TorchDispatchMode):
+    """`wrong` gets each op, its arguments and a call of its right kernel."""
+
+    def __init__(self, wrong: Callable[..., Any]) -> None:
+        super().__init__()
+        self.wrong = wrong
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.wrong(func, args, partial(func, *args, **(kwargs or {})))
+
+
+class Planted(Cpu):
+    """The CPU, with a fault in its kernels while it is entered."""
+
+    name = token = "planted"
+
+    def __init__(self, wrong: Callable[..., Any] = lambda func, args, right: right()) -> None:
+        self.wrong = wrong
+
+    def activate(self) -> AbstractContextManager[object]:
+        return Plant(self.wrong)
+
+
+def copies(of: torch.dtype, becomes: Callable[[torch.Tensor], torch.Tensor]) -> Planted:
+    """A device whose copies of a dtype are what `becomes` makes of the right ones."""
+
+    def wrong(func: Any, args: Any, right: Callable[[], Any]) -> Any:
+        if func is aten._to_copy.default and args[0].dtype == of:
+            return becomes(right())
+        return right()
+
+    return Planted(wrong)
+
+
+def raising(name: str, of: torch.dtype = torch.float32) -> Planted:
+    """A device that has no kernel of an op in a dtype."""
+
+    def wrong(func: Any, args: Any, right: Callable[[], Any]) -> Any:
+        if func._opname == name and args[0].dtype == of:
+            raise NotImplementedError(f"no {name} of {of}")
+        return right()
+
+    return Planted(wrong)
+
+
+def changed(name: str) -> Planted:
+    """A device one of whose kernels is wrong by one."""
+    return Planted(lambda func, args, right: right() + 1 if func._opname == name else right())
+
+
+def ignores_strides(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same size and memory, read as if it were contiguous."""
+    return torch.as_strided(tensor, tensor.shape, torch.empty(tensor.shape, device="meta").stride(), 0)
+
+
+def named(name: str, wrong: Callable[[Any, Callable[[], Any]], Any]) -> Planted:
+    """A device whose kernel of an op is `wrong`, which gets the arguments and a call of the right one."""
+    return Planted(lambda func, args, right: wrong(args, right) if func._opname == name else right())
+
+
+def missing(args: Any, right: Callable[[], Any]) -> Any:
+    raise NotImplementedError("there is no such kernel")
+
+
+def offset_ignored() -> Planted:
+    """A device whose copies begin where the storage begins."""
+
+    def wrong(func: Any, args: Any, right: Callable[[], Any]) -> Any:
+        if func is aten._to_copy.default and args[0].storage_offset():
+            return torch.as_strided(args[0], args[0].shape, args[0].stride(), 0).clone()
+        return right()
+
+    return Planted(wrong)
+
+
+class WideOut(Planted):
+    def host(self, tensor: torch.Tensor) -> torch.Tensor:
+        return super().host(tensor).double()
+
+
+class NoStart(Planted):
+    def activate(self) -> AbstractContextManager[object]:
+        raise RuntimeError("the driver is too old")
+
+
+class Unnamed(Planted):
+    type = "nosuchdevice"
+    key = "AutocastPrivateUse1"
+
+
+class Unpromising(Planted):
+    def policies(self) -> Mapping[str, str]:
+        return {}
+
+
+class Older(Planted):
+    """It promises an overload of an older torch's table, as a table for all versions would."""
+
+    def policies(self) -> Mapping[str, str]:
+        gone = {row.overload for row in rows(versions()[0])} - {row.overload for row in rows(versions()[-1])}
+        return {**super().policies(), sorted(gone)[0]: "upcast"}
+
+
+class Further(Planted):
+    """It promises an overload of which there are no samples."""
+
+    def policies(self) -> Mapping[str, str]:
+        return {**super().policies(), "special_bessel_j0": "upcast"}
+
+
+class Unsynchronized(Planted):
+    def synchronize(self) -> None:
+        raise OSError("lost the device")
+
+
+class Seedless(Planted):
+    def seed(self) -> None:
+        raise KeyError("no generator")
+
+
+class Unseeded(Planted):
+    def seed(self) -> None:
+        """Ignores what it is asked."""
+
+
+class Constant(Planted):
+    def __init__(self) -> None:
+        super().__init__(lambda func, args, right: right().fill_(0.5) if func is aten.rand.default else right())
+
+
+class WrongOut(Planted):
+    def host(self, tensor: torch.Tensor) -> torch.Tensor:
+        return ignores_strides(super().host(tensor))
+
+
+class Leafless(Planted):
+    def backward(self, outputs: Any, gradients: Any) -> None:
+        """Does nothing."""
+
+
+FAULTS: dict[str, tuple[Planted, str, bool, str, str]] = {
+    "no_start": (NoStart(), "start", True, "raised RuntimeError: the driver is too old (", ""),
+    "unnamed": (
+        Unnamed(),
+        "start",
+        True,
+        "PrivateUse1 is 'privateuseone' in this process, and no backend has named it",
+        "call torch.utils.rename_privateuse1_backend('nosuchdevice')",
+    ),
+    "unpromising": (Unpromising(), "policies", False, "policies() promises none for AutocastCPU", "return a table"),
+    "older": (Older(), "policies", False, f"1 promised overloads are not in torch {torch.__version__}", ""),
+    "further": (Further(), "policies", False, "1 promised overloads have no samples", ""),
+    "no_fp32": (raising("_to_copy"), "copy of fp32", True, "NotImplementedError: no _to_copy of torch.float32", ""),
+    "no_bf16": (
+        raising("_to_copy", torch.bfloat16),
+        "copy of bf16",
+        True,
+        "raised NotImplementedError: no _to_copy of torch.bfloat16 (tests/devices/test_preflight.py:",
+        "or leave 'bf16' out of amp_dtypes",
+    ),
+    "no_fp64": (raising("_to_copy", torch.float64), "copy of fp64", False, "no _to_copy of torch.float64", ""),
+    "bf16_changed": (copies(torch.bfloat16, lambda t: t * 1.5), "copy of bf16", True, "a tensor came back as", ""),
+    "bf16_widened": (copies(torch.bfloat16, lambda t: t.float()), "copy of bf16", True, "a tensor is torch.float", ""),
+    "fp64_in_fp32": (copies(torch.float64, lambda t: t.float().double()), "copy of fp64", False, "came back as", ""),
+    "int64_in_fp32": (copies(torch.int64, lambda t: t.float().long()), "copy of int64", False, "came back as", ""),
+    "bool_inverted": (copies(torch.bool, lambda t: ~t), "copy of bool", False, "a tensor came back as", ""),
+    "flattened": (copies(torch.float32, torch.ravel), "copy of fp32", True, "a tensor is torch.float32 of shape", ""),
+    "strides_ignored_in": (
+        copies(torch.float32, ignores_strides),
+        "copy of fp32",
+        True,
+        "a transposed tensor came back as",
+        "",
+    ),
+    "strides_ignored_out": (WrongOut(), "copy of fp32", True, "a transposed tensor came back as", ""),
+    "contiguous": (
+        copies(torch.float32, torch.Tensor.contiguous),
+        "strides",
+        False,
+        "a tensor of strides (1, 3) has strides (2, 1) on the device",
+        "",
+    ),
+    "no_add": (raising("add"), "add", True, "raised NotImplementedError: no add", "make aten::add.Tensor work"),
+    "wrong_add": (changed("add"), "add", True, "the sum came back as", "make aten::add.Tensor work"),
+    "no_mul": (raising("mul"), "backward", False, "raised NotImplementedError: no mul", ""),
+    "wrong_mul": (changed("mul"), "backward", False, "the gradient came back as", ""),
+    "no_gradient": (Leafless(), "backward", False, "the leaf has no gradient", ""),
+    "lost_device": (Unsynchronized(), "synchronize", True, "raised OSError: lost the device", "every case calls it"),
+    "seed_raises": (Seedless(), "seed", True, "raised KeyError: 'no generator'", "every case calls it"),
+    "seed_ignored": (Unseeded(), "generator", False, "other numbers after the same seed", "manual_seed_all"),
+    "constant": (Constant(), "generator", False, "the same numbers twice after one seed", ""),
+    "no_unscale": (
+        named("_amp_foreach_non_finite_check_and_unscale_", missing),
+        "scaler",
+        False,
+        "raised NotImplementedError: there is no such kernel",
+        "register kernels for aten::_amp_foreach",
+    ),
+    "no_update": (named("_amp_update_scale_", missing), "scaler", False, "there is no such kernel", "register kernels"),
+    "idle_unscale": (
+        named("_amp_foreach_non_finite_check_and_unscale_", lambda args, right: None),
+        "scaler",
+        False,
+        "the unscaled gradient came back as",
+        "",
+    ),
+    "blind_unscale": (
+        named("_amp_foreach_non_finite_check_and_unscale_", lambda args, right: (right(), args[1].zero_())[0]),
+        "scaler",
+        False,
+        "found_inf of [1.0, inf] came back as 0.0; expected 1.0",
+        "",
+    ),
+    "idle_update": (
+        named("_amp_update_scale_", lambda args, right: args[0]),
+        "scaler",
+        False,
+        "a scale of 4 updated with found_inf=1.0 came back as 4.0; expected 2.0",
+        "",
+    ),
+    "elsewhere": (copies(torch.float32, lambda t: t.to("meta")), "copy of fp32", True, "a tensor is on meta", ""),
+    "wide_out": (WideOut(), "copy of fp32", True, "a tensor came back as torch.float64 of shape (2, 3)", ""),
+    "offset_ignored": (offset_ignored(), "copy of fp32", True, "a slice of two columns came back as", ""),
+}
+
+
+def findings(device: Planted) -> list[PreflightFinding]:
+    """What the preflight of one device finds."""
+    return [finding for _, finding in examine((device,))]
+
+
+def test_a_right_device_passes_every_step() -> None:
+    begun: list[str] = []
+    found = [finding for _, finding in examine((Planted(),), lambda _, step: begun.append(step))]
+    assert {finding.status for finding in found} == {"ok"}, [f.text for f in found if f.status != "ok"]
+    assert [finding.step for finding in found] == begun
+    dtypes = ("fp32", "fp16", "bf16", "fp64", "int64", "bool")
+    assert begun == [
+        *("start", "policies", *(f"copy of {dtype}" for dtype in dtypes), "strides", "device index", "add"),
+        *("backward", "region", "scaler", "synchronize", "seed", "generator"),
+    ]
+    assert before_run((Planted(),), lambda device, step: None) == []
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_named_by_its_step(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, step, ends, happened, advice = FAULTS[fault]
+    monkeypatch.chdir(ROOT)
+    found = {finding.step: finding for finding in findings(device)}
+    wrong = found[step]
+    assert wrong.status in ("failed", "missing")
+    assert happened in wrong.happened
+    assert advice in wrong.advice
+    assert wrong.ends == ends
+    earlier = [finding for finding in list(found.values())[: list(found).index(step)] if finding.status != "ok"]
+    assert earlier == []
+    if ends:
+        assert list(found)[-1] == step
+        with pytest.raises(UsageError, match=r"preflight of device 'planted': ") as raised:
+            before_run((device,), lambda device, step: None)
+        assert happened in str(raised.value)
+        assert "\n" not in str(raised.value)
+    else:
+        (note, *_) = before_run((device,), lambda device, step: None)
+        assert note.startswith(f"{wrong.status}: preflight of device 'planted': {step}: {wrong.happened}; expected: ")
+
+
+def test_every_virtual_device_and_the_cpu_pass() -> None:
+    devices = [device for name, device in known().items() if name == "cpu" or name.startswith("virtual:")]
+    wrong = [finding.text for _, finding in examine(devices) if finding.status != "ok"]
+    assert wrong == []
+
+
+def test_a_virtual_device_that_ignores_the_index_it_is_given() -> None:
+    class Other(Virtual):
+        @contextmanager
+        def activate(self) -> Iterator[None]:
+            def wrong(func: Any, args: Any, right: Callable[[], Any]) -> Any:
+                given = func is aten.empty_strided.default and right.keywords["device"].index == 0
+                return func(*args, **{**right.keywords, "device": torch.device("cuda:1")}) if given else right()
+
+            with super().activate(), Plant(wrong):
+                yield
+
+    found = [finding for _, finding in examine((Other("cuda", "other", "AutocastCUDA"),)) if finding.status != "ok"]
+    assert [finding.step for finding in found] == ["device index"]
+    assert found[0].happened == "a tensor copied to cuda:0 is on cuda:1"
+
+
+def test_all_devices_start_before_the_first_backward_pass() -> None:
+    steps: list[str] = []
+    for _ in examine((Planted(), Planted()), lambda device, step: steps.append(step)):
+        pass
+    assert steps[:2] == ["start", "start"]
+
+
+# ---- through the command line
+
+MODULE = """
+import ctypes, time
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from ampcheck.devices.cpu import Cpu
+
+FAULT = {fault!r}
+
+
+class Plant(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._to_copy.default and args[0].dtype == torch.bfloat16:
+            if FAULT == "crash":
+                ctypes.string_at(0)
+            if FAULT == "hang":
+                time.sleep(1000)
+            if FAULT == "raise":
+                raise NotImplementedError("bfloat16 is not there yet")
+        return func(*args, **(kwargs or {{}}))
+
+
+class Broken(Cpu):
+    name = token = "broken"
+    deviations = None
+    compilers = ()
+
+    def activate(self):
+        return Plant()
+
+    def seed(self):
+        if FAULT != "unseeded":
+            super().seed()
+
+
+if FAULT == "crash_at_import":
+    ctypes.string_at(0)
+DEVICES = (Broken(),)
+"""
+
+ONE_CASE = ("--device=broken", "--device-module=broken", "--suite=eager", "--rule=downcast", "--op=mm")
+
+
+def plant(folder: Path, fault: str) -> None:
+    """Write the module `broken` with a fault into a folder."""
+    (folder / "broken.py").write_text(MODULE.format(fault=fault))
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        (
+            "raise",
+            "ampcheck: preflight of device 'broken': copy of bf16: raised NotImplementedError: bfloat16 is not there "
+            "yet (broken.py:18 in __torch_dispatch__); expected: bf16 tensors copied to the device and back keep "
+            "dtype, shape and values, whatever their strides; make _copy_from take bf16, or leave 'bf16' out of "
+            "amp_dtypes; ampcheck onboard broken shows every step\n",
+        ),
+        ("crash", "ampcheck: preflight of device 'broken': copy of bf16: the process ended with signal SIGSEGV"),
+        (
+            "hang",
+            "ampcheck: preflight of device 'broken': copy of bf16: nothing happened for 60 s; it was in __torch_disp",
+        ),
+        ("crash_at_import", "ampcheck: preflight of device module broken: load: the process ended with signal SIGSEGV"),
+    ],
+)
+def test_a_run_ends_before_its_first_case(tmp_path: Path, fault: str, sentence: str) -> None:
+    plant(tmp_path, fault)
+    limit = ("--timeout=5",) if fault == "hang" else ()
+    done = run(tmp_path, "run", *ONE_CASE, *limit)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.startswith(sentence)
+    assert done.stderr.count("\n") == 1
+    assert list((tmp_path / "reports" / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "step", "got", "code"),
+    [
+        ("raise", "copy of bf16", "raised NotImplementedError: bfloat16 is not there yet (broken.py:18 in", 2),
+        ("crash", "copy of bf16", "the process ended with signal SIGSEGV", 2),
+        (
+            "hang",
+            "copy of bf16",
+            "nothing happened for 30 s; it was in __torch_dispatch__ (broken.py:16), called by ",
+            2,
+        ),
+        ("crash_at_import", "load", "the process ended with signal SIGSEGV", 2),
+        ("unseeded", "generator", "torch.rand gave other numbers after the same seed", 1),
+    ],
+)
+def test_onboard_names_the_step(tmp_path: Path, fault: str, step: str, got: str, code: int) -> None:
+    plant(tmp_path, fault)
+    limit = ("--timeout=30",) if fault == "hang" else ()
+    done = run(tmp_path, "onboard", "broken", "--device-module=broken", *limit)
+    assert done.returncode == code, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    (at,) = [number for number, line in enumerate(lines) if line.startswith("failed")]
+    assert lines[at].startswith(f"failed   {step}: ")
+    assert lines[at + 1].startswith(f"         got: {got}")
+    ends = f"A run on broken ends at {step!r}, before its first case."
+    assert lines[-1] == (ends if code == 2 else "A run on broken begins, and its header names what failed.")
+    if fault == "raise":
+        assert lines[at + 2] == "         next: make _copy_from take bf16, or leave 'bf16' out of amp_dtypes"
+
+
+def test_onboard_of_a_right_device(tmp_path: Path) -> None:
+    done = run(tmp_path, "onboard", "cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "device type 'cpu', autocast dispatch key AutocastCPU" in done.stdout
+    assert [line for line in done.stdout.splitlines() if line.startswith(("failed", "missing"))] == []
+    assert done.stdout.splitlines()[-1] == "cpu is ready: ampcheck run --device cpu"
+
+
+def test_onboard_of_an_unknown_device(tmp_path: Path) -> None:
+    done = run(tmp_path, "onboard", "nosuchdevice")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ampcheck: there is no device named 'nosuchdevice'; there are cpu, ")
+
+
+def test_a_note_is_in_the_header_and_the_run_goes_on(tmp_path: Path) -> None:
+    plant(tmp_path, "unseeded")
+    note = "failed: preflight of device 'broken': generator: torch.rand gave other numbers after the same seed"
+    done = run(tmp_path, "run", *ONE_CASE)
+    assert note in done.stdout, done.stdout + done.stderr
+    (file,) = (tmp_path / "reports" / "runs").glob("*.jsonl")
+    found = read(file)
+    assert found.header["preflight"][0].startswith(note)
+    assert found.results
+    plain = run_pytest(tmp_path, str(ROOT / "suites" / "eager"), *ONE_CASE[:2], "--rule=downcast", "--op=mm")
+    assert note in plain.stdout, plain.stdout + plain.stderr
+
+
+def test_pytest_ends_before_its_first_case(tmp_path: Path) -> None:
+    plant(tmp_path, "raise")
+    done = run_pytest(tmp_path, str(ROOT / "suites" / "eager"), *ONE_CASE[:2], "--rule=downcast", "--op=mm")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "preflight of device 'broken': copy of bf16: raised NotImplementedError" in done.stdout + done.stderr
+    assert not (tmp_path / "reports").exists()
+
+
+# ---- smoke runs
+
+
+Listed = tuple[list[dict[str, str]], list[dict[str, str]], str]
+
+
+def kinds(cases: list[dict[str, str]]) -> dict[str, set[tuple[str, ...]]]:
+    """What a list of cases touches: on each device, each suite, rule of a suite, executor and dtype of a region."""
+    out: dict[str, set[tuple[str, ...]]] = {"suite": set(), "rule": set(), "executor": set(), "amp": set()}
+    for case in cases:
+        device, suite = case["device"], case["suite"]
+        out["suite"].add((device, suite))
+        out["rule"].add((device, suite, case["rule"]))
+        out["amp"].add((device, case["amp"]))
+        if "executor" in case:
+            out["executor"].add((device, suite, case["executor"]))
+    return out
+
+
+DEVICES = ("cpu", "virtual:cuda", "jax")
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory: pytest.TempPathFactory) -> Listed:
+    """The keys of a full run, those of a smoke run, and what the latter says of itself."""
+    folder, devices = tmp_path_factory.mktemp("smoke"), [f"--device={name}" for name in DEVICES]
+    full, smoke = run(folder, "manifest", *devices), run(folder, "run", "--list", "--smoke", *devices)
+    assert (full.returncode, smoke.returncode) == (0, 0), full.stderr + smoke.stderr
+    cases = {}
+    for line in full.stdout.splitlines():
+        key, fields = line.split("\t")
+        cases[key] = {**dict(zip(("suite", "rule", "id"), key.split("/"), strict=True)), **json.loads(fields)}
+    return list(cases.values()), [cases[key] for key in smoke.stdout.split()], smoke.stderr
+
+
+def test_a_smoke_run_is_small_and_touches_every_kind(listed: Listed) -> None:
+    full, smoke, said = listed
+    assert len(smoke) < len(full) / 20
+    assert kinds(smoke) == kinds(full)
+    for name in DEVICES:
+        device = known()[name]
+        policies = {(device.name, "eager", policy) for policy in device.policies().values()}
+        assert policies <= kinds(smoke)["rule"]
+    assert f"smoke: {len(smoke)} of {len(full)} cases" in said
+    assert f"{len(smoke)} cases; {len(full) - len(smoke)} more were not selected" in said
+
+
+@pytest.mark.parametrize("kind", ["suite", "rule", "executor", "amp"])
+def test_a_choice_that_leaves_out_a_kind_is_seen(listed: Listed, kind: str) -> None:
+    full, smoke, _ = listed
+    missed = sorted(kinds(smoke)[kind])[-1]
+    poorer = [case for case in smoke if missed not in kinds([case])[kind]]
+    assert kinds(poorer) != kinds(full)
+
+
+def test_a_smoke_run_says_how_much_it_ran(tmp_path: Path) -> None:
+    chosen = ("--device=cpu", "--rule=downcast", "--op=mm")
+    done = run(tmp_path, "run", "--smoke", "--suite=eager", *chosen)
+    assert done.returncode == 0, done.stdout + done.stderr
+    smoke = next(line for line in done.stdout.splitlines() if line.startswith("smoke: "))
+    some, everything = (int(word) for word in smoke.split() if word.isdigit())
+    assert 0 < some < everything
+    assert f"{some} of {some} cases ran" in done.stdout
+    assert f"; {everything - some} more were not selected" in done.stdout
+    (file,) = (tmp_path / "reports" / "runs").glob("*.jsonl")
+    assert read(file).header["smoke"] is True
+    plain = run_pytest(tmp_path, str(ROOT / "suites" / "eager"), "--smoke", "--no-run-file", *chosen)
+    assert plain.returncode == 0, plain.stdout + plain.stderr
+    assert f"{everything - some} deselected" in plain.stdout
+
+
+def test_smoke_and_nightly_exclude_each_other(tmp_path: Path) -> None:
+    done = run(tmp_path, "run", "--smoke", "--nightly", "--device=cpu")
+    assert done.returncode == 2
+    assert done.stderr.startswith("ampcheck: --smoke and --nightly exclude each other")

@@ -1,0 +1,307 @@
+"""torchax under test: when it can be, what is seen of it, and that its deviations are strict.
+
+Importing torchax gives PrivateUse1 its name for good, so whatever needs torchax runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from ampcheck.devices import torchax as module
+from ampcheck.devices.base import Device
+from ampcheck.devices.registry import absent, known, select
+from ampcheck.devices.torchax import OLDEST, Torchax, TorchTorchax
+from ampcheck.errors import UsageError
+from ampcheck.observe import isolation
+from ampcheck.runner.deviations import load
+from ampcheck.runner.results import Result, read
+from tests.cli_support import ROOT, environment, run
+
+DEVICES = [Torchax(), TorchTorchax()]
+
+
+# ---- whether it is there
+
+
+@pytest.fixture(autouse=True)
+def _without_the_jax_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests make the device jax in this process, beside which torchax is not there."""
+    monkeypatch.delitem(sys.modules, "ampcheck.jax_device", raising=False)
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.token)
+@pytest.mark.parametrize("package", ["jax", "torchax"])
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, device: Device, package: str) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None if name == package else object())
+    assert device.unavailable() == f"{package} is not installed; the extra ampcheck[jax] brings it"
+
+
+def test_a_torchax_too_old_for_this_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "version", lambda name: "0.0.13")
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
+    wanted = f"torchax 0.0.13 cannot be imported on torch 2.13.0+cpu (google/torchax#101); {OLDEST} can"
+    assert Torchax().unavailable() == wanted
+    monkeypatch.setattr(torch, "__version__", "2.12.1+cpu")
+    assert Torchax().unavailable() is None
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
+    monkeypatch.setattr(module, "version", lambda name: OLDEST)
+    assert Torchax().unavailable() is None
+
+
+def test_a_torchax_without_metadata_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(module, "version", nothing)
+    assert "its version is unknown" in str(Torchax().unavailable())
+
+
+def test_it_is_not_there_beside_the_jax_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Torchax().unavailable() is None
+    monkeypatch.setitem(sys.modules, "ampcheck.jax_device", ModuleType("ampcheck.jax_device"))
+    assert "ampcheck.jax_device was loaded first" in str(Torchax().unavailable())
+
+
+def test_asking_imports_neither_jax_nor_torchax() -> None:
+    code = (
+        "import sys; from ampcheck.devices.registry import known\n"
+        "for device in known().values(): device.unavailable(), device.policies()\n"
+        "print({'jax', 'torchax'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+# ---- when it is chosen
+
+
+def test_it_is_chosen_by_name_alone() -> None:
+    assert not {"torchax", "torchax:torch-autocast"} & {device.name for device in select([])}
+    assert [device.name for device in select(["torchax", "torchax:torch-autocast"])] == [d.name for d in DEVICES]
+    assert absent()["torchax"].startswith("it is tested where it is named: ")
+    assert not any(device.on_request for name, device in known().items() if not name.startswith("torchax"))
+
+
+def test_one_type_of_two_backends_is_refused() -> None:
+    with pytest.raises(UsageError) as raised:
+        select(["jax", "torchax"])
+    assert str(raised.value) == (
+        "devices 'jax' and 'torchax' cannot be tested in one run: both are of type 'jax', and a process has one "
+        "backend of a type; run them one after the other"
+    )
+
+
+def test_the_command_line_refuses_both(tmp_path: Path) -> None:
+    done = run(tmp_path, "run", "--device=jax", "--device=torchax")
+    assert done.returncode == 2
+    assert "cannot be tested in one run" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_type_that_is_not_there_yet_has_no_state() -> None:
+    isolation.reset({"nosuchdevice": "fp16"})
+    torch.set_autocast_enabled("cpu", True)
+    isolation.reset({"nosuchdevice": "fp16"})
+    assert not torch.is_autocast_enabled("cpu")
+
+
+# ---- what is seen
+
+_SCRIPT = """
+import json, sys
+from unittest.mock import patch
+import torch, torchax
+from torchax import amp
+from ampcheck.checks.cases import op_cases
+from ampcheck.checks.forward import check_forward
+from ampcheck.devices.torchax import DEVICES
+from ampcheck.errors import Unsupported
+from ampcheck.reproduce.ops import of_op
+
+def case(name):
+    op = name.partition("-")[0].partition("+")[0]
+    rules = ("downcast", "upcast", "promote", "fallthrough")
+    return next(c for rule in rules for c in op_cases(device, rule, only=op) if c.id == name)
+
+def check(name):
+    try:
+        return check_forward(case(name), device)
+    except Unsupported as refusal:
+        return f"unsupported: {refusal}"
+
+def lowerings():
+    with device.activate():
+        x, y = torch.ones(3, 2).to("jax"), torch.ones(2, 2).to("jax")
+        host = torch.ones(2, 2)
+        with device.autocast("bf16"):
+            a = device.observe(lambda: torch.mm(x[:2], y), ["mm"], [x, y])
+            b = device.observe(lambda: torch.mm(host, host), ["mm"], [host])
+            c = device.observe(lambda: torch.nn.functional.linear(x, y), ["linear"], [x, y])
+            d = device.observe(lambda: torch.nn.functional.mse_loss(x.half(), x), ["mse_loss"], [x])
+        e = device.observe(lambda: torch.mm(x, x), ["mm"], [x])
+    def leaves(seen, op):
+        return [[leaf.given, leaf.got, leaf.on_device, leaf.source] for leaf in seen.of(op).leaves]
+    return [
+        leaves(a, "mm"), len(a.casts), str(a.outputs[0].dtype), leaves(b, "mm"), leaves(c, "linear"), len(c.casts),
+        [k.overload for k in d.kernels], leaves(d, "mse_loss"), type(e.error).__name__,
+        sorted(set(vars(torchax.default_env())) & {"dispatch", "_get_op_or_decomp", "_to_copy", "v2t_iso"}),
+    ]
+
+answers = []
+for name, expression, before in json.loads(sys.argv[1]):
+    device = next(device for device in DEVICES if device.name == name)
+    with patch.dict(amp.autocast_policy), patch.object(amp, "execute_policy", amp.execute_policy):
+        exec(before)
+        answers.append(eval(expression))
+print(json.dumps(answers))
+"""
+
+MISTAKES = [
+    ("", "mm-fp32-bf16-txo", ""),
+    ("", "mse_loss-bf16-bf16-txo", ""),
+    (
+        "del amp.autocast_policy[torch.ops.aten.mm.default]",
+        "mm-fp32-bf16-txo",
+        "argument 0 of aten::mm was given as fp32 and reached the kernel as fp32; expected bf16",
+    ),
+    (
+        "amp.autocast_policy[torch.ops.aten.mse_loss.default] = amp.CastPolicy.LOWER_PRECISION_FP",
+        "mse_loss-fp32-bf16-txo",
+        "argument 0 of aten::mse_loss was given as fp32 and reached the kernel as bf16; expected fp32",
+    ),
+    (
+        "own = amp.execute_policy\n"
+        "def twice(policy, args, kwargs, dtype):\n"
+        "    args = own(amp.CastPolicy.LOWER_PRECISION_FP, args, kwargs, torch.float16)[0]\n"
+        "    return own(policy, args, kwargs, dtype)\n"
+        "amp.execute_policy = twice",
+        "mm-fp32-bf16-txo",
+        "autocast made 4 casts of the arguments of aten::mm; expected 2",
+    ),
+    ("", "conv1d-fp32-bf16-txo", "output 0 of aten::conv1d is fp32; expected bf16"),
+    ("", "quantile.scalar+nearest-fp32-bf16-txo", "unsupported: OperatorNotFound: "),
+]
+QUESTIONS = {
+    "lowerings": ("torchax", "lowerings()", ""),
+    "casts nothing": ("torchax:torch-autocast", "[check('mm-fp32-fp16-txt'), check('mm-fp16-fp16-txt')]", ""),
+    "reproduction": (
+        "torchax",
+        "of_op(case('mm-fp64-bf16-txo'), device, "
+        "'argument 0 of aten::mm was given as fp64 and reached the kernel as bf16')",
+        "",
+    ),
+    **{name + before: ("torchax", f"check({name!r})", before) for before, name, _ in MISTAKES},
+}
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, Any]:
+    """What one process that has torchax says to each of `QUESTIONS`: device, expression, what is planted before it."""
+    command = [sys.executable, "-c", _SCRIPT, json.dumps(list(QUESTIONS.values()))]
+    done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return dict(zip(QUESTIONS, json.loads(done.stdout.splitlines()[-1]), strict=True))
+
+
+def test_what_a_lowering_receives_is_seen(answers: dict[str, Any]) -> None:
+    seen = answers["lowerings"]
+    assert seen[0] == [["fp32", "bf16", True, 0], ["fp32", "bf16", True, 1]]
+    assert seen[1:3] == [2, "torch.bfloat16"]
+    assert seen[3] == [["fp32", "fp32", False, 0]] * 2
+    assert seen[4:6] == [[["fp32", "fp32", True, 0], ["fp32", "fp32", True, 1]], 0]
+    assert seen[6] == ["mse_loss"]  # what its lowering calls is not listed
+    assert seen[7] == [["fp16", "fp32", True, 0], ["fp32", "fp32", True, 0]]
+    assert seen[8:] == ["TypeError", []]  # and the recorder is gone, whatever the call raised
+
+
+@pytest.mark.parametrize(("before", "name", "words"), MISTAKES)
+def test_a_planted_mistake_is_named(answers: dict[str, Any], before: str, name: str, words: str) -> None:
+    found = answers[name + before]
+    if words:
+        assert words in str(found)
+    else:
+        assert found == []
+
+
+def test_torch_autocast_is_seen_to_cast_nothing(answers: dict[str, Any]) -> None:
+    found = answers["casts nothing"]
+    assert "argument 0 of aten::mm was given as fp32 and reached the kernel as fp32; expected fp16" in found[0][0]
+    assert found[1] == []
+
+
+def test_a_reproduction_is_torchax_s_own(answers: dict[str, Any]) -> None:
+    program = answers["reproduction"]
+    assert "with torchax.amp.autocast('jax', dtype=torch.bfloat16):" in program
+    assert "ampcheck" not in program
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "FAIL dtypes of the outputs" in done.stdout
+
+
+# ---- its deviations
+
+
+def results(folder: Path, *arguments: str) -> tuple[int, dict[str, Result]]:
+    """The exit code and the results of `ampcheck run`."""
+    done = run(folder, "run", f"--reports={folder}", *arguments)
+    files = list((folder / "runs").glob("*.jsonl"))
+    assert len(files) == 1, done.stdout + done.stderr
+    return done.returncode, read(files[0]).results
+
+
+@pytest.fixture(scope="module")
+def selection(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Result]]:
+    """A run of some ops on both devices."""
+    options = [f"--device={device.name}" for device in DEVICES]
+    options += [f"--op={op}" for op in ("mm", "linear", "cat", "prod")]
+    return results(tmp_path_factory.mktemp("selection"), *options)
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.token)
+def test_a_small_selection_is_green(selection: tuple[int, dict[str, Result]], device: Device) -> None:
+    code, found = selection
+    assert code == 0, [result.message for result in found.values() if result.status == "fail"]
+    assert {"pass", "deviation"} <= {result.status for result in found.values() if result.device == device.name}
+    assert {result.device for result in found.values()} == {device.name for device in DEVICES}
+
+
+MENDED = """
+import torch
+from torchax import amp
+
+own = amp.execute_policy
+
+def mended(policy, args, kwargs, dtype):
+    if policy is amp.CastPolicy.PROMOTE:
+        return args, kwargs  # JAX promotes by itself
+    return own(policy, args, kwargs, dtype)
+
+amp.execute_policy = mended
+DEVICES = ()
+"""
+
+
+def test_a_deviation_that_no_longer_holds_is_red(tmp_path: Path) -> None:
+    (tmp_path / "mended.py").write_text(MENDED, encoding="utf-8")
+    options = ("--device=torchax", "--device-module=mended", "--suite=eager", "--op=stack", "--amp-dtype=bf16")
+    code, found = results(tmp_path, *options)
+    assert code == 1
+    fixed = [result for result in found.values() if result.status == "fixed"]
+    assert fixed
+    assert {result.deviation for result in fixed} == {"torchax-promote-takes-no-list"}
+
+
+def test_every_group_has_its_place_in_the_page() -> None:
+    page = (ROOT / "docs" / "torchax.md").read_text(encoding="utf-8")
+    ids = {deviation.id for device in DEVICES for deviation in load(device.deviations or Path())}
+    assert ids
+    assert [name for name in sorted(ids) if f"`{name}`" not in page] == []

@@ -1,0 +1,146 @@
+"""docs/findings/: each finding still happens, its file is whole, and the index is current.
+
+A block of a finding ends without an error where the behaviour is present. One that does not says that torch was mended,
+or that the page is wrong: either way the file must change.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ampcheck.tools import findings
+from tests.cli_support import LIMIT
+
+_BLOCK = re.compile(r"^```python(?P<how> subprocess)?\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+FINDINGS = {one.id: one for one in findings.load()}
+SECTIONS = {name: one for name, one in FINDINGS.items() if one.area != findings.OUTSIDE}
+"""The findings about autocast."""
+
+only_on_2_13 = pytest.mark.skipif(
+    not torch.__version__.startswith("2.13."), reason=f"the findings are of torch 2.13, this is {torch.__version__}"
+)
+
+
+@pytest.fixture(autouse=True)
+def untouched() -> Iterator[None]:
+    """Autocast as a new process has it, before and after."""
+    _reset()
+    yield
+    _reset()
+
+
+def _reset() -> None:
+    torch.set_autocast_enabled("cpu", False)
+    torch.set_autocast_dtype("cpu", torch.bfloat16)
+    torch.set_autocast_cache_enabled(True)
+    torch.clear_autocast_cache()
+
+
+def check(block: re.Match[str], name: str) -> None:
+    """Run a block, in this process or in one of its own. Raises AssertionError where it ends with an error."""
+    if block["how"]:
+        done = subprocess.run([sys.executable, "-c", block["code"]], capture_output=True, text=True, timeout=LIMIT)
+        assert done.returncode == 0, f"{name} no longer happens:\n{done.stderr}"
+        return
+    with warnings.catch_warnings():
+        # A warning of torch is no part of a finding.
+        warnings.simplefilter("ignore")
+        try:
+            exec(compile(block["code"], f"{name}.md", "exec"), {"__name__": name})
+        except Exception as error:
+            raise AssertionError(f"{name} no longer happens: {type(error).__name__}: {error}") from error
+
+
+@only_on_2_13
+@pytest.mark.parametrize("name", FINDINGS)
+def test_it_still_happens(name: str) -> None:
+    blocks = list(_BLOCK.finditer(FINDINGS[name].body))
+    assert blocks, f"{name} has no block to run"
+    for block in blocks:
+        check(block, name)
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_the_text_is_whole(name: str) -> None:
+    body = SECTIONS[name].body
+    for part in ("**Promise.**", "**What happens.**", "**Consequence.**", "**Case.**"):
+        assert body.count(part) == 1, f"{name} must have one {part}"
+    assert "https://" in body
+
+
+def test_no_finding_was_lost() -> None:
+    assert len(FINDINGS) >= 97
+    assert len(FINDINGS) == sum(1 for _ in findings.FOLDER.rglob("*.md")) - 1  # each has a name of its own
+
+
+def test_the_index_is_current() -> None:
+    shown = findings.INDEX.read_text(encoding="utf-8")
+    assert shown == findings.index(findings.load()), "run python -m ampcheck.tools.findings"
+    links = re.findall(r"^\| \[.*\]\(([^)]+\.md)\) \|", shown, re.MULTILINE)
+    assert sorted(links) == sorted(one.path.relative_to(findings.FOLDER).as_posix() for one in FINDINGS.values())
+
+
+def test_every_link_to_another_finding_exists() -> None:
+    for one in FINDINGS.values():
+        for target in re.findall(r"\]\(([^)#:]+)\)", _BLOCK.sub("", one.body)):
+            assert (one.path.parent / target).exists(), f"{one.id}: {target}"
+
+
+WHOLE = """---
+sure: certain
+area: cache
+versions: torch 2.13.0
+severity: high
+upstream: https://github.com/pytorch/pytorch/issues/1
+---
+
+# A title
+
+Text.
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("# A title", "A title", "a line '# title'"),
+        ("area: cache\n", "", "has sure, area, versions, severity, upstream, in this order"),
+        ("area: cache\n", "area: cache\narea: cache\n", "has sure, area, versions, severity, upstream, in this order"),
+        ("area: cache", "area: ", "area is empty"),
+        ("certain", "surely", "sure is 'surely'; it is one of certain, likely, open"),
+        ("high", "urgent", "severity is 'urgent'; it is one of high, medium, low"),
+        ("https://github.com/pytorch/pytorch/issues/1", "unreported", "upstream is the link of"),
+        ("https://github.com/pytorch/pytorch/issues/1", 'none found on 2026-11-22 by ""', "upstream is the link of"),
+    ],
+)
+def test_front_matter_that_is_not_whole_is_refused(old: str, new: str, says: str) -> None:
+    assert findings.parse(Path("x.md"), WHOLE).report.endswith("/1")
+    searched = WHOLE.replace("https://github.com/pytorch/pytorch/issues/1", 'none found on 2026-11-22 by "words"')
+    assert findings.parse(Path("x.md"), searched).report == ""
+    with pytest.raises(ValueError, match=re.escape(says)):
+        findings.parse(Path("x.md"), WHOLE.replace(old, new))
+
+
+@pytest.mark.parametrize("how", ["", " subprocess"])
+def test_one_that_was_mended_is_reported(how: str) -> None:
+    page = f"```python{how}\nimport torch\nassert torch.ones(1).dtype is torch.float16\n```\n"
+    block = _BLOCK.search(page)
+    assert block is not None
+    with pytest.raises(AssertionError, match="mended no longer happens"):
+        check(block, "mended")
+
+
+def test_a_block_that_leaves_autocast_on_does_not_reach_the_next() -> None:
+    torch.set_autocast_enabled("cpu", True)
+    torch.set_autocast_dtype("cpu", torch.float16)
+    _reset()
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.get_autocast_dtype("cpu") is torch.bfloat16

@@ -1,0 +1,101 @@
+"""The links of the Markdown files, and the pages that code names, exist."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+_FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_NAMED = re.compile(r"(?<![\w./-])docs/[\w./-]+\.md\b")
+
+
+def files(*endings: str) -> list[Path]:
+    """The repository's own files with one of some endings."""
+    folders = [ROOT / name for name in ("ampcheck", "bench", "docs", "scripts", "suites", "tests", ".github")]
+    found = [
+        *ROOT.glob("*"),
+        *(ROOT / "reports").glob("*"),
+        *(path for folder in folders for path in folder.rglob("*")),
+    ]
+    return sorted(path for path in found if path.suffix in endings and path.is_file())
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", _FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken(page: Path, text: str) -> list[str]:
+    """The links of a page that lead nowhere in the repository."""
+    out = []
+    for target in _LINK.findall(_FENCE.sub("", text)):
+        name, _, anchor = target.partition("#")
+        if re.match(r"\w+:", target):
+            continue
+        file = page.parent / name if name else page
+        there = text if not name else file.read_text(encoding="utf-8") if file.suffix == ".md" and file.exists() else ""
+        if not file.exists() or (anchor and anchor not in anchors(there)):
+            out.append(target)
+    return out
+
+
+@pytest.mark.parametrize("page", files(".md"), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    assert broken(page, page.read_text(encoding="utf-8")) == []
+
+
+def test_a_link_that_leads_nowhere_is_found() -> None:
+    page = ROOT / "docs" / "using.md"
+    text = "# A page\n\n[a](gone.md) [b](using.md#gone) [c](#gone) [d](#a-page) [e](using.md#trace) [f](https://x.org/#y)\n"
+    assert broken(page, text) == ["gone.md", "using.md#gone", "#gone"]
+
+
+@pytest.mark.parametrize("page", files(".md"), ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_and_modules_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"`((?:ampcheck|bench|docs|scripts|suites|tests|\.github)/[a-z0-9_./]+)`", text)
+    modules = [name.split(".") for name in re.findall(r"`(ampcheck(?:\.\w+)+)`", text)]
+    gone = [name for name in named if not (ROOT / name).exists()]
+    assert gone + [".".join(parts) for parts in modules if not is_there(parts)] == []
+
+
+def is_there(parts: list[str]) -> bool:
+    """Whether a dotted name is a module, or a name that a module mentions."""
+    while parts and not (ROOT.joinpath(*parts).is_dir() or ROOT.joinpath(*parts).with_suffix(".py").exists()):
+        *parts, name = parts
+        file = ROOT.joinpath(*parts).with_suffix(".py")
+        file = file if file.exists() else ROOT.joinpath(*parts, "__init__.py")
+        if file.exists():
+            return re.search(rf"\b{name}\b", file.read_text(encoding="utf-8")) is not None
+    return bool(parts)
+
+
+def test_a_module_that_is_gone_is_found() -> None:
+    assert is_there(["ampcheck", "spec", "rules"])
+    assert is_there(["ampcheck", "spec", "rules", "RULES"])
+    assert not is_there(["ampcheck", "spec", "gone"])
+    assert not is_there(["ampcheck", "spec", "rules", "GONE"])
+
+
+def test_pages_that_code_names_exist() -> None:
+    named = {
+        (name, str(path.relative_to(ROOT)))
+        for path in files("", ".py", ".toml", ".yml", ".cpp", ".html", ".js")
+        for name in _NAMED.findall(path.read_text(encoding="utf-8"))
+    }
+    assert len(named) >= 10
+    assert sorted(f"{name} in {file}" for name, file in named if not (ROOT / name).exists()) == []
+
+
+def test_the_map_of_folders_is_the_layers_of_import_linter() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (layers,) = (one["layers"] for one in settings["tool"]["importlinter"]["contracts"] if one["type"] == "layers")
+    page = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^\| `(\w+)(?:/|\.py)` \|", page, re.MULTILINE)
+    assert shown == layers[::-1]

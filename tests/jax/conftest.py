@@ -1,0 +1,80 @@
+"""Makes the jax device in pytest's process: `pytest tests/jax` is a session by itself.
+
+PrivateUse1 gets its name once in a process, and a process that has named it is another one for PyTorch: fake CUDA
+tensors, fast paths and forks change. So the other tests run without the device, and under xdist each worker makes it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from xml.etree import ElementTree
+
+import pytest
+
+os.environ |= {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}  # read when JAX and torch start
+
+import jax
+
+import ampcheck.jax_device  # noqa: F401  # makes the device
+from tests.cli_support import LIMIT, ROOT
+
+_ALONE = "AMPCHECK_TESTS_ALONE"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "alone(**environment): these tests of a file run in one process that has begun with nothing else"
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_of_one_file() -> Iterator[None]:
+    """Drop what JAX compiled for a file: together the programs take gigabytes."""
+    yield
+    jax.clear_caches()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Report how a test marked `alone` ended in the process of its file."""
+    mark = pyfuncitem.get_closest_marker("alone")
+    if mark is None or os.environ.get(_ALONE):
+        return None
+    ended, how = _alone(pyfuncitem.path, tuple(mark.kwargs.items()))
+    assert pyfuncitem.name in ended, f"{pyfuncitem.name} did not end: {how}"
+    assert not ended[pyfuncitem.name], ended[pyfuncitem.name]
+    return True
+
+
+@cache
+def _alone(file: Path, environment: tuple[tuple[str, str], ...]) -> tuple[dict[str, str], str]:
+    """Run the marked tests of a file in a new process.
+
+    Returns:
+        The failure of each test that ended, "" where it passed; and how the process ended.
+    """
+    with TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:xdist",
+            "-m",
+            "alone",
+            f"--junitxml={report}",
+            str(file),
+        ]
+        env = {**os.environ, **dict(environment), _ALONE: "1"}
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=LIMIT)
+        cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
+    ended = {case.attrib["name"]: "\n".join(part.text or "" for part in case) for case in cases}
+    return ended, f"the process ended with {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-2000:]}"

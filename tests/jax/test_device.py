@@ -1,0 +1,253 @@
+"""The device's module, memory, DLPack and errors."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import ampcheck.jax_device as device
+from ampcheck.jax_device.storage.arrays import storage_of
+
+
+def test_module() -> None:
+    module = torch.get_device_module("jax")
+    assert module is torch.jax
+    assert module.is_available()
+    assert (module.device_count(), module.current_device()) == (1, 0)
+    assert module.get_device_name() == jax.local_devices()[0].device_kind
+    assert module.get_device_properties("jax:0").platform == "cpu"
+    module.set_device("jax:0")
+    with module.device(0), module.device_of(torch.ones(1)):
+        assert module.current_device() == 0
+    with pytest.raises(RuntimeError, match="invalid device ordinal 1"):
+        module.set_device(1)
+    with pytest.raises(ValueError, match="Expected a jax device, but got: cuda:0"):
+        module.device("cuda:0")
+    with pytest.raises(RuntimeError, match="a cpu device has no compute capability"):
+        module.get_device_capability()
+
+
+def test_an_import_after_one_that_failed() -> None:
+    code = (
+        "import torch\n"
+        "del torch.Tensor.__dlpack__\n"  # the device needs it
+        "for _ in range(2):\n"
+        "    try: import ampcheck.jax_device\n"
+        "    except Exception as error: print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, second = done.stdout.splitlines()
+    assert first.startswith("AttributeError"), first
+    assert "__dlpack__" in first
+    assert second.startswith("RuntimeError an import of ampcheck.jax_device failed in this process before"), second
+
+
+def test_a_device_that_is_not_there() -> None:
+    for make in (
+        lambda: torch.ones(2, device="jax:1"),
+        lambda: torch.ones(2).to("jax:1"),
+        lambda: torch.empty(2, device="jax:1"),
+        lambda: torch.zeros_like(torch.ones(2), device="jax:1"),
+        lambda: torch.arange(2, device="jax:1"),
+    ):
+        with pytest.raises(RuntimeError, match="invalid device ordinal 1"):
+            make()
+    assert torch.ones(2, device="jax:0").device == torch.device("jax:0")
+
+
+def test_default_device() -> None:
+    with torch.device("jax"):
+        assert torch.ones(2).device.type == torch.tensor([1.0]).device.type == "jax"
+        assert torch.nn.Linear(2, 2).weight.device.type == "jax"
+    torch.set_default_device("jax")
+    try:
+        assert torch.zeros(2).device.type == "jax"
+    finally:
+        torch.set_default_device(None)
+    assert torch.zeros(2).device.type == "cpu"
+
+
+def test_like_on_another_device() -> None:
+    x = torch.ones(2, 3, device="jax").t()
+    for name in ("empty_like", "zeros_like", "ones_like", "rand_like"):
+        made = getattr(torch, name)(x, device="cpu")
+        assert made.device.type == "cpu"
+        assert made.shape == x.shape
+    assert torch.empty_like(x, device="meta").stride() == x.stride()
+    assert torch.equal(x.new_full((2,), 7, device="cpu"), torch.tensor([7.0, 7.0]))
+    assert torch.zeros_like(torch.ones(2), device="jax").device.type == "jax"
+
+
+def test_accelerator() -> None:
+    assert torch.accelerator.is_available()
+    assert torch.accelerator.current_accelerator() == torch.device("jax")
+    torch.accelerator.synchronize()
+    assert torch.float32 in torch.accelerator.get_device_capability()["supported_dtypes"]
+    before = torch.accelerator.memory_allocated()
+    kept = torch.ones(1000, 1000, device="jax") + 1
+    assert torch.accelerator.memory_allocated() - before >= kept.nbytes
+    assert torch.jax.memory_allocated() == torch.accelerator.memory_stats()["allocated_bytes.all.current"]
+    del kept
+    assert torch.jax.memory_allocated() - before < 4_000_000
+    with pytest.raises(RuntimeError, match="JAX records no peak_bytes_in_use for its cpu devices"):
+        torch.jax.max_memory_allocated()
+    with pytest.raises(RuntimeError, match="cannot be reset"):
+        torch.accelerator.reset_peak_memory_stats()
+    torch.accelerator.empty_cache()
+
+
+def test_synchronize_waits() -> None:
+    done = []
+
+    def slow(x: Any) -> Any:
+        time.sleep(0.3)
+        done.append(True)
+        return np.asarray(x)
+
+    call = jax.jit(lambda x: jax.pure_callback(slow, jax.ShapeDtypeStruct(x.shape, x.dtype), x))
+    held = device.from_jax(call(jnp.ones(3)))
+    torch.jax.synchronize()
+    assert done
+    assert held.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_streams_and_events() -> None:
+    first, last = torch.jax.Event(enable_timing=True), torch.jax.Event(enable_timing=True)
+    with torch.jax.stream(torch.jax.current_stream()):
+        first.record()
+        _ = torch.ones(10, device="jax") + 1
+        last.record()
+    assert first.elapsed_time(last) > 0
+    with pytest.raises(RuntimeError, match="two recorded events"):
+        torch.jax.Event().elapsed_time(last)
+    torch.ones(1, device="jax").record_stream(torch.Stream(device="jax"))
+
+
+def test_to_and_from_jax() -> None:
+    x = torch.ones(3, 4, device="jax")
+    array = device.to_jax(x)
+    assert array is storage_of(x).array
+    x.zero_()
+    assert float(array.sum()) == 12
+    assert device.to_jax(x[1]).shape == (4,)
+    mine = jnp.arange(6.0).reshape(2, 3)
+    back = device.from_jax(mine)
+    assert storage_of(back).array is mine
+    back.add_(1)
+    assert float(mine.sum()) == 15
+    with pytest.raises(TypeError, match="got one on cpu"):
+        device.to_jax(torch.ones(2))
+    with pytest.raises(RuntimeError, match="requires grad"):
+        device.to_jax(torch.ones(2, device="jax", requires_grad=True))
+    with pytest.raises(TypeError, match=r"takes a jax\.Array, got ndarray"):
+        device.from_jax(np.ones(2))
+    with pytest.raises(NotImplementedError, match="PyTorch has no dtype for JAX's int4"):
+        device.from_jax(jnp.ones(2, jnp.int4))
+
+
+def test_dlpack() -> None:
+    x = torch.arange(1000.0, device="jax") + 1
+    array = storage_of(x).array
+    seen = np.from_dlpack(x)
+    assert seen.ctypes.data == array.unsafe_buffer_pointer()
+    assert not seen.flags.writeable
+    assert jnp.array_equal(jnp.from_dlpack(x), array)
+    alias = torch.from_dlpack(x)
+    alias[0] = 50
+    assert x[0].item() == 50
+    capsule = torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x))
+    capsule.zero_()
+    assert x.sum().item() != 0
+    assert torch.from_dlpack(torch.utils.dlpack.to_dlpack(torch.ones(2))).tolist() == [1, 1]
+    with pytest.raises(BufferError, match="require gradient"):
+        np.from_dlpack(torch.ones(2, device="jax", requires_grad=True))
+
+
+def test_values_for_python() -> None:
+    x = torch.tensor([[1.5, -2.0], [0.0, float("nan")]], device="jax")
+    assert x[0].tolist() == [1.5, -2.0]
+    assert x[0, 1].item() == -2.0
+    assert bool(x[0, 0])
+    assert int(torch.tensor(3, device="jax")) == 3
+    assert len({x, x}) == 1
+    with pytest.raises(TypeError, match=r"can't convert jax:0 device type tensor to numpy\. Use Tensor\.cpu"):
+        x.numpy()
+    with pytest.raises(RuntimeError, match="Boolean value of Tensor with more than one value is ambiguous"):
+        bool(x)
+    assert torch.equal(x[0], x[0].clone())
+    assert not torch.equal(x[0], x[0] + 1)
+    with pytest.raises(RuntimeError, match="at least two devices, cpu and jax:0"):
+        torch.equal(x, x.cpu())
+
+
+def test_printing() -> None:
+    for made in (
+        torch.arange(6.0).reshape(2, 3),
+        torch.arange(1200.0),
+        torch.tensor([1 + 2j, float("inf")]),
+        torch.tensor([True, False]),
+        torch.empty(0, 3),
+        torch.tensor([1e-8, 1e8]).bfloat16(),
+    ):
+        shown = repr(made.to("jax"))
+        assert "device='jax:0'" in shown
+        there = shown.replace("device='jax:0', ", "").replace(", device='jax:0'", "")
+        assert "".join(there.split()) == "".join(repr(made).split())
+    assert "requires_grad=True" in repr(torch.ones(1, device="jax", requires_grad=True))
+    assert "grad_fn=<MulBackward0>" in repr(torch.ones(1, device="jax", requires_grad=True) * 2)
+
+
+def test_errors_name_what_is_wrong() -> None:
+    x = torch.ones(2, 2, device="jax")
+    for run in (lambda: x + torch.ones(2, 2), lambda: x @ torch.ones(2, 2), lambda: torch.cat([x, torch.ones(2, 2)])):
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            run()
+    assert (x + torch.tensor(2.0)).tolist() == [[3, 3], [3, 3]]
+    with pytest.raises(NotImplementedError, match=r"the jax device has no torch\.complex32"):
+        torch.empty(2, dtype=torch.complex32, device="jax")
+    for make in (lambda: x.to_sparse(), lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)):
+        with pytest.raises(NotImplementedError, match=r"@lower\('"):
+            make()
+
+
+def test_pinning() -> None:
+    with pytest.warns(UserWarning, match="JAX gives out no pinned memory"):
+        copy = torch.ones(2).pin_memory()
+    assert copy.tolist() == [1, 1]
+    with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
+        torch.ones(2, device="jax").pin_memory()
+    with pytest.raises(RuntimeError, match="cannot pin memory for cuda"):
+        torch.ops.aten._pin_memory(torch.ones(2), torch.device("cuda"))
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 2)), batch_size=2, pin_memory=True)
+    with pytest.warns(UserWarning, match="JAX gives out no pinned memory"):
+        assert next(iter(data))[0].shape == (2, 2)
+
+
+def test_modules_and_optimizers() -> None:
+    torch.manual_seed(0)
+    layers = (torch.nn.Linear(3, 4, bias=False), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    model = torch.nn.Sequential(*layers)
+    twin = copy.deepcopy(model)
+    assert twin.jax() is twin
+    assert {p.device.type for p in (*twin.parameters(), *twin.buffers())} == {"jax"}
+    optimizers = [torch.optim.Adam(m.parameters(), lr=0.01) for m in (model, twin)]
+    data = torch.randn(8, 3)
+    for _ in range(3):
+        for m, optimizer, x in zip((model, twin), optimizers, (data, data.to("jax")), strict=True):
+            optimizer.zero_grad()
+            m(x).pow(2).mean().backward()
+            optimizer.step()
+    for p, q in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
+        torch.testing.assert_close(q.cpu(), p, rtol=1e-3, atol=1e-4)
+    optimizers[1].load_state_dict(optimizers[0].state_dict())
+    state = optimizers[1].state_dict()["state"]
+    assert {v.device.type for one in state.values() for n, v in one.items() if n != "step"} == {"jax"}

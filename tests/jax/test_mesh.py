@@ -1,0 +1,103 @@
+"""Several JAX devices, eight virtual ones of the CPU: a jitted step over a mesh equals the step on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ampcheck.jax_device import jit
+from ampcheck.jax_device.mesh import Axes, Mesh, axes_of, make_mesh, place, shard, shard_batch
+from ampcheck.jax_device.storage.arrays import storage_of
+
+pytestmark = pytest.mark.alone(XLA_FLAGS="--xla_force_host_platform_device_count=8")  # read when JAX starts
+
+ROWS = [("^0", ("model",)), (r"^2\.weight", (None, "model"))]
+
+
+def train(mesh: Mesh | None, rules: Sequence[tuple[str, Axes]] = ()) -> tuple[list[float], torch.nn.Module, str]:
+    """Five steps of AdamW under autocast: the losses, the model, the compiled program."""
+    torch.manual_seed(0)
+    x, y = torch.randn(16, 8), torch.randn(16, 4)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).to("jax")
+    if mesh:
+        shard(model, mesh, rules)
+        x, y = shard_batch(x, mesh), shard_batch(y, mesh)
+    else:
+        x, y = x.to("jax"), y.to("jax")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        with torch.autocast("jax", dtype=torch.bfloat16):
+            loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    run = jit(step)
+    losses = [run(x, y).item() for _ in range(5)]
+    assert run.compiles == 1
+    assert x.device == torch.device("jax:0")
+    for p in model.parameters():
+        assert p.grad.device == optimizer.state[p]["exp_avg"].device == torch.device("jax:0")
+        assert axes_of(optimizer.state[p]["exp_avg"]) == axes_of(p)
+    return losses, model, run.lower(x, y).compile().as_text()
+
+
+def test_there_are_eight() -> None:
+    assert jax.device_count() == 8
+    assert torch.jax.device_count() == 1
+
+
+def test_data_parallel() -> None:
+    expected, alone, text = train(None)
+    losses, model, spread = train(make_mesh({"data": 8}))
+    torch.testing.assert_close(losses, expected, rtol=1e-3, atol=0)
+    for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+        array = storage_of(p).array
+        assert len(array.sharding.device_set) == 8
+        assert array.sharding.is_fully_replicated
+        torch.testing.assert_close(p.detach().cpu(), q.detach().cpu(), rtol=1e-2, atol=1e-3)
+    assert "all-reduce" in spread
+    assert "all-reduce" not in text
+
+
+def test_tensor_parallel() -> None:
+    expected, _, _ = train(None)
+    losses, model, spread = train(make_mesh({"data": 2, "model": 4}), ROWS)
+    torch.testing.assert_close(losses, expected, rtol=1e-3, atol=0)
+    assert [axes_of(p) for p in model.parameters()] == [("model",), ("model",), (None, "model"), ()]
+    assert storage_of(model[0].weight).array.addressable_shards[0].data.shape == (4, 8)
+    assert "all-reduce" in spread
+
+
+def test_another_placement_is_another_program() -> None:
+    linear = torch.nn.Linear(8, 8).to("jax")
+    run = jit(lambda a: linear(a).detach())
+    x = torch.ones(8, 8, device="jax")
+    expected = run(x).cpu()
+    for axes in (("data",), (None, "data")):
+        shard(linear, make_mesh({"data": 8}), [("weight", axes)])
+        torch.testing.assert_close(run(x).cpu(), expected)
+        torch.testing.assert_close(linear(x).detach().cpu(), expected)  # eagerly too
+        assert axes_of(linear.weight) == axes
+    assert run.compiles == 3
+
+
+def test_what_cannot_be_placed() -> None:
+    mesh, linear = make_mesh({"data": 8}), torch.nn.Linear(8, 8).to("jax")
+    with pytest.raises(ValueError, match="needs 16 devices; there are 8"):
+        make_mesh({"data": 16})
+    with pytest.raises(ValueError, match=r"dimension 0 of a tensor of shape \[9, 2\] cannot be split over 8 devices"):
+        shard_batch(torch.zeros(9, 2), mesh)
+    with pytest.raises(ValueError, match="has no axis 'model'"):
+        shard(linear, mesh, [("weight", ("model",))])
+    with pytest.raises(ValueError, match="the rule 'head' decides for none"):
+        shard(linear, mesh, [("head", ("data",))])
+    with pytest.raises(ValueError, match=r"2 axes .* for a tensor of shape \[8\]"):
+        place(torch.zeros(8), mesh, ("data", None))
+    assert axes_of(linear.weight) is None  # a refused rule leaves the module as it was

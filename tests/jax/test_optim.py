@@ -1,0 +1,242 @@
+"""Optimizers and `torch._foreach_*` on the jax device: CPU's results, and no new program once training is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import pytest
+import torch
+
+_COMPILED: list[str] = []
+
+
+def _count(name: str, *_: Any, **__: Any) -> None:
+    if name.endswith("backend_compile_duration"):
+        _COMPILED.append(name)
+
+
+jax.monitoring.register_event_duration_secs_listener(_count)
+
+
+@contextmanager
+def compiled() -> Iterator[list[int]]:
+    """How many programs JAX compiled inside, in the one element of the list."""
+    before, out = len(_COMPILED), [0]
+    yield out
+    out[0] = len(_COMPILED) - before
+
+
+def test_the_count_of_programs_sees_one() -> None:
+    with compiled() as count:
+        torch.ones(3, 17, device="jax").mul(2)
+    assert count[0] > 0
+
+
+def _trained(device: str, make: Any, dtype: torch.dtype = torch.float32, steps: int = 8) -> tuple[list[Any], int]:
+    """The parameters after some steps with a falling learning rate, and the programs compiled in the last of them."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3, bias=False))
+    model = model.to(device, dtype)
+    x = torch.linspace(-1, 1, 8).reshape(2, 4).to(device, dtype)
+    optimizer = make(model.parameters())
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    late = 0
+    for step in range(steps):
+        with compiled() as count:
+            optimizer.zero_grad()
+            (model(x) - 1).pow(2).sum().backward()
+            optimizer.step()
+            schedule.step()
+        late += count[0] if step >= 3 else 0
+    return [p.detach().cpu() for p in model.parameters()], late
+
+
+_OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1}),
+    "sgd-nesterov": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    "adam": (torch.optim.Adam, {"lr": 0.1}),
+    "adam-amsgrad": (torch.optim.Adam, {"lr": 0.1, "amsgrad": True, "weight_decay": 0.1}),
+    "adam-maximize": (torch.optim.Adam, {"lr": 0.01, "maximize": True}),
+    "adamw": (torch.optim.AdamW, {"lr": 0.1}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "lr_decay": 0.1}),
+    "adadelta": (torch.optim.Adadelta, {}),
+    "adamax": (torch.optim.Adamax, {}),
+    "nadam": (torch.optim.NAdam, {}),
+    "radam": (torch.optim.RAdam, {"betas": (0.9, 0.5)}),  # never rectified: no branch is taken late
+    "rmsprop": (torch.optim.RMSprop, {"momentum": 0.9, "centered": True}),
+    "rprop": (torch.optim.Rprop, {}),
+    "asgd": (torch.optim.ASGD, {}),
+    "adafactor": (torch.optim.Adafactor, {}),
+}
+_FUSED = ("sgd", "sgd-nesterov", "adam", "adam-amsgrad", "adam-maximize", "adamw", "adagrad")
+
+
+@pytest.mark.parametrize("name", _OPTIMIZERS)
+@pytest.mark.parametrize("way", ["foreach", "loop", "fused"])
+def test_optimizer_trains_as_on_the_cpu(name: str, way: str) -> None:
+    if way == "fused" and name not in _FUSED:
+        with pytest.raises(TypeError):
+            _OPTIMIZERS[name][0]([torch.nn.Parameter(torch.ones(1))], fused=True)
+        return
+    cls, options = _OPTIMIZERS[name]
+    options = {**options, **({"fused": True} if way == "fused" else {"foreach": way == "foreach"})}
+    expected, _ = _trained("cpu", lambda params: cls(params, **options))
+    got, late = _trained("jax", lambda params: cls(params, **options))
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=2e-6)
+    assert late == 0, f"{late} programs were compiled after the third step"
+
+
+def test_lbfgs() -> None:
+    def trained(device: str) -> list[torch.Tensor]:
+        w = torch.full((3,), 2.0, device=device, requires_grad=True)
+        optimizer = torch.optim.LBFGS([w], lr=0.5, max_iter=5)
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = (w * w).sum() + w[0]
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            optimizer.step(closure)
+        return [w.detach().cpu()]
+
+    torch.testing.assert_close(trained("jax"), trained("cpu"), rtol=1e-4, atol=1e-5)
+
+
+def test_muon() -> None:
+    def trained(device: str) -> torch.Tensor:
+        torch.manual_seed(0)
+        w = torch.randn(4, 3).to(device).requires_grad_()
+        optimizer = torch.optim.Muon([w], lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (w * w).sum().backward()
+            optimizer.step()
+        return w.detach().cpu()
+
+    torch.testing.assert_close(trained("jax"), trained("cpu"), rtol=0.05, atol=0.02)  # it computes in bfloat16
+
+
+def test_fused_in_bfloat16_is_near_float32() -> None:
+    low, _ = _trained("jax", lambda p: torch.optim.AdamW(p, lr=0.01, fused=True), torch.bfloat16)
+    high, _ = _trained("cpu", lambda p: torch.optim.AdamW(p, lr=0.01))
+    for mine, theirs in zip(low, high, strict=True):
+        assert mine.dtype is torch.bfloat16
+        torch.testing.assert_close(mine.float(), theirs, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.SGD])
+def test_learning_rate_as_a_tensor(cls: Any) -> None:
+    def trained(device: str) -> list[Any]:
+        return _trained(device, lambda p: cls(p, lr=torch.tensor(0.1), fused=True), steps=3)[0]
+
+    torch.testing.assert_close(trained("jax"), trained("cpu"), rtol=1e-4, atol=1e-6)
+
+
+def test_a_wrong_step_is_seen() -> None:
+    expected, _ = _trained("cpu", lambda p: torch.optim.SGD(p, lr=0.1), steps=2)
+    got, _ = _trained("jax", lambda p: torch.optim.SGD(p, lr=0.101), steps=2)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=2e-6)
+
+
+def _lists(device: str) -> list[list[torch.Tensor]]:
+    torch.manual_seed(1)
+    shapes = [(2, 3), (), (0,), (4,)]
+    return [[(torch.rand(s, dtype=d) + 0.5).to(device) for s, d in zip(shapes, _DTYPES, strict=True)] for _ in range(3)]
+
+
+_DTYPES = (torch.float32, torch.float64, torch.float32, torch.float32)
+_CALLS: dict[str, Any] = {
+    "add.List": lambda a, b, c: torch._foreach_add(a, b, alpha=2),
+    "add.Scalar": lambda a, b, c: torch._foreach_add(a, 3),
+    "add.ScalarList": lambda a, b, c: torch._foreach_add(a, [1.0, 2.0, 3.0, 4.0]),
+    "add.Tensor": lambda a, b, c: torch._foreach_add(a, b[1], alpha=2),
+    "sub.List": lambda a, b, c: torch._foreach_sub(a, b, alpha=0.5),
+    "mul.Tensor": lambda a, b, c: torch._foreach_mul(a, b[1]),
+    "div.ScalarList": lambda a, b, c: torch._foreach_div(a, [1, 2, 3, 4]),
+    "addcmul.Scalar": lambda a, b, c: torch._foreach_addcmul(a, b, c, 0.5),
+    "addcmul.Tensor": lambda a, b, c: torch._foreach_addcmul(a, b, c, torch.tensor([1.0, 2.0, 3.0, 4.0])),
+    "addcdiv.ScalarList": lambda a, b, c: torch._foreach_addcdiv(a, b, c, [1.0, 2.0, 3.0, 4.0]),
+    "lerp.Scalar": lambda a, b, c: torch._foreach_lerp(a, b, 0.7),
+    "lerp.List": lambda a, b, c: torch._foreach_lerp(a, b, c),
+    "maximum.List": lambda a, b, c: torch._foreach_maximum(a, b),
+    "minimum.Scalar": lambda a, b, c: torch._foreach_minimum(a, 0.9),
+    "clamp_min.ScalarList": lambda a, b, c: torch._foreach_clamp_min(a, [1.0, 0.0, 1.0, 0.8]),
+    "clamp_max.List": lambda a, b, c: torch._foreach_clamp_max(a, b),
+    "pow.List": lambda a, b, c: torch._foreach_pow(a, b),
+    "pow.Scalar": lambda a, b, c: torch._foreach_pow(a, 2),
+    "pow.ScalarList": lambda a, b, c: torch._foreach_pow(a, [1.0, 2.0, 3.0, 0.5]),
+    "pow.ScalarAndTensor": lambda a, b, c: torch._foreach_pow(0.9, a),
+    "norm": lambda a, b, c: torch._foreach_norm(a),
+    "norm.inf": lambda a, b, c: torch._foreach_norm([a[0], a[3]], float("inf")),
+    "norm.3": lambda a, b, c: torch._foreach_norm(a, 3),
+    "max": lambda a, b, c: torch._foreach_max([a[0], a[3]]),
+}
+if hasattr(torch, "_foreach_clone"):  # since torch 2.12
+    _CALLS["clone"] = lambda a, b, c: torch._foreach_clone(a)
+# fmt: off
+_UNARY = [
+    "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "lgamma",
+    "log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt",
+    "tan", "tanh", "trunc",
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("name", _CALLS)
+def test_foreach(name: str) -> None:
+    got, expected = _CALLS[name](*_lists("jax")), _CALLS[name](*_lists("cpu"))
+    for mine, theirs in zip(got, expected, strict=True):
+        assert mine.device.type == "jax"
+        torch.testing.assert_close(mine.cpu(), theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", _UNARY)
+def test_foreach_unary(name: str) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        x = [torch.tensor([0.25, 0.5, 0.75, -0.5]).to(dtype), torch.tensor(0.3).to(dtype)]
+        expected = getattr(torch, f"_foreach_{name}")(x)
+        device = [t.to("jax") for t in x]
+        got = getattr(torch, f"_foreach_{name}")(device)
+        getattr(torch, f"_foreach_{name}_")(device)
+        for mine, theirs, written in zip(got, expected, device, strict=True):
+            torch.testing.assert_close(mine.cpu(), theirs, equal_nan=True)
+            torch.testing.assert_close(written.cpu(), theirs, equal_nan=True)
+
+
+def test_foreach_in_place_writes_through_views_and_changes_versions() -> None:
+    base = torch.zeros(2, 3, device="jax")
+    rows = [base[0], base.t()[1, 1:]]
+    before = base._version
+    torch._foreach_add_(rows, [1.0, 10.0])
+    assert base.tolist() == [[1.0, 1.0, 1.0], [0.0, 10.0, 0.0]]
+    assert base._version > before
+
+
+def test_foreach_copy_converts_and_zero() -> None:
+    to = [torch.zeros(2, device="jax", dtype=torch.bfloat16), torch.zeros(2, 2, device="jax")]
+    torch._foreach_copy_(to, [torch.full((2,), 1.5, device="jax"), torch.tensor(2.0, device="jax").expand(2, 2)])
+    assert [t.tolist() for t in to] == [[1.5, 1.5], [[2.0, 2.0], [2.0, 2.0]]]
+    torch._foreach_zero_(to)
+    assert not any(t.any() for t in to)
+
+
+def test_foreach_is_one_program_and_scalars_are_no_part_of_it() -> None:
+    lists = [[t[None].to("jax") for t in tensors] for tensors in _lists("cpu")]  # shapes that no other test has
+    with compiled() as first:
+        torch._foreach_addcdiv_(lists[0], lists[1], lists[2], [0.1, 0.2, 0.3, 0.4])
+    with compiled() as later:
+        for k in range(3):
+            torch._foreach_addcdiv_(lists[0], lists[1], lists[2], [0.1 * k, 0.2, k + 0.3, 0.4])
+    assert (first[0], later[0]) == (1, 0)
+
+
+def test_foreach_refuses_lists_of_other_lengths() -> None:
+    with pytest.raises(RuntimeError, match="same number"):
+        torch._foreach_add([torch.ones(2, device="jax")], [])

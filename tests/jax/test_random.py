@@ -1,0 +1,222 @@
+"""Random ops of the jax device: their moments are the distribution's, and seeds, states and generators fix them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint
+
+N = 20_000
+JAX = "jax"
+
+
+def _empty(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(N, device=JAX, dtype=dtype)
+
+
+def _full(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.full((N,), value, device=JAX, dtype=dtype)
+
+
+# What draws N numbers, their mean and their variance.
+_DRAWS: dict[str, tuple[Callable[[], torch.Tensor], float, float]] = {
+    "uniform_": (lambda: _empty().uniform_(-1, 3), 1, 16 / 12),
+    "uniform_-bf16": (lambda: _empty(torch.bfloat16).uniform_(), 0.5, 1 / 12),
+    "rand": (lambda: torch.rand(N, device=JAX), 0.5, 1 / 12),
+    "rand_like": (lambda: torch.rand_like(_empty(torch.float64)), 0.5, 1 / 12),
+    "normal_": (lambda: _empty().normal_(2, 3), 2, 9),
+    "randn-fp16": (lambda: torch.randn(N, device=JAX, dtype=torch.float16), 0, 1),
+    "randn-complex": (lambda: torch.view_as_real(torch.randn(N, device=JAX, dtype=torch.complex64)), 0, 0.5),
+    "normal.Tensor_Tensor": (lambda: torch.normal(_full(1), _full(2)), 1, 4),
+    "normal.Tensor_float": (lambda: torch.normal(_full(1), 2.0), 1, 4),
+    "normal.float_Tensor": (lambda: torch.normal(1.0, _full(2)), 1, 4),
+    "normal.float_float": (lambda: torch.normal(1.0, 2.0, (N,), device=JAX), 1, 4),
+    "bernoulli": (lambda: torch.bernoulli(_full(0.3)), 0.3, 0.21),
+    "bernoulli_.float": (lambda: _empty(torch.int64).bernoulli_(0.3), 0.3, 0.21),
+    "bernoulli_.Tensor": (lambda: _empty().bernoulli_(_full(0.3)), 0.3, 0.21),
+    "exponential_": (lambda: _empty().exponential_(2.0), 0.5, 0.25),
+    "cauchy_": (lambda: _empty().cauchy_(1.0, 2.0).sub(1).div(2).atan(), 0, math.pi**2 / 12),
+    "geometric_": (lambda: _empty().geometric_(0.25), 4, 12),
+    "log_normal_": (lambda: _empty().log_normal_(0, 0.5).log(), 0, 0.25),
+    "random_": (lambda: _empty(torch.uint8).random_(), 127.5, (256**2 - 1) / 12),
+    "random_.to": (lambda: _empty(torch.int64).random_(10), 4.5, 99 / 12),
+    "random_.from": (lambda: _empty(torch.int32).random_(-10, 10), -0.5, 399 / 12),
+    "randint": (lambda: torch.randint(3, 9, (N,), device=JAX), 5.5, 35 / 12),
+    "randint_like": (lambda: torch.randint_like(_empty(), 6), 2.5, 35 / 12),
+    "multinomial": (lambda: torch.multinomial(torch.tensor([0.1, 0.2, 0.7], device=JAX), N, True), 1.6, 0.44),
+    "poisson": (lambda: torch.poisson(_full(3)), 3, 3),
+    "binomial": (lambda: torch.binomial(_full(10), _full(0.3)), 3, 2.1),
+    "_standard_gamma": (lambda: torch._standard_gamma(_full(3)), 3, 3),
+    "_sample_dirichlet": (lambda: torch._sample_dirichlet(torch.full((N, 4), 3.0, device=JAX)), 0.25, 0.1875 / 13),
+    "dropout": (lambda: torch.nn.functional.dropout(_full(1), 0.3), 1, 3 / 7),
+    "alpha_dropout": (lambda: torch.nn.functional.alpha_dropout(torch.randn(N, device=JAX), 0.3), 0, 1),
+    "rrelu": (lambda: torch.nn.functional.rrelu(_full(-1), 0.1, 0.3, training=True), -0.2, 0.04 / 12),
+    "randperm": (lambda: torch.randperm(N, device=JAX), (N - 1) / 2, (N**2 - 1) / 12),
+}
+
+
+def _check_moments(drawn: torch.Tensor, mean: float, variance: float) -> None:
+    """Raises AssertionError where mean or variance is further off than chance allows."""
+    values = drawn.cpu().double().flatten()
+    error = math.sqrt(variance / len(values))
+    assert abs(values.mean().item() - mean) < 5 * error, f"mean {values.mean().item()}, not {mean}"
+    spread = ((values - mean) ** 2).std().item() / math.sqrt(len(values))
+    assert abs(((values - mean) ** 2).mean().item() - variance) < 6 * spread + 1e-3 * variance
+
+
+@pytest.mark.parametrize("name", _DRAWS)
+def test_moments_and_seed(name: str) -> None:
+    draw, mean, variance = _DRAWS[name]
+    torch.manual_seed(7)
+    first, second = draw().cpu(), draw().cpu()
+    torch.manual_seed(7)
+    again = draw().cpu()
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+    _check_moments(first, mean, variance)
+
+
+def test_wrong_moments_are_seen() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(AssertionError):
+        _check_moments(torch.randn(N, device=JAX), 0.1, 1)
+    with pytest.raises(AssertionError):
+        _check_moments(torch.randn(N, device=JAX), 0, 1.2)
+
+
+def test_bounds() -> None:
+    torch.manual_seed(0)
+    low = _empty(torch.bfloat16).uniform_(1, 2).float()
+    assert low.min() >= 1
+    assert low.max() < 2
+    assert _empty().exponential_().min() > 0
+    assert _empty().geometric_(0.9).min() == 1
+    assert torch.randperm(100, device=JAX).sort().values.tolist() == list(range(100))
+    assert _empty(torch.bool).random_().float().mean().sub(0.5).abs() < 0.05
+    whole = _empty(torch.int64).random_(-(2**63), None)
+    assert (whole < 0).float().mean().sub(0.5).abs() < 0.05
+
+
+def test_multinomial_without_replacement_takes_none_twice_and_none_of_weight_zero() -> None:
+    torch.manual_seed(0)
+    drawn = torch.multinomial(torch.tensor([[0.0, 1, 2, 3], [5, 1, 0, 1]], device=JAX).repeat(50, 1), 3)
+    for row, absent in zip(drawn.tolist(), [0, 2] * 50, strict=True):
+        assert sorted(row) == [i for i in range(4) if i != absent]
+
+
+def test_native_dropout_mask_and_gradient() -> None:
+    x = torch.ones(1000, device=JAX, requires_grad=True)
+    out, mask = torch.native_dropout(x, 0.25, True)
+    out.sum().backward()
+    torch.testing.assert_close(out.detach().cpu(), mask.cpu() / 0.75)
+    torch.testing.assert_close(x.grad.cpu(), mask.cpu() / 0.75)
+    assert torch.native_dropout(x, 0.25, False)[1].all()
+    assert not torch.native_dropout(x, 1.0, True)[0].any()
+
+
+def test_gamma_has_a_gradient() -> None:
+    x = torch.tensor([0.5, 2.0, 10.0], requires_grad=True)
+    sample = torch.tensor([0.3, 1.5, 11.0])
+    torch.testing.assert_close(
+        torch._standard_gamma_grad(x.detach().to(JAX), sample.to(JAX)).cpu(),
+        torch._standard_gamma_grad(x.detach(), sample),
+        rtol=1e-3,
+        atol=1e-4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda: _empty().normal_(0, -1), "std >= 0.0, but found std -1"),
+        (lambda: _empty().uniform_(2, 1), "from=2.0 > to=1.0"),
+        (lambda: _empty().exponential_(-1), "lambda > 0.0, but found lambda=-1"),
+        (lambda: _empty().cauchy_(0, 0), "sigma > 0.0"),
+        (lambda: _empty().log_normal_(0, -2), "std > 0.0"),
+        (lambda: _empty().geometric_(1.5), r"in \(0, 1\)"),
+        (lambda: _empty().bernoulli_(2.0), r"in \[0, 1\]"),
+        (lambda: _empty(torch.int32).exponential_(), "floating dtype"),
+        (lambda: _empty(torch.uint8).random_(0, 300), "out of bounds"),
+        (lambda: _empty().random_(3, 3), "from=3 >= to=3"),
+        (lambda: torch.randperm(-1, device=JAX), "negative dimension -1"),
+    ],
+)
+def test_numbers_no_distribution_has(draw: Callable[[], Any], message: str) -> None:
+    draw_well = _empty().normal_(0, 1)  # a first good call, so that nothing hides behind a compiled program
+    assert draw_well.numel()
+    with pytest.raises(RuntimeError, match=message):
+        draw()
+
+
+def _generated(generator: torch.Generator) -> list[torch.Tensor]:
+    p = torch.full((5,), 0.5, device=JAX)
+    return [
+        torch.rand(5, device=JAX, generator=generator),
+        torch.randint(100, (5,), device=JAX, generator=generator),
+        torch.randperm(20, device=JAX, generator=generator),
+        torch.bernoulli(p, generator=generator),
+        torch.multinomial(p, 3, generator=generator),
+        torch.normal(p, p, generator=generator),
+        torch.nn.init.normal_(torch.empty(5, device=JAX), generator=generator),
+    ]
+
+
+@pytest.mark.parametrize("make", [torch.Generator, lambda: torch.jax.Generator()])
+def test_generators(make: Callable[[], torch.Generator]) -> None:
+    generator = make()
+    before = torch.jax.get_rng_state()
+    first = _generated(generator.manual_seed(3))
+    state = generator.get_state()
+    following = _generated(generator)
+    again = _generated(generator.manual_seed(3))
+    generator.set_state(state)
+    for a, b in zip(first, again, strict=True):
+        assert torch.equal(a.cpu(), b.cpu())
+    for a, b in zip(following, _generated(generator), strict=True):
+        assert torch.equal(a.cpu(), b.cpu())
+    assert not torch.equal(first[0].cpu(), following[0].cpu())
+    assert torch.equal(torch.jax.get_rng_state(), before), "a generator's op drew from the default generator"
+
+
+def test_the_device_generator_says_its_device() -> None:
+    generator = torch.jax.Generator()
+    assert isinstance(generator, torch.Generator)
+    assert generator.device == torch.device("jax", 0)
+    with pytest.raises(RuntimeError, match="lives on the jax device, not on cpu"):
+        torch.jax.Generator("cpu")
+    with pytest.raises(NotImplementedError, match="getNewGenerator"):
+        torch.Generator(device=JAX)
+
+
+def test_states_and_forks() -> None:
+    torch.manual_seed(1)
+    torch.rand(2, device=JAX)
+    state = torch.jax.get_rng_state()
+    expected = torch.rand(3, device=JAX).cpu()
+    torch.jax.set_rng_state(state)
+    with torch.random.fork_rng(device_type=JAX):
+        torch.manual_seed(9)
+        torch.rand(5, device=JAX)
+    assert torch.equal(torch.rand(3, device=JAX).cpu(), expected)
+    assert torch.jax.initial_seed() == 1
+    assert torch.jax.seed() == torch.jax.initial_seed() != 1
+    with pytest.raises(RuntimeError, match=r"16 elements; this one is torch\.uint8 of shape"):
+        torch.jax.set_rng_state(torch.zeros(3, dtype=torch.uint8))
+    with pytest.raises(RuntimeError, match="a seed lies between"):
+        torch.jax.manual_seed(2**64)
+
+
+def test_checkpointing_draws_the_same_dropout_again() -> None:
+    x = torch.ones(100, device=JAX, requires_grad=True)
+
+    def dropped(y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(y, 0.5) * y
+
+    torch.manual_seed(0)
+    out = torch.utils.checkpoint.checkpoint(dropped, x, use_reentrant=False)
+    out.sum().backward()
+    torch.testing.assert_close(x.grad.cpu(), 2 * out.detach().cpu())

@@ -1,0 +1,216 @@
+"""What ships: every folder of code and data, nothing that pulls in the heavy packages, and a wheel that works."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ampcheck.runner.results import read
+from tests.cli_support import LIMIT, MODULE, ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_every_kind_of_data_file_ships() -> None:
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]["*"]
+    listed = subprocess.run(["git", "ls-files", "ampcheck"], cwd=ROOT, check=True, capture_output=True, text=True)
+    kept = listed.stdout.split()
+    data = [Path(name) for name in kept if not name.endswith(".py")]
+    assert data
+    assert [p for p in data if not any(p.match(pattern) for pattern in patterns)] == []
+
+
+def test_the_door_imports_nothing_heavy() -> None:
+    heavy = {"torch", "jax", "torchax", "numpy"}
+    code = f"import sys, ampcheck, ampcheck.cli.main, ampcheck.runner.plugin; print({heavy} & set(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert out.strip() == "set()"
+
+
+# ---- the built wheel, in an environment that has nothing else of ampcheck
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A virtual environment with what ampcheck depends on, and a folder to work in."""
+
+    programs: Path
+    wheels: Path
+    folder: Path
+
+    def run(self, command: str) -> subprocess.CompletedProcess[str]:
+        """A line of a shell, as a newcomer types it; pip finds the built wheel and no index."""
+        env = {
+            "PATH": f"{self.programs}:/usr/bin:/bin",
+            "HOME": str(self.folder),
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": str(self.wheels),
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        return subprocess.run(
+            command, shell=True, cwd=self.folder, env=env, capture_output=True, text=True, timeout=LIMIT, check=False
+        )
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a wheel built from a copy of the files that git has, so that nothing is left in the checkout."""
+    source, wheels = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheels")
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+    for name in names:
+        if name and (ROOT / name).is_file() and not name.startswith("reports/"):
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "-w",
+        str(wheels),
+    ]
+    subprocess.run([*command, str(source)], check=True, capture_output=True, timeout=LIMIT)
+    return wheels
+
+
+@pytest.fixture(scope="module")
+def empty(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """An environment without ampcheck. What it depends on is linked from this one; nothing is downloaded."""
+    place = tmp_path_factory.mktemp("environment")
+    venv.create(place / "venv", symlinks=True)
+    inside = {"base": str(place / "venv"), "platbase": str(place / "venv")}
+    links = place / "links"
+    links.mkdir()
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if "ampcheck" not in entry.name and entry.suffix != ".pth":
+            (links / entry.name).symlink_to(entry)
+    (Path(sysconfig.get_path("purelib", vars=inside)) / "links.pth").write_text(f"{links}\n")
+    programs = Path(sysconfig.get_path("scripts", vars=inside))
+    for name, module in (("pip", "pip"), ("pytest", "pytest")):  # `python -P`: the current folder is not on its path
+        (programs / name).write_text(f'#!/bin/sh\nexec "{programs}/python" -P -m {module} "$@"\n')
+        (programs / name).chmod(0o755)
+    folder = tmp_path_factory.mktemp("empty")
+    return Installed(programs, wheels, folder)
+
+
+@pytest.fixture(scope="module")
+def installed(empty: Installed) -> Installed:
+    """The environment after the first command of the page for backends."""
+    (first, *_) = commands()
+    assert first == "pip install ampcheck"
+    assert empty.run("ampcheck --help").returncode != 0
+    done = empty.run(first)
+    assert done.returncode == 0, done.stdout + done.stderr
+    where = empty.run("python -P -c 'import ampcheck; print(ampcheck.__file__)'").stdout
+    assert where.startswith(str(empty.programs.parent))
+    return empty
+
+
+PAGE = (ROOT / "docs" / "your_backend.md").read_text(encoding="utf-8").partition("\n## register_autocast\n")[0]
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of the page, of a language."""
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def commands() -> list[str]:
+    """Every command of the page, in its order."""
+    return [line for block in blocks("sh") for line in block.splitlines()]
+
+
+def modules() -> dict[str, str]:
+    """The files of the page, by the names in their first lines."""
+    found = (re.match(r"# (\w+\.py)\n", block) for block in blocks("python"))
+    return {match[1]: match.string for match in found if match}
+
+
+RED = ("--op linear", "--last-failed")
+"""What the page's backend fails. A choice among all rules may be red as well: the backend is a small one."""
+
+
+def test_every_command_of_the_page_works(installed: Installed) -> None:
+    assert set(modules()) == {"mydevice_ampcheck.py", "torch_mydevice.py"}
+    for name, text in modules().items():
+        (installed.folder / name).write_text(text)
+    for command in commands()[1:]:
+        done = installed.run(command)
+        if "--smoke" in command or "--shard" in command:
+            assert done.returncode in (0, 1), command + done.stdout + done.stderr
+        else:
+            red = any(part in command for part in RED) and "--baseline" not in command
+            assert done.returncode == int(red), command + done.stdout + done.stderr
+    counts = {path.stem: read(path).counts() for path in (installed.folder / "reports" / "runs").glob("*.jsonl")}
+    assert counts["linear"]["fail"] > 20
+    assert sum(count["pass"] for count in counts.values()) > 200
+    shown = "argument 0 of aten::linear was given as fp32 and reached the kernel as fp32; expected fp16"
+    assert shown in " ".join(next(block for block in blocks("text")).split())
+    linear = read(installed.folder / "reports" / "runs" / "linear.jsonl").results[
+        "eager/downcast/linear-fp32-fp16-mydevice"
+    ]
+    assert linear.message.startswith(shown)
+    assert (installed.folder / "reports" / "site" / "index.html").exists()
+    keys = (installed.folder / "manifest.txt").read_text().split()
+    assert "eager/downcast/mm-fp32-fp16-mydevice" in keys
+
+
+def test_the_page_names_what_there_is() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", PAGE):
+        assert target.startswith("https://") or (ROOT / "docs" / target).exists(), target
+    workflow = (ROOT / ".github" / "workflows" / "conformance.yml").read_text(encoding="utf-8")
+    (example,) = blocks("yaml")
+    for name in re.findall(r"^      ([\w-]+): ", example, re.MULTILINE):
+        assert f"\n      {name}: {{type: " in workflow, name
+
+
+@pytest.mark.parametrize("workers", ["-p no:xdist", "-n1"])
+def test_the_suites_run_by_name(workers: str, installed: Installed) -> None:
+    names = "ampcheck.suites.eager.test_ops::test_downcast ampcheck.suites.autograd"
+    options = f"--device cpu --op mm --run-file by_name{len(workers)}.jsonl"
+    done = installed.run(f"pytest --pyargs {names} {options} {workers}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = read(installed.folder / f"by_name{len(workers)}.jsonl")
+    assert set(found.counts()) == {"pass"}
+    assert {result.suite for result in found.results.values()} == {"eager", "autograd"}
+    assert "eager/downcast/mm-fp32-bf16-cpu" in found.results
+    assert not list(installed.folder.glob(".pytest_cache"))
+
+
+def test_a_failure_by_name_is_red_and_its_line_repeats_it(installed: Installed) -> None:
+    (installed.folder / "dying_device.py").write_text(MODULE)
+    device = "--device swapped --device-module dying_device --op mm -k mm-fp32-fp16-swapped --run-file red.jsonl"
+    done = installed.run(f"pytest --pyargs ampcheck.suites.eager {device}")
+    assert done.returncode == 1, done.stdout + done.stderr
+    (failed,) = (result for result in read(installed.folder / "red.jsonl").results.values() if result.status == "fail")
+    assert failed.node == "suites/eager/test_ops.py::test_downcast[mm-fp32-fp16-swapped]"
+    done = installed.run(failed.pytest)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "reached the kernel as bf16; expected fp16" in done.stdout
+
+
+def test_a_name_that_is_no_suite_is_refused(installed: Installed) -> None:
+    done = installed.run("pytest --pyargs ampcheck.suites.nope")
+    assert done.returncode == 4
+    assert "ampcheck.suites.nope" in done.stderr
+
+
+def test_other_runs_of_pytest_are_left_alone(installed: Installed, tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--device')\n")
+    (tmp_path / "test_own.py").write_text("def test_own(request):\n    assert request.config.option.device == 'x'\n")
+    done = installed.run(f"pytest {tmp_path} --device x")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout

@@ -1,0 +1,188 @@
+"""Reproductions for `test_programs.py`: made by a pytest run, and run where ampcheck cannot be imported.
+
+pytest suites --device=… --collect-only -p tests.reproduce.programs   writes them to $REPRO_PROGRAMS
+python -I tests/reproduce/programs.py PROGRAMS RESULTS                 runs them, one after the other
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.abc
+import importlib.util
+import io
+import json
+import os
+import random
+import sys
+import traceback
+import warnings
+import zlib
+from pathlib import Path
+from typing import Any
+
+SHARE = 3
+"""Every test run has one in so many programs, the same ones each time; a nightly one has all."""
+OPS_IN_A_RULE = {"eager": 45, "autograd": 9, "jit": 9}
+"""How many cases of each rule of ops are tried on each device in each suite, and so many of a known deviation."""
+
+
+def pytest_collection_finish(session: Any) -> None:
+    """Write programs of scenarios in their device's default dtype, and of op cases: all where $REPRO_NIGHTLY is set."""
+
+    def chosen(name: str) -> bool:
+        return bool(os.environ["REPRO_NIGHTLY"]) or zlib.crc32(name.encode()) % SHARE == 0
+
+    found = {}
+    drawn: dict[tuple[str, str, str], list[Any]] = {}
+    for item in session.items:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        if "amp" in params:
+            device, dtype = params["amp"]
+            if dtype == device.default_amp and chosen(item.nodeid):
+                found[item.nodeid] = _scenario(item, device, dtype)
+        elif "case" in params:
+            case = params["case"]
+            drawn.setdefault((case.suite, case.rule, params["device"].name), []).append((case, params["device"]))
+    for cases in drawn.values():
+        for case, device in _sample(cases):
+            if chosen(case.name):
+                found[f"suites/{case.suite}/{case.rule}/{case.id}"] = _op(case, device)
+    Path(os.environ["REPRO_PROGRAMS"]).write_text(json.dumps(found), encoding="utf-8")
+
+
+def _scenario(item: Any, device: Any, dtype: str) -> dict[str, Any]:
+    from ampcheck.reproduce import of_scenario
+    from ampcheck.spec.torch_dtypes import DTYPES
+
+    given = {name: value for name, value in item.callspec.params.items() if name != "amp"}
+    found = _found(item)
+    own = getattr(item.funcargs.get("amp"), "script", "")
+    return {"program": own or of_scenario(item.function, device, DTYPES[dtype], given), **found}
+
+
+def _found(item: Any) -> dict[str, Any]:
+    """What a scenario finds, run as the suite runs it: its differences, or else the name of what it raised."""
+    from ampcheck.errors import CheckFailure
+
+    if set(item.fixturenames) - set(item.callspec.params):  # it draws programs, by what pytest was told
+        return {"differences": [], "raised": ""}
+    session = item.config.pluginmanager.get_plugin("ampcheck-run").session
+    item.funcargs.update(item.callspec.params)
+    try:
+        with warnings.catch_warnings(), session.running(item):
+            warnings.simplefilter("ignore")
+            item.function(**item.funcargs)
+    except CheckFailure as failure:
+        return {"differences": failure.differences, "raised": ""}
+    except Exception as error:  # a scenario may raise anything, and its program must raise the same
+        return {"differences": [], "raised": type(error).__name__}
+    return {"differences": [], "raised": ""}
+
+
+def _sample(cases: list[Any]) -> list[Any]:
+    """Some op cases of one rule on one device in one suite, and some with a known deviation."""
+    from ampcheck.runner.deviations import KnownDeviations
+    from ampcheck.samples.op_database import SAMPLE
+
+    deviations = KnownDeviations([cases[0][1]], [])
+    own = [given for given in cases if given[0].sample != SAMPLE]
+    known = [given for given in own if deviations.of(given[0].device, given[0].name)]
+    count = OPS_IN_A_RULE[cases[0][0].suite]
+    return [*random.Random(0).sample(own, min(count, len(own))), *known[:count]]
+
+
+def _op(case: Any, device: Any) -> dict[str, Any]:
+    from ampcheck.checks import parity
+    from ampcheck.checks.backward import check_backward
+    from ampcheck.checks.forward import check_forward
+    from ampcheck.errors import Unsupported
+    from ampcheck.reproduce import of_compiled, of_gradient, of_op
+
+    check, write = {
+        "eager": (check_forward, of_op),
+        "autograd": (check_backward, of_gradient),
+        "jit": (parity.check, of_compiled),
+    }[case.suite]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated ops; the suites leave these out by their text
+        try:
+            differences = check(case, device)
+        except Unsupported:
+            differences = []
+        return {"program": write(case, device, "\n".join(differences)), "differences": differences, "raised": ""}
+
+
+class _Absent(importlib.abc.MetaPathFinder):
+    """Makes ampcheck and pytest impossible to import."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name.partition(".")[0] in ("ampcheck", "pytest", "suites", "tests"):
+            raise ImportError(f"a reproduction imports {name}")
+
+
+def main(programs: Path, results: Path) -> None:
+    """Run each program in a namespace and a state of its own; write what it printed and what it raised.
+
+    A program may have a `plant`: code that breaks something before it and defines `undo`.
+    """
+    sys.meta_path.insert(0, _Absent())
+    out: dict[str, dict[str, str]] = {}
+    folder = results.with_suffix("")
+    folder.mkdir()
+    for name, given in json.loads(programs.read_text(encoding="utf-8")).items():
+        planted: dict[str, Any] = {"undo": lambda: None}
+        exec(given.get("plant", ""), planted)
+        out[name] = outcome(given["program"], folder / f"program{len(out)}.py")
+        planted["undo"]()
+    results.write_text(json.dumps(out), encoding="utf-8")
+
+
+def outcome(program: str, file: Path) -> dict[str, str]:
+    """What a program prints and what it raises. `file`: where to write it, for its source is asked for."""
+    import torch
+
+    defaults = {name: torch.get_autocast_dtype(name) for name in ("cpu", "cuda", "xpu", "mps", "mtia", "xla", "ipu")}
+    there = torch.cuda.amp.common.amp_definitely_not_available, torch.cuda.is_bf16_supported
+    printed, raised = io.StringIO(), ""
+    file.write_text(program, encoding="utf-8")
+    try:
+        with contextlib.redirect_stdout(printed), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _run(file)
+    except BaseException:  # whatever it raises is what is to be seen
+        raised = traceback.format_exc(limit=-2)
+    _reset(torch, defaults, there)
+    return {"printed": printed.getvalue(), "raised": raised}
+
+
+def _run(file: Path) -> None:
+    """Run a program as a file, whose source is found again, in a module of its own: Dynamo remembers names."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[file.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[file.stem])
+
+
+def _reset(torch: Any, defaults: dict[str, Any], there: tuple[Any, Any]) -> None:
+    """What a new process would start with: no mode entered, autocast as it was, CUDA as absent as it was."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
+
+    while _get_current_dispatch_mode_stack():
+        _pop_mode()
+    for name, dtype in defaults.items():
+        torch.set_autocast_enabled(name, False)
+        torch.set_autocast_dtype(name, dtype)
+    torch.cuda.amp.common.amp_definitely_not_available, torch.cuda.is_bf16_supported = there
+    torch.set_autocast_cache_enabled(True)
+    torch.autocast_increment_nesting()
+    depth = torch.autocast_decrement_nesting()
+    for _ in range(abs(depth)):
+        torch.autocast_decrement_nesting() if depth > 0 else torch.autocast_increment_nesting()
+    torch.clear_autocast_cache()
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,191 @@
+"""Reproductions run where ampcheck cannot be imported, and say of each case what the case itself says.
+
+Every run takes one in three of the programs, the same ones each time; `--nightly` takes all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ampcheck.checks.cases import op_cases
+from ampcheck.checks.forward import check_forward
+from ampcheck.devices.registry import known
+from ampcheck.reproduce import of_op
+from ampcheck.spec.case import Case
+from ampcheck.spec.torch_dtypes import DTYPES
+from tests.cli_support import LIMIT
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).parent / "programs.py"
+IN_WORDS = re.compile(r"::test_(random|drawn|drawn_for_jit|any_form|jit_found|found_in_captures)\[")
+"""Cases that draw programs, try many ops or ask ampcheck's linter: words stand for a program that shows nothing."""
+FIRST = re.compile(r"eager/test_programs\.py::test_known\[")
+"""Cases that end with the first difference, which their programs show first."""
+NAMES = re.compile(r"::(?!test_layer\[|test_as_without_one\[SGD-fused)")
+"""Cases whose programs give each difference the name the case gives it; ops and layers are looked at in other ways, and
+what comes of memory that nobody filled (`fused-momentum-after-skipped-step`) differs."""
+
+
+def _run(programs: Mapping[str, Mapping[str, Any]], folder: Path) -> dict[str, dict[str, str]]:
+    """What each program prints and raises, without ampcheck."""
+    given, got = folder / "programs.json", folder / "results.json"
+    given.write_text(json.dumps(programs), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-I", str(PROGRAMS), str(given), str(got)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, dict[str, str]] = json.loads(got.read_text(encoding="utf-8"))
+    return found
+
+
+def _made(path: Path, *, nightly: bool) -> dict[str, dict[str, Any]]:
+    """The programs of scenarios and of op cases of all suites, and what each case finds."""
+    line = ["suites", "--device=cpu", "--device=virtual:cuda", "--collect-only", "-qq", "--no-run-file"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *line, "-p", "tests.reproduce.programs"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        env={
+            **os.environ,
+            "REPRO_PROGRAMS": str(path),
+            "REPRO_NIGHTLY": "1" if nightly else "",
+            "OMP_NUM_THREADS": "1",
+        },
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    found: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _wrong(name: str, given: Mapping[str, Any], got: Mapping[str, str]) -> str:
+    """How what a program says differs from what its case says, in words; "" where it does not."""
+    said, raised = got["printed"], got["raised"]
+    failed = [line.removeprefix("FAIL ").partition(" | ")[0] for line in said.splitlines() if line.startswith("FAIL ")]
+    in_words = "run it with the pytest line" in given["program"]
+    if in_words:
+        return "" if IN_WORDS.search(name) else "it has no program"
+    if "ampcheck" in given["program"].replace("ampcheck_", ""):  # torch.library namespaces of the suites begin so
+        return "it names ampcheck"
+    expected = {"": "", "Unsupported": "SystemExit"}.get(given["raised"], given["raised"])
+    if expected not in raised or (raised and not expected):
+        return f"it raised {raised[-800:] or 'nothing'}; expected {expected or 'nothing'}"
+    if expected:
+        return ""
+    if FIRST.search(name):
+        failed = failed[:1]
+    if not failed and not given["differences"]:
+        return "" if said.startswith(("ok  ", "     raised")) else "it says nothing"
+    named = [
+        what for what in failed if any(line.startswith((f"{what}: ", f"{what} is ")) for line in given["differences"])
+    ]
+    same = named == failed and len(failed) == len(given["differences"])
+    alike = same if NAMES.search(name) and not IN_WORDS.search(name) else bool(failed) == bool(given["differences"])
+    return "" if alike else f"it says {failed}; the case says {given['differences']}"
+
+
+def test_each_says_what_its_case_says(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """One test for all of it, for what is made would be made again by each process that has a part of it."""
+    nightly = bool(request.config.option.nightly)
+    made = _made(tmp_path / "made.json", nightly=nightly)
+    ran = _run(made, tmp_path)
+
+    wrong = {name: why for name, given in made.items() if (why := _wrong(name, given, ran[name]))}
+    assert not wrong, f"{len(wrong)} of {len(made)}:\n" + "\n".join(f"{k}: {v}" for k, v in [*wrong.items()][:8])
+    for suite, programs, reds in (("eager", 450, 20), ("autograd", 190, 12), ("scaler", 150, 9), ("jit", 170, 45)):
+        own = [given for name, given in made.items() if name.startswith(f"suites/{suite}/")]
+        assert len(own) > programs * (3 if nightly else 1)
+        assert sum(bool(given["differences"] or given["raised"]) for given in own) > reds * (3 if nightly else 1)
+
+
+def _case(overload: str, inputs: str, device: str = "cpu", amp: str = "bf16", sample: str = "", rule: str = "") -> Case:
+    own = known()[device]
+    rule = rule or own.policies().get(overload, "fallthrough")
+    every = (case for case in op_cases(own, rule, only=overload))
+    return next(c for c in every if (c.inputs, c.amp, c.sample) == (inputs, amp, sample))
+
+
+MM = """\
+import torch
+library = torch.library.Library("aten", "IMPL")
+def kernel(a, b):
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+        return torch.mm(BODY)
+library.impl("mm", kernel, "AutocastCPU", allow_override=True)
+undo = library._destroy
+"""
+"""Another kernel of mm, as a program."""
+_KERNEL = "argument 0 of aten::mm was given as fp32 and reached the kernel as fp32; expected bf16 (rule downcast)"
+_DTYPE = "output 0 of aten::mm is fp32; expected bf16"
+_BITS = "differs from the same op"
+_FAR = "output 0 of aten::mm is 1 away from the float64 result; expected at most 0.1"
+DIFFERENCES = {
+    _KERNEL: ("a, b", "FAIL dtypes it received | got ['fp32', 'fp32'] | expected ['bf16', 'bf16']"),
+    _DTYPE: (
+        "a, b",
+        "FAIL dtypes of the outputs, or what was raised | got [torch.float32] | expected [torch.bfloat16]",
+    ),
+    _BITS: ("a.bfloat16() * 2, b.bfloat16()", "FAIL whether they have the bits"),
+    _FAR: ("a.bfloat16() * 2, b.bfloat16()", "FAIL whether it is as near to the CPU's float64 result"),
+}
+"""Of a difference as a check words it: what makes it, and what the program must print."""
+
+
+def test_an_op_shows_the_difference_that_was_found(tmp_path: Path) -> None:
+    right = {message: of_op(_case("mm", "fp32"), known()["cpu"], message) for message in DIFFERENCES}
+    for message, program in right.items():
+        assert ("Recorder" in program) == (message == _KERNEL)
+        assert len(program.splitlines()) < (55 if message in (_DTYPE, _BITS) else 100)
+    refused = of_op(_case("binary_cross_entropy", "fp32", "virtual:cuda", "fp16"), known()["virtual:cuda"], "ran")
+    runs = refused.replace("with torch.autocast('cuda', dtype=torch.float16):", "with torch.no_grad():")
+    device, case = known()["virtual:cuda"], _case("dot", "bf16", "virtual:cuda", "fp16")
+    differences = check_forward(case, device)  # a known deviation, as a run tells it
+    assert differences
+    assert DTYPES[case.amp] is torch.float16
+    programs = {f"right, {message}": {"program": program} for message, program in right.items()}
+    for message, (body, _) in DIFFERENCES.items():
+        programs[message] = {"program": right[message], "plant": MM.replace("BODY", body)}
+    programs["refused"], programs["not refused"] = {"program": refused}, {"program": runs}
+    programs["failing"] = {"program": of_op(case, device, "\n".join(differences))}
+    printed = {name: got["printed"] for name, got in _run(programs, tmp_path).items()}
+
+    for message, (_, line) in DIFFERENCES.items():
+        assert line in printed[message]
+        assert "ok  " in printed[f"right, {message}"]
+        assert "FAIL" not in printed[f"right, {message}"]
+    assert printed["refused"].startswith("ok  ")
+    assert printed["not refused"].startswith("FAIL whether it raises an error that names binary_cross_entropy_with")
+    assert "FAIL whether the kernel of aten::dot ran" in printed["failing"]
+
+
+@pytest.mark.parametrize(
+    ("overload", "sample", "written"),
+    [("matmul", "operator", "a @ b"), ("mm", "method", "a.mm(b)"), ("mm", "", "torch.ops.aten.mm.default(a, b)")],
+)
+def test_calls_are_written_as_people_write_them(overload: str, sample: str, written: str) -> None:
+    assert f"def call(a, b):\n    return {written}\n" in of_op(_case(overload, "fp32", sample=sample), known()["cpu"])
+
+
+def test_a_case_that_ended_its_process_is_not_run_to_reproduce_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*given: object) -> None:
+        raise AssertionError("it was run")
+
+    monkeypatch.setattr("ampcheck.reproduce.expected.replay", crash)
+    program = of_op(_case("matmul", "fp32"), known()["cpu"], ran=False)
+    assert program.endswith("with torch.autocast('cpu', dtype=torch.bfloat16):\n    print(call(*inputs()))")

@@ -1,0 +1,181 @@
+"""Comparing two runs and merging the runs of one night."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcheck.errors import UsageError
+from ampcheck.runner.compare import compare, devices, interrupted, merge
+from ampcheck.runner.results import SCHEMA, STATUSES, Result, Run, read
+
+CPU = {"name": "cpu", "has_values": True}
+CUDA = {"name": "cuda", "has_values": True}
+
+
+def result(name: str, status: str, device: str = "cpu", message: str = "") -> Result:
+    return Result(
+        f"{name}-bf16-bf16-{device}", "eager", "promote", status, 0.1, name, "bf16", device, "bf16", message=message
+    )
+
+
+def run(*results: Result, name: str = "a", footer: bool = True, devices: Any = (CPU,), **header: Any) -> Run:
+    head = {
+        "started": "2026-11-20T02:00:00Z",
+        "versions": {"torch": "2.13.0"},
+        "devices": list(devices),
+        "manifest": name,
+        "cases": len(results),
+        **header,
+    }
+    end = {"kind": "footer", "seconds": 1.0, "stale": [f"stale in {name}"]} if footer else None
+    note = "" if footer else "the run was interrupted"
+    return Run(Path(f"{name}.jsonl"), head, {r.key: r for r in results}, end, note)
+
+
+def test_every_pair_of_statuses_is_in_its_group() -> None:
+    red = {"fail", "broken", "fixed", "error", "crash", "timeout", "missing"}
+    for before in STATUSES:
+        for after in STATUSES:
+            found = compare(run(result("mm", before)), run(result("mm", after)))
+            if (before not in red and after in red) or (before == "pass" != after):
+                want = "regressed"
+            elif (before in red and after not in red) or (before != "pass" == after):
+                want = "fixed"
+            else:
+                want = "changed" if before != after else "unchanged"
+            for group in ("regressed", "fixed", "changed"):
+                assert len(found.group(group)) == (group == want), (before, after, group)
+            assert found.unchanged == (want == "unchanged")
+            assert found.still_red == (before in red and after in red)
+
+
+def test_added_and_removed_are_told_apart_from_flips() -> None:
+    found = compare(run(result("mm", "pass"), result("bmm", "fail")), run(result("mm", "pass"), result("dot", "fail")))
+    assert [c.key for c in found.removed] == ["eager/promote/bmm-bf16-bf16-cpu"]
+    assert [c.key for c in found.added] == ["eager/promote/dot-bf16-bf16-cpu"]
+    assert (found.common, found.regressed, found.fixed) == (1, (), ())
+
+
+def test_runs_without_a_common_device_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"share no device: a\.jsonl has cpu, b\.jsonl has cuda"):
+        compare(run(result("mm", "pass")), run(result("mm", "pass", "cuda"), name="b", devices=[CUDA]))
+
+
+def test_runs_without_a_common_case_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"share no case: a\.jsonl has 1 cases, b\.jsonl has 1 others"):
+        compare(run(result("mm", "pass")), run(result("dot", "pass"), name="b"))
+    with pytest.raises(UsageError, match="share no case"):
+        compare(run(), run())
+
+
+def test_another_schema_is_refused_when_read(tmp_path: Path) -> None:
+    path = tmp_path / "old.jsonl"
+    path.write_text(json.dumps({"kind": "header", "schema": SCHEMA + 1}) + "\n")
+    with pytest.raises(UsageError, match=f"has schema {SCHEMA + 1}"):
+        read(path)
+
+
+def test_notes_say_what_limits_the_comparison() -> None:
+    later = run(result("mm", "pass"), name="b", footer=False, devices=[CPU, CUDA], versions={"torch": "2.14.0"})
+    notes = compare(run(result("mm", "pass")), later).notes
+    assert notes == (
+        "the later run was interrupted (the run was interrupted), so cases it lacks may only not have run",
+        "only the later run has cuda",
+        "torch went from 2.13.0 to 2.14.0",
+    )
+    assert compare(run(result("mm", "pass")), run(result("mm", "pass"))).notes == ()
+
+
+@pytest.fixture
+def changed() -> tuple[Run, Run]:
+    a = run(result("mm", "pass"), result("dot", "fail"), result("mv", "deviation"), result("bmm", "pass"))
+    b = run(
+        result("mm", "fail", message="got a|b <i>\nsecond line"),
+        result("dot", "pass"),
+        result("mv", "unsupported"),
+        result("addmm", "pass"),
+        result("baddbmm", "pass"),
+    )
+    return a, b
+
+
+def test_text(changed: tuple[Run, Run]) -> None:
+    text = compare(*changed).as_text()
+    order = [text.index(f"{name} (") for name in ("regressed", "fixed", "changed", "removed", "added")]
+    assert order == sorted(order)
+    assert "3 common cases: 1 regressed, 1 fixed, 1 changed, 1 removed, 2 added; 0 unchanged" in text
+    line = next(line for line in text.splitlines() if line.startswith("eager/promote/mm"))
+    assert line.split(maxsplit=4)[1:] == ["pass", "→", "fail", "got a|b <i>"]
+    assert "eager/promote/addmm" not in text, "added cases are counted, not listed"
+    assert [line.split() for line in text.splitlines() if line.startswith("cpu")] == [
+        ["cpu", "promote", "pass", "1"],
+        ["cpu", "promote", "pass", "2"],
+    ]
+
+
+def test_markdown_escapes(changed: tuple[Run, Run]) -> None:
+    text = compare(*changed).as_markdown()
+    assert r"got a\|b &lt;i&gt;" in text
+    assert "### Regressed (1): not red before, red now" in text
+    rows = [line for line in text.splitlines() if line.startswith("|") and "→" in line]
+    assert all(row.replace(r"\|", "").count("|") == 4 for row in rows)
+
+
+def test_json_has_every_case(changed: tuple[Run, Run]) -> None:
+    found = json.loads(compare(*changed).as_json())
+    assert [c["key"] for c in found["added"]] == [
+        "eager/promote/addmm-bf16-bf16-cpu",
+        "eager/promote/baddbmm-bf16-bf16-cpu",
+    ]
+    assert found["regressed"][0]["before"] == "pass"
+    assert found["regressed"][0]["message"].endswith("second line")
+    assert found["unchanged"] == 0
+
+
+def test_merge_takes_the_later_result_and_every_device() -> None:
+    early = run(result("mm", "fail"), result("dot", "pass"), absent={"cuda": "none", "xpu": "none"})
+    late = run(
+        result("mm", "pass"), result("mm", "pass", "cuda"), name="b", devices=[CUDA], started="2026-11-20T03:00:00Z"
+    )
+    whole = merge([late, early])
+    assert whole.results["eager/promote/mm-bf16-bf16-cpu"].status == "pass"
+    assert len(whole.results) == 3
+    assert devices(whole) == ["cpu", "cuda"]
+    assert whole.header["started"] == "2026-11-20T02:00:00Z"
+    assert whole.header["absent"] == {"xpu": "none"}, "a device that a part tested is not absent"
+    assert [part["file"] for part in whole.header["parts"]] == ["a.jsonl", "b.jsonl"]
+    assert whole.footer is not None
+    assert whole.footer["stale"] == ["stale in a", "stale in b"]
+    assert whole.footer["counts"] == {"pass": 3}
+
+
+def test_merge_keeps_what_ran_over_what_is_missing() -> None:
+    first = run(result("mm", "fail"), result("dot", "missing"), name="m", manifest="same", cases=2)
+    second = run(
+        result("mm", "missing"),
+        result("dot", "pass"),
+        name="n",
+        manifest="same",
+        cases=2,
+        started="2026-11-20T03:00:00Z",
+    )
+    whole = merge([first, second])
+    assert {r.op: r.status for r in whole.results.values()} == {"mm": "fail", "dot": "pass"}
+    assert whole.header["cases"] == 2, "two parts of one manifest expect it once"
+
+
+def test_merge_of_an_interrupted_run_is_interrupted() -> None:
+    whole = merge([run(result("mm", "pass")), run(result("dot", "pass"), name="b", footer=False)])
+    assert interrupted(whole)
+    assert whole.note == "b.jsonl: the run was interrupted"
+
+
+def test_merge_of_one_and_of_none() -> None:
+    alone = run(result("mm", "pass"))
+    assert merge([alone]) is alone
+    with pytest.raises(UsageError, match="no run to merge"):
+        merge([])

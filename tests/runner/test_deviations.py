@@ -1,0 +1,400 @@
+"""Deviations: what an entry excuses, on which devices, and what this package's own files say.
+
+Malformed files are in test_bad_input.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ampcheck.devices.base import Device
+from ampcheck.devices.registry import OWN, known, select
+from ampcheck.observe.dispatcher import compiled
+from ampcheck.runner import deviations, results
+from ampcheck.runner.deviations import JIT, KERNELS, SHARED, Deviation, KnownDeviations, after_deviations, load
+from ampcheck.spec.case import deviation_name
+from ampcheck.tools.findings import Finding
+from tests.cli_support import LIMIT, ROOT, run_pytest
+from tests.docs.test_findings import SECTIONS
+
+FILES = list(dict.fromkeys([SHARED, JIT, KERNELS, *(d.deviations for d in known().values() if d.deviations)]))
+DEVIATIONS = [deviation for path in FILES for deviation in load(path, tuple(known()))]
+
+_LINK = re.compile(
+    r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+|https://docs\.pytorch\.org/docs/\S+|unreported"
+)
+_CASE = re.compile(r"\*\*Case\.\*\*\s(?P<text>.*?)(?=\*\*Upstream\.\*\*|\Z)", re.DOTALL)
+
+
+def bad_links(deviations: Iterable[Deviation]) -> list[str]:
+    """The ids of deviations whose link is no issue, no pull request, no documentation and not "unreported"."""
+    return [deviation.id for deviation in deviations if not _LINK.fullmatch(deviation.link)]
+
+
+def without_page(deviations: Iterable[Deviation], sections: Mapping[str, Finding]) -> list[str]:
+    """The ids of unreported deviations that docs/findings/ has no file for."""
+    return [deviation.id for deviation in deviations if deviation.link == "unreported" and deviation.id not in sections]
+
+
+def wrong_cases(deviations: Iterable[Deviation], sections: Mapping[str, Finding]) -> list[str]:
+    """A sentence for each section that names a case of another deviation than its own, or has neither case nor reason.
+
+    Only a finding where PyTorch is silent may have no case.
+    """
+    own: dict[str, set[str]] = {}
+    for deviation in deviations:
+        own.setdefault(deviation.id, set()).update(deviation.cases)
+    everybody = set().union(*own.values())
+    out = []
+    for name, finding in sections.items():
+        match = _CASE.search(finding.body)
+        text = match["text"] if match else ""
+        named = set(re.findall(r"`(\w+/[^`]+)`", text))
+        if name not in own:
+            if finding.sure != "open" or not text.startswith("none;"):
+                out.append(f"{name} is no deviation, and PyTorch is not silent on it")
+        elif not named & own[name]:
+            out.append(f"{name} names no case of its deviation")
+        elif missing := named - everybody:
+            out.append(f"{name} names {', '.join(sorted(missing))}, which no deviation does")
+    return out
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What deviations call every case of this machine's devices, those of nightly runs among them."""
+    manifest = tmp_path_factory.mktemp("manifest") / "manifest"
+    command = [sys.executable, "-m", "pytest", "suites", "--collect-only", "-q", "--nightly"]
+    command += [f"--write-manifest={manifest}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    cases = [line.split("\t") for line in manifest.read_text(encoding="utf-8").splitlines()]
+    return [deviation_name(*key.split("/"), json.loads(fields).get("executor", "")) for key, fields in cases]
+
+
+def test_every_file_loads() -> None:
+    assert len(FILES) >= 5
+    assert len(DEVIATIONS) >= 20
+    KnownDeviations(known().values())  # no id stands in two files of one device
+
+
+def test_no_glob_is_stale(names: list[str]) -> None:
+    assert len(names) > 1000
+    deviations = KnownDeviations(select([], []))
+    assert deviations.stale(names) == []
+    rest = [name for name in names if not name.startswith("nesting/one_object_inside_itself-")]
+    assert any("'nesting/one_object_inside_itself-*'" in line for line in deviations.stale(rest))
+
+
+def test_every_link_is_one() -> None:
+    assert bad_links(DEVIATIONS) == []
+    wrong = [replace(DEVIATIONS[0], link=link) for link in ("https://github.com/pytorch/pytorch", "unreported ", "x")]
+    assert bad_links(wrong) == [DEVIATIONS[0].id] * 3
+
+
+def test_every_unreported_one_has_its_page() -> None:
+    assert without_page(DEVIATIONS, SECTIONS) == []
+    assert without_page([replace(DEVIATIONS[0], id="another", link="unreported")], SECTIONS) == ["another"]
+
+
+def test_every_page_names_cases_of_its_deviation() -> None:
+    assert wrong_cases(DEVIATIONS, SECTIONS) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "sure", "case", "says"),
+    [
+        ("another", "certain", "`cache/changed_weight-*`", "is no deviation, and PyTorch is not silent on it"),
+        ("another", "open", "to be added", "is no deviation, and PyTorch is not silent on it"),
+        ("stale-cached-weight", "certain", "none;", "names no case of its deviation"),
+        ("stale-cached-weight", "certain", "`cache/off-*`", "names no case of its deviation"),
+        ("stale-cached-weight", "certain", "`cache/changed_weight-*`, `cache/off-*`", "names cache/off-*, which no"),
+    ],
+)
+def test_a_page_that_names_others_is_found(name: str, sure: str, case: str, says: str) -> None:
+    finding = replace(SECTIONS["stale-cached-weight"], sure=sure, body=f"**Case.** {case}. **Upstream.** No report.")
+    (found,) = wrong_cases(DEVIATIONS, {name: finding})
+    assert found.startswith(f"{name} {says}")
+
+
+def test_no_glob_is_negated() -> None:
+    """`[!c]*` leaves out no device: a star before it reaches past the dash."""
+    assert [d.id for d in DEVIATIONS if any("[!" in glob for glob in (*d.cases, *d.but))] == []
+
+
+def test_every_library_is_known() -> None:
+    assert {name for d in DEVIATIONS for name, _ in d.libraries} <= deviations._packages() | {"jax"}
+    assert any(d.libraries for d in DEVIATIONS)
+
+
+def test_the_readme_counts_the_faults_of_the_jax_device() -> None:
+    path = known()["jax"].deviations
+    assert path is not None
+    count = sum(entry.kind == "fault" for entry in load(path))
+    assert count > 0
+    assert f"The jax device that ships with ampcheck has {count} known faults of its own" in (
+        ROOT / "README.md"
+    ).read_text(encoding="utf-8")
+    assert not [d.id for other in FILES if other != path for d in load(other) if d.kind == "fault"]
+
+
+# ---- what an entry excuses
+
+
+def entry(name: str = "one", raises: str = "first", **fields: Any) -> Deviation:
+    """An entry for every case of rule state."""
+    about = {"cases": ("state/*",), "kind": "deviation", "reason": f"Because of {name}.", "link": "unreported"}
+    return Deviation(**{"id": name, "raises": raises, "torch": ">=2.11", "added": "2026-11-22", **about, **fields})
+
+
+FIRST, SECOND = entry(), entry("two", "second")
+INHERITED = replace(SECOND, inherited=True)
+LACKS = entry("lack", "no kernel", kind="unsupported")
+
+
+@pytest.mark.parametrize(
+    ("status", "differences", "entries", "shown", "about"),
+    [
+        ("fail", ["first: got 1"], [FIRST], "deviation", "one"),
+        ("fail", ["first: got 1", "first: got 2"], [FIRST], "deviation", "one"),
+        ("fail", ["first: got 1", "second: got 2"], [FIRST, SECOND], "deviation", "one, two"),
+        ("fail", ["first: got 1", "second: got 2"], [FIRST, INHERITED], "deviation", "one, two"),
+        ("fail", ["first: got 1"], [FIRST, INHERITED], "deviation", "one"),
+        ("fail", ["ValueError: a line\nand the first one"], [FIRST], "deviation", "one"),
+        ("fail", ["first: got 1"], [replace(FIRST, kind="fault")], "deviation", "one"),
+        ("fail", ["first: got 1"], [replace(FIRST, kind="flaky")], "deviation", "one"),
+        ("fail", ["no kernel"], [LACKS], "unsupported", "lack"),
+        ("fail", ["no kernel"], [LACKS, FIRST], "unsupported", "lack"),
+        ("fail", ["no kernel", "first"], [LACKS, FIRST], "deviation", "lack, one"),
+        ("broken", ["first: got 1"], [FIRST], "deviation", "one"),
+        # red
+        ("fail", ["first: got 1", "second: got 2"], [FIRST], "fail", "one"),
+        ("fail", ["second: got 2", "first: got 1"], [FIRST], "fail", "one"),
+        ("fail", ["third"], [FIRST, INHERITED], "fail", "one, two"),
+        ("broken", ["second: got 2"], [FIRST], "broken", "one"),
+        ("fail", ["first: got 1"], [FIRST, SECOND], "fixed", "two"),
+        ("fail", ["first: got 1", "no kernel"], [FIRST, LACKS, SECOND], "fixed", "two"),
+        ("fail", ["first: got 1"], [], "fail", ""),
+        ("fail", [], [FIRST], "fail", ""),
+        ("error", ["first: got 1"], [FIRST], "error", ""),
+        ("pass", [], [FIRST], "fixed", "one"),
+        ("pass", [], [replace(FIRST, kind="fault")], "fixed", "one"),
+        ("pass", [], [LACKS, INHERITED], "fixed", "lack"),
+        # a pass is a pass
+        ("pass", [], [INHERITED], "pass", ""),
+        ("pass", [], [replace(FIRST, kind="flaky")], "pass", ""),
+        ("pass", [], [], "pass", ""),
+    ],
+)
+def test_a_case_is_excused_where_each_difference_is_described(
+    status: str, differences: list[str], entries: list[Deviation], shown: str, about: str
+) -> None:
+    found, why, named = after_deviations(status, differences, entries)
+    assert (found, ", ".join(entry.id for entry in named)) == (shown, about)
+    if shown in ("deviation", "unsupported"):
+        assert why == " ".join(f"{entry.reason} unreported" for entry in named)
+
+
+def test_what_no_entry_describes_is_named() -> None:
+    _, why, _ = after_deviations("fail", ["first", "second: got 2"], [FIRST])
+    assert why == "no deviation of this case ('one') describes: second: got 2"
+    _, why, _ = after_deviations("fail", ["first"], [FIRST, replace(SECOND, file="a.toml")])
+    assert why == "deviation 'two' is stale: the case fails in other ways alone (a.toml)"
+    _, why, _ = after_deviations("pass", [], [replace(FIRST, file="a.toml")])
+    assert why == "deviation 'one' is stale: the case passes now (a.toml)"
+
+
+SUITE = """
+import pytest
+from ampcheck.runner.suite import scenario
+
+pytestmark = pytest.mark.rule("state")
+
+@scenario(dtypes="default")
+def test_two(amp):
+    amp.expect("first", 1, 2)
+    amp.expect("second", 1, 2)
+
+@scenario(dtypes="default")
+def test_noted_before_it_raised(amp):
+    amp.expect("first", 1, 2)
+    raise ValueError("second")
+
+@scenario(dtypes="default")
+def test_noted_before_it_was_unsupported(amp):
+    amp.expect("first", 1, 2)
+    amp.unsupported("second")
+
+@scenario(dtypes="default")
+def test_many_lines(amp):
+    raise ValueError("a line\\nand a first one")
+"""
+NAMES = ["two", "noted_before_it_raised", "noted_before_it_was_unsupported", "many_lines"]
+
+
+@pytest.mark.parametrize(
+    ("raises", "statuses"),
+    [
+        ("first", ["fail", "fail", "fail", "deviation"]),
+        ("second", ["fail", "fail", "fail", "fail"]),
+        ("first|second", ["deviation", "deviation", "deviation", "deviation"]),
+    ],
+)
+def test_a_run_holds_every_difference_against_the_entries(tmp_path: Path, raises: str, statuses: list[str]) -> None:
+    folder = tmp_path / "suites" / "eager"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    (folder / "test_state.py").write_text(SUITE.replace("\\\\", "\\"), encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(as_toml(entry(raises=raises)), encoding="utf-8")
+    options = ("--device=cpu", "--deviations=mine.toml", "--run-file=run.jsonl", "-p", "ampcheck.runner.plugin")
+    done = run_pytest(tmp_path, "suites", "--import-mode=importlib", f"--rootdir={tmp_path}", *options)
+    found = {result.op: result for result in results.read(tmp_path / "run.jsonl").results.values()}
+    assert [found[name].status for name in NAMES] == statuses, done.stdout
+    assert "first: got 1; expected 2" in found["noted_before_it_raised"].message
+    assert "ValueError: second" in found["noted_before_it_raised"].message
+
+
+# ---- the cases, devices and conditions of an entry
+
+
+def as_toml(*entries: Deviation) -> str:
+    """A deviations file."""
+    lines = []
+    for one in entries:
+        lines.append("[[deviation]]")
+        for key in ("id", "kind", "reason", "link", "raises", "torch", "added", "lacks"):
+            lines += [f"{key} = {json.dumps(getattr(one, key))}"] if getattr(one, key) else []
+        for key in ("cases", "but", "devices"):
+            lines += [f"{key} = {json.dumps(list(getattr(one, key)))}"] if getattr(one, key) else []
+        if one.libraries:
+            lines.append(f"libraries = {{ {', '.join(f'{name} = {json.dumps(v)}' for name, v in one.libraries)} }}")
+    return "\n".join(lines) + "\n"
+
+
+def ids(found: Iterable[Deviation]) -> list[str]:
+    return [one.id for one in found]
+
+
+def test_an_entry_speaks_of_its_cases_but_those_it_leaves_out() -> None:
+    one = entry(cases=("state/a-*", "depth/*"), but=("state/a-fp16-*",))
+    names = ["state/a-bf16-cpu", "state/a-fp16-cpu", "state/b-bf16-cpu", "depth/x-fp16-cpu", "jit/state/a-bf16-cpu"]
+    assert [one.covers(name) for name in names] == [True, False, False, True, False]
+
+
+def test_an_entry_is_for_the_devices_it_names(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(as_toml(entry(devices=("cpu", "jax")), entry("two")), encoding="utf-8")
+    deviations = KnownDeviations([known()["cpu"], known()["virtual:xpu"]], [path])
+    assert ids(deviations.of("cpu", "state/x-bf16-cpu")) == ["one", "two"]
+    assert ids(deviations.of("virtual:xpu", "state/x-fp16-vxp")) == ["two"]
+    # A glob is stale where only other devices have cases for it.
+    assert [s for s in deviations.stale(["state/x-fp16-vxp"]) if "mine" in s] == [
+        f"{path}: deviation 'one': no case matches 'state/*'"
+    ]
+    assert not [s for s in deviations.stale(["state/x-bf16-cpu"]) if "mine" in s]
+
+
+@pytest.mark.parametrize(
+    ("fields", "applies"),
+    [
+        ({}, True),
+        ({"torch": ">=99"}, False),
+        ({"libraries": (("packaging", ">=1"),)}, True),
+        ({"libraries": (("packaging", ">=1"), ("PyTest", ">=1"))}, True),
+        ({"libraries": (("packaging", "<1"),)}, False),
+        ({"libraries": (("packaging", ">=1"), ("pytest", "<1"))}, False),
+        ({"libraries": (("absent", ">=1"),)}, False),
+        ({"lacks": "mm bf16"}, False),
+        ({"lacks": "mm fp32"}, True),
+    ],
+)
+def test_an_entry_applies_where_its_conditions_hold(
+    fields: dict[str, Any], applies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deviations, "lacks", lambda op, dtype: (op, dtype) == ("mm", "fp32"))
+    monkeypatch.setattr(deviations, "_packages", lambda: {"packaging", "pytest", "absent"})
+    path = tmp_path / "mine.toml"
+    path.write_text(as_toml(entry(**fields)), encoding="utf-8")
+    assert ids(load(path)) == (["one"] if applies else [])
+
+
+# ---- what devices of other packages inherit
+
+
+class Theirs(Device):
+    """A PrivateUse1 device of another package."""
+
+    name = token = type = "theirs"
+    key = "AutocastPrivateUse1"
+
+    def unavailable(self) -> None:
+        return None
+
+
+class OnCpu(Theirs):
+    """One with PyTorch's kernels of the CPU."""
+
+    name = token = "oncpu"
+    key = "AutocastCPU"
+
+
+HOOKS, CACHE = "autodiff/what_a_hook_sees-unkept-fp16-{}", "cache/changed_weight-data-fp16-{}"
+TWICE, MIXED = "nesting/one_object_inside_itself-fp16-{}", "promote/addcmul-bf16-fp16-{}"
+
+
+def inherited(device: Device, case: str) -> list[tuple[str, bool]]:
+    """The entries that speak of a case on a device, and whether each is inherited."""
+    return [(one.id, one.inherited) for one in KnownDeviations([device]).of(device.name, case.format(device.token))]
+
+
+@pytest.mark.parametrize("made_of_helpers", [True, False])
+def test_a_third_partys_device_inherits_what_is_pytorchs(
+    made_of_helpers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deviations, "compiled", lambda key: made_of_helpers)
+    assert inherited(Theirs(), HOOKS) == [("cache-setting-not-in-backward-threads", True)]
+    assert inherited(Theirs(), TWICE) == [("region-object-entered-twice", True)]
+    assert inherited(Theirs(), CACHE) == ([("stale-cached-weight", True)] if made_of_helpers else [])
+    assert inherited(Theirs(), MIXED) == ([("promote-mixed-low", True)] if made_of_helpers else [])
+    assert inherited(OnCpu(), CACHE) == [("stale-cached-weight", True)]
+    assert inherited(OnCpu(), HOOKS) == [("cache-setting-not-in-backward-threads", True)]
+
+
+def test_on_this_packages_devices_pytorchs_entries_are_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deviations, "compiled", lambda key: True)
+    assert inherited(known()["cpu"], HOOKS) == []  # it names CUDA and jax
+    assert inherited(known()["cpu"], CACHE) == [("stale-cached-weight", False)]
+    assert inherited(known()["jax"], HOOKS) == [("cache-setting-not-in-backward-threads", False)]
+    assert inherited(known()["jax"], CACHE) == []  # its kernels are Python's
+    assert set(known()) >= OWN
+    assert "theirs" not in OWN
+
+
+def test_a_third_partys_own_entries_are_strict(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(as_toml(entry(devices=("theirs",))), encoding="utf-8")
+    deviations = KnownDeviations([Theirs()], [path])
+    assert [(one.id, one.inherited) for one in deviations.of("theirs", "state/x-fp16-theirs")] == [("one", False)]
+
+
+def test_python_kernels_are_told_from_compiled_ones() -> None:
+    assert compiled("AutocastCPU")
+    assert compiled("AutocastCUDA")
+    assert not compiled("AutocastHPU")
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("mm", lambda *args: None, "AutocastHPU")
+    try:
+        assert torch._C._dispatch_get_registrations_for_dispatch_key("AutocastHPU") == ["aten::mm"]
+        assert not compiled("AutocastHPU")
+    finally:
+        library._destroy()

@@ -1,0 +1,446 @@
+"""`ampcheck run`: one run file and one JUnit file, whatever a device does to the process that tests it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree as xml
+
+import pytest
+
+from ampcheck.runner import suites
+from ampcheck.runner.compare import first_line, merge
+from ampcheck.runner.results import RED, Run, read
+from ampcheck.runner.supervisor.ended import RunOutcome
+from ampcheck.runner.supervisor.loop import Supervisor
+from ampcheck.spec.ids import Shard
+from tests.cli_support import LIMIT, MODULE, ROOT, environment, interrupted, refused, run, run_pytest
+
+SUITE = ROOT / "suites" / "eager"
+EAGER = ("run", "--suite=eager")  # one suite shows the same as all, and is collected sooner
+OPS = ("--op=addmm", "--op=baddbmm", "--op=addbmm", "--op=mm")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder outside of the repository, with the third party's module in it."""
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "dying_device.py").write_text(MODULE)
+    # A project's own settings must not reach the suites.
+    (folder / "pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "--no-such-option"\n')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dying(folder: Path) -> tuple[subprocess.CompletedProcess[str], Run]:
+    """A run on a device that ends the process in two cases and hangs in a third."""
+    done = run(
+        folder, *EAGER, "--device=dying", "--device-module=dying_device", *OPS, "--timeout=20", "--run-file=one.jsonl"
+    )
+    return done, read(folder / "one.jsonl")
+
+
+def statuses(found: Run) -> dict[str, str]:
+    return {key: result.status for key, result in found.results.items()}
+
+
+def test_a_dying_process_costs_the_case_that_it_died_in(dying: tuple[subprocess.CompletedProcess[str], Run]) -> None:
+    done, found = dying
+    assert done.returncode == 1, done.stdout + done.stderr
+    other = {key: status for key, status in statuses(found).items() if status != "pass"}
+    assert other == {
+        "eager/downcast/addmm-fp64-bf16-dying": "crash",
+        "eager/downcast/baddbmm-fp64-bf16-dying": "crash",
+        "eager/downcast/addbmm-fp64-bf16-dying": "timeout",
+    }
+    assert len(found.results) == found.header["cases"] > 100
+    assert found.footer is not None
+    assert found.footer["counts"] == dict(found.counts())
+    assert not found.note
+
+
+def test_a_crash_says_how_and_where_and_how_to_reproduce_it(
+    dying: tuple[subprocess.CompletedProcess[str], Run],
+) -> None:
+    done, found = dying
+    exited = found.results["eager/downcast/addmm-fp64-bf16-dying"]
+    assert exited.message == "the process ended with exit code 7"
+    signalled = found.results["eager/downcast/baddbmm-fp64-bf16-dying"]
+    assert signalled.message.startswith("the process ended with signal SIGSEGV; it was in bad (dying_device.py:")
+    hung = found.results["eager/downcast/addbmm-fp64-bf16-dying"]
+    assert hung.message.startswith("nothing happened for 20 s; it was in bad (dying_device.py:")
+    assert exited.cause == "crash: the process ended with exit code …"
+    assert signalled.cause == "crash: the process ended with signal SIGSEGV (dying_device.py in bad)"
+    assert hung.cause == "timeout: nothing happened for … s (dying_device.py in bad)"
+    for result in (exited, signalled, hung):
+        assert result.device == "dying"
+        assert "--device=dying --device-module=dying_device" in result.pytest
+        assert f"torch.ops.aten.{result.op}.default(" in result.torch
+        assert first_line(f"{result.status}: {result.key}: {result.message}") in done.stdout
+    assert f"run file: {found.path.name}" in done.stdout
+    assert "JUnit: one.xml" in done.stdout
+
+
+def test_the_junit_file_says_the_same(dying: tuple[subprocess.CompletedProcess[str], Run], folder: Path) -> None:
+    suite = xml.parse(folder / "one.xml").getroot()[0]
+    found = dying[1]
+    assert suite.attrib["tests"] == str(len(found.results))
+    assert (suite.attrib["errors"], suite.attrib["failures"], suite.attrib["skipped"]) == ("3", "0", "0")
+    bad = {f"{c.attrib['classname']}.{c.attrib['name']}": c[0].attrib["message"] for c in suite if len(c)}
+    assert bad["eager.downcast.addmm-fp64-bf16-dying"] == "crash: the process ended with exit code 7"
+    assert len(bad) == 3
+
+
+def test_two_processes_find_the_same(dying: tuple[subprocess.CompletedProcess[str], Run], folder: Path) -> None:
+    options = ("--device=dying", "--device-module=dying_device", *OPS, "--timeout=20", "--run-file=two.jsonl", "-n2")
+    done = run(folder, *EAGER, *options)
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = read(folder / "two.jsonl")
+    assert statuses(found) == statuses(dying[1])
+    same = ("manifest", "cases", "devices", "absent", "versions")
+    assert {name: found.header[name] for name in same} == {name: dying[1].header[name] for name in same}
+    assert found.header["command"] == ["ampcheck", *EAGER, *options]
+
+
+SWAPPED = ("--device=swapped", "--device-module=dying_device")
+PRODUCTS = (*SWAPPED, "--op=mm", "--op=addmm")
+
+
+@pytest.fixture(scope="module")
+def swapped(folder: Path) -> tuple[subprocess.CompletedProcess[str], Run]:
+    """A run that is not divided, of a device with a fault, by a file in a folder of its own."""
+    files = ("--run-file=whole/one.jsonl", "--junit=out/swapped.xml")
+    done = run(folder, *EAGER, *PRODUCTS, *files)
+    return done, read(folder / "whole" / "one.jsonl")
+
+
+@pytest.fixture(scope="module")
+def whole(swapped: tuple[subprocess.CompletedProcess[str], Run]) -> Run:
+    assert swapped[0].returncode == 1, swapped[0].stdout + swapped[0].stderr
+    return swapped[1]
+
+
+def test_the_fault_of_a_third_party_is_found(
+    swapped: tuple[subprocess.CompletedProcess[str], Run], folder: Path
+) -> None:
+    done, found = swapped
+    assert done.returncode == 1
+    failed = [result for result in found.results.values() if result.status == "fail"]
+    assert failed
+    assert {result.amp for result in failed} == {"fp16"}
+    assert all(result.status == "pass" for result in found.results.values() if result.amp == "bf16")
+    main = found.results["eager/downcast/mm-fp32-fp16-swapped"]
+    assert main.message.startswith(
+        "argument 0 of aten::mm was given as fp32 and reached the kernel as bf16; expected fp16"
+    )
+    assert main.message.partition("\n")[0] in done.stdout
+    assert (folder / "out" / "swapped.xml").exists()
+
+
+def test_the_reproducing_line_reproduces(folder: Path, whole: Run) -> None:
+    line = whole.results["eager/downcast/mm-fp32-fp16-swapped"].pytest
+    program, *arguments = shlex.split(line)
+    assert program == "pytest"
+    command = [sys.executable, "-m", "pytest", *arguments, "--rootdir=.", "-c", os.devnull, "--no-run-file"]
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=LIMIT)
+    assert "1 failed" in done.stdout, done.stdout + done.stderr
+    assert "reached the kernel as bf16; expected fp16" in done.stdout
+
+
+def test_green_ends_with_0_and_absent_devices_are_said(tmp_path: Path) -> None:
+    done = run(tmp_path, *EAGER, "--op=mm", "-k", "cpu or vmp", "--reports=kept")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "devices: cpu, jax, virtual:cuda" in done.stdout
+    (found,) = (tmp_path / "kept" / "runs").glob("*.jsonl")
+    assert set(read(found).counts()) <= {"pass", "deviation"}
+    assert found.with_suffix(".xml").exists()
+    ran = len(read(found).results)
+    assert f"{ran} of {ran} cases ran" in done.stdout
+    assert "; 0 more were not selected" not in done.stdout
+    for name, reason in read(found).header["absent"].items():
+        assert f"without {name}: {reason}" in done.stdout
+
+
+def test_list_and_manifest_show_what_a_run_has(tmp_path: Path) -> None:
+    choice = ("--device=cpu", "--rule=promote")
+    listed = run(tmp_path, "run", "--list", *choice)
+    assert listed.returncode == 0
+    keys = listed.stdout.split()
+    assert keys == sorted(keys)
+    assert {key.rpartition("/")[0] for key in keys} == {"eager/promote", "autograd/promote", "jit/promote"}
+    assert f"{len(keys)} cases" in listed.stderr
+    assert run(tmp_path, "manifest", *choice, "--out=all.txt").returncode == 0
+    lines = [line.split("\t") for line in (tmp_path / "all.txt").read_text().splitlines()]
+    assert [key for key, _ in lines] == keys
+    fields = {"op": "cat", "inputs": "fp32", "amp": "bf16", "device": "cpu"}
+    assert json.loads(dict(lines)["eager/promote/cat-fp32-bf16-cpu"]) == fields
+    assert not (tmp_path / "reports").exists()
+
+
+def test_what_the_manifest_has_and_no_run_is_missing(tmp_path: Path) -> None:
+    gone = "eager/downcast/gone-fp32-fp16-vmp"
+    (tmp_path / "all.txt").write_text(f'{gone}\t{{"device": "virtual:mps"}}\neager/downcast/mm-fp32-bf16-cpu\n')
+    options = ("--device=cpu", "--op=mm", "--manifest=all.txt", "--run-file=run.jsonl")
+    done = run(tmp_path, *EAGER, *options)
+    assert done.returncode == 1
+    found = read(tmp_path / "run.jsonl")
+    assert {key for key, result in found.results.items() if result.status != "pass"} == {gone}
+    assert found.results[gone].status == "missing"
+    assert found.results[gone].cause == "missing: the manifest lists it, but it did not run"
+    assert found.results[gone].device == "virtual:mps"
+    assert found.header["cases"] == len(found.results)
+
+
+def test_ctrl_c_keeps_what_was_measured(folder: Path) -> None:
+    path = folder / "stopped.jsonl"
+    options = (
+        *EAGER,
+        "--device=dying",
+        "--device-module=dying_device",
+        "--op=addbmm",
+        f"--run-file={path}",
+    )
+    code, out = interrupted(folder, *options, when=lambda: path.exists() and path.read_text().count("\n") >= 5)
+    assert code == 130
+    found = read(path)
+    assert found.note == "the run was interrupted"
+    assert found.footer is None
+    assert 0 < len(found.results) < found.header["cases"]
+    assert f"interrupted: {len(found.results)} of {found.header['cases']} cases ran" in out
+    assert xml.parse(path.with_suffix(".xml")).getroot()[0].attrib["tests"] == str(len(found.results))
+
+
+@pytest.mark.parametrize("options", [("-n2",), ("-p", "no:xdist")], ids=["xdist", "without-xdist"])
+def test_plain_pytest_finds_the_same_with_and_without_xdist(
+    dying: tuple[subprocess.CompletedProcess[str], Run], folder: Path, options: tuple[str, ...]
+) -> None:
+    path = folder / f"plain{len(options)}.jsonl"
+    device = ("--device=swapped", "--device-module=dying_device", "--op=addmm", f"--run-file={path}")
+    done = run_pytest(folder, str(SUITE), *device, *options)
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = read(path)
+    assert len(found.results) == found.header["cases"]
+    assert found.footer is not None
+    names = {key.replace("-dying", "") for key in dying[1].results if "/addmm" in key}
+    assert {key.replace("-swapped", "") for key in found.results} == names
+    bad = {result.amp for result in found.results.values() if result.status == "fail"}
+    assert bad == {"fp16"}
+
+
+def test_xdist_reports_a_crash_under_the_devices_name(folder: Path) -> None:
+    path = folder / "crashed.jsonl"
+    device = ("--device=dying", "--device-module=dying_device", "--op=addmm", f"--run-file={path}")
+    run_pytest(folder, str(SUITE), *device, "-n2")
+    crashed = [result for result in read(path).results.values() if result.status == "crash"]
+    assert [(result.key, result.device) for result in crashed] == [("eager/downcast/addmm-fp64-bf16-dying", "dying")]
+    assert crashed[0].cause == "crash: worker 'gw…' crashed"
+
+
+@pytest.fixture(scope="module")
+def shards(folder: Path, whole: Run) -> list[Run]:
+    """The same in three shards, one of them by plain pytest, each with the manifest of all."""
+    (folder / "all.txt").write_text("\n".join(whole.results))
+    found = []
+    for number in (1, 2, 3):
+        options = (*PRODUCTS, f"--shard={number}/3", "--manifest=all.txt", f"--run-file=shards/{number}.jsonl")
+        plain = number == 3
+        done = run_pytest(folder, str(SUITE), "-v", *options) if plain else run(folder, *EAGER, *options)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert f"shard {number}/3" in done.stdout
+        found.append(read(folder / "shards" / f"{number}.jsonl"))
+    return found
+
+
+def test_shards_together_are_the_whole_run(whole: Run, shards: list[Run]) -> None:
+    merged = merge(shards)
+    assert statuses(merged) == statuses(whole)
+    assert len(set(statuses(whole).values())) > 1
+    same = ("manifest", "cases", "devices")
+    assert {name: merged.header[name] for name in same} == {name: whole.header[name] for name in same}
+    assert merged.footer is not None
+    assert merged.footer["counts"] == whole.footer["counts"] if whole.footer else False
+    assert not merged.note
+    assert "shard" not in merged.header
+    assert sum(len(shard.results) for shard in shards) == len(whole.results)
+
+
+def test_a_shard_is_named_and_has_its_cases_alone(shards: list[Run]) -> None:
+    for number, shard in enumerate(shards, 1):
+        assert shard.header["shard"] == f"{number}/3"
+        assert 0 < len(shard.results) == shard.header["cases"]
+        assert "missing" not in shard.counts()
+        assert all(Shard(number, 3).has(key) for key in shard.results)
+
+
+@pytest.mark.parametrize(("left", "words"), [((0, 2), "2 is missing"), ((1,), "1, 3 are missing")])
+def test_a_missing_shard_leaves_the_run_incomplete(shards: list[Run], left: tuple[int, ...], words: str) -> None:
+    merged = merge([shards[number] for number in left])
+    assert merged.footer is None
+    assert merged.note == f"of 3 shards, {words}"
+
+
+def test_a_shard_depends_on_the_key_alone() -> None:
+    keys = [f"eager/downcast/op{number}-fp32-bf16-cpu" for number in range(800)]
+    shards = [Shard.parse(f"{number}/8") for number in range(1, 9)]
+    shares = [{key for key in keys if shard.has(key)} for shard in shards]
+    assert sorted(key for share in shares for key in share) == sorted(keys)
+    assert all(50 < len(share) < 150 for share in shares)
+    # Published: another version of ampcheck must put a case into the same shard.
+    assert [shard.number for shard in shards if shard.has("eager/downcast/mm-fp32-bf16-cpu")] == [8]
+
+
+def test_many_missing_shards_are_counted(shards: list[Run]) -> None:
+    one = replace(shards[0], header={**shards[0].header, "shard": "7/20"})
+    assert merge([one]).note == "of 20 shards, 19 of them are missing"
+    assert merge([replace(one, header={**one.header, "shard": "1/1"})]).footer is not None
+
+
+@pytest.mark.parametrize("text", ["3/2", "0/2", "2", "1/0", "a/b", "1/2/3", "-1/2", ""])
+def test_a_bad_shard(text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    sentence = refused(capsys, "run", f"--reports={tmp_path}", f"--shard={text}")
+    assert sentence == f"{text!r} is not a shard; write NUMBER/COUNT with a number from 1 to COUNT, as in 2/8"
+
+
+def test_a_bad_shard_of_pytest(tmp_path: Path) -> None:
+    done = run_pytest(tmp_path, str(ROOT / "suites"), "--device=cpu", "--shard=3/2")
+    assert done.returncode == 2
+    assert "'3/2' is not a shard; write NUMBER/COUNT" in done.stderr
+
+
+def test_a_shard_without_cases_is_refused(tmp_path: Path) -> None:
+    key = "eager/downcast/mm-fp32-bf16-cpu"
+    number = next(n for n in (1, 2) if not Shard(n, 2).has(key))
+    choice = ("--device=cpu", "--op=mm", "-k", "test_downcast and mm-fp32-bf16-cpu", "--suite=eager")
+    done = run(tmp_path, "run", *choice, f"--shard={number}/2")
+    assert (done.returncode, done.stderr) == (2, f"ampcheck: no case was selected in shard {number}/2\n")
+
+
+def test_last_failed_runs_what_was_red(folder: Path, whole: Run) -> None:
+    path = folder / "renamed.jsonl"
+    gone = "eager/downcast/addmm-fp32-fp16-swapped"
+    path.write_text(whole.path.read_text().replace("addmm-fp32-fp16-swapped", "gone-fp32-fp16-swapped"))
+    red = {key for key, status in statuses(whole).items() if status in RED}
+    assert gone in red
+    done = run(folder, *EAGER, *SWAPPED, f"--last-failed={path}", "--run-file=again/one.jsonl")
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = read(folder / "again" / "one.jsonl")
+    assert statuses(found) == {key: statuses(whole)[key] for key in red - {gone}}
+    assert found.footer is not None
+    assert (
+        f"not in this run: 1 of the red cases of {path} no longer exist, or other options leave them out: "
+        "eager/downcast/gone-fp32-fp16-swapped" in done.stdout
+    )
+
+
+def test_last_failed_with_nothing_red(tmp_path: Path, whole: Run) -> None:
+    path = tmp_path / "green.jsonl"
+    path.write_text(
+        "".join(f"{line}\n" for line in whole.path.read_text().splitlines() if '"status":"fail"' not in line)
+    )
+    done = run(tmp_path, "run", "--device=cpu", f"--last-failed={path}")
+    assert done.returncode == 2
+    assert done.stderr == f"ampcheck: the run file {path} has no red case, so there is none to run again\n"
+
+
+def test_a_run_ends_after_so_many_red_cases(folder: Path) -> None:
+    done = run(folder, *EAGER, *PRODUCTS, "--max-red=2", "--run-file=few.jsonl", "-n1")
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = read(folder / "few.jsonl")
+    red = [result for result in found.results.values() if result.status in RED]
+    assert len(red) >= 2
+    assert len(found.results) < found.header["cases"]
+    assert "missing" not in found.counts()
+    assert found.footer is None
+    assert f"the run was ended: {len(red)} cases are red (--max-red 2)" in done.stdout
+    assert f"{len(found.results)} of {found.header['cases']} cases ran" in done.stdout
+    assert xml.parse(folder / "few.xml").getroot()[0].attrib["tests"] == str(len(found.results))
+
+
+def test_a_limit_that_is_not_reached_changes_nothing(folder: Path, whole: Run) -> None:
+    done = run(folder, *EAGER, *PRODUCTS, "--max-red=1000", "--run-file=all/one.jsonl")
+    assert done.returncode == 1
+    assert "the run was ended" not in done.stdout
+    found = read(folder / "all" / "one.jsonl")
+    assert found.footer is not None
+    assert statuses(found) == statuses(whole)
+
+
+@pytest.mark.parametrize("option", ["--max-red=0", "--max-red=some"])
+def test_a_bad_limit(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        refused(capsys, "run", option)
+    assert ended.value.code == 2
+    assert "--max-red: invalid" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("least", "processes"), [(20, 2), (200, 1)])
+def test_further_processes_start_where_there_are_cases_for_them(
+    least: int, processes: int, folder: Path, whole: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    path = folder / f"least{least}" / "one.jsonl"
+    root = suites.folder()
+    command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "ampcheck" / "pytest.ini"), f"--rootdir={root.parent}"]
+    outcome = RunOutcome([], path, None)
+    arguments = [*command, "-p", "ampcheck.runner.plugin", "-q", *PRODUCTS, str(SUITE)]
+    Supervisor(arguments, suites.environment(2), outcome, processes=2, least=least).run()
+    outcome.finish()
+    found = read(path)
+    assert found.header["processes"] == outcome.processes == processes
+    assert statuses(found) == statuses(whole)
+
+
+def test_a_baseline_excuses_what_it_lists_alone(folder: Path, whole: Run) -> None:
+    written = run(folder, "deviations", "baseline", str(whole.path), "--out=baseline.txt")
+    assert (written.returncode, written.stdout) == (0, "")
+    text = (folder / "baseline.txt").read_text()
+    red = {key for key, status in statuses(whole).items() if status in RED}
+    options = (*PRODUCTS, "--baseline=baseline.txt")
+    done = run(folder, *EAGER, *options, "--run-file=known/one.jsonl")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = read(folder / "known" / "one.jsonl")
+    assert {key for key, status in statuses(found).items() if status == "deviation"} == red
+    assert f"baseline baseline.txt: {len(red)} cases are failing as it says" in done.stdout
+
+    new, other, mended = "eager/downcast/mm-fp32-fp16-swapped", "eager/downcast/addmm-fp32-fp16-swapped", "mm-fp32-bf16"
+    head, *entries = text.split("\neager/")
+    entries = [entry for entry in entries if not entry.startswith(new.removeprefix("eager/"))]
+    changed = "\neager/".join([head, *entries]).replace(f"{other}: fail\n  - ", f"{other}: fail\n  - else ")
+    (folder / "baseline.txt").write_text(f"{changed}eager/downcast/{mended}-swapped: fail\n  - something\n")
+    done = run(folder, *EAGER, *options, "--run-file=changed/one.jsonl")
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = read(folder / "changed" / "one.jsonl")
+    assert {key for key, status in statuses(found).items() if status in RED} == {new, other}
+    assert f"1 case is failing in another way than the baseline says: {other}" in done.stdout
+    assert f"1 case is not red any more, to be taken out of it: eager/downcast/{mended}-swapped" in done.stdout
+
+
+def test_the_pytest_line_finds_the_module_in_the_current_folder(whole: Run, tmp_path: Path) -> None:
+    (tmp_path / "dying_device.py").write_text(MODULE)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "pytest").symlink_to(Path(sys.executable).with_name("pytest"))
+    line = whole.results["eager/downcast/mm-fp32-fp16-swapped"].pytest
+    assert line.startswith("pytest ")
+    env = {**environment(), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        line, shell=True, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "reached the kernel as bf16; expected fp16" in done.stdout
+    (tmp_path / "dying_device.py").unlink()
+    done = subprocess.run(
+        line, shell=True, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+    assert done.returncode == 2
+    assert "dying_device cannot be loaded as a device: ModuleNotFoundError" in done.stderr
+
+
+def test_the_header_tells_tokens(dying: tuple[subprocess.CompletedProcess[str], Run]) -> None:
+    (device,) = dying[1].header["devices"]
+    assert (device["name"], device["token"], device["key"]) == ("dying", "dying", "AutocastCPU")
+    json.dumps(dying[1].header)

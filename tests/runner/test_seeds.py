@@ -1,0 +1,69 @@
+"""The seed in a run file is the one that the random programs are drawn from."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcheck.devices.registry import known
+from ampcheck.programs.regions import Program
+from ampcheck.programs.regions.explore import EXAMPLES, RegionExplorer
+from ampcheck.programs.regions.strategies import programs
+from ampcheck.runner.results import read
+from ampcheck.runner.seeds import FIXED, of_programs
+from tests.cli_support import ROOT, run, run_pytest
+
+CPU = known()["cpu"]
+
+
+def _today() -> int:
+    return int(f"{datetime.now(UTC):%Y%m%d}")
+
+
+def _drawn(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Program]:
+    """The programs that an explorer draws, none of them run."""
+    found: list[Program] = []
+    monkeypatch.setattr("ampcheck.programs.regions.explore.NIGHTLY", EXAMPLES)
+    monkeypatch.setattr(RegionExplorer, "difference", lambda self, program: found.append(program))
+    assert RegionExplorer(CPU, **options).explore(programs) is None
+    return found
+
+
+def test_a_seed_decides_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = _drawn(monkeypatch)
+    assert len(usual) > EXAMPLES // 2
+    assert usual == _drawn(monkeypatch, seed=7)  # only a nightly run takes one
+    assert usual == _drawn(monkeypatch, nightly=True, seed=FIXED)
+    assert usual != _drawn(monkeypatch, nightly=True, seed=7)
+
+
+def test_which_seed_a_run_has() -> None:
+    assert of_programs(False) == of_programs(False, 7) == FIXED
+    assert of_programs(True, "12") == of_programs(True, 12) == 12
+    assert of_programs(True, "night") == of_programs(True, "night") != of_programs(True, "day")
+    assert of_programs(True) in (_today(), _today() - 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "seed"), [((), FIXED), (("--nightly", "--hypothesis-seed=7"), 7), (("--nightly",), None)]
+)
+def test_a_run_file_has_the_seed(options: tuple[str, ...], seed: int | None, tmp_path: Path) -> None:
+    path, before = tmp_path / "run.jsonl", _today()
+    folder = str(ROOT / "suites" / "eager" / "test_defaults.py")
+    done = run_pytest(tmp_path, folder, "--device=cpu", f"--run-file={path}", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = read(path).header["seed"]
+    assert found == seed if seed is not None else before <= found <= _today()
+
+
+def test_a_supervised_run_has_the_seed(tmp_path: Path) -> None:
+    before = _today()
+    done = run(tmp_path, "run", "--device=cpu", "--rule=defaults", "--nightly", "--run-file=run.jsonl")
+    assert done.returncode == 0, done.stdout + done.stderr
+    header = json.loads((tmp_path / "run.jsonl").read_text().splitlines()[0])
+    assert header["nightly"] is True
+    assert before <= header["seed"] <= _today()

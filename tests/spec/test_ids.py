@@ -1,0 +1,88 @@
+"""Case ids and the dtype assignments in them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ampcheck.spec.dtypes import FLOATING
+from ampcheck.spec.ids import MAX_LENGTH, assign, case_id, one_off, op_token
+
+PAIRS = list(itertools.permutations(FLOATING, 2))
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_assign_is_the_inverse_of_one_off(count: int) -> None:
+    for (base, other), position in itertools.product(PAIRS, range(count)):
+        wanted = [base] * count
+        wanted[position] = other
+        assert assign(one_off(base, other, position, count), count) == tuple(wanted)
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_no_two_assignments_share_a_token(count: int) -> None:
+    # One argument has no base; of two, either may be called the odd one out.
+    made: dict[str, tuple[str, ...]] = {}
+    for (base, other), position in itertools.product(PAIRS, range(count)):
+        token = one_off(base, other, position, count)
+        assert made.setdefault(token, assign(token, count)) == assign(token, count)
+    assert len(set(made.values())) == len(made)
+
+
+@pytest.mark.parametrize("count", range(9))
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_one_dtype_for_all(dtype: str, count: int) -> None:
+    assert assign(dtype, count) == (dtype,) * count
+
+
+def test_a_dtype_for_each() -> None:
+    assert assign("fp32_bf16", 2) == ("fp32", "bf16")
+    assert assign("fp32_bf16_fp16", 3) == ("fp32", "bf16", "fp16")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_number_of_dtypes_must_fit(count: int) -> None:
+    with pytest.raises(ValueError, match=rf"^'fp32_bf16' names 2 dtypes for {count} arguments$"):
+        assign("fp32_bf16", count)
+
+
+def test_the_parts_of_an_id() -> None:
+    assert case_id("atan2", "", "fp32_bf16", "bf16", "cpu") == "atan2-fp32_bf16-bf16-cpu"
+    assert case_id("mm", "method", "fp32", "bf16", "cpu") == "mm+method-fp32-bf16-cpu"
+    assert case_id("sum.dim_IntList", "", "", "fp16", "cuda") == "sum.dim_IntList-fp16-cuda"
+
+
+def test_no_op_carries_a_device() -> None:
+    assert op_token("_grid_sampler_2d_cpu_fallback") == "_grid_sampler_2d_fallback"
+    assert op_token("_grid_sampler_2d_cpu_fallback", "nearest") == "_grid_sampler_2d_fallback+nearest"
+
+
+def test_the_longest_id_is_allowed_and_one_more_character_is_not() -> None:
+    rest = "-fp32-bf16-cpu"
+    longest = "a" * (MAX_LENGTH - len(rest))
+    assert case_id(longest, "", "fp32", "bf16", "cpu") == longest + rest
+    with pytest.raises(ValueError, match=rf"is longer than {MAX_LENGTH} or holds a character"):
+        case_id(longest + "a", "", "fp32", "bf16", "cpu")
+
+
+@pytest.mark.parametrize("character", list(" \t\n/\\:;,*?[](){}<>|&$#!'\"`~=%@^é"))
+@pytest.mark.parametrize("field", range(5))
+def test_characters_that_shells_or_file_systems_interpret_are_refused(field: int, character: str) -> None:
+    parts = ["mm", "main", "fp32", "bf16", "cpu"]
+    parts[field] += character
+    with pytest.raises(ValueError, match="holds a character outside"):
+        case_id(*parts)
+
+
+@given(st.lists(st.text(max_size=30), min_size=5, max_size=5))
+def test_an_id_is_safe_or_refused(parts: list[str]) -> None:
+    try:
+        text = case_id(*parts)
+    except ValueError:
+        return
+    assert len(text) <= MAX_LENGTH
+    assert re.fullmatch(r"[A-Za-z0-9_.+-]+", text)

@@ -1,0 +1,142 @@
+"""`check_scripted` reports what compiling changes, with the line, and nothing else."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import ampcheck
+from ampcheck.errors import UsageError
+from ampcheck.tools.lint.compare import Differs
+
+X = torch.tensor([[0.1, 0.7], [0.3, 1.3]])
+
+
+@pytest.fixture(autouse=True)
+def deprecated() -> Iterator[None]:
+    """TorchScript warns of itself."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"(?s).*torch\.jit\.", category=DeprecationWarning)
+        yield
+
+
+def plain(a):  # type: ignore[no-untyped-def]
+    return torch.mm(a, a)
+
+
+def disabled(a):  # type: ignore[no-untyped-def]
+    with torch.autocast("cpu", enabled=False):
+        return torch.mm(a, a)
+
+
+def asks(a):  # type: ignore[no-untyped-def]
+    return torch.mm(a, a), torch.is_autocast_cpu_enabled()
+
+
+LINE = disabled.__code__.co_firstlineno + 1
+
+
+def test_a_program_without_regions_agrees() -> None:
+    assert ampcheck.check_scripted(plain, X, compilers=("fx", "export")) == []
+
+
+def test_values_that_were_rounded_twice_are_found() -> None:
+    """TorchScript keeps the dtype of the region it was first called in (docs/findings, script-keeps-first-dtype)."""
+    found = ampcheck.check_scripted(plain, X, compilers=("script", "traced"))
+    assert {(one.compiler, one.rule, one.what) for one in found} == {
+        (compiler, "result", "in a region of fp16") for compiler in ("script", "traced")
+    }
+
+
+@pytest.mark.parametrize(
+    ("compiler", "rule"), [("script", "disabled-in-script"), ("traced", "lost-in-trace"), ("fx", "lost-in-fx")]
+)
+def test_a_dropped_region_is_placed(compiler: str, rule: str) -> None:
+    found = ampcheck.check_scripted(disabled, X, compilers=(compiler,))
+    assert {(Path(one.file).name, one.line, one.rule) for one in found} == {(Path(__file__).name, LINE, rule)}
+    assert any("in a region of bf16" in one.what for one in found)
+    assert any("gives mm fp32, fp32" in one.eager and "bf16, bf16" in one.compiled for one in found)
+
+
+def test_export_keeps_it() -> None:
+    assert ampcheck.check_scripted(disabled, X, compilers=("export",)) == []
+
+
+def test_a_scripted_function_is_compared_with_its_python() -> None:
+    found = ampcheck.check_scripted(torch.jit.script(disabled), X)
+    assert {one.rule for one in found} == {"disabled-in-script"}
+
+
+def test_a_traced_callee_is_found_where_it_was_written() -> None:
+    traced = torch.jit.trace(disabled, (X,), check_trace=False)
+
+    def caller(a):  # type: ignore[no-untyped-def]
+        return traced(a)
+
+    found = ampcheck.check_scripted(caller, X, compilers=("script",))
+    assert {(one.line, one.rule) for one in found} == {(LINE, "lost-in-trace")}
+
+
+def test_a_traced_program_from_a_file_tells_of_its_region(tmp_path: Path) -> None:
+    file = tmp_path / "traced.pt"
+    torch.jit.trace(disabled, (X,), check_trace=False).save(str(file))
+    found = ampcheck.check_scripted(disabled, X, compiled=torch.jit.load(str(file)))
+    assert {one.line for one in found} == {LINE}
+    assert "lost-in-trace" in {one.rule for one in found}
+
+
+def test_a_question_that_ends_the_process_is_not_asked() -> None:
+    (found,) = ampcheck.check_scripted(asks, X, compilers=("script",))
+    assert found.rule == "query-in-script"
+    assert found.line == asks.__code__.co_firstlineno + 1
+
+
+def test_a_module() -> None:
+    class Net(torch.nn.Module):
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", enabled=False):
+                return torch.mm(a, a)
+
+    assert {one.rule for one in ampcheck.check_scripted(Net(), X, compilers=("traced",))} == {"lost-in-trace"}
+    exported = torch.export.export(Net(), (X,))
+    assert ampcheck.check_scripted(Net(), X, compiled=exported) == []
+
+
+def test_the_state_is_left_alone() -> None:
+    def switches(a):  # type: ignore[no-untyped-def]
+        torch.set_autocast_enabled("cpu", True)
+        return torch.mm(a, a)
+
+    with torch.autocast("cpu", dtype=torch.float16, cache_enabled=False):
+        found = ampcheck.check_scripted(switches, X, compilers=("export",))
+        assert torch.is_autocast_enabled("cpu")
+        assert torch.get_autocast_dtype("cpu") == torch.float16
+        assert not torch.is_autocast_cache_enabled()
+    assert not torch.is_autocast_enabled("cpu")
+    assert {one.rule for one in found} <= {"state-change", "kernel-dtype"}
+
+
+def test_it_may_raise() -> None:
+    with pytest.raises(Differs, match="lost-in-fx") as caught:
+        ampcheck.check_scripted(disabled, X, compilers=("fx",), raise_on_difference=True)
+    assert caught.value.diagnostics
+    ampcheck.check_scripted(plain, X, compilers=("fx",), raise_on_difference=True)
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    with pytest.raises(UsageError, match="there is no compiler 'dynamo'"):
+        ampcheck.check_scripted(plain, X, compilers=("dynamo",))
+    with pytest.raises(UsageError, match="no device"):
+        ampcheck.check_scripted(plain)
+    with pytest.raises(UsageError, match="the program is compiled; give the eager one"):
+        ampcheck.check_scripted(torch.jit.script(torch.nn.Linear(2, 2)), X)
+    with pytest.raises(UsageError, match="a int is no program"):
+        ampcheck.check_scripted(3, X)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no autocast on 'meta'"):
+        ampcheck.check_scripted(plain, X.to("meta"))
+    with pytest.raises(UsageError, match="is no program that was scripted"):
+        ampcheck.check_scripted(plain, X, compiled=plain)
