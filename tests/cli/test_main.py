@@ -31,7 +31,9 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
 # ---- the door
 
 
-@pytest.mark.parametrize("statement", ["import ampcheck", "from ampcheck.cli import main; main._parser().format_help()"])
+@pytest.mark.parametrize(
+    "statement", ["import ampcheck", "from ampcheck.cli import main; main._parser().format_help()"]
+)
 def test_importing_imports_neither_torch_nor_jax(statement: str) -> None:
     code = f"import sys; {statement}; print(sorted({{'torch', 'jax', 'numpy'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -23,7 +20,7 @@ from ampcheck.devices.virtual import Virtual
 from ampcheck.errors import UsageError
 from ampcheck.runner.results import read
 from ampcheck.spec.policies import rows, versions
-from tests.cli_support import LIMIT, ROOT, run, run_pytest
+from tests.cli_support import ROOT, run, run_pytest
 
 BACKENDS = ROOT / "tests" / "backends"
 aten = torch.ops.aten
@@ -325,89 +322,6 @@ def test_all_devices_start_before_the_first_backward_pass() -> None:
     for _ in examine((Planted(), Planted()), lambda device, step: steps.append(step)):
         pass
     assert steps[:2] == ["start", "start"]
-
-
-# ---- a backend of its own
-
-
-@pytest.fixture(scope="module")
-def of_a_backend() -> dict[str, dict[str, PreflightFinding]]:
-    """What the preflight of the NumPy backend finds, by planted fault and step."""
-    done = subprocess.run(
-        [sys.executable, str(BACKENDS / "preflight_faults.py")],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{BACKENDS}", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
-    assert done.returncode == 0, done.stderr
-    return {
-        name: {raw["step"]: PreflightFinding(**raw) for raw in found} for name, found in json.loads(done.stdout).items()
-    }
-
-
-def test_a_right_backend_passes(of_a_backend: dict[str, dict[str, PreflightFinding]]) -> None:
-    assert {finding.status for finding in of_a_backend["none"].values()} == {"ok"}
-
-
-@pytest.mark.parametrize(
-    ("fault", "step", "status", "ends", "happened", "advice"),
-    [
-        (
-            "without_autocast",
-            "region",
-            "failed",
-            True,
-            "in fp16 it raised NotImplementedError: Could not run 'aten::mm'",
-            "no autocast kernels are registered for AutocastPrivateUse1: call "
-            "ampcheck.register.register_autocast('npy', base='cuda')",
-        ),
-        (
-            "only_fp16",
-            "region",
-            "failed",
-            False,
-            "in bf16 the region turned itself off: In npy autocast, but the target dtype is not supported",
-            "let torch.npy.get_amp_supported_dtype() list bf16, or leave it out of amp_dtypes",
-        ),
-        (
-            "uncast_mm",
-            "region",
-            "failed",
-            False,
-            "in fp16 it gives fp32; in bf16 it gives fp32",
-            "the kernel of aten::mm",
-        ),
-        (
-            "no_scaler_kernels",
-            "scaler",
-            "missing",
-            False,
-            "no kernel of _amp_foreach_non_finite_check",
-            "register kernels",
-        ),
-        ("no_generator", "generator", "missing", False, "no kernel of uniform_", "make aten::uniform_ work"),
-        ("wrong_add", "add", "failed", True, "the sum came back as [[3.0, -4.0", "make aten::add.Tensor work"),
-        ("wrong_mul", "backward", "failed", False, "the gradient came back as", ""),
-        ("other_index", "device index", "failed", False, "torch.npy.current_device() is 3", ""),
-    ],
-)
-def test_a_fault_of_a_backend(
-    of_a_backend: dict[str, dict[str, PreflightFinding]],
-    fault: str,
-    step: str,
-    status: str,
-    ends: bool,
-    happened: str,
-    advice: str,
-) -> None:
-    found = of_a_backend[fault]
-    wrong = found[step]
-    assert (wrong.status, wrong.ends) == (status, ends)
-    assert happened in wrong.happened
-    assert advice in wrong.advice
-    assert [other.step for other in found.values() if other.status != "ok"] == [step]
-    assert list(found)[-1] == (step if ends else "generator")
 
 
 # ---- through the command line

@@ -1,13 +1,15 @@
 """Planted faults: ways in which torch could break a promise of autocast, each undone again.
 
-`FAULTS` is what `tests/test_planted_faults.py` goes through. A fault belongs to the rule it breaks, and the suite file
-of that rule must catch it. To add one, add it to the list of the module whose kind it is.
+`FAULTS` is the table that `test_faults.py` goes through. A fault belongs to the rule it breaks, and the cases of that
+rule must catch it. To add one, add it to the list of the module whose kind it is: to `JAX` where the jax device, which
+has a process of its own, must notice it, and to `FAULTS` otherwise.
 """
 
 from __future__ import annotations
 
 from tests.faults import (
     autodiff,
+    backends,
     caches,
     casts,
     checkpoint,
@@ -20,6 +22,7 @@ from tests.faults import (
     functions,
     functorch,
     gradients,
+    interop,
     jit,
     jit_scenarios,
     limits,
@@ -27,23 +30,30 @@ from tests.faults import (
     optimizers,
     persistence,
     policies,
+    preflight,
+    region_scenarios,
     regions,
+    registration,
     replicas,
+    reproductions,
     scaler,
+    scenarios,
     seen,
     settings,
     threads,
+    torchscript_pass,
     unscale,
 )
 from tests.faults.fault import Fault
 
-__all__ = ["FAULTS", "Fault"]
+__all__ = ["CONTROLS", "FAULTS", "Fault"]
 
 _KINDS = (
     casts,
     policies,
     eligibility,
     regions,
+    region_scenarios,
     construction,
     decorators,
     threads,
@@ -67,7 +77,19 @@ _KINDS = (
     derivatives,
     replicas,
     settings,
+    scenarios,
+    torchscript_pass,
+    backends,
+    preflight,
+    registration,
+    reproductions,
 )
+_ON_JAX = (autodiff, checkpoint, customfn, functorch, gradients, interop, optimizers, persistence, scaler)
 
-FAULTS: tuple[Fault, ...] = tuple(fault for kind in _KINDS for fault in kind.FAULTS)
+FAULTS: tuple[Fault, ...] = (
+    *(fault for kind in _KINDS for fault in kind.FAULTS),
+    *(fault for kind in _ON_JAX for fault in kind.JAX),
+)
 """Every fault."""
+CONTROLS = backends.CONTROLS
+"""Cases of the backends that are right without a fault, beside those that a fault names."""

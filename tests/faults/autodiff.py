@@ -25,8 +25,8 @@ _EMBEDDING = torch.nn.functional.embedding
 
 
 def _fault(name: str, plant: Plant, only: str, *says: str, device: str = "cpu") -> Fault:
-    """A fault that the cases of the `-k` expression `only` must catch."""
-    return Fault(name, "autodiff", plant, says, (f"--device={device}", "-k", only), "autograd")
+    """A fault that the cases which `only` chooses must catch."""
+    return Fault(name, "autodiff", plant, says, "autograd", device, only=only)
 
 
 def _method(name: str, only: str, *says: str, where: Any = torch.Tensor, device: str = "cpu", **wrong: Any) -> Fault:
@@ -246,7 +246,7 @@ FAULTS = (
     ),
     _method(
         "packed-as-float32",
-        "test_saved and not computed and not elsewhere",
+        "/saved and not computed and not elsewhere",
         "dtypes saved",
         where=_HOOKS,
         __init__=packing_float32,
@@ -304,4 +304,4 @@ JAX = (
         __enter__=lambda self: None,
     ),
 )
-"""Those of the jax device, which is made in a process of its own: tests/jax_planted.py."""
+"""Those of the jax device."""

@@ -83,7 +83,7 @@ def cache(
 
 def caching(name: str, *says: str, suite: str = "eager", **how: Any) -> Fault:
     """A fault of a cache that products have on their own; `how` as `cache` takes it."""
-    return Fault(name, "cache", lambda: cache(**how), says, ("--device=cpu",), suite)
+    return Fault(name, "cache", lambda: cache(**how), says, suite)
 
 
 def _clearing(name: str, *says: str, clear: Callable[[], None]) -> Fault:
@@ -93,7 +93,7 @@ def _clearing(name: str, *says: str, clear: Callable[[], None]) -> Fault:
         stack.callback(_CLEAR)
         return stack
 
-    return Fault(name, "cache", plant, says, ("--device=cpu",))
+    return Fault(name, "cache", plant, says)
 
 
 def clear_nothing() -> None:
@@ -148,7 +148,7 @@ def _losing_gradient(name: str, *says: str) -> Fault:
     def plant() -> AbstractContextManager[object]:
         return kernel("cpu", "mm", lambda call: call.run(lambda p, t: detached(call, t) if call.eligible(t) else t))
 
-    return Fault(name, "cache", plant, says, ("--device=cpu",), "autograd")
+    return Fault(name, "cache", plant, says, "autograd")
 
 
 FAULTS = (

@@ -107,7 +107,7 @@ def _set_uncached() -> None:
 
 def fault(name: str, plant: Callable[[], AbstractContextManager[object]], says: str, only: str) -> Fault:
     """A fault that the scenarios whose names hold `only` catch."""
-    return Fault(name, "checkpoint", plant, (says,), ("--device=cpu", "-k", only), "autograd")
+    return Fault(name, "checkpoint", plant, (says,), "autograd", only=only)
 
 
 FAULTS = (
@@ -132,4 +132,4 @@ JAX = tuple(
     for fault in FAULTS
     if fault.name not in ("replay-draws-anew", "checkpoint-leaves-off", "replay-unchecked", "kept-op-changed")
 )
-"""Those that are planted beside the jax device, in a process of its own: tests/jax_planted.py."""
+"""Those that the jax device must notice, too."""

@@ -22,12 +22,12 @@ Forward = Callable[[Pass, str, Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def _fault(name: str, only: str, *says: str, where: Any = torch.amp, device: str = "cpu", **wrong: Any) -> Fault:
-    """A fault that the cases of the `-k` expression `only` must catch."""
+    """A fault that the cases which `only` chooses must catch."""
 
     def plant() -> AbstractContextManager[object]:
         return replaced(where, **wrong)
 
-    return Fault(name, "customfn", plant, says, (f"--device={device}", "-k", only), "autograd")
+    return Fault(name, "customfn", plant, says, "autograd", device, only=only)
 
 
 def forward(call: Forward) -> Pass:
@@ -257,4 +257,4 @@ JAX = (
         register_autocast=registered_nowhere,
     ),
 )
-"""Those of the jax device, which is made in a process of its own: tests/jax_planted.py."""
+"""Those of the jax device."""

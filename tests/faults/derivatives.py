@@ -36,7 +36,7 @@ Pass = Callable[..., Any]
 def _fault(name: str, where: str, says: str, plant: Plant) -> Fault:
     """A fault that the scenario `rule/name` must catch."""
     rule, _, scenario = where.partition("/")
-    return Fault(name, rule, plant, (), (), "autograd").seen_by(scenario, says)
+    return Fault(name, rule, plant, (), "autograd").seen_by(scenario, says)
 
 
 def _region(name: str, where: str, says: str, **methods: Pass) -> Fault:

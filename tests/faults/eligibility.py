@@ -11,15 +11,15 @@ from tests.faults.fault import Fault
 from tests.faults.kernels import Body, Call, kernel
 
 
-def eligible(name: str, device: str, op: str, body: Body, *says: str, options: tuple[str, ...] = ()) -> Fault:
+def eligible(name: str, device: str, overload: str, body: Body, *says: str, **chosen: str) -> Fault:
     """A fault of one op on one device, seen by the cases of which tensors are eligible."""
-    return Fault(name, "eligibility", lambda: kernel(device, op, body), says, (f"--device={device}", *options))
+    return Fault(name, "eligibility", lambda: kernel(device, overload, body), says, device=device, **chosen)
 
 
 def of_a_form(name: str, device: str, op: str, body: Body, form: str) -> Fault:
     """The same, seen where every op is called with tensors of a form."""
     says = f"what {op} makes of tensors that are {form}"
-    return eligible(name, device, op, body, says, options=("-k", f"test_any_form[{form}"))
+    return eligible(name, device, op, body, says, op="any_form", only=form)
 
 
 def other_devices_too(call: Call) -> Any:

@@ -1,57 +1,125 @@
-"""What a planted fault is."""
+"""What a planted fault is, and what must become of the cases that run under it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from ampcheck.spec.ids import rule_of
+from _pytest.mark.expression import Expression
+
+from ampcheck.runner.results import RED
+from ampcheck.spec.case import Case
 
 Plant = Callable[[], AbstractContextManager[object]]
 """Breaks a promise while what it returns is entered."""
 
-_SUITES = Path(__file__).resolve().parents[2] / "suites"
+Result = Mapping[str, str]
+"""What became of a case: its `id`, `status` and `message`, as in a run file."""
+
+REFUSED = ("refused",)
+SUITES = ("eager", "autograd", "scaler", "jit")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A promise that this process's torch breaks while `plant()` is entered, and keeps again afterwards.
+    """A promise that is broken while `plant()` is entered, and kept again afterwards.
 
-    `name`: says what is wrong. `rule`: the rule broken, whose file in `suite` must go red. `options`: the slice of that
-    file to run, as pytest options. `says`: what a red case's message must mention: the op, or the state and its values.
-    `scenario`: the scenario whose case must say it, where not any case of the slice may.
+    The cases that run under it are those of `suite`, `rule` and `device`. These choose among them: `op`, an overload or
+    the name of a scenario; `amp`, the region's dtype; `executor`; `only`, words of the key `suite/rule/id` in an
+    expression such as pytest's `-k` takes; `nightly` for cases that nightly runs alone have.
+
+    `says`: the words that one red case's message must all contain. `statuses`: what red cases may be; ("pass",) for a
+    mistake that no case can notice, and `REFUSED` where the run must end before its first case. `reproduction`: what
+    the program that reproduces the red case in plain torch must print or raise, "" where it is not run.
     """
 
     name: str
     rule: str
     plant: Plant
     says: tuple[str, ...]
-    options: tuple[str, ...]
     suite: str = "eager"
-    scenario: str = ""
+    device: str = "cpu"
+    op: str = ""
+    only: str = ""
+    amp: str = ""
+    executor: str = ""
+    nightly: bool = False
+    statuses: tuple[str, ...] = ("fail",)
+    reproduction: str = ""
 
     @property
-    def slice(self) -> tuple[str, ...]:
-        """The pytest arguments that select its cases."""
-        files = (_SUITES / self.suite).glob(f"test_{self.rule}*.py")
-        return (*sorted(str(file) for file in files if rule_of(file.stem) == self.rule), *self.options)
+    def id(self) -> str:
+        """Its name in the table, which has a fault once for each device that must notice it."""
+        return f"{self.device}-{self.name}"
+
+    def picks(self, case: Case) -> bool:
+        """Whether a case runs under it."""
+        for want, value in (
+            (self.rule, case.rule),
+            (self.op, case.op),
+            (self.suite, case.suite),
+            (self.device, case.device),
+            (self.amp, case.amp),
+            (self.executor, case.executor),
+        ):
+            if want not in ("", value):
+                return False
+        return not self.only or Expression.compile(self.only).evaluate(lambda word, **_: word in case.key)
 
     def seen_by(self, scenario: str, says: str) -> Fault:
         """The same fault, which a scenario must catch in bf16; of another rule it is called `suite/rule/scenario`."""
         suite, rule, name = scenario.split("/") if "/" in scenario else (self.suite, self.rule, scenario)
         return replace(
-            self,
-            name=f"{self.name}-by-{name}",
-            rule=rule,
-            says=(says,),
-            options=("--device=cpu", "--amp-dtype=bf16", "-k", f"test_{name}["),
-            suite=suite,
-            scenario=name,
+            self, name=f"{self.name}-by-{name}", rule=rule, says=(says,), suite=suite, op=name, only="", amp="bf16"
         )
 
     def on_jax(self, only: str = "") -> Fault:
-        """The same fault in the slice of the jax device; `only` narrows the slice as `-k` does."""
-        *options, last = (option.replace("--device=cpu", "--device=jax") for option in self.options)
-        return replace(self, options=(*options, f"({last}) and {only}" if only else last))
+        """The same fault, to be caught on the jax device; `only` narrows the choice of cases."""
+        return replace(self, device="jax", only=f"({self.only}) and {only}" if only else self.only)
+
+    def judge(self, unharmed: Sequence[Result], harmed: Sequence[Result]) -> None:
+        """Raise AssertionError unless the cases notice the fault, in the right words, and are right without it."""
+        assert harmed, "it selects no case"
+        assert lines(red(unharmed)) == "", "cases are red without the fault"
+        if self.statuses == ("pass",):
+            assert {result["status"] for result in harmed} == {"pass"}, lines(harmed)
+            return
+        # Another kernel than PyTorch's may be right where PyTorch's is known to deviate.
+        noticed = [result for result in red(harmed) if result["status"] in self.statuses or result["status"] != "fixed"]
+        assert noticed, f"nothing is red\n{lines(harmed)}"
+        assert {result["status"] for result in noticed} <= set(self.statuses), lines(noticed)
+        assert all(result.get("rule", self.rule) == self.rule for result in noticed), lines(noticed)
+        told = [result for result in noticed if all(words in result["message"] for words in self.says)]
+        assert told, f"nothing says {self.says}:\n{lines(noticed)}"
+        if self.reproduction:
+            shown = [result["shown"] for result in noticed]
+            assert any(self.reproduction in text for text in shown), f"{self.reproduction!r} is not in {shown}"
+        if self.suite in SUITES and self.statuses != REFUSED:
+            assert all(result["torch"] and result["pytest"] for result in noticed), "a red case lacks its reproduction"
+
+
+def seen_in(name: str, plant: Plant, seen: Mapping[str, str]) -> tuple[Fault, ...]:
+    """A fault once for each scenario that must catch it, with the words for it.
+
+    Scenarios are given as `suite/rule/name`, with `-value` for each parameter and ` on device` for one beside the CPU.
+    """
+    out = []
+    for where, says in seen.items():
+        case, _, device = where.partition(" on ")
+        suite, rule, words = case.split("/")
+        op = words.partition("-")[0]
+        only = f"/{words}-" if op != words else ""
+        made = f"{name}-by-{rule}-{words}"
+        out.append(Fault(made, rule, plant, (says,), suite, device or "cpu", op, only))
+    return tuple(out)
+
+
+def red(results: Sequence[Result]) -> list[Result]:
+    """The results that fail a run."""
+    return [result for result in results if result["status"] in (*RED, *REFUSED, "failed")]
+
+
+def lines(results: Sequence[Result]) -> str:
+    """Results, one a line."""
+    return "\n".join(f"{result['status']}: {result.get('id', '')}: {result.get('message', '')}" for result in results)

@@ -27,7 +27,7 @@ def functions(
 ) -> Fault:
     """A fault that replaces functions of `where`."""
 
-    return Fault(name, rule, lambda: replaced(where, **wrong), says, (f"--device={device}",))
+    return Fault(name, rule, lambda: replaced(where, **wrong), says, device=device)
 
 
 def never_enabled(*args: Any) -> bool:
@@ -227,13 +227,12 @@ FAULTS = (
         "defaults",
         lambda: available(always_available),
         ("is_autocast_available('meta'): got True",),
-        ("--device=cpu",),
     ),
     Fault(
         "available-on-cpu-only",
         "defaults",
         lambda: available(available_on_cpu_only),
         ("is_autocast_available: got False",),
-        ("--device=virtual:cuda",),
+        device="virtual:cuda",
     ),
 )

@@ -98,20 +98,18 @@ def _own_parameters() -> AbstractContextManager[object]:
 
 def fault(name: str, plant: Plant, says: str, only: str) -> Fault:
     """A fault that the scenarios whose names hold `only` catch."""
-    return Fault(name, "functorch", plant, (says,), ("--device=cpu", "-k", only), "autograd")
+    return Fault(name, "functorch", plant, (says,), "autograd", only=only)
 
 
 FAULTS = (
-    fault("grad-outside-of-regions", lambda: _inside("grad", _off), "states it ran in", "test_derivative and around"),
-    fault("jvp-outside-of-regions", lambda: _inside("jvp", _off), "states it ran in", "test_derivative and jvp"),
-    fault("grad-in-other-dtype", lambda: _inside("grad", _other), "states it ran in", "test_derivative and grad"),
-    fault(
-        "jacobian-in-low-dtype", lambda: _after("jacrev", torch.Tensor.bfloat16), "bfloat16", "test_derivative and jac"
-    ),
-    fault("grad-leaves-on", lambda: _after("grad", _leave_on), "state and depth after", "test_derivative and inside"),
-    fault("vmap-outside-of-regions", lambda: _mapping(_mapped_outside), "state and dtypes inside", "test_mapped"),
+    fault("grad-outside-of-regions", lambda: _inside("grad", _off), "states it ran in", "/derivative and around"),
+    fault("jvp-outside-of-regions", lambda: _inside("jvp", _off), "states it ran in", "/derivative and jvp"),
+    fault("grad-in-other-dtype", lambda: _inside("grad", _other), "states it ran in", "/derivative and grad"),
+    fault("jacobian-in-low-dtype", lambda: _after("jacrev", torch.Tensor.bfloat16), "bfloat16", "/derivative and jac"),
+    fault("grad-leaves-on", lambda: _after("grad", _leave_on), "state and depth after", "/derivative and inside"),
+    fault("vmap-outside-of-regions", lambda: _mapping(_mapped_outside), "state and dtypes inside", "/mapped"),
     fault("vmap-swaps-slices", lambda: _mapping(_mapped_backwards), "gradients: differs", "gradients_per_sample"),
-    fault("vmap-draws-alike", lambda: _mapping(_drawn_alike), "patterns", "test_randomness"),
+    fault("vmap-draws-alike", lambda: _mapping(_drawn_alike), "patterns", "/randomness"),
     fault("vmap-refuses-no-draw", lambda: _mapping(_never_refused), "randomness", "randomness_refused"),
     fault("dual-without-tangent", _without_tangent, "whether there is a tangent", "weight_with_a_tangent"),
     fault("call-with-own-parameters", _own_parameters, "comes out with other parameters", "other_parameters"),
@@ -127,4 +125,4 @@ _ON_JAX = (
     "call-with-own-parameters",
 )
 JAX = tuple(fault.on_jax() for fault in FAULTS if fault.name in _ON_JAX)
-"""Those that are planted beside the jax device, in a process of its own: tests/jax_planted.py."""
+"""Those that the jax device must notice, too."""

@@ -207,4 +207,4 @@ JAX = (
     fault("jax-gradient-of-promoted-in-low", "promote", JAX_DEVICE, "addcmul", rounded(widest), _DIFFERS),
     fault("jax-gradient-of-atan2-in-low", "promote", JAX_DEVICE, "atan2", computed(widest, low), "atan2"),
 )
-"""Those of the jax device, which is made in a process of its own: tests/jax_planted.py."""
+"""Those of the jax device."""

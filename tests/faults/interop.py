@@ -1,4 +1,4 @@
-"""JAX functions that are made PyTorch ones wrongly. They are planted beside the jax device, in a process of its own."""
+"""JAX functions that are made PyTorch ones wrongly, for the jax device."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ def _fault(name: str, scenario: str, says: str, owner: str, wrong: Callable[[Any
         with patch.object(holder, attribute, wrong(getattr(holder, attribute))):
             yield
 
-    options = ("--device=jax", "-k", f"test_{scenario}[")
-    return Fault(f"j2t-{name}", "j2t", plant, (says,), options, "autograd", scenario)
+    return Fault(f"j2t-{name}", "j2t", plant, (says,), "autograd", "jax", scenario)
 
 
 def doubled(wrap: Any) -> Any:
@@ -143,4 +142,4 @@ JAX = (
     _fault("cast-again", "computed_again", "the dtypes the function received: got", "j2t_autograd", casting_always),
     _fault("gradient-of-largest-lost", "integer_results", "there is a gradient of the largest", "_Call.backward", lost),
 )
-"""Every fault; tests/jax_planted.py plants them."""
+"""Every fault."""

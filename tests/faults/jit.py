@@ -9,19 +9,19 @@ from tests.faults.compilers import Change, entering, handed_out, inside, results
 from tests.faults.fault import Fault, Plant
 
 
-def _fault(name: str, rule: str, plant: Plant, *says: str, options: tuple[str, ...]) -> Fault:
-    return Fault(f"jit-{name}", rule, plant, says, ("--device=cpu", *options), suite="jit")
+def _fault(name: str, rule: str, plant: Plant, *says: str, **chosen: str) -> Fault:
+    return Fault(f"jit-{name}", rule, plant, says, "jit", **chosen)
 
 
 def _op(name: str, rule: str, plant: Plant, case: str, *says: str) -> Fault:
     """A fault that the cases of one op in one executor catch, `case` being `<op> in <executor>`."""
     op, executor = case.split(" in ")
-    return _fault(name, rule, plant, *says, options=(f"--op={op}", f"--executor={executor}"))
+    return _fault(name, rule, plant, *says, op=op, executor=executor)
 
 
 def _scenario(name: str, rule: str, plant: Plant, *says: str) -> Fault:
     """A fault that the scenarios of a rule catch under Dynamo."""
-    return _fault(name, rule, plant, *says, options=("--executor=dynamo", "--amp-dtype=bf16"))
+    return _fault(name, rule, plant, *says, executor="dynamo", amp="bf16")
 
 
 def _out(change: Change, compiler: str = "compile") -> Plant:

@@ -20,7 +20,7 @@ _EXPORT = torch.export.export
 def _fault(name: str, where: str, says: str, plant: Plant) -> Fault:
     """A fault that the scenario `rule/name` must catch."""
     rule, _, scenario = where.partition("/")
-    return Fault(f"jit-{name}", rule, plant, (), (), "jit").seen_by(scenario, says)
+    return Fault(f"jit-{name}", rule, plant, (), "jit").seen_by(scenario, says)
 
 
 def _dropped(where: str, says: str) -> Fault:

@@ -121,13 +121,13 @@ def kernel(device: str, name: str, body: Body) -> Iterator[None]:
         library._destroy()
 
 
-def wrong(name: str, rule: str, device: str, op: str, body: Body, *options: str, says: tuple[str, ...] = ()) -> Fault:
+def wrong(name: str, rule: str, device: str, op: str, body: Body, says: tuple[str, ...] = (), **chosen: Any) -> Fault:
     """A fault of one op on one device: its autocast kernel does `body`."""
 
     def plant() -> AbstractContextManager[None]:
         return kernel(device, op, body)
 
-    return Fault(name, rule, plant, says or (f"aten::{op}",), (f"--device={device}", f"--op={op}", *options))
+    return Fault(name, rule, plant, says or (f"aten::{op}",), device=device, op=op, **chosen)
 
 
 def outputs(value: Any, change: Callable[[int, torch.Tensor], torch.Tensor]) -> Any:

@@ -28,7 +28,7 @@ def _linter(name: str, case: str, change: Callable[[list[Diagnostic]], list[Diag
     def plant() -> AbstractContextManager[object]:
         return patch.object(cases, "lint_source", lambda *args: change(_LINT(*args)))
 
-    return Fault(name, "limits", plant, says, ("--device=cpu", "-k", f"found and {case}"), "jit")
+    return Fault(name, "limits", plant, says, "jit", only=f"found and {case}")
 
 
 def _blind(rule: str, case: str) -> Fault:
@@ -63,7 +63,7 @@ _CASES = {
 
 
 def _dynamic(name: str, case: str, plant: Callable[[], AbstractContextManager[object]], *says: str) -> Fault:
-    return Fault(name, "limits", plant, says, ("--device=cpu", "-k", f"found and {case}"), "jit")
+    return Fault(name, "limits", plant, says, "jit", only=f"found and {case}")
 
 
 def sees_nothing() -> AbstractContextManager[object]:
@@ -103,7 +103,7 @@ def _compiler(name: str, change: Callable[[Callable[..., Any]], Callable[..., An
     def plant() -> AbstractContextManager[object]:
         return patch.dict(kinds.EXECUTORS, {"traced": Executor(make)})
 
-    return Fault(name, "parity", plant, says, ("--device=cpu", "-k", "drawn and tracing-"), "jit")
+    return Fault(name, "parity", plant, says, "jit", only="drawn and tracing-")
 
 
 @contextmanager
@@ -195,8 +195,8 @@ FAULTS = (
         "limits",
         silent_decorator,
         ("first call outside of regions gives: got ['fp32']",),
-        ("--device=cpu", "-k", "jit and annotated_function and not found"),
         "jit",
+        only="jit and annotated_function and not found",
     ),
     _compiler("compiler-drops-regions", drops, "dtypes"),
     _compiler("compiler-drops-disabled-regions", drops_disabled, "dtypes"),

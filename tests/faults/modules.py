@@ -78,7 +78,7 @@ def module(name: str, where: type[nn.Module], change: Callable[..., Any], cases:
     def plant() -> AbstractContextManager[object]:
         return replaced(where, forward=change(where.forward))
 
-    return Fault(name, "modules", plant, says, ("--device=cpu", "-k", cases))
+    return Fault(name, "modules", plant, says, only=cases)
 
 
 def functional(name: str, rule: str, op: str, function: str) -> Fault:
@@ -92,7 +92,7 @@ def functional(name: str, rule: str, op: str, function: str) -> Fault:
         stack.callback(eager.cache_clear)
         return stack
 
-    return Fault(name, rule, plant, (f"aten::{op}",), ("--device=cpu", f"--op={op}"))
+    return Fault(name, rule, plant, (f"aten::{op}",), op=op)
 
 
 FAULTS = (

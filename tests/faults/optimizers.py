@@ -228,4 +228,4 @@ _ON_JAX = (
     "first-optimizer-alone",
 )
 JAX = tuple(fault for fault in (*unscale.faults("jax"), *faults("jax")) if fault.name in _ON_JAX)
-"""Those that are looked for on jax too, in a process of its own: tests/jax_planted.py."""
+"""Those that the jax device must notice, too."""

@@ -85,4 +85,4 @@ FAULTS = (
 )
 
 JAX = tuple(fault.on_jax() for fault in FAULTS)
-"""Those that are planted beside the jax device, in a process of its own: tests/jax_planted.py."""
+"""Those that the jax device must notice, too."""

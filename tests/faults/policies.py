@@ -101,8 +101,7 @@ def slightly_off(call: Call) -> Any:
 def unlisted(name: str, device: str, op: str, spelling: str, body: Body) -> Fault:
     """A fault of an op that has a policy nowhere; `spelling`: what the op database calls it."""
     # Virtual devices run the op database at night only.
-    options = (f"--device={device}", f"--op={spelling}", *(["--nightly"] if device != CPU else []))
-    return replace(wrong(name, "fallthrough", device, op, body), says=(spelling,), options=options)
+    return replace(wrong(name, "fallthrough", device, op, body), says=(spelling,), op=spelling, nightly=device != CPU)
 
 
 OPTDTYPE = (

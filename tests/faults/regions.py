@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
@@ -17,7 +17,7 @@ Method = Callable[..., Any]
 TYPES = ("cpu", "cuda", "xpu", "mps", "mtia")
 
 
-def replaced(where: Any, **wrong: Method) -> AbstractContextManager[object]:
+def replaced(where: Any, **wrong: Method) -> ExitStack:
     """Attributes of a class or a module replaced while entered."""
     stack = ExitStack()
     for name, body in wrong.items():
@@ -25,14 +25,11 @@ def replaced(where: Any, **wrong: Method) -> AbstractContextManager[object]:
     return stack
 
 
-def region(
-    name: str, rule: str, *says: str, device: str = "cpu", options: tuple[str, ...] = (), **methods: Method
-) -> Fault:
+def region(name: str, rule: str, *says: str, device: str = "cpu", only: str = "", **methods: Method) -> Fault:
     """A fault that replaces methods of `torch.autocast`: `init`, `enter`, `exit` or `call`."""
     wrong = {f"__{method}__": body for method, body in methods.items()}
-    if rule in ("context", "nesting", "exceptions"):  # half the cases tell as much
-        options = ("--amp-dtype=fp16", *options)
-    return Fault(name, rule, lambda: replaced(autocast, **wrong), says, (f"--device={device}", *options))
+    amp = "fp16" if rule in ("context", "nesting", "exceptions") else ""  # half the cases tell as much
+    return Fault(name, rule, lambda: replaced(autocast, **wrong), says, device=device, only=only, amp=amp)
 
 
 # ---- leaving a region
@@ -275,14 +272,12 @@ PROGRAMS = (
         "program-second-entry",
         "programs",
         "inside the region is off",
-        options=("-k", "known"),
+        only="known",
         enter=enter_twice_disabled,
     ),
-    region("program-keeps-dtype", "programs", "fp16", options=("-k", "known"), exit=exit_keeps_dtype),
-    region("program-exception-open", "programs", "on", options=("-k", "known"), exit=exit_only_without_exception),
-    region(
-        "program-leaves-a-level", "programs", "depth 2; expected on", options=("-k", "known"), exit=exit_leaves_a_level
-    ),
+    region("program-keeps-dtype", "programs", "fp16", only="known", exit=exit_keeps_dtype),
+    region("program-exception-open", "programs", "on", only="known", exit=exit_only_without_exception),
+    region("program-leaves-a-level", "programs", "depth 2; expected on", only="known", exit=exit_leaves_a_level),
 )
 
 FAULTS = (*CONTEXT, *NESTING, *EXCEPTIONS, *PROGRAMS)

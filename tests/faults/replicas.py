@@ -22,7 +22,7 @@ _POLICY = fsdp.MixedPrecisionPolicy
 
 
 def _fault(name: str, scenario: str, says: str, plant: Plant) -> Fault:
-    return Fault(name, "dataparallel", plant, (), (), "autograd").seen_by(scenario, says)
+    return Fault(name, "dataparallel", plant, (), "autograd").seen_by(scenario, says)
 
 
 def forward_outside(self: Any, *args: Any, **kwargs: Any) -> Any:

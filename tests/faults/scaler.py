@@ -20,14 +20,20 @@ _RESCALE = torch._amp_update_scale_
 
 
 def fault(
-    name: str, rule: str, *says: str, only: str = "not random", owner: Any = GradScaler, **methods: Callable[..., Any]
+    name: str,
+    rule: str,
+    *says: str,
+    op: str = "",
+    only: str = "not random",
+    owner: Any = GradScaler,
+    **methods: Callable[..., Any],
 ) -> Fault:
-    """A fault that replaces methods of GradScaler, or functions of torch; `only` is the `-k` of its slice."""
+    """A fault that replaces methods of GradScaler, or functions of torch; `op` and `only` choose cases."""
 
     def plant() -> AbstractContextManager[object]:
         return replaced(owner, **methods)
 
-    return Fault(f"scaler-{name}", rule, plant, says, ("--device=cpu", "-k", only), "scaler")
+    return Fault(f"scaler-{name}", rule, plant, says, "scaler", op=op, only=only)
 
 
 def _op(name: str, *says: str, only: str = "not random", **functions: Callable[..., Any]) -> Fault:
@@ -293,16 +299,16 @@ JAX = (
         "other-device-undivided-in-a-loop",
         "loops",
         "the parameter on cpu",
-        only="test_two_devices[",
+        op="two_devices",
         _unscale_grads_=without_other_devices,
     ).on_jax(),
     fault(
         "two-devices-taken",
         "unscale",
         "a list on two devices: raised nothing",
-        only="test_another_device[",
+        op="another_device",
         owner=torch,
         _amp_foreach_non_finite_check_and_unscale_=each_alone,
     ).on_jax(),
 )
-"""Those that are planted beside the jax device, in a process of its own; the last three need a second device."""
+"""Those that the jax device must notice, too; the last three need a second device."""

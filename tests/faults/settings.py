@@ -28,7 +28,7 @@ _TOP = torch.finfo(torch.float32).max
 def _fault(name: str, where: str, says: str, plant: Plant) -> Fault:
     """A fault that the scenario `rule/name` must catch."""
     rule, _, scenario = where.partition("/")
-    return Fault(name, rule, plant, (), (), "scaler").seen_by(scenario, says)
+    return Fault(name, rule, plant, (), "scaler").seen_by(scenario, says)
 
 
 def _put(name: str, where: str, says: str, owner: Any = GradScaler, **wrong: Any) -> Fault:

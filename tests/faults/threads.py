@@ -53,7 +53,7 @@ def run_one_level_deep(self: threading.Thread) -> None:
 
 def thread(name: str, *says: str, **methods: Method) -> Fault:
     """A fault of the state that a thread starts with."""
-    return Fault(name, "threads", lambda: replaced(threading.Thread, **methods), says, ("--device=cpu",))
+    return Fault(name, "threads", lambda: replaced(threading.Thread, **methods), says)
 
 
 def one_state_for_all() -> AbstractContextManager[object]:
@@ -101,6 +101,6 @@ FAULTS = (
     thread("threads-inherit-dtype", "torch.float16", start=start_noting_state, run=run_with_parents_dtype),
     thread("threads-start-without-cache", "False)", run=run_without_cache),
     thread("threads-start-one-level-deep", "depth", run=run_one_level_deep),
-    Fault("threads-share-enabled", "threads", one_state_for_all, ("dtype",), ("--device=cpu",)),
-    Fault("threads-share-dtype", "threads", one_dtype_for_all, ("dtype",), ("--device=cpu",)),
+    Fault("threads-share-enabled", "threads", one_state_for_all, ("dtype",)),
+    Fault("threads-share-dtype", "threads", one_dtype_for_all, ("dtype",)),
 )

@@ -1,37 +1,82 @@
 """Faults of the pass for TorchScript: ways in which it could do something else than eager autocast.
 
-`tests/test_torchscript_faults.py` goes through them. Each changes the pass while planted; the agreement of rewritten
-programs with eager ones must then be lost, in the words given.
+The suites have no cases of the pass; the agreement of rewritten programs with eager ones is measured in their place.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import torch
+
+from ampcheck import torchscript
+from ampcheck.checks.torchscript_agreement import OURS, measure
+from ampcheck.devices.registry import select
 from ampcheck.torchscript import ops, programs, regions, rewrite
-from ampcheck.torchscript.regions import GraphState, States
+from ampcheck.torchscript.regions import GraphState, States, scripted
+from tests.faults.fault import Fault, Plant, Result
+from tests.torchscript import programs as torchscript_programs
+from tests.torchscript.test_regions import AMBIENT, around, given
+
+SUITE = "torchscript"
 
 _Pass, _Builder = rewrite._Pass, regions.Builder
 _FLOAT32 = 6
 
 
-@dataclass(frozen=True)
-class PassFault:
-    """A fault of the pass.
+def _fault(
+    name: str,
+    plant: Plant,
+    says: str,
+    in_programs: tuple[str, ...] = (),
+    ops: tuple[tuple[str, str], ...] = (),
+) -> tuple[Fault, ...]:
+    """A fault of the pass, which each of some programs and overloads must show.
 
-    `programs`: those of `tests.torchscript.programs` that must do something else than eagerly. `ops`: pairs of device
-    and overload whose measured agreement must be lost. `says`: what a difference must mention.
+    `in_programs`: those of `tests.torchscript.programs` that must do something else than eagerly. `ops`: device and
+    overload of those whose measured agreement must be lost.
     """
+    made = Fault(name, "agreement", plant, (says,), SUITE)
+    return tuple(
+        replace(made, name=f"pass-{name}-in-{op}", device=device, op=op)
+        for device, op in (*(("cpu", program) for program in in_programs), *ops)
+    )
 
-    name: str
-    plant: Callable[[], AbstractContextManager[object]]
-    says: str
-    programs: tuple[str, ...] = ()
-    ops: tuple[tuple[str, str], ...] = ()
+
+def results(fault: Fault) -> list[Result]:
+    """How far a rewritten program, or one of a region and an overload, agrees with eager mode now."""
+    if fault.op in {program.__name__ for program in torchscript_programs.PROGRAMS}:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript has no is_autocast_enabled of a type
+            texts = _of_program(fault.op)
+    else:
+        measured = measure(select([fault.device], [])[0], {OURS: torchscript.autocast}, fault.op)
+        texts = [text for one in measured for found in one.differences.get(OURS, {}).values() for text in found]
+    return [{"id": fault.op, "status": "fail" if texts else "pass", "message": "\n".join(texts)}]
+
+
+def _of_program(name: str) -> list[str]:
+    """How a rewritten program differs from the eager one, in each state of its caller."""
+    program = getattr(torchscript_programs, name)
+    rewritten = torchscript.autocast(scripted(program))
+    out = []
+    for ambient, dtype in AMBIENT.items():
+        with around(dtype):
+            want = program(*given(), True)
+            try:
+                got = rewritten(*given(), True)
+            except RuntimeError as error:
+                out.append(f"{name} in {ambient} raised {error}")
+                continue
+        for place, (g, w) in enumerate(zip(got, want, strict=True)):
+            if g.dtype != w.dtype or not torch.equal(g, w):
+                out.append(f"result {place} of {name} in {ambient} is {g.dtype}; expected {w.dtype}")
+    return out
 
 
 def _replaced(target: Any, name: str, body: Callable[..., Any]) -> Callable[[], AbstractContextManager[object]]:
@@ -136,52 +181,50 @@ def _one_table() -> AbstractContextManager[object]:
 _CUDA = "virtual:cuda"
 
 FAULTS = (
-    PassFault("drops-regions", _replaced(_Pass, "_enter", _drops_regions), "float32", ("one_region", "several")),
-    PassFault(
+    *_fault("drops-regions", _replaced(_Pass, "_enter", _drops_regions), "float32", ("one_region", "several")),
+    *_fault(
         "ignores-disabled", _replaced(_Pass, "_enter", _ignores_disabled), "expected torch.float32", ("nested", "flag")
     ),
-    PassFault("keeps-the-outer-dtype", _replaced(_Pass, "_enter", _keeps_the_dtype), "bfloat16", ("several",)),
-    PassFault("leaks-after-the-region", _replaced(_Builder, "enter", _leaks), "float16", ("one_region", "several")),
-    PassFault(
+    *_fault("keeps-the-outer-dtype", _replaced(_Pass, "_enter", _keeps_the_dtype), "bfloat16", ("several",)),
+    *_fault("leaks-after-the-region", _replaced(_Builder, "enter", _leaks), "float16", ("one_region", "several")),
+    *_fault(
         "promotes-to-float32",
         _replaced(_Pass, "_through", _promotes_to_float32),
         "expected bf16 (rule promote",
         ops=(("cpu", "stack"), (_CUDA, "addcmul")),
     ),
-    PassFault(
+    *_fault(
         "never-promotes",
         _replaced(_Pass, "_through", _never_promotes),
         "expected fp32 (rule promote",
         ops=(("cpu", "cat"), (_CUDA, "addcmul")),
     ),
-    PassFault(
+    *_fault(
         "promotes-each-alone",
         _replaced(_Pass, "_through", _promotes_each_alone),
         "expected fp32 (rule promote",
         ops=((_CUDA, "addcmul"), (_CUDA, "bilinear")),
     ),
-    PassFault("forgets-lists", _forgets("list"), "rule promote", ops=(("cpu", "cat"), ("cpu", "stack"))),
-    PassFault("forgets-what-may-be-none", _forgets("optional"), "raised", ("biases",)),
-    PassFault(
-        "casts-everything", _replaced(_Pass, "_through", _casts_everything), "expected fp64", ops=(("cpu", "mm"),)
-    ),
-    PassFault("leaves-eager-autocast-on", _replaced(_Builder, "surround", _without("Suspended")), "float", ("nested",)),
-    PassFault("leaves-pytorchs-pass-on", _replaced(_Builder, "surround", _without("autocast")), "float", ("nested",)),
-    PassFault("ignores-the-caller", _replaced(_Builder, "surround", _ignores_the_caller), "float32", ("no_region",)),
-    PassFault(
+    *_fault("forgets-lists", _forgets("list"), "rule promote", ops=(("cpu", "cat"), ("cpu", "stack"))),
+    *_fault("forgets-what-may-be-none", _forgets("optional"), "raised", ("biases",)),
+    *_fault("casts-everything", _replaced(_Pass, "_through", _casts_everything), "expected fp64", ops=(("cpu", "mm"),)),
+    *_fault("leaves-eager-autocast-on", _replaced(_Builder, "surround", _without("Suspended")), "float", ("nested",)),
+    *_fault("leaves-pytorchs-pass-on", _replaced(_Builder, "surround", _without("autocast")), "float", ("nested",)),
+    *_fault("ignores-the-caller", _replaced(_Builder, "surround", _ignores_the_caller), "float32", ("no_region",)),
+    *_fault(
         "fills-in-no-dtype",
         _replaced(_Pass, "_opt_dtype", _nothing),
         "expected dtype=fp32",
         ops=((_CUDA, "softmax.int"),),
     ),
-    PassFault(
+    *_fault(
         "appends-no-dtype", _replaced(_Pass, "_append", _left_as_it_is), "never ran", ops=((_CUDA, "norm.Scalar"),)
     ),
-    PassFault(
+    *_fault(
         "bans-nothing", _replaced(_Pass, "_banned", _nothing), "RuntimeError", ops=((_CUDA, "binary_cross_entropy"),)
     ),
-    PassFault("forgets-composite-ops", _replaced(_Pass, "_bracket", _nothing), "float32", ("composite",)),
-    PassFault("the-other-table", _one_table, "rule upcast", ops=(("cpu", "avg_pool3d"),)),
-    PassFault("asks-the-process", _replaced(_Pass, "_asked", _nothing), "bfloat16", ("asks", "nested")),
+    *_fault("forgets-composite-ops", _replaced(_Pass, "_bracket", _nothing), "float32", ("composite",)),
+    *_fault("the-other-table", _one_table, "rule upcast", ops=(("cpu", "avg_pool3d"),)),
+    *_fault("asks-the-process", _replaced(_Pass, "_asked", _nothing), "bfloat16", ("asks", "nested")),
 )
 """Every fault of the pass."""

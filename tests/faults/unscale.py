@@ -24,8 +24,7 @@ def planted(
     name: str, rule: str, where: Any, cases: str, *says: str, device: str = "cpu", **wrong: Callable[..., Any]
 ) -> Fault:
     """A fault that replaces functions of `where`, looked for in the cases of the rule that `cases` selects."""
-    options = (f"--device={device}", "-k", cases)
-    return Fault(name, rule, lambda: replaced(where, **wrong), says, options, "scaler")
+    return Fault(name, rule, lambda: replaced(where, **wrong), says, "scaler", device, only=cases)
 
 
 # ---- the op that unscales

@@ -29,48 +29,17 @@ def functions(path: Path, prefix: str) -> list[str]:
 
 
 NAMES = [f"{path.stem}::{name}" for path in sorted(CHECKS.glob("checks_*.py")) for name in functions(path, "check_")]
-FAULTS = [name.removeprefix("_") for name in functions(CHECKS / "register_faults.py", "_")]
 
 
-_SCRIPT = """
-import os, sys
-import pytest
-import register_support
-from register_faults import FAULTS
-
-folder, checks = sys.argv[1:]
-command = ["-q", "--noconftest", "-p", "register_support", "-p", "no:xdist", checks]
-command += ["-o", "python_files=checks_*.py", "-o", "python_functions=check_*"]
-
-def runs(name, *options):
-    return pytest.main([*command, f"--junitxml={folder}/{name}.xml", *options])
-
-for fault, (plant, check) in FAULTS.items():
-    child = os.fork()
-    if not child:
-        plant()
-        os._exit(runs(fault, "-k", check))
-    os.waitpid(child, 0)
-runs("checks")
-"""
-
-
-@pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with reports of the checks, and of each that a mistake must fail, with that mistake planted."""
-    folder = tmp_path_factory.mktemp("register")
+def run_checks(folder: Path) -> dict[str, str]:
+    """What the checks found, each empty where it passed, by `file::function`."""
     paths = os.pathsep.join(map(str, (ROOT, BACKENDS, CHECKS)))
     env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", _SCRIPT, str(folder), str(CHECKS)]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    (folder / "log.txt").write_text(done.stdout + done.stderr)
-    return folder
-
-
-def outcomes(reports: Path, name: str) -> dict[str, str]:
-    """What the checks of a report found, each empty where it passed, by `file::function`."""
-    report = reports / f"{name}.xml"
-    assert report.exists(), (reports / "log.txt").read_text()
+    report = folder / "checks.xml"
+    command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "register_support", str(CHECKS)]
+    options = ["-o", "python_files=checks_*.py", "-o", "python_functions=check_*", f"--junitxml={report}"]
+    done = subprocess.run([*command, *options], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert report.exists(), done.stdout + done.stderr
     found = {}
     for case in ElementTree.parse(report).iter("testcase"):
         check = f"{case.attrib['classname'].rpartition('.')[2]}::{case.attrib['name']}"
@@ -81,8 +50,8 @@ def outcomes(reports: Path, name: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def checked(reports: Path) -> dict[str, str]:
-    return outcomes(reports, "checks")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return run_checks(tmp_path_factory.mktemp("register"))
 
 
 def test_every_check_ran(checked: dict[str, str]) -> None:
@@ -92,26 +61,6 @@ def test_every_check_ran(checked: dict[str, str]) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_registration(checked: dict[str, str], name: str) -> None:
     assert not checked[name], checked[name]
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_mistake_fails_its_check(reports: Path, fault: str) -> None:
-    wanted, found = expected_check(fault), outcomes(reports, fault)
-    assert [bool(failure) for name, failure in found.items() if name.endswith(f"::{wanted}")] == [True]
-
-
-def expected_check(fault: str) -> str:
-    """The check that `register_faults.FAULTS` names for a mistake, read without importing it."""
-    tree = ast.parse((CHECKS / "register_faults.py").read_text(encoding="utf-8"))
-    (table,) = (node.value for node in tree.body if isinstance(node, ast.AnnAssign))
-    assert isinstance(table, ast.Dict)
-    for key, value in zip(table.keys, table.values, strict=True):
-        if isinstance(key, ast.Constant) and key.value == fault:
-            assert isinstance(value, ast.Tuple)
-            named = value.elts[1]
-            assert isinstance(named, ast.Constant)
-            return str(named.value)
-    raise AssertionError(f"FAULTS has no {fault}")
 
 
 # ---- a backend of NumPy arrays

@@ -1,7 +1,7 @@
-"""Reproductions for `tests/test_repro.py`: made by a pytest run, and run where ampcheck cannot be imported.
+"""Reproductions for `test_programs.py`: made by a pytest run, and run where ampcheck cannot be imported.
 
-pytest suites --device=… --collect-only -p tests.repro_programs       writes them to $REPRO_PROGRAMS
-python -I tests/repro_programs.py PROGRAMS RESULTS                     runs them, one after the other
+pytest suites --device=… --collect-only -p tests.reproduce.programs   writes them to $REPRO_PROGRAMS
+python -I tests/reproduce/programs.py PROGRAMS RESULTS                 runs them, one after the other
 """
 
 from __future__ import annotations
@@ -27,14 +27,10 @@ OPS_IN_A_RULE = {"eager": 45, "autograd": 9, "jit": 9}
 
 
 def pytest_collection_finish(session: Any) -> None:
-    """Write the program of each scenario in its device's default dtype, and of a sample of the op cases.
-
-    $REPRO_NIGHTLY: not empty for all of them. $REPRO_WANTED: names of some that are written in any case, as JSON.
-    """
-    wanted = json.loads(os.environ["REPRO_WANTED"])
+    """Write programs of scenarios in their device's default dtype, and of op cases: all where $REPRO_NIGHTLY is set."""
 
     def chosen(name: str) -> bool:
-        return bool(os.environ["REPRO_NIGHTLY"]) or name in wanted or zlib.crc32(name.encode()) % SHARE == 0
+        return bool(os.environ["REPRO_NIGHTLY"]) or zlib.crc32(name.encode()) % SHARE == 0
 
     found = {}
     drawn: dict[tuple[str, str, str], list[Any]] = {}
@@ -130,29 +126,33 @@ def main(programs: Path, results: Path) -> None:
     A program may have a `plant`: code that breaks something before it and defines `undo`.
     """
     sys.meta_path.insert(0, _Absent())
-    import torch
-
-    warnings.simplefilter("ignore")
-    defaults = {name: torch.get_autocast_dtype(name) for name in ("cpu", "cuda", "xpu", "mps", "mtia", "xla", "ipu")}
-    there = torch.cuda.amp.common.amp_definitely_not_available, torch.cuda.is_bf16_supported
     out: dict[str, dict[str, str]] = {}
     folder = results.with_suffix("")
     folder.mkdir()
     for name, given in json.loads(programs.read_text(encoding="utf-8")).items():
-        printed, raised = io.StringIO(), ""
         planted: dict[str, Any] = {"undo": lambda: None}
         exec(given.get("plant", ""), planted)
-        file = folder / f"program{len(out)}.py"
-        file.write_text(given["program"], encoding="utf-8")
-        try:
-            with contextlib.redirect_stdout(printed):
-                _run(file)
-        except BaseException:  # whatever it raises is what is to be seen
-            raised = traceback.format_exc(limit=-2)
+        out[name] = outcome(given["program"], folder / f"program{len(out)}.py")
         planted["undo"]()
-        _reset(torch, defaults, there)
-        out[name] = {"printed": printed.getvalue(), "raised": raised}
     results.write_text(json.dumps(out), encoding="utf-8")
+
+
+def outcome(program: str, file: Path) -> dict[str, str]:
+    """What a program prints and what it raises. `file`: where to write it, for its source is asked for."""
+    import torch
+
+    defaults = {name: torch.get_autocast_dtype(name) for name in ("cpu", "cuda", "xpu", "mps", "mtia", "xla", "ipu")}
+    there = torch.cuda.amp.common.amp_definitely_not_available, torch.cuda.is_bf16_supported
+    printed, raised = io.StringIO(), ""
+    file.write_text(program, encoding="utf-8")
+    try:
+        with contextlib.redirect_stdout(printed), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _run(file)
+    except BaseException:  # whatever it raises is what is to be seen
+        raised = traceback.format_exc(limit=-2)
+    _reset(torch, defaults, there)
+    return {"printed": printed.getvalue(), "raised": raised}
 
 
 def _run(file: Path) -> None:

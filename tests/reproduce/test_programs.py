@@ -24,10 +24,9 @@ from ampcheck.reproduce import of_op
 from ampcheck.spec.case import Case
 from ampcheck.spec.torch_dtypes import DTYPES
 from tests.cli_support import LIMIT
-from tests.repro_plants import MM, PLANTED
 
-ROOT = Path(__file__).parents[1]
-PROGRAMS = ROOT / "tests" / "repro_programs.py"
+ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).parent / "programs.py"
 IN_WORDS = re.compile(r"::test_(random|drawn|drawn_for_jit|any_form|jit_found|found_in_captures)\[")
 """Cases that draw programs, try many ops or ask ampcheck's linter: words stand for a program that shows nothing."""
 FIRST = re.compile(r"eager/test_programs\.py::test_known\[")
@@ -56,10 +55,9 @@ def _run(programs: Mapping[str, Mapping[str, Any]], folder: Path) -> dict[str, d
 
 def _made(path: Path, *, nightly: bool) -> dict[str, dict[str, Any]]:
     """The programs of scenarios and of op cases of all suites, and what each case finds."""
-    wanted = [f"suites/{name}" for name, _, _ in PLANTED.values()]
     line = ["suites", "--device=cpu", "--device=virtual:cuda", "--collect-only", "-qq", "--no-run-file"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *line, "-p", "tests.repro_programs"],
+        [sys.executable, "-m", "pytest", *line, "-p", "tests.reproduce.programs"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -68,7 +66,6 @@ def _made(path: Path, *, nightly: bool) -> dict[str, dict[str, Any]]:
             **os.environ,
             "REPRO_PROGRAMS": str(path),
             "REPRO_NIGHTLY": "1" if nightly else "",
-            "REPRO_WANTED": json.dumps(wanted),
             "OMP_NUM_THREADS": "1",
         },
     )
@@ -107,9 +104,7 @@ def test_each_says_what_its_case_says(request: pytest.FixtureRequest, tmp_path: 
     """One test for all of it, for what is made would be made again by each process that has a part of it."""
     nightly = bool(request.config.option.nightly)
     made = _made(tmp_path / "made.json", nightly=nightly)
-    planted = {what: {**made[f"suites/{name}"], "plant": plant} for what, (name, plant, _) in PLANTED.items()}
-    # The one after the planted ones: nothing of them is left.
-    ran = _run({**made, **planted, "after all": made[f"suites/{PLANTED['copies'][0]}"]}, tmp_path)
+    ran = _run(made, tmp_path)
 
     wrong = {name: why for name, given in made.items() if (why := _wrong(name, given, ran[name]))}
     assert not wrong, f"{len(wrong)} of {len(made)}:\n" + "\n".join(f"{k}: {v}" for k, v in [*wrong.items()][:8])
@@ -117,11 +112,6 @@ def test_each_says_what_its_case_says(request: pytest.FixtureRequest, tmp_path: 
         own = [given for name, given in made.items() if name.startswith(f"suites/{suite}/")]
         assert len(own) > programs * (3 if nightly else 1)
         assert sum(bool(given["differences"] or given["raised"]) for given in own) > reds * (3 if nightly else 1)
-
-    for what, (name, _, line) in PLANTED.items():
-        assert not made[f"suites/{name}"]["differences"], f"{name} differs without the plant"
-        assert line in ran[what]["printed"] + ran[what]["raised"], f"{what}: {ran[what]}"
-    assert "FAIL" not in ran["after all"]["printed"]
 
 
 def _case(overload: str, inputs: str, device: str = "cpu", amp: str = "bf16", sample: str = "", rule: str = "") -> Case:
@@ -131,6 +121,16 @@ def _case(overload: str, inputs: str, device: str = "cpu", amp: str = "bf16", sa
     return next(c for c in every if (c.inputs, c.amp, c.sample) == (inputs, amp, sample))
 
 
+MM = """\
+import torch
+library = torch.library.Library("aten", "IMPL")
+def kernel(a, b):
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+        return torch.mm(BODY)
+library.impl("mm", kernel, "AutocastCPU", allow_override=True)
+undo = library._destroy
+"""
+"""Another kernel of mm, as a program."""
 _KERNEL = "argument 0 of aten::mm was given as fp32 and reached the kernel as fp32; expected bf16 (rule downcast)"
 _DTYPE = "output 0 of aten::mm is fp32; expected bf16"
 _BITS = "differs from the same op"

@@ -1,0 +1,31 @@
+"""Collecting tests inside of a test: as `pytest.main` does, but the items stay and can be run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from _pytest.config import _prepareconfig
+
+ROOT = Path(__file__).resolve().parents[2]
+_PLUGINS = ("benchmark", "cacheprovider", "faulthandler", "unraisableexception", "threadexception", "xdist")
+OPTIONS = (*(word for plugin in _PLUGINS for word in ("-p", f"no:{plugin}")), "--tb=no", "--capture=no", "-qq")
+
+
+class _Whole:
+    """Raises where something cannot be collected."""
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        assert not report.failed, report.longreprtext
+
+
+def collected(arguments: Sequence[str], *plugins: object) -> tuple[pytest.Config, list[pytest.Item]]:
+    """What pytest makes of a command line: its configuration, to be unconfigured at the end, and the tests."""
+    config = _prepareconfig([*arguments, *OPTIONS, "--collect-only"], plugins=[_Whole(), *plugins])
+    config._do_configure()
+    config.pluginmanager.unregister(name="terminalreporter")
+    session = pytest.Session.from_config(config)
+    config.hook.pytest_sessionstart(session=session)
+    config.hook.pytest_collection(session=session)
+    return config, session.items
