@@ -14,7 +14,8 @@ import torch
 
 from ampcheck.errors import UsageError
 from ampcheck.observe.recorder import observe
-from ampcheck.samples.op_database import COLUMNS, FILE, DatabaseRow, database, read, rows, samples
+from ampcheck.samples import op_database
+from ampcheck.samples.op_database import DatabaseRow
 from ampcheck.spec.policies import minor
 from ampcheck.spec.torch_dtypes import DTYPES
 
@@ -23,7 +24,7 @@ _DTYPES = ("fp32", "bf16", "fp16", "int64", "bool", "complex64")
 
 def current() -> list[DatabaseRow]:
     """The lines the installed torch's database asks for, sorted."""
-    found = (_row(info) for info in database().values())
+    found = (_row(info) for info in op_database.database().values())
     return sorted((row for row in found if row is not None), key=lambda row: row.op)
 
 
@@ -58,7 +59,7 @@ def _overloads(info: Any, dtype: str) -> list[str] | None:
     """The overloads the first sample's call reaches first, casts left out; None where the CPU refuses the call."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for sample in samples(info, dtype, "cpu", 1):
+        for sample in op_database.samples(info, dtype, "cpu", 1):
             seen = observe(partial(info, sample.input, *sample.args, **sample.kwargs), "cpu", _Every())
             return None if seen.error else sorted({call.overload for call in seen.kernels})
     return None
@@ -67,10 +68,14 @@ def _overloads(info: Any, dtype: str) -> list[str] | None:
 def write() -> int:
     """Put the installed version's lines into the file; returns how many there are."""
     own = current()
-    kept = [row for row in (read() if FILE.exists() else []) if row.torch != minor(torch.__version__)]
-    with FILE.open("w", newline="", encoding="utf-8") as file:
+    kept = [
+        row
+        for row in (op_database.read() if op_database.FILE.exists() else [])
+        if row.torch != minor(torch.__version__)
+    ]
+    with op_database.FILE.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
+        writer.writerow(op_database.COLUMNS)
         writer.writerows(astuple(row) for row in sorted((*kept, *own), key=lambda row: (row.op, row.torch)))
     return len(own)
 
@@ -78,18 +83,18 @@ def write() -> int:
 def main(argv: list[str] | None = None) -> int:
     """Compare the file with the installed torch's database, or write it. Returns 1 where they differ, else 0."""
     parser = argparse.ArgumentParser(prog="python -m ampcheck.tools.op_database", description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"write {FILE.name}")
+    parser.add_argument("--write", action="store_true", help=f"write {op_database.FILE.name}")
     args = parser.parse_args(argv)
     try:
         if args.write:
-            print(f"{FILE}: {write()} ops of torch {minor(torch.__version__)}")
+            print(f"{op_database.FILE}: {write()} ops of torch {minor(torch.__version__)}")
             return 0
         own = {row.op: row for row in current()}
     except UsageError as error:
         parser.error(str(error))
-    differ = sorted(op for op in {*own, *rows()} if own.get(op) != rows().get(op))
+    differ = sorted(op for op in {*own, *op_database.rows()} if own.get(op) != op_database.rows().get(op))
     for op in differ:
-        print(f"{op}: the file has {rows().get(op)}; torch {torch.__version__} has {own.get(op)}")
+        print(f"{op}: the file has {op_database.rows().get(op)}; torch {torch.__version__} has {own.get(op)}")
     return int(bool(differ))
 
 

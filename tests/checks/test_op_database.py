@@ -61,7 +61,7 @@ def test_writing_keeps_other_versions(tmp_path: Path, monkeypatch: pytest.Monkey
     path.write_text("op,dtypes,overloads,torch\nold,fp32,,2.5\nrelu,fp32,,2.13\n")
     new = op_database.DatabaseRow("new", "fp32", "", minor(torch.__version__))
     monkeypatch.setattr(op_database, "FILE", path)
-    monkeypatch.setattr(op_database, "current", lambda: [new])
+    monkeypatch.setattr(tool, "current", lambda: [new])
     assert tool.main(["--write"]) == 0
     kept = "" if minor(torch.__version__) == "2.13" else "relu,fp32,,2.13\n"
     assert path.read_text() == f"op,dtypes,overloads,torch\nnew,fp32,,{new.torch}\nold,fp32,,2.5\n{kept}"
@@ -102,8 +102,8 @@ def test_collecting_imports_no_database() -> None:
     program = """
 import sys
 from ampcheck.devices.registry import known
-from ampcheck.samples import op_database
-assert sum(1 for _ in op_database.cases(known()["cpu"])) > 1000
+from ampcheck.checks.cases import database_cases
+assert sum(1 for _ in database_cases(known()["cpu"])) > 1000
 heavy = {f"torch.testing._internal.{m}" for m in ("common_utils", "common_methods_invocations", "opinfo")}
 assert not {*heavy, "expecttest", "jax"} & set(sys.modules)
 """
