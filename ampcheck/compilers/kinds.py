@@ -155,7 +155,7 @@ class Executor:
 
 
 _ROUNDS = 48
-"""As in `ampcheck.checks.comparisons.accuracy`: another compiler adds in another order."""
+"""As in `ampcheck.checks.reference`: another compiler adds in another order."""
 _FEW = 4
 """The same kernels run, but of parts that a composite op is taken apart into, whose layouts may be other ones."""
 

@@ -268,7 +268,7 @@ def test_float32_s_own_output_is_not_compared_with_itself() -> None:
 INSIDE = """
 import torch
 import ampcheck.jax_device
-from tests.bench.test_precision_check import MM, HALF, arm, op, prepare, proof, reference, small_step, mlp
+from tests.bench.test_precision_check import MM, HALF, arm, op, prepare, precision_check, reference, small_step, mlp
 from ampcheck.devices.jax import Jax
 
 for workload in (MM, small_step(mlp), op("upcast", torch.exp, HALF)):
@@ -277,9 +277,9 @@ for workload in (MM, small_step(mlp), op("upcast", torch.exp, HALF)):
         ready = prepare(workload, arm(name), "jax", "jit")
         output = ready.output()
         base = output if base is None else base
-        print(proof.prove(ready, arm(name), workload, Jax(), "jit", base, output, exact))
+        print(precision_check.prove(ready, arm(name), workload, Jax(), "jit", base, output, exact))
 ready = prepare(MM, arm("bf16"), "jax", "eager")
-print(proof.prove(ready, arm("bf16"), MM, Jax(), "eager"))
+print(precision_check.prove(ready, arm("bf16"), MM, Jax(), "eager"))
 """
 
 

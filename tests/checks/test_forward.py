@@ -243,7 +243,7 @@ def test_what_comes_of_an_op_that_calls_a_policy_is_its_own(
 def test_a_dtype_that_the_caller_left_out(
     rule: str, filled: str | None, found: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forward.checks, "kernel", lambda *_: [])
+    monkeypatch.setattr(forward.comparisons, "kernel", lambda *_: [])
     todo = planned()
     todo = replace(todo, expected=replace(todo.expected, dtype_kwarg=filled))
     watched = Observation([kernel("mm", "bf16", "bf16", dtype="fp64")])
