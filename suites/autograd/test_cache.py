@@ -29,10 +29,10 @@ def test_one_cast_with_gradients(amp: Amp) -> None:
         amp.expect(f"nodes behind two uses, cache_enabled={enabled}", len(set(nodes)), 1 if enabled else 2)
 
 
-def _like_by_hand(amp: Amp, what: str, weight: torch.Tensor, by_hand: torch.Tensor) -> None:
-    """The gradient is that of casts by hand, up to the dtype in which the uses were summed.
+def _expect_reference_gradient(amp: Amp, what: str, weight: torch.Tensor, by_hand: torch.Tensor) -> None:
+    """The gradient is that of explicit casts, up to the dtype in which the uses were summed.
 
-    PyTorch's own devices sum in the lower precision (docs/findings); one that sums in float32 is no less right.
+    PyTorch's own devices sum in the lower precision (docs/findings); one that sums in float32 is right, too.
     """
     if weight.grad is None or by_hand.grad is None:
         raise RuntimeError("the scenario computed no gradient")
@@ -41,7 +41,7 @@ def _like_by_hand(amp: Amp, what: str, weight: torch.Tensor, by_hand: torch.Tens
 
 @scenario(values=True)
 def test_three_forwards_three_backwards(amp: Amp) -> None:
-    """Kept casts carry gradients to the leaf, in its dtype, as often as it is used (pytorch#158232)."""
+    """Cached casts carry gradients to the leaf, in its dtype, as often as it is used (pytorch#158232)."""
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
     by_hand = weight.detach().clone().requires_grad_()
     for turn in range(3):
@@ -54,12 +54,12 @@ def test_three_forwards_three_backwards(amp: Amp) -> None:
             again = torch.mm(x.to(amp.dtype), low)
             (again if not with_other_losses else torch.mm(again, low)).float().sum().backward()
             amp.expect(f"gradient dtype in turn {turn}", weight.grad.dtype, torch.float32)
-            _like_by_hand(amp, f"gradient in turn {turn}", weight, by_hand)
+            _expect_reference_gradient(amp, f"gradient in turn {turn}", weight, by_hand)
 
 
 @scenario(values=True)
 def test_gradient_once_per_use(amp: Amp) -> None:
-    """A leaf used three times through one kept cast gets the gradient of all three uses (autocast_mode.cpp)."""
+    """A leaf used three times through one cached cast gets the gradient of all three uses (autocast_mode.cpp)."""
     weight = amp.rand(4, 4, requires_grad=True)
     xs = [amp.rand(4, 4) for _ in range(3)]
     by_hand = weight.detach().clone().requires_grad_()
@@ -68,7 +68,7 @@ def test_gradient_once_per_use(amp: Amp) -> None:
     sum(out.float().sum() for out in outs).backward()  # type: ignore[union-attr]  # the sum of a list of tensors is one
     low = by_hand.to(amp.dtype)
     sum(torch.mm(x.to(amp.dtype), low).float().sum() for x in xs).backward()  # type: ignore[union-attr]
-    _like_by_hand(amp, "gradient of three uses", weight, by_hand)
+    _expect_reference_gradient(amp, "gradient of three uses", weight, by_hand)
 
 
 @scenario(values=True)

@@ -52,7 +52,7 @@ def test_custom_bwd_settings(amp: Amp, forward: bool) -> None:
 
 @scenario(values=True)
 def test_custom_fwd_with_setup_context(amp: Amp) -> None:
-    """custom_fwd and custom_bwd work where setup_context stands apart from forward (torch.autograd.Function)."""
+    """custom_fwd and custom_bwd work where setup_context is separate from forward (torch.autograd.Function)."""
     seen: list[bool] = []
 
     class Twice(torch.autograd.Function):

@@ -53,7 +53,7 @@ class _Net(torch.nn.Module):
 
 
 class _Decorated(_Net):
-    """The same with a region of its own, as a decorator makes it."""
+    """A layer that notes the state it runs in, with its own region by a decorator."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         decorated: Callable[[torch.Tensor], torch.Tensor] = self.amp.region(cache_enabled=False)(super().forward)
@@ -61,15 +61,15 @@ class _Decorated(_Net):
 
 
 class _Within(_Net):
-    """The same with a region of its own, as a with statement makes it."""
+    """A layer that notes the state it runs in, with its own region by a with statement."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with self.amp.region(cache_enabled=False):
             return super().forward(x)
 
 
-def _applied(amp: Amp, nets: list[_Net], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What parallel_apply gives. Raise Unsupported where PyTorch has none for the device."""
+def _parallel_outputs(amp: Amp, nets: list[_Net], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return what parallel_apply gives. Raise Unsupported where PyTorch has none for the device."""
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None or accelerator.type != amp.type:
         amp.unsupported(f"parallel_apply runs on PyTorch's accelerator alone, which {amp.device.name} is not")
@@ -94,7 +94,7 @@ def test_applied(amp: Amp, around: str, count: int) -> None:
     inputs = [amp.rand(2, 3) for _ in nets]
     with regions[around]():
         expected = amp.state()
-        outs = _applied(amp, nets, inputs)
+        outs = _parallel_outputs(amp, nets, inputs)
         amp.expect("state of the caller afterwards", amp.state(), expected)
     dtype = expected[1] if expected[0] else torch.float32
     amp.expect("how many replicas ran", len(seen), count)
@@ -114,7 +114,7 @@ def test_applied_with_their_own(amp: Amp, kind: type[_Net], around: bool) -> Non
     nets = [kind(amp, seen) for _ in range(2)]
     inputs = [amp.rand(2, 3) for _ in nets]
     with amp.region(amp.other, enabled=around):
-        outs = _applied(amp, nets, inputs)
+        outs = _parallel_outputs(amp, nets, inputs)
         amp.expect("state of the caller afterwards", amp.state(), (around, amp.other, True))
     amp.expect("what the replicas saw", set(seen), {((True, amp.dtype, False), amp.dtype)})
     torch.stack([out.float().sum() for out in outs]).sum().backward()
@@ -124,7 +124,7 @@ def test_applied_with_their_own(amp: Amp, kind: type[_Net], around: bool) -> Non
 
 @scenario(values=True)
 def test_what_a_replica_raises(amp: Amp) -> None:
-    """What one replica raises in its thread is raised in the caller's, whose state is as it was (parallel_apply)."""
+    """An exception of a replica's thread is raised in the caller's, whose state is unchanged (parallel_apply)."""
     seen: Seen = []
 
     class Failing(_Net):
@@ -136,8 +136,8 @@ def test_what_a_replica_raises(amp: Amp) -> None:
         before = amp.state(), amp.depth()
         nets = [_Net(amp, seen), Failing(amp, seen)]
         inputs = [amp.rand(2, 3) for _ in nets]
-        _applied(amp, nets[:1], inputs[:1])  # unsupported where there is no such thing
-        amp.raises("a replica that fails", ValueError, "on purpose", lambda: _applied(amp, nets, inputs))
+        _parallel_outputs(amp, nets[:1], inputs[:1])  # unsupported where there is no such thing
+        amp.raises("a replica that fails", ValueError, "on purpose", lambda: _parallel_outputs(amp, nets, inputs))
         amp.expect("state and depth of the caller", (amp.state(), amp.depth()), before)
 
 
@@ -218,7 +218,7 @@ TYPES = ("cpu", "cuda")
 
 
 def _in_a_group(amp: Amp, run: Callable[[], T]) -> T:
-    """What a call gives in a group of this process alone.
+    """Return what a call gives in a group of this process alone.
 
     A reducer that outlives its group ends it while it holds the interpreter's lock, for which the group's threads wait.
     So nothing that the call has made may be left when the group ends, nor what a failure has on its frames.
@@ -237,13 +237,13 @@ def _in_a_group(amp: Amp, run: Callable[[], T]) -> T:
         dist.destroy_process_group()
 
 
-def _net(amp: Amp) -> torch.nn.Sequential:
+def _network(amp: Amp) -> torch.nn.Sequential:
     torch.manual_seed(0)
     layers = torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)
     return torch.nn.Sequential(*layers).to(amp.type)
 
 
-def _step(amp: Amp, net: torch.nn.Module, x: torch.Tensor, decay: float = 0.0) -> torch.dtype:
+def _forward_and_backward(amp: Amp, net: torch.nn.Module, x: torch.Tensor, decay: float = 0.0) -> torch.dtype:
     """A forward in a region and a backward. `decay` gives gradients digits that no lower precision holds."""
     with amp.region():
         out: torch.Tensor = net(x)
@@ -259,7 +259,7 @@ def _gradients(net: torch.nn.Module) -> list[torch.Tensor]:
     return [gradient for gradient in found if gradient is not None]
 
 
-def _bits(amp: Amp, gradients: Sequence[torch.Tensor]) -> list[tuple[torch.dtype, object]]:
+def _dtypes_and_values(amp: Amp, gradients: Sequence[torch.Tensor]) -> list[tuple[torch.dtype, object]]:
     return [(gradient.dtype, amp.values(gradient)) for gradient in gradients]
 
 
@@ -267,15 +267,19 @@ def _bits(amp: Amp, gradients: Sequence[torch.Tensor]) -> list[tuple[torch.dtype
 @scenario(types=TYPES, values=True)
 def test_reduced(amp: Amp, option: str) -> None:
     """Reduced gradients are float32, with the bits of the model's own, step after step (DistributedDataParallel)."""
-    plain, x = _net(amp), amp.rand(3, 4)
+    plain, x = _network(amp), amp.rand(3, 4)
 
     def run() -> None:
         options: dict[str, Any] = {} if option == "plain" else {option: True}
-        net = DistributedDataParallel(_net(amp), **options)
+        net = DistributedDataParallel(_network(amp), **options)
         for turn in range(2):
-            dtype = _step(amp, net, x)
-            amp.expect(f"dtype of the result in turn {turn}", dtype, _step(amp, plain, x))
-            amp.expect(f"gradients after turn {turn}", _bits(amp, _gradients(net)), _bits(amp, _gradients(plain)))
+            dtype = _forward_and_backward(amp, net, x)
+            amp.expect(f"dtype of the result in turn {turn}", dtype, _forward_and_backward(amp, plain, x))
+            amp.expect(
+                f"gradients after turn {turn}",
+                _dtypes_and_values(amp, _gradients(net)),
+                _dtypes_and_values(amp, _gradients(plain)),
+            )
         amp.expect("state and depth afterwards", (amp.state(), amp.depth()), ((False, amp.default, True), 0))
 
     _in_a_group(amp, run)
@@ -286,7 +290,7 @@ def test_reduced(amp: Amp, option: str) -> None:
 @scenario(types=TYPES, values=True)
 def test_region_in_the_forward(amp: Amp, place: str) -> None:
     """A forward with its own region is one under DistributedDataParallel too (amp_examples.html)."""
-    inner, x = _net(amp), amp.rand(3, 4)
+    inner, x = _network(amp), amp.rand(3, 4)
 
     class Net(torch.nn.Module):
         def __init__(self) -> None:
@@ -305,12 +309,12 @@ def test_region_in_the_forward(amp: Amp, place: str) -> None:
         out = DistributedDataParallel(Net())(x)
         amp.expect("dtype of the result", out.dtype, amp.dtype)
         out.float().square().sum().backward()
-        return _bits(amp, _gradients(inner))
+        return _dtypes_and_values(amp, _gradients(inner))
 
     gradients = _in_a_group(amp, run)
-    plain = _net(amp)
-    _step(amp, plain, x)
-    amp.expect("gradients", gradients, _bits(amp, _gradients(plain)))
+    plain = _network(amp)
+    _forward_and_backward(amp, plain, x)
+    amp.expect("gradients", gradients, _dtypes_and_values(amp, _gradients(plain)))
 
 
 HOOKS: dict[str, Callable[..., object]] = {
@@ -326,57 +330,59 @@ def test_compressed(amp: Amp, hook: str, inside: bool) -> None:
     """A compressing hook sends gradients in its dtype and gives float32 back, rounded once (default_hooks)."""
     if hook == "low":
         amp.unsupported("PyTorch takes its hook for bfloat16 with NCCL or XCCL alone")
-    plain, x = _net(amp), amp.rand(3, 4)
+    plain, x = _network(amp), amp.rand(3, 4)
     dtype = torch.bfloat16 if hook == "low" else torch.float16
-    _step(amp, plain, x, 1 / 3)
+    _forward_and_backward(amp, plain, x, 1 / 3)
 
     def run() -> list[tuple[torch.dtype, object]]:
-        net = DistributedDataParallel(_net(amp))
+        net = DistributedDataParallel(_network(amp))
         net.register_comm_hook(None, HOOKS[hook])
         if inside:
             with amp.region():
-                _step(amp, net, x, 1 / 3)
+                _forward_and_backward(amp, net, x, 1 / 3)
             with amp.region():
                 plain.zero_grad()
-                _step(amp, plain, x, 1 / 3)
+                _forward_and_backward(amp, plain, x, 1 / 3)
         else:
-            _step(amp, net, x, 1 / 3)
-        return _bits(amp, _gradients(net))
+            _forward_and_backward(amp, net, x, 1 / 3)
+        return _dtypes_and_values(amp, _gradients(net))
 
     got = _in_a_group(amp, run)
-    amp.expect("gradients", got, _bits(amp, [gradient.to(dtype).float() for gradient in _gradients(plain)]))
+    amp.expect(
+        "gradients", got, _dtypes_and_values(amp, [gradient.to(dtype).float() for gradient in _gradients(plain)])
+    )
 
 
 @scenario(types=TYPES, values=True)
 def test_gathered_in_turns(amp: Amp) -> None:
     """Gradients of steps without a reduction add up, in float32, to those of the model (no_sync)."""
-    plain = _net(amp)
+    plain = _network(amp)
     xs = [amp.rand(3, 4) for _ in range(3)]
 
     def run() -> list[tuple[torch.dtype, object]]:
-        net = DistributedDataParallel(_net(amp))
+        net = DistributedDataParallel(_network(amp))
         with net.no_sync():
             for x in xs[:2]:
-                _step(amp, net, x)
-        _step(amp, net, xs[2])
-        return _bits(amp, _gradients(net))
+                _forward_and_backward(amp, net, x)
+        _forward_and_backward(amp, net, xs[2])
+        return _dtypes_and_values(amp, _gradients(net))
 
     got = _in_a_group(amp, run)
     for x in xs:
-        _step(amp, plain, x)
-    amp.expect("gradients", got, _bits(amp, _gradients(plain)))
+        _forward_and_backward(amp, plain, x)
+    amp.expect("gradients", got, _dtypes_and_values(amp, _gradients(plain)))
 
 
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "saved"])
 @scenario(types=TYPES, values=True)
 def test_computed_again(amp: Amp, reentrant: bool) -> None:
     """A part that is computed again in the backward pass has its gradients reduced all the same (torch.utils)."""
-    plain, x = _net(amp), amp.rand(3, 4, requires_grad=True)
+    plain, x = _network(amp), amp.rand(3, 4, requires_grad=True)
 
     class Net(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = _net(amp)
+            self.inner = _network(amp)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             out: torch.Tensor = checkpoint(self.inner, x, use_reentrant=reentrant)
@@ -384,11 +390,11 @@ def test_computed_again(amp: Amp, reentrant: bool) -> None:
 
     def run() -> tuple[torch.dtype, list[tuple[torch.dtype, object]]]:
         net = DistributedDataParallel(Net(), static_graph=reentrant)
-        return _step(amp, net, x), _bits(amp, _gradients(net))
+        return _forward_and_backward(amp, net, x), _dtypes_and_values(amp, _gradients(net))
 
     dtype, got = _in_a_group(amp, run)
-    amp.expect("dtype of the result", dtype, _step(amp, plain, x))
-    amp.expect("gradients", got, _bits(amp, _gradients(plain)))
+    amp.expect("dtype of the result", dtype, _forward_and_backward(amp, plain, x))
+    amp.expect("gradients", got, _dtypes_and_values(amp, _gradients(plain)))
 
 
 @pytest.mark.parametrize("around", ["none", "same", "other", "off"])
@@ -408,7 +414,7 @@ def test_sharded(amp: Amp, around: str) -> None:
     x = amp.rand(3, 4)
 
     def run() -> tuple[set[torch.dtype], set[torch.dtype]]:
-        net = _net(amp)
+        net = _network(amp)
         net[0].register_forward_hook(lambda module, args, out: seen.append((module.weight.dtype, out.dtype)))
         policy = MixedPrecisionPolicy(param_dtype=amp.dtype, reduce_dtype=torch.float32)
         fully_shard(net, mesh=init_device_mesh(amp.type, (1,)), mp_policy=policy)

@@ -51,20 +51,20 @@ DERIVATIVES: dict[str, Derive] = {
 """Derivatives of a function from [3, 3] to [3, 3] at `x`, along `v` where they have a direction."""
 
 
-def _leaves(found: Any) -> list[torch.Tensor]:
+def _tensor_leaves(found: Any) -> list[torch.Tensor]:
     return [leaf for leaf in torch.utils._pytree.tree_leaves(found) if isinstance(leaf, torch.Tensor)]
 
 
-def _alike(amp: Amp, what: str, got: Any, want: Any) -> None:
+def _expect_close(amp: Amp, what: str, got: Any, want: Any) -> None:
     """Both are of one structure; the dtypes are equal, and the values up to a rounding of the lower precision."""
-    gots, wants = _leaves(got), _leaves(want)
+    gots, wants = _tensor_leaves(got), _tensor_leaves(want)
     amp.expect(f"how many tensors {what} has", len(gots), len(wants))
     for place, (one, other) in enumerate(zip(gots, wants, strict=False)):
         amp.close(f"tensor {place} of {what}", one, amp.device.host(other.detach()), 2 * torch.finfo(amp.dtype).eps)
 
 
 class _Product:
-    """A product, a sine in float32 and another product, by autocast and by hand; notes the state it runs in."""
+    """A product, a sine in float32 and a product, by autocast and with explicit casts; notes the state it runs in."""
 
     def __init__(self, amp: Amp) -> None:
         self.amp = amp
@@ -104,14 +104,14 @@ def test_derivative(amp: Amp, derivative: str, place: str) -> None:
     amp.expect("state and depth afterwards", (amp.state(), amp.depth()), before)
     expected = ((True, amp.dtype, False), amp.dtype, amp.dtype)
     amp.expect("states it ran in, and dtypes of its products", set(product.seen), {expected})
-    amp.expect(f"dtypes of {derivative}", {tensor.dtype for tensor in _leaves(got)}, {torch.float32})
-    _alike(amp, derivative, got, derive(product.by_hand(amp.dtype), x, v))
+    amp.expect(f"dtypes of {derivative}", {tensor.dtype for tensor in _tensor_leaves(got)}, {torch.float32})
+    _expect_close(amp, derivative, got, derive(product.by_hand(amp.dtype), x, v))
 
 
 @pytest.mark.parametrize("derivative", ["grad", "vjp", "jvp", "jacfwd", "linearize", "hessian"])
 @scenario(values=True)
 def test_inner_region_off(amp: Amp, derivative: str) -> None:
-    """What runs in float32 inside of a region has a float32 derivative: backward ops follow forward ones (amp.html)."""
+    """An op that runs in float32 in a region has a float32 derivative: backward ops follow forward ones (amp.html)."""
     product, x, v = _Product(amp), amp.rand(3, 3), amp.rand(3, 3)
 
     def off(x: torch.Tensor) -> torch.Tensor:
@@ -119,38 +119,38 @@ def test_inner_region_off(amp: Amp, derivative: str) -> None:
             return product(x)
 
     with amp.region(amp.other):
-        got = _leaves(DERIVATIVES[derivative](off, x, v))
+        got = _tensor_leaves(DERIVATIVES[derivative](off, x, v))
         amp.expect("state afterwards", amp.state(), (True, amp.other, True))
     amp.expect("dtypes of products", {dtype for _, dtype, _ in product.seen}, {torch.float32})
-    for place, want in enumerate(_leaves(DERIVATIVES[derivative](product.by_hand(torch.float32), x, v))):
+    for place, want in enumerate(_tensor_leaves(DERIVATIVES[derivative](product.by_hand(torch.float32), x, v))):
         amp.close(f"tensor {place}", got[place], amp.device.host(want))
 
 
 @pytest.mark.parametrize("derivative", ["jvp", "jacfwd"])
 @scenario(values=True)
 def test_inner_region_other(amp: Amp, derivative: str) -> None:
-    """What runs in one lower precision inside of a region of the other has its derivative in the one (amp.html)."""
+    """A region of one lower precision inside one of the other has derivatives in its own precision (amp.html)."""
     product, x, v = _Product(amp), amp.rand(3, 3), amp.rand(3, 3)
     with amp.region(amp.other):
-        got = _leaves(DERIVATIVES[derivative](product.with_region, x, v))
+        got = _tensor_leaves(DERIVATIVES[derivative](product.with_region, x, v))
     amp.expect("dtypes of products", {dtype for _, dtype, _ in product.seen}, {amp.dtype})
-    for place, want in enumerate(_leaves(DERIVATIVES[derivative](product.by_hand(amp.dtype), x, v))):
+    for place, want in enumerate(_tensor_leaves(DERIVATIVES[derivative](product.by_hand(amp.dtype), x, v))):
         amp.expect(f"values of tensor {place}", amp.values(got[place]), amp.values(want))
 
 
 @pytest.mark.parametrize("derivative", ["vjp", "linearize"])
 @scenario(values=True)
 def test_pulled_outside(amp: Amp, derivative: str) -> None:
-    """What a region's vjp or linearize returns may be called after the region, or in another one (torch.func.vjp)."""
+    """The function that vjp or linearize returns in a region may be called after it or in another (torch.func.vjp)."""
     product, x, v = _Product(amp), amp.rand(3, 3), amp.rand(3, 3)
     with amp.region():
         pull = torch.func.vjp(product, x)[1] if derivative == "vjp" else torch.func.linearize(product, x)[1]
     want = DERIVATIVES[derivative](product.by_hand(amp.dtype), x, v)
-    amp.expect("dtypes of the result", {found.dtype for found in _leaves(pull(v))}, {torch.float32})
-    _alike(amp, "the result outside", pull(v), want)
+    amp.expect("dtypes of the result", {found.dtype for found in _tensor_leaves(pull(v))}, {torch.float32})
+    _expect_close(amp, "the result outside", pull(v), want)
     before = amp.state()
     with amp.region(enabled=False):
-        _alike(amp, "the result in a disabled region", pull(v), want)
+        _expect_close(amp, "the result in a disabled region", pull(v), want)
     amp.expect("state afterwards", amp.state(), before)
 
 
@@ -163,7 +163,7 @@ def test_dtype_follows_the_input(amp: Amp, derivative: str, low: bool) -> None:
     weight, x, v = amp.rand(3, 3), amp.rand(3, 3, dtype=dtype), amp.rand(3, 3)
     with amp.region():
         along = v.to(amp.dtype if derivative == "vjp" else dtype)
-        found = _leaves(DERIVATIVES[derivative](lambda x: torch.mm(x, weight), x, along))
+        found = _tensor_leaves(DERIVATIVES[derivative](lambda x: torch.mm(x, weight), x, along))
     wanted = {"jvp": [amp.dtype] * 2, "jacfwd": [amp.dtype]}.get(derivative, [dtype])
     amp.expect(f"dtypes of {derivative}", [tensor.dtype for tensor in found], wanted)
 
@@ -193,7 +193,7 @@ def test_dual_numbers(amp: Amp) -> None:
 
 @scenario(values=True)
 def test_weight_with_a_tangent(amp: Amp) -> None:
-    """A weight whose cast is kept has its tangent where it is given one, and none afterwards (forward_ad)."""
+    """A weight whose cast is cached has its tangent where it is given one, and none afterwards (forward_ad)."""
     weight, x, u = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3), amp.rand(3, 3)
     with amp.region():
         before = torch.mm(x, weight)
@@ -259,7 +259,7 @@ def test_loss_in_float32(amp: Amp) -> None:
 @pytest.mark.parametrize("derivative", ["grad", "jvp", "hessian"])
 @scenario(values=True)
 def test_what_it_raises(amp: Amp, derivative: str) -> None:
-    """What a transformed function raises in a region of its own comes out, and the state is as before (torch.func)."""
+    """An exception of a transformed function with its own region comes out, and the state is restored (torch.func)."""
     x, v = amp.rand(3, 3), amp.rand(3, 3)
 
     def fails(x: torch.Tensor) -> torch.Tensor:
@@ -275,7 +275,7 @@ def test_what_it_raises(amp: Amp, derivative: str) -> None:
 
 @scenario(values=True)
 def test_same_graph_again(amp: Amp) -> None:
-    """make_fx keeps no cast while it traces, so a second trace in the same region is the first (functorch.make_fx)."""
+    """make_fx caches no cast while it traces, so a second trace in the same region is the first (functorch.make_fx)."""
     x, weight = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
 
     def function(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -295,7 +295,7 @@ def test_same_graph_again(amp: Amp) -> None:
 # ---- mapped functions and functional calls
 
 
-def _host(amp: Amp, tensors: Any) -> torch.Tensor:
+def _stack_on_cpu(amp: Amp, tensors: Any) -> torch.Tensor:
     return torch.stack([amp.device.host(tensor.detach()) for tensor in tensors])
 
 
@@ -352,10 +352,10 @@ def test_gradients_per_sample(amp: Amp, layer: str) -> None:
         mapped = vmap(grad(call), in_dims=(None, 0))(weight, xs)
         looped = [grad(call)(weight, x) for x in xs]
     amp.expect("dtype", mapped.dtype, torch.float32)
-    amp.close("gradients", mapped, _host(amp, looped), 8 * torch.finfo(amp.dtype).eps)
+    amp.close("gradients", mapped, _stack_on_cpu(amp, looped), 8 * torch.finfo(amp.dtype).eps)
 
 
-class _Net(torch.nn.Module):
+class _TwoLayers(torch.nn.Module):
     """Two layers without a bias, whose sum vmap is known to widen (pytorch#192617), and a norm's weight."""
 
     def __init__(self) -> None:
@@ -369,15 +369,15 @@ class _Net(torch.nn.Module):
         return out
 
 
-def _net(amp: Amp, seed: int) -> _Net:
+def _two_layers(amp: Amp, seed: int) -> _TwoLayers:
     torch.manual_seed(seed)
-    return _Net().to(amp.type)
+    return _TwoLayers().to(amp.type)
 
 
 @scenario(values=True)
 def test_ensemble(amp: Amp) -> None:
     """A stack of models mapped over gives what each model gives, in the region's dtype (stack_module_state)."""
-    nets = [_net(amp, seed) for seed in range(3)]
+    nets = [_two_layers(amp, seed) for seed in range(3)]
     x = amp.rand(5, 3)
     parameters, buffers = stack_module_state(nets)
     with amp.region():
@@ -386,7 +386,7 @@ def test_ensemble(amp: Amp) -> None:
         )
         looped = [net(x) for net in nets]
     amp.expect("dtypes", (mapped.dtype, looped[0].dtype), (amp.dtype, amp.dtype))
-    amp.close("outputs", mapped, _host(amp, looped), 8 * torch.finfo(amp.dtype).eps)
+    amp.close("outputs", mapped, _stack_on_cpu(amp, looped), 8 * torch.finfo(amp.dtype).eps)
     mapped.float().sum().backward()
     for name, stacked in parameters.items():
         amp.expect(f"dtype of the gradient of {name}", getattr(stacked.grad, "dtype", None), torch.float32)
@@ -395,10 +395,10 @@ def test_ensemble(amp: Amp) -> None:
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "dropped"])
 @scenario(values=True)
 def test_other_parameters(amp: Amp, kept: bool) -> None:
-    """functional_call computes with the parameters it is given, though the module's own casts are kept (torch.func)."""
-    net, x = _net(amp, 0), amp.rand(5, 3)
+    """functional_call computes with the parameters it is given, though the module's own are cached (torch.func)."""
+    net, x = _two_layers(amp, 0), amp.rand(5, 3)
     doubled = {name: (2 * p).detach().requires_grad_() for name, p in net.named_parameters()}
-    other = _net(amp, 0)
+    other = _two_layers(amp, 0)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(2)
@@ -418,7 +418,7 @@ def test_other_parameters(amp: Amp, kept: bool) -> None:
 @scenario(values=True)
 def test_gradient_of_a_functional_call(amp: Amp) -> None:
     """The gradient with respect to a module's parameters is what backward gives them (torch.func.functional_call)."""
-    net, x = _net(amp, 0), amp.rand(5, 3)
+    net, x = _two_layers(amp, 0), amp.rand(5, 3)
     parameters = {name: p.detach() for name, p in net.named_parameters()}
     with amp.region():
         out = net(x)
@@ -446,7 +446,7 @@ def test_randomness(amp: Amp, randomness: str) -> None:
 
 @scenario(values=True)
 def test_randomness_refused(amp: Amp) -> None:
-    """Without a word on randomness a mapped draw is refused, and the region goes on (torch.vmap)."""
+    """A mapped random op without randomness= is refused, and the region goes on (torch.vmap)."""
     x = amp.rand(2, 3, 3)
     with amp.region():
         amp.raises("a mapped dropout", RuntimeError, "randomness", lambda: vmap(functional.dropout)(x))
@@ -472,7 +472,7 @@ def test_batched_gradients(amp: Amp, norm: str) -> None:
     looped = [torch.autograd.grad(out, weight, row, retain_graph=True)[0] for row in rows]
     (mapped,) = torch.autograd.grad(out, weight, rows, is_grads_batched=True)
     amp.expect("dtype", mapped.dtype, torch.float32)
-    amp.close("gradients", mapped, _host(amp, looped), 16 * torch.finfo(amp.dtype).eps)
+    amp.close("gradients", mapped, _stack_on_cpu(amp, looped), 16 * torch.finfo(amp.dtype).eps)
 
 
 @pytest.mark.parametrize("how", ["looped", "mapped", "forward"])
@@ -511,7 +511,7 @@ def test_functionalized(amp: Amp) -> None:
 @pytest.mark.parametrize("first", ["mapped", "plain"])
 @scenario(values=True)
 def test_weight_mapped_over(amp: Amp, first: str) -> None:
-    """A weight mapped over, or closed over, is cast for itself: no kept cast stands for another (torch.vmap)."""
+    """A weight mapped over, or closed over, is cast for itself: no cached cast is used for another (torch.vmap)."""
     weights, x = amp.rand(3, 4, 4, requires_grad=True), amp.rand(4, 4)
     single = amp.rand(4, 4, requires_grad=True)
     with amp.region():
@@ -520,7 +520,7 @@ def test_weight_mapped_over(amp: Amp, first: str) -> None:
         looped = [torch.mm(torch.mm(x, w), single) for w in weights]
         again = torch.mm(x, single)
     amp.expect("dtypes", (mapped.dtype, again.dtype, type(again)), (amp.dtype, amp.dtype, torch.Tensor))
-    amp.close("products", mapped, _host(amp, looped), 4 * torch.finfo(amp.dtype).eps)
+    amp.close("products", mapped, _stack_on_cpu(amp, looped), 4 * torch.finfo(amp.dtype).eps)
     if plain is not None:
         amp.expect("a product before and after", amp.values(plain), amp.values(again))
     (mapped.float().sum() + again.float().sum()).backward()
@@ -541,14 +541,14 @@ def test_attention_of_two_dtypes(amp: Amp) -> None:
         mapped = vmap(grad(loss), in_dims=(None, 0, 0, 0))(scale, query, key, value)
         looped = [grad(loss)(scale, *sample) for sample in zip(query, key, value, strict=True)]
     amp.expect("dtype", mapped.dtype, torch.float32)
-    amp.close("gradients", mapped, _host(amp, looped), 8 * torch.finfo(amp.dtype).eps)
+    amp.close("gradients", mapped, _stack_on_cpu(amp, looped), 8 * torch.finfo(amp.dtype).eps)
 
 
 @pytest.mark.parametrize("around", ["on", "off"])
 @scenario(values=True)
 def test_model_mapped_over_samples(amp: Amp, around: str) -> None:
     """A model mapped over samples gives what it gives the batch, in a region or low all along (pytorch#105442)."""
-    net, xs = _net(amp, 0), amp.rand(5, 3)
+    net, xs = _two_layers(amp, 0), amp.rand(5, 3)
     if around == "off":
         net, xs = net.to(amp.dtype), xs.to(amp.dtype)
     parameters = {name: parameter.detach() for name, parameter in net.named_parameters()}
@@ -572,7 +572,7 @@ LAYERS: dict[str, Layer] = {
     "instance_norm": lambda x, scale, shift: functional.instance_norm(x[None], None, None, None, None)[0] * scale,
     "group_norm": lambda x, scale, shift: functional.group_norm(x, 2, scale, shift),
 }
-"""What stands between two products of a region."""
+"""Functions between two products of a region."""
 
 
 @pytest.mark.parametrize("layer", list(LAYERS))

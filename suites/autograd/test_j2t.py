@@ -22,13 +22,15 @@ from ampcheck.runner.suite import Amp, scenario
 pytestmark = pytest.mark.rule("j2t")
 
 
-def _pair(amp: Amp, *shape: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+def _device_and_cpu_leaf(
+    amp: Amp, *shape: int, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor]:
     """A leaf on the device, and one on the CPU with its values."""
     made = amp.rand(*shape, dtype=dtype)
     return made.requires_grad_(), amp.device.host(made.detach()).requires_grad_()
 
 
-def _gradient(
+def _expect_gradient(
     amp: Amp, what: str, got: torch.Tensor | None, want: torch.Tensor | None, tolerance: float = 1e-5
 ) -> None:
     """A gradient is there, and near the one that the CPU has."""
@@ -50,19 +52,19 @@ def _dense_torch(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 @scenario(types=("jax",), dtypes="default", values=True)
 def test_forward_and_backward(amp: Amp) -> None:
     """The value, and the gradient of every argument that requires grad."""
-    (x, x_cpu), (w, w_cpu) = _pair(amp, 3, 4), _pair(amp, 4, 2)
+    (x, x_cpu), (w, w_cpu) = _device_and_cpu_leaf(amp, 3, 4), _device_and_cpu_leaf(amp, 4, 2)
     out, want = amp.j2t(_dense)(x, w), _dense_torch(x_cpu, w_cpu)
     amp.close("value", out, want)
     out.sum().backward()
     want.sum().backward()
     for name, got, expected in (("x", x.grad, x_cpu.grad), ("w", w.grad, w_cpu.grad)):
-        _gradient(amp, f"gradient of {name}", got, expected)
+        _expect_gradient(amp, f"gradient of {name}", got, expected)
 
 
 @scenario(types=("jax",), dtypes="default", values=True)
 def test_double_backward(amp: Amp) -> None:
     """create_graph=True gives a gradient that has one in turn, and that one too."""
-    (x, x_cpu), (w, w_cpu) = _pair(amp, 3, 3), _pair(amp, 3, 3)
+    (x, x_cpu), (w, w_cpu) = _device_and_cpu_leaf(amp, 3, 3), _device_and_cpu_leaf(amp, 3, 3)
     found = []
     for function, a, b in ((amp.j2t(_dense), x, w), (_dense_torch, x_cpu, w_cpu)):
         (first,) = torch.autograd.grad(function(a, b).sum(), a, create_graph=True)
@@ -76,7 +78,7 @@ def test_double_backward(amp: Amp) -> None:
 @scenario(types=("jax",), dtypes="default", values=True)
 def test_only_what_requires_grad(amp: Amp) -> None:
     """An argument that requires none gets none, and without one that does the result requires none."""
-    (x, _), w = _pair(amp, 3, 4), amp.rand(4, 2)
+    (x, _), w = _device_and_cpu_leaf(amp, 3, 4), amp.rand(4, 2)
     function = amp.j2t(_dense)
     function(x, w).sum().backward()
     amp.expect("gradient of a tensor that requires none", w.grad, None)
@@ -92,13 +94,13 @@ def test_several_results(amp: Amp) -> None:
     def function(x: Any) -> Any:
         return {"double": x * 2, "pair": (x.sum(), x**3)}
 
-    x, x_cpu = _pair(amp, 5)
+    x, x_cpu = _device_and_cpu_leaf(amp, 5)
     out = amp.j2t(function)(x)
     amp.expect("what comes out", sorted(out), ["double", "pair"])
     amp.close("a result in a tuple", out["pair"][0], x_cpu.sum())
     (out["double"].sum() + out["pair"][1].sum()).backward()
     (x_cpu.detach().requires_grad_(), x_cpu * 2 + x_cpu**3)[1].sum().backward()
-    _gradient(amp, "gradient through two of three results", x.grad, x_cpu.grad)
+    _expect_gradient(amp, "gradient through two of three results", x.grad, x_cpu.grad)
 
 
 @scenario(types=("jax",), dtypes="default", values=True)
@@ -108,13 +110,13 @@ def test_integer_results(amp: Amp) -> None:
     def function(x: Any) -> Any:
         return x.argmax(), x.max()
 
-    x, x_cpu = _pair(amp, 6)
+    x, x_cpu = _device_and_cpu_leaf(amp, 6)
     place, largest = amp.j2t(function)(x)
     amp.expect("where the largest is", int(amp.device.host(place)), int(x_cpu.argmax()))
     amp.expect("whether its place requires grad", place.requires_grad, False)
     largest.backward()
     x_cpu.max().backward()
-    _gradient(amp, "gradient of the largest", x.grad, x_cpu.grad)
+    _expect_gradient(amp, "gradient of the largest", x.grad, x_cpu.grad)
 
 
 @scenario(types=("jax",), dtypes="default", values=True)
@@ -125,8 +127,8 @@ def test_arguments_of_other_kinds(amp: Amp) -> None:
         picked = x[index] * scale + parts["bias"]
         return picked.sum() if how == "sum" else picked.prod()
 
-    x, x_cpu = _pair(amp, 4)
-    bias, bias_cpu = _pair(amp, 2)
+    x, x_cpu = _device_and_cpu_leaf(amp, 4)
+    bias, bias_cpu = _device_and_cpu_leaf(amp, 2)
     index = torch.tensor([2, 0]).to(amp.type)
     call = amp.j2t(function)
     for scale, how in ((2.0, "sum"), (3.0, "sum"), (3.0, "prod")):
@@ -137,7 +139,7 @@ def test_arguments_of_other_kinds(amp: Amp) -> None:
         out.backward()
         want.backward()
         for got, expected in ((x.grad, x_cpu.grad), (bias.grad, bias_cpu.grad)):
-            _gradient(amp, f"gradient of {how} with {scale}", got, expected)
+            _expect_gradient(amp, f"gradient of {how} with {scale}", got, expected)
 
 
 @scenario(types=("jax",), dtypes="default", values=True)
@@ -152,7 +154,7 @@ def test_complex_gradients(amp: Amp) -> None:
 
     amp.j2t(function)(z).backward()
     function(z_cpu).backward()
-    _gradient(amp, "gradient", z.grad, z_cpu.grad)
+    _expect_gradient(amp, "gradient", z.grad, z_cpu.grad)
 
 
 @scenario(types=("jax",), values=True)
@@ -200,7 +202,7 @@ def test_cast_on_request(amp: Amp) -> None:
 
 @scenario(types=("jax",), dtypes="default", values=True)
 def test_an_exception(amp: Amp) -> None:
-    """What the function raises comes out as it is, and the next call works."""
+    """An exception of the function comes out unchanged, and the next call works."""
     fail = [True]
 
     def function(x: Any) -> Any:
@@ -208,7 +210,7 @@ def test_an_exception(amp: Amp) -> None:
             raise KeyError("not there")
         return x * 2
 
-    x, x_cpu = _pair(amp, 3)
+    x, x_cpu = _device_and_cpu_leaf(amp, 3)
     call = amp.j2t(function)
     amp.raises("a call that fails", KeyError, "not there", lambda: call(x))
     fail[0] = False
@@ -217,12 +219,12 @@ def test_an_exception(amp: Amp) -> None:
 
 @scenario(types=("jax",), dtypes="default", values=True)
 def test_between_ops(amp: Amp) -> None:
-    """It sits between PyTorch's ops under autocast: gradients pass through it to the weights before it."""
+    """Between PyTorch ops under autocast, gradients pass through a JAX function to the weights before it."""
 
     def function(x: Any) -> Any:
         return x * x
 
-    (w, w_cpu), (x, x_cpu) = _pair(amp, 4, 4), _pair(amp, 4, 4)
+    (w, w_cpu), (x, x_cpu) = _device_and_cpu_leaf(amp, 4, 4), _device_and_cpu_leaf(amp, 4, 4)
     with amp.region():
         out = torch.mm(amp.j2t(function)(torch.mm(x, w)), w)
     with torch.autocast("cpu", dtype=amp.dtype):
@@ -231,7 +233,7 @@ def test_between_ops(amp: Amp) -> None:
     out.float().sum().backward()
     want.float().sum().backward()
     for name, got, expected in (("w", w.grad, w_cpu.grad), ("x", x.grad, x_cpu.grad)):
-        _gradient(amp, f"gradient of {name}", got, expected, 0.05)
+        _expect_gradient(amp, f"gradient of {name}", got, expected, 0.05)
 
 
 @scenario(types=("jax",), values=True)
@@ -243,7 +245,7 @@ def test_computed_again(amp: Amp) -> None:
         seen.append(str(x.dtype))
         return x * x
 
-    (x, _), weight = _pair(amp, 3, 3), amp.rand(3, 3)
+    (x, _), weight = _device_and_cpu_leaf(amp, 3, 3), amp.rand(3, 3)
     call = amp.j2t(function)
     found = []
     for checkpointed in (True, False):

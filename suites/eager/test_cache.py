@@ -47,7 +47,7 @@ def test_each_leaf_has_its_own(amp: Amp) -> None:
 
 @scenario()
 def test_not_for_tensors_without_grad(amp: Amp) -> None:
-    """Only weights are kept: a tensor that requires no grad is cast at each use (autocast_mode.cpp, cached_cast)."""
+    """Only weights are cached: a tensor that requires no grad is cast at each use (autocast_mode.cpp, cached_cast)."""
     plain, x = amp.rand(4, 4), amp.rand(4, 4)
     with amp.region():
         amp.expect("casts of a plain tensor", amp.casts(lambda: [torch.mm(x, plain) for _ in range(3)], plain), 3)
@@ -55,7 +55,7 @@ def test_not_for_tensors_without_grad(amp: Amp) -> None:
 
 @scenario()
 def test_not_for_low_leaves(amp: Amp) -> None:
-    """Only float32 weights are kept: one in the other lower precision is cast at each use (autocast_mode.cpp)."""
+    """Only float32 weights are cached: one in the other lower precision is cast at each use (autocast_mode.cpp)."""
     leaf, x = amp.rand(4, 4, dtype=amp.other, requires_grad=True), amp.rand(4, 4)
     with amp.region():
         amp.expect(f"casts of a {amp.other} leaf", amp.casts(lambda: [torch.mm(x, leaf) for _ in range(3)], leaf), 3)
@@ -83,7 +83,7 @@ def test_not_for_results(amp: Amp) -> None:
 
 @scenario()
 def test_not_for_casts_to_float32(amp: Amp) -> None:
-    """Only casts to the region's dtype are kept, not those to float32 (autocast_mode.cpp, cached_cast)."""
+    """Only casts to the region's dtype are cached, not those to float32 (autocast_mode.cpp, cached_cast)."""
     leaf, wide = amp.rand(4, 4, dtype=amp.dtype, requires_grad=True), amp.rand(4, 4)
     loss = torch.nn.functional.mse_loss
     with amp.region():
@@ -110,7 +110,7 @@ def test_off(amp: Amp) -> None:
 
 @scenario()
 def test_off_inside_on(amp: Amp) -> None:
-    """An inner region with cache_enabled=False neither uses nor drops what the outer one keeps (amp.html)."""
+    """An inner region with cache_enabled=False neither uses nor drops the outer one's cached casts (amp.html)."""
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
     with amp.region():
         amp.expect("casts at first", amp.casts(lambda: torch.mm(x, weight), weight), 1)
@@ -194,7 +194,7 @@ def test_cleared_by_another_thread(amp: Amp) -> None:
 def test_survives_another_thread(amp: Amp) -> None:
     """A region that ends in another thread changes no result here (amp.html: state is thread-local).
 
-    It may cost casts: the kept casts are shared and go when any thread's outermost region ends.
+    It may cost casts: the cache is shared and cleared when any thread's outermost region ends.
     """
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
 
@@ -215,7 +215,7 @@ def test_survives_another_thread(amp: Amp) -> None:
 
 @scenario()
 def test_inference_mode(amp: Amp) -> None:
-    """Casts made in inference mode are not kept: no gradient could flow through them (pytorch#165068)."""
+    """Casts made in inference mode are not cached: no gradient could flow through them (pytorch#165068)."""
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
     with amp.region():
         with torch.inference_mode():
@@ -275,7 +275,7 @@ def test_address_used_again(amp: Amp) -> None:
 
 @scenario(values=True)
 def test_address_used_again_without_grad(amp: Amp) -> None:
-    """The same under no_grad, where no graph keeps the deleted weight alive (autocast_mode.cpp: the weak reference)."""
+    """Under no_grad, too, a new weight at a deleted one's address is cast (autocast_mode.cpp: the weak reference)."""
     x = torch.ones(2, 2, device=amp.type)
     with amp.region(), torch.no_grad():
         for number in range(40):
@@ -289,7 +289,7 @@ def test_address_used_again_without_grad(amp: Amp) -> None:
 
 @scenario()
 def test_inner_region_of_another_dtype(amp: Amp) -> None:
-    """In a nested region ops run in that region's dtype, whatever was kept before (amp.html#torch.autocast, dtype)."""
+    """Ops run in the innermost region's dtype, whatever was cached before (amp.html#torch.autocast, dtype)."""
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
     inside = name_of(amp.other)
     with amp.region():
@@ -301,7 +301,7 @@ def test_inner_region_of_another_dtype(amp: Amp) -> None:
 
 @scenario(values=True)
 def test_other_dtype_set_inside(amp: Amp) -> None:
-    """After set_autocast_dtype ops run in the new dtype, whatever was kept before (torch.get_autocast_dtype)."""
+    """After set_autocast_dtype ops run in the new dtype, whatever was cached before (torch.get_autocast_dtype)."""
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
     with amp.region():
         torch.mm(x, weight)
@@ -311,7 +311,7 @@ def test_other_dtype_set_inside(amp: Amp) -> None:
 
 @scenario()
 def test_other_dtype_in_a_thread(amp: Amp) -> None:
-    """A region in another thread has its own dtype, whatever was kept here (amp.html: state is thread-local)."""
+    """A region in another thread has its own dtype, whatever was cached here (amp.html: state is thread-local)."""
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
     other = name_of(amp.other)
 
@@ -357,7 +357,7 @@ CHANGES: dict[str, Callable[[torch.nn.Parameter], None]] = {"in_place": _fill, "
 @pytest.mark.parametrize("change", list(CHANGES))
 @scenario(values=True)
 def test_changed_weight(amp: Amp, change: str) -> None:
-    """A product has the values its weight has now (torch.mm; amp.html: cache_enabled is no matter of values)."""
+    """A product has the values its weight has now (torch.mm; amp.html: cache_enabled does not change values)."""
     weight, x = torch.nn.Parameter(torch.ones(2, 2, device=amp.type)), torch.ones(1, 2, device=amp.type)
     with amp.region():
         amp.expect("product before the change", amp.values(torch.mm(x, weight)), [[2.0, 2.0]])

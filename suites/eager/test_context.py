@@ -151,7 +151,7 @@ def test_options_by_keyword(amp: Amp) -> None:
 
 @scenario()
 def test_options_by_position(amp: Amp) -> None:
-    """The arguments stand in the documented order: type, dtype, enabled, cache_enabled (amp.html#torch.autocast)."""
+    """The arguments come in the documented order: type, dtype, enabled, cache_enabled (amp.html#torch.autocast)."""
     with torch.autocast(amp.type, amp.dtype, False, False):
         amp.expect("state inside the region", amp.state(), (False, amp.dtype, False))
     with torch.autocast(amp.type, amp.other, False):
@@ -160,7 +160,7 @@ def test_options_by_position(amp: Amp) -> None:
 
 @scenario()
 def test_set_inside_put_back(amp: Amp) -> None:
-    """What the body sets by hand ends with the region (autocast_mode.py, __exit__)."""
+    """A setting that the body changes through the state functions ends with the region (autocast_mode.py, __exit__)."""
     before = amp.state()
     with amp.region():
         torch.set_autocast_enabled(amp.type, False)

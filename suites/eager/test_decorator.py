@@ -127,7 +127,7 @@ def test_other_callables(amp: Amp) -> None:
 
 @scenario(dtypes="default", since="2.12")
 def test_not_callable(amp: Amp) -> None:
-    """What cannot be called is refused in words that say what it was (pytorch#172178; torch 2.12)."""
+    """An object that cannot be called is refused in words that name its type (pytorch#172178; torch 2.12)."""
     for wrong in (amp.rand(2), None, classmethod(lambda cls: None)):
         said = f"requires a callable, but got {type(wrong).__name__}"
         amp.raises(f"decorating a {type(wrong).__name__}", TypeError, said, lambda value=wrong: amp.region()(value))
@@ -136,7 +136,7 @@ def test_not_callable(amp: Amp) -> None:
 
 @scenario(dtypes="default")
 def test_class_itself(amp: Amp) -> None:
-    """`@torch.autocast` without a call is refused: the function stands for the device type (autocast_mode.py)."""
+    """`@torch.autocast` without a call is refused: the function is taken for the device type (autocast_mode.py)."""
     amp.raises("the bare class", ValueError, "`device_type` of type `str`", lambda: torch.autocast(lambda: None))
 
 
@@ -309,7 +309,7 @@ def test_tensors_pass_through(amp: Amp) -> None:
 
 @scenario(dtypes="default")
 def test_exception_passes_through(amp: Amp) -> None:
-    """What the function raises reaches the caller, and the state is restored (autocast_mode.py, __exit__)."""
+    """An exception of the function reaches the caller, and the state is restored (autocast_mode.py, __exit__)."""
     planned = KeyError("planned")
 
     @amp.region()
@@ -381,12 +381,12 @@ def test_generator_function(amp: Amp) -> None:
     amp.expect("state after the call", amp.state(), before)
     amp.expect("first value", next(made), 3)
     amp.expect("second value", next(made), 4)
-    amp.expect("values that are left", _rest(made, "sent"), [])
+    amp.expect("values that are left", _send_and_drain(made, "sent"), [])
     amp.expect("state after the generator's end", amp.state(), before)
     amp.expect("nesting depth after the generator's end", amp.depth(), 0)
 
 
-def _rest(made: Iterator[int], value: object) -> list[int]:
+def _send_and_drain(made: Iterator[int], value: object) -> list[int]:
     try:
         return [made.send(value), *made]  # type: ignore[attr-defined]  # a generator, which its annotation does not say
     except StopIteration:

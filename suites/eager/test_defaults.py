@@ -97,7 +97,7 @@ def test_dtype_in_force(amp: Amp) -> None:
 
 @scenario()
 def test_dtype_at_construction(amp: Amp) -> None:
-    """What a region is comes from the time it is made, not entered (torch/amp/autocast_mode.py, __init__)."""
+    """A region has the settings of the time it is made, not entered (torch/amp/autocast_mode.py, __init__)."""
     torch.set_autocast_dtype(amp.type, amp.dtype)
     region = amp.device.autocast()
     torch.set_autocast_dtype(amp.type, amp.other)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.rule("deprecated")
 _CUDA_IS_THERE = "torch.cuda.amp.common.amp_definitely_not_available"
 
 
-def _autocast(amp: Amp, *args: object, **kwargs: object) -> torch.autocast:
+def _deprecated_region(amp: Amp, *args: object, **kwargs: object) -> torch.autocast:
     """A region made by the device type's deprecated class; a missing warning is noted."""
     module = getattr(torch, amp.type).amp
     said = f"`torch.{amp.type}.amp.autocast(args...)` is deprecated. Please use `torch.amp.autocast('{amp.type}'"
@@ -37,7 +37,7 @@ def _autocast(amp: Amp, *args: object, **kwargs: object) -> torch.autocast:
 def test_class(amp: Amp) -> None:
     """torch.<type>.amp.autocast warns, names torch.amp.autocast and makes the same region (amp.html, warning)."""
     before = amp.state()
-    with _autocast(amp, dtype=amp.dtype):
+    with _deprecated_region(amp, dtype=amp.dtype):
         amp.expect("state in the region", amp.state(), (True, amp.dtype, True))
         amp.expect("dtype of a product", amp.probe(), amp.dtype)
     amp.expect("state after the region", amp.state(), before)
@@ -45,13 +45,13 @@ def test_class(amp: Amp) -> None:
 
 @scenario(types=("cpu", "cuda"))
 def test_class_options(amp: Amp) -> None:
-    """Its enabled, dtype and cache_enabled, by place or by name, do what they do in torch.autocast (amp.html)."""
+    """enabled, dtype and cache_enabled of the deprecated class do what they do in torch.autocast (amp.html)."""
     with amp.region():
-        with _autocast(amp, False):
+        with _deprecated_region(amp, False):
             amp.expect("dtype of a product with enabled=False", amp.probe(), torch.float32)
-        with _autocast(amp, True, amp.other, False):
+        with _deprecated_region(amp, True, amp.other, False):
             amp.expect("state with all three by place", amp.state(), (True, amp.other, False))
-        with _autocast(amp, enabled=False, dtype=amp.other, cache_enabled=False):
+        with _deprecated_region(amp, enabled=False, dtype=amp.other, cache_enabled=False):
             amp.expect("state with all three by name", amp.state(), (False, amp.other, False))
         amp.expect("state afterwards", amp.state(), (True, amp.dtype, True))
 
@@ -59,14 +59,14 @@ def test_class_options(amp: Amp) -> None:
 @scenario(types=("cpu", "cuda"), dtypes="default")
 def test_class_default(amp: Amp) -> None:
     """Without options it is enabled in the device type's default dtype (amp.html#torch.cuda.amp.autocast)."""
-    with _autocast(amp):
+    with _deprecated_region(amp):
         amp.expect("state in the region", amp.state(), (True, amp.default, True))
 
 
 @scenario(types=("cpu", "cuda"), dtypes="default")
 def test_class_around_a_function(amp: Amp) -> None:
-    """It decorates as torch.autocast does, and is one (amp.html#torch.cuda.amp.autocast)."""
-    region = _autocast(amp)
+    """The deprecated class decorates as torch.autocast does, and is a subclass (amp.html#torch.cuda.amp.autocast)."""
+    region = _deprecated_region(amp)
 
     @region
     def product() -> torch.dtype:
@@ -83,13 +83,13 @@ def test_class_refuses_a_dtype(amp: Amp) -> None:
     """An unsupported dtype disables it in the same words (torch/amp/autocast_mode.py, __init__)."""
     said = "the target dtype is not supported. Disabling autocast."
     region = amp.warns(
-        "the deprecated class with float32", UserWarning, said, lambda: _unsupported(torch.cpu.amp.autocast)
+        "the deprecated class with float32", UserWarning, said, lambda: _float32_region(torch.cpu.amp.autocast)
     )
     with region:
         amp.expect("dtype of a product", amp.probe(), torch.float32)
 
 
-def _unsupported(kind: type[torch.autocast]) -> torch.autocast:
+def _float32_region(kind: type[torch.autocast]) -> torch.autocast:
     return kind(dtype=torch.float32)  # type: ignore[call-arg]  # the deprecated class names no device type
 
 
@@ -107,7 +107,7 @@ def test_replacement_is_quiet(amp: Amp) -> None:
     amp.quiet("the current spellings", use)
 
 
-def _functions(amp: Amp, old: str, new: str) -> None:
+def _check_functions(amp: Amp, old: str, new: str) -> None:
     """The four functions of a device type, `old` in their names, do what those that take `new` do."""
     before = torch.is_autocast_enabled(new), torch.get_autocast_dtype(new)
     try:
@@ -143,14 +143,14 @@ def _functions(amp: Amp, old: str, new: str) -> None:
 @scenario(types=("cpu", "cuda"), dtypes="default")
 def test_functions(amp: Amp) -> None:
     """torch.is_autocast_cpu_enabled, torch.get_autocast_gpu_dtype and the like (init.cpp: TORCH_WARN_DEPRECATION)."""
-    _functions(amp, "gpu" if amp.type == "cuda" else amp.type, amp.type)
+    _check_functions(amp, "gpu" if amp.type == "cuda" else amp.type, amp.type)
 
 
 @pytest.mark.parametrize("name", ["xla", "ipu"])
 @scenario(types=("cpu",), dtypes="default")
 def test_functions_of(amp: Amp, name: str) -> None:
     """The functions of XLA and IPU need no device (init.cpp: TORCH_WARN_DEPRECATION)."""
-    _functions(amp, name, name)
+    _check_functions(amp, name, name)
 
 
 @scenario(types=("cuda",))
@@ -168,7 +168,7 @@ def test_custom_functions(amp: Amp) -> None:
     for name in ("custom_fwd", "custom_bwd"):
         call = getattr(torch.cuda.amp, name)
         amp.warns(name, FutureWarning, said.format(name, name), lambda c=call: c(lambda ctx: None))
-    forward, backward = _decorated(amp, probe)
+    forward, backward = _deprecated_decorators(amp, probe)
     with amp.region():
         amp.expect("dtype of a product in forward", forward(ctx), amp.dtype)
     with patch(_CUDA_IS_THERE, lambda: False), patch("torch.cuda.is_bf16_supported", lambda: True):
@@ -178,7 +178,7 @@ def test_custom_functions(amp: Amp) -> None:
             amp.expect("dtype of a product in backward, inside", backward(ctx), torch.float32)
 
 
-def _decorated(amp: Amp, function: object) -> tuple[object, object]:
+def _deprecated_decorators(amp: Amp, function: object) -> tuple[object, object]:
     """A function under each of the deprecated decorators."""
     forward = amp.warns("custom_fwd", FutureWarning, "deprecated", lambda: torch.cuda.amp.custom_fwd(function))
     backward = amp.warns("custom_bwd", FutureWarning, "deprecated", lambda: torch.cuda.amp.custom_bwd(function))

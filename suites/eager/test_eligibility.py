@@ -32,7 +32,7 @@ INELIGIBLE = {
 mse_loss = torch.nn.functional.mse_loss
 
 
-def _of(amp: Amp, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+def _tensor(amp: Amp, dtype: torch.dtype, *shape: int) -> torch.Tensor:
     """A tensor of any dtype."""
     return amp.rand(*shape).to(dtype) if amp.device.has_values else torch.empty(shape, dtype=dtype, device=amp.type)
 
@@ -41,7 +41,7 @@ def _of(amp: Amp, dtype: torch.dtype, *shape: int) -> torch.Tensor:
 @scenario()
 def test_never_cast(amp: Amp, kind: str) -> None:
     """float64 and what is not floating point reaches every kernel as it is (amp.html#op-eligibility)."""
-    x = _of(amp, INELIGIBLE[kind], 3, 3)
+    x = _tensor(amp, INELIGIBLE[kind], 3, 3)
     own = name_of(x.dtype)
     with amp.region():
         amp.expect("dtypes mm receives", amp.received("mm", lambda: torch.mm(x, x)), (own, own))
@@ -58,7 +58,7 @@ def test_never_cast(amp: Amp, kind: str) -> None:
 @scenario()
 def test_cast_beside(amp: Amp, kind: str) -> None:
     """Of two arguments only the eligible one is cast, though the op may refuse the mixture (amp.html)."""
-    x, single = _of(amp, INELIGIBLE[kind], 3, 3), amp.rand(3, 3)
+    x, single = _tensor(amp, INELIGIBLE[kind], 3, 3), amp.rand(3, 3)
     own, low = name_of(x.dtype), name_of(amp.dtype)
     with amp.region():
         amp.expect("dtypes mm(x, float32) receives", amp.received("mm", lambda: torch.mm(x, single)), (own, low))
@@ -71,7 +71,7 @@ def test_cast_beside(amp: Amp, kind: str) -> None:
 @scenario(values=True)
 def test_double_meets_low(amp: Amp) -> None:
     """A product of float64 and a lower precision fails as it does outside of a region (amp.html#op-eligibility)."""
-    double, low = _of(amp, torch.float64, 3, 3), amp.rand(3, 3, dtype=amp.dtype)
+    double, low = _tensor(amp, torch.float64, 3, 3), amp.rand(3, 3, dtype=amp.dtype)
     said = "same dtype"
     amp.raises("the product outside", RuntimeError, said, lambda: torch.mm(double, low))
     with amp.region():
@@ -83,7 +83,7 @@ def test_eight_bits(amp: Amp) -> None:
     """float8 is floating point and not float64, so it is cast like any other (autocast_mode.h, is_eligible)."""
     low = name_of(amp.dtype)
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-        x = _of(amp, dtype, 3, 3)
+        x = _tensor(amp, dtype, 3, 3)
         with amp.region():
             amp.expect(f"dtypes mm receives of {dtype}", amp.received("mm", lambda x=x: torch.mm(x, x)), (low, low))
             got = amp.received("mse_loss", lambda x=x: mse_loss(x, x))
@@ -152,7 +152,7 @@ def test_scalars(amp: Amp) -> None:
 @scenario()
 def test_lists(amp: Amp) -> None:
     """Each eligible tensor of a list is cast, the others are not (autocast_mode.h, cached_cast of lists)."""
-    single, lower, double = amp.rand(3, 3), amp.rand(3, 3, dtype=amp.dtype), _of(amp, torch.float64, 3, 3)
+    single, lower, double = amp.rand(3, 3), amp.rand(3, 3, dtype=amp.dtype), _tensor(amp, torch.float64, 3, 3)
     low = name_of(amp.dtype)
     policies = amp.device.policies()
     with amp.region():
@@ -224,7 +224,7 @@ def test_nothing_to_copy(amp: Amp) -> None:
 
 @scenario()
 def test_layout_is_kept(amp: Amp) -> None:
-    """Casts keep strides, so results have the layout of a call on inputs cast by hand (Tensor.to, memory_format)."""
+    """Casts keep strides, so results have the layout of a call on explicitly cast inputs (Tensor.to, memory_format)."""
     x = amp.rand(2, 3, 4, 4).to(memory_format=torch.channels_last)
     weight = amp.rand(2, 3, 2, 2).to(memory_format=torch.channels_last)
     conv2d = torch.nn.functional.conv2d
@@ -501,7 +501,7 @@ def test_any_form(amp: Amp, form: str) -> None:
 
 @scenario(since="2.13")  # before, it was promised for the CPU and CUDA alone
 def test_custom_op(amp: Amp) -> None:
-    """An op of one's own casts eligible tensors where register_autocast asks (torch.library.register_autocast)."""
+    """A custom op casts eligible tensors where register_autocast asks (torch.library.register_autocast)."""
     library = torch.library
     whole, double = (torch.zeros(2, 2, dtype=dtype, device=amp.type) for dtype in (torch.int64, torch.float64))
     with library._scoped_library("ampcheck_eligibility", "FRAGMENT") as lib:
@@ -523,20 +523,20 @@ def test_custom_op(amp: Amp) -> None:
             amp.expect("dtype in a disabled region", twice(x).dtype, torch.float32)
 
 
-def _double(x: torch.Tensor) -> None:
+def _double_in_place(x: torch.Tensor) -> None:
     x.mul_(2)
 
 
 @scenario(values=True)
 def test_custom_op_that_mutates(amp: Amp) -> None:
-    """An op of one's own changes the tensor that it says it changes (torch.library.custom_op, mutates_args).
+    """A custom op changes the tensor that it says it changes (torch.library.custom_op, mutates_args).
 
     Where register_autocast refuses such an op there is nothing to see.
     """
     library, name = torch.library, "ampcheck_eligibility::double_"
     with library._scoped_library("ampcheck_eligibility", "FRAGMENT") as lib:
         library.define(name, "(Tensor(a!) x) -> ()", lib=lib)
-        library.impl(name, "CompositeExplicitAutograd", _double, lib=lib)
+        library.impl(name, "CompositeExplicitAutograd", _double_in_place, lib=lib)
         try:
             library.register_autocast(name, amp.type, amp.dtype, lib=lib)
         except RuntimeError as error:
@@ -578,7 +578,7 @@ def test_custom_op_with_keyword(amp: Amp) -> None:
 # ---- torch.vmap: a mapped call does for each slice what the call does for one
 
 TYPES = ("cpu", "cuda", "xpu", "mps", "mtia")
-"""PyTorch's own device types: how vmap takes an op apart is no matter of another one's kernels."""
+"""PyTorch's own device types: how vmap decomposes an op does not concern another one's kernels."""
 
 WIDE: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
     "mm": (torch.mm, ((3, 3), (3, 3))),
@@ -619,7 +619,7 @@ def test_under_vmap(amp: Amp, op: str) -> None:
 
 @scenario(types=TYPES, values=True)
 def test_attention_under_vmap(amp: Amp) -> None:
-    """The same for attention, whose choice of a kernel needs a real device (torch.vmap)."""
+    """Attention under vmap is cast as any op is; its choice of a kernel needs a real device (torch.vmap)."""
     attention = functional.scaled_dot_product_attention
     with amp.region():
         wanted = attention(*(amp.rand(2, 3, 4) for _ in range(3))).dtype

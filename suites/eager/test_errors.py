@@ -63,7 +63,7 @@ def test_unsupported_dtype_inside_a_region(amp: Amp) -> None:
 @pytest.mark.parametrize("kind", list(UNSUPPORTED))
 @scenario(dtypes="default")
 def test_unsupported_dtype_disabled(amp: Amp, kind: str) -> None:
-    """enabled=False takes any dtype without a word (pytorch#96097, pytorch#100565)."""
+    """enabled=False takes any dtype without a warning (pytorch#96097, pytorch#100565)."""
     dtype = UNSUPPORTED[kind]
     region = amp.quiet(f"a disabled region of {dtype}", lambda: torch.autocast(amp.type, dtype=dtype, enabled=False))
     before = amp.state()
@@ -162,9 +162,9 @@ def test_refused(amp: Amp, wrong: str) -> None:
 @pytest.mark.parametrize("wrong", ["enabled_second", "text"])
 @scenario(dtypes="default")
 def test_dtype_that_is_none(amp: Amp, wrong: str) -> None:
-    """What is no dtype is refused at the latest on entry, and the outer state is back (rule exceptions).
+    """A dtype of a wrong type is refused at the latest on entry, and the outer state is back (rule exceptions).
 
-    `torch.autocast(type, True)` is read as a dtype, for `enabled` stands third.
+    `torch.autocast(type, True)` is read as a dtype, for `enabled` comes third.
     """
     value: object = {"enabled_second": True, "text": "half"}[wrong]
 
@@ -186,15 +186,15 @@ def test_index_in_the_device_type(amp: Amp) -> None:
     """A device with an index is refused or means its type, checks and all (amp.html: `Tensor.device.type`)."""
     for dtype in (amp.default, torch.float32):
         try:
-            indexed, said = _made(f"{amp.type}:0", dtype)
+            indexed, said = _enabled_and_warnings(f"{amp.type}:0", dtype)
         except (RuntimeError, ValueError):
             continue
-        plain, usual = _made(amp.type, dtype)
+        plain, usual = _enabled_and_warnings(amp.type, dtype)
         amp.expect(f"warnings for {amp.type}:0 and {dtype}, as against {amp.type}", said, usual)
         amp.expect(f"enabled for {amp.type}:0 and {dtype}, as against {amp.type}", indexed, plain)
 
 
-def _made(name: str, dtype: torch.dtype) -> tuple[bool, int]:
+def _enabled_and_warnings(name: str, dtype: torch.dtype) -> tuple[bool, int]:
     """Whether a region of a device string enables autocast, and how many warnings it gives."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")

@@ -30,7 +30,7 @@ RAISED = {
 """Exceptions of every branch of the hierarchy."""
 
 
-def _restored(amp: Amp, what: str) -> None:
+def _expect_state_outside(amp: Amp, what: str) -> None:
     amp.expect(f"state {what}", amp.state(), (False, amp.default, True))
     amp.expect(f"nesting depth {what}", amp.depth(), 0)
     amp.expect(f"dtype a product runs in {what}", amp.probe(), torch.float32)
@@ -48,7 +48,7 @@ def test_leaves_the_region(amp: Amp, kind: str) -> None:
         amp.expect("whether the same exception came out", error is planned, True)
     else:
         amp.expect("what came out of the region", "nothing", type(planned).__name__)
-    _restored(amp, "after the exception")
+    _expect_state_outside(amp, "after the exception")
 
 
 @scenario()
@@ -69,7 +69,7 @@ def test_leaves_several_regions(amp: Amp) -> None:
     except KeyError:
         pass
     amp.expect("states on the way out", seen, [(True, amp.other, False), (True, amp.dtype, True)])
-    _restored(amp, "after the exception")
+    _expect_state_outside(amp, "after the exception")
 
 
 @scenario()
@@ -80,7 +80,7 @@ def test_leaves_several_regions_at_once(amp: Amp) -> None:
             raise KeyError
     except KeyError:
         pass
-    _restored(amp, "after the exception")
+    _expect_state_outside(amp, "after the exception")
 
 
 @scenario()
@@ -93,7 +93,7 @@ def test_caught_inside(amp: Amp) -> None:
             amp.expect("state in the handler", amp.state(), (True, amp.dtype, True))
         amp.expect("state after the handler", amp.state(), (True, amp.dtype, True))
         amp.expect("dtype a product runs in after the handler", amp.probe(), amp.dtype)
-    _restored(amp, "after the region")
+    _expect_state_outside(amp, "after the region")
 
 
 @scenario()
@@ -108,7 +108,7 @@ def test_caught_between(amp: Amp) -> None:
         amp.expect("state in the outer region", amp.state(), (True, amp.dtype, True))
         amp.expect("nesting depth in the outer region", amp.depth(), 1)
         amp.expect("dtype a product runs in there", amp.probe(), amp.dtype)
-    _restored(amp, "after the outer region")
+    _expect_state_outside(amp, "after the outer region")
 
 
 @scenario()
@@ -124,7 +124,7 @@ def test_finally_inside(amp: Amp) -> None:
     except KeyError:
         pass
     amp.expect("state and dtype of a product in the clause", seen, [((True, amp.dtype, True), amp.dtype)])
-    _restored(amp, "after the exception")
+    _expect_state_outside(amp, "after the exception")
 
 
 # ---- ops that raise
@@ -137,7 +137,7 @@ def test_op_raises(amp: Amp) -> None:
         amp.raises("a product of wrong shapes", RuntimeError, "", lambda: torch.mm(amp.rand(2, 2), amp.rand(3, 3)))
         amp.expect("state after the op", amp.state(), (True, amp.dtype, True))
         amp.expect("dtype the next product runs in", amp.probe(), amp.dtype)
-    _restored(amp, "after the region")
+    _expect_state_outside(amp, "after the region")
 
 
 @scenario()
@@ -148,7 +148,7 @@ def test_op_raises_out_of_the_region(amp: Amp) -> None:
             torch.mm(amp.rand(2, 2), amp.rand(3, 3))
     except RuntimeError:
         pass
-    _restored(amp, "after the exception")
+    _expect_state_outside(amp, "after the exception")
 
 
 @scenario(types=("cuda", "xpu", "mtia"))
@@ -159,7 +159,7 @@ def test_refused_op(amp: Amp) -> None:
         amp.raises("the refused loss", RuntimeError, "unsafe to autocast", lambda: loss(amp.rand(2), amp.rand(2)))
         amp.expect("state after it", amp.state(), (True, amp.dtype, True))
         amp.expect("dtype the next product runs in", amp.probe(), amp.dtype)
-    _restored(amp, "after the region")
+    _expect_state_outside(amp, "after the region")
 
 
 @scenario(values=True)
@@ -179,7 +179,7 @@ def test_kernel_raises_in_backward(amp: Amp) -> None:
     with amp.region():
         amp.raises("backward", KeyError, "planned", lambda: Breaks.apply(x).sum().backward())
         amp.expect("state after it", amp.state(), (True, amp.dtype, True))
-    _restored(amp, "after the region")
+    _expect_state_outside(amp, "after the region")
 
 
 # ---- decorators, stacks, construction
@@ -188,7 +188,7 @@ def test_kernel_raises_in_backward(amp: Amp) -> None:
 @pytest.mark.parametrize("kind", list(RAISED))
 @scenario(dtypes="default")
 def test_leaves_a_decorated_function(amp: Amp, kind: str) -> None:
-    """The same holds for a decorated function (autocast_mode.py, autocast_decorator)."""
+    """An exception leaves a decorated function unchanged, and the state is restored (autocast_decorator)."""
     planned = RAISED[kind]
 
     @amp.region(amp.other, cache_enabled=False)
@@ -205,7 +205,7 @@ def test_leaves_a_decorated_function(amp: Amp, kind: str) -> None:
         amp.expect("whether the same exception came out", error is planned, True)
     else:
         amp.expect("what came out of the function", "nothing", type(planned).__name__)
-    _restored(amp, "after the exception")
+    _expect_state_outside(amp, "after the exception")
 
 
 @scenario()
@@ -219,7 +219,7 @@ def test_region_after_an_exception(amp: Amp) -> None:
                 raise KeyError
         except KeyError:
             pass
-        _restored(amp, f"after time {time}")
+        _expect_state_outside(amp, f"after time {time}")
 
 
 @scenario()
@@ -236,7 +236,7 @@ def test_exit_stack(amp: Amp) -> None:
     except KeyError:
         pass
     amp.expect("states while unwinding", seen, [(True, amp.dtype, True), (False, amp.default, True)])
-    _restored(amp, "after the stack")
+    _expect_state_outside(amp, "after the stack")
 
 
 @scenario()
@@ -247,7 +247,7 @@ def test_exit_with_an_exception_by_hand(amp: Amp) -> None:
     error = KeyError("planned")
     swallowed = region.__exit__(type(error), error, None)
     amp.expect("whether __exit__ asks for the exception to be swallowed", bool(swallowed), False)
-    _restored(amp, "after __exit__")
+    _expect_state_outside(amp, "after __exit__")
 
 
 @scenario(dtypes="default")
@@ -258,10 +258,10 @@ def test_construction_fails(amp: Amp) -> None:
         amp.raises("no string", ValueError, "device_type", lambda: torch.autocast(torch.device(amp.type)))
         amp.expect("state after it", amp.state(), (True, amp.dtype, False))
         amp.expect("nesting depth after it", amp.depth(), 1)
-    _restored(amp, "after the region")
+    _expect_state_outside(amp, "after the region")
 
 
-# ---- casts that are kept
+# ---- cached casts
 
 
 @scenario()
@@ -290,7 +290,7 @@ def test_outermost_region_drops_casts(amp: Amp) -> None:
 
 @scenario()
 def test_op_that_raises_keeps_casts(amp: Amp) -> None:
-    """An op that raises leaves what is kept as it is (autocast_mode.cpp, cached_cast)."""
+    """An op that raises leaves the cache unchanged (autocast_mode.cpp, cached_cast)."""
     weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(2, 2)
     with amp.region():
         amp.casts(lambda: torch.mm(x, weight), weight)
@@ -301,7 +301,7 @@ def test_op_that_raises_keeps_casts(amp: Amp) -> None:
 # ---- other ways out of a region
 
 
-def _returns(amp: Amp) -> torch.dtype:
+def _return_from_region(amp: Amp) -> torch.dtype:
     with amp.region():
         return amp.probe()
 
@@ -309,8 +309,8 @@ def _returns(amp: Amp) -> torch.dtype:
 @scenario()
 def test_return(amp: Amp) -> None:
     """return out of the body ends the region (Python's with statement)."""
-    amp.expect("dtype a product runs in", _returns(amp), amp.dtype)
-    _restored(amp, "after the return")
+    amp.expect("dtype a product runs in", _return_from_region(amp), amp.dtype)
+    _expect_state_outside(amp, "after the return")
 
 
 @scenario()
@@ -325,10 +325,10 @@ def test_break_and_continue(amp: Amp) -> None:
                 break
         amp.expect(f"state after turn {turn}", amp.state(), (False, amp.default, True))
     amp.expect("turn of the break", turn, 2)
-    _restored(amp, "after the loop")
+    _expect_state_outside(amp, "after the loop")
 
 
-def _held(amp: Amp) -> Generator[torch.dtype, None, None]:
+def _generator_in_region(amp: Amp) -> Generator[torch.dtype, None, None]:
     with amp.region():
         yield amp.probe()
         yield amp.probe()
@@ -337,32 +337,32 @@ def _held(amp: Amp) -> Generator[torch.dtype, None, None]:
 @scenario()
 def test_generator_closed(amp: Amp) -> None:
     """A generator that is closed in a region leaves it (Python: GeneratorExit is raised at the yield)."""
-    made = _held(amp)
+    made = _generator_in_region(amp)
     amp.expect("dtype a product runs in", next(made), amp.dtype)
     made.close()
-    _restored(amp, "after close")
+    _expect_state_outside(amp, "after close")
 
 
 @scenario()
 def test_generator_dropped(amp: Amp) -> None:
     """A generator that is dropped in a region leaves it (CPython closes it at once)."""
-    made = _held(amp)
+    made = _generator_in_region(amp)
     amp.expect("dtype a product runs in", next(made), amp.dtype)
     lost: list[str] = []
     with patch("sys.unraisablehook", lambda error: lost.append(repr(error.exc_value))):
         del made
     amp.expect("exceptions on the way out that nobody gets", lost, [])
-    _restored(amp, "after the generator is gone")
+    _expect_state_outside(amp, "after the generator is gone")
 
 
 @scenario()
 def test_thrown_into_a_generator(amp: Amp) -> None:
     """An exception thrown into a generator leaves the region in it (Python's generators)."""
-    made = _held(amp)
+    made = _generator_in_region(amp)
     next(made)
     planned = KeyError("planned")
     try:
         made.throw(planned)
     except KeyError as error:
         amp.expect("whether the same exception came out", error is planned, True)
-    _restored(amp, "after throw")
+    _expect_state_outside(amp, "after throw")

@@ -170,15 +170,15 @@ def _inputs(amp: Amp, layer: Layer, dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 def _compare(amp: Amp, call: Callable[[], object], name: str, *, runs: bool = False) -> tuple[list[torch.Tensor], bool]:
-    """Note where a call in a region differs from the same by hand.
+    """Note where a call in a region differs from the same call with explicit casts.
 
     Returns what it gives in the region, and whether an op with a policy ran. `runs`: whether it has to; else the call
-    may raise what it raises by hand.
+    may raise what it raises with explicit casts.
     """
     if not amp.device.observes_composite_ops:
         return no_reference.compare(amp, call, name), False
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a module's advice on how to run faster is no matter here
+        warnings.simplefilter("ignore")  # a module's advice on how to run faster
         amp.device.seed()
         policies = amp.device.policies()
         wanted, kernels = replay(call, amp.type, name_of(amp.dtype), policies)
@@ -320,7 +320,7 @@ def test_gradients_of_a_module(amp: Amp) -> None:
 
 @scenario(values=True)
 def test_same_as_its_function(amp: Amp) -> None:
-    """A module gives what its function gives of parameters and inputs cast by hand (amp.html, Module/function/method).
+    """A module gives what its function gives of explicitly cast tensors (amp.html, Module/function/method).
 
     What a module does by itself, in a region or outside, cannot hide here: the module runs only once.
     """

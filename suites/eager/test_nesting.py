@@ -20,11 +20,11 @@ pytestmark = pytest.mark.rule("nesting")
 ORDERS = [order for depth in (2, 3, 4) for order in product((True, False), repeat=depth)]
 
 
-def _name(order: tuple[bool, ...]) -> str:
+def _order_id(order: tuple[bool, ...]) -> str:
     return "_".join("on" if enabled else "off" for enabled in order)
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=_name)
+@pytest.mark.parametrize("order", ORDERS, ids=_order_id)
 @scenario(dtypes="default")
 def test_order(amp: Amp, order: tuple[bool, ...]) -> None:
     """On and off in every order to depth 4: each region decides alone, on the way in and on the way out (amp.html)."""
@@ -158,7 +158,7 @@ def test_reuse_left_out(amp: Amp, outer: bool) -> None:
         amp.expect("cache_enabled after that", torch.is_autocast_cache_enabled(), not outer)
 
 
-@pytest.mark.parametrize("order", list(product((True, False), repeat=3)), ids=_name)
+@pytest.mark.parametrize("order", list(product((True, False), repeat=3)), ids=_order_id)
 @scenario(dtypes="default")
 def test_reuse_order(amp: Amp, order: tuple[bool, ...]) -> None:
     """cache_enabled on and off in every order: the innermost region's holds, the outer one's is back after it."""
@@ -192,7 +192,7 @@ def test_one_object_inside_itself(amp: Amp) -> None:
 
 @scenario()
 def test_one_object_around_another(amp: Amp) -> None:
-    """The same with another region between: each exit puts back what that entry found (amp.html)."""
+    """A region object entered again inside another region restores, at each exit, what that entry found (amp.html)."""
     region = amp.region()
     with region:
         with amp.region(amp.other, cache_enabled=False):
@@ -227,40 +227,40 @@ def test_siblings_share_casts(amp: Amp) -> None:
 # ---- several device types at once
 
 
-def _beside(amp: Amp) -> str:
+def _another_device_type(amp: Amp) -> str:
     """Another device type, the CPU where that is another one: its tensors can be made beside any device's."""
     return "xpu" if amp.type == "cpu" else "cpu"
 
 
-def _other_state(name: str) -> tuple[bool, torch.dtype]:
+def _state_of(name: str) -> tuple[bool, torch.dtype]:
     return torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)
 
 
 @scenario()
 def test_two_device_types(amp: Amp) -> None:
     """Regions of two device types hold at once, each for its own tensors (amp.html: device_type; pytorch#57386)."""
-    name = _beside(amp)
+    name = _another_device_type(amp)
     with torch.autocast(name, dtype=amp.other):
         amp.expect("state of this device in the other's region", amp.state(), (False, amp.default, True))
         amp.expect("dtype a product on this device runs in", amp.probe(), torch.float32)
         with amp.region():
             amp.expect("state of this device in both regions", amp.state(), (True, amp.dtype, True))
-            amp.expect(f"state of {name} in both regions", _other_state(name), (True, amp.other))
+            amp.expect(f"state of {name} in both regions", _state_of(name), (True, amp.other))
             amp.expect("dtype a product on this device runs in, in both", amp.probe(), amp.dtype)
             amp.expect("nesting depth in both regions", amp.depth(), 2)
-        amp.expect(f"state of {name} after the inner region", _other_state(name), (True, amp.other))
+        amp.expect(f"state of {name} after the inner region", _state_of(name), (True, amp.other))
     amp.expect("state of this device after both", amp.state(), (False, amp.default, True))
 
 
 @scenario()
 def test_two_device_types_other_way_round(amp: Amp) -> None:
     """A region of another device type inside this one's ends without a trace (autocast_mode.py, __exit__)."""
-    name = _beside(amp)
-    before = _other_state(name)
+    name = _another_device_type(amp)
+    before = _state_of(name)
     with amp.region():
         with torch.autocast(name, dtype=amp.other):
             amp.expect("dtype a product on this device runs in", amp.probe(), amp.dtype)
-        amp.expect(f"state of {name} after its region", _other_state(name), before)
+        amp.expect(f"state of {name} after its region", _state_of(name), before)
         with torch.autocast(name, enabled=False):
             amp.expect("state while the other type is disabled", amp.state(), (True, amp.dtype, True))
             amp.expect("dtype a product runs in while it is", amp.probe(), amp.dtype)
@@ -270,9 +270,9 @@ def test_two_device_types_other_way_round(amp: Amp) -> None:
 @scenario()
 def test_disabled_beside_enabled(amp: Amp) -> None:
     """Disabling one device type leaves the other's region in force (autocast_mode.cpp: one dispatch key for each)."""
-    name = _beside(amp)
+    name = _another_device_type(amp)
     with torch.autocast(name, dtype=amp.other), amp.region(enabled=False):
-        amp.expect(f"state of {name}", _other_state(name), (True, amp.other))
+        amp.expect(f"state of {name}", _state_of(name), (True, amp.other))
         amp.expect("dtype a product on this device runs in", amp.probe(), torch.float32)
     with amp.region(), torch.autocast(name, enabled=False):
         amp.expect(f"whether {name} is enabled", torch.is_autocast_enabled(name), False)
@@ -300,7 +300,7 @@ def test_ops_on_two_devices(amp: Amp) -> None:
 @scenario()
 def test_reuse_across_device_types(amp: Amp) -> None:
     """cache_enabled is one flag for all device types: an inner region of another type sets it, and puts it back."""
-    name = _beside(amp)
+    name = _another_device_type(amp)
     with amp.region():
         with torch.autocast(name, dtype=amp.other, cache_enabled=False):
             amp.expect("cache_enabled in the other type's region", torch.is_autocast_cache_enabled(), False)
@@ -313,6 +313,6 @@ def test_casts_kept_across_device_types(amp: Amp) -> None:
     weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(2, 2)
     with amp.region():
         amp.expect("casts of a weight at first", amp.casts(lambda: torch.mm(x, weight), weight), 1)
-        with torch.autocast(_beside(amp), dtype=amp.other):
+        with torch.autocast(_another_device_type(amp), dtype=amp.other):
             pass
         amp.expect("casts after another type's region", amp.casts(lambda: torch.mm(x, weight), weight), 0)

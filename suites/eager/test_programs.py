@@ -42,16 +42,16 @@ def test_random(amp: Amp, kind: str, request: pytest.FixtureRequest) -> None:
     option = request.config.option
     explorer = RegionExplorer(amp.device, nightly=option.nightly, seed=getattr(option, "hypothesis_seed", None))
     if found := explorer.explore(STRATEGIES[kind]):
-        _note(amp, explorer, *found)
+        _report(amp, explorer, *found)
     amp.looked_at += explorer.compared
 
 
-def _note(amp: Amp, explorer: RegionExplorer, difference: str, program: Program) -> None:
+def _report(amp: Amp, explorer: RegionExplorer, difference: str, program: Program) -> None:
     amp.differences.append(difference)
     amp.script = explorer.script(program)
 
 
-def _known(device: str, low: str, other: str) -> dict[str, Program]:
+def _programs(device: str, low: str, other: str) -> dict[str, Program]:
     here, there = Options(device, low), Options(device, other)
     product = Op("mm", device, ("fp32", "fp32"))
     weight = UseWeight(device, "leaf")
@@ -79,24 +79,24 @@ def _known(device: str, low: str, other: str) -> dict[str, Program]:
     }
 
 
-NAMES = list(_known("cpu", "bf16", "fp16"))
+NAMES = list(_programs("cpu", "bf16", "fp16"))
 
 
 @pytest.mark.parametrize("name", NAMES)
 @scenario()
 def test_known(amp: Amp, name: str) -> None:
     """Programs written down: one for each kind of step, and those on which PyTorch deviates (spec/state.py)."""
-    explorer, program = RegionExplorer(amp.device), _chosen(amp, name)
+    explorer, program = RegionExplorer(amp.device), _program(amp, name)
     if difference := explorer.difference(program):
-        _note(amp, explorer, difference, program)
+        _report(amp, explorer, difference, program)
     amp.looked_at += explorer.compared
 
 
-def _chosen(amp: Amp, name: str) -> Program:
+def _program(amp: Amp, name: str) -> Program:
     low, other = ("bf16", "fp16") if "bfloat16" in str(amp.dtype) else ("fp16", "bf16")
-    return _known(amp.type, low, other)[name]
+    return _programs(amp.type, low, other)[name]
 
 
 def in_plain_torch(body: object, amp: Amp, name: str = "", **others: object) -> str:
     """A program that is written down as plain torch, for `ampcheck.reproduce`; "" for one that is drawn."""
-    return RegionExplorer(amp.device).script(_chosen(amp, name)) if name else ""
+    return RegionExplorer(amp.device).script(_program(amp, name)) if name else ""

@@ -85,7 +85,7 @@ def test_device_types_are_independent(amp: Amp) -> None:
 
 @scenario()
 def test_others_leave_this_alone(amp: Amp) -> None:
-    """What is set for another device type is no matter of this one (autocast_mode.cpp)."""
+    """Settings of another device type do not touch this one (autocast_mode.cpp)."""
     for name in other_types(amp):
         before, dtype = amp.state(), torch.get_autocast_dtype(name)
         torch.set_autocast_enabled(name, True)
@@ -132,7 +132,7 @@ def test_depth(amp: Amp) -> None:
 
 @scenario()
 def test_changes_inside_a_region(amp: Amp) -> None:
-    """What is set inside a region holds until its end, then the outer state is back (torch/amp/autocast_mode.py)."""
+    """A setting made inside a region holds until its end, then the outer state is back (torch/amp/autocast_mode.py)."""
     before = amp.state()
     with amp.region():
         torch.set_autocast_enabled(amp.type, False)

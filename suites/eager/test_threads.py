@@ -40,7 +40,7 @@ def test_starts_outside(amp: Amp) -> None:
 
 @scenario()
 def test_does_not_take_over_what_was_set(amp: Amp) -> None:
-    """What the state functions set in one thread is not in a thread started later (autocast_mode.cpp: thread_local)."""
+    """Settings made in one thread do not reach a thread started later (autocast_mode.cpp: thread_local)."""
     torch.set_autocast_enabled(amp.type, True)
     torch.set_autocast_dtype(amp.type, amp.other if amp.default == amp.dtype else amp.dtype)
     torch.set_autocast_cache_enabled(False)
@@ -243,12 +243,12 @@ def test_really_at_once(amp: Amp) -> None:
             amp.expect(f"what thread {number} saw of the others", done.result(), [])
 
 
-# ---- casts that are kept
+# ---- cached casts
 
 
 @scenario()
 def test_casts_are_shared(amp: Amp) -> None:
-    """What is kept is the process's: a thread uses another's casts (autocast_mode.cpp; test_cast_cache_is_global)."""
+    """The cache is one per process: a thread uses another's casts (autocast_mode.cpp; test_cast_cache_is_global)."""
     weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(2, 2)
 
     def use() -> int:

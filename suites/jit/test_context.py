@@ -31,7 +31,7 @@ _BREAKING = ("dynamo", "aot", "inductor", "jaxcompile")
 @scenario()
 @pytest.mark.parametrize("executor", _EVERY)
 def test_body_alone(amp: Amp, executor: str) -> None:
-    """A region inside a compiled function holds for its body and not for what stands before and behind it."""
+    """A region inside a compiled function holds for its body and not for the code before and behind it."""
     kind, low = amp.type, amp.dtype
 
     def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -105,7 +105,7 @@ def test_parts_of_a_composite_op(amp: Amp, executor: str) -> None:
 @scenario()
 @pytest.mark.parametrize("executor", ["script", "traced"])
 def test_static_called_in_and_out(amp: Amp, executor: str) -> None:
-    """What TorchScript compiled outside of every region is cast by the region it is called in (pytorch#72760)."""
+    """A function that TorchScript compiled outside of regions is cast by the one it is called in (pytorch#72760)."""
     program = amp.program(
         """
         def program(x: torch.Tensor):
@@ -220,7 +220,7 @@ def test_region_given_as_an_argument(amp: Amp, executor: str) -> None:
 @scenario()
 @pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "export", "jaxcompile"])
 def test_context_manager_around_a_region(amp: Amp, executor: str) -> None:
-    """A context manager of one's own that enters a region is one (pytorch#134030: silently ignored)."""
+    """A user's context manager that enters a region acts as the region (pytorch#134030: silently ignored)."""
     kind, low = amp.type, amp.dtype
 
     @contextmanager
@@ -260,7 +260,7 @@ def test_dtypes_in_the_graph(amp: Amp, executor: str) -> None:
 @scenario()
 @pytest.mark.parametrize("executor", ["export", "strict"])
 def test_decision_by_a_dtype(amp: Amp, executor: str) -> None:
-    """What a program decides by a dtype inside a region, its export decides alike."""
+    """An exported program decides by a dtype inside a region as the program does."""
     kind, low = amp.type, amp.dtype
 
     class Program(torch.nn.Module):
@@ -305,7 +305,7 @@ class _Products(torch.nn.Module):
 
 
 class _InARegion(_Products):
-    """The same in a region whose options are constants."""
+    """Multiplies in the same way, in a region whose options are constants."""
 
     __constants__ = ("kind", "low")
 

@@ -67,7 +67,7 @@ _SAYS = {
 }
 
 
-def _of(name: str) -> Limit:
+def _scripted_limit(name: str) -> Limit:
     region, result = _BODY[name]
     first = "    low = {other} if a.size(0) > 1 else {dtype}\n" if "low" in region else ""
     text = f"def program(a, b):\n{first}    with {region}:\n        return {result}\n"
@@ -78,7 +78,7 @@ def _of(name: str) -> Limit:
 
 
 SCRIPTED = {
-    **{name: _of(name) for name in _BODY},
+    **{name: _scripted_limit(name) for name in _BODY},
     "no_region": Limit("script", "def program(a, b):\n    return torch.mm(a, b)\n", dynamic=True),
     "annotated_function": Limit(
         "script",
@@ -150,7 +150,7 @@ SCRIPTED = {
         """,
         dynamic=True,
     ),
-    "tracing_callee": Limit(
+    "traced_callee": Limit(
         "script",
         """
         def helper(a, b):
@@ -257,7 +257,7 @@ SCRIPTED = {
         ("default-dtype",),
     ),
 }
-"""Programs that are scripted, by name; the last word on each is what it does eagerly."""
+"""Programs that are scripted, by name; eager mode says what is right."""
 
 
 @pytest.mark.parametrize("name", list(SCRIPTED))
@@ -398,36 +398,36 @@ def _as_module(text: str) -> str:
 
 
 CAPTURED = {
-    "tracing_region": Limit("traced", _REGION, ("default-dtype",)),
-    "tracing_disabled": Limit("traced", _DISABLED, ("lost-in-trace",)),
-    "tracing_own_dtype": Limit("traced", _OTHER, ("lost-in-trace",)),
-    "tracing_annotated": Limit("traced", _ANNOTATED, ("lost-in-trace",)),
-    "tracing_nested": Limit("traced", _NESTED, ("lost-in-trace",)),
-    "tracing_asking": Limit("traced", _ASKED, ("query-frozen",)),
-    "tracing_setting": Limit("traced", _SET, ("query-frozen", "state-change")),
-    "tracing_custom": Limit("traced", _CUSTOM),
-    "tracing_parts": Limit("traced", _PARTS, ("default-dtype",)),
-    "jit_callee": Limit("traced", _SCRIPTED_CALLEE, ("default-dtype", "scripted-callee")),
-    "tracing_callee": Limit("traced", _TRACED_CALLEE, ("default-dtype", "lost-in-trace", "traced-callee")),
-    "symbolic_region": Limit("fx", _REGION, ("lost-in-fx",)),
-    "symbolic_disabled": Limit("fx", _DISABLED, ("lost-in-fx",)),
-    "symbolic_annotated": Limit("fx", _ANNOTATED, ("lost-in-fx",)),
-    "symbolic_asking": Limit("fx", _ASKED, ("query-frozen",)),
-    "symbolic_setting": Limit("fx", _SET, ("query-frozen", "state-change")),
-    "symbolic_custom": Limit("fx", _CUSTOM, ("custom-fwd",)),
-    "ep_region": Limit("export", _as_module(_REGION), ("default-dtype",)),
-    "ep_disabled": Limit("export", _as_module(_DISABLED)),
-    "ep_own_dtype": Limit("export", _as_module(_OTHER)),
-    "ep_annotated": Limit("export", _as_module(_ANNOTATED)),
-    "ep_nested": Limit("export", _as_module(_NESTED)),
-    "ep_asking": Limit("export", _as_module(_ASKED), ("query-frozen",)),
-    "ep_setting": Limit("export", _as_module(_SET), ("query-frozen", "state-change")),
-    "ep_custom": Limit("export", _as_module(_CUSTOM), ("custom-fwd",)),
-    "ep_tight_region": Limit("strict", _as_module(_REGION), ("default-dtype",)),
-    "ep_tight_nested": Limit("strict", _as_module(_NESTED)),
-    "ep_cast": Limit("export", _as_module(_CAST)),
-    "ep_tight_cast": Limit("strict", _as_module(_CAST)),
-    "ep_tight_custom": Limit("strict", _as_module(_CUSTOM), ("custom-fwd",)),
+    "traced_region": Limit("traced", _REGION, ("default-dtype",)),
+    "traced_disabled": Limit("traced", _DISABLED, ("lost-in-trace",)),
+    "traced_own_dtype": Limit("traced", _OTHER, ("lost-in-trace",)),
+    "traced_annotated": Limit("traced", _ANNOTATED, ("lost-in-trace",)),
+    "traced_nested": Limit("traced", _NESTED, ("lost-in-trace",)),
+    "traced_asking": Limit("traced", _ASKED, ("query-frozen",)),
+    "traced_setting": Limit("traced", _SET, ("query-frozen", "state-change")),
+    "traced_custom": Limit("traced", _CUSTOM),
+    "traced_parts": Limit("traced", _PARTS, ("default-dtype",)),
+    "scripted_callee": Limit("traced", _SCRIPTED_CALLEE, ("default-dtype", "scripted-callee")),
+    "traced_callee": Limit("traced", _TRACED_CALLEE, ("default-dtype", "lost-in-trace", "traced-callee")),
+    "fx_region": Limit("fx", _REGION, ("lost-in-fx",)),
+    "fx_disabled": Limit("fx", _DISABLED, ("lost-in-fx",)),
+    "fx_annotated": Limit("fx", _ANNOTATED, ("lost-in-fx",)),
+    "fx_asking": Limit("fx", _ASKED, ("query-frozen",)),
+    "fx_setting": Limit("fx", _SET, ("query-frozen", "state-change")),
+    "fx_custom": Limit("fx", _CUSTOM, ("custom-fwd",)),
+    "export_region": Limit("export", _as_module(_REGION), ("default-dtype",)),
+    "export_disabled": Limit("export", _as_module(_DISABLED)),
+    "export_own_dtype": Limit("export", _as_module(_OTHER)),
+    "export_annotated": Limit("export", _as_module(_ANNOTATED)),
+    "export_nested": Limit("export", _as_module(_NESTED)),
+    "export_asking": Limit("export", _as_module(_ASKED), ("query-frozen",)),
+    "export_setting": Limit("export", _as_module(_SET), ("query-frozen", "state-change")),
+    "export_custom": Limit("export", _as_module(_CUSTOM), ("custom-fwd",)),
+    "strict_region": Limit("strict", _as_module(_REGION), ("default-dtype",)),
+    "strict_nested": Limit("strict", _as_module(_NESTED)),
+    "export_cast": Limit("export", _as_module(_CAST)),
+    "strict_cast": Limit("strict", _as_module(_CAST)),
+    "strict_custom": Limit("strict", _as_module(_CUSTOM), ("custom-fwd",)),
 }
 """Programs that are traced or exported, by name."""
 
@@ -448,7 +448,7 @@ def test_found_in_captures(amp: Amp, name: str) -> None:
 
 @scenario(types=("cpu", "cuda"), values=True)
 def test_tracing_in_a_region(amp: Amp) -> None:
-    """Tracing where casts of weights are kept is refused, and with cache_enabled=False it works (pytorch#50231)."""
+    """Tracing where casts of weights are cached is refused, and with cache_enabled=False it works (pytorch#50231)."""
     module = amp.module(lambda: torch.nn.Linear(2, 2)).requires_grad_(True)
     x = amp.rand(2, 2)
 

@@ -25,14 +25,14 @@ def _explore(amp: Amp, compiler: str, request: pytest.FixtureRequest) -> None:
     amp.looked_at += fuzzer.compared
 
 
-@pytest.mark.parametrize("compiler", ["jit"])
+@pytest.mark.parametrize("compiler", ["script"])
 @scenario(types=("cpu", "cuda"), values=True, dtypes="default")
 def test_drawn_for_jit(amp: Amp, compiler: str, request: pytest.FixtureRequest) -> None:
     """A scripted program does what it does eagerly (JIT-AUTOCAST.md); TorchScript's autocast knows CPU and CUDA."""
     _explore(amp, compiler, request)
 
 
-@pytest.mark.parametrize("compiler", [compiler for compiler in COMPILERS if compiler not in ("jit", "xla")])
+@pytest.mark.parametrize("compiler", [compiler for compiler in COMPILERS if compiler not in ("script", "jaxjit")])
 @scenario(values=True, dtypes="default")
 def test_drawn(amp: Amp, compiler: str, request: pytest.FixtureRequest) -> None:
     """A traced, compiled or exported program does what it does eagerly (torch/amp/autocast_mode.py; export.html)."""
@@ -42,4 +42,4 @@ def test_drawn(amp: Amp, compiler: str, request: pytest.FixtureRequest) -> None:
 @scenario(types=("jax",), values=True, dtypes="default")
 def test_drawn_for_xla(amp: Amp, request: pytest.FixtureRequest) -> None:
     """A program that is compiled whole does what it does eagerly (docs/jax_device.md)."""
-    _explore(amp, "xla", request)
+    _explore(amp, "jaxjit", request)

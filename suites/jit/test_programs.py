@@ -23,7 +23,7 @@ pytestmark = pytest.mark.rule("programs")
 _GUARDED = ("dynamo", "aot", "inductor", "jaxcompile")
 
 
-def _trained(amp: Amp, step: Any, net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[float]:
+def _losses_of_training(amp: Amp, step: Any, net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[float]:
     """The losses of some steps of training in a region, gradients taken outside of it."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     losses = []
@@ -53,7 +53,9 @@ def test_training(amp: Amp, executor: str) -> None:
         def step(x: torch.Tensor, y: torch.Tensor, net: torch.nn.Module = net) -> torch.Tensor:
             return torch.nn.functional.mse_loss(net(x), y)
 
-        found.append(_trained(amp, step if how == "eager" else amp.compiled(executor, step, x, y), net, x, y))
+        found.append(
+            _losses_of_training(amp, step if how == "eager" else amp.compiled(executor, step, x, y), net, x, y)
+        )
         amp.expect(f"dtypes of the gradients, {how}", {str(p.grad.dtype) for p in net.parameters()}, {"torch.float32"})
     amp.close("losses step by step", torch.tensor(found[1]), torch.tensor(found[0]), 0.02)
     amp.expect("whether the loss falls", found[1][-1] < found[1][0], True)

@@ -23,7 +23,7 @@ _GUARDED = ("dynamo", "aot", "inductor", "jaxcompile", "jaxjit")
 @scenario()
 @pytest.mark.parametrize("executor", _GUARDED)
 def test_enabled_asked_inside(amp: Amp, executor: str) -> None:
-    """`is_autocast_enabled` inside a compiled function answers for where it stands (test_is_autocast_cpu_enabled)."""
+    """`is_autocast_enabled` inside a compiled function answers for its place (test_is_autocast_cpu_enabled)."""
     kind, low = amp.type, amp.dtype
 
     def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -42,7 +42,7 @@ def test_enabled_asked_inside(amp: Amp, executor: str) -> None:
 @scenario()
 @pytest.mark.parametrize("executor", _GUARDED)
 def test_surroundings_asked_inside(amp: Amp, executor: str) -> None:
-    """What a compiled function is told of its surroundings is true at each call (test_autocast_constant_fold)."""
+    """A compiled function that asks for the state around it gets that of each call (test_autocast_constant_fold)."""
     kind = amp.type
 
     def program(x: torch.Tensor) -> torch.Tensor:
@@ -60,7 +60,7 @@ def test_surroundings_asked_inside(amp: Amp, executor: str) -> None:
 @scenario()
 @pytest.mark.parametrize("executor", _GUARDED)
 def test_dtype_asked_inside(amp: Amp, executor: str) -> None:
-    """`get_autocast_dtype` inside a compiled function gives the dtype of the region it stands in."""
+    """`get_autocast_dtype` inside a compiled function gives the dtype of the region around it."""
     kind, other = amp.type, amp.other
 
     def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,7 +76,7 @@ def test_dtype_asked_inside(amp: Amp, executor: str) -> None:
 @scenario()
 @pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile", "jaxjit"])
 def test_reuse_asked_inside(amp: Amp, executor: str) -> None:
-    """`is_autocast_cache_enabled` inside a compiled function tells the cache of the region it stands in."""
+    """`is_autocast_cache_enabled` inside a compiled function tells the cache setting of the region around it."""
     kind, low = amp.type, amp.dtype
 
     def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -93,7 +93,7 @@ def test_reuse_asked_inside(amp: Amp, executor: str) -> None:
 @scenario()
 @pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile"])
 def test_set_inside(amp: Amp, executor: str) -> None:
-    """What a compiled function sets holds from there on, inside it and after it (pytorch#186530)."""
+    """A setting that a compiled function changes holds from there on, inside it and after it (pytorch#186530)."""
     kind, other = amp.type, amp.other
 
     def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,7 +114,7 @@ def test_set_inside(amp: Amp, executor: str) -> None:
 @scenario()
 @pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile", "jaxjit"])
 def test_set_between_calls(amp: Amp, executor: str) -> None:
-    """What is set between two calls holds at the second."""
+    """A setting that changes between two calls holds at the second."""
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, torch.mm, x, x)
     amp.expect("dtype before", compiled(x, x).dtype, torch.float32)

@@ -25,7 +25,7 @@ _GUARDED = ("dynamo", "aot", "inductor", "jaxcompile")
 @scenario()
 @pytest.mark.parametrize("executor", _GUARDED)
 def test_compiled_in_a_region_called_by_a_thread(amp: Amp, executor: str) -> None:
-    """What one thread compiled in a region runs outside of every region in a new thread."""
+    """A function that one thread compiled in a region runs outside of every region in a new thread."""
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, torch.mm, x, x)
     with amp.region():

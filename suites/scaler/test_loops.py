@@ -147,7 +147,7 @@ RECIPES: dict[str, Callable[[Run, int], None]] = {
 }
 
 
-def _trained(amp: Amp, recipe: str, *, scaled: bool, region: bool) -> tuple[list[torch.Tensor], float]:
+def _run_recipe(amp: Amp, recipe: str, *, scaled: bool, region: bool) -> tuple[list[torch.Tensor], float]:
     run = Run(amp, scaled=scaled, region=region)
     for step in range(STEPS):
         RECIPES[recipe](run, step)
@@ -161,9 +161,9 @@ def test_recipe(amp: Amp, recipe: str) -> None:
 
     test_torch has them as test_grad_scaling_clipping, _clipping_separate_unscale, _penalty, _accumulation, _multiple.
     """
-    want, _ = _trained(amp, recipe, scaled=False, region=False)
+    want, _ = _run_recipe(amp, recipe, scaled=False, region=False)
     for region, tolerance in ((False, 1e-6), (True, 16 * torch.finfo(amp.dtype).eps)):
-        got, scale = _trained(amp, recipe, scaled=True, region=region)
+        got, scale = _run_recipe(amp, recipe, scaled=True, region=region)
         for n, (one, two) in enumerate(zip(got, want, strict=True)):
             amp.close(f"parameter {n}, in a region: {region}", one, amp.device.host(two), tolerance)
             amp.expect(f"whether parameter {n} is float32", one.dtype, torch.float32)
@@ -198,7 +198,7 @@ def test_disabled(amp: Amp, recipe: str) -> None:
         plain.scaler = Absent()  # type: ignore[assignment]
         for step in range(STEPS):
             RECIPES[recipe](plain, step)
-        got, scale = _trained(amp, recipe, scaled=False, region=region)
+        got, scale = _run_recipe(amp, recipe, scaled=False, region=region)
         want = [one.detach() for model in plain.models for one in model.parameters()]
         for n, (one, two) in enumerate(zip(got, want, strict=True)):
             amp.exact(f"parameter {n}, in a region: {region}", one, amp.device.host(two))
@@ -243,7 +243,7 @@ def _step_function(amp: Amp, model: Any, optimizer: Any, scaler: torch.amp.GradS
     return step
 
 
-def _run(amp: Amp, wrap: Callable[[Any], Any], make: Callable[..., Any] = torch.optim.SGD) -> Any:
+def _six_steps(amp: Amp, wrap: Callable[[Any], Any], make: Callable[..., Any] = torch.optim.SGD) -> Any:
     """Six steps, the third of which overflows. Returns the losses, the parameters and the scaler."""
     model = amp.module(_model).requires_grad_(True)
     optimizer = make(model.parameters(), lr=0.125)
@@ -253,7 +253,7 @@ def _run(amp: Amp, wrap: Callable[[Any], Any], make: Callable[..., Any] = torch.
     return losses, list(model.parameters()), scaler
 
 
-def _alike(amp: Amp, got: Any, want: Any, tolerance: float) -> None:
+def _expect_same_training(amp: Amp, got: Any, want: Any, tolerance: float) -> None:
     for n, (one, two) in enumerate(zip(got[0], want[0], strict=True)):
         amp.expect(f"whether the loss of step {n} is near", abs(one - two) <= tolerance * (1 + abs(two)), True)
     for n, (one, two) in enumerate(zip(got[1], want[1], strict=True)):
@@ -268,13 +268,13 @@ def test_compiled(amp: Amp) -> None:
     Dynamo runs GradScaler's own methods; none of its values may be kept from one step to the next. A device whose
     kernels are Python is left out: where the graph breaks, Dynamo follows them too. For jax, `jitted` is the case.
     """
-    want = _run(amp, lambda step: step)
+    want = _six_steps(amp, lambda step: step)
     torch.compiler.reset()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Dynamo looks at the gradient of tensors that have none, and is told so
-        got = _run(amp, lambda step: torch.compile(step, backend="eager"))
+        got = _six_steps(amp, lambda step: torch.compile(step, backend="eager"))
     torch.compiler.reset()
-    _alike(amp, got, want, 1e-6)
+    _expect_same_training(amp, got, want, 1e-6)
 
 
 @scenario(values=True, dtypes="default", types=("jax",))
@@ -282,9 +282,9 @@ def test_jitted(amp: Amp) -> None:
     """A step that ampcheck.jax_device.jit makes one program trains as it does op by op, skips included."""
     from ampcheck.jax_device import jit
 
-    want = _run(amp, lambda step: step, torch.optim.AdamW)
-    got = _run(amp, jit, torch.optim.AdamW)
-    _alike(amp, got, want, 16 * torch.finfo(amp.dtype).eps)
+    want = _six_steps(amp, lambda step: step, torch.optim.AdamW)
+    got = _six_steps(amp, jit, torch.optim.AdamW)
+    _expect_same_training(amp, got, want, 16 * torch.finfo(amp.dtype).eps)
 
 
 @scenario(values=True, dtypes="default")
@@ -414,7 +414,9 @@ def test_recomputed_segment(amp: Amp) -> None:
 # ---- long runs, and both ends of the scale's range
 
 
-def _made(amp: Amp, scale: float, **options: Any) -> tuple[torch.nn.Parameter, Any, torch.amp.GradScaler]:
+def _leaf_optimizer_scaler(
+    amp: Amp, scale: float, **options: Any
+) -> tuple[torch.nn.Parameter, Any, torch.amp.GradScaler]:
     leaf = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0], device=amp.type))
     return leaf, torch.optim.SGD([leaf], lr=0.5), torch.amp.GradScaler(amp.type, init_scale=scale, **options)
 
@@ -429,7 +431,7 @@ def _step_with_slope(leaf: torch.nn.Parameter, optimizer: Any, scaler: torch.amp
 @scenario(values=True, dtypes="default")
 def test_long_overflow(amp: Amp) -> None:
     """However many steps overflow, the scale halves each time and the parameters stay (GradScaler.update; apex#318)."""
-    leaf, optimizer, scaler = _made(amp, 65536.0)
+    leaf, optimizer, scaler = _leaf_optimizer_scaler(amp, 65536.0)
     wrong = []
     for step in range(142):
         _step_with_slope(leaf, optimizer, scaler, (INF, NAN, -INF)[step % 3])
@@ -449,10 +451,10 @@ def test_scale_too_small(amp: Amp) -> None:
     GradScaler.step: optimizer.step() is skipped "to avoid corrupting the params". Nothing keeps the scale from 0.
     """
     for scale in (2.0**-140, 2.0**-149, 0.0):
-        leaf, optimizer, scaler = _made(amp, scale)
+        leaf, optimizer, scaler = _leaf_optimizer_scaler(amp, scale)
         _step_with_slope(leaf, optimizer, scaler, 2.0)
         amp.expect(f"whether the parameter is finite at scale {scale}", bool(leaf.isfinite().all().item()), True)
-    leaf, optimizer, scaler = _made(amp, 0.5)
+    leaf, optimizer, scaler = _leaf_optimizer_scaler(amp, 0.5)
     leaf.grad = torch.full_like(leaf, 3e38)
     scaler.scale(torch.ones((), device=amp.type))
     scaler.step(optimizer)
@@ -465,7 +467,7 @@ def test_long_growth(amp: Amp) -> None:
 
     test_grad_scale_will_not_overflow: at the top it stays, since an infinite scale could never come back.
     """
-    leaf, optimizer, scaler = _made(amp, 1.0, growth_interval=1)
+    leaf, optimizer, scaler = _leaf_optimizer_scaler(amp, 1.0, growth_interval=1)
     for step in range(1, 127):
         _step_with_slope(leaf, optimizer, scaler, 2.0**-20)
         amp.expect(f"the scale after step {step}", scaler.get_scale(), 2.0**step)
@@ -475,7 +477,7 @@ def test_long_growth(amp: Amp) -> None:
 @scenario(values=True, dtypes="default")
 def test_top_of_the_scale(amp: Amp) -> None:
     """At the largest scale steps are still right, and the scale stays finite (grad_scaler.py, unscale_)."""
-    leaf, optimizer, scaler = _made(amp, 2.0**126, growth_interval=1)
+    leaf, optimizer, scaler = _leaf_optimizer_scaler(amp, 2.0**126, growth_interval=1)
     for step in range(4):
         _step_with_slope(leaf, optimizer, scaler, 2.0**-20)
         amp.expect(f"the scale after step {step}", scaler.get_scale(), 2.0**127)
@@ -488,7 +490,9 @@ def test_top_of_the_scale(amp: Amp) -> None:
 @scenario(values=True, dtypes="default")
 def test_swings(amp: Amp) -> None:
     """The scale goes up at each interval and down at each overflow, and each step counts once (GradScaler.update)."""
-    leaf, optimizer, scaler = _made(amp, 8.0, growth_interval=3, growth_factor=4.0, backoff_factor=0.25)
+    leaf, optimizer, scaler = _leaf_optimizer_scaler(
+        amp, 8.0, growth_interval=3, growth_factor=4.0, backoff_factor=0.25
+    )
     scale, tracker, taken = 8.0, 0, 0
     for step in range(40):
         bad = step % 7 == 5 or step in (20, 21)
@@ -503,7 +507,7 @@ def test_swings(amp: Amp) -> None:
     amp.exact("the parameter", leaf, torch.tensor([1.0, -2.0, 3.0]) - taken * 2.0**-5)
 
 
-def _fitted(amp: Amp, *, scaled: bool, region: bool, scale: float) -> tuple[float, int, float]:
+def _fit_sine(amp: Amp, *, scaled: bool, region: bool, scale: float) -> tuple[float, int, float]:
     """The loss of a small network fitted to a sine, how many steps were skipped, and the scale at the end."""
     model = amp.module(
         lambda: torch.nn.Sequential(torch.nn.Linear(1, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
@@ -527,8 +531,8 @@ def _fitted(amp: Amp, *, scaled: bool, region: bool, scale: float) -> tuple[floa
 @scenario(values=True)
 def test_recovers(amp: Amp) -> None:
     """Training that overflows at first finds a scale that does not, and fits as float32 does (GradScaler)."""
-    want, _, _ = _fitted(amp, scaled=False, region=False, scale=1.0)
-    got, skipped, scale = _fitted(amp, scaled=True, region=True, scale=2.0**30)
+    want, _, _ = _fit_sine(amp, scaled=False, region=False, scale=1.0)
+    got, skipped, scale = _fit_sine(amp, scaled=True, region=True, scale=2.0**30)
     amp.expect("whether the loss is within 20 % of float32's", abs(got - want) <= 0.2 * want + 1e-3, True)
     amp.expect("whether it trained at all", want < 0.1, True)
     if amp.dtype == torch.float16:

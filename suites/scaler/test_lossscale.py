@@ -28,7 +28,7 @@ def _weights(amp: Amp, count: int = 3, dtype: torch.dtype = torch.float32) -> li
     return [torch.nn.Parameter(torch.tensor([1.0, 2.0 + n], device=amp.type).to(dtype)) for n in range(count)]
 
 
-def _backward(scaler: torch.amp.GradScaler, weights: list[torch.nn.Parameter], bad: dict[int, float]) -> None:
+def _set_gradients(scaler: torch.amp.GradScaler, weights: list[torch.nn.Parameter], bad: dict[int, float]) -> None:
     """The gradient of each weight is 1, but for those in `bad`, whose first element has the value given there."""
     factors = [torch.tensor([bad.get(n, 1.0), 1.0]).to(weight) for n, weight in enumerate(weights)]
     total = torch.stack([(weight * by).sum().float() for weight, by in zip(weights, factors, strict=True)]).sum()
@@ -40,7 +40,7 @@ def _iterate(
 ) -> tuple[float, float]:
     """One iteration as it is documented. Returns the scale and the tracker after it."""
     optimizer.zero_grad()
-    _backward(scaler, weights, bad or {})
+    _set_gradients(scaler, weights, bad or {})
     scaler.step(optimizer)
     scaler.update()
     saved = scaler.state_dict()
@@ -135,8 +135,8 @@ def test_two_of_one_scaler(amp: Amp) -> None:
         before = amp.values(one[1]), amp.values(two[1])
         first.zero_grad()
         second.zero_grad()
-        _backward(scaler, one, bad_one)
-        _backward(scaler, two, bad_two)
+        _set_gradients(scaler, one, bad_one)
+        _set_gradients(scaler, two, bad_two)
         scaler.step(first)
         scaler.step(second)
         scaler.update()
@@ -153,7 +153,7 @@ def test_divided_once(amp: Amp) -> None:
         weights = _weights(amp)
         optimizer = torch.optim.SGD(weights, lr=0.5)
         scaler = torch.amp.GradScaler(amp.type, init_scale=32.0)
-        _backward(scaler, weights, {})
+        _set_gradients(scaler, weights, {})
         amp.expect(f"gradient before, asked={asked}", amp.values(weights[0].grad), [32.0, 32.0])  # type: ignore[arg-type]
         if asked:
             scaler.unscale_(optimizer)
@@ -164,12 +164,12 @@ def test_divided_once(amp: Amp) -> None:
 
 @scenario(values=True, dtypes="default")
 def test_spoiled_before_clipping(amp: Amp) -> None:
-    """What unscale_ found decides, though clipping then hides or spreads it (unscale_, step)."""
+    """The gradients at unscale_ decide, though clipping then hides or spreads an infinity (unscale_, step)."""
     for hide in (True, False):
         weights = _weights(amp)
         optimizer = torch.optim.SGD(weights, lr=1.0)
         scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
-        _backward(scaler, weights, {1: nan})
+        _set_gradients(scaler, weights, {1: nan})
         scaler.unscale_(optimizer)
         for weight in weights:
             weight.grad = torch.zeros_like(weight) if hide else torch.full_like(weight, nan)
@@ -191,10 +191,10 @@ def test_given_to_the_step(amp: Amp) -> None:
     weights = _weights(amp)
     optimizer = Told(weights, lr=0.5)
     scaler = torch.amp.GradScaler(amp.type, init_scale=2.0)
-    _backward(scaler, weights, {})
+    _set_gradients(scaler, weights, {})
     amp.expect("what step returned", scaler.step(optimizer, 1, two=2), 7.5)
     scaler.update()
-    _backward(scaler, weights, {0: nan})
+    _set_gradients(scaler, weights, {0: nan})
     amp.expect("what a skipped step returned", scaler.step(optimizer, 3), None)
     amp.expect("what the optimizer was given", got, [((1,), {"two": 2})])
 
@@ -273,7 +273,7 @@ def test_known_by_itself(amp: Amp) -> None:
     for _ in range(200):
         weights = _weights(amp, 1)
         optimizer: Any = torch.optim.SGD(weights, lr=0.5)
-        _backward(scaler, weights, {})
+        _set_gradients(scaler, weights, {})
         again = id(optimizer) in seen
         seen.add(id(optimizer))
         try:

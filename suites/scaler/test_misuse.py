@@ -18,7 +18,7 @@ from ampcheck.runner.suite import Amp, scenario
 pytestmark = pytest.mark.rule("misuse")
 
 
-def _brought_to(
+def _after_calls(
     amp: Amp, *calls: str, kind: str = "SGD", fused: bool = False, **options: Any
 ) -> tuple[Any, torch.nn.Parameter, Any]:
     """A scaler on which some calls were made in turn, with the weight and the optimizer of them."""
@@ -44,9 +44,9 @@ REFUSED = {
 }
 
 
-def _out_of_turn(amp: Amp, case: str, fused: bool = False) -> None:
+def _call_out_of_order(amp: Amp, case: str, fused: bool = False) -> None:
     calls, last, text = REFUSED[case]
-    scaler, weight, optimizer = _brought_to(amp, *calls, fused=fused)
+    scaler, weight, optimizer = _after_calls(amp, *calls, fused=fused)
     before = amp.values(weight), amp.values(weight.grad), scaler.state_dict()  # type: ignore[arg-type]
     amp.raises(f"{last} after {', '.join(calls)}", RuntimeError, text, lambda: getattr(scaler, last)(optimizer))
     after = amp.values(weight), amp.values(weight.grad), scaler.state_dict()  # type: ignore[arg-type]
@@ -61,21 +61,21 @@ def _out_of_turn(amp: Amp, case: str, fused: bool = False) -> None:
 @scenario(values=True, dtypes="default")
 def test_out_of_turn(amp: Amp, case: str) -> None:
     """Each call of an iteration has its turn, once; another is a RuntimeError that says so, and changes nothing."""
-    _out_of_turn(amp, case)
+    _call_out_of_order(amp, case)
 
 
 @pytest.mark.parametrize("case", list(REFUSED))
 @scenario(values=True, dtypes="default")
 def test_out_of_turn_when_fused(amp: Amp, case: str) -> None:
     """So it is with an optimizer that divides and skips by itself (step: a fused one is stepped in any case)."""
-    _out_of_turn(amp, case, fused=True)
+    _call_out_of_order(amp, case, fused=True)
 
 
 @pytest.mark.parametrize("call", ["unscale_", "step", "update"], ids=["divide", "step", "update"])
 @scenario(values=True, dtypes="default")
 def test_nothing_scaled(amp: Amp, call: str) -> None:
     """Before any output is scaled there is no scale, and a call that needs one says who asked and what to do."""
-    scaler, weight, optimizer = _brought_to(amp)
+    scaler, weight, optimizer = _after_calls(amp)
     weight.grad = torch.ones_like(weight)
     given = () if call == "update" else (optimizer,)
     text = f"Attempted {call} but _scale is None.  This may indicate your script did not use scaler.scale"
@@ -86,8 +86,8 @@ def test_nothing_scaled(amp: Amp, call: str) -> None:
 @pytest.mark.parametrize("calls", ["nothing", "a_step_of_no_gradients"])
 @scenario(values=True, dtypes="default")
 def test_update_of_nothing(amp: Amp, calls: str) -> None:
-    """Where no gradient was checked since the last update there is nothing to update by, and that is an error."""
-    scaler, weight, optimizer = _brought_to(amp, "backward", "step", "update")
+    """update raises where no gradient was checked since the last one (update: "No inf checks were recorded")."""
+    scaler, weight, optimizer = _after_calls(amp, "backward", "step", "update")
     if calls != "nothing":
         weight.grad = None
         scaler.unscale_(optimizer)
@@ -98,7 +98,7 @@ def test_update_of_nothing(amp: Amp, calls: str) -> None:
 @scenario(values=True, dtypes="default")
 def test_update_without_a_step(amp: Amp) -> None:
     """Gradients that were divided and not used count in the update (update: data collected from optimizers)."""
-    scaler, weight, _ = _brought_to(amp, "backward", "unscale_", "update", growth_interval=1)
+    scaler, weight, _ = _after_calls(amp, "backward", "unscale_", "update", growth_interval=1)
     amp.expect("scale and weight", (scaler.get_scale(), amp.values(weight)), (16.0, [1.0, 1.0]))
 
 
@@ -106,7 +106,7 @@ def test_update_without_a_step(amp: Amp) -> None:
 @scenario(values=True, dtypes="default")
 def test_no_gradients(amp: Amp, frozen: str) -> None:
     """A step of an optimizer whose parameters all have no gradient is an error that says nothing was checked."""
-    scaler, _, _ = _brought_to(amp, "backward")
+    scaler, _, _ = _after_calls(amp, "backward")
     weight = torch.nn.Parameter(torch.ones(2, device=amp.type), requires_grad=frozen != "frozen")
     optimizer = torch.optim.SGD([weight], lr=0.5)
     text = "No inf checks were recorded for this optimizer."
@@ -145,7 +145,7 @@ def test_complex_gradients(amp: Amp) -> None:
 @scenario(values=True, dtypes="default")
 def test_closure(amp: Amp, how: str) -> None:
     """A closure is refused while scaling, however it is given, and not called (step: "not currently supported")."""
-    scaler, weight, optimizer = _brought_to(amp, "backward")
+    scaler, weight, optimizer = _after_calls(amp, "backward")
     called: list[str] = []
     given = (lambda: called.append("called"),) if how == "position" else ()
     named = {"closure": None if how.startswith("none") else lambda: called.append("called")} if not given else {}
@@ -157,7 +157,7 @@ def test_closure(amp: Amp, how: str) -> None:
 @scenario(values=True, dtypes="default")
 def test_error_of_the_optimizer(amp: Amp) -> None:
     """An error that the optimizer raises comes through, and the step can be made again (step)."""
-    scaler, weight, optimizer = _brought_to(amp, "backward")
+    scaler, weight, optimizer = _after_calls(amp, "backward")
     handle = optimizer.register_step_pre_hook(lambda *_: 1 / 0)
     amp.raises("step", ZeroDivisionError, "division by zero", lambda: scaler.step(optimizer))
     handle.remove()
@@ -167,8 +167,8 @@ def test_error_of_the_optimizer(amp: Amp) -> None:
 
 @scenario(values=True, dtypes="default")
 def test_no_parameter(amp: Amp) -> None:
-    """What is no tensor among the parameters is named by its class (unscale_)."""
-    scaler, _, optimizer = _brought_to(amp, "backward")
+    """A parameter that is not a tensor is refused and named by its class (unscale_)."""
+    scaler, _, optimizer = _after_calls(amp, "backward")
     optimizer.param_groups[0]["params"].append("bias")
     text = "expected param to be torch.Tensor, got str"
     amp.raises("unscale_", AssertionError, text, lambda: scaler.unscale_(optimizer))
@@ -180,7 +180,7 @@ Pair = namedtuple("Pair", ["loss", "auxiliary"])  # as short as in a user's prog
 @pytest.mark.parametrize("kind", ["float", "none", "in_a_list", "text", "mapping"])
 @scenario(values=True, dtypes="default")
 def test_no_output(amp: Amp, kind: str) -> None:
-    """What is neither a tensor nor an iterable of tensors is refused (scale: "Tensor or iterable of Tensors")."""
+    """scale refuses anything but a tensor or an iterable of tensors (scale: "Tensor or iterable of Tensors")."""
     one = torch.ones((), device=amp.type)
     given: Any = {"float": 1.0, "none": None, "in_a_list": [one, 1.0], "text": "loss", "mapping": {"loss": one}}[kind]
     scaler = torch.amp.GradScaler(amp.type)
@@ -229,7 +229,7 @@ def test_containers(amp: Amp, kind: str) -> None:
 # ---- settings
 
 
-def _trained(scaler: torch.amp.GradScaler, amp: Amp, by: float = 1.0) -> float:
+def _scale_after_iteration(scaler: torch.amp.GradScaler, amp: Amp, by: float = 1.0) -> float:
     """The scale after an iteration whose gradients are `by`."""
     weight = torch.nn.Parameter(torch.ones(2, device=amp.type))
     optimizer = torch.optim.SGD([weight], lr=0.5)
@@ -277,8 +277,8 @@ def test_set_and_used(amp: Amp) -> None:
     scaler.set_growth_interval(1)
     got = (scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval())
     amp.expect("factors and interval", got, (4.0, 0.125, 1))
-    amp.expect("scale after an iteration", _trained(scaler, amp), 32.0)
-    amp.expect("scale after an overflow", _trained(scaler, amp, float("inf")), 4.0)
+    amp.expect("scale after an iteration", _scale_after_iteration(scaler, amp), 32.0)
+    amp.expect("scale after an overflow", _scale_after_iteration(scaler, amp, float("inf")), 4.0)
 
 
 NEW_SCALES = {
@@ -425,6 +425,6 @@ class _Counting(torch.amp.GradScaler):
 def test_subclass(amp: Amp) -> None:
     """A subclass is the scaler it is made of, and step asks its own unscale_ (step: "internally invokes unscale_")."""
     scaler = _Counting(amp.type, init_scale=4.0, growth_interval=1)
-    amp.expect("scale after an iteration", _trained(scaler, amp), 8.0)
-    amp.expect("scale after an overflow", _trained(scaler, amp, float("nan")), 4.0)
+    amp.expect("scale after an iteration", _scale_after_iteration(scaler, amp), 8.0)
+    amp.expect("scale after an overflow", _scale_after_iteration(scaler, amp, float("nan")), 4.0)
     amp.expect("what was called", scaler.calls, ["scale", "step", "unscale_", "update"] * 2)

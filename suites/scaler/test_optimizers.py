@@ -45,7 +45,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def _has(name: str, *options: str) -> bool:
+def _accepts(name: str, *options: str) -> bool:
     return set(options) <= set(inspect.signature(getattr(torch.optim, name)).parameters)
 
 
@@ -58,18 +58,18 @@ PAIRS = [
     (name, way)
     for name in NAMES
     for way, options in WAYS.items()
-    if (way == "loop" or _has(name, *(option for option in options if option != "foreach")))
-    and (way != "foreach" or _has(name, "foreach"))
+    if (way == "loop" or _accepts(name, *(option for option in options if option != "foreach")))
+    and (way != "foreach" or _accepts(name, "foreach"))
     and (way != "tensor_lr" or name in ("Adam", "AdamW", "SGD"))
 ]
 each_way = pytest.mark.parametrize(("name", "way"), PAIRS, ids=[f"{name}-{way}" for name, way in PAIRS])
 
 
-def _made(amp: Amp, name: str, way: str) -> tuple[list[torch.nn.Parameter], Any]:
+def _parameters_and_optimizer(amp: Amp, name: str, way: str) -> tuple[list[torch.nn.Parameter], Any]:
     """Parameters on the device, the same each time, and their optimizer. Muon takes matrices alone."""
     values = (torch.arange(6, dtype=torch.float32).reshape(3, 2) - 2) / 4
     held = [torch.nn.Parameter((values + shift).to(amp.type)) for shift in (0.125, 0.625)]
-    options = {option: value for option, value in {**SETTINGS, **WAYS[way]}.items() if _has(name, option)}
+    options = {option: value for option, value in {**SETTINGS, **WAYS[way]}.items() if _accepts(name, option)}
     if way == "tensor_lr":
         options["lr"] = torch.tensor(0.05)
     return held, getattr(torch.optim, name)(held, **options)
@@ -81,7 +81,7 @@ def _differentiate(held: list[torch.nn.Parameter], step: int, scaler: torch.amp.
     (total if scaler is None else scaler.scale(total)).backward()
 
 
-def _kept(optimizer: Optimizer) -> dict[str, torch.Tensor]:
+def _optimizer_state(optimizer: Optimizer) -> dict[str, torch.Tensor]:
     """What the optimizer keeps of each parameter, by the parameter's number and the name of the state."""
     return {
         f"{number} {key}": torch.as_tensor(value).detach().cpu().clone()
@@ -91,24 +91,24 @@ def _kept(optimizer: Optimizer) -> dict[str, torch.Tensor]:
     }
 
 
-def _alike(
+def _expect_same_state(
     amp: Amp, when: str, got: tuple[list[torch.nn.Parameter], Any], want: tuple[list[torch.nn.Parameter], Any]
 ) -> None:
     for n, (one, other) in enumerate(zip(got[0], want[0], strict=True)):
         amp.close(f"parameter {n} {when}", one, amp.device.host(other), 1e-6)
-    kept, expected = _kept(got[1]), _kept(want[1])
+    kept, expected = _optimizer_state(got[1]), _optimizer_state(want[1])
     amp.expect(f"names of what is kept {when}", sorted(kept), sorted(expected))
     for key in kept.keys() & expected.keys():
         amp.close(f"kept {key} {when}", kept[key], expected[key], 1e-6)
 
 
-def _runs_here(amp: Amp, name: str, way: str) -> bool:
+def _supports(amp: Amp, name: str, way: str) -> bool:
     """Whether the device has the way; where it has not, PyTorch's refusal is the case."""
     if way == "fused" and amp.type not in _get_fused_kernels_supported_devices():
-        amp.raises("a fused optimizer", RuntimeError, "fused", lambda: _made(amp, name, way))
+        amp.raises("a fused optimizer", RuntimeError, "fused", lambda: _parameters_and_optimizer(amp, name, way))
         return False
     if way == "capturable" and amp.type not in _get_capturable_supported_devices():
-        held, optimizer = _made(amp, name, way)
+        held, optimizer = _parameters_and_optimizer(amp, name, way)
         _differentiate(held, 0, None)
         amp.raises("a capturable step", AssertionError, "capturable=True", optimizer.step)
         return False
@@ -122,10 +122,10 @@ def test_as_without_one(amp: Amp, name: str, way: str) -> None:
 
     test_torch's test_grad_scaling_autocast is meant to show it, and compares SGD alone (grad_scaler.py, step).
     """
-    if not _runs_here(amp, name, way):
+    if not _supports(amp, name, way):
         return
     scaler = torch.amp.GradScaler(amp.type, init_scale=1024.0, growth_interval=2)
-    got, want = _made(amp, name, way), _made(amp, name, way)
+    got, want = _parameters_and_optimizer(amp, name, way), _parameters_and_optimizer(amp, name, way)
     for step in range(5):
         got[1].zero_grad()
         _differentiate(got[0], step, scaler)
@@ -137,7 +137,7 @@ def test_as_without_one(amp: Amp, name: str, way: str) -> None:
             want[1].zero_grad()
             _differentiate(want[0], step, None)
             want[1].step()
-    _alike(amp, "after three steps and two skipped ones", got, want)
+    _expect_same_state(amp, "after three steps and two skipped ones", got, want)
     amp.expect("the scale", scaler.get_scale(), 1024.0 * 0.5 * 2 * 0.5)
 
 
@@ -148,16 +148,16 @@ def test_skipped(amp: Amp, name: str, way: str) -> None:
 
     pytorch#95781 and pytorch#94060: fused ones did not, and not after a separate unscale_.
     """
-    if not _runs_here(amp, name, way):
+    if not _supports(amp, name, way):
         return
     scaler = torch.amp.GradScaler(amp.type, init_scale=1024.0)
-    held, optimizer = _made(amp, name, way)
+    held, optimizer = _parameters_and_optimizer(amp, name, way)
     for step, bad in enumerate((None, float("inf"), None, float("nan"), float("-inf"))):
         optimizer.zero_grad()
         _differentiate(held, step, scaler)
         if bad is not None and held[0].grad is not None:
             held[0].grad[-1, -1].fill_(bad)
-        before, kept = copy.deepcopy([one.detach() for one in held]), _kept(optimizer)
+        before, kept = copy.deepcopy([one.detach() for one in held]), _optimizer_state(optimizer)
         if step == 3:  # both in a step and apart from it
             scaler.unscale_(optimizer)
         out = scaler.step(optimizer)
@@ -169,13 +169,13 @@ def test_skipped(amp: Amp, name: str, way: str) -> None:
             continue
         for n, (one, two) in enumerate(zip(held, before, strict=True)):
             amp.exact(f"parameter {n} after a gradient of {bad}", one, two)
-        after = _kept(optimizer)
+        after = _optimizer_state(optimizer)
         amp.expect(f"names of what is kept after a gradient of {bad}", sorted(after), sorted(kept))
         for key in after.keys() & kept.keys():
             amp.exact(f"kept {key} after a gradient of {bad}", after[key], kept[key])
 
 
-DIFFERENTIABLE = [name for name in NAMES if _has(name, "differentiable")]
+DIFFERENTIABLE = [name for name in NAMES if _accepts(name, "differentiable")]
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
@@ -212,7 +212,7 @@ def test_every_one_is_known(amp: Amp) -> None:
 INF, NAN = float("inf"), float("nan")
 
 
-def _ones(amp: Amp, *, dtype: torch.dtype = torch.float32, size: int = 3) -> torch.nn.Parameter:
+def _parameter(amp: Amp, size: int = 3, dtype: torch.dtype = torch.float32) -> torch.nn.Parameter:
     return torch.nn.Parameter((torch.arange(size) - 1.5).to(dtype).to(amp.type))
 
 
@@ -236,7 +236,7 @@ def test_dtype(amp: Amp, way: str, dtype: torch.dtype) -> None:
     """Parameters of another dtype than float16 are trained as without a scaler (pytorch#127176; torch.optim)."""
     results = []
     for scaled in (False, True):
-        leaf = _ones(amp, dtype=dtype)
+        leaf = _parameter(amp, dtype=dtype)
         optimizer = torch.optim.SGD([leaf], lr=0.25, foreach=way == "foreach", fused=way == "fused")
         _steps(amp, [leaf], optimizer, scaled=scaled)
         results.append(leaf)
@@ -247,7 +247,7 @@ def test_dtype(amp: Amp, way: str, dtype: torch.dtype) -> None:
 @scenario(values=True, dtypes="default")
 def test_half_is_refused(amp: Amp) -> None:
     """float16 gradients are refused, and neither they nor the parameters change (grad_scaler.py; pytorch#74739)."""
-    leaf = _ones(amp, dtype=torch.float16)
+    leaf = _parameter(amp, dtype=torch.float16)
     optimizer, scaler = torch.optim.SGD([leaf], lr=0.25), torch.amp.GradScaler(amp.type, init_scale=512.0)
     scaler.scale(leaf.float().sum()).backward()
     amp.raises("step", ValueError, "Attempting to unscale FP16 gradients", lambda: scaler.step(optimizer))
@@ -272,7 +272,7 @@ def test_dtypes_in_one(amp: Amp, way: str) -> None:
     dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.float32)
     results = []
     for scaled in (False, True):
-        leaves = [_ones(amp, dtype=dtype, size=n + 1) for n, dtype in enumerate(dtypes)]
+        leaves = [_parameter(amp, dtype=dtype, size=n + 1) for n, dtype in enumerate(dtypes)]
         optimizer = torch.optim.Adam(leaves, lr=0.25, foreach=way == "foreach", fused=way == "fused")
         scaler = _steps(amp, leaves, optimizer, scaled=scaled)
         results.append([leaf.detach().clone() for leaf in leaves])
@@ -292,7 +292,7 @@ def test_dtypes_in_one(amp: Amp, way: str) -> None:
 @scenario(values=True, dtypes="default")
 def test_parameters_without_gradient(amp: Amp, way: str, to_none: bool) -> None:
     """Frozen and unused parameters stay, and weigh nothing in the check (grad_scaler.py: no gradient, no check)."""
-    used, frozen, unused = _ones(amp), _ones(amp).requires_grad_(False), _ones(amp)
+    used, frozen, unused = _parameter(amp), _parameter(amp).requires_grad_(False), _parameter(amp)
     optimizer = torch.optim.SGD([frozen, used, unused], lr=0.25, foreach=way == "foreach", fused=way == "fused")
     scaler = torch.amp.GradScaler(amp.type, init_scale=512.0)
     for _ in range(2):
@@ -309,7 +309,7 @@ def test_parameters_without_gradient(amp: Amp, way: str, to_none: bool) -> None:
 @scenario(values=True, dtypes="default")
 def test_no_gradient_at_all(amp: Amp) -> None:
     """A step without any gradient says that nothing was checked (grad_scaler.py; accelerate#357)."""
-    leaf = _ones(amp)
+    leaf = _parameter(amp)
     optimizer, scaler = torch.optim.SGD([leaf], lr=0.25), torch.amp.GradScaler(amp.type)
     scaler.scale(torch.ones((), device=amp.type))
     amp.raises("step", AssertionError, "No inf checks were recorded", lambda: scaler.step(optimizer))
@@ -351,7 +351,7 @@ def test_closure(amp: Amp) -> None:
     "Closure use is not currently supported": LBFGS cannot step without one, so no scaler can step it.
     """
     for make in (torch.optim.LBFGS, torch.optim.SGD):
-        leaf = _ones(amp)
+        leaf = _parameter(amp)
         called: list[int] = []
         optimizer, scaler = make([leaf], lr=0.25), torch.amp.GradScaler(amp.type, init_scale=512.0)
 
@@ -379,7 +379,7 @@ def test_returned_value(amp: Amp) -> None:
             super().step(closure)
             return told + 1
 
-    leaf = _ones(amp)
+    leaf = _parameter(amp)
     optimizer, scaler = Counted([leaf], lr=0.25), torch.amp.GradScaler(amp.type, init_scale=512.0)
     scaler.scale(leaf.sum()).backward()
     amp.expect("what a step returned", scaler.step(optimizer, told=4), 5)
@@ -390,7 +390,7 @@ def test_scheduler(amp: Amp) -> None:
     """A learning rate scheduler's rates hold for scaled steps, also after a skipped one (amp_examples.html)."""
     results = []
     for scaled in (False, True):
-        leaf = _ones(amp)
+        leaf = _parameter(amp)
         optimizer = torch.optim.SGD([leaf], lr=1.0)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
         scaler = torch.amp.GradScaler(amp.type, init_scale=512.0, enabled=scaled)
@@ -411,7 +411,7 @@ def test_scheduler(amp: Amp) -> None:
 @scenario(values=True, dtypes="default")
 def test_scheduler_after_a_skipped_step(amp: Amp) -> None:
     """Calls in the right order give no warning of a wrong one when the first step is skipped (pytorch#44511)."""
-    leaf = _ones(amp)
+    leaf = _parameter(amp)
     optimizer, scaler = torch.optim.SGD([leaf], lr=0.25), torch.amp.GradScaler(amp.type, init_scale=512.0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
     scaler.scale((leaf * INF).sum()).backward()
@@ -423,7 +423,7 @@ def test_scheduler_after_a_skipped_step(amp: Amp) -> None:
 @scenario(values=True, dtypes="default")
 def test_group_added_later(amp: Amp) -> None:
     """A group that is added between two steps is unscaled and stepped with the others (torch.optim.Optimizer)."""
-    one, two = _ones(amp), _ones(amp)
+    one, two = _parameter(amp), _parameter(amp)
     optimizer = torch.optim.SGD([one], lr=0.25)
     _steps(amp, [one], optimizer, scaled=True, count=1)
     optimizer.add_param_group({"params": [two], "lr": 0.5})
@@ -444,15 +444,11 @@ FUSED: dict[str, Callable[..., Any]] = {
 each_fused = pytest.mark.parametrize("name", FUSED)
 
 
-def _leaf(amp: Amp, size: int = 4) -> torch.nn.Parameter:
-    return torch.nn.Parameter((torch.arange(size, dtype=torch.float32) - 1.5).to(amp.type))
-
-
 def _scaler(amp: Amp, scale: float = 256.0) -> torch.amp.GradScaler:
     return torch.amp.GradScaler(amp.type, init_scale=scale, growth_interval=1000)
 
 
-def _backward(leaf: torch.nn.Parameter, scaler: torch.amp.GradScaler, bad: float | None = None) -> None:
+def _scaled_backward(leaf: torch.nn.Parameter, scaler: torch.amp.GradScaler, bad: float | None = None) -> None:
     """The gradient of half the sum of squares, scaled: the parameter itself times the scale."""
     leaf.grad = None
     scaler.scale(leaf.square().sum() / 2).backward()
@@ -465,9 +461,9 @@ def _backward(leaf: torch.nn.Parameter, scaler: torch.amp.GradScaler, bad: float
 def test_divided_once(amp: Amp, name: str) -> None:
     """Gradients are divided once, in the step or before it, and hold that afterwards (pytorch#94060, pytorch#90752)."""
     for apart in (False, True):
-        leaf, scaler = _leaf(amp), _scaler(amp)
+        leaf, scaler = _parameter(amp, 4), _scaler(amp)
         optimizer, start = FUSED[name]([leaf], fused=True), leaf.detach().clone()
-        _backward(leaf, scaler)
+        _scaled_backward(leaf, scaler)
         if apart:
             scaler.unscale_(optimizer)
         scaler.step(optimizer)
@@ -484,13 +480,13 @@ def test_divided_once(amp: Amp, name: str) -> None:
 @each_fused
 @scenario(values=True, dtypes="default")
 def test_overflow_in_the_first_step(amp: Amp, name: str, bad: str, apart: bool) -> None:
-    """Where the first step is skipped, the second is what a first one is (pytorch#95781; the scale starts too high)."""
+    """After a skipped first step, the second does what a first one does (pytorch#95781; the scale starts too high)."""
     results = []
     for skips in (True, False):
-        leaf, scaler = _leaf(amp), _scaler(amp)
+        leaf, scaler = _parameter(amp, 4), _scaler(amp)
         optimizer = FUSED[name]([leaf], fused=True)
         for this in (float(bad), None, None) if skips else (None, None):
-            _backward(leaf, scaler, this)
+            _scaled_backward(leaf, scaler, this)
             if apart:
                 scaler.unscale_(optimizer)
             scaler.step(optimizer)
@@ -504,9 +500,9 @@ def test_overflow_in_the_first_step(amp: Amp, name: str, bad: str, apart: bool) 
 def test_preset_grad_scale(amp: Amp, name: str) -> None:
     """A grad_scale that the user set is divided by as well, with a separate unscale_ or without (pytorch#123428)."""
     for apart in (False, True):
-        leaf, scaler = _leaf(amp), _scaler(amp)
+        leaf, scaler = _parameter(amp, 4), _scaler(amp)
         optimizer, start = FUSED[name]([leaf], fused=True), leaf.detach().clone()
-        _backward(leaf, scaler)
+        _scaled_backward(leaf, scaler)
         if apart:
             scaler.unscale_(optimizer)
         optimizer.grad_scale = torch.full((1,), 8.0, device=amp.type)
@@ -519,10 +515,10 @@ def test_preset_grad_scale(amp: Amp, name: str) -> None:
 @scenario(values=True, dtypes="default")
 def test_nothing_stays_behind(amp: Amp, name: str) -> None:
     """After a step, taken or skipped, the optimizer has neither grad_scale nor found_inf (grad_scaler.py, step)."""
-    leaf, scaler = _leaf(amp), _scaler(amp)
+    leaf, scaler = _parameter(amp, 4), _scaler(amp)
     optimizer = FUSED[name]([leaf], fused=True)
     for bad in (None, INF):
-        _backward(leaf, scaler, bad)
+        _scaled_backward(leaf, scaler, bad)
         scaler.step(optimizer)
         scaler.update()
         left = [attribute for attribute in ("grad_scale", "found_inf") if hasattr(optimizer, attribute)]
@@ -533,9 +529,9 @@ def test_nothing_stays_behind(amp: Amp, name: str) -> None:
 @scenario(values=True, dtypes="default")
 def test_step_that_raises(amp: Amp, name: str) -> None:
     """A step that raised can be tried again, and divides by the scale once (grad_scaler.py, step)."""
-    leaf, scaler = _leaf(amp), _scaler(amp)
+    leaf, scaler = _parameter(amp, 4), _scaler(amp)
     optimizer, start = FUSED[name]([leaf], fused=True), leaf.detach().clone()
-    _backward(leaf, scaler)
+    _scaled_backward(leaf, scaler)
 
     def refuse(*_: object) -> None:
         raise LookupError("not now")
@@ -551,10 +547,10 @@ def test_step_that_raises(amp: Amp, name: str) -> None:
 @each_fused
 @scenario(values=True, dtypes="default")
 def test_moved(amp: Amp, name: str, how: str) -> None:
-    """What a checkpoint was saved by need not be what loads it (torch.optim.Optimizer.load_state_dict)."""
-    leaf, scaler = _leaf(amp), _scaler(amp)
+    """A checkpoint of one implementation loads into another (torch.optim.Optimizer.load_state_dict)."""
+    leaf, scaler = _parameter(amp, 4), _scaler(amp)
     optimizer = FUSED[name]([leaf], fused=how != "loop_to_fused")
-    _backward(leaf, scaler)
+    _scaled_backward(leaf, scaler)
     scaler.step(optimizer)
     scaler.update()
     if how == "deepcopy":
@@ -567,7 +563,7 @@ def test_moved(amp: Amp, name: str, how: str) -> None:
         loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for bad in (INF, None):
         for one, own in ((leaf, optimizer), (other, loaded)):
-            _backward(one, scaler, bad)
+            _scaled_backward(one, scaler, bad)
             scaler.step(own)
         scaler.update()
     amp.close("the parameter of the loaded optimizer", other, amp.device.host(leaf), 1e-6)
@@ -579,12 +575,12 @@ def test_late_gradient(amp: Amp, name: str) -> None:
     """A parameter whose first gradient comes later than another's is stepped then (torch.optim: None is skipped)."""
     results = []
     for fused in (False, True):
-        held, scaler = [_leaf(amp), _leaf(amp)], _scaler(amp)
+        held, scaler = [_parameter(amp, 4), _parameter(amp, 4)], _scaler(amp)
         optimizer = FUSED[name](held, fused=fused)
         for stage in ((0,), (0, 1), (1,)):
             optimizer.zero_grad()
             for n in stage:
-                _backward(held[n], scaler)
+                _scaled_backward(held[n], scaler)
             scaler.step(optimizer)
             scaler.update()
         results.append(held)
@@ -595,14 +591,14 @@ def test_late_gradient(amp: Amp, name: str) -> None:
 @each_fused
 @scenario(values=True, dtypes="default")
 def test_gradient_spoiled_after_the_check(amp: Amp, name: str) -> None:
-    """What happens to gradients after unscale_ is not looked for, fused or not (pytorch#97415).
+    """GradScaler does not look for changes of gradients after unscale_, fused or not (pytorch#97415).
 
     test_torch, test_params_invalidated_with_grads_invalidated_between_unscale_and_step
     """
     for fused in (False, True):
-        leaf, scaler = _leaf(amp), _scaler(amp)
+        leaf, scaler = _parameter(amp, 4), _scaler(amp)
         optimizer = FUSED[name]([leaf], fused=fused)
-        _backward(leaf, scaler)
+        _scaled_backward(leaf, scaler)
         scaler.unscale_(optimizer)
         if leaf.grad is not None:
             leaf.grad.fill_(NAN)
@@ -618,12 +614,12 @@ def test_groups_of_both_kinds(amp: Amp) -> None:
     for made in FUSED.values():
         results = []
         for scaled in (False, True):
-            held = [_leaf(amp), _leaf(amp, 3), _leaf(amp, 1)]
+            held = [_parameter(amp, 4), _parameter(amp, 3), _parameter(amp, 1)]
             scaler = torch.amp.GradScaler(amp.type, init_scale=256.0, enabled=scaled)
             optimizer = made([{"params": held[:1], "lr": 0.5}, {"params": held[1:], "weight_decay": 0.25}], fused=True)
             for _ in range(2):
                 for leaf in held:
-                    _backward(leaf, scaler)
+                    _scaled_backward(leaf, scaler)
                 scaler.step(optimizer)
                 scaler.update()
             results.append(held)
@@ -632,7 +628,7 @@ def test_groups_of_both_kinds(amp: Amp) -> None:
 
 
 class Own(torch.optim.SGD):
-    """An optimizer of one's own that handles the scale itself, as GradScaler.step lets it."""
+    """A custom optimizer that handles the scale itself, as GradScaler.step lets it."""
 
     _step_supports_amp_scaling = True
     seen: tuple[float, float] | None = None
@@ -643,7 +639,7 @@ class Own(torch.optim.SGD):
 
 
 class Told(torch.optim.SGD):
-    """An optimizer of one's own with the older contract: it is handed the scaler."""
+    """A custom optimizer with the older contract: it is given the scaler."""
 
     _step_supports_amp_scaling = True
     given: object = None
@@ -657,8 +653,8 @@ class Told(torch.optim.SGD):
 def test_optimizer_of_ones_own(amp: Amp, kind: str) -> None:
     """Such an optimizer is called also where a gradient overflowed, and told so (test_grad_scaler_pass_itself)."""
     for bad, found in ((None, 0.0), (INF, 1.0)):
-        leaf, scaler = _leaf(amp), _scaler(amp)
-        _backward(leaf, scaler, bad)
+        leaf, scaler = _parameter(amp, 4), _scaler(amp)
+        _scaled_backward(leaf, scaler, bad)
         if kind == "own":
             own = Own([leaf])
             amp.expect("what step returned", scaler.step(own), "stepped")

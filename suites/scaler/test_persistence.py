@@ -21,12 +21,12 @@ KEYS = ["scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_
 ENDS = {
     "pickled": lambda scaler: pickle.loads(pickle.dumps(scaler)),
     "deep_copy": copy.deepcopy,
-    "saved": lambda scaler: _saved(scaler),
+    "saved": lambda scaler: _loaded_copy(scaler),
 }
 STAGES = ("new", "scaled", "divided", "stepped", "updated")
 
 
-def _saved(scaler: torch.amp.GradScaler) -> torch.amp.GradScaler:
+def _loaded_copy(scaler: torch.amp.GradScaler) -> torch.amp.GradScaler:
     """A scaler with other options that has loaded this one's."""
     other = torch.amp.GradScaler(scaler._device, 3.0, 3.0, 0.125, 9)
     other.load_state_dict(scaler.state_dict())
@@ -45,7 +45,7 @@ def _iterate(scaler: torch.amp.GradScaler, weight: torch.nn.Parameter, optimizer
     scaler.update()
 
 
-def _brought_to(amp: Amp, stage: str) -> tuple[torch.amp.GradScaler, torch.nn.Parameter, Any]:
+def _at_stage(amp: Amp, stage: str) -> tuple[torch.amp.GradScaler, torch.nn.Parameter, Any]:
     """A scaler at a stage of its second iteration, with the weight and the optimizer of it."""
     scaler = torch.amp.GradScaler(amp.type, init_scale=64.0, growth_factor=4.0, backoff_factor=0.25, growth_interval=5)
     weight, optimizer = _weight(amp)
@@ -65,7 +65,7 @@ def _brought_to(amp: Amp, stage: str) -> tuple[torch.amp.GradScaler, torch.nn.Pa
 @scenario(values=True, dtypes="default")
 def test_what_it_holds(amp: Amp, stage: str) -> None:
     """At every stage it has five entries, plain numbers, which the calls in between leave alone (state_dict)."""
-    scaler, _, _ = _brought_to(amp, stage)
+    scaler, _, _ = _at_stage(amp, stage)
     saved = scaler.state_dict()
     amp.expect("entries", sorted(saved), sorted(KEYS))
     amp.expect("their types", [type(saved[key]) for key in KEYS], [float, float, float, int, int])
@@ -76,8 +76,8 @@ def test_what_it_holds(amp: Amp, stage: str) -> None:
 @pytest.mark.parametrize("stage", ["scaled", "divided", "stepped"])
 @scenario(values=True, dtypes="default")
 def test_holds_no_reference(amp: Amp, stage: str) -> None:
-    """What was saved does not follow the scaler, nor the scaler what was saved (state_dict: Python numbers)."""
-    scaler, weight, optimizer = _brought_to(amp, stage)
+    """A saved state does not follow the scaler, nor the scaler the saved state (state_dict: Python numbers)."""
+    scaler, weight, optimizer = _at_stage(amp, stage)
     saved = scaler.state_dict()
     was = dict(saved)
     scaler.update(2.0)
@@ -92,7 +92,7 @@ def test_holds_no_reference(amp: Amp, stage: str) -> None:
 @scenario(values=True, dtypes="default")
 def test_goes_on(amp: Amp, stage: str, end: str) -> None:
     """The scaler at the other end goes through the same scales as the one it came from (state_dict, __getstate__)."""
-    scaler, _, _ = _brought_to(amp, stage)
+    scaler, _, _ = _at_stage(amp, stage)
     other = ENDS[end](scaler)
     seen: list[list[dict[str, Any]]] = []
     for one in (scaler, other):
@@ -115,7 +115,7 @@ def test_goes_on(amp: Amp, stage: str, end: str) -> None:
 @scenario(values=True, dtypes="default")
 def test_middle_of_an_iteration(amp: Amp, stage: str, end: str) -> None:
     """Between unscale_ and update a scaler is not pickled, and says so; before and after it is (__getstate__)."""
-    scaler, _, _ = _brought_to(amp, stage)
+    scaler, _, _ = _at_stage(amp, stage)
     if stage in ("divided", "stepped"):
         text = "may only be pickled at the beginning of an iteration, or at the end after scaler.update()"
         amp.raises(f"{end} when {stage}", AssertionError, text, lambda: ENDS[end](scaler))
@@ -126,7 +126,7 @@ def test_middle_of_an_iteration(amp: Amp, stage: str, end: str) -> None:
 @scenario(values=True, dtypes="default")
 def test_apart_after_copying(amp: Amp) -> None:
     """A copy and its original do not move each other (__getstate__)."""
-    scaler, weight, optimizer = _brought_to(amp, "updated")
+    scaler, weight, optimizer = _at_stage(amp, "updated")
     other = copy.deepcopy(scaler)
     scaler.update(2.0)
     amp.expect("scale of the copy after the original's was set", other.get_scale(), 64.0)
@@ -162,7 +162,7 @@ def test_getters_after_loading(amp: Amp) -> None:
 @scenario(values=True, dtypes="default")
 def test_loaded_in_the_middle(amp: Amp) -> None:
     """Loading between unscale_ and step sets scale and count alone: the iteration goes on (load_state_dict)."""
-    scaler, weight, optimizer = _brought_to(amp, "divided")
+    scaler, weight, optimizer = _at_stage(amp, "divided")
     grad = amp.values(weight.grad)  # type: ignore[arg-type]
     scaler.load_state_dict({**scaler.state_dict(), "scale": 8.0, "_growth_tracker": 1})
     amp.raises("another unscale_", RuntimeError, "has already been called", lambda: scaler.unscale_(optimizer))
@@ -175,7 +175,7 @@ def test_loaded_in_the_middle(amp: Amp) -> None:
 
 @scenario(values=True, dtypes="default")
 def test_not_enabled(amp: Amp) -> None:
-    """One that is not enabled saves nothing and loads anything; an enabled one refuses what it saved (state_dict)."""
+    """A disabled scaler saves an empty state and loads any; an enabled one refuses the empty state (state_dict)."""
     off, on = torch.amp.GradScaler(amp.type, enabled=False), torch.amp.GradScaler(amp.type, init_scale=4.0)
     amp.expect("what one that is not enabled saves", off.state_dict(), {})
     off.load_state_dict(on.state_dict())
@@ -192,16 +192,16 @@ def test_not_enabled(amp: Amp) -> None:
 @pytest.mark.parametrize("missing", KEYS)
 @scenario(values=True, dtypes="default")
 def test_an_entry_is_missing(amp: Amp, missing: str) -> None:
-    """What lacks an entry is refused by a KeyError that names it (load_state_dict: what state_dict gave)."""
-    scaler, _, _ = _brought_to(amp, "updated")
+    """A state that lacks an entry is refused by a KeyError that names it (load_state_dict: what state_dict gave)."""
+    scaler, _, _ = _at_stage(amp, "updated")
     given = {key: value for key, value in scaler.state_dict().items() if key != missing}
     amp.raises(f"loading without {missing}", KeyError, missing, lambda: scaler.load_state_dict(given))
 
 
 @scenario(values=True, dtypes="default")
 def test_refused_as_a_whole(amp: Amp) -> None:
-    """What is refused changes nothing (load_state_dict: "Should be an object returned from a call to state_dict")."""
-    scaler, _, _ = _brought_to(amp, "updated")
+    """A refused state changes nothing (load_state_dict: "Should be an object returned from a call to state_dict")."""
+    scaler, _, _ = _at_stage(amp, "updated")
     before = scaler.state_dict()
     given = dict(zip(KEYS[:-1], [5.0, 7.0, 0.75, 11], strict=True))
     try:
@@ -214,10 +214,10 @@ def test_refused_as_a_whole(amp: Amp) -> None:
 
 @scenario(values=True, dtypes="default")
 def test_through_a_file(amp: Amp) -> None:
-    """What was saved goes through torch.save and a load of weights alone (amp_examples.html: save and resume)."""
+    """A saved state goes through torch.save and torch.load(weights_only=True) (amp_examples.html: save and resume)."""
     import io
 
-    scaler, _, _ = _brought_to(amp, "updated")
+    scaler, _, _ = _at_stage(amp, "updated")
     file = io.BytesIO()
     torch.save(scaler.state_dict(), file)
     file.seek(0)

@@ -22,7 +22,7 @@ TOP, SMALLEST = 2.0**127, 2.0**-126
 def _rescale(
     amp: Amp, scale: float, tracker: int, found: float, factors: tuple[float, float] = (2.0, 0.5), interval: int = 3
 ) -> tuple[float, int]:
-    """What the device's op makes of a scale and a tracker."""
+    """Return the scale and the tracker after the device's op."""
     held = torch.full((), scale, device=amp.type)
     count = torch.full((), tracker, dtype=torch.int32, device=amp.type)
     torch._amp_update_scale_(held, count, torch.full((), found, device=amp.type), *factors, interval)
@@ -58,9 +58,9 @@ def test_interval(amp: Amp, interval: int) -> None:
 @pytest.mark.parametrize("found", ["1.0", "2.0", "8.0", "0.5", "nan"])
 @scenario(values=True, dtypes="default")
 def test_overflow(amp: Amp, found: str) -> None:
-    """Whatever is not 0 in found_inf is an overflow: back off, and count from 0 (AmpKernels.cu).
+    """Any found_inf but 0 is an overflow: the scale backs off and the count starts at 0 (AmpKernels.cu).
 
-    GradScaler.update adds up what several optimizers found, so more than 1 stands there.
+    GradScaler.update adds up what several optimizers found, so it may be more than 1.
     """
     for tracker in (0, 1, 2, 1999):
         got = _rescale(amp, 4.0, tracker, float(found))
@@ -120,7 +120,7 @@ def test_subnormal(amp: Amp) -> None:
 
 @scenario(values=True, dtypes="default")
 def test_infinite_scale(amp: Amp) -> None:
-    """A scale set to infinity by hand stays one, as float32 has it (AmpKernels.cu)."""
+    """A scale set to infinity stays infinite, as in float32 (AmpKernels.cu)."""
     for tracker, found in ((2, 0.0), (1, 0.0), (0, 1.0)):
         amp.expect(f"scale after {found} found", _rescale(amp, INF, tracker, found)[0], INF)
 

@@ -27,7 +27,7 @@ def _ramp(size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return (((torch.arange(size) * 7) % 61 - 30) / 8 + (0.0 if dtype.itemsize == 2 else 1 / 3)).to(dtype)
 
 
-def _on(amp: Amp, host: torch.Tensor) -> torch.Tensor:
+def _on_device(amp: Amp, host: torch.Tensor) -> torch.Tensor:
     return host.to(amp.type, copy=True)
 
 
@@ -50,7 +50,7 @@ def _unscale(amp: Amp, grads: Sequence[torch.Tensor], inverse: float, found: flo
 def test_sizes(amp: Amp, dtype: torch.dtype, inverse: float) -> None:
     """Every element of a gradient of any size is multiplied, in its own dtype (AmpKernels.cu; pytorch#127176)."""
     for sizes in (SIZES, (1025,)):
-        grads = [_on(amp, _ramp(size, dtype)) for size in sizes]
+        grads = [_on_device(amp, _ramp(size, dtype)) for size in sizes]
         amp.expect(f"found_inf of {sizes} finite elements", _unscale(amp, grads, inverse).item(), 0.0)
         for size, grad in zip(sizes, grads, strict=True):
             amp.exact(f"gradient of {size} elements", grad, _unscaled(_ramp(size, dtype), inverse))
@@ -60,12 +60,12 @@ def test_sizes(amp: Amp, dtype: torch.dtype, inverse: float) -> None:
 @pytest.mark.parametrize("dtype", FLOATING, ids=NAMES)
 @scenario(values=True, dtypes="default")
 def test_each_place(amp: Amp, dtype: torch.dtype, bad: str) -> None:
-    """One infinity or nan is found wherever it stands, and the rest multiplied (test_torch, grad_scaling_unscale)."""
+    """One infinity or nan is found at any place, and the rest multiplied (test_torch, grad_scaling_unscale)."""
     for size, places in ((1, (0,)), (19, range(19)), (1025, (0, 511, 1023, 1024))):
         for place in places:
             host = _ramp(size, dtype)
             host[place] = float(bad)
-            grad = _on(amp, host)
+            grad = _on_device(amp, host)
             found = _unscale(amp, [grad], 0.25)
             amp.expect(f"found_inf with {bad} at {place} of {size}", found.item(), 1.0)
             got, rest = amp.device.host(grad), torch.arange(size) != place
@@ -78,28 +78,28 @@ def test_each_place(amp: Amp, dtype: torch.dtype, bad: str) -> None:
 def test_many(amp: Amp, count: int) -> None:
     """No gradient of a long list is left out, first, last or where a list is split for the device (AmpKernels.cu)."""
     wholes = [_ramp(1 + n % 5) for n in range(count)]
-    grads = [_on(amp, whole) for whole in wholes]
+    grads = [_on_device(amp, whole) for whole in wholes]
     amp.expect("found_inf of finite gradients", _unscale(amp, grads, 0.25).item(), 0.0)
     for n, (grad, whole) in enumerate(zip(grads, wholes, strict=True)):
         amp.exact(f"gradient {n} of {count}", grad, _unscaled(whole, 0.25))
     for n in {0, 1, count // 2, count - 2, count - 1}:
         hosts = [whole.clone() for whole in wholes]
         hosts[n][-1] = INF
-        grads = [_on(amp, host) for host in hosts]
+        grads = [_on_device(amp, host) for host in hosts]
         amp.expect(f"found_inf with an infinity in gradient {n} of {count}", _unscale(amp, grads, 0.25).item(), 1.0)
 
 
 @pytest.mark.parametrize("place", ["first", "last", "only", "between"])
 @scenario(values=True, dtypes="default")
 def test_empty(amp: Amp, place: str) -> None:
-    """A gradient without elements is no hindrance to the others of its list (AmpKernels.cu)."""
+    """A gradient without elements does not keep the others of its list from being unscaled (AmpKernels.cu)."""
     empty, full = torch.zeros(0, 3), _ramp(5)
     hosts = {"first": [empty, full], "last": [full, empty], "only": [empty], "between": [full, empty, full]}[place]
-    grads = [_on(amp, host) for host in hosts]
+    grads = [_on_device(amp, host) for host in hosts]
     amp.expect("found_inf", _unscale(amp, grads, 0.25).item(), 0.0)
     for grad, host in zip(grads, hosts, strict=True):
         amp.exact(f"a gradient of {list(host.shape)}", grad, _unscaled(host, 0.25))
-    grads = [_on(amp, host).fill_(NAN) for host in hosts]
+    grads = [_on_device(amp, host).fill_(NAN) for host in hosts]
     amp.expect("found_inf of nan", _unscale(amp, grads, 0.25).item(), float(place != "only"))
 
 
@@ -110,8 +110,8 @@ def test_no_gradients(amp: Amp) -> None:
         amp.expect(f"found_inf that was {found}", _unscale(amp, [], 0.25, found).item(), found)
 
 
-def _base(amp: Amp) -> torch.Tensor:
-    return _on(amp, _ramp(240).reshape(2, 4, 6, 5))
+def _base_gradient(amp: Amp) -> torch.Tensor:
+    return _on_device(amp, _ramp(240).reshape(2, 4, 6, 5))
 
 
 LAYOUTS = {
@@ -134,7 +134,7 @@ def test_layout(amp: Amp, layout: str) -> None:
 
     test_torch, test_grad_scaling_unscale, has some of these layouts; the device may take another path for each.
     """
-    base = _base(amp)
+    base = _base_gradient(amp)
     untouched = amp.device.host(base).clone()
     grad, host = LAYOUTS[layout](base), LAYOUTS[layout](untouched.clone())
     strides = grad.stride()
@@ -153,7 +153,7 @@ def test_layout(amp: Amp, layout: str) -> None:
 @scenario(values=True, dtypes="default")
 def test_views_of_one_buffer(amp: Amp) -> None:
     """Gradients that are pieces of one flat buffer are each multiplied once (as DistributedDataParallel keeps them)."""
-    buffer = _on(amp, _ramp(60))
+    buffer = _on_device(amp, _ramp(60))
     grads = [buffer[:7], buffer[7:27].view(4, 5), buffer[27:51].view(2, 3, 4), buffer[51:52].view(())]
     found = _unscale(amp, grads, 0.25)
     want = _ramp(60)
@@ -175,7 +175,7 @@ def test_mixed_list(amp: Amp, bad_one: int | None) -> None:
         _ramp(0, torch.float16),
         _ramp(8, torch.float16),
     ]
-    grads = [_on(amp, host) for host in hosts]
+    grads = [_on_device(amp, host) for host in hosts]
     if bad_one is not None:
         grads[bad_one].fill_(NAN)
     found = _unscale(amp, grads, 0.25)
@@ -188,7 +188,7 @@ def test_mixed_list(amp: Amp, bad_one: int | None) -> None:
 
 @scenario(values=True, dtypes="default")
 def test_found_is_kept(amp: Amp) -> None:
-    """What was found in one list stays found when the next one is finite (AmpKernels.cu: it is set, never cleared)."""
+    """found_inf of one list stays set when the next list is finite (AmpKernels.cu: it is set, never cleared)."""
     found, inverse = torch.zeros((), device=amp.type), torch.full((), 0.25, device=amp.type)
     for values, want in (([1.0, 2.0], 0.0), ([1.0, NAN], 1.0), ([1.0, 2.0], 1.0), ([INF], 1.0), ([], 1.0)):
         torch._amp_foreach_non_finite_check_and_unscale_([torch.tensor(values, device=amp.type)], found, inverse)
@@ -212,7 +212,7 @@ INVERSES = {
 @pytest.mark.parametrize("kind", INVERSES)
 @scenario(values=True, dtypes="default")
 def test_inverse(amp: Amp, kind: str) -> None:
-    """What is not finite is looked for before the multiplication; one by 1 changes nothing (AmpKernels.cu)."""
+    """Infinities are looked for before the multiplication; an inverse scale of 1 changes nothing (AmpKernels.cu)."""
     inverse, given, want, seen = INVERSES[kind]
     grad = torch.tensor(given, device=amp.type)
     found = _unscale(amp, [grad], inverse)
@@ -234,7 +234,7 @@ def test_subnormal(amp: Amp) -> None:
 @pytest.mark.parametrize("kind", ["ints", "complex"])
 @scenario(values=True, dtypes="default")
 def test_no_floating_gradient(amp: Amp, kind: str) -> None:
-    """What is no real floating-point gradient is refused and left as it was (AmpKernels.cu; pytorch#127176)."""
+    """A gradient that is not real floating point is refused and left unchanged (AmpKernels.cu; pytorch#127176)."""
     dtype, text = {"ints": (torch.int32, "nt"), "complex": (torch.complex64, "omplex")}[kind]
     grad = torch.ones(3, dtype=dtype, device=amp.type)
     amp.raises("a gradient of another kind", RuntimeError, text, lambda: _unscale(amp, [grad], 0.25))
@@ -252,7 +252,7 @@ def test_wrong_argument(amp: Amp, which: str) -> None:
         torch.zeros((), dtype=torch.float16),
         torch.zeros((), dtype=torch.int),
     ):
-        given, grad = {**good, which: _on(amp, wrong)}, torch.ones(2, device=amp.type)
+        given, grad = {**good, which: _on_device(amp, wrong)}, torch.ones(2, device=amp.type)
         what = f"{which} of {list(wrong.shape)} {wrong.dtype}"
         amp.raises(
             what,
@@ -292,7 +292,7 @@ def _parameters(amp: Amp, grads: Sequence[torch.Tensor]) -> Parameters:
     return out
 
 
-def _found(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> float:
+def _found_inf(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> float:
     return float(sum(found.item() for found in scaler._found_inf_per_device(optimizer).values()))
 
 
@@ -308,7 +308,7 @@ def test_divides(amp: Amp, scale: float) -> None:
     inverse = torch.tensor(scale, dtype=torch.float64).reciprocal().float()
     for n, (one, scaled) in enumerate(zip(held, before, strict=True)):
         amp.exact(f"gradient {n} at scale {scale}", one.grad, scaled * inverse)
-    amp.expect("what was found", _found(scaler, optimizer), 0.0)
+    amp.expect("what was found", _found_inf(scaler, optimizer), 0.0)
     amp.expect("the scale afterwards", scaler.get_scale(), scale)
 
 
@@ -373,7 +373,7 @@ def test_gradients_with_a_graph(amp: Amp) -> None:
     leaf.grad = grad
     scaler.unscale_(optimizer)
     amp.exact("the gradient", leaf.grad, torch.tensor([3.0, 12.0, 27.0]))
-    amp.expect("what was found", _found(scaler, optimizer), 0.0)
+    amp.expect("what was found", _found_inf(scaler, optimizer), 0.0)
 
 
 def _embedding(amp: Amp, rows: Sequence[int], scaler: torch.amp.GradScaler) -> torch.nn.Embedding:
@@ -400,7 +400,7 @@ def test_sparse(amp: Amp, rows: tuple[int, ...]) -> None:
     amp.expect("whether the gradient is sparse", grad is not None and grad.is_sparse, True)
     if grad is not None:
         amp.exact("the gradient", grad.to_dense(), want)
-    amp.expect("what was found", _found(scaler, optimizer), 0.0)
+    amp.expect("what was found", _found_inf(scaler, optimizer), 0.0)
 
 
 @pytest.mark.parametrize("bad", ["inf", "-inf", "nan"], ids=["inf", "minus_inf", "nan"])
@@ -415,7 +415,7 @@ def test_sparse_bad_value(amp: Amp, bad: str, place: int) -> None:
         raise RuntimeError("the scenario computed no gradient")
     made.weight.grad._values()[place] = float(bad)
     scaler.unscale_(optimizer)
-    amp.expect(f"what was found with {bad} at {place}", _found(scaler, optimizer), 1.0)
+    amp.expect(f"what was found with {bad} at {place}", _found_inf(scaler, optimizer), 1.0)
 
 
 @pytest.mark.parametrize("sign", [1, -1], ids=["plus", "minus"])
@@ -457,8 +457,8 @@ def test_own_gradients_alone(amp: Amp) -> None:
     amp.exact("gradient of the second optimizer", two.grad, torch.full((2,), 8.0))
     two.grad = torch.full((2,), NAN, device=amp.type)
     scaler.unscale_(second)
-    amp.expect("what was found in the first", _found(scaler, first), 0.0)
-    amp.expect("what was found in the second", _found(scaler, second), 1.0)
+    amp.expect("what was found in the first", _found_inf(scaler, first), 0.0)
+    amp.expect("what was found in the second", _found_inf(scaler, second), 1.0)
 
 
 @scenario(values=True, dtypes="default")

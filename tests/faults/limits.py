@@ -50,13 +50,13 @@ _CASES = {
     "left-to-python": "forked",
     "query-in-script": "asked_by_type",
     "state-change": "set_by_call",
-    "traced-callee": "jit_found and tracing_callee",
-    "lost-in-trace": "tracing_disabled",
-    "scripted-callee": "jit_callee",
-    "lost-in-fx": "symbolic_region",
-    "default-dtype": "ep_region",
-    "query-frozen": "ep_asking",
-    "custom-fwd": "ep_custom",
+    "traced-callee": "jit_found and traced_callee",
+    "lost-in-trace": "traced_disabled",
+    "scripted-callee": "scripted_callee",
+    "lost-in-fx": "fx_region",
+    "default-dtype": "export_region",
+    "query-frozen": "export_asking",
+    "custom-fwd": "export_custom",
 }
 
 # ---- check_scripted
@@ -103,7 +103,7 @@ def _compiler(name: str, change: Callable[[Callable[..., Any]], Callable[..., An
     def plant() -> AbstractContextManager[object]:
         return patch.dict(kinds.EXECUTORS, {"traced": Executor(make)})
 
-    return Fault(name, "parity", plant, says, "jit", only="drawn and tracing-")
+    return Fault(name, "parity", plant, says, "jit", only="drawn and traced-")
 
 
 @contextmanager

@@ -153,7 +153,7 @@ FAULTS = (
     ),
     _fault(
         "traced-to-other-values",
-        "jit/limits/captured-tracing_custom",
+        "jit/limits/captured-traced_custom",
         partial(handed_out, doubled, "trace"),
         "FAIL whether the first call in a region gives the same values | got False | expected True",
     ),

@@ -41,7 +41,7 @@ class Fuzzer:
     """Compares programs on one compiler. `compared` counts the results that were held against eager mode's."""
 
     def __init__(self, device: Device, compiler: str, *, nightly: bool = False, seed: str | int | None = None) -> None:
-        self.device, self.compiler = device, COMPILERS[compiler]
+        self.device, self.compiler, self._make = device, COMPILERS[compiler], EXECUTORS[compiler].make
         self.nightly, self.seed = nightly, seeds.of_programs(nightly, seed)
         self.compared = 0
 
@@ -61,7 +61,7 @@ class Fuzzer:
         assert isinstance(want, tuple)
         try:
             with self._ambient(program):
-                compiled = EXECUTORS[self.compiler.executor].make(_defined(program.text), self._inputs()).call
+                compiled = self._make(_defined(program.text), self._inputs()).call
         except Exception as error:  # a compiler may raise anything
             return f"compiling raised {one_line(error)}"
         for turn in ("first", "second"):
@@ -183,8 +183,7 @@ for turn in ("first", "second"):
 
 def text_of(program: CompiledProgram, compiler: str, device: Device) -> str:
     """A program in plain torch, eagerly and compiled: prints what `ampcheck.reproduce.of_op` prints."""
-    executor = COMPILERS[compiler].executor
-    made = COMPILED[executor].format(function="program", inputs="inputs()", options="fullgraph=True")
+    made = COMPILED[compiler].format(function="program", inputs="inputs()", options="fullgraph=True")
     region = f"torch.autocast({device.type!r}, dtype={DTYPES[program.ambient]})" if program.ambient else "nullcontext()"
     bound = 0.0 if COMPILERS[compiler].exact else _bound(program)
     blocks = [

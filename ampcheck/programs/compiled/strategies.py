@@ -44,14 +44,14 @@ _COMPOSITE = (
 
 @dataclass(frozen=True)
 class CompilerPrograms:
-    """A way to compile. `ops`: what programs for it are made of. `exact`: whether the same kernels run as eagerly.
+    """The programs for a compiler. `ops`: what programs for it are made of. `exact`: whether the same kernels run as
+    eagerly.
 
     `one_dtype`: whether the regions of a program name one dtype, the same for all; see docs/findings,
     script-keeps-first-dtype and script-casts-float32-only. `inside`: the ops of programs that are called in a region.
     `examples`: how many programs a run draws that is not nightly.
     """
 
-    executor: str
     ops: tuple[str, ...]
     exact: bool = True
     one_dtype: bool = False
@@ -60,12 +60,12 @@ class CompilerPrograms:
 
 
 COMPILERS = {
-    "jit": CompilerPrograms("script", (*_BOTH, "{0}.float()"), one_dtype=True, examples=60),
-    "tracing": CompilerPrograms("traced", _BOTH + _LISTED + _CASTS, inside=_BOTH, examples=100),
-    "bytecode": CompilerPrograms("dynamo", _BOTH + _LISTED + _CASTS + _COMPOSITE),
-    "ep": CompilerPrograms("export", _BOTH + _LISTED + _COMPOSITE),
-    "ep_tight": CompilerPrograms("strict", _BOTH + _LISTED + _COMPOSITE),
-    "xla": CompilerPrograms("jaxjit", _BOTH + _LISTED + _CASTS + _COMPOSITE, exact=False),
+    "script": CompilerPrograms((*_BOTH, "{0}.float()"), one_dtype=True, examples=60),
+    "traced": CompilerPrograms(_BOTH + _LISTED + _CASTS, inside=_BOTH, examples=100),
+    "dynamo": CompilerPrograms(_BOTH + _LISTED + _CASTS + _COMPOSITE),
+    "export": CompilerPrograms(_BOTH + _LISTED + _COMPOSITE),
+    "strict": CompilerPrograms(_BOTH + _LISTED + _COMPOSITE),
+    "jaxjit": CompilerPrograms(_BOTH + _LISTED + _CASTS + _COMPOSITE, exact=False),
 }
 """The compilers by the names their cases have."""
 

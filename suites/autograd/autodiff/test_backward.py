@@ -22,7 +22,7 @@ from ampcheck.runner.suite import Amp, scenario
 pytestmark = pytest.mark.rule("autodiff")
 
 
-def _elsewhere(amp: Amp) -> AbstractContextManager[object]:
+def _other_device_region(amp: Amp) -> AbstractContextManager[object]:
     """A region of another device type, which fake tensors alone could be in here."""
     return torch.autocast("cpu" if amp.type != "cpu" else "xpu", dtype=amp.dtype)
 
@@ -33,10 +33,10 @@ PLACES: dict[str, Callable[[Amp], Any]] = {
     "another": lambda amp: amp.region(amp.other),
     "off": lambda amp: amp.region(enabled=False),
     "unkept": lambda amp: amp.region(cache_enabled=False),
-    "elsewhere": _elsewhere,
+    "elsewhere": _other_device_region,
 }
 
-# x and w are 4 by 4. Each op is the same with casts by hand, which `low` makes.
+# x and w are 4 by 4. Each op is the same with explicit casts, which `low` makes.
 NETS: dict[str, Callable[[Any, Any, Callable[[Any], Any]], Any]] = {
     "product": lambda x, w, low: torch.mm(low(x), low(w)),
     "layer": lambda x, w, low: F.linear(low(x), low(w), low(w[0])),
@@ -49,7 +49,7 @@ _BY_PLACE = pytest.mark.parametrize("place", list(PLACES))
 _BY_NET = pytest.mark.parametrize("net", list(NETS))
 
 
-def _as_it_is(tensor: Any) -> Any:
+def _identity(tensor: Any) -> Any:
     return tensor
 
 
@@ -58,17 +58,21 @@ def _leaves(amp: Amp, count: int = 2) -> list[torch.Tensor]:
     return [(amp.rand(4, 4) + 0.1).requires_grad_() for _ in range(count)]
 
 
-def _out(net: str, leaves: list[torch.Tensor], low: Callable[[Any], Any] = _as_it_is) -> torch.Tensor:
+def _output(net: str, leaves: list[torch.Tensor], low: Callable[[Any], Any] = _identity) -> torch.Tensor:
     x, w = leaves
     out: torch.Tensor = NETS[net](x, w, low)
     return out
 
 
-def _again(*leaves: torch.Tensor) -> list[torch.Tensor]:
-    return [leaf.detach().clone().requires_grad_() for leaf in leaves]
+def _copy(leaf: torch.Tensor) -> torch.Tensor:
+    return leaf.detach().clone().requires_grad_()
 
 
-def _weighted(out: torch.Tensor) -> torch.Tensor:
+def _copies(*leaves: torch.Tensor) -> list[torch.Tensor]:
+    return [_copy(leaf) for leaf in leaves]
+
+
+def _weighted_loss(out: torch.Tensor) -> torch.Tensor:
     """A loss in float32 whose gradient has values that differ: 30 apart, up to 30000, which float16 still holds."""
     many = torch.arange(1, out.numel() + 1, device=out.device, dtype=torch.float32).view(out.shape)
     return (out.float() * (many * 30.0).clamp(max=30000.0)).sum()
@@ -77,15 +81,15 @@ def _weighted(out: torch.Tensor) -> torch.Tensor:
 @_BY_NET
 @scenario(values=True)
 def test_as_by_hand(amp: Amp, net: str) -> None:
-    """Values and gradients of a forward in a region are those of the same ops with casts by hand, to the last bit."""
+    """Values and gradients of a forward in a region are those of the same ops with explicit casts, to the last bit."""
     leaves = _leaves(amp)
-    by_hand = _again(*leaves)
+    by_hand = _copies(*leaves)
     with amp.region(cache_enabled=False):
-        out = _out(net, leaves)
-    want = _out(net, by_hand, lambda tensor: tensor.to(amp.dtype))
+        out = _output(net, leaves)
+    want = _output(net, by_hand, lambda tensor: tensor.to(amp.dtype))
     amp.exact("result", out, want)
-    _weighted(out).backward()
-    _weighted(want).backward()
+    _weighted_loss(out).backward()
+    _weighted_loss(want).backward()
     for name, leaf, other in zip("xw", leaves, by_hand, strict=True):
         amp.exact(f"gradient of {name}", leaf.grad, other.grad)
 
@@ -96,9 +100,9 @@ def test_as_by_hand(amp: Amp, net: str) -> None:
 def test_where_it_is_called(amp: Amp, net: str, place: str) -> None:
     """Wherever backward is called, it computes in the dtypes of the forward pass (pytorch#105682, pytorch#132715)."""
     leaves = _leaves(amp)
-    beside = _again(*leaves)
+    beside = _copies(*leaves)
     with amp.region(cache_enabled=False):
-        out, want = _weighted(_out(net, leaves)), _weighted(_out(net, beside))
+        out, want = _weighted_loss(_output(net, leaves)), _weighted_loss(_output(net, beside))
     want.backward()
     before = amp.state()
     with PLACES[place](amp):
@@ -116,10 +120,10 @@ def test_where_it_is_called(amp: Amp, net: str, place: str) -> None:
 def test_forward_in_no_region(amp: Amp, net: str, place: str) -> None:
     """A forward that ran in float32 has a backward in float32, also where that is called in a region."""
     leaves = _leaves(amp)
-    beside = _again(*leaves)
-    _weighted(_out(net, beside)).backward()
+    beside = _copies(*leaves)
+    _weighted_loss(_output(net, beside)).backward()
     with amp.region(enabled=False):
-        out = _weighted(_out(net, leaves))
+        out = _weighted_loss(_output(net, leaves))
     with PLACES[place](amp):
         out.backward()
     for name, leaf, other in zip("xw", leaves, beside, strict=True):
@@ -144,20 +148,20 @@ WIDE: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_wide_op(amp: Amp, op: str) -> None:
     """The backward of an op that ran in float32 runs in float32, also in the region of its forward."""
     (x,) = _leaves(amp, 1)
-    (beside,) = _again(x)
+    (beside,) = _copies(x)
     with amp.region():
-        _weighted(WIDE[op](x)).backward()
+        _weighted_loss(WIDE[op](x)).backward()
     with amp.region():
-        want = _weighted(WIDE[op](beside))
+        want = _weighted_loss(WIDE[op](beside))
     want.backward()
     amp.exact(f"gradient of {op}", x.grad, beside.grad)
 
 
 @scenario(values=True)
 def test_from_region_to_region(amp: Amp) -> None:
-    """One backward goes through ops of both lower precisions and of none, each in its own dtype."""
+    """One backward goes through ops in float16, bfloat16 and float32, each in its own dtype."""
     x, v, w = _leaves(amp, 3)
-    x2, v2, w2 = _again(x, v, w)
+    x2, v2, w2 = _copies(x, v, w)
     with amp.region():
         out = torch.mm(x, v)
     with amp.region(amp.other):
@@ -182,7 +186,7 @@ def test_twice(amp: Amp, second: str) -> None:
     """A second backward through a graph that was retained adds the same gradient again (torch.Tensor.backward)."""
     x, w = _leaves(amp)
     with amp.region():
-        out = _weighted(torch.mm(x, w))
+        out = _weighted_loss(torch.mm(x, w))
         out.backward(retain_graph=True)
     once = None if w.grad is None else w.grad.clone()
     with PLACES[second](amp):
@@ -195,14 +199,14 @@ def test_twice(amp: Amp, second: str) -> None:
 def test_two_losses_of_one_region(amp: Amp) -> None:
     """Two losses that share a weight have a graph each: neither backward needs retain_graph."""
     x, w = _leaves(amp)
-    (w2,) = _again(w)
+    (w2,) = _copies(w)
     with amp.region():
         one, two = torch.mm(x, w), torch.mm(w, x)
-        _weighted(one).backward()
-        _weighted(two).backward()
+        _weighted_loss(one).backward()
+        _weighted_loss(two).backward()
     low = amp.dtype
-    _weighted(torch.mm(x.detach().to(low), w2.to(low))).backward()
-    _weighted(torch.mm(w2.to(low), x.detach().to(low))).backward()
+    _weighted_loss(torch.mm(x.detach().to(low), w2.to(low))).backward()
+    _weighted_loss(torch.mm(w2.to(low), x.detach().to(low))).backward()
     amp.exact("gradient of the weight", w.grad, w2.grad)
 
 
@@ -210,9 +214,9 @@ def test_two_losses_of_one_region(amp: Amp) -> None:
 def test_from_another_thread(amp: Amp) -> None:
     """A backward that another thread runs is the same, and leaves that thread's state alone."""
     x, w = _leaves(amp)
-    (w2,) = _again(w)
+    (w2,) = _copies(w)
     with amp.region():
-        out, want = _weighted(torch.mm(x.detach(), w)), _weighted(torch.mm(x.detach(), w2))
+        out, want = _weighted_loss(torch.mm(x.detach(), w)), _weighted_loss(torch.mm(x.detach(), w2))
     want.backward()
     seen: list[Any] = []
     w.register_hook(lambda gradient: seen.append(amp.state()))
@@ -249,9 +253,9 @@ def test_what_a_hook_sees(amp: Amp, place: str) -> None:
 def test_function_instead_of_method(amp: Amp) -> None:
     """torch.autograd.grad gives what backward gives, leaves .grad alone and takes any set of leaves (its page)."""
     x, w = _leaves(amp)
-    x2, w2 = _again(x, w)
+    x2, w2 = _copies(x, w)
     with amp.region():
-        out, want = _weighted(torch.mm(x, w)), _weighted(torch.mm(x2, w2))
+        out, want = _weighted_loss(torch.mm(x, w)), _weighted_loss(torch.mm(x2, w2))
         unused = amp.rand(2, 2, requires_grad=True)
         found = torch.autograd.grad(out, (w, unused, x), allow_unused=True)
     want.backward()
@@ -265,7 +269,7 @@ def test_function_instead_of_method(amp: Amp) -> None:
 def test_several_roots(amp: Amp) -> None:
     """torch.autograd.backward takes results of every dtype at once, each with a gradient of its own (its page)."""
     x, w = _leaves(amp)
-    (w2,) = _again(w)
+    (w2,) = _copies(w)
     fixed = x.detach()
     with amp.region():
         low, wide = torch.mm(fixed, w), w.pow(2)
@@ -285,17 +289,13 @@ def test_for_chosen_leaves(amp: Amp) -> None:
     """backward(inputs=) gives a gradient to these leaves alone, casts in between or not (torch.Tensor.backward)."""
     x, w = _leaves(amp)
     with amp.region():
-        out = _weighted(torch.mm(x, w))
+        out = _weighted_loss(torch.mm(x, w))
         out.backward(inputs=[w])
     amp.expect("whether x has a gradient", x.grad is not None, False)
     amp.expect("dtype of the gradient of w", getattr(w.grad, "dtype", None), torch.float32)
 
 
 # ---- grad modes, anomaly detection, threads and second derivatives
-
-
-def _twin(leaf: torch.Tensor) -> torch.Tensor:
-    return leaf.detach().clone().requires_grad_()
 
 
 MODES: dict[str, Callable[[], Any]] = {
@@ -348,7 +348,7 @@ def test_leaf_of_inference_mode(amp: Amp) -> None:
     Autograd may not save it, and what it saves of a product is the cast, which is an ordinary tensor.
     """
     w = amp.rand(3, 3, requires_grad=True)
-    by_hand = _twin(w)
+    by_hand = _copy(w)
     with torch.inference_mode():
         x = amp.rand(3, 3)
     with amp.region():
@@ -364,7 +364,7 @@ def test_leaf_of_inference_mode(amp: Amp) -> None:
 def test_anomaly_detection(amp: Amp, order: str) -> None:
     """detect_anomaly changes neither what is cast nor a gradient (torch.autograd.detect_anomaly)."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
-    by_hand = _twin(w)
+    by_hand = _copy(w)
     anomaly, region = torch.autograd.set_detect_anomaly(True), amp.region()
     try:
         with anomaly if order == "around" else region, region if order == "around" else anomaly:
@@ -410,7 +410,7 @@ def test_backward_in_turns(amp: Amp) -> None:
     """Two threads that run forward and backward in turns, in regions of two dtypes, each get their own gradients."""
     xs = {dtype: amp.rand(3, 3) for dtype in (amp.dtype, amp.other)}
     ws = {dtype: amp.rand(3, 3, requires_grad=True) for dtype in xs}
-    by_hand = {dtype: _twin(w) for dtype, w in ws.items()}
+    by_hand = {dtype: _copy(w) for dtype, w in ws.items()}
 
     def worker(dtype: torch.dtype) -> Callable[[], Iterator[None]]:
         def steps() -> Iterator[None]:
@@ -440,9 +440,9 @@ def _penalty(out: torch.Tensor, leaves: tuple[torch.Tensor, ...]) -> torch.Tenso
 @pytest.mark.parametrize("place", ["outside", "off", "unkept"])
 @scenario(values=True)
 def test_double_backward(amp: Amp, place: str) -> None:
-    """A gradient made with create_graph has the gradient of casts by hand (amp_examples.html#gradient-penalty)."""
+    """A gradient made with create_graph has the gradient of explicit casts (amp_examples.html#gradient-penalty)."""
     x, w = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
-    x2, w2 = _twin(x), _twin(w)
+    x2, w2 = _copy(x), _copy(w)
     with amp.region(cache_enabled=False):
         out = torch.mm(torch.mm(x, w).tanh(), w)
     low = amp.dtype
@@ -460,9 +460,9 @@ def test_double_backward(amp: Amp, place: str) -> None:
 
 @scenario(values=True)
 def test_second_derivative_of_a_leaf(amp: Amp) -> None:
-    """Each derivative of a float32 leaf is float32, to the third, and as with casts by hand (torch.autograd.grad)."""
+    """Each derivative of a float32 leaf is float32, to the third, and as with explicit casts (torch.autograd.grad)."""
     w = amp.rand(3, 3, requires_grad=True)
-    by_hand = _twin(w)
+    by_hand = _copy(w)
     with amp.region(cache_enabled=False):
         got: Any = torch.mm(w, w).float().pow(3).sum()
     want: Any = torch.mm(by_hand.to(amp.dtype), by_hand.to(amp.dtype)).float().pow(3).sum()
@@ -477,7 +477,7 @@ def test_second_derivative_of_a_leaf(amp: Amp) -> None:
 def test_penalty_in_a_region(amp: Amp) -> None:
     """The documented recipe computes the penalty's norm in a region, from float32 gradients (amp_examples.html)."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
-    by_hand = _twin(w)
+    by_hand = _copy(w)
     with amp.region():
         loss = torch.mm(x, w).float().pow(2).sum()
     (gradient,) = torch.autograd.grad(loss, w, create_graph=True)

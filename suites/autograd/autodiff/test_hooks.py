@@ -38,7 +38,7 @@ def test_tensor_hook_dtype(amp: Amp) -> None:
 
 @scenario(values=True)
 def test_tensor_hook_that_replaces(amp: Amp) -> None:
-    """What a hook returns is used in place of the gradient, low or float32 as it is (torch.Tensor.register_hook)."""
+    """The tensor that a hook returns replaces the gradient, low or float32 (torch.Tensor.register_hook)."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
     by_hand = w.detach().clone().requires_grad_()
     with amp.region():
@@ -199,7 +199,7 @@ def test_hooks_of_a_layer(amp: Amp) -> None:
 
 @scenario(values=True)
 def test_saved(amp: Amp) -> None:
-    """What autograd saves of a product are the casts; unpacked as they were, they give the gradient as by hand."""
+    """Autograd saves the casts of a product; unpacked unchanged, they give the gradient that explicit casts give."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
     by_hand = w.detach().clone().requires_grad_()
     saved: list[torch.dtype] = []

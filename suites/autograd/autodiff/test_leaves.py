@@ -26,7 +26,7 @@ from ampcheck.runner.suite import Amp, scenario
 pytestmark = pytest.mark.rule("autodiff")
 
 
-def _twin(leaf: torch.Tensor) -> torch.Tensor:
+def _copy(leaf: torch.Tensor) -> torch.Tensor:
     return leaf.detach().clone().requires_grad_()
 
 
@@ -44,7 +44,7 @@ def test_dtype_of_the_leaf(amp: Amp, leaf: str) -> None:
     """A gradient has the dtype of its leaf, whatever dtype the op ran in (notes/autograd.html, torch.Tensor.grad)."""
     dtype = LEAVES[leaf](amp)
     w, x = amp.rand(3, 3, dtype=dtype, requires_grad=True), amp.rand(3, 3, dtype=dtype)
-    by_hand = _twin(w)
+    by_hand = _copy(w)
     runs_in = dtype if dtype == torch.float64 else amp.dtype
     with amp.region():
         out = torch.mm(x, w)
@@ -60,7 +60,7 @@ def test_low_leaf_in_float32_op(amp: Amp) -> None:
     """A low leaf that an op on float32's list uses gets its gradient through the cast up, in its own dtype."""
     w = amp.rand(4, dtype=amp.dtype, requires_grad=True)
     target = amp.rand(4, dtype=amp.dtype)
-    by_hand = _twin(w)
+    by_hand = _copy(w)
     with amp.region():
         loss = F.mse_loss(w, target)
     loss.backward()
@@ -78,7 +78,7 @@ def test_micro_batches(amp: Amp, regions: str) -> None:
     Whether each forward has a region, or one is around the loop, backward included.
     """
     w, xs = amp.rand(4, 4, requires_grad=True), [amp.rand(2, 4) for _ in range(6)]
-    by_hand = _twin(w)
+    by_hand = _copy(w)
     with amp.region(enabled=regions == "one", cache_enabled=regions != "one"):
         for x in xs:
             with amp.region():
@@ -109,10 +109,10 @@ def test_many_small_steps(amp: Amp) -> None:
 def test_changed_after_forward(amp: Amp, change: str) -> None:
     """Backward uses the cast that forward used, so a weight that changed meanwhile changes no gradient.
 
-    With casts by hand the same holds, as autograd saves what the op got.
+    With explicit casts the same holds, as autograd saves what the op got.
     """
     x, w = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
-    x2, w2 = _twin(x), _twin(w)
+    x2, w2 = _copy(x), _copy(w)
     layer = torch.nn.ParameterList([torch.nn.Parameter(w)])
     weight = layer[0]
     with amp.region():
@@ -158,7 +158,7 @@ CHANGED: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_result_changed_in_place(amp: Amp, change: str) -> None:
     """An in-place op on a low result, or on a view of it, keeps its dtype and its gradient (amp.html: in-place ops)."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
-    by_hand = _twin(w)
+    by_hand = _copy(w)
     with amp.region():
         out = torch.mm(x, w)
         CHANGED[change](out)
@@ -188,7 +188,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_view_of_a_leaf(amp: Amp, view: str) -> None:
     """The gradient of a view goes back to the places of its leaf, from the view's own cast."""
     w = amp.rand(4, 4, requires_grad=True)
-    by_hand = _twin(w)
+    by_hand = _copy(w)
     with amp.region(cache_enabled=False):
         seen = VIEWS[view](w)
         out = torch.mm(seen, seen.t())
@@ -201,9 +201,9 @@ def test_view_of_a_leaf(amp: Amp, view: str) -> None:
 
 @scenario(values=True)
 def test_sparse_gradient(amp: Amp) -> None:
-    """A sparse embedding's gradient stays sparse and float32, with the values of casts by hand (nn.Embedding)."""
+    """A sparse embedding's gradient stays sparse and float32, with the values of explicit casts (nn.Embedding)."""
     table, w = amp.rand(5, 3, requires_grad=True), amp.rand(3, 3)
-    by_hand, index = _twin(table), torch.tensor([0, 3, 3], device=amp.type)
+    by_hand, index = _copy(table), torch.tensor([0, 3, 3], device=amp.type)
     with amp.region():
         out = torch.mm(F.embedding(index, table, sparse=True), w)
     want = torch.mm(F.embedding(index, by_hand, sparse=True).to(amp.dtype), w.to(amp.dtype))
@@ -219,7 +219,7 @@ def test_sparse_gradient(amp: Amp) -> None:
 def test_complex_in_between(amp: Amp) -> None:
     """A complex op in a region is not cast, and its gradient reaches float32 leaves (amp.html#autocast-eligibility)."""
     x, w = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
-    x2, w2 = _twin(x), _twin(w)
+    x2, w2 = _copy(x), _copy(w)
     with amp.region():
         product = torch.mm(x, w).float()
         loss = (torch.complex(product, x) * torch.complex(w, product)).abs().sum()
@@ -236,7 +236,7 @@ def test_complex_leaf(amp: Amp) -> None:
     """A complex leaf keeps its dtype in products, and so does its gradient (amp.html#autocast-eligibility)."""
     w = torch.complex(amp.rand(3, 3), amp.rand(3, 3)).requires_grad_()
     x = amp.rand(3, 3)
-    by_hand = _twin(w)
+    by_hand = _copy(w)
     with amp.region():
         out = torch.mm(x.to(w.dtype), w)
         loss = out.abs().sum()
@@ -307,7 +307,7 @@ class _Symmetric(torch.nn.Module):
 
 
 class _Mixed(torch.nn.Module):
-    """One with a product, which gives a weight in the dtype of the region."""
+    """A parametrization with a matrix product, which gives a weight in the dtype of the region."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -317,14 +317,14 @@ class _Mixed(torch.nn.Module):
         return torch.mm(weight, self.factor)
 
 
-def _registered(kind: Callable[[], torch.nn.Module], layer: torch.nn.Module | None = None) -> torch.nn.Module:
+def _with_parametrization(kind: Callable[[], torch.nn.Module], layer: torch.nn.Module | None = None) -> torch.nn.Module:
     return parametrize.register_parametrization(layer or torch.nn.Linear(4, 4), "weight", kind())
 
 
 KINDS: dict[str, Callable[[], torch.nn.Module]] = {
     "weight_norm": lambda: parametrizations.weight_norm(torch.nn.Linear(4, 4)),
-    "symmetric": lambda: _registered(_Symmetric),
-    "two": lambda: _registered(_Symmetric, parametrizations.weight_norm(torch.nn.Linear(4, 4))),
+    "symmetric": lambda: _with_parametrization(_Symmetric),
+    "two": lambda: _with_parametrization(_Symmetric, parametrizations.weight_norm(torch.nn.Linear(4, 4))),
     "plain": lambda: torch.nn.Linear(4, 4),
 }
 
@@ -340,7 +340,7 @@ def _gradients(layer: torch.nn.Module) -> list[tuple[str, torch.Tensor | None]]:
 @pytest.mark.parametrize("kind", list(KINDS))
 @scenario(values=True)
 def test_parametrized(amp: Amp, kind: str) -> None:
-    """A computed weight is cast like any other, and the leaves behind it get float32 gradients as by hand."""
+    """A computed weight is cast like any other, and its leaves get the float32 gradients of explicit casts."""
     layer, x = _layer(amp, KINDS[kind]), amp.rand(2, 4)
     by_hand = deepcopy(layer)
     with amp.region():
@@ -365,8 +365,8 @@ def test_weight_in_and_outside(amp: Amp, kind: str) -> None:
 
 @scenario(values=True)
 def test_computed_by_a_product(amp: Amp) -> None:
-    """A weight computed by a product has the region's dtype there, and its leaves the gradients of casts by hand."""
-    layer, x = _layer(amp, lambda: _registered(_Mixed)), amp.rand(2, 4)
+    """A weight computed by a product has the region's dtype there, and its leaves the gradients of explicit casts."""
+    layer, x = _layer(amp, lambda: _with_parametrization(_Mixed)), amp.rand(2, 4)
     by_hand = deepcopy(layer)
     with amp.region():
         out = layer(x)
@@ -460,7 +460,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _result(net: nn.Module, x: torch.Tensor, layout: str) -> torch.Tensor:
+def _output_and_state(net: nn.Module, x: torch.Tensor, layout: str) -> torch.Tensor:
     """The output and the last state of a network, as one tensor."""
     given: Any = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 1])) if layout == "packed" else x
     out, state = net(given)
@@ -468,7 +468,7 @@ def _result(net: nn.Module, x: torch.Tensor, layout: str) -> torch.Tensor:
     return torch.cat([(out.data if layout == "packed" else out).float().flatten(), last.float().flatten()])
 
 
-def _gradients_of_call(amp: Amp, call: Callable[[], torch.Tensor], leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+def _gradients_in_region(amp: Amp, call: Callable[[], torch.Tensor], leaves: list[torch.Tensor]) -> list[torch.Tensor]:
     try:
         with amp.region():
             out = call()
@@ -493,8 +493,8 @@ def test_recurrent(amp: Amp, kind: str, layout: str) -> None:
     wide.load_state_dict({name: amp.device.host(held.detach()) for name, held in net.state_dict().items()})
     x = amp.rand(3, 2, 4, requires_grad=True)
     x_wide = amp.device.host(x.detach()).requires_grad_()
-    got = _gradients_of_call(amp, lambda: _result(net, x, layout), [x, *net.parameters()])
-    out = _result(wide, x_wide, layout)
+    got = _gradients_in_region(amp, lambda: _output_and_state(net, x, layout), [x, *net.parameters()])
+    out = _output_and_state(wide, x_wide, layout)
     many = torch.arange(1, out.numel() + 1, dtype=torch.float32)
     want = torch.autograd.grad((out * many / out.numel()).sum(), [x_wide, *wide.parameters()])
     names = ["the input", *(name for name, _ in wide.named_parameters())]

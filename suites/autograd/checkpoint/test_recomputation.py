@@ -38,7 +38,7 @@ REGIONS: dict[str, Around] = {
 """What may surround a forward or a backward pass."""
 
 
-def _watched(amp: Amp, weight: torch.Tensor, seen: Seen) -> Callable[[torch.Tensor], torch.Tensor]:
+def _recording_function(amp: Amp, weight: torch.Tensor, seen: Seen) -> Callable[[torch.Tensor], torch.Tensor]:
     """A function that notes the state it finds and the dtype its product has."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -49,7 +49,7 @@ def _watched(amp: Amp, weight: torch.Tensor, seen: Seen) -> Callable[[torch.Tens
     return function
 
 
-def _same_twice(amp: Amp, what: str, seen: Seen) -> None:
+def _expect_two_equal_runs(amp: Amp, what: str, seen: Seen) -> None:
     amp.expect(f"how often {what} ran", len(seen), 2)
     amp.expect(f"state and dtype when {what} ran again", seen[-1], seen[0])
 
@@ -63,12 +63,12 @@ def test_computed_again(amp: Amp, around: str, reentrant: bool) -> None:
     x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
     with REGIONS[around](amp):
         expected = amp.state()
-        out = checkpoint(_watched(amp, weight, seen), x, use_reentrant=reentrant)
+        out = checkpoint(_recording_function(amp, weight, seen), x, use_reentrant=reentrant)
     before = amp.state(), amp.depth()
     out.float().sum().backward()
     amp.expect("state and depth after the backward pass", (amp.state(), amp.depth()), before)
     amp.expect("state in the forward pass", seen[0][0], expected)
-    _same_twice(amp, "the function", seen)
+    _expect_two_equal_runs(amp, "the function", seen)
     for name, leaf in (("x", x), ("weight", weight)):
         amp.expect(f"dtype of the gradient of {name}", getattr(leaf.grad, "dtype", None), torch.float32)
 
@@ -81,29 +81,29 @@ def test_backward_elsewhere(amp: Amp, later: str, reentrant: bool) -> None:
     seen: Seen = []
     x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
     with amp.region():
-        out = checkpoint(_watched(amp, weight, seen), x, use_reentrant=reentrant)
+        out = checkpoint(_recording_function(amp, weight, seen), x, use_reentrant=reentrant)
     loss = out.float().sum()
     with REGIONS[later](amp):
         before = amp.state(), amp.depth()
         loss.backward()
         amp.expect("state and depth after the backward pass", (amp.state(), amp.depth()), before)
-    _same_twice(amp, "the function", seen)
+    _expect_two_equal_runs(amp, "the function", seen)
 
 
 @both
 @pytest.mark.parametrize("later", ["other", "off"])
 @scenario(values=True)
 def test_backward_where_weight_was_used(amp: Amp, later: str, reentrant: bool) -> None:
-    """The same where that region has cast the weight already, to its own dtype."""
+    """A backward pass in another region that has cast the weight already recomputes in the forward's dtype."""
     seen: Seen = []
     x, weight, v = (amp.rand(3, 3, requires_grad=True) for _ in range(3))
     with amp.region():
-        out = checkpoint(_watched(amp, weight, seen), x, use_reentrant=reentrant)
+        out = checkpoint(_recording_function(amp, weight, seen), x, use_reentrant=reentrant)
     loss = out.float().sum()
     with REGIONS[later](amp):
         torch.mm(weight, v)
         loss.backward()
-    _same_twice(amp, "the function", seen)
+    _expect_two_equal_runs(amp, "the function", seen)
 
 
 @both
@@ -117,16 +117,16 @@ def test_region_inside(amp: Amp, inner: str, reentrant: bool) -> None:
 
     def function(x: torch.Tensor) -> torch.Tensor:
         with REGIONS[inner](amp):
-            hidden = _watched(amp, weight, inside)(x)
-        return _watched(amp, weight, outside)(hidden.float())
+            hidden = _recording_function(amp, weight, inside)(x)
+        return _recording_function(amp, weight, outside)(hidden.float())
 
     with amp.region(amp.other, cache_enabled=False):
         out = checkpoint(function, x, use_reentrant=reentrant)
     out.float().sum().backward()
     amp.expect("dtype inside", inside[0][1], torch.float32 if inner == "off" else amp.dtype)
     amp.expect("dtype outside", outside[0][1], amp.other)
-    _same_twice(amp, "the inner region", inside)
-    _same_twice(amp, "the outer region", outside)
+    _expect_two_equal_runs(amp, "the inner region", inside)
+    _expect_two_equal_runs(amp, "the outer region", outside)
 
 
 @both
@@ -138,13 +138,13 @@ def test_set_by_hand(amp: Amp, reentrant: bool) -> None:
     torch.set_autocast_enabled(amp.type, True)
     torch.set_autocast_dtype(amp.type, amp.dtype)
     torch.set_autocast_cache_enabled(False)
-    out = checkpoint(_watched(amp, weight, seen), x, use_reentrant=reentrant)
+    out = checkpoint(_recording_function(amp, weight, seen), x, use_reentrant=reentrant)
     torch.set_autocast_enabled(amp.type, False)
     torch.set_autocast_dtype(amp.type, amp.other)
     torch.set_autocast_cache_enabled(True)
     out.float().sum().backward()
     amp.expect("state in the forward pass", seen[0], ((True, amp.dtype, False), amp.dtype))
-    _same_twice(amp, "the function", seen)
+    _expect_two_equal_runs(amp, "the function", seen)
     amp.expect("state afterwards", amp.state(), (False, amp.other, True))
 
 
@@ -182,7 +182,7 @@ def test_tensors_elsewhere(amp: Amp, way: str, reentrant: bool) -> None:
     seen: Seen = []
     x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
     trigger = torch.zeros(1, requires_grad=True)
-    watched = _watched(amp, weight, seen)
+    watched = _recording_function(amp, weight, seen)
     calls: dict[str, tuple[Callable[..., torch.Tensor], tuple[object, ...]]] = {
         "list": (lambda trigger, xs: watched(xs[0]), (trigger, [x])),
         "closure": (lambda trigger: watched(x), (trigger,)),
@@ -192,7 +192,7 @@ def test_tensors_elsewhere(amp: Amp, way: str, reentrant: bool) -> None:
     with amp.region(cache_enabled=False):
         out = checkpoint(function, *args, use_reentrant=reentrant)
     out.float().sum().backward()
-    _same_twice(amp, "the function", seen)
+    _expect_two_equal_runs(amp, "the function", seen)
 
 
 @scenario(values=True)
@@ -201,9 +201,9 @@ def test_keyword_tensors(amp: Amp) -> None:
     seen: Seen = []
     x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
     with amp.region(cache_enabled=False):
-        out = checkpoint(_watched(amp, weight, seen), x=x, use_reentrant=False)
+        out = checkpoint(_recording_function(amp, weight, seen), x=x, use_reentrant=False)
     out.float().sum().backward()
-    _same_twice(amp, "the function", seen)
+    _expect_two_equal_runs(amp, "the function", seen)
 
 
 @both
@@ -215,15 +215,15 @@ def test_inside_each_other(amp: Amp, reentrant: bool) -> None:
     x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        hidden = _watched(amp, weight, outer)(x)
+        hidden = _recording_function(amp, weight, outer)(x)
         with amp.region(amp.other, cache_enabled=False):
-            out: torch.Tensor = checkpoint(_watched(amp, weight, inner), hidden, use_reentrant=False)
+            out: torch.Tensor = checkpoint(_recording_function(amp, weight, inner), hidden, use_reentrant=False)
             return out
 
     with amp.region(cache_enabled=False):
         out = checkpoint(function, x, use_reentrant=reentrant)
     out.float().sum().backward()
-    _same_twice(amp, "the outer function", outer)
+    _expect_two_equal_runs(amp, "the outer function", outer)
     amp.expect("states of the inner function", set(inner), {((True, amp.other, False), amp.other)})
     amp.expect("whether the inner function ran again", len(inner) > 1, True)
     amp.expect("state and depth afterwards", (amp.state(), amp.depth()), ((False, amp.default, True), 0))
@@ -236,7 +236,7 @@ def test_sequence(amp: Amp, segments: int, reentrant: bool) -> None:
     """Each function but those of the last segment is computed twice, in one state (checkpoint_sequential)."""
     seens: list[Seen] = [[] for _ in range(3)]
     weights = [amp.rand(3, 3, requires_grad=True) for _ in range(3)]
-    functions = [_watched(amp, weight, seen) for weight, seen in zip(weights, seens, strict=True)]
+    functions = [_recording_function(amp, weight, seen) for weight, seen in zip(weights, seens, strict=True)]
     x = amp.rand(3, 3, requires_grad=True)
     with amp.region(cache_enabled=False):
         out = checkpoint_sequential(functions, segments, x, use_reentrant=reentrant)
@@ -262,11 +262,11 @@ def test_another_thread(amp: Amp, reentrant: bool) -> None:
         return before, (amp.state(), amp.depth())
 
     with amp.region(cache_enabled=False):
-        loss = checkpoint(_watched(amp, weight, seen), x, use_reentrant=reentrant).float().sum()
+        loss = checkpoint(_recording_function(amp, weight, seen), x, use_reentrant=reentrant).float().sum()
         before, after = amp.thread(backward)
         amp.expect("state of the first thread", amp.state(), (True, amp.dtype, False))
     amp.expect("state of the other thread afterwards", after, before)
-    _same_twice(amp, "the function", seen)
+    _expect_two_equal_runs(amp, "the function", seen)
 
 
 @both
@@ -276,7 +276,7 @@ def test_without_gradients(amp: Amp, reentrant: bool) -> None:
     seen: Seen = []
     x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
     with amp.region(), torch.no_grad():
-        out = checkpoint(_watched(amp, weight, seen), x, use_reentrant=reentrant)
+        out = checkpoint(_recording_function(amp, weight, seen), x, use_reentrant=reentrant)
     amp.expect("what ran", seen, [((True, amp.dtype, True), amp.dtype)])
     amp.expect("dtype, and whether it requires grad", (out.dtype, out.requires_grad), (amp.dtype, False))
 
@@ -304,7 +304,7 @@ def test_tensors_of_the_host(amp: Amp, reentrant: bool) -> None:
 # ---- how often and how far a function runs
 
 
-def _unless_it_ends_the_process(amp: Amp) -> None:
+def _require_safe_hook_exceptions(amp: Amp) -> None:
     """Raise Unsupported where an exception in a hook of the backward pass cannot be tried."""
     if amp.type == torch._C._get_privateuse1_backend_name():
         amp.unsupported("an exception in an unpack hook ends the process (python-backend-hook-exception)")
@@ -338,9 +338,9 @@ def test_where_it_stops(amp: Amp, stop: bool) -> None:
 @pytest.mark.parametrize("where", ["first", "again"])
 @scenario(values=True)
 def test_a_failure(amp: Amp, where: str, reentrant: bool) -> None:
-    """What the function raises, then or when it runs again, comes out, and the state is as before (checkpoint)."""
+    """An exception of the function, in either run, comes out and the state is restored (checkpoint)."""
     if where == "again" and not reentrant:
-        _unless_it_ends_the_process(amp)
+        _require_safe_hook_exceptions(amp)
     x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
     runs: list[object] = []
 
@@ -368,7 +368,7 @@ def test_a_failure(amp: Amp, where: str, reentrant: bool) -> None:
 def test_other_dtype_when_run_again(amp: Amp, check: str) -> None:
     """A function that saves another dtype the second time is refused, unless told not to look (determinism_check)."""
     if check == "default":
-        _unless_it_ends_the_process(amp)
+        _require_safe_hook_exceptions(amp)
     x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3)
     runs: list[int] = []
 
@@ -408,7 +408,7 @@ def test_around_by_request(amp: Amp) -> None:
 @both
 @scenario(values=True)
 def test_memory(amp: Amp, reentrant: bool) -> None:
-    """What the function computed on the way, in whatever precision, is freed after the forward (checkpoint)."""
+    """Intermediate results, in any precision, are freed after the forward (checkpoint)."""
     x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
     made: list[weakref.ref[torch.Tensor]] = []
 
@@ -430,7 +430,7 @@ def test_memory(amp: Amp, reentrant: bool) -> None:
 
 @scenario(values=True)
 def test_saved_tensors(amp: Amp) -> None:
-    """What a node of the graph has saved comes back from the recomputation in the lower precision it was saved in."""
+    """A tensor that a graph node saved comes back from the recomputation in the lower precision it was saved in."""
     x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
     with amp.region():
         want: Any = torch.mm(x, weight).grad_fn

@@ -60,7 +60,7 @@ def _outcome(amp: Amp, leaves: Sequence[torch.Tensor], run: Callable[[], torch.T
     return [(None, None) if tensor is None else (tensor.dtype, amp.values(tensor.float())) for tensor in found]
 
 
-def _alike(amp: Amp, what: str, got: list[tuple[Any, Any]], want: list[tuple[Any, Any]]) -> None:
+def _expect_same_outcome(amp: Amp, what: str, got: list[tuple[Any, Any]], want: list[tuple[Any, Any]]) -> None:
     names = ("the result", *(f"gradient {place}" for place in range(len(want) - 1)))
     for name, (dtype, bits), (wanted, wanted_bits) in zip(names, got, want, strict=True):
         amp.expect(f"dtype of {name} {what}", dtype, wanted)
@@ -71,7 +71,7 @@ def _alike(amp: Amp, what: str, got: list[tuple[Any, Any]], want: list[tuple[Any
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "dropped"])
 @scenario(values=True)
 def test_same_bits(amp: Amp, kept: bool, reentrant: bool) -> None:
-    """Result and gradients are those of the function itself, to the last bit, with casts kept or not (checkpoint).
+    """Result and gradients are those of the function itself, to the last bit, with casts cached or not (checkpoint).
 
     Each weight is used once, so that in whatever dtype uses are summed says nothing.
     """
@@ -85,7 +85,9 @@ def test_same_bits(amp: Amp, kept: bool, reentrant: bool) -> None:
         with amp.region(cache_enabled=kept):
             return checkpoint(block, leaves[0], use_reentrant=reentrant) if checkpointed else block(leaves[0])
 
-    _alike(amp, "checkpointed", _outcome(amp, leaves, lambda: run(True)), _outcome(amp, leaves, lambda: run(False)))
+    _expect_same_outcome(
+        amp, "checkpointed", _outcome(amp, leaves, lambda: run(True)), _outcome(amp, leaves, lambda: run(False))
+    )
 
 
 @both
@@ -146,7 +148,9 @@ def test_sequence_bits(amp: Amp, reentrant: bool) -> None:
 
     want = _outcome(amp, leaves, lambda: run(0))
     for segments in (1, 2, 3):
-        _alike(amp, f"in {segments} segments", _outcome(amp, leaves, functools.partial(run, segments)), want)
+        _expect_same_outcome(
+            amp, f"in {segments} segments", _outcome(amp, leaves, functools.partial(run, segments)), want
+        )
 
 
 @both
@@ -211,7 +215,9 @@ def test_no_grad_inside(amp: Amp, reentrant: bool) -> None:
         with amp.region():
             return checkpoint(block, leaves[0], use_reentrant=reentrant) if checkpointed else block(leaves[0])
 
-    _alike(amp, "checkpointed", _outcome(amp, leaves, lambda: run(True)), _outcome(amp, leaves, lambda: run(False)))
+    _expect_same_outcome(
+        amp, "checkpointed", _outcome(amp, leaves, lambda: run(True)), _outcome(amp, leaves, lambda: run(False))
+    )
 
 
 # ---- policies that say what is saved
@@ -228,7 +234,7 @@ SAVED: dict[str, CheckpointPolicy | list[Any]] = {
 """A policy for every op, or the ops that are kept."""
 
 
-def _contexts(kept: CheckpointPolicy | list[Any]) -> Callable[[], Any]:
+def _context_fn(kept: CheckpointPolicy | list[Any]) -> Callable[[], Any]:
     policy = kept if isinstance(kept, list) else lambda ctx, op, *args, **kwargs: kept
     return partial(create_selective_checkpoint_contexts, policy)
 
@@ -237,7 +243,9 @@ def _gradients(amp: Amp, loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> 
     return [(gradient.dtype, amp.values(gradient)) for gradient in torch.autograd.grad(loss, leaves)]
 
 
-def _same(amp: Amp, got: list[tuple[torch.dtype, list[Any]]], want: list[tuple[torch.dtype, list[Any]]]) -> None:
+def _expect_same_gradients(
+    amp: Amp, got: list[tuple[torch.dtype, list[Any]]], want: list[tuple[torch.dtype, list[Any]]]
+) -> None:
     for place, ((dtype, bits), (wanted, wanted_bits)) in enumerate(zip(got, want, strict=True)):
         amp.expect(f"dtype of gradient {place}", dtype, wanted)
         amp.expect(f"whether gradient {place} has the bits it has without", bits == wanted_bits, True)
@@ -255,9 +263,11 @@ def test_policy(amp: Amp, kept: str) -> None:
     with amp.region():
         plain = function(x)
     with amp.region():
-        out = checkpoint(function, x, use_reentrant=False, context_fn=_contexts(SAVED[kept]))
+        out = checkpoint(function, x, use_reentrant=False, context_fn=_context_fn(SAVED[kept]))
     amp.expect("dtype of the result", out.dtype, amp.dtype)
-    _same(amp, _gradients(amp, out.float().sum(), leaves), _gradients(amp, plain.float().sum(), leaves))
+    _expect_same_gradients(
+        amp, _gradients(amp, out.float().sum(), leaves), _gradients(amp, plain.float().sum(), leaves)
+    )
 
 
 @scenario(values=True)
@@ -298,14 +308,16 @@ def test_used_before(amp: Amp, kept: str) -> None:
 
     with amp.region():
         plain = function(x)
-        out = checkpoint(function, x, use_reentrant=False, context_fn=_contexts(SAVED[kept]))
-    _same(amp, _gradients(amp, out.float().sum(), leaves), _gradients(amp, plain.float().sum(), leaves))
+        out = checkpoint(function, x, use_reentrant=False, context_fn=_context_fn(SAVED[kept]))
+    _expect_same_gradients(
+        amp, _gradients(amp, out.float().sum(), leaves), _gradients(amp, plain.float().sum(), leaves)
+    )
 
 
 @pytest.mark.parametrize("kept", ["must_save", "products", "casts"])
 @scenario(values=True)
 def test_backward_inside(amp: Amp, kept: str) -> None:
-    """A backward pass in the region whose casts are still kept gives the gradients it gives elsewhere (checkpoint)."""
+    """A backward pass in the region whose casts are still cached gives the same gradients (checkpoint)."""
     x, first, second = leaves = [amp.rand(4, 4, requires_grad=True) for _ in range(3)]
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -315,9 +327,9 @@ def test_backward_inside(amp: Amp, kept: str) -> None:
         plain = function(x)
     want = _gradients(amp, plain.float().sum(), leaves)
     with amp.region():
-        out = checkpoint(function, x, use_reentrant=False, context_fn=_contexts(SAVED[kept]))
+        out = checkpoint(function, x, use_reentrant=False, context_fn=_context_fn(SAVED[kept]))
         got = _gradients(amp, out.float().sum(), leaves)
-    _same(amp, got, want)
+    _expect_same_gradients(amp, got, want)
 
 
 @scenario(values=True)
@@ -333,5 +345,7 @@ def test_two_inputs(amp: Amp) -> None:
     with amp.region():
         low = x.to(amp.dtype)
         plain, _ = function(low)
-        out, _ = checkpoint(function, low, use_reentrant=False, context_fn=_contexts(SAVED["casts"]))
-    _same(amp, _gradients(amp, out.float().sum(), leaves), _gradients(amp, plain.float().sum(), leaves))
+        out, _ = checkpoint(function, low, use_reentrant=False, context_fn=_context_fn(SAVED["casts"]))
+    _expect_same_gradients(
+        amp, _gradients(amp, out.float().sum(), leaves), _gradients(amp, plain.float().sum(), leaves)
+    )

@@ -26,18 +26,18 @@ pytestmark = pytest.mark.rule("customfn")
 Seen = dict[str, Any]
 
 
-def _with_call(amp: Amp, **options: Any) -> tuple[Any, Any]:
+def _called_decorators(amp: Amp, **options: Any) -> tuple[Any, Any]:
     return torch.amp.custom_fwd(device_type=amp.type, **options), torch.amp.custom_bwd(device_type=amp.type)
 
 
-def _without_call(amp: Amp, **options: Any) -> tuple[Any, Any]:
+def _bare_decorators(amp: Amp, **options: Any) -> tuple[Any, Any]:
     return (
         lambda function: torch.amp.custom_fwd(function, device_type=amp.type, **options),
         lambda function: torch.amp.custom_bwd(function, device_type=amp.type),
     )
 
 
-def _by_keyword(amp: Amp, **options: Any) -> tuple[Any, Any]:
+def _keyword_decorators(amp: Amp, **options: Any) -> tuple[Any, Any]:
     return (
         lambda function: torch.amp.custom_fwd(fwd=function, device_type=amp.type, **options),
         lambda function: torch.amp.custom_bwd(bwd=function, device_type=amp.type),
@@ -45,13 +45,13 @@ def _by_keyword(amp: Amp, **options: Any) -> tuple[Any, Any]:
 
 
 SPELLINGS: dict[str, Callable[..., tuple[Any, Any]]] = {
-    "call": _with_call,
-    "no_call": _without_call,
-    "keyword": _by_keyword,
+    "call": _called_decorators,
+    "no_call": _bare_decorators,
+    "keyword": _keyword_decorators,
 }
 
 
-def _function(amp: Amp, seen: Seen, spelling: str = "call", **options: Any) -> Any:
+def _recording_product(amp: Amp, seen: Seen, spelling: str = "call", **options: Any) -> Any:
     """A product whose forward and backward note their state, the dtypes they get and the dtype of a product."""
     forwards, backwards = SPELLINGS[spelling](amp, **options)
 
@@ -79,7 +79,7 @@ def _function(amp: Amp, seen: Seen, spelling: str = "call", **options: Any) -> A
 def test_region_of_forward(amp: Amp, spelling: str) -> None:
     """Without cast_inputs forward runs in the region it is called in, and backward does wherever that is called."""
     seen: Seen = {}
-    product = _function(amp, seen, spelling)
+    product = _recording_product(amp, seen, spelling)
     for place in (amp.region(enabled=False), amp.region(amp.other)):
         x, w = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
         with amp.region():
@@ -101,7 +101,7 @@ def test_cast_inputs(amp: Amp, to: str, spelling: str) -> None:
     """cast_inputs casts what forward gets, and both passes run with autocast off, in a region of any dtype."""
     dtype = {"wide": torch.float32, "low": amp.dtype, "other": amp.other}[to]
     seen: Seen = {}
-    product = _function(amp, seen, spelling, cast_inputs=dtype)
+    product = _recording_product(amp, seen, spelling, cast_inputs=dtype)
     x, w = amp.rand(3, 3, dtype=amp.dtype, requires_grad=True), amp.rand(3, 3, requires_grad=True)
     with amp.region():
         before = amp.state()
@@ -122,7 +122,7 @@ def test_cast_inputs(amp: Amp, to: str, spelling: str) -> None:
 def test_cast_inputs_outside(amp: Amp, how: str) -> None:
     """Outside of an enabled region custom_fwd does nothing, and backward runs as forward did, also in a region."""
     seen: Seen = {}
-    product = _function(amp, seen, cast_inputs=amp.dtype)
+    product = _recording_product(amp, seen, cast_inputs=amp.dtype)
     x, w = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
     if how == "disabled":
         with amp.region(), amp.region(enabled=False):
@@ -139,9 +139,9 @@ def test_cast_inputs_outside(amp: Amp, how: str) -> None:
 @pytest.mark.parametrize("place", ["inside", "after", "thread"])
 @scenario(values=True)
 def test_backward_of_no_region(amp: Amp, place: str) -> None:
-    """What ran outside of a region has its backward outside of one, wherever and in whatever thread it is called."""
+    """A forward outside of a region has its backward outside of one, wherever and in whichever thread it is called."""
     seen: Seen = {}
-    product = _function(amp, seen)
+    product = _recording_product(amp, seen)
     w = amp.rand(3, 3, requires_grad=True)
     out = product.apply(amp.rand(3, 3), w)
 
@@ -189,7 +189,7 @@ def test_called_with_keywords(amp: Amp) -> None:
     uncast = torch.amp.custom_fwd(plain, device_type=amp.type)
 
     class Context:
-        """What takes the place of autograd's."""
+        """Takes the place of the ctx of autograd."""
 
     x, half = amp.rand(2), amp.rand(2)
     with amp.region():
@@ -203,7 +203,7 @@ def test_called_with_keywords(amp: Amp) -> None:
 @scenario(values=True)
 def test_names_are_kept(amp: Amp) -> None:
     """Decorated passes keep their names and docstrings (functools.wraps in autocast_mode.py)."""
-    product = _function(amp, {})
+    product = _recording_product(amp, {})
     amp.expect("name of forward", product.forward.__name__, "forward")
     amp.expect("docstring of forward", product.forward.__doc__, "Forward's own docstring.")
     amp.expect("name of backward", product.backward.__name__, "backward")
@@ -297,7 +297,7 @@ def test_that_raises(amp: Amp, cast: str, where: str) -> None:
 def test_one_inside_another(amp: Amp) -> None:
     """A function that is called inside another's forward sees that one's state: off, so it casts nothing."""
     inner_seen: Seen = {}
-    inner = _function(amp, inner_seen, cast_inputs=amp.dtype)
+    inner = _recording_product(amp, inner_seen, cast_inputs=amp.dtype)
 
     class Outer(torch.autograd.Function):
         @staticmethod
@@ -316,7 +316,7 @@ def test_one_inside_another(amp: Amp) -> None:
 # ---- gradients
 
 
-def _twin(leaf: torch.Tensor) -> torch.Tensor:
+def _copy(leaf: torch.Tensor) -> torch.Tensor:
     return leaf.detach().clone().requires_grad_()
 
 
@@ -359,7 +359,7 @@ def test_documented_product(amp: Amp) -> None:
             return gradient.mm(b.t()), a.t().mm(gradient)
 
     a, b = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4, requires_grad=True)
-    a2, b2 = _twin(a), _twin(b)
+    a2, b2 = _copy(a), _copy(b)
     with amp.region():
         out, want = Product.apply(a, b), torch.mm(a2, b2)
     for result in (out, want):
@@ -372,10 +372,10 @@ def test_documented_product(amp: Amp) -> None:
 @pytest.mark.parametrize("to", ["wide", "low", "same"])
 @scenario(values=True)
 def test_gradient(amp: Amp, to: str) -> None:
-    """The gradient of what was cast is that of casts by hand, in the dtype of the leaf."""
+    """The gradient of a cast input is that of an explicit cast, in the dtype of the leaf."""
     dtype = {"wide": torch.float32, "low": amp.dtype, "same": None}[to]
     x = amp.rand(4, dtype=amp.dtype if to == "wide" else torch.float32, requires_grad=True)
-    by_hand = _twin(x)
+    by_hand = _copy(x)
     with amp.region():
         out = _cube(amp, dtype).apply(x)
     given = by_hand if dtype is None else by_hand.to(dtype)
@@ -414,7 +414,7 @@ def test_second_derivative_of_a_cast(amp: Amp, to: str) -> None:
     leaf = torch.full((3,), 2.0, device=amp.type, dtype=amp.dtype if to == "wide" else torch.float32)
     found = []
     for enabled in (False, True):
-        x = _twin(leaf)
+        x = _copy(leaf)
         with amp.region(enabled=enabled):
             out = _cube(amp, torch.float32 if to == "wide" else amp.dtype).apply(x)
         (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
@@ -545,7 +545,7 @@ def test_backward_in_backward(amp: Amp) -> None:
             return x.grad
 
     x = amp.rand(3, 3, requires_grad=True)
-    by_hand = _twin(x)
+    by_hand = _copy(x)
     with amp.region():
         out = Again.apply(x)
     out.float().sum().backward()

@@ -39,17 +39,17 @@ class _Op:
         self._scope.__exit__(*error)
 
 
-def _custom(amp: Amp, body: Callable[..., Any], schema: str = "(Tensor x) -> Tensor") -> Any:
+def _custom_op(amp: Amp, body: Callable[..., Any], schema: str = "(Tensor x) -> Tensor") -> Any:
     """An op by the decorator. It lives on, and defining one of its name again takes its place."""
     return library.custom_op(f"{NAME}::{body.__name__}_{amp.type}", body, mutates_args=(), schema=schema)
 
 
-def _copied(amp: Amp, seen: Seen) -> Any:
+def _copy_op(amp: Amp, seen: Seen) -> Any:
     def copied(x: Tensor) -> Tensor:
         seen.append((x.dtype, amp.probe()))
         return x.clone()
 
-    return _custom(amp, copied)
+    return _custom_op(amp, copied)
 
 
 REGISTER: dict[str, Callable[[Any, str, torch.dtype], Any]] = {
@@ -65,7 +65,7 @@ REGISTER: dict[str, Callable[[Any, str, torch.dtype], Any]] = {
 def test_registered_by(amp: Amp, how: str) -> None:
     """The op may be given as itself, by name or as an overload; it runs in cast_inputs with autocast off."""
     seen: Seen = []
-    op = _copied(amp, seen)
+    op = _copy_op(amp, seen)
     REGISTER[how](op, amp.type, amp.other)
     x = amp.rand(2, 2)
     with amp.region():
@@ -141,7 +141,7 @@ def test_two_device_types(amp: Amp) -> None:
     """Each device type has a dtype of its own for an op, and only its own region casts."""
     elsewhere = "xpu" if amp.type == "cpu" else "cpu"
     seen: Seen = []
-    op = _copied(amp, seen)
+    op = _copy_op(amp, seen)
     op.register_autocast(elsewhere, torch.float32)
     op.register_autocast(amp.type, amp.other)
     x = amp.rand(2)
@@ -154,7 +154,7 @@ def test_two_device_types(amp: Amp) -> None:
 @pytest.mark.parametrize("api", ["custom_op", "low_level"])
 @scenario(values=True, since="2.13")
 def test_registered_again(amp: Amp, api: str) -> None:
-    """A second register_autocast of an op and a device type is obeyed or refused, not dropped without a word."""
+    """A second register_autocast of an op and a device type is obeyed or refused, not dropped silently."""
     seen: Seen = []
 
     def tried(op: Any, again: Callable[[], Any]) -> None:
@@ -169,7 +169,7 @@ def test_registered_again(amp: Amp, api: str) -> None:
             amp.expect("dtype after it was registered again", op(amp.rand(2)).dtype, amp.other)
 
     if api == "custom_op":
-        op = _copied(amp, seen)
+        op = _copy_op(amp, seen)
         op.register_autocast(amp.type, amp.dtype)
         tried(op, lambda: op.register_autocast(amp.type, amp.other))
     else:
@@ -180,7 +180,7 @@ def test_registered_again(amp: Amp, api: str) -> None:
 
 @scenario(values=True, since="2.13")
 def test_forgotten_with_its_library(amp: Amp) -> None:
-    """What was registered with a library ends with it (lib: its lifetime), so a new op of that name casts nothing."""
+    """A registration ends with its library (lib: its lifetime), so a new op of that name casts nothing."""
     with _Op("short(Tensor x) -> Tensor", lambda x: x.clone()) as (name, op, lib):
         library.register_autocast(name, amp.type, amp.dtype, lib=lib)
         with amp.region():
@@ -189,7 +189,7 @@ def test_forgotten_with_its_library(amp: Amp) -> None:
         amp.expect("dtype of a new op of its name", op(amp.rand(2)).dtype, torch.float32)
 
 
-def _product(amp: Amp, seen: Seen) -> Any:
+def _product_op(amp: Amp, seen: Seen) -> Any:
     def product(x: Tensor, w: Tensor) -> Tensor:
         seen.append(("forward", x.dtype, amp.probe()))
         return torch.mm(x, w)
@@ -202,7 +202,7 @@ def _product(amp: Amp, seen: Seen) -> Any:
         x, w = ctx.saved_tensors
         return torch.mm(gradient, w.t()), torch.mm(x.t(), gradient)
 
-    op = _custom(amp, product, "(Tensor x, Tensor w) -> Tensor")
+    op = _custom_op(amp, product, "(Tensor x, Tensor w) -> Tensor")
     op.register_autograd(backward, setup_context=keep)
     op.register_autocast(amp.type, amp.dtype)
     return op
@@ -212,7 +212,7 @@ def _product(amp: Amp, seen: Seen) -> Any:
 def test_gradient_of_an_op(amp: Amp) -> None:
     """A backward from register_autograd gets low gradients and casts, and float32 leaves get those of torch.mm."""
     seen: Seen = []
-    op = _product(amp, seen)
+    op = _product_op(amp, seen)
     x, w = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
     x2, w2 = (leaf.detach().clone().requires_grad_() for leaf in (x, w))
     with amp.region():
@@ -232,7 +232,7 @@ def test_second_derivative_of_an_op(amp: Amp) -> None:
     """The casts of register_autocast are differentiable, so an op has a second derivative in a region too."""
     x = torch.full((2, 2), 2.0, device=amp.type, requires_grad=True)
     with amp.region():
-        out = _product(amp, [])(x, x)
+        out = _product_op(amp, [])(x, x)
     (first,) = torch.autograd.grad(out.float().sum(), x, create_graph=True)
     (second,) = torch.autograd.grad((first * x).sum(), x)
     amp.expect("first derivative of the sum of x times x", amp.values(first), [[8.0, 8.0], [8.0, 8.0]])
@@ -243,13 +243,13 @@ def test_second_derivative_of_an_op(amp: Amp) -> None:
 def test_op_inside_an_op(amp: Amp) -> None:
     """An op that is called by another one runs with autocast off, and casts nothing again."""
     inner_seen: Seen = []
-    inner = _copied(amp, inner_seen)
+    inner = _copy_op(amp, inner_seen)
     inner.register_autocast(amp.type, amp.dtype)
 
     def outer(x: Tensor) -> Tensor:
         return inner(x)  # type: ignore[no-any-return]
 
-    op = _custom(amp, outer)
+    op = _custom_op(amp, outer)
     op.register_autocast(amp.type, torch.float32)
     with amp.region():
         amp.expect("dtype of the outer op's result", op(amp.rand(2, dtype=amp.dtype)).dtype, torch.float32)
@@ -259,7 +259,7 @@ def test_op_inside_an_op(amp: Amp) -> None:
 @scenario(values=True, since="2.13")
 def test_op_under_vmap(amp: Amp) -> None:
     """An op with a vmap rule is cast under torch.vmap too (torch.library.register_vmap)."""
-    op = _copied(amp, [])
+    op = _copy_op(amp, [])
     op.register_vmap(lambda info, dims, x: (op(x), dims[0]))
     op.register_autocast(amp.type, amp.dtype)
     x = amp.rand(3, 2)
@@ -270,7 +270,7 @@ def test_op_under_vmap(amp: Amp) -> None:
 @scenario(values=True, since="2.13")
 def test_refused(amp: Amp) -> None:
     """A device type that is none, or has no autocast, and an op that does not exist are refused by name."""
-    op = _copied(amp, [])
+    op = _copy_op(amp, [])
     amp.raises("a number", ValueError, "device_type", lambda: op.register_autocast(0, amp.dtype))
     amp.raises("meta", ValueError, "'meta' does not support autocast", lambda: op.register_autocast("meta", amp.dtype))
     amp.raises(
