@@ -5,7 +5,15 @@ The text between the quotes is pasted by people into reports.
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+from ampcheck.checks.scenario import Amp
+from ampcheck.observe import isolation
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +26,33 @@ class Member:
     text: str
     needs: tuple[str, ...] = ()
     fake: str = ""
+
+
+class _Plain(ast.NodeTransformer):
+    """Takes annotations out of a function and calls its object `amp`."""
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        return ast.arg(node.arg)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        if node.value is None:
+            return None
+        return ast.copy_location(ast.Assign([self.visit(node.target)], self.visit(node.value)), node)
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name("amp", node.ctx) if node.id == "self" else node
+
+
+def _own(function: Callable[..., Any], *needs: str) -> Member:
+    """A member whose text is the source of the function itself, and the members that the function uses."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    made = tree.body[0]
+    assert isinstance(made, ast.FunctionDef)
+    made.args.args = [arg for arg in made.args.args if arg.arg != "self"]
+    made.returns = None
+    made.body = made.body[1:] if ast.get_docstring(made) else made.body
+    text = ast.unparse(ast.fix_missing_locations(_Plain().visit(tree)))
+    return Member(text.replace("{", "{{").replace("}", "}}"), needs)
 
 
 MEMBERS = {
@@ -45,25 +80,9 @@ def rand(*shape, dtype=torch.float32, requires_grad=False):  # from 0.05 to 0.95
 def rand(*shape, dtype=torch.float32, requires_grad=False):
     return torch.rand(shape, device=amp.type).to(dtype).requires_grad_(requires_grad)""",
     ),
-    "probe": Member(
-        """\
-def probe():
-    return torch.mm(amp.rand(2, 2), amp.rand(2, 2)).dtype""",
-        ("rand",),
-    ),
-    "state": Member(
-        """\
-def state():
-    enabled, dtype = torch.is_autocast_enabled(amp.type), torch.get_autocast_dtype(amp.type)
-    return enabled, dtype, torch.is_autocast_cache_enabled()""",
-        ("type",),
-    ),
-    "depth": Member(
-        """\
-def depth():
-    torch.autocast_increment_nesting()
-    return torch.autocast_decrement_nesting()"""
-    ),
+    "probe": _own(Amp.probe, "rand"),
+    "state": _own(Amp.state, "type"),
+    "depth": _own(isolation.depth),
     "expect": Member(
         """\
 def expect(what, got, want):
@@ -123,19 +142,8 @@ def interleave(*workers):  # generators, each in a thread of its own, take turns
         left = [(pool, steps) for pool, steps in left if pool.submit(next, steps, amp).result() is not amp]""",
     ),
     "observe": Member("observe = observe", ("recorder",)),
-    "casts": Member(
-        """\
-def casts(call, tensor):
-    return sum(cast.source is not None for cast in observe(call, tensor).casts)""",
-        ("recorder",),
-    ),
-    "received": Member(
-        """\
-def received(overload, call):
-    kernel = observe(call).of(overload)
-    return tuple(leaf.got for leaf in kernel.leaves) if kernel else None""",
-        ("recorder",),
-    ),
+    "casts": _own(Amp.casts, "observe"),
+    "received": _own(Amp.received, "observe"),
     "compiled": Member(
         """\
 def compiled(executor, function, *inputs, **options):
@@ -170,13 +178,7 @@ def close(what, got, want, tolerance=1e-5):
     right = same and bool(((host - want).abs() <= tolerance * (1 + want.abs())).all())
     print("ok  " if right else "FAIL", what, "| got", host, "| expected", want)"""
     ),
-    "exact": Member(
-        """\
-def exact(what, got, want):
-    there = got is not None and want is not None
-    same = got.dtype == want.dtype and torch.equal(got.cpu(), want.cpu()) if there else got is want
-    print("ok  " if same else "FAIL", what, "| got", got, "| expected", want)"""
-    ),
+    "exact": _own(Amp.exact, "expect", "close", "device.host"),
     "copies": Member(
         """\
 class Copies(TorchDispatchMode):
@@ -194,28 +196,8 @@ def copies(call, tensor):  # a reference to each cast of a tensor that a call ma
         call()
     return copier.made""",
     ),
-    "module": Member(
-        """\
-def module(make):
-    torch.manual_seed(0)
-    return make().requires_grad_(False).to(amp.type)""",
-        ("type",),
-        fake="""\
-def module(make):  # a fake tensor cannot be moved, so each is made anew
-    made = make().requires_grad_(False)
-    for part in made.modules():
-        for held in (part._parameters, part._buffers):
-            new = {{name: torch.empty_like(x, device=amp.type) for name, x in held.items() if x is not None}}
-            held.update(new)
-        if isinstance(part, torch.nn.RNNBase):
-            part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]
-    return made""",
-    ),
-    "values": Member(
-        """\
-def values(tensor):
-    return tensor.detach().cpu().tolist()"""
-    ),
+    "module": _own(Amp.module, "type", "device.seed", "device.has_values"),
+    "values": _own(Amp.values, "device.host"),
     "differences": Member("differences = []"),
     "looked_at": Member("looked_at = 0"),
     "device.has_values": Member("has_values = {has_values}"),
@@ -236,7 +218,7 @@ def autocast(dtype=None, **options):
     return {region}(amp.type, dtype=dtypes[dtype], **options)""",
         ("type",),
     ),
-    "device.activate": Member("running = nullcontext", fake="running = lambda: fake"),
+    "device.activate": Member("activate = nullcontext", fake="activate = lambda: fake"),
     "device.host": Member(
         """\
 def host(tensor):

@@ -30,7 +30,7 @@ _GIVEN = {"function": "function", "inputs": "inputs", "options": '**{"fullgraph"
 _STAND_INS = {
     "name_of": (snippets.NAME_OF,),
     "tensors": (snippets.TENSORS,),
-    "checks": (snippets.NAME_OF, snippets.SAME, snippets.CHECKS),
+    "comparisons": (snippets.NAME_OF, snippets.SAME, snippets.CHECKS),
 }
 """What scenarios may use of ampcheck beside `amp`, in plain Python."""
 

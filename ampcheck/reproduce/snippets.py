@@ -197,7 +197,7 @@ def _wrapped(lines: list[str]) -> str:
 
 
 CHECKS = """\
-class checks:
+class comparisons:
     def output_dtypes(got, want, name):
         amp.expect(f"output dtypes of {name}", [name_of(x.dtype) for x in got], want)
         return []

@@ -5,56 +5,40 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
-from tests.faults.fault import Fault, seen_in
+from tests.faults import caches, decorators, regions
+from tests.faults.fault import Fault, Plant, seen_in
+from tests.faults.regions import autocast, replaced
 
-AUTOCAST = torch.amp.autocast_mode.autocast
-INIT, ENTER, EXIT, CALL = AUTOCAST.__init__, AUTOCAST.__enter__, AUTOCAST.__exit__, AUTOCAST.__call__
-
-
-def exit_that(do: Callable[[Any, tuple[Any, ...], Any], None]) -> dict[str, Any]:
-    """An __exit__ that does something after the right one; `do` gets the region, the exception and the state inside."""
-
-    def leave(self: Any, *error: Any) -> Any:
-        inside = (
-            torch.is_autocast_enabled(self.device),
-            torch.get_autocast_dtype(self.device),
-            torch.is_autocast_cache_enabled(),
-        )
-        out = EXIT(self, *error)
-        do(self, error, inside)
-        return out
-
-    return {"__exit__": leave}
+INIT, ENTER, EXIT, CALL = autocast.__init__, autocast.__enter__, autocast.__exit__, autocast.__call__
 
 
-def enter_that(do: Callable[[Any, Any], None], value: Any = None) -> dict[str, Any]:
-    def enter(self: Any) -> Any:
-        before = (torch.is_autocast_enabled(self.device), torch.get_autocast_dtype(self.device))
-        out = ENTER(self)
-        do(self, before)
-        return out if value is None else value
-
-    return {"__enter__": enter}
+def exit_disables_two_types(self: Any, *error: Any) -> Any:
+    out = EXIT(self, *error)
+    for name in ("cpu", "xpu"):
+        torch.set_autocast_enabled(name, False)
+    return out
 
 
-def only_on_error(do: Callable[[Any, Any], None]) -> dict[str, Any]:
-    return exit_that(lambda region, error, inside: do(region, inside) if error and error[0] is not None else None)
+def exit_keeps_enabled_on_exception(self: Any, *error: Any) -> Any:
+    return EXIT(self, *error) if error[:1] in ((), (None,)) else regions.exit_keeps_enabled(self, *error)
 
 
-def keeps_enabled(region: Any, inside: Any) -> None:
-    torch.set_autocast_enabled(region.device, inside[0])
+def enter_turns_the_cache_on(self: Any) -> Any:
+    out = ENTER(self)
+    torch.set_autocast_cache_enabled(True)
+    return out
 
 
-def swallowing(self: Any, *error: Any) -> bool:
-    EXIT(self, *error)
-    return True
+def enter_sets_two_types(self: Any) -> Any:
+    out = ENTER(self)
+    for name in ("cpu", "xpu"):
+        torch.set_autocast_enabled(name, self._enabled)
+    return out
 
 
 def deciding_late(self: Any, device_type: Any, dtype: Any = None, *rest: Any, **options: Any) -> None:
@@ -89,10 +73,6 @@ def taking_anything(self: Any, device_type: Any, *rest: Any, **options: Any) -> 
 
 def not_a_wrapper(self: Any, function: Any) -> Any:
     return lambda *arguments, **options: (CALL(self, function)(*arguments, **options), None)[1]
-
-
-def undecorated(self: Any, function: Any) -> Any:
-    return function
 
 
 def open_ended(self: Any, function: Any) -> Any:
@@ -164,20 +144,12 @@ def never_cast(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return MM(a.float(), b.float())
 
 
-@contextmanager
-def patched(target: Any, **wrong: Any) -> Iterator[None]:
-    with ExitStack() as stack:
-        for name, value in wrong.items():
-            stack.enter_context(patch.object(target, name, value))
-        yield
+def methods(**wrong: Any) -> Plant:
+    return lambda: replaced(autocast, **wrong)
 
 
-def methods(**wrong: Any) -> Callable[[], AbstractContextManager[None]]:
-    return lambda: patched(AUTOCAST, **wrong)
-
-
-def on_torch(**wrong: Any) -> Callable[[], AbstractContextManager[None]]:
-    return lambda: patched(torch, **wrong)
+def on_torch(**wrong: Any) -> Plant:
+    return lambda: replaced(torch, **wrong)
 
 
 _SAVED = ("prev", "prev_cache_enabled", "prev_fastdtype")
@@ -196,7 +168,7 @@ def with_a_stack() -> AbstractContextManager[object]:
         vars(self).update(saved[id(self), threading.get_ident()].pop())
         return EXIT(self, *error)
 
-    return patched(AUTOCAST, __enter__=enter, __exit__=leave)
+    return replaced(autocast, __enter__=enter, __exit__=leave)
 
 
 MENDED = tuple(
@@ -216,7 +188,7 @@ FAULTS = (
     *MENDED,
     *seen_in(
         "exit-keeps-enabled",
-        methods(**exit_that(lambda r, e, inside: torch.set_autocast_enabled(r.device, inside[0]))),
+        methods(__exit__=regions.exit_keeps_enabled),
         {
             "eager/context/inputs_keep_their_dtype": "dtype of a product of them after the region: got torch.bfloat16",
             "eager/threads/tasks_share_the_thread": "state after the tasks: got (True, torch.bfloat16, True)",
@@ -225,7 +197,7 @@ FAULTS = (
     ),
     *seen_in(
         "exit-keeps-dtype",
-        methods(**exit_that(lambda r, e, inside: torch.set_autocast_dtype(r.device, inside[1]))),
+        methods(__exit__=regions.exit_keeps_dtype),
         {
             "eager/context/enabled_by_expression": "state after enabled=True: got (False, torch.float16, True)",
             "eager/decorator/region_in_a_coroutine": "state after the coroutine: got (False, torch.float16, True)",
@@ -238,7 +210,7 @@ FAULTS = (
     ),
     *seen_in(
         "exit-keeps-the-cache-setting",
-        methods(**exit_that(lambda r, e, inside: torch.set_autocast_cache_enabled(inside[2]))),
+        methods(__exit__=regions.exit_keeps_cache_setting),
         {
             "eager/context/set_inside_put_back": "state after the region: got (False, torch.bfloat16, False)",
             "eager/exceptions/leaves_several_regions_at_once": "state after the exception: got (False, torch.bfloat16,",
@@ -246,7 +218,7 @@ FAULTS = (
     ),
     *seen_in(
         "exit-keeps-the-depth",
-        methods(**exit_that(lambda r, e, inside: torch.autocast_increment_nesting() and None)),
+        methods(__exit__=regions.exit_leaves_a_level),
         {
             "eager/context/restores_on_exit": "depth after the region: got 1",
             "eager/exceptions/break_and_continue": "nesting depth in the body: got 2",
@@ -259,12 +231,12 @@ FAULTS = (
     ),
     *seen_in(
         "exit-drops-what-is-kept",
-        methods(**exit_that(lambda r, e, inside: torch.clear_autocast_cache())),
+        methods(__exit__=caches.exit_clears_always),
         {"eager/nesting/casts_kept_across_device_types": "casts after another type's region: got 1"},
     ),
     *seen_in(
         "exit-turns-other-types-off",
-        methods(**exit_that(lambda r, e, i: [torch.set_autocast_enabled(t, False) for t in ("cpu", "xpu")] and None)),
+        methods(__exit__=exit_disables_two_types),
         {
             "eager/exceptions/leaves_a_decorated_function": "state in the caller's region: got (False, torch.bfloat16",
             "eager/nesting/order": "state at depth 1 on the way out: got (False, torch.bfloat16, True)",
@@ -279,7 +251,7 @@ FAULTS = (
     ),
     *seen_in(
         "exit-on-an-error-keeps-enabled",
-        methods(**only_on_error(keeps_enabled)),
+        methods(__exit__=exit_keeps_enabled_on_exception),
         {
             "eager/decorator/exception_passes_through": "state after the exception: got (True, torch.bfloat16, True)",
             "eager/exceptions/caught_between": "state in the outer region: got (False, torch.float16, True)",
@@ -293,7 +265,7 @@ FAULTS = (
     ),
     *seen_in(
         "exit-swallows",
-        methods(__exit__=swallowing),
+        methods(__exit__=regions.exit_swallows),
         {
             "eager/exceptions/exit_with_an_exception_by_hand": "whether __exit__ asks for the exception to be swallowe",
             "eager/exceptions/leaves_the_region": "what came out of the region: got 'nothing'; expected 'ValueError'",
@@ -308,7 +280,7 @@ FAULTS = (
     ),
     *seen_in(
         "enter-sets-no-dtype",
-        methods(**enter_that(lambda r, before: torch.set_autocast_dtype(r.device, before[1]))),
+        methods(__enter__=regions.enter_without_dtype),
         {
             "eager/threads/tasks_that_do_not_overlap": "dtypes in the tasks' regions, and states after them: got [(to",
             "eager/context/restores_on_exit": "state inside the region: got (True, torch.bfloat16, True)",
@@ -316,12 +288,12 @@ FAULTS = (
     ),
     *seen_in(
         "enter-does-not-enable",
-        methods(**enter_that(lambda r, before: torch.set_autocast_enabled(r.device, before[0]))),
+        methods(__enter__=regions.enter_without_enabling),
         {"eager/context/restores_on_exit": "dtype a product runs in: got torch.float32; expected torch.float16"},
     ),
     *seen_in(
         "enter-sets-no-cache-setting",
-        methods(**enter_that(lambda r, b: torch.set_autocast_cache_enabled(True))),
+        methods(__enter__=enter_turns_the_cache_on),
         {
             "eager/exceptions/construction_fails": "state after it: got (True, torch.bfloat16, True)",
             "eager/nesting/reuse_order": "cache_enabled at depth 3: got True",
@@ -335,9 +307,7 @@ FAULTS = (
     ),
     *seen_in(
         "enter-sets-other-types",
-        methods(
-            **enter_that(lambda r, b: [torch.set_autocast_enabled(t, r._enabled) for t in ("cpu", "xpu")] and None)
-        ),
+        methods(__enter__=enter_sets_two_types),
         {
             "eager/context/other_device_types_untouched": "other device types inside the region: got [('cuda', False,",
             "eager/nesting/disabled_beside_enabled": "state of xpu: got (False, torch.bfloat16)",
@@ -349,7 +319,7 @@ FAULTS = (
     ),
     *seen_in(
         "enter-returns-something-else",
-        methods(**enter_that(lambda r, before: None, value=object())),
+        methods(__enter__=regions.enter_returns_nothing),
         {"eager/context/enter_returns_the_region": "whether __enter__ returned the region: got False"},
     ),
     *seen_in(
@@ -391,7 +361,7 @@ FAULTS = (
     ),
     *seen_in(
         "decorator-does-nothing",
-        methods(__call__=undecorated),
+        methods(__call__=decorators.call_does_nothing),
         {
             "eager/decorator/not_callable": "decorating a Tensor: raised nothing",
             "eager/decorator/with_inside": "dtypes before, in and after the subregion: got [torch.float32, torch.float",
@@ -457,7 +427,7 @@ FAULTS = (
     ),
     *seen_in(
         "backward-raises-in-a-region",
-        lambda: patched(torch.Tensor, backward=backward_outside_only),
+        lambda: replaced(torch.Tensor, backward=backward_outside_only),
         {
             "eager/exceptions/kernel_raises_in_backward": "backward: raised RuntimeError 'backward in a region'; expec",
             "eager/threads/backward_sees_the_callers_region": "RuntimeError: backward in a region",
@@ -471,7 +441,7 @@ FAULTS = (
     ),
     *seen_in(
         "threads-inherit",
-        lambda: patched(threading.Thread, run=inheriting),
+        lambda: replaced(threading.Thread, run=inheriting),
         {
             "eager/threads/really_at_once": "what thread 0 saw of the others: got [(True, torch.float64, False), (Tru",
             "eager/context/left_without_being_entered": "state after __exit__ alone: got (True, torch.bfloat16, False)",
@@ -485,7 +455,7 @@ FAULTS = (
     ),
     *seen_in(
         "to-thread-stays",
-        lambda: patched(asyncio, to_thread=lambda call: asyncio.sleep(0, call())),
+        lambda: replaced(asyncio, to_thread=lambda call: asyncio.sleep(0, call())),
         {
             "eager/threads/to_thread": "state and dtype of a product there: got ((True, torch.float16, True), torch.fl",
         },
