@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 
 from ampcheck.observe.isolation import reset
 from ampcheck.runner.session import _CASE
@@ -33,6 +34,21 @@ _OPTIONS = (
 _NUMBERS = count()
 _OTHERS = {source.SUITE: source.results for source in (torchscript_pass, preflight, registration)}
 """Where results are from that no suite has."""
+
+
+_builtins: list[object] = []
+_register = torch.jit._builtins._register_builtin
+
+
+def _register_and_keep(op: object, name: str) -> None:
+    """Keep an op that PyTorch lists by its identity: a custom op ends with its library, and TorchScript would take
+    another object that gets the same identity for it ("builtin cannot be used as a value").
+    """
+    _builtins.append(op)
+    _register(op, name)
+
+
+torch.jit._builtins._register_builtin = _register_and_keep
 
 
 class Suites:
