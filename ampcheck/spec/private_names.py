@@ -7,16 +7,18 @@ without an underscore; docs/private_api.md is made of these files.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from ampcheck.errors import UsageError
+from ampcheck.spec.policies import minor
 
 
 class MissingPrivateNames(UsageError, ImportError):
@@ -42,7 +44,7 @@ class PrivateNames:
             return _found(path)
         except (AttributeError, ImportError):
             self._missing.append(f"{path} ({need})")
-            return None
+            return _Absent(self._error([f"{path} ({need})"]))
 
     def call(self, path: str, need: str, *, torch: str = "") -> Callable[..., Any]:
         """Return a function that looks the name up at each call.
@@ -81,9 +83,17 @@ class PrivateNames:
         """Name private attributes that are used only where torch has them; nothing is looked for here."""
 
     def check(self) -> None:
-        """Raise MissingPrivateNames, with all names that are missing; the last line of a `torch_private.py`."""
-        if self._missing:
-            raise self._error(self._missing)
+        """Report all names that are missing, in one sentence; the last line of a `torch_private.py`.
+
+        Raises MissingPrivateNames on a torch minor version that was seen to have them. On another one it warns: each
+        missing name raises when it is used, and what does not need it works.
+        """
+        if not self._missing:
+            return
+        error = self._error(self._missing)
+        if minor(torch.__version__) == minor(self._torch):
+            raise error
+        warnings.warn(str(error), stacklevel=2)
 
     def _imported(self, path: str, need: str) -> Any:
         try:
@@ -96,6 +106,19 @@ class PrivateNames:
             f"torch {torch.__version__} lacks private names that {self._package} uses: {', '.join(missing)}; "
             f"{self._without}. torch {self._torch} has them"
         )
+
+
+class _Absent:
+    """Replace a name that torch lacks: raise the error where it is called or asked for an attribute."""
+
+    def __init__(self, error: MissingPrivateNames) -> None:
+        self._error = error
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise self._error
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise self._error
 
 
 def _found(path: str) -> Any:

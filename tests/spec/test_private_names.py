@@ -142,7 +142,9 @@ def test_every_name_is_described_once() -> None:
 
 def test_an_error_names_all_that_is_missing() -> None:
     names = PrivateNames("ampcheck.thing", without="there is no thing without them", torch="2.13.0")
-    assert names.take("torch._C._gone", "looking") is None
+    gone = names.take("torch._C._gone", "looking")
+    with pytest.raises(UsageError, match=r"torch\._C\._gone \(looking\)"):
+        gone()
     names.call("torch._nowhere.deep.function", "doing")
     names.attributes("torch.Tensor", "_version", "_lost", need="seeing")
     names.optional("torch.Tensor", "_never_there", need="replacing")
@@ -154,6 +156,17 @@ def test_an_error_names_all_that_is_missing() -> None:
     assert "ampcheck.thing" in text
     assert text.endswith("there is no thing without them. torch 2.13.0 has them")
     assert "_never_there" not in text
+
+
+def test_another_torch_goes_on_without_what_is_missing() -> None:
+    names = PrivateNames("ampcheck.thing", without="there is no thing without them", torch="1.0.0")
+    gone = names.take("torch._C._gone", "looking")
+    with pytest.warns(
+        UserWarning, match=r"lacks private names that ampcheck\.thing uses: torch\._C\._gone \(looking\)"
+    ):
+        names.check()
+    with pytest.raises(UsageError, match=r"torch 1\.0\.0 has them"):
+        gone.anything()
 
 
 def test_a_name_that_is_looked_up_at_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
