@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import csv
 import warnings
-from collections.abc import Iterator
 from dataclasses import astuple
 from functools import partial
 from typing import Any
 
 import torch
 
+from ampcheck.compilers.kinds import Everything
 from ampcheck.errors import UsageError
 from ampcheck.observe.recorder import observe
 from ampcheck.samples import op_database
@@ -42,25 +42,12 @@ def _dtypes(info: Any) -> list[str]:
     return [name for name in _DTYPES if DTYPES[name] in supported]
 
 
-class _Every:
-    """A collection that has everything in it."""
-
-    def __contains__(self, item: object) -> bool:
-        return True
-
-    def __len__(self) -> int:
-        return 0
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-
 def _overloads(info: Any, dtype: str) -> list[str] | None:
     """The overloads the first sample's call reaches first, casts left out; None where the CPU refuses the call."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for sample in op_database.samples(info, dtype, "cpu", 1):
-            seen = observe(partial(info, sample.input, *sample.args, **sample.kwargs), "cpu", _Every())
+            seen = observe(partial(info, sample.input, *sample.args, **sample.kwargs), "cpu", Everything())
             return None if seen.error else sorted({call.overload for call in seen.kernels})
     return None
 

@@ -1,0 +1,52 @@
+"""Suite files: the rule of a scenario is its marker, and no two files have one case."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from tests.cli_support import run_pytest
+
+MARK = 'pytestmark = pytest.mark.rule("promote")\n'
+SCENARIO = """
+from ampcheck.runner.suite import scenario
+
+@scenario(dtypes="default")
+def test_one(amp):
+    amp.expect("it", 1, 1)
+"""
+
+
+def collect(folder: Path, files: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+    """Collect suite files of those texts, on the CPU."""
+    for name, text in files.items():
+        path = folder / "suites" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"import pytest\n{text}", encoding="utf-8")
+    (folder / "suites" / "__init__.py").touch()
+    chosen = ("--import-mode=importlib", f"--rootdir={folder}", "--device=cpu", "-p", "ampcheck.runner.plugin")
+    return run_pytest(folder, "suites", *chosen, "--collect-only", *options)
+
+
+def test_a_rule_is_chosen_by_its_name_whatever_the_file_is_called(tmp_path: Path) -> None:
+    files = {"eager/test_a.py": MARK + SCENARIO, "eager/b/test_c.py": MARK.replace("promote", "cache") + SCENARIO}
+    manifest = tmp_path / "manifest"
+    done = collect(tmp_path, files, "-k", "promote", f"--write-manifest={manifest}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.split("\t")[0] for line in manifest.read_text().splitlines()] == ["eager/promote/one-bf16-cpu"]
+    done = collect(tmp_path, files, "--rule=cache", f"--write-manifest={manifest}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.split("\t")[0] for line in manifest.read_text().splitlines()] == ["eager/cache/one-bf16-cpu"]
+
+
+def test_a_scenario_without_a_rule_is_refused(tmp_path: Path) -> None:
+    done = collect(tmp_path, {"eager/test_a.py": SCENARIO})
+    assert done.returncode == 2
+    assert "test_a.py::test_one is of no rule: its file needs pytestmark = pytest.mark.rule(NAME)" in done.stdout
+
+
+def test_two_files_with_one_case_are_refused(tmp_path: Path) -> None:
+    done = collect(tmp_path, {name: MARK + SCENARIO for name in ("eager/test_a.py", "eager/test_b.py")})
+    assert done.returncode == 2
+    one, other = ("suites/eager/test_b.py::test_one[bf16-cpu]", "suites/eager/test_a.py::test_one[bf16-cpu]")
+    assert f"{one} and {other} are both eager/promote/one-bf16-cpu" in done.stdout + done.stderr
