@@ -36,7 +36,7 @@ def check_drift(case: Case, device: Device) -> list[str]:
     if possible:
         return []
     known = ", ".join(POLICIES)
-    return [f"aten::{case.op} is registered under {device.key}, stands in no table, and follows none of {known}"]
+    return [f"aten::{case.op} is registered under {device.key}, is in no table, and follows none of {known}"]
 
 
 def _explains(case: Case, device: Device, policy: str) -> bool:

@@ -18,7 +18,7 @@ from ampcheck.spec.policies import KEYS, closest, rows
 _ATEN = "aten::"
 
 UNKNOWN = "unknown"
-"""The policy of an overload that is registered but stands in no table; no casting can be expected of it."""
+"""The policy of an overload that is registered but is not in a table; no casting can be expected of it."""
 
 
 def live_registrations() -> dict[str, frozenset[str]]:

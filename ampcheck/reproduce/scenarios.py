@@ -89,7 +89,7 @@ def _program(
     first = []
     if "observe(" in text or "Recorder" in text or shim.needs_recorder(used):
         if not device.observes_composite_ops:
-            raise Unreproducible(f"the recorder of {device.name}, which stands inside of it")
+            raise Unreproducible(f"the recorder of {device.name}, which is inside of it")
         kernels = not {"received", "of", "kernels"}.isdisjoint(attributes)
         casts = not {"casts", "source"}.isdisjoint(attributes)
         first = [snippets.recorder(device, casts=casts, kernels=kernels)]

@@ -11,7 +11,7 @@ AROUND = "around"
 """The sample of a compiled case whose region is around the compiled function, not inside."""
 
 GRADIENT = "-grad"
-"""What stands behind the dtype assignment of a case whose gradient is looked at."""
+"""The end of the dtype assignment of a case whose gradient is checked."""
 
 
 @dataclass(frozen=True)

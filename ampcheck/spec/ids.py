@@ -1,7 +1,7 @@
 """Case ids, dtype assignments and shards.
 
-`op-inputs-amp-device`, e.g. `atan2-fp32_bf16-bf16-cpu`. A sample other than an op's main one stands behind a plus sign:
-`mm+method-fp32-bf16-cpu`. An executor stands before the region's dtype:
+`op-inputs-amp-device`, e.g. `atan2-fp32_bf16-bf16-cpu`. A sample other than an op's main one follows a plus sign:
+`mm+method-fp32-bf16-cpu`. An executor comes before the region's dtype:
 `mm-fp32-dynamo-bf16-cpu`. An id is a label: what it says is in the fields of the case, too. Ids are stable: a published
 run can be compared with one made years later.
 """

@@ -4,7 +4,7 @@ The tables lie beside this file, one CSV per torch minor version: `key,overload,
 names the library a build must have ("cudnn", "miopen"), else empty. `verified`: "run" where the casts were seen on that
 version, "dispatcher" where its dispatcher lists the registration, "source" where it was read only (in the sources, or
 in the headers and symbols of a published wheel), "assumed" where it could not be read and is taken over from the newest
-table. `source` says where the registration stands in PyTorch. `tests/spec/test_policies.py` holds the installed
+table. `source` names the place of the registration in PyTorch. `tests/spec/test_policies.py` holds the installed
 version's table against the live dispatcher.
 """
 

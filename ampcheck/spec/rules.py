@@ -42,7 +42,7 @@ _ALL = (
     Rule("banned", "the call is refused with an error that says what to use instead", _OPS),
     Rule(
         "drift",
-        "an overload that is registered and stands in no table follows one of the known policies",
+        "an overload that is registered and is in no table follows one of the known policies",
         _OPS,
     ),
     Rule(

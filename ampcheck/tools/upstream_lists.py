@@ -1,6 +1,6 @@
 """PyTorch's own autocast lists and op database, read without what importing them changes in a process.
 
-The lists stand in `torch.testing._internal.autocast_test_lists`; `test/test_autocast.py`, `test/test_cuda.py` and
+The lists are in `torch.testing._internal.autocast_test_lists`; `test/test_autocast.py`, `test/test_cuda.py` and
 `test/test_xpu.py` of PyTorch run them. Here each entry is called the way those files call it, as a function of a
 module and as a method, with a recorder in place of every kernel. The files' tests of recurrent nets are no lists and
 are not run.

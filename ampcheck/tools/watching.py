@@ -65,7 +65,7 @@ class WatchedStep:
     def culprits(self) -> tuple[Culprit, ...]:
         """The parameters whose gradients were not finite, in the order in which the backward pass reached them.
 
-        Gradients that came from no backward pass since the watch began stand last, in the optimizer's order.
+        Gradients that came from no backward pass since the watch began come last, in the optimizer's order.
         """
         skip = self._skipped()
         return skip[1] if skip else ()
@@ -266,7 +266,7 @@ def watch(
         tell: is called with each step that was skipped, right after it; `print` will do. A fused optimizer decides on
             the device, so that this waits for it at every step.
         keep: of how many steps the record is kept.
-        named: modules and optimizers with a name; a module's stands before those of its parameters.
+        named: modules and optimizers with a name; a module's comes before those of its parameters.
 
     Returns: what holds the steps. It watches until its `close()`, or to the end of its `with` statement.
 

@@ -95,7 +95,7 @@ def is_region(node: Node) -> bool:
 
 
 class Builder:
-    """Adds nodes to a graph. What is added takes its place in the source from the node it stands before."""
+    """Adds nodes to a graph. An added node takes its place in the source from the node behind it."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

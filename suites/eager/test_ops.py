@@ -86,7 +86,7 @@ def test_banned(case: Case, device: Device) -> None:
 
 @op_cases("drift")
 def test_drift(case: Case, device: Device) -> None:
-    """An overload that is registered and stands in no table follows one of the known policies.
+    """An overload that is registered and is in no table follows one of the known policies.
 
     There are cases only on a torch that no table covers. If a nightly build lists a new op, its arguments must be cast
     to the region's dtype in every call, or to fp32 in every call, and so on.

@@ -67,7 +67,7 @@ def test_one_that_follows_no_policy_is_named(newer: Cpu) -> None:
         [difference] = check_drift(case_of(newer, "mm"), newer)
     finally:
         library._destroy()
-    assert difference.startswith("aten::mm is registered under AutocastCPU, stands in no table, and follows none of")
+    assert difference.startswith("aten::mm is registered under AutocastCPU, is in no table, and follows none of")
 
 
 def test_a_dropped_overload_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:

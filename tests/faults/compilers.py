@@ -1,6 +1,6 @@
 """Ways in which a compiler can be wrong.
 
-Each stands where a compiler is entered: it changes what `torch.compile`, `torch.jit.script`, `torch.jit.trace` or
+Each is planted where a compiler is entered: it changes what `torch.compile`, `torch.jit.script`, `torch.jit.trace` or
 `torch.export` hands out, so eager mode stays right.
 """
 

@@ -1,6 +1,7 @@
 """The two ops of `GradScaler`, and what it does itself with gradients, done wrongly.
 
-Each fault stands above the dispatcher, where `GradScaler` calls what it replaces, so it is the same on every device.
+Each fault is planted above the dispatcher, where `GradScaler` calls what it replaces, so it is the same on every
+device.
 """
 
 from __future__ import annotations

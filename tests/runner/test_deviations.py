@@ -85,7 +85,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_every_file_loads() -> None:
     assert len(FILES) >= 5
     assert len(DEVIATIONS) >= 20
-    KnownDeviations(known().values())  # no id stands in two files of one device
+    KnownDeviations(known().values())  # no two files of one device have the same id
 
 
 def test_no_glob_is_stale(names: list[str]) -> None:

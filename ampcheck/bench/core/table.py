@@ -107,7 +107,7 @@ def told(arm: ArmResult) -> bool:
 def table(groups: Iterable[Group]) -> str:
     """The groups as a table for a terminal: a row per arm, the first arm's time above those compared with it.
 
-    Reasons and notes stand in lines below their group; "(estimate)" stands behind what no clock saw.
+    Reasons and notes are in lines below their group; "(estimate)" follows a time that no clock measured.
     """
     rows: list[Sequence[str]] = []
     below: dict[int, list[str]] = {}

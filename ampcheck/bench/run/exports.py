@@ -107,7 +107,7 @@ def pytest_benchmark_json(run: BenchRun) -> str:
 
 
 def as_csv(run: BenchRun) -> str:
-    """A row per arm with every field of it and of its group; the first arm's seconds stand beside each arm's own."""
+    """A row per arm with every field of it and of its group; with the first arm's seconds beside each arm's own."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(("started", *_GROUP, "arm", "baseline", "baseline_seconds", *_ARM[1:], "note"))

@@ -38,7 +38,7 @@ class Number(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """A number that is part of the program. Its type stands beside it, because 1, 1.0 and True are equal."""
+    """A number that is part of the program. Its type is kept beside it, because 1, 1.0 and True are equal."""
 
     kind: type
     value: Any

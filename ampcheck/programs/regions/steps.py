@@ -32,7 +32,7 @@ class With:
 
 @dataclass(frozen=True, slots=True)
 class Decorated:
-    """A function decorated with a region where the step stands, then called `calls` times, inside `around` if given."""
+    """A function decorated with a region at this step, then called `calls` times, inside `around` if given."""
 
     options: Options
     body: Program

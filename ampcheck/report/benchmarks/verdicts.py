@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A verdict as readers see it. `mark` stands beside the colour, so that none is told by colour alone.
+    """A verdict as readers see it. `mark` is shown beside the colour, so that none is told by colour alone.
 
     `style`: the end of its CSS class.
     """

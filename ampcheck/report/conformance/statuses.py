@@ -9,7 +9,7 @@ from ampcheck.runner.results import RED
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A status as readers see it. `mark` stands beside the colour, so that no status is told by colour alone."""
+    """A status as readers see it. `mark` is shown beside the colour, so that no status is told by colour alone."""
 
     name: str
     mark: str

@@ -117,7 +117,7 @@
       events.length ? el("ul", { class: "events" }, ...events.slice(0, 6).map(([, text]) => el("li", {}, text)), ...(events.length > 6 ? [el("li", {}, `and ${events.length - 6} earlier`)] : [])) : "",
     );
     const bands = speeds || group.estimate ? [] : visible.map((s) => ({ color: data.series[s].color, points: bandOf(s, first) }));
-    const name = `${speeds ? "Speed beside the baseline" : "Time"} of ${group.key} over ${B.nights - first} nights; the last numbers and the steps stand below`;
+    const name = `${speeds ? "Speed beside the baseline" : "Time"} of ${group.key} over ${B.nights - first} nights; the last numbers and the steps are below`;
     const format = speeds ? (y) => Number(y.toPrecision(3)) + "×" : B.seconds;
     return [section, () => ampchart.draw(place, { label: name, series, bands, marks, xTicks: dated(first), format, one: speeds, range: [first, Math.max(B.nights - 1, first + 1)] })];
   };

@@ -60,7 +60,7 @@ def _totals(book: Book) -> str:
 
 
 def cell(text: str) -> str:
-    """Text as it can stand in a table's cell."""
+    """Escape a text for a cell of a table."""
     return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 

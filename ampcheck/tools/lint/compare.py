@@ -242,7 +242,7 @@ def _said(error: BaseException | None) -> str:
     if error is None:
         return "runs"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # Where the last line marks a place in the source, the message stands before the source.
+    # Where the last line marks a place in the source, the message comes before the source.
     last = lines[:1] if "<--- HERE" in "".join(lines[-1:]) else lines[-1:]
     wanted = next((line for line in lines if "autocast" in line.lower()), "".join(last))
     return f"raises {type(error).__name__}: {wanted}"

@@ -75,7 +75,7 @@ class Names:
                 known[alias.name.partition(".")[0]] = alias.name.partition(".")[0]
 
     def scope(self, node: ast.AST) -> Scope:
-        """The scope a node stands in."""
+        """The scope of a node."""
         found = self._parents.get(node)
         while not isinstance(found, _SCOPES):
             if found is None:
@@ -84,14 +84,14 @@ class Names:
         return found
 
     def parents(self, node: ast.AST) -> Iterator[ast.AST]:
-        """What a node stands in, from the inside out."""
+        """The nodes around a node, from the inside out."""
         found = self._parents.get(node)
         while found is not None:
             yield found
             found = self._parents.get(found)
 
     def owner(self, node: ast.AST) -> ast.ClassDef | None:
-        """The class whose method a node stands in."""
+        """The class whose method contains a node."""
         return next((parent for parent in self.parents(node) if isinstance(parent, ast.ClassDef)), None)
 
     def lookup(self, name: str, at: ast.AST) -> tuple[Scope, list[ast.AST]] | None:

@@ -1,4 +1,4 @@
-"""Regions as they stand in a source file: which call makes one, and what its options are."""
+"""The regions of a source file: which call makes one, and what its options are."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ _ALL = (
     ),
     LintRule(
         "lost-in-fx",
-        "a region stands in a program that is traced symbolically",
+        "a program with a region is traced symbolically",
         "runs the body in the region",
         "runs it without, because the graph holds no regions",
         "open the region around the call of the traced module, or use torch.export",

@@ -1,4 +1,4 @@
-"""Where a compiled program's ops stand in the source, and which region of the source stands around a line."""
+"""Finds the line of each op of a compiled program in the source, and the region around a line."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _SCRIPTED = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 class Stand(NamedTuple):
-    """Where an op of a graph stands: lines, the innermost first. `traced`: whether tracing put it there."""
+    """The place of an op of a graph: lines, the innermost first. `traced`: whether tracing put it there."""
 
     lines: tuple[Place, ...]
     traced: bool = False
 
 
 def places(program: Any) -> dict[str, list[Stand]]:
-    """For each op of a compiled program's graph, in order, where it stands.
+    """For each op of a compiled program's graph, in order, its place.
 
     Lines of torch's own files are left out. Empty for a program whose graph has no places.
     """
@@ -73,7 +73,7 @@ def _nodes(block: Any) -> Iterator[Any]:
 
 
 def _fx_nodes(program: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
-    """The nodes of a graph; the parts of a region stand where the region does."""
+    """The nodes of a graph; the parts of a region are at the place of the region."""
     for node in program.graph.nodes:
         parts = [getattr(program, arg.target, None) for arg in node.all_input_nodes if arg.op == "get_attr"]
         modules = [part for part in parts if isinstance(part, torch.fx.GraphModule)]
@@ -187,7 +187,7 @@ def cause(lines: tuple[Place, ...], compiler: str, kind: str) -> tuple[str, int,
         found = [(node, rule) for node, rule, _ in VISITS[compiler](source, function)]
         found += [(node, rule) for node, rule, _ in every_compiler(source, CompiledFunction(function, compiler, True))]
         around = {id(node) for node in (*_around(function, line), *function.decorator_list)}
-        # What stands on the line itself explains it best, then what is around it, then what the function does anywhere.
+        # The line itself explains it best, then what is around it, then what the function does anywhere.
         near = [one for one in found if getattr(one[0], "lineno", 0) == line]
         near += [one for one in found if id(one[0]) in around]
         near += [one for one in found if one[1] in _OF_WHOLE.get(kind, ())]

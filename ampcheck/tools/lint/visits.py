@@ -54,7 +54,7 @@ def decorators(program: LintedProgram, function: Function) -> list[LintedRegion]
 
 
 def around(program: LintedProgram, node: ast.AST) -> list[LintedRegion]:
-    """The enabled regions that a node stands in lexically, within its function."""
+    """The enabled regions around a node lexically, within its function."""
     out = []
     for parent in program.names.parents(node):
         if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
@@ -168,7 +168,7 @@ def every_compiler(program: LintedProgram, compiled: CompiledFunction) -> Iterat
 
 
 def traced_under(program: LintedProgram) -> Iterator[Found]:
-    """The calls of torch.jit.trace that stand in an enabled region that keeps casts."""
+    """The calls of torch.jit.trace inside an enabled region that keeps casts."""
     for call in program.calls:
         if program.compiler(call) == "traced":
             for made in around(program, call):

@@ -131,7 +131,7 @@ class TraceRecorder:
             _note(record, signature.overload, given, results)
         record.views = call.views
         if self._loose is call and call.node is None:
-            # It has no public call, so what stands in its row is the kernel itself.
+            # It has no public call, so its row names the kernel itself.
             record.policy = policy
             self._end_loose()
         return out
