@@ -10,16 +10,18 @@ run: $(RUN)/ready
 	$(RUN)/bin/ampcheck run $(foreach device,$(DEVICES),--device $(device))$(if $(ARGS), $(ARGS)); \
 	status=$$?; $(RUN)/bin/ampcheck report && exit $$status
 
-# Every test: types and lint, the library's own, those in a process with the jax device, the suites. Many processes
-# make that device and compile the same programs, which they leave to each other. Workers get neighbouring tests, so
-# that one of them makes what a module makes once. A choice by ARGS may leave a session without tests: it ends with 5.
+# Every test: types and lint, the library's own, those in a process with the jax device, a few cases of each kind of the
+# suites, which `make run` runs whole. ARGS=--nightly adds the tests marked so: whole commands that take long, and all
+# cases of the suites. Many processes make the jax device and compile the same programs, which they leave to each other.
+# Workers get neighbouring tests, so that one of them makes what a module makes once. A choice by ARGS may leave a
+# session without tests: it ends with 5.
 test: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/$(TEST)/jax-cache
 test: $(TEST)/ready
 	./scripts/ensure-chromium
 	$(MAKE) check
 	$(TEST)/bin/python -m pytest tests -q -n auto --dist worksteal $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
 	$(TEST)/bin/python -m pytest tests/jax -q -n auto --dist loadfile $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
-	$(TEST)/bin/python -m pytest suites -q -n auto --dist worksteal $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
+	$(TEST)/bin/python -m pytest suites -q -n auto --dist worksteal $(or $(ARGS),--smoke) $(if $(ARGS),|| [ $$? -eq 5 ])
 
 check: $(TEST)/ready
 	$(TEST)/bin/ruff check .

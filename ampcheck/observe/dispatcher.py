@@ -10,10 +10,11 @@ import re
 
 import torch
 
-from ampcheck.observe.torch_private import dispatch_dump, registrations
+from ampcheck.observe.torch_private import dispatch_dump
 from ampcheck.register.torch_private import backend_name, has_kernel
 from ampcheck.spec.drift import covered, drift
 from ampcheck.spec.policies import KEYS, closest, rows
+from ampcheck.spec.release import registered
 
 _ATEN = "aten::"
 
@@ -26,7 +27,7 @@ def live_registrations() -> dict[str, frozenset[str]]:
 
     A key is there even where nothing is registered under it. No device is needed: a CPU build registers all six keys.
     """
-    return {key: _registered(key) for key in KEYS}
+    return {key: registered(key) for key in KEYS}
 
 
 def live_drift() -> list[str]:
@@ -51,7 +52,7 @@ def unlisted(key: str) -> list[str]:
     if key not in KEYS:
         raise ValueError(f"unknown autocast key {key!r}; known: {', '.join(KEYS)}")
     listed = {row.overload for row in rows(closest(torch.__version__)) if row.key == key}
-    return sorted(_registered(key) - listed)
+    return sorted(registered(key) - listed)
 
 
 def compiled(key: str) -> bool:
@@ -60,12 +61,7 @@ def compiled(key: str) -> bool:
     A kernel that is written in Python cannot use those helpers, nor PyTorch's cache of weights behind them.
     """
     pattern = re.compile(rf"^{key}: .*\bunboxed\b", re.MULTILINE)
-    return any(pattern.search(dispatch_dump(_ATEN + name)) for name in sorted(_registered(key)))
-
-
-def _registered(key: str) -> frozenset[str]:
-    names: list[str] = registrations(key)
-    return frozenset(name.removeprefix(_ATEN) for name in names if name.startswith(_ATEN))
+    return any(pattern.search(dispatch_dump(_ATEN + name)) for name in sorted(registered(key)))
 
 
 _LACKING = re.compile(r"Could not run 'aten::(?P<op>[\w.]+)' with arguments from the '(?P<key>\w+)' backend")

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch.library import Library, get_kernel
 
-from ampcheck.observe.torch_private import registrations
 from ampcheck.register.torch_private import DispatchKeySet
+from ampcheck.spec.torch_private import registrations
 
 
 def replaceable(key: str) -> bool:

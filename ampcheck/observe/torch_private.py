@@ -42,9 +42,6 @@ else:
     pytree = NAMES.take("torch.utils._pytree", "tensors in nested arguments and results")
 
 # The dispatcher.
-registrations = NAMES.call(
-    "torch._C._dispatch_get_registrations_for_dispatch_key", "the ops that have an autocast kernel"
-)
 dispatch_dump: Callable[[str], str] = NAMES.take(
     "torch._C._dispatch_dump", "whether an autocast kernel is written in C++"
 )

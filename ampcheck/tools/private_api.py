@@ -61,7 +61,7 @@ _WHEN = {
 def files() -> list[File]:
     """Every `torch_private.py`, the lowest layer first."""
     found = {path.parent.name: path for path in PACKAGE.rglob(FILE)}
-    order = ("register", "jax_device", "samples", "observe", "torchscript", "tools", "bench")
+    order = ("spec", "register", "jax_device", "samples", "observe", "torchscript", "tools", "bench")
     if set(found) != set(order):
         raise UsageError(f"{FILE} is in {', '.join(sorted(found))}; ampcheck/tools/private_api.py lists {order}")
     return [read(found[name]) for name in order]

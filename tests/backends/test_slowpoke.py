@@ -12,6 +12,8 @@ import pytest
 from ampcheck.runner.results import RED, Result, read
 from tests.cli_support import ROOT
 
+pytestmark = pytest.mark.nightly
+
 BACKENDS = Path(__file__).parent
 
 

@@ -53,12 +53,14 @@ def test_a_backend_without_bfloat16_is_told(tmp_path: Path) -> None:
         assert words in sentence
 
 
+@pytest.mark.nightly
 def test_warnings_of_a_backend_decide_nothing(tmp_path: Path) -> None:
     results = run(tmp_path, "noisy", "--op=mm", "--op=exp", "--op=tanh", "--rule=downcast", "--rule=upcast")
     assert len(results) > 50
     assert lines([result.filled() for result in results.values() if result.status != "pass"]) == ""
 
 
+@pytest.mark.nightly
 def test_a_backend_that_crashes_and_hangs_loses_those_cases(tmp_path: Path) -> None:
     results = run(tmp_path, "fragile", "--op=tanh", "--op=neg", "--rule=fallthrough", "-k=not database", "--timeout=30")
     wrong = {key: result.status for key, result in results.items() if result.status != "pass"}
@@ -67,6 +69,7 @@ def test_a_backend_that_crashes_and_hangs_loses_those_cases(tmp_path: Path) -> N
     assert "SIGSEGV" in results[low.format("tanh")].message
 
 
+@pytest.mark.nightly
 def test_a_half_finished_backend_is_told_what_it_lacks(tmp_path: Path) -> None:
     ops = ("mm", "addmm", "tanh", "exp", "silu", "log", "bmm", "add.Tensor")
     rules = ("downcast", "upcast", "fallthrough")

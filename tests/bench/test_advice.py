@@ -173,6 +173,7 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
     assert {op["policy"] for op in trace["ops"]} >= {"downcast", "upcast"}
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
 def test_a_step_on_jax_runs_op_by_op_and_as_one_program(scripts: Path) -> None:
     (scripts / "linear.py").write_text(
@@ -191,6 +192,7 @@ def test_a_step_on_jax_runs_op_by_op_and_as_one_program(scripts: Path) -> None:
         assert all(arm["rounds"] == 5 for arm in arms.values())
 
 
+@pytest.mark.nightly
 def test_a_step_that_raises_in_the_worker_ends_with_two_and_its_words(scripts: Path) -> None:
     done = run(scripts, "bench", "advise", "steps.py:raises", "--quick")
     assert (done.returncode, done.stdout) == (2, "")

@@ -259,6 +259,7 @@ def test_a_quick_run_without_time_says_what_it_left_out(
 # ---- the command
 
 
+@pytest.mark.nightly
 def test_a_quick_run_has_a_file_a_table_and_proofs(tmp_path: Path) -> None:
     done = run(
         tmp_path, "bench", "--quick", "--device=cpu", "--filter=mm-64", "--executor=eager", f"--reports={tmp_path}"

@@ -134,6 +134,7 @@ assert make_module(catalogue()["lstm-step"], "jax").head.weight.device.type == "
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(
     find_spec("jax") is None or find_spec("torchax") is None, reason="the extra ampcheck[jax] is not here"
 )

@@ -283,6 +283,7 @@ print(precision_check.prove(ready, arm("bf16"), MM, Jax(), "eager"))
 """
 
 
+@pytest.mark.nightly
 def test_programs_of_the_jax_device() -> None:
     pytest.importorskip("jax")
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}

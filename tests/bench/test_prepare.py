@@ -116,6 +116,7 @@ assert len({ready.call().item() for _ in range(3)}) == 1
 """
 
 
+@pytest.mark.nightly
 def test_the_jax_device_computes_the_same_eagerly_and_jitted() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _JAX], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False

@@ -245,6 +245,7 @@ def test_the_reproduction_runs(chosen: Case) -> None:
     assert all(line.startswith("ok  ") for line in lines), lines
 
 
+@pytest.mark.nightly
 def test_in_the_suite_it_is_a_case_like_any_other(tmp_path: Path) -> None:
     command = [
         sys.executable,

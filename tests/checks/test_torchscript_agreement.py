@@ -11,7 +11,7 @@ from ampcheck.devices.registry import select
 from ampcheck.observe.dispatcher import live_registrations
 
 
-@pytest.mark.parametrize("name", ["cpu", "virtual:cuda"])
+@pytest.mark.parametrize("name", ["cpu", pytest.param("virtual:cuda", marks=pytest.mark.nightly)])
 def test_every_overload_agrees(name: str) -> None:
     """Every dtype assignment of every overload, in each of the device's lower precisions."""
     device = select([name], [])[0]

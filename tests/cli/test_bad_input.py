@@ -63,6 +63,7 @@ def test_run_says_one_sentence(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.nightly
 def test_a_malformed_selection_is_refused_before_anything_runs(tmp_path: Path) -> None:
     done = run(tmp_path, "run", "-k", "mm and (")
     assert done.returncode == 2
@@ -232,7 +233,7 @@ def rule_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("parallel", [(), ("-n2",)], ids=["one", "xdist"])
+@pytest.mark.parametrize("parallel", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)], ids=["one", "xdist"])
 def test_a_stale_deviation_is_red(rule_folder: Path, parallel: tuple[str, ...]) -> None:
     (rule_folder / "mine.toml").write_text(toml({**_ENTRY, "cases": ["append/nothing-*"]}))
     options = ("--device=virtual:xpu", "--deviations=mine.toml", "--run-file=run.jsonl", "-p", "ampcheck.runner.plugin")

@@ -384,9 +384,10 @@ def plant(folder: Path, fault: str) -> None:
             "amp_dtypes; ampcheck onboard broken shows every step\n",
         ),
         ("crash", "ampcheck: preflight of device 'broken': copy of bf16: the process ended with signal SIGSEGV"),
-        (
+        pytest.param(
             "hang",
             "ampcheck: preflight of device 'broken': copy of bf16: nothing happened for 60 s; it was in __torch_disp",
+            marks=pytest.mark.nightly,
         ),
         ("crash_at_import", "ampcheck: preflight of device module broken: load: the process ended with signal SIGSEGV"),
     ],
@@ -406,11 +407,12 @@ def test_a_run_ends_before_its_first_case(tmp_path: Path, fault: str, sentence: 
     [
         ("raise", "copy of bf16", "raised NotImplementedError: bfloat16 is not there yet (broken.py:18 in", 2),
         ("crash", "copy of bf16", "the process ended with signal SIGSEGV", 2),
-        (
+        pytest.param(
             "hang",
             "copy of bf16",
             "nothing happened for 30 s; it was in __torch_dispatch__ (broken.py:16), called by ",
             2,
+            marks=pytest.mark.nightly,
         ),
         ("crash_at_import", "load", "the process ended with signal SIGSEGV", 2),
         ("unseeded", "generator", "torch.rand gave other numbers after the same seed", 1),
@@ -445,6 +447,7 @@ def test_onboard_of_an_unknown_device(tmp_path: Path) -> None:
     assert done.stderr.startswith("ampcheck: there is no device named 'nosuchdevice'; there are cpu, ")
 
 
+@pytest.mark.nightly
 def test_a_note_is_in_the_header_and_the_run_goes_on(tmp_path: Path) -> None:
     plant(tmp_path, "unseeded")
     note = "failed: preflight of device 'broken': generator: torch.rand gave other numbers after the same seed"
@@ -521,6 +524,7 @@ def test_a_choice_that_leaves_out_a_kind_is_seen(listed: Listed, kind: str) -> N
     assert kinds(poorer) != kinds(full)
 
 
+@pytest.mark.nightly
 def test_a_smoke_run_says_how_much_it_ran(tmp_path: Path) -> None:
     chosen = ("--device=cpu", "--rule=downcast", "--op=mm")
     done = run(tmp_path, "run", "--smoke", "--suite=eager", *chosen)

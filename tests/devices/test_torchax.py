@@ -266,6 +266,7 @@ def selection(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, 
     return results(tmp_path_factory.mktemp("selection"), *options)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.token)
 def test_a_small_selection_is_green(selection: tuple[int, dict[str, Result]], device: Device) -> None:
     code, found = selection
@@ -290,6 +291,7 @@ DEVICES = ()
 """
 
 
+@pytest.mark.nightly
 def test_a_deviation_that_no_longer_holds_is_red(tmp_path: Path) -> None:
     (tmp_path / "mended.py").write_text(MENDED, encoding="utf-8")
     options = ("--device=torchax", "--device-module=mended", "--suite=eager", "--op=stack", "--amp-dtype=bf16")

@@ -34,6 +34,7 @@ def run(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, check=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("words", commands("pytest"), ids=" ".join)
 def test_pytest_lines_find_cases(words: list[str]) -> None:
     done = run(*words, "--collect-only", "-q", "--no-run-file")

@@ -18,6 +18,27 @@ from tests.faults.runner import Runner, Runners
 HERE = ("cpu", "virtual:cuda", "virtual:xpu", "virtual:mps", "virtual:mtia")
 
 
+LONG = {
+    "cpu-cache-dropped-at-inner-exit",
+    "cpu-compiler-drops-regions",
+    "cpu-grad-in-other-dtype",
+    "cpu-mm-in-float32",
+    "cpu-reduced-outside-by-reduced",
+    "cpu-reduced-twice-by-region_in_the_forward",
+    "cpu-scaler-nan-unseen-at-random",
+    "cpu-shard-without-dtype-by-sharded",
+    "jax-call-with-own-parameters",
+    "jax-first-optimizer-alone",
+    "jax-jax-backward-outside",
+    "jax-unscale-skips-last",
+    "jax-vmap-draws-alike",
+    "jax-vmap-swaps-slices",
+    "opaque-raises-runtime-error-in-low",
+    "partial-raises-runtime-error-in-low",
+}
+"""Faults whose cases take more than five seconds."""
+
+
 @pytest.fixture(scope="module")
 def runners() -> Iterator[Runners]:
     made = Runners(HERE)
@@ -30,7 +51,14 @@ def test_names_are_unique() -> None:
     assert sorted(names) == sorted(set(names))
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
+def test_the_long_ones_are_faults() -> None:
+    assert {fault.id for fault in FAULTS} >= LONG
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(fault, id=fault.id, marks=[pytest.mark.nightly] * (fault.id in LONG)) for fault in FAULTS],
+)
 def test_is_caught(fault: Fault, runners: Runners) -> None:
     runners.run(fault)
 
@@ -61,6 +89,7 @@ def test_every_scenario_cites_its_source(suite: str, rule: str, runners: Runners
         assert "(" in (inspect.getdoc(item.function) or ""), f"{item.name} names no source"
 
 
+@pytest.mark.nightly
 def test_nothing_is_left_behind(runners: Runners) -> None:
     """The cases of a fault of each rule are green after all faults of this process."""
     for fault in runners.ran.values():

@@ -133,6 +133,7 @@ def exact(function: Callable[..., torch.Tensor], *shapes: tuple[int, ...]) -> No
         torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0)
 
 
+@pytest.mark.nightly
 def test_products_have_one_rounding() -> None:
     for m, k, n in (
         (40, 70, 33),

@@ -29,6 +29,7 @@ def sweep(*names: str, seconds: float = LIMIT) -> dict[str, Row]:
     return {row.op: row for row in rows}
 
 
+@pytest.mark.nightly
 def test_rows_say_what_the_device_does() -> None:
     rows = sweep("add", "nn.functional.dropout", "sin", "trunc", "sinh", "mm")
     assert [(r.run, r.agreeing) for r in (rows["add"], rows["nn.functional.dropout"], rows["mm"])] == [(3, 3)] * 3
@@ -38,6 +39,7 @@ def test_rows_say_what_the_device_does() -> None:
     assert rows["sinh"].reason.startswith("crash: the process ended with 7")
 
 
+@pytest.mark.nightly
 def test_an_op_that_hangs_costs_that_op() -> None:
     rows = sweep("tan", "add", seconds=20)
     assert rows["tan"].reason == "timeout: the op's samples took over 20 s"
@@ -56,6 +58,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, env=env, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.nightly
 def test_the_command_writes_the_page(tmp_path: Path) -> None:
     written = tmp_path / "page.md"
     kept = f"--json={tmp_path / 'kept.json'}"
@@ -67,6 +70,7 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     assert "jax: 3 of 3 samples agree, all of 2 of 2 ops" in done.stdout
 
 
+@pytest.mark.nightly
 def test_the_command_knows_its_ops(tmp_path: Path) -> None:
     done = command("--ops=abs,sine", f"--json={tmp_path / 'kept.json'}")
     assert done.returncode == 1

@@ -171,6 +171,7 @@ def test_recurrent_layers() -> None:
         projecting.to("jax")(steps.to("jax"))
 
 
+@pytest.mark.nightly
 def test_recurrent_layers_in_lower_precision() -> None:
     torch.manual_seed(0)
     x = torch.randn(7, 3, 16)

@@ -99,6 +99,7 @@ def test_an_error_in_the_middle_leaves_no_tracer() -> None:
     assert optimizer.state[linear.weight]["step"].item() == 1
 
 
+@pytest.mark.nightly
 def test_nothing_leaks() -> None:
     linear = torch.nn.Linear(3, 3).to("jax")
     optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)

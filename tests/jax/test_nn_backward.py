@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -186,6 +187,7 @@ def test_a_residual_block_trains() -> None:
     beside(Block, lambda model, device: F.cross_entropy(model(images.to(device)), labels.to(device)))
 
 
+@pytest.mark.nightly
 def test_recurrent_networks_train() -> None:
     x = data(5, 3, 6)
     for kind in (nn.LSTM, nn.GRU):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from ampcheck import samples
@@ -142,10 +143,12 @@ def demand(key: str, dtype: str, *, main: bool) -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.nightly
 def test_cuda_table_in_float32() -> None:
     demand("AutocastCUDA", "fp32", main=True)
 
 
+@pytest.mark.nightly
 def test_cuda_table_in_bfloat16() -> None:
     demand("AutocastCUDA", "bf16", main=True)
 

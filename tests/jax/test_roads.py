@@ -176,6 +176,7 @@ def _walk() -> str:
     return "\n".join(wrong)
 
 
+@pytest.mark.nightly
 def test_every_way_works_or_is_a_clear_error() -> None:
     """One process takes them all; only where it ends is each taken in its own, to name those that end it."""
     found = forked(_walk)

@@ -103,6 +103,7 @@ def _raising() -> None:
             _backward()
 
 
+@pytest.mark.nightly
 def test_no_buffer_outlives_its_tensors() -> None:
     left = [_left(run) for run in (_many, _graph, _raising)]
     assert left == [0, 0, 0], left

@@ -128,6 +128,7 @@ def compare(name: str, way: str, rate: float = 3e-3) -> None:
     torch.testing.assert_close(found, expected, rtol=0.05, atol=0.02)
 
 
+@pytest.mark.nightly
 def test_transformer() -> None:
     for way in ("eager", "jit", "compile"):
         compare("transformer", way)
@@ -138,6 +139,7 @@ def test_residual() -> None:
         compare("residual", way)
 
 
+@pytest.mark.nightly
 def test_recurrent() -> None:
     for way in ("eager", "jit", "compile"):
         compare("recurrent", way)

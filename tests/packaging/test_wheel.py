@@ -143,6 +143,7 @@ RED = ("--op linear", "--last-failed")
 """What the page's backend fails. A choice among all rules may be red as well: the backend is a small one."""
 
 
+@pytest.mark.nightly
 def test_every_command_of_the_page_works(installed: Installed) -> None:
     assert set(modules()) == {"mydevice_ampcheck.py", "torch_mydevice.py"}
     for name, text in modules().items():
@@ -177,6 +178,7 @@ def test_the_page_names_what_there_is() -> None:
         assert f"\n      {name}: {{type: " in workflow, name
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("workers", ["-p no:xdist", "-n1"])
 def test_the_suites_run_by_name(workers: str, installed: Installed) -> None:
     names = "ampcheck.suites.eager.test_ops::test_downcast ampcheck.suites.autograd"
@@ -190,6 +192,7 @@ def test_the_suites_run_by_name(workers: str, installed: Installed) -> None:
     assert not list(installed.folder.glob(".pytest_cache"))
 
 
+@pytest.mark.nightly
 def test_a_failure_by_name_is_red_and_its_line_repeats_it(installed: Installed) -> None:
     (installed.folder / "dying_device.py").write_text(MODULE)
     device = "--device swapped --device-module dying_device --op mm -k mm-fp32-fp16-swapped --run-file red.jsonl"

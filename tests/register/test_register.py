@@ -112,6 +112,7 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     return run_suite(tmp_path_factory.mktemp("cuda"), "", *(f"--rule={rule}" for rule in (*POLICIES, *STATES)))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("rules", "least"), [(POLICIES, 4700), (STATES, 480)], ids=["policies", "states"])
 def test_one_call_gives_a_backend_its_autocast(
     registered: dict[str, Result], rules: tuple[str, ...], least: int
@@ -122,6 +123,7 @@ def test_one_call_gives_a_backend_its_autocast(
     assert sum(result.status == "pass" for result in results.values()) > least
 
 
+@pytest.mark.nightly
 def test_the_lists_of_another_key(tmp_path: Path) -> None:
     """One dtype has a case of every overload; the lists alone differ from those above."""
     rules = ("downcast", "upcast", "promote")
@@ -131,6 +133,7 @@ def test_the_lists_of_another_key(tmp_path: Path) -> None:
     assert sum(result.status == "pass" for result in results.values()) > 850
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("fault", "selection", "rule", "words"),
     [

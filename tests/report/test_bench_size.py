@@ -12,6 +12,8 @@ import pytest
 from ampcheck.report import build
 from tests.report.made_bench import many_nights
 
+pytestmark = pytest.mark.nightly
+
 NIGHTS, GROUPS = 400, 75
 
 

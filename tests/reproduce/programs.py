@@ -20,7 +20,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-SHARE = 3
+SHARE = 9
 """Every test run has one in so many programs, the same ones each time; a nightly one has all."""
 OPS_IN_A_RULE = {"eager": 45, "autograd": 9, "jit": 9}
 """How many cases of each rule of ops are tried on each device in each suite, and so many of a known deviation."""

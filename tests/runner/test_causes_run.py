@@ -120,6 +120,7 @@ def test_junit_groups_by_cause(found: Found) -> None:
     assert any("raise ValueError" in (failure.text or "") for failure in failures)
 
 
+@pytest.mark.nightly
 def test_plain_pytest_says_the_same(found: Found, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.cli_support.environment", lambda: ENV)
     options = (f"--run-file={tmp_path / 'plain.jsonl'}", f"--junitxml={tmp_path / 'pytest.xml'}", "--tb=no")

@@ -49,6 +49,7 @@ def statuses(found: Run) -> dict[str, str]:
     return {key: result.status for key, result in found.results.items()}
 
 
+@pytest.mark.nightly
 def test_a_dying_process_costs_the_case_that_it_died_in(dying: tuple[subprocess.CompletedProcess[str], Run]) -> None:
     done, found = dying
     assert done.returncode == 1, done.stdout + done.stderr
@@ -96,6 +97,7 @@ def test_the_junit_file_says_the_same(dying: tuple[subprocess.CompletedProcess[s
     assert len(bad) == 3
 
 
+@pytest.mark.nightly
 def test_two_processes_find_the_same(dying: tuple[subprocess.CompletedProcess[str], Run], folder: Path) -> None:
     options = ("--device=dying", "--device-module=dying_device", *OPS, "--timeout=20", "--run-file=two.jsonl", "-n2")
     done = run(folder, *EAGER, *options)
@@ -167,6 +169,7 @@ def test_green_ends_with_0_and_absent_devices_are_said(tmp_path: Path) -> None:
         assert f"without {name}: {reason}" in done.stdout
 
 
+@pytest.mark.nightly
 def test_list_and_manifest_show_what_a_run_has(tmp_path: Path) -> None:
     choice = ("--device=cpu", "--rule=promote")
     listed = run(tmp_path, "run", "--list", *choice)
@@ -216,6 +219,7 @@ def test_ctrl_c_keeps_what_was_measured(folder: Path) -> None:
     assert xml.parse(path.with_suffix(".xml")).getroot()[0].attrib["tests"] == str(len(found.results))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", [("-n2",), ("-p", "no:xdist")], ids=["xdist", "without-xdist"])
 def test_plain_pytest_finds_the_same_with_and_without_xdist(
     dying: tuple[subprocess.CompletedProcess[str], Run], folder: Path, options: tuple[str, ...]
@@ -233,6 +237,7 @@ def test_plain_pytest_finds_the_same_with_and_without_xdist(
     assert bad == {"fp16"}
 
 
+@pytest.mark.nightly
 def test_xdist_reports_a_crash_under_the_devices_name(folder: Path) -> None:
     path = folder / "crashed.jsonl"
     device = ("--device=dying", "--device-module=dying_device", "--op=addmm", f"--run-file={path}")
@@ -257,6 +262,7 @@ def shards(folder: Path, whole: Run) -> list[Run]:
     return found
 
 
+@pytest.mark.nightly
 def test_shards_together_are_the_whole_run(whole: Run, shards: list[Run]) -> None:
     merged = merge(shards)
     assert statuses(merged) == statuses(whole)
@@ -321,6 +327,7 @@ def test_a_shard_without_cases_is_refused(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (2, f"ampcheck: no case was selected in shard {number}/2\n")
 
 
+@pytest.mark.nightly
 def test_last_failed_runs_what_was_red(folder: Path, whole: Run) -> None:
     path = folder / "renamed.jsonl"
     gone = "eager/downcast/addmm-fp32-fp16-swapped"
@@ -362,6 +369,7 @@ def test_a_run_ends_after_so_many_red_cases(folder: Path) -> None:
     assert xml.parse(folder / "few.xml").getroot()[0].attrib["tests"] == str(len(found.results))
 
 
+@pytest.mark.nightly
 def test_a_limit_that_is_not_reached_changes_nothing(folder: Path, whole: Run) -> None:
     done = run(folder, *EAGER, *PRODUCTS, "--max-red=1000", "--run-file=all/one.jsonl")
     assert done.returncode == 1
@@ -379,6 +387,7 @@ def test_a_bad_limit(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--max-red: invalid" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("least", "processes"), [(20, 2), (200, 1)])
 def test_further_processes_start_where_there_are_cases_for_them(
     least: int, processes: int, folder: Path, whole: Run, monkeypatch: pytest.MonkeyPatch
@@ -396,6 +405,7 @@ def test_further_processes_start_where_there_are_cases_for_them(
     assert statuses(found) == statuses(whole)
 
 
+@pytest.mark.nightly
 def test_a_baseline_excuses_what_it_lists_alone(folder: Path, whole: Run) -> None:
     written = run(folder, "deviations", "baseline", str(whole.path), "--out=baseline.txt")
     assert (written.returncode, written.stdout) == (0, "")

@@ -60,6 +60,7 @@ def test_a_run_file_has_the_seed(options: tuple[str, ...], seed: int | None, tmp
     assert found == seed if seed is not None else before <= found <= _today()
 
 
+@pytest.mark.nightly
 def test_a_supervised_run_has_the_seed(tmp_path: Path) -> None:
     before = _today()
     done = run(tmp_path, "run", "--device=cpu", "--rule=defaults", "--nightly", "--run-file=run.jsonl")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.cli_support import run_pytest
 
 MARK = 'pytestmark = pytest.mark.rule("promote")\n'
@@ -28,6 +30,7 @@ def collect(folder: Path, files: dict[str, str], *options: str) -> subprocess.Co
     return run_pytest(folder, "suites", *chosen, "--collect-only", *options)
 
 
+@pytest.mark.nightly
 def test_a_rule_is_chosen_by_its_name_whatever_the_file_is_called(tmp_path: Path) -> None:
     files = {"eager/test_a.py": MARK + SCENARIO, "eager/b/test_c.py": MARK.replace("promote", "cache") + SCENARIO}
     manifest = tmp_path / "manifest"

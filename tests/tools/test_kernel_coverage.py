@@ -131,6 +131,7 @@ def test_an_unknown_device_ends_with_two(capsys: pytest.CaptureFixture[str]) -> 
     assert "there is no device named 'abacus'" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_importing_pytorchs_test_library_changes_nothing_else() -> None:
     program = """
 import sys
@@ -170,6 +171,7 @@ def pytest_sessionfinish(session):
 """
 
 
+@pytest.mark.nightly
 def test_the_suite_files_enter_every_kernel_as_they_run(tmp_path: Path) -> None:
     path = tmp_path / "entered.json"
     (tmp_path / "entered_recorder.py").write_text(_PLUGIN.format(path=str(path)))

@@ -11,9 +11,10 @@ import torch
 
 from ampcheck.observe.dispatcher import UNKNOWN
 from ampcheck.observe.recorder import overload_name
-from ampcheck.observe.torch_private import OpOverloadPacket, registrations
+from ampcheck.observe.torch_private import OpOverloadPacket
 from ampcheck.register.torch_private import OpOverload, backend_name
 from ampcheck.spec.policies import KEYS, closest, table
+from ampcheck.spec.torch_private import registrations
 from ampcheck.tools.torch_private import resolve
 
 _KEY_OF = {key.removeprefix("Autocast").lower(): key for key in KEYS}

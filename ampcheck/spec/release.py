@@ -1,0 +1,209 @@
+"""Write the policy table of the installed torch: `python -m ampcheck.spec.release`.
+
+What the dispatcher registers is read from the installed torch, and the lists that the GPU keys share from its header
+`ATen/autocast_mode.h`. All else is taken over from the table of the version before. A policy that neither says is asked
+for, and given with `--policy`. Cases that passed (`--run`) turn "dispatcher" into "run".
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ampcheck.errors import UsageError
+from ampcheck.spec import policies
+from ampcheck.spec.casting import POLICIES
+from ampcheck.spec.policies import COLUMNS, KEYS, PolicyRow, minor, rows, versions
+from ampcheck.spec.torch_private import registrations
+
+HEADER = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
+
+LISTS = {
+    "AT_FORALL_LOWER_PRECISION_FP": "downcast",
+    "AT_FORALL_FP32": "upcast",
+    "AT_FORALL_FP32_SET_OPT_DTYPE": "optdtype",
+    "AT_FORALL_PROMOTE": "promote",
+}
+"""The lists of the header by the policy of their ops. The one for `append` names functions, not overloads."""
+
+_SHARED = ("AutocastCUDA", "AutocastXPU", "AutocastMTIA", "AutocastMAIA")
+"""The keys whose registrations use the lists of the header."""
+_ATEN = "aten::"
+_LIST = re.compile(r"^#define (AT_FORALL_\w+)\(_\)((?:.*\\\n)*.*)", re.MULTILINE)
+_ENTRY = re.compile(r"_\((\w+)(?:, (\w+))?\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The table of one torch minor version, and how it came about."""
+
+    version: str
+    """The minor version of the table, e.g. "2.15"."""
+    before: str
+    """The minor version of the table it is compared with."""
+    rows: tuple[PolicyRow, ...]
+    differences: tuple[str, ...]
+    questions: tuple[str, ...]
+
+
+def registered(key: str) -> frozenset[str]:
+    """The aten overloads that this build registers under a dispatch key, without the namespace."""
+    names: list[str] = registrations(key)
+    return frozenset(name.removeprefix(_ATEN) for name in names if name.startswith(_ATEN))
+
+
+def listed(text: str) -> dict[str, tuple[str, str]]:
+    """The policy and the list of each overload in the text of `autocast_mode.h`, by overload."""
+    found = ((match[1], _ENTRY.finditer(match[2])) for match in _LIST.finditer(text) if match[1] in LISTS)
+    return {".".join(filter(None, e.groups())): (LISTS[name], name) for name, entries in found for e in entries}
+
+
+def release(
+    torch_version: str,
+    live: Mapping[str, Collection[str]],
+    header: Mapping[str, tuple[str, str]],
+    given: Mapping[str, str],
+    passed: Collection[tuple[str, str]] = (),
+) -> Release:
+    """Make the table of a torch version.
+
+    Args:
+        torch_version: e.g. "2.15.0+cpu".
+        live: per dispatch key, the overloads registered, without the namespace.
+        header: what `listed` returns; empty where there is no header.
+        given: a policy by overload, or by "KEY:overload" for one key alone.
+        passed: pairs of key and overload with a passing case of the overload's policy in a run of this version.
+
+    Raises UsageError for a policy given to what is not registered, or for an unknown policy.
+    """
+    version = minor(torch_version)
+    older = [v for v in versions() if _numbers(v) < _numbers(version)]
+    before = older[-1] if older else versions()[0]
+    last = {(row.key, row.overload): row for row in rows(before)}
+    own = {(row.key, row.overload): row for row in rows(version)} if version in versions() else {}
+    names = {f"{key}:{name}" for key in live for name in live[key]} | {name for key in live for name in live[key]}
+    for name, policy in given.items():
+        if name not in names:
+            raise UsageError(f"--policy {name}={policy}: torch {torch_version} does not register {name}")
+        if policy not in POLICIES:
+            raise UsageError(f"--policy {name}={policy}: unknown policy; known: {', '.join(POLICIES)}")
+
+    out, differences, questions = [], [], []
+    for key in sorted(live):
+        for name in sorted({*live[key]} | {o for k, o in last if k == key and last[k, o].builds}):
+            known = own.get((key, name)) or last.get((key, name))
+            asked = given.get(f"{key}:{name}") or given.get(name)
+            policy, where = _policy(key, name, asked, known, header)
+            if (key, name) not in last:
+                differences.append(f"{key} gains {name}" + (f" ({policy})" if policy else ""))
+            elif policy not in ("", last[key, name].policy):
+                differences.append(f"{key} changes {name} from {last[key, name].policy} to {policy}")
+            if not policy:
+                questions.append(f"Which policy has {name} on {key}? --policy {name}=one of {', '.join(POLICIES)}")
+                continue
+            builds = known.builds if known else ""
+            row = PolicyRow(key, name, policy, builds, "dispatcher", f"torch {torch_version}: {where}")
+            if known and known.policy == policy and (key, name) in own:
+                row = known
+            if builds and name not in live[key]:
+                row = replace(row, verified="assumed")
+            elif (key, name) in passed:
+                row = replace(row, verified="run")
+            out.append(row)
+        lost = sorted(o for k, o in last if k == key and o not in live[key] and not last[k, o].builds)
+        differences += [f"{key} loses {name} ({last[key, name].policy})" for name in lost]
+    return Release(version, before, tuple(out), tuple(differences), tuple(questions))
+
+
+def _policy(
+    key: str, name: str, given: str | None, known: PolicyRow | None, header: Mapping[str, tuple[str, str]]
+) -> tuple[str, str]:
+    """The policy of an overload, or "", and where that was read."""
+    if given:
+        return given, "dispatcher; the policy by hand"
+    if key in _SHARED and name in header:
+        return header[name][0], f"autocast_mode.h {header[name][1]}"
+    if known:
+        place = re.sub(r"^torch [^:]*: |:\d+", "", known.source)
+        return known.policy, f"dispatcher; {place.removeprefix('dispatcher; ')}"
+    return "", ""
+
+
+def passing(lines: Iterable[str], torch_version: str, where: str) -> Iterator[tuple[str, str]]:
+    """Key and overload of the passing cases of policies in a run file's lines.
+
+    Raises UsageError for what is no run file, and for a run of another torch.
+    """
+    keys: dict[str, str] = {}
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"{where} is no run file: {error}") from error
+        if record.get("kind") == "header":
+            ran = record["versions"]["torch"]
+            if minor(ran) != minor(torch_version):
+                raise UsageError(f"{where} is of torch {ran}; the installed torch is {torch_version}")
+            keys = {device["name"]: device["key"] for device in record["devices"]}
+        elif record.get("status") == "pass" and record.get("rule") in POLICIES and record["device"] in keys:
+            yield keys[record["device"]], record["op"]
+
+
+def write(made: Release, folder: Path) -> Path:
+    """Write a table into a folder and return its path."""
+    path = folder / f"torch-{made.version}.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(astuple(row) for row in sorted(made.rows, key=lambda row: (row.key, row.overload)))
+    return path
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the table; return 1 where a person must answer a question first, which the table then lacks."""
+    parser = argparse.ArgumentParser(prog="python -m ampcheck.spec.release", description=__doc__)
+    parser.add_argument("--policy", action="append", default=[], metavar="[KEY:]OVERLOAD=POLICY")
+    parser.add_argument("--run", action="append", default=[], type=Path, metavar="FILE", help="a run of this torch")
+    parser.add_argument("--output", type=Path, default=policies.TABLES, metavar="FOLDER", help="where tables are")
+    args = parser.parse_args(arguments)
+    try:
+        given = dict(one.split("=", 1) for one in args.policy)
+    except ValueError:
+        parser.error("--policy takes OVERLOAD=POLICY, such as mm=downcast")
+    try:
+        passed = {
+            pair
+            for path in args.run
+            for pair in passing(path.read_text(encoding="utf-8").splitlines(), torch.__version__, str(path))
+        }
+        header = listed(HEADER.read_text(encoding="utf-8")) if HEADER.exists() else {}
+        made = release(torch.__version__, {key: registered(key) for key in KEYS}, header, given, passed)
+        path = write(made, args.output)
+    except (OSError, UsageError) as error:
+        parser.error(str(error))
+    counts = ", ".join(f"{key} {sum(row.key == key for row in made.rows)}" for key in KEYS)
+    print(f"{path}: {len(made.rows)} rows ({counts}); {sum(r.verified == 'run' for r in made.rows)} seen to cast")
+    print(f"since torch {made.before}: " + ("nothing changed" if not made.differences else ""))
+    for line in made.differences:
+        print(f"  {line}")
+    if made.questions:
+        print("a person must answer; `ampcheck run --rule drift` says what each op does:")
+        for line in made.questions:
+            print(f"  {line}")
+    return 1 if made.questions else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
