@@ -1,5 +1,7 @@
 # The two commands of the README. Each makes its own virtual environment and needs nothing but Python 3.11 or later.
 PYTHON ?= python3
+# The newest torch that a wheel on disk installs without gigabytes of CUDA libraries; TORCH=torch==2.15.0 chooses another.
+TORCH ?= torch>=2.11,<2.14
 RUN := .venv-run
 TEST := .venv-test
 
@@ -32,13 +34,13 @@ check: $(TEST)/ready
 # torch comes first: the TorchScript operators are compiled against it while the package is built.
 $(RUN)/ready: pyproject.toml setup.py $(wildcard ampcheck/torchscript/csrc/*)
 	$(PYTHON) -m venv $(RUN)
-	$(RUN)/bin/pip install --quiet --disable-pip-version-check 'torch>=2.11,<2.14'
+	$(RUN)/bin/pip install --quiet --disable-pip-version-check '$(TORCH)'
 	$(RUN)/bin/pip install --quiet --disable-pip-version-check --editable '.[jax]'
 	touch $@
 
 $(TEST)/ready: pyproject.toml setup.py $(wildcard ampcheck/torchscript/csrc/*)
 	$(PYTHON) -m venv $(TEST)
-	$(TEST)/bin/pip install --quiet --disable-pip-version-check 'torch>=2.11,<2.14'
+	$(TEST)/bin/pip install --quiet --disable-pip-version-check '$(TORCH)'
 	$(TEST)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev,jax]'
 	touch $@
 

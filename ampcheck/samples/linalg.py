@@ -158,6 +158,12 @@ OPS = (
         also=("torch.linalg.matrix_rank",),
     ),
     op(
+        "linalg_matrix_sqrth",
+        at("2d", f(3, 3, fill="spd")),
+        at("batched", f(2, 3, 3, fill="spd")),
+        also=("torch.linalg.matrix_sqrth",),
+    ),
+    op(
         "linalg_qr",
         at("2d", f(4, 3)),
         at("batched", f(2, 4, 3), "complete"),

@@ -113,9 +113,9 @@ def release(
             row = PolicyRow(key, name, policy, builds, "dispatcher", f"torch {torch_version}: {where}")
             if known and known.policy == policy and (key, name) in own:
                 row = known
-            if builds and name not in live[key]:
+            elif name not in live[key]:
                 row = replace(row, verified="assumed")
-            elif (key, name) in passed:
+            if (key, name) in passed:
                 row = replace(row, verified="run")
             out.append(row)
         lost = sorted(o for k, o in last if k == key and o not in live[key] and not last[k, o].builds)

@@ -80,7 +80,7 @@ def test_covered(torch_version: str) -> None:
     assert covered(torch_version)
 
 
-@pytest.mark.parametrize("torch_version", ["2.10.0", "2.14.0", "2.1.0", "3.13.0"])
+@pytest.mark.parametrize("torch_version", ["2.10.0", "2.16.0", "2.1.0", "3.13.0"])
 def test_not_covered(torch_version: str) -> None:
     assert not covered(torch_version)
 

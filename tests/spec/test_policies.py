@@ -44,6 +44,7 @@ def test_policies_per_key(key: str) -> None:
 
 
 def test_registrations_per_key() -> None:
+    assert [len(table(key, "2.14")) for key in KEYS] == [126, 120, 117, 95, 117, 117]
     assert [len(table(key, "2.13")) for key in KEYS] == [127, 119, 117, 95, 117, 117]
     assert [len(table(key, "2.12")) for key in KEYS] == [129, 126, 124, 101, 124, 124]
     assert [len(table(key, "2.11")) for key in KEYS] == [129, 125, 123, 101, 123, 123]
@@ -60,6 +61,17 @@ def test_2_13_dropped_the_overloads_of_named_tensors_and_changed_nothing_else() 
     for key in KEYS:
         kept = {o: p for o, p in table(key, "2.12").items() if o.partition(".")[2] not in named}
         assert table(key, "2.13") == kept
+
+
+def test_2_14_brought_sqrth_and_dropped_two_on_the_cpu() -> None:
+    new = {"AutocastCPU": {"linalg_matrix_sqrth": "upcast"}, "AutocastCUDA": {"linalg_matrix_sqrth": "upcast"}}
+    for key in KEYS:
+        kept = {o: p for o, p in table(key, "2.13").items() if o not in ("cholesky", "qr")}
+        assert table(key, "2.14") == {**kept, **new.get(key, {})}
+
+
+def test_2_15_changed_nothing() -> None:
+    assert all(table(key, "2.15") == table(key, "2.14") for key in KEYS)
 
 
 @pytest.mark.parametrize("version", versions())
@@ -103,9 +115,10 @@ def test_every_policy_is_a_rule() -> None:
         ("2.13", "2.13"),
         ("2.12.1", "2.12"),
         ("2.11.0", "2.11"),
-        ("2.14.0a0+git0", "2.13"),
-        ("2.14a0", "2.13"),
-        ("3.0.0", "2.13"),
+        ("2.14.0a0+git0", "2.14"),
+        ("2.14a0", "2.14"),
+        ("2.16.0a0+git0", "2.15"),
+        ("3.0.0", "2.15"),
         ("2.10.0", "2.11"),
         ("2.9.1", "2.11"),
         ("1.13.1", "2.11"),
@@ -144,7 +157,9 @@ def _forget() -> None:
 
 
 def test_an_unknown_version_is_refused_and_the_known_ones_are_named() -> None:
-    with pytest.raises(ValueError, match=r"^no policy table for torch 1\.0; there are 2\.11, 2\.12, 2\.13$"):
+    with pytest.raises(
+        ValueError, match=r"^no policy table for torch 1\.0; there are 2\.11, 2\.12, 2\.13, 2\.14, 2\.15$"
+    ):
         rows("1.0")
 
 

@@ -1,0 +1,182 @@
+"""The table of a new torch: what is taken over, what the header decides, what a person is asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ampcheck.errors import UsageError
+from ampcheck.spec import policies
+from ampcheck.spec.drift import covered
+from ampcheck.spec.policies import KEYS, minor, rows, table
+from ampcheck.spec.release import HEADER, Release, listed, main, passing, registered, release
+
+VERSION = "2.99.1+cpu"
+MACROS = """
+#define AT_FORALL_LOWER_PRECISION_FP(_) \\
+  _(mm)                                 \\
+  _(conv_transpose2d, input)
+
+#define AT_FORALL_FP32(_)  \\
+  _(exp)                   \\
+  _(pow, Tensor_Scalar)
+
+#define AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(_) \\
+  _(ADD_NS(norm), "norm.Scalar")
+"""
+ROWS = """key,overload,policy,builds,verified,source
+AutocastCPU,exp,upcast,,run,autocast_mode.cpp:335 KERNEL_CPU line
+AutocastCPU,qr,upcast,,run,autocast_mode.cpp:340 KERNEL_CPU line
+AutocastCUDA,_cudnn_rnn,downcast,cudnn,source,AutocastRNN.cpp
+AutocastCUDA,exp,upcast,,run,autocast_mode.h AT_FORALL_FP32
+AutocastCUDA,mm,downcast,,run,autocast_mode.h AT_FORALL_LOWER_PRECISION_FP
+"""
+LIVE = {"AutocastCPU": {"exp", "sqrth"}, "AutocastCUDA": {"exp", "mm", "pow.Tensor_Scalar"}}
+
+
+@pytest.fixture(autouse=True)
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A table of a version before."""
+    (tmp_path / "torch-2.98.csv").write_text(ROWS)
+    monkeypatch.setattr(policies, "TABLES", tmp_path)
+    rows.cache_clear()
+    yield tmp_path
+    rows.cache_clear()
+    table.cache_clear()
+
+
+def made(**changed: object) -> Release:
+    arguments: dict[str, object] = {"live": LIVE, "header": listed(MACROS), "given": {}, "passed": ()}
+    return release(VERSION, **{**arguments, **changed})  # type: ignore[arg-type]
+
+
+def test_the_lists_of_the_header() -> None:
+    found = {name: policy for name, (policy, _) in listed(MACROS).items()}
+    expected = {"mm": "downcast", "conv_transpose2d.input": "downcast", "exp": "upcast", "pow.Tensor_Scalar": "upcast"}
+    assert found == expected
+
+
+def test_what_is_there_is_taken_over_and_differences_are_said() -> None:
+    found = made()
+    assert {(row.key, row.overload): row.policy for row in found.rows} == {
+        ("AutocastCPU", "exp"): "upcast",
+        ("AutocastCUDA", "exp"): "upcast",
+        ("AutocastCUDA", "mm"): "downcast",
+        ("AutocastCUDA", "pow.Tensor_Scalar"): "upcast",
+        ("AutocastCUDA", "_cudnn_rnn"): "downcast",
+    }
+    assert found.differences == (
+        "AutocastCPU gains sqrth",
+        "AutocastCPU loses qr (upcast)",
+        "AutocastCUDA gains pow.Tensor_Scalar (upcast)",
+    )
+    assert [row.source for row in found.rows if row.key == "AutocastCPU"] == [
+        f"torch {VERSION}: dispatcher; autocast_mode.cpp KERNEL_CPU line"
+    ]
+
+
+def test_a_policy_that_nothing_says_is_asked_for() -> None:
+    (question,) = made().questions
+    assert question.startswith("Which policy has sqrth on AutocastCPU? --policy sqrth=one of downcast, ")
+
+
+@pytest.mark.parametrize("name", ["sqrth", "AutocastCPU:sqrth"])
+def test_an_answer_is_taken(name: str) -> None:
+    found = made(given={name: "upcast"})
+    assert found.questions == ()
+    assert found.differences[0] == "AutocastCPU gains sqrth (upcast)"
+    assert [row.policy for row in found.rows if row.overload == "sqrth"] == ["upcast"]
+
+
+def test_a_policy_that_the_header_changed_is_said() -> None:
+    found = made(header=listed(MACROS.replace("_(exp)", "_(exp2)").replace("_(mm)", "_(mm) _(exp)")))
+    assert "AutocastCUDA changes exp from upcast to downcast" in found.differences
+    assert not any("AutocastCPU changes" in line for line in found.differences)  # the header is not about the CPU
+
+
+def test_what_passed_was_run_and_what_needs_a_library_is_assumed() -> None:
+    found = made(passed={("AutocastCUDA", "mm")})
+    verified = {row.overload: row.verified for row in found.rows if row.key == "AutocastCUDA"}
+    assert verified == {
+        "_cudnn_rnn": "assumed",
+        "exp": "dispatcher",
+        "mm": "run",
+        "pow.Tensor_Scalar": "dispatcher",
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"qr": "upcast"}, r"--policy qr=upcast: torch 2\.99\.1\+cpu does not register qr"),
+        ({"sqrth": "float"}, "--policy sqrth=float: unknown policy; known: downcast, "),
+    ],
+)
+def test_a_wrong_answer_is_refused(given: dict[str, str], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        made(given=given)
+
+
+def lines(torch_version: str) -> list[str]:
+    header = {
+        "kind": "header",
+        "versions": {"torch": torch_version},
+        "devices": [{"name": "cpu", "key": "AutocastCPU"}],
+    }
+    case = {"kind": "case", "rule": "upcast", "op": "exp", "device": "cpu", "status": "pass"}
+    return [
+        json.dumps(line) for line in (header, case, {**case, "op": "qr", "status": "fail"}, {**case, "rule": "cache"})
+    ]
+
+
+def test_the_passing_cases_of_a_run() -> None:
+    assert list(passing(lines("2.99.0"), VERSION, "run.jsonl")) == [("AutocastCPU", "exp")]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (lines("2.98.0"), r"^run\.jsonl is of torch 2\.98\.0; the installed torch is 2\.99\.1\+cpu$"),
+        (["{"], r"^run\.jsonl is no run file: "),
+    ],
+)
+def test_another_run_is_refused(given: list[str], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        list(passing(given, VERSION, "run.jsonl"))
+
+
+def test_the_command_writes_a_table_and_asks(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a table before it that lists little, the installed torch has much to ask."""
+    assert main(["--output", str(tables)]) == 1
+    text = capsys.readouterr().out
+    assert "AutocastCPU gains mm" in text
+    assert "Which policy has mm on AutocastCPU?" in text
+    assert {row.overload for row in rows(minor(torch.__version__)) if row.key == "AutocastXPU"} <= registered(
+        "AutocastXPU"
+    )
+
+
+@pytest.mark.parametrize("options", [["--policy", "mm"], ["--policy", "nope=upcast"], ["--run", "no.jsonl"]])
+def test_the_command_refuses_in_a_sentence(
+    options: list[str], tables: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*options, "--output", str(tables)])
+    assert ended.value.code == 2
+    assert "error: " in capsys.readouterr().err
+    assert [path.name for path in tables.iterdir()] == ["torch-2.98.csv"]
+
+
+def test_the_installed_torch_is_as_its_table_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table that is shipped, made once more: no row changes and nothing is asked."""
+    monkeypatch.undo()
+    rows.cache_clear()
+    assert covered(torch.__version__), f"torch {torch.__version__} has no table: python -m ampcheck.spec.release"
+    live = {key: registered(key) for key in KEYS}
+    found = release(torch.__version__, live, listed(HEADER.read_text(encoding="utf-8")), {})
+    assert found.questions == ()
+    assert found.rows == rows(minor(torch.__version__))
