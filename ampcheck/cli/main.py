@@ -56,6 +56,20 @@ def _guarded(work: object) -> int:
         return 0
 
 
+class _Version(argparse.Action):
+    """Print the versions that a run file has in its header, one a line, and end."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from ampcheck.runner.runlog import versions  # imports torch, which no other option needs
+
+        found = versions()
+        print("\n".join(f"{name} {found[name]}" for name in sorted(found, key=lambda name: name != "ampcheck")))
+        parser.exit()
+
+
 def _trace(argv: list[str]) -> int:
     from ampcheck.tools.tracing import command
 
@@ -67,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="ampcheck",
         description="Does automatic mixed precision on a PyTorch device do what PyTorch promises?",
     )
+    parser.add_argument("--version", action=_Version, help="print the versions of ampcheck and of what decides results")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for module in _COMMANDS:
         module.add(commands)

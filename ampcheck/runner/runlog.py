@@ -27,7 +27,7 @@ NOTES = pytest.StashKey[list[str]]()
 """What the preflight of the devices found that does not end the run, a sentence each."""
 _DRIFT_SHOWN = 5
 _GONE_SHOWN = 5
-_PACKAGES = ("ampcheck", "torch", "jax", "torchax", "numpy", "pytest", "hypothesis")
+_PACKAGES = ("ampcheck", "torch", "jax", "jaxlib", "torchax", "numpy", "pytest", "hypothesis")
 
 
 def versions() -> dict[str, str]:

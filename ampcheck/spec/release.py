@@ -96,16 +96,12 @@ def release(
         if policy not in POLICIES:
             raise UsageError(f"--policy {name}={policy}: unknown policy; known: {', '.join(POLICIES)}")
 
-    out, differences, questions = [], [], []
+    out, questions = [], []
     for key in sorted(live):
         for name in sorted({*live[key]} | {o for k, o in last if k == key and last[k, o].builds}):
             known = own.get((key, name)) or last.get((key, name))
             asked = given.get(f"{key}:{name}") or given.get(name)
             policy, where = _policy(key, name, asked, known, header)
-            if (key, name) not in last:
-                differences.append(f"{key} gains {name}" + (f" ({policy})" if policy else ""))
-            elif policy not in ("", last[key, name].policy):
-                differences.append(f"{key} changes {name} from {last[key, name].policy} to {policy}")
             if not policy:
                 questions.append(f"Which policy has {name} on {key}? --policy {name}=one of {', '.join(POLICIES)}")
                 continue
@@ -118,9 +114,22 @@ def release(
             if (key, name) in passed:
                 row = replace(row, verified="run")
             out.append(row)
-        lost = sorted(o for k, o in last if k == key and o not in live[key] and not last[k, o].builds)
-        differences += [f"{key} loses {name} ({last[key, name].policy})" for name in lost]
-    return Release(version, before, tuple(out), tuple(differences), tuple(questions))
+    return Release(version, before, tuple(out), tuple(changes(rows(before), out)), tuple(questions))
+
+
+def changes(before: Iterable[PolicyRow], after: Iterable[PolicyRow]) -> list[str]:
+    """What differs between two tables, a sentence each, sorted by dispatch key."""
+    old, new = ({(row.key, row.overload): row.policy for row in some} for some in (before, after))
+    out = []
+    for key, name in sorted(old.keys() | new.keys()):
+        was, now = old.get((key, name)), new.get((key, name))
+        if was is None:
+            out.append(f"{key} gains {name} ({now})")
+        elif now is None:
+            out.append(f"{key} loses {name} ({was})")
+        elif was != now:
+            out.append(f"{key} changes {name} from {was} to {now}")
+    return out
 
 
 def _policy(

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,15 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
 
 
 # ---- the door
+
+
+def test_the_version_names_what_decides_results(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main.main(["--version"])
+    assert ended.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"ampcheck {version('ampcheck')}"
+    assert {f"torch {version('torch')}", f"pytest {version('pytest')}"} <= set(lines)
 
 
 @pytest.mark.parametrize(

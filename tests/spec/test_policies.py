@@ -157,9 +157,7 @@ def _forget() -> None:
 
 
 def test_an_unknown_version_is_refused_and_the_known_ones_are_named() -> None:
-    with pytest.raises(
-        ValueError, match=r"^no policy table for torch 1\.0; there are 2\.11, 2\.12, 2\.13, 2\.14, 2\.15$"
-    ):
+    with pytest.raises(ValueError, match=r"^no policy table for torch 1\.0; there are 2\.11, .*, 2\.15$"):
         rows("1.0")
 
 
