@@ -61,12 +61,15 @@ def test_no_op_carries_a_device() -> None:
     assert op_token("_grid_sampler_2d_cpu_fallback", "nearest") == "_grid_sampler_2d_fallback+nearest"
 
 
-def test_the_longest_id_is_allowed_and_one_more_character_is_not() -> None:
+def test_a_name_that_makes_the_id_too_long_is_cut_and_stays_apart() -> None:
     rest = "-fp32-bf16-cpu"
     longest = "a" * (MAX_LENGTH - len(rest))
     assert case_id(longest, "", "fp32", "bf16", "cpu") == longest + rest
+    cut = [case_id(longest + end, "", "fp32", "bf16", "cpu") for end in "ab"]
+    assert len({*cut}) == 2
+    assert all(len(text) == MAX_LENGTH and text.endswith(rest) for text in cut)
     with pytest.raises(ValueError, match=rf"is longer than {MAX_LENGTH} or holds a character"):
-        case_id(longest + "a", "", "fp32", "bf16", "cpu")
+        case_id("mm", "", "fp32" * 20, "bf16", "cpu")
 
 
 @pytest.mark.parametrize("character", list(" \t\n/\\:;,*?[](){}<>|&$#!'\"`~=%@^é"))
