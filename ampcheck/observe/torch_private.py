@@ -54,6 +54,10 @@ is_alias_of: Callable[[torch.Tensor, torch.Tensor], bool] = NAMES.take(
 # Parts of PyTorch that a device is asked for.
 get_cudnn_enabled: Callable[[], bool] = NAMES.take("torch._C._get_cudnn_enabled", "virtual:cuda has no cuDNN")
 set_cudnn_enabled: Callable[[bool], None] = NAMES.take("torch._C._set_cudnn_enabled", "virtual:cuda has no cuDNN")
+can_fuse_on_gpu: Callable[[], bool] = NAMES.take("torch._C._jit_can_fuse_on_gpu", "virtual:cuda compiles for no GPU")
+set_fuse_on_gpu: Callable[[bool], None] = NAMES.take(
+    "torch._C._jit_override_can_fuse_on_gpu", "virtual:cuda compiles for no GPU"
+)
 unscale = NAMES.call(
     "torch._amp_foreach_non_finite_check_and_unscale_", "whether a device can unscale gradients (`ampcheck onboard`)"
 )

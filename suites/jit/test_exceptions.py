@@ -76,7 +76,8 @@ def test_raised_by_an_op(amp: Amp, executor: str) -> None:
 
     x = amp.rand(2, 3)
     compiled = amp.compiled(executor, program, x, x, fullgraph=False)
-    amp.raises("a product of shapes that do not fit", Exception, "reduction dim", lambda: compiled(x, x))
+    said = "cannot be multiplied" if torch.__version__ >= "2.14" else "reduction dim"
+    amp.raises("a product of shapes that do not fit", Exception, said, lambda: compiled(x, x))
     amp.expect("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
     amp.expect("dtype of a product that fits", compiled(x, amp.rand(3, 2)).dtype, low)
 

@@ -16,7 +16,13 @@ from torch.cuda.amp import common
 
 from ampcheck.devices.base import Device
 from ampcheck.devices.virtual import graphs
-from ampcheck.observe.torch_private import FakeTensorMode, get_cudnn_enabled, set_cudnn_enabled
+from ampcheck.observe.torch_private import (
+    FakeTensorMode,
+    can_fuse_on_gpu,
+    get_cudnn_enabled,
+    set_cudnn_enabled,
+    set_fuse_on_gpu,
+)
 from ampcheck.samples.describe import TensorArg
 from ampcheck.spec.executors import ANYWHERE
 from ampcheck.spec.torch_dtypes import DTYPES
@@ -47,18 +53,23 @@ class Virtual(Device):
     def activate(self) -> AbstractContextManager[object]:
         # An op that refuses its arguments is an observation here; PyTorch would log a traceback for each.
         logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
-        return self._without_cudnn() if self.type == "cuda" else self._mode
+        return self._without_driver() if self.type == "cuda" else self._mode
 
     @contextmanager
-    def _without_cudnn(self) -> Iterator[None]:
-        """The device entered, cuDNN off: a build that has it would ask the driver about a device that is not there."""
-        enabled = get_cudnn_enabled()
+    def _without_driver(self) -> Iterator[None]:
+        """The device entered, without what asks the driver about a device that is not there.
+
+        That is cuDNN, and TorchScript's fusion, of a build that has CUDA.
+        """
+        cudnn, fuses = get_cudnn_enabled(), can_fuse_on_gpu()
         set_cudnn_enabled(False)
+        set_fuse_on_gpu(False)
         try:
             with self._mode:
                 yield
         finally:
-            set_cudnn_enabled(enabled)
+            set_cudnn_enabled(cudnn)
+            set_fuse_on_gpu(fuses)
 
     def tensor(self, arg: TensorArg, dtype: str, position: int) -> torch.Tensor:
         # A fake tensor holds nothing that a call could change, so one per place, shape and dtype is enough.
