@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ampcheck.devices.base import Device
+from ampcheck.errors import Unsupported
 from ampcheck.observe.recorder import Observation
 from ampcheck.observe.torch_private import TracerWarning, reset_dynamo
 
@@ -53,13 +54,21 @@ class _Module(torch.nn.Module):
         return self._function(*inputs)
 
 
+def _torchscript(name: str) -> Callable[..., Any]:
+    """A function of `torch.jit`. Raises Unsupported where TorchScript, which is deprecated, is gone."""
+    found: Callable[..., Any] | None = getattr(getattr(torch, "jit", None), name, None)
+    if found is None:
+        raise Unsupported(f"torch {torch.__version__} has no torch.jit.{name}")
+    return found
+
+
 def _script(function: Function, inputs: Sequence[Any], **_: Any) -> Compiled:
-    call = torch.jit.script(function)
+    call = _torchscript("script")(function)
     return Compiled(call, _observed(call))
 
 
 def _traced(function: Function, inputs: Sequence[Any], **_: Any) -> Compiled:
-    call = torch.jit.trace(function, tuple(inputs), check_trace=False)
+    call = _torchscript("trace")(function, tuple(inputs), check_trace=False)
     return Compiled(call, _observed(call))
 
 
@@ -182,7 +191,8 @@ def quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             # TorchScript is deprecated as a whole; that a traced program is only good for its inputs is known here.
-            warnings.filterwarnings("ignore", message=r"(?s).*torch\.jit\.", category=DeprecationWarning)
+            for kind in (DeprecationWarning, FutureWarning):  # since torch 2.11 and 2.14
+                warnings.filterwarnings("ignore", message=r"(?s).*torch\.jit\.", category=kind)
             warnings.filterwarnings("ignore", category=TracerWarning)
             # PyTorch asks its own trees, and makes its own autograd functions, in old ways.
             warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
