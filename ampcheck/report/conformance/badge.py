@@ -1,4 +1,4 @@
-"""A run in one line for other pages: an SVG badge, the JSON that shields.io reads, a Markdown job summary."""
+"""A run for other pages: an SVG badge, the JSON that shields.io reads, a Markdown job summary, what changed as JSON."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ _LISTED = 20
 def files(history: History) -> dict[str, str]:
     """The exports of a site, by file name."""
     newest, previous = history.newest, history.previous
+    comparison = compare(previous, newest) if previous else None
     return {
         "badge.svg": svg(newest),
         "badge.json": shields(newest),
-        "summary.md": summary(newest, compare(previous, newest) if previous else None),
+        "summary.md": summary(newest, comparison),
+        "changes.json": comparison.as_json() if comparison else "{}",
     }
 
 
