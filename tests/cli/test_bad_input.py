@@ -48,11 +48,15 @@ def toml(*entries: dict[str, object]) -> str:
         ("--manifest=no.txt", "the manifest no.txt cannot be read:"),
     ],
 )
-def test_run_refuses(tmp_path: Path, option: str, sentence: str) -> None:
-    for done in (run(tmp_path, "run", "--device=cpu", option), run_pytest(tmp_path, str(ROOT / "suites"), option)):
-        assert done.returncode == 2, done.stdout + done.stderr
-        assert sentence in done.stderr
-        assert "Traceback" not in done.stdout + done.stderr
+@pytest.mark.parametrize("how", ["run", pytest.param("pytest", marks=pytest.mark.nightly)])
+def test_run_refuses(tmp_path: Path, option: str, sentence: str, how: str) -> None:
+    if how == "run":
+        done = run(tmp_path, "run", "--device=cpu", option)
+    else:
+        done = run_pytest(tmp_path, str(ROOT / "suites"), option)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
     assert not list(tmp_path.rglob("*.jsonl"))
 
 

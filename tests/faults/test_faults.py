@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from zlib import crc32
 
 import pytest
 
@@ -55,9 +56,13 @@ def test_the_long_ones_are_faults() -> None:
     assert {fault.id for fault in FAULTS} >= LONG
 
 
+def _at_night(fault: Fault) -> bool:
+    """Whether each night alone has a fault: a long one, and two of three on jax, which compiles for each."""
+    return fault.id in LONG or (fault.device == "jax" and crc32(fault.id.encode()) % 3 > 0)
+
+
 @pytest.mark.parametrize(
-    "fault",
-    [pytest.param(fault, id=fault.id, marks=[pytest.mark.nightly] * (fault.id in LONG)) for fault in FAULTS],
+    "fault", [pytest.param(fault, id=fault.id, marks=[pytest.mark.nightly] * _at_night(fault)) for fault in FAULTS]
 )
 def test_is_caught(fault: Fault, runners: Runners) -> None:
     runners.run(fault)
