@@ -7,7 +7,7 @@ from typing import Any
 
 from ampcheck.spec.private_names import PrivateNames
 
-NAMES = PrivateNames("ampcheck.bench", without="ampcheck bench does not work without them", torch="2.13.0")
+NAMES = PrivateNames("ampcheck.bench", without="ampcheck bench does not work without them")
 
 parse_key: Callable[[str], Any] = NAMES.take(
     "torch._C._dispatch_key_parse", "what an autocast kernel written in Python costs"

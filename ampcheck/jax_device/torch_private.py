@@ -12,7 +12,7 @@ import torch
 
 from ampcheck.spec.private_names import PrivateNames
 
-NAMES = PrivateNames("ampcheck.jax_device", without="there is no jax device without them", torch="2.13.0")
+NAMES = PrivateNames("ampcheck.jax_device", without="there is no jax device without them")
 
 if TYPE_CHECKING:
     from torch._C import DisableTorchFunction as DisableTorchFunction

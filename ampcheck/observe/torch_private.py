@@ -12,7 +12,7 @@ import torch
 
 from ampcheck.spec.private_names import PrivateNames
 
-NAMES = PrivateNames("ampcheck.observe", without="no device can be checked without them", torch="2.13.0")
+NAMES = PrivateNames("ampcheck.observe", without="no device can be checked without them")
 
 if TYPE_CHECKING:
     from torch._C import DisableTorchFunction as DisableTorchFunction

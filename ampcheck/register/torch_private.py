@@ -10,11 +10,7 @@ from torch.library import Library
 
 from ampcheck.spec.private_names import PrivateNames
 
-NAMES = PrivateNames(
-    "ampcheck.register",
-    without="autocast cannot be registered for a PrivateUse1 device without them",
-    torch="2.13.0",
-)
+NAMES = PrivateNames("ampcheck.register", without="autocast cannot be registered for a PrivateUse1 device without them")
 
 if TYPE_CHECKING:
     from torch._C import DispatchKey as DispatchKey

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ampcheck.spec.private_names import PrivateNames
 
-NAMES = PrivateNames("ampcheck.samples", without="no case can be run without them", torch="2.13.0")
+NAMES = PrivateNames("ampcheck.samples", without="no case can be run without them")
 
 if TYPE_CHECKING:
     from torch._C import ScriptFunction as ScriptFunction

@@ -18,7 +18,8 @@ from typing import Any, NoReturn
 import torch
 
 from ampcheck.errors import UsageError
-from ampcheck.spec.policies import minor
+from ampcheck.spec.drift import covered
+from ampcheck.spec.policies import versions
 
 
 class MissingPrivateNames(UsageError, ImportError):
@@ -31,14 +32,13 @@ class PrivateNames:
     Args:
         package: the package, for the message.
         without: a sentence that says what does not work where names are missing.
-        torch: the versions of torch that were seen to have all names, but for those that say otherwise themselves.
     """
 
-    def __init__(self, package: str, *, without: str, torch: str) -> None:
-        self._package, self._without, self._torch = package, without, torch
+    def __init__(self, package: str, *, without: str) -> None:
+        self._package, self._without = package, without
         self._missing: list[str] = []
 
-    def take(self, path: str, need: str, *, torch: str = "") -> Any:
+    def take(self, path: str, need: str) -> Any:
         """Read a name now; `need` says what it is needed for. A missing one is reported by `check`."""
         try:
             return _found(path)
@@ -46,7 +46,7 @@ class PrivateNames:
             self._missing.append(f"{path} ({need})")
             return _Absent(self._error([f"{path} ({need})"]))
 
-    def call(self, path: str, need: str, *, torch: str = "") -> Callable[..., Any]:
+    def call(self, path: str, need: str) -> Callable[..., Any]:
         """Return a function that looks the name up at each call.
 
         For a function that tests replace in torch, and for one of a module that `import torch` does not load.
@@ -58,17 +58,17 @@ class PrivateNames:
             self._missing.append(f"{path} ({need})")
         return lambda *args, **kwargs: self._imported(path, need)(*args, **kwargs)
 
-    def package(self, path: str, need: str, *, torch: str = "") -> str:
+    def package(self, path: str, need: str) -> str:
         """Return a package's path, whose modules are imported when they are asked for."""
         if find_spec(path) is None:
             self._missing.append(f"{path} ({need})")
         return path
 
-    def module(self, path: str, need: str, *, torch: str = "") -> Callable[[], Any]:
+    def module(self, path: str, need: str) -> Callable[[], Any]:
         """Return a function that imports a module which `import torch` does not load."""
         return partial(self._imported, path, need)
 
-    def attributes(self, kind: str, *names: str, need: str, of: Any = None, torch: str = "") -> None:
+    def attributes(self, kind: str, *names: str, need: str, of: Any = None) -> None:
         """Look for private attributes of torch's objects, which the code then uses as `object._name`.
 
         `kind`: the path of their class. `of`: an object of it, where the class itself does not have them.
@@ -79,19 +79,19 @@ class PrivateNames:
             except (AttributeError, ImportError):
                 self._missing.append(f"{kind}.{name} ({need})")
 
-    def optional(self, kind: str, *names: str, need: str, torch: str = "") -> None:
+    def optional(self, kind: str, *names: str, need: str) -> None:
         """Name private attributes that are used only where torch has them; nothing is looked for here."""
 
     def check(self) -> None:
         """Report all names that are missing, in one sentence; the last line of a `torch_private.py`.
 
-        Raises MissingPrivateNames on a torch minor version that was seen to have them. On another one it warns: each
-        missing name raises when it is used, and what does not need it works.
+        Raises MissingPrivateNames on a torch that has a policy table: each of those was seen to have all names. On
+        another one it warns: each missing name raises when it is used, and what does not need it works.
         """
         if not self._missing:
             return
         error = self._error(self._missing)
-        if minor(torch.__version__) == minor(self._torch):
+        if covered(torch.__version__):
             raise error
         warnings.warn(str(error), stacklevel=2)
 
@@ -104,7 +104,7 @@ class PrivateNames:
     def _error(self, missing: list[str]) -> MissingPrivateNames:
         return MissingPrivateNames(
             f"torch {torch.__version__} lacks private names that {self._package} uses: {', '.join(missing)}; "
-            f"{self._without}. torch {self._torch} has them"
+            f"{self._without}. torch {versions()[0]} to {versions()[-1]} have them"
         )
 
 

@@ -20,13 +20,13 @@ _HEAD = """\
 # Private names of torch
 
 PyTorch promises nothing of these names. Each package takes those that it needs in one file, `torch_private.py`, which
-raises an error at import that lists all that the installed torch lacks. Other code of ampcheck uses no private name:
-`tests/spec/test_private_names.py` reads every file. `python -m ampcheck.tools.private_api` writes this page from those
-files. A higher package takes what it can from those below. It cannot take from `ampcheck.jax_device`, as importing that
-makes the device, so some names are in two files.
+raises an error at import that lists all that the installed torch lacks. torch 2.11 to 2.15 have all of them. Other
+code of ampcheck uses no private name: `tests/spec/test_private_names.py` reads every file. `python -m
+ampcheck.tools.private_api` writes this page from those files. A higher package takes what it can from those below. It
+cannot take from `ampcheck.jax_device`, as importing that makes the device, so some names are in two files.
 
-"At the call" means that the name is looked up when it is used, because its module takes long to import or because tests
-replace it in torch. An attribute is used as `object._name`. "If there" means that a torch without it will do.
+"At the call" means that the name is looked up when it is used, because its module takes long to import or because
+tests replace it in torch. An attribute is used as `object._name`. "If there" means that a torch without it will do.
 """
 
 
@@ -37,7 +37,6 @@ class Name(NamedTuple):
     ours: str
     need: str
     when: str
-    torch: str
 
 
 class File(NamedTuple):
@@ -81,22 +80,21 @@ def read(path: Path) -> File:
     for call in ast.walk(tree):
         method = call.func if isinstance(call, ast.Call) else None
         if isinstance(call, ast.Call) and isinstance(method, ast.Attribute) and method.attr in _WHEN:
-            names += _declared(path, call, method.attr, ours.get(call, ""), about["torch"])
+            names += _declared(path, call, method.attr, ours.get(call, ""))
     return File(ast.literal_eval(made.args[0]), about["without"], tuple(sorted(names)))
 
 
-def _declared(path: Path, call: ast.Call, method: str, ours: str, torch: str) -> Iterator[Name]:
+def _declared(path: Path, call: ast.Call, method: str, ours: str) -> Iterator[Name]:
     try:
         given = [ast.literal_eval(argument) for argument in call.args]
         named = {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg != "of"}
     except ValueError as error:
         raise UsageError(f"{path}:{call.lineno}: names and reasons are written as literals") from error
-    torch = named.get("torch", torch)
     if "need" in named:
         for attribute in given[1:]:
-            yield Name(f"{given[0]}.{attribute}", "", named["need"], _WHEN[method], torch)
+            yield Name(f"{given[0]}.{attribute}", "", named["need"], _WHEN[method])
     else:
-        yield Name(given[0], ours, given[1], _WHEN[method], torch)
+        yield Name(given[0], ours, given[1], _WHEN[method])
 
 
 def page() -> str:
@@ -104,12 +102,8 @@ def page() -> str:
     parts = [_HEAD]
     for file in files():
         parts.append(f"## `{file.package}`\n\nOf {len(file.names)} names: {file.without}.\n")
-        rows = [
-            f"| `{n.path}` | {f'`{n.ours}`' if n.ours else ''} | {n.need} | {n.when} | {n.torch} |" for n in file.names
-        ]
-        parts.append(
-            "\n".join(["| of torch | here | needed for | how | seen in torch |", "|---|---|---|---|---|", *rows])
-        )
+        rows = [f"| `{n.path}` | {f'`{n.ours}`' if n.ours else ''} | {n.need} | {n.when} |" for n in file.names]
+        parts.append("\n".join(["| of torch | here | needed for | how |", "|---|---|---|---|", *rows]))
         parts.append("")
     return "\n".join(parts)
 

@@ -10,7 +10,7 @@ import torch
 
 from ampcheck.spec.private_names import PrivateNames
 
-NAMES = PrivateNames("ampcheck.tools", without="trace, watch, lint, explain and entered do not work", torch="2.13.0")
+NAMES = PrivateNames("ampcheck.tools", without="trace, watch, lint, explain and entered do not work")
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensor as FakeTensor

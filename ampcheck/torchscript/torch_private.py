@@ -9,9 +9,7 @@ import torch
 
 from ampcheck.spec.private_names import PrivateNames
 
-NAMES = PrivateNames(
-    "ampcheck.torchscript", without="TorchScript programs cannot be rewritten without them", torch="2.13.0"
-)
+NAMES = PrivateNames("ampcheck.torchscript", without="TorchScript programs cannot be rewritten without them")
 
 BoolType: Any = NAMES.take("torch._C.BoolType", "the types of values in a graph")
 IntType: Any = NAMES.take("torch._C.IntType", "the types of values in a graph")
