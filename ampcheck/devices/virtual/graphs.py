@@ -1,4 +1,4 @@
-"""Gradients of fake tensors whose device type this build of PyTorch was made without.
+"""Gradients of fake tensors whose device type this build of PyTorch, or this machine, is without.
 
 PyTorch's autograd asks for a device's guard when it makes a node, and ends the process where there is none; its engine
 asks for the accelerator itself. So such a device type gets the guard of the meta device, which does nothing, and the
@@ -37,7 +37,9 @@ def allow(device_type: str) -> None:
     except (IndexError, OSError, ValueError, AttributeError):
         raise Unsupported(f"this build of PyTorch takes no guard for {device_type}, which autograd needs") from None
     register.argtypes, register.restype = (ctypes.c_int8, ctypes.c_void_p), None
-    if guards[kinds[device_type]] is None:
+    # A build with CUDA has a guard, which ends the process where it asks a driver that is not there.
+    usable = getattr(getattr(torch, device_type, None), "is_available", bool)()
+    if guards[kinds[device_type]] is None or not usable:
         register(kinds[device_type], guards[kinds["meta"]])
 
 
