@@ -12,7 +12,7 @@ run: $(RUN)/ready
 	$(RUN)/bin/ampcheck run $(foreach device,$(DEVICES),--device $(device))$(if $(ARGS), $(ARGS)); \
 	status=$$?; $(RUN)/bin/ampcheck report && exit $$status
 
-# Every test: types and lint, the library's own, those in a process with the jax device, a few cases of each kind of the
+# Every test that does not take long: types and lint, the library's own, those in a process with the jax device, a few cases of each kind of the
 # suites, which `make run` runs whole. ARGS=--nightly adds the tests marked so: whole commands that take long, and all
 # cases of the suites. Many processes make the jax device and compile the same programs, which they leave to each other.
 # Workers get neighbouring tests, so that one of them makes what a module makes once. A choice by ARGS may leave a

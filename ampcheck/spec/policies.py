@@ -46,7 +46,7 @@ _MINOR = re.compile(r"(\d+)\.(\d+)(?!\d)")
 def versions() -> tuple[str, ...]:
     """The torch minor versions that have a table, oldest first, e.g. ("2.11", "2.12", "2.13")."""
     found = [p.stem.removeprefix("torch-") for p in TABLES.glob("torch-*.csv")]
-    return tuple(sorted(found, key=_numbers))
+    return tuple(sorted(found, key=numbers))
 
 
 def closest(torch_version: str) -> str:
@@ -54,18 +54,18 @@ def closest(torch_version: str) -> str:
 
     Raises ValueError for a text that does not start with two numbers.
     """
-    wanted = _numbers(torch_version)
+    wanted = numbers(torch_version)
     known = versions()
-    older = [v for v in known if _numbers(v) <= wanted]
+    older = [v for v in known if numbers(v) <= wanted]
     return older[-1] if older else known[0]
 
 
 def minor(torch_version: str) -> str:
     """The minor version of a torch version: "2.13" of "2.13.0+cpu". Raises ValueError like `closest`."""
-    return ".".join(map(str, _numbers(torch_version)))
+    return ".".join(map(str, numbers(torch_version)))
 
 
-def _numbers(version: str) -> tuple[int, int]:
+def numbers(version: str) -> tuple[int, int]:
     """Major and minor as numbers, so that 2.9 comes before 2.11; "2.14.0a0+git1" and "2.14a0" are both 2.14."""
     match = _MINOR.match(version)
     if not match:

@@ -21,7 +21,7 @@ import torch
 from ampcheck.errors import UsageError
 from ampcheck.spec import policies
 from ampcheck.spec.casting import POLICIES
-from ampcheck.spec.policies import COLUMNS, KEYS, PolicyRow, minor, rows, versions
+from ampcheck.spec.policies import COLUMNS, KEYS, PolicyRow, minor, numbers, rows, versions
 from ampcheck.spec.torch_private import registrations
 
 HEADER = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
@@ -85,7 +85,7 @@ def release(
     Raises UsageError for a policy given to what is not registered, or for an unknown policy.
     """
     version = minor(torch_version)
-    older = [v for v in versions() if _numbers(v) < _numbers(version)]
+    older = [v for v in versions() if numbers(v) < numbers(version)]
     before = older[-1] if older else versions()[0]
     last = {(row.key, row.overload): row for row in rows(before)}
     own = {(row.key, row.overload): row for row in rows(version)} if version in versions() else {}
@@ -151,19 +151,17 @@ def passing(lines: Iterable[str], torch_version: str, where: str) -> Iterator[tu
 
     Raises UsageError for what is no run file, and for a run of another torch.
     """
-    keys: dict[str, str] = {}
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise UsageError(f"{where} is no run file: {error}") from error
-        if record.get("kind") == "header":
-            ran = record["versions"]["torch"]
-            if minor(ran) != minor(torch_version):
-                raise UsageError(f"{where} is of torch {ran}; the installed torch is {torch_version}")
-            keys = {device["name"]: device["key"] for device in record["devices"]}
-        elif record.get("status") == "pass" and record.get("rule") in POLICIES and record["device"] in keys:
-            yield keys[record["device"]], record["op"]
+    try:
+        header, *records = map(json.loads, lines)
+        ran = header["versions"]["torch"]
+        keys = {device["name"]: device["key"] for device in header["devices"]}
+        passed = [r for r in records if r["kind"] == "case" and r["status"] == "pass" and r["rule"] in POLICIES]
+        found = [(keys[r["device"]], r["op"]) for r in passed]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{where} is no whole run file: {type(error).__name__}: {error}") from error
+    if minor(ran) != minor(torch_version):
+        raise UsageError(f"{where} is of torch {ran}; the installed torch is {torch_version}")
+    yield from found
 
 
 def write(made: Release, folder: Path) -> Path:
@@ -174,10 +172,6 @@ def write(made: Release, folder: Path) -> Path:
         writer.writerow(COLUMNS)
         writer.writerows(astuple(row) for row in sorted(made.rows, key=lambda row: (row.key, row.overload)))
     return path
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
 
 
 def main(arguments: list[str] | None = None) -> int:

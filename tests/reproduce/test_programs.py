@@ -108,10 +108,10 @@ def test_each_says_what_its_case_says(request: pytest.FixtureRequest, tmp_path: 
 
     wrong = {name: why for name, given in made.items() if (why := _wrong(name, given, ran[name]))}
     assert not wrong, f"{len(wrong)} of {len(made)}:\n" + "\n".join(f"{k}: {v}" for k, v in [*wrong.items()][:8])
-    for suite, programs, reds in (("eager", 150, 5), ("autograd", 60, 3), ("scaler", 45, 2), ("jit", 50, 8)):
+    for suite, programs, reds in (("eager", 1350, 60), ("autograd", 570, 36), ("scaler", 450, 27), ("jit", 510, 105)):
         own = [given for name, given in made.items() if name.startswith(f"suites/{suite}/")]
-        assert len(own) > programs * (9 if nightly else 1)
-        assert sum(bool(given["differences"] or given["raised"]) for given in own) > reds * (9 if nightly else 1)
+        assert len(own) > programs // (1 if nightly else 10)
+        assert sum(bool(given["differences"] or given["raised"]) for given in own) > reds // (1 if nightly else 10)
 
 
 def _case(overload: str, inputs: str, device: str = "cpu", amp: str = "bf16", sample: str = "", rule: str = "") -> Case:
