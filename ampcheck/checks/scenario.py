@@ -6,7 +6,7 @@
     def test_exit_restores(amp):
         with amp.region():
             pass
-        amp.expect("is autocast enabled after the region", amp.state()[0], False)
+        amp.assert_equal("is autocast enabled after the region", amp.state()[0], False)
 
 Each scenario runs on every device and in each of its lower precisions.
 """
@@ -165,24 +165,22 @@ class Amp:
         """A JAX function as a PyTorch one, made by the device."""
         return self.device.j2t(fn, cast_inputs)
 
-    def close(self, what: str, got: torch.Tensor, want: torch.Tensor, tolerance: float = 1e-5) -> None:
+    def assert_close(self, what: str, got: torch.Tensor, want: torch.Tensor, tolerance: float = 1e-5) -> None:
         """Note a device tensor that differs from one on the CPU in shape, dtype or, relative to 1 + |want|, value."""
-        self.looked_at += 1
         host = self.device.host(got.detach())
         if host.shape != want.shape or host.dtype != want.dtype:
             shapes = f"{list(host.shape)} {host.dtype}; expected {list(want.shape)} {want.dtype}"
-            self.differences.append(f"{what}: got {shapes}")
+            self.check(False, what, f"got {shapes}")
             return
         far = ((host - want).abs() / (1 + want.abs())).max().item() if host.numel() else 0.0
-        if not far <= tolerance:
-            self.differences.append(f"{what}: differs by {far:.2g}; at most {tolerance:.2g} is expected")
+        self.check(far <= tolerance, what, f"differs by {far:.2g}; at most {tolerance:.2g} is expected")
 
-    def exact(self, what: str, got: torch.Tensor | None, want: torch.Tensor | None) -> None:
+    def assert_identical(self, what: str, got: torch.Tensor | None, want: torch.Tensor | None) -> None:
         """Note a device tensor that differs from another one in shape, dtype or any value. None is no tensor."""
         if got is None or want is None:
-            self.expect(f"whether there is a {what}", got is not None, want is not None)
+            self.assert_equal(f"whether there is a {what}", got is not None, want is not None)
         else:
-            self.close(what, got, self.device.host(want.detach()), 0.0)
+            self.assert_close(what, got, self.device.host(want.detach()), 0.0)
 
     def module(self, make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
         """A module on the device, its parameters float32, fixed, and the same values each time."""
@@ -205,43 +203,48 @@ class Amp:
         found: list[Any] = self.device.host(tensor).tolist()
         return found
 
-    def expect(self, what: str, got: object, want: object) -> None:
-        """Note a difference between what was seen and what PyTorch promises; the scenario goes on."""
+    def check(self, right: bool, what: str, found: str, error: Exception | None = None) -> None:
+        """Note what was found where it is not right; the scenario goes on."""
         self.looked_at += 1
-        if got != want:
-            self.differences.append(f"{what}: got {_shown(got)}; expected {_shown(want)}")
+        if not right:
+            self.differences.append(Difference(f"{what}: {found}", error) if error else f"{what}: {found}")
 
-    def raises(self, what: str, kind: type[BaseException], text: str, call: Callable[[], object]) -> None:
+    def assert_equal(self, what: str, got: object, want: object) -> None:
+        """Note a difference between what was seen and what PyTorch promises."""
+        shown = [str(value) if isinstance(value, torch.dtype) else repr(value) for value in (got, want)]
+        self.check(got == want, what, f"got {shown[0]}; expected {shown[1]}")
+
+    def assert_raises(self, what: str, kind: type[BaseException], text: str, call: Callable[[], object]) -> None:
         """Note a call that does not raise `kind` with `text` in its message."""
-        self.looked_at += 1
         try:
             call()
-        except kind as error:
-            if text not in str(error):
-                said = f"{what}: raised {type(error).__name__} {str(error)!r}; expected it to say {text!r}"
-                self.differences.append(Difference(said, error))
         except Exception as error:  # another error than the promised one is the finding
-            said = f"{what}: raised {type(error).__name__} {str(error)!r}; expected {kind.__name__}"
-            self.differences.append(Difference(said, error))
+            right = isinstance(error, kind) and text in str(error)
+            wanted = f"it to say {text!r}" if isinstance(error, kind) else kind.__name__
+            self.check(right, what, f"raised {type(error).__name__} {str(error)!r}; expected {wanted}", error)
         else:
-            self.differences.append(f"{what}: raised nothing; expected {kind.__name__} saying {text!r}")
+            self.check(False, what, f"raised nothing; expected {kind.__name__} saying {text!r}")
 
-    def warns(self, what: str, kind: type[Warning], text: str, call: Callable[[], Any]) -> Any:
+    def warned(self, call: Callable[[], T]) -> tuple[T, list[tuple[type[Warning], str]]]:
+        """Return the value of a call, and the class and text of each warning that it gave."""
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            out = call()
+        return out, [(warning.category, str(warning.message)) for warning in seen]
+
+    def assert_warns(self, what: str, kind: type[Warning], text: str, call: Callable[[], T]) -> T:
         """Note a call that gives no warning of `kind` with `text` in it. Returns what the call returns."""
-        self.looked_at += 1
-        out, seen = _warned(call)
-        if not any(issubclass(w.category, kind) and text in str(w.message) for w in seen):
-            found = "; ".join(f"{w.category.__name__} {str(w.message)!r}" for w in seen) or "nothing"
-            self.differences.append(f"{what}: warned of {found}; expected {kind.__name__} saying {text!r}")
+        out, seen = self.warned(call)
+        right = any(issubclass(category, kind) and text in said for category, said in seen)
+        found = "; ".join(f"{category.__name__} {said!r}" for category, said in seen) or "nothing"
+        self.check(right, what, f"warned of {found}; expected {kind.__name__} saying {text!r}")
         return out
 
-    def quiet(self, what: str, call: Callable[[], Any]) -> Any:
+    def assert_no_warning(self, what: str, call: Callable[[], T]) -> T:
         """Note a call that gives a warning. Returns what the call returns."""
-        self.looked_at += 1
-        out, seen = _warned(call)
-        for warning in seen:
-            said = f"{warning.category.__name__} {str(warning.message)!r}"
-            self.differences.append(f"{what}: warned of {said}; expected no warning")
+        out, seen = self.warned(call)
+        found = "; ".join(f"{category.__name__} {said!r}" for category, said in seen) or "nothing"
+        self.check(not seen, what, f"warned of {found}; expected no warning")
         return out
 
     def unsupported(self, reason: str) -> NoReturn:
@@ -284,13 +287,3 @@ class _Copies(TorchDispatchMode):
         if cast and args[0] is self._tensor() and args[0].dtype != out.dtype:
             self.made.append(weakref.ref(out))
         return out
-
-
-def _warned(call: Callable[[], Any]) -> tuple[Any, list[warnings.WarningMessage]]:
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        return call(), seen
-
-
-def _shown(value: object) -> str:
-    return str(value) if isinstance(value, torch.dtype) else repr(value)

@@ -83,42 +83,16 @@ def rand(*shape, dtype=torch.float32, requires_grad=False):
     "probe": _own(Amp.probe, "rand"),
     "state": _own(Amp.state, "type"),
     "depth": _own(isolation.depth),
-    "expect": Member(
+    "check": Member(
         """\
-def expect(what, got, want):
-    print("ok  " if got == want else "FAIL", what, "| got", got, "| expected", want)"""
+def check(right, what, found, error=None):
+    print("ok  " if right else "FAIL", what, "|", found)"""
     ),
-    "raises": Member(
-        """\
-def raises(what, kind, text, call):
-    got = None
-    try:
-        call()
-    except Exception as error:
-        got = error
-    right = isinstance(got, kind) and text in str(got)
-    print("ok  " if right else "FAIL", what, "| raised", repr(got), "| expected", kind.__name__, text)"""
-    ),
-    "warns": Member(
-        """\
-def warns(what, kind, text, call):
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        out = call()
-    right = any(issubclass(w.category, kind) and text in str(w.message) for w in seen)
-    got = [str(warning.message) for warning in seen]
-    print("ok  " if right else "FAIL", what, "| warned", got, "| expected", kind.__name__, text)
-    return out""",
-    ),
-    "quiet": Member(
-        """\
-def quiet(what, call):
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        out = call()
-    print("FAIL" if seen else "ok  ", what, "| warned", [str(w.message) for w in seen], "| expected no warning")
-    return out""",
-    ),
+    "assert_equal": _own(Amp.assert_equal, "check"),
+    "assert_raises": _own(Amp.assert_raises, "check"),
+    "warned": _own(Amp.warned),
+    "assert_warns": _own(Amp.assert_warns, "check", "warned"),
+    "assert_no_warning": _own(Amp.assert_no_warning, "check", "warned"),
     "thread": Member(
         """\
 def thread(call):
@@ -170,15 +144,8 @@ def j2t(fn, cast_inputs=None):
 def unsupported(reason):
     raise SystemExit(reason)"""
     ),
-    "close": Member(
-        """\
-def close(what, got, want, tolerance=1e-5):
-    host = got.detach().cpu()
-    same = host.shape == want.shape and host.dtype == want.dtype
-    right = same and bool(((host - want).abs() <= tolerance * (1 + want.abs())).all())
-    print("ok  " if right else "FAIL", what, "| got", host, "| expected", want)"""
-    ),
-    "exact": _own(Amp.exact, "expect", "close", "device.host"),
+    "assert_close": _own(Amp.assert_close, "check", "device.host"),
+    "assert_identical": _own(Amp.assert_identical, "assert_equal", "assert_close", "device.host"),
     "copies": Member(
         """\
 class Copies(TorchDispatchMode):

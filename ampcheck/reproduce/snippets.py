@@ -118,7 +118,7 @@ def _compare(amp, call, name, runs=False):
 s|    torch.manual_seed(0)
 s|    with amp.region():
 s|        seen = observe(call)
-s|    amp.expect(f"listed ops that ran in {name}", lines(seen), EXPECTED[name])
+s|    amp.assert_equal(f"listed ops that ran in {name}", lines(seen), EXPECTED[name])
 s|    if runs and seen.error and "raises" in str(EXPECTED[name][-1:]):
 s|        raise SystemExit(f"{name} raises that without autocast, too: {seen.error}")
 s|    if "raises" in str(EXPECTED[name][-1:] + [seen.error and "raises"]):
@@ -133,9 +133,9 @@ v|    torch.manual_seed(0)
 v|    with amp.region():
 v|        got = tensors(call())
 f|    got = seen.outputs
-    amp.expect(f"output dtypes of {name}", [x.dtype for x in got], [x.dtype for x in want])
+    amp.assert_equal(f"output dtypes of {name}", [x.dtype for x in got], [x.dtype for x in want])
 v|    bits = all(map(same, got, want))
-v|    amp.expect(f"whether outputs of {name} have the bits of the same ops on arguments cast by hand", bits, True)
+v|    amp.assert_equal(f"whether outputs of {name} have the bits of the same ops on arguments cast by hand", bits, True)
     return got, bool(EXPECTED[name])"""
 
 _COMPARE_LAST = """\
@@ -199,8 +199,8 @@ def _wrapped(lines: list[str]) -> str:
 CHECKS = """\
 class comparisons:
     def output_dtypes(got, want, name):
-        amp.expect(f"output dtypes of {name}", [name_of(x.dtype) for x in got], want)
+        amp.assert_equal(f"output dtypes of {name}", [name_of(x.dtype) for x in got], want)
         return []
     def bitwise(got, want, name):
-        amp.expect(f"whether {name} gives the bits of the same by hand", all(map(same, got, want)), True)
+        amp.assert_equal(f"whether {name} gives the bits of the same by hand", all(map(same, got, want)), True)
         return []"""

@@ -26,7 +26,7 @@ def test_one_cast_with_gradients(amp: Amp) -> None:
         with amp.region(cache_enabled=enabled):
             one, two = torch.mm(x, weight), torch.mm(x, weight)
         nodes = [out.grad_fn.next_functions[1][0] for out in (one, two) if out.grad_fn]
-        amp.expect(f"nodes behind two uses, cache_enabled={enabled}", len(set(nodes)), 1 if enabled else 2)
+        amp.assert_equal(f"nodes behind two uses, cache_enabled={enabled}", len(set(nodes)), 1 if enabled else 2)
 
 
 def _expect_reference_gradient(amp: Amp, what: str, weight: torch.Tensor, by_hand: torch.Tensor) -> None:
@@ -36,7 +36,7 @@ def _expect_reference_gradient(amp: Amp, what: str, weight: torch.Tensor, by_han
     """
     if weight.grad is None or by_hand.grad is None:
         raise RuntimeError("the scenario computed no gradient")
-    amp.close(what, weight.grad, amp.device.host(by_hand.grad), 2 * torch.finfo(amp.dtype).eps)
+    amp.assert_close(what, weight.grad, amp.device.host(by_hand.grad), 2 * torch.finfo(amp.dtype).eps)
 
 
 @scenario(values=True)
@@ -53,7 +53,7 @@ def test_three_forwards_three_backwards(amp: Amp) -> None:
             low = by_hand.to(amp.dtype)
             again = torch.mm(x.to(amp.dtype), low)
             (again if not with_other_losses else torch.mm(again, low)).float().sum().backward()
-            amp.expect(f"gradient dtype in turn {turn}", weight.grad.dtype, torch.float32)
+            amp.assert_equal(f"gradient dtype in turn {turn}", weight.grad.dtype, torch.float32)
             _expect_reference_gradient(amp, f"gradient in turn {turn}", weight, by_hand)
 
 
@@ -77,12 +77,12 @@ def test_no_grad_before_grad(amp: Amp) -> None:
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
     with amp.region():
         with torch.no_grad():
-            amp.expect("whether a result requires grad under no_grad", torch.mm(x, weight).requires_grad, False)
+            amp.assert_equal("whether a result requires grad under no_grad", torch.mm(x, weight).requires_grad, False)
         out = torch.mm(x, weight)
-    amp.expect("whether a later result requires grad", out.requires_grad, True)
+    amp.assert_equal("whether a later result requires grad", out.requires_grad, True)
     if out.requires_grad:
         out.sum().backward()
-    amp.expect("whether the leaf has a gradient", weight.grad is not None, True)
+    amp.assert_equal("whether the leaf has a gradient", weight.grad is not None, True)
 
 
 @scenario(values=True)
@@ -92,13 +92,13 @@ def test_grad_before_no_grad(amp: Amp) -> None:
     with amp.region():
         first = torch.mm(x, weight)
         with torch.no_grad():
-            amp.expect("whether a result requires grad under no_grad", torch.mm(x, weight).requires_grad, False)
+            amp.assert_equal("whether a result requires grad under no_grad", torch.mm(x, weight).requires_grad, False)
         last = torch.mm(x, weight)
     for what, out in (("before", first), ("after", last)):
-        amp.expect(f"whether the result {what} no_grad requires grad", out.requires_grad, True)
+        amp.assert_equal(f"whether the result {what} no_grad requires grad", out.requires_grad, True)
     if first.requires_grad and last.requires_grad:
         (first.sum() + last.sum()).backward()
-    amp.expect("whether the leaf has a gradient", weight.grad is not None, True)
+    amp.assert_equal("whether the leaf has a gradient", weight.grad is not None, True)
 
 
 @pytest.mark.parametrize("outer", ["region", "inference"])
@@ -109,17 +109,17 @@ def test_inference_either_way_round(amp: Amp, outer: str) -> None:
     inference, region = torch.inference_mode(), amp.region()
     with region if outer == "region" else inference, inference if outer == "region" else region:
         out = torch.mm(x, weight)
-        amp.expect("dtype in inference mode", out.dtype, amp.dtype)
-        amp.expect("whether it requires grad in inference mode", out.requires_grad, False)
+        amp.assert_equal("dtype in inference mode", out.dtype, amp.dtype)
+        amp.assert_equal("whether it requires grad in inference mode", out.requires_grad, False)
     with amp.region():
         with torch.inference_mode():
             torch.mm(x, weight)
         out = torch.mm(x, weight)
-    amp.expect("dtype after inference mode", out.dtype, amp.dtype)
-    amp.expect("whether it requires grad after inference mode", out.requires_grad, True)
+    amp.assert_equal("dtype after inference mode", out.dtype, amp.dtype)
+    amp.assert_equal("whether it requires grad after inference mode", out.requires_grad, True)
     if out.requires_grad:
         out.sum().backward()
-    amp.expect("dtype of the gradient", getattr(weight.grad, "dtype", None), torch.float32)
+    amp.assert_equal("dtype of the gradient", getattr(weight.grad, "dtype", None), torch.float32)
 
 
 @scenario(values=True)
@@ -129,7 +129,7 @@ def test_alternating_grad_modes(amp: Amp) -> None:
     with amp.region():
         for turn, grad in enumerate((False, True, False, True, True, False)):
             with torch.set_grad_enabled(grad):
-                amp.expect(f"whether result {turn} requires grad", torch.mm(x, weight).requires_grad, grad)
+                amp.assert_equal(f"whether result {turn} requires grad", torch.mm(x, weight).requires_grad, grad)
 
 
 @scenario(values=True)
@@ -143,7 +143,7 @@ def test_new_values_after_a_step(amp: Amp) -> None:
     out.sum().backward()
     optimizer.step()
     with amp.region():
-        amp.expect("product after the step", amp.values(torch.mm(x, weight)), [[-2.0, -2.0], [-2.0, -2.0]])
+        amp.assert_equal("product after the step", amp.values(torch.mm(x, weight)), [[-2.0, -2.0], [-2.0, -2.0]])
 
 
 @scenario(values=True)
@@ -172,7 +172,7 @@ def test_shared_with_the_backward_pass(amp: Amp) -> None:
         out.sum().backward()
 
     with patch("torch.clear_autocast_cache", lambda: None):
-        amp.expect("casts of the weight", len(amp.copies(step, weight)), 1)
+        amp.assert_equal("casts of the weight", len(amp.copies(step, weight)), 1)
     torch.clear_autocast_cache()
 
 
@@ -188,7 +188,7 @@ def test_gradient_of_many_uses(amp: Amp) -> None:
         with amp.region(cache_enabled=kept):
             out = torch.stack([torch.mm(x, weight).float() for _ in range(3000)]).sum()
         out.backward()
-        amp.expect(f"gradient of 3000 uses, cache_enabled={kept}", amp.values(weight.grad), [[3000.0]])
+        amp.assert_equal(f"gradient of 3000 uses, cache_enabled={kept}", amp.values(weight.grad), [[3000.0]])
 
 
 def _losses(amp: Amp, outer: AbstractContextManager[object]) -> list[float]:
@@ -215,4 +215,4 @@ def test_training_inside_a_region(amp: Amp, outer: str) -> None:
     That one is a disabled one, or one of another device type.
     """
     around = amp.region(enabled=False) if outer == "disabled" else torch.autocast("xpu" if amp.type == "cpu" else "cpu")
-    amp.expect("losses of five steps inside a region", _losses(amp, around), _losses(amp, nullcontext()))
+    amp.assert_equal("losses of five steps inside a region", _losses(amp, around), _losses(amp, nullcontext()))

@@ -45,9 +45,9 @@ def test_custom_bwd_settings(amp: Amp, forward: bool) -> None:
     with amp.region(amp.other, enabled=False, cache_enabled=not forward):
         before = amp.state()
         out.sum().backward()
-        amp.expect("state after backward", amp.state(), before)
+        amp.assert_equal("state after backward", amp.state(), before)
     for what, at in (("enabled", 0), ("dtype", 1), ("cache_enabled", 2)):
-        amp.expect(f"{what} in backward", seen[1][at], seen[0][at])
+        amp.assert_equal(f"{what} in backward", seen[1][at], seen[0][at])
 
 
 @scenario(values=True)
@@ -77,6 +77,6 @@ def test_custom_fwd_with_setup_context(amp: Amp) -> None:
             out = Twice.apply(x)
         out.sum().backward()
     except AttributeError as error:
-        amp.expect("what the function raises", f"AttributeError: {error}", None)
+        amp.assert_equal("what the function raises", f"AttributeError: {error}", None)
     else:
-        amp.expect("enabled in backward", seen, [True])
+        amp.assert_equal("enabled in backward", seen, [True])

@@ -95,14 +95,14 @@ def test_applied(amp: Amp, around: str, count: int) -> None:
     with regions[around]():
         expected = amp.state()
         outs = _parallel_outputs(amp, nets, inputs)
-        amp.expect("state of the caller afterwards", amp.state(), expected)
+        amp.assert_equal("state of the caller afterwards", amp.state(), expected)
     dtype = expected[1] if expected[0] else torch.float32
-    amp.expect("how many replicas ran", len(seen), count)
-    amp.expect("whether autocast is on in the replicas", {state[0] for state, _ in seen}, {expected[0]})
-    amp.expect("dtypes of their products", {out.dtype for out in outs}, {dtype})
+    amp.assert_equal("how many replicas ran", len(seen), count)
+    amp.assert_equal("whether autocast is on in the replicas", {state[0] for state, _ in seen}, {expected[0]})
+    amp.assert_equal("dtypes of their products", {out.dtype for out in outs}, {dtype})
     if expected[0]:
-        amp.expect("whether casts are kept in them", {state[2] for state, _ in seen}, {expected[2]})
-    amp.expect("state and depth afterwards", (amp.state(), amp.depth()), ((False, amp.default, True), 0))
+        amp.assert_equal("whether casts are kept in them", {state[2] for state, _ in seen}, {expected[2]})
+    amp.assert_equal("state and depth afterwards", (amp.state(), amp.depth()), ((False, amp.default, True), 0))
 
 
 @pytest.mark.parametrize("kind", [_Decorated, _Within], ids=["decorated", "within"])
@@ -115,11 +115,11 @@ def test_applied_with_their_own(amp: Amp, kind: type[_Net], around: bool) -> Non
     inputs = [amp.rand(2, 3) for _ in nets]
     with amp.region(amp.other, enabled=around):
         outs = _parallel_outputs(amp, nets, inputs)
-        amp.expect("state of the caller afterwards", amp.state(), (around, amp.other, True))
-    amp.expect("what the replicas saw", set(seen), {((True, amp.dtype, False), amp.dtype)})
+        amp.assert_equal("state of the caller afterwards", amp.state(), (around, amp.other, True))
+    amp.assert_equal("what the replicas saw", set(seen), {((True, amp.dtype, False), amp.dtype)})
     torch.stack([out.float().sum() for out in outs]).sum().backward()
     for place, net in enumerate(nets):
-        amp.expect(f"dtype of gradient {place}", getattr(net.weight.grad, "dtype", None), torch.float32)
+        amp.assert_equal(f"dtype of gradient {place}", getattr(net.weight.grad, "dtype", None), torch.float32)
 
 
 @scenario(values=True)
@@ -137,8 +137,10 @@ def test_what_a_replica_raises(amp: Amp) -> None:
         nets = [_Net(amp, seen), Failing(amp, seen)]
         inputs = [amp.rand(2, 3) for _ in nets]
         _parallel_outputs(amp, nets[:1], inputs[:1])  # unsupported where there is no such thing
-        amp.raises("a replica that fails", ValueError, "on purpose", lambda: _parallel_outputs(amp, nets, inputs))
-        amp.expect("state and depth of the caller", (amp.state(), amp.depth()), before)
+        amp.assert_raises(
+            "a replica that fails", ValueError, "on purpose", lambda: _parallel_outputs(amp, nets, inputs)
+        )
+        amp.assert_equal("state and depth of the caller", (amp.state(), amp.depth()), before)
 
 
 @scenario(types=("cuda",), values=True)
@@ -150,9 +152,9 @@ def test_replicated(amp: Amp) -> None:
     copies = replicate(net, [0, 0]) if torch.cuda.device_count() < 2 else replicate(net, [0, 1])
     with amp.region():
         outs = parallel_apply(copies, [x, x.to(f"cuda:{torch.cuda.device_count() - 1}")])
-    amp.expect("dtypes", [out.dtype for out in outs], [amp.dtype] * 2)
+    amp.assert_equal("dtypes", [out.dtype for out in outs], [amp.dtype] * 2)
     torch.stack([out.float().sum().to("cuda:0") for out in outs]).sum().backward()
-    amp.expect("dtype of the gradient", getattr(net.weight.grad, "dtype", None), torch.float32)
+    amp.assert_equal("dtype of the gradient", getattr(net.weight.grad, "dtype", None), torch.float32)
 
 
 @pytest.mark.parametrize("kind", [_Decorated, _Within], ids=["decorated", "within"])
@@ -178,9 +180,9 @@ def test_one_thread_each(amp: Amp, kind: type[_Net]) -> None:
 
     with amp.region(amp.other):
         amp.interleave(worker(0), worker(1))
-    amp.expect("states of the threads around", set(states), {(False, amp.default, True)})
-    amp.expect("dtypes", [out.dtype for out in outs], [amp.dtype] * 2)
-    amp.expect("whether both gave the same", amp.values(outs[0]), amp.values(outs[1]))
+    amp.assert_equal("states of the threads around", set(states), {(False, amp.default, True)})
+    amp.assert_equal("dtypes", [out.dtype for out in outs], [amp.dtype] * 2)
+    amp.assert_equal("whether both gave the same", amp.values(outs[0]), amp.values(outs[1]))
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "dropped"])
@@ -204,10 +206,12 @@ def test_shared_weights(amp: Amp, kept: bool) -> None:
     amp.interleave(*(worker(x) for x in xs))
     torch.stack([out.float().sum() for out in outs]).sum().backward()
     grad = net.weight.grad
-    amp.expect("dtypes", ([out.dtype for out in outs], getattr(grad, "dtype", None)), ([amp.dtype] * 3, torch.float32))
+    amp.assert_equal(
+        "dtypes", ([out.dtype for out in outs], getattr(grad, "dtype", None)), ([amp.dtype] * 3, torch.float32)
+    )
     want = sum(torch.mm(x.to(amp.dtype).t(), torch.ones_like(out)).float() for x, out in zip(xs, outs, strict=True))
     if grad is not None and isinstance(want, torch.Tensor):
-        amp.close("gradient", grad, amp.device.host(want), 4 * torch.finfo(amp.dtype).eps)
+        amp.assert_close("gradient", grad, amp.device.host(want), 4 * torch.finfo(amp.dtype).eps)
 
 
 # ---- replicas in processes
@@ -274,16 +278,16 @@ def test_reduced(amp: Amp, option: str) -> None:
         net = DistributedDataParallel(_network(amp), **options)
         for turn in range(2):
             dtype = _forward_and_backward(amp, net, x)
-            amp.expect(f"dtype of the result in turn {turn}", dtype, _forward_and_backward(amp, plain, x))
-            amp.expect(
+            amp.assert_equal(f"dtype of the result in turn {turn}", dtype, _forward_and_backward(amp, plain, x))
+            amp.assert_equal(
                 f"gradients after turn {turn}",
                 _dtypes_and_values(amp, _gradients(net)),
                 _dtypes_and_values(amp, _gradients(plain)),
             )
-        amp.expect("state and depth afterwards", (amp.state(), amp.depth()), ((False, amp.default, True), 0))
+        amp.assert_equal("state and depth afterwards", (amp.state(), amp.depth()), ((False, amp.default, True), 0))
 
     _in_a_group(amp, run)
-    amp.expect("dtypes of gradients", {gradient.dtype for gradient in _gradients(plain)}, {torch.float32})
+    amp.assert_equal("dtypes of gradients", {gradient.dtype for gradient in _gradients(plain)}, {torch.float32})
 
 
 @pytest.mark.parametrize("place", ["decorated", "within"])
@@ -307,14 +311,14 @@ def test_region_in_the_forward(amp: Amp, place: str) -> None:
 
     def run() -> list[tuple[torch.dtype, object]]:
         out = DistributedDataParallel(Net())(x)
-        amp.expect("dtype of the result", out.dtype, amp.dtype)
+        amp.assert_equal("dtype of the result", out.dtype, amp.dtype)
         out.float().square().sum().backward()
         return _dtypes_and_values(amp, _gradients(inner))
 
     gradients = _in_a_group(amp, run)
     plain = _network(amp)
     _forward_and_backward(amp, plain, x)
-    amp.expect("gradients", gradients, _dtypes_and_values(amp, _gradients(plain)))
+    amp.assert_equal("gradients", gradients, _dtypes_and_values(amp, _gradients(plain)))
 
 
 HOOKS: dict[str, Callable[..., object]] = {
@@ -348,7 +352,7 @@ def test_compressed(amp: Amp, hook: str, inside: bool) -> None:
         return _dtypes_and_values(amp, _gradients(net))
 
     got = _in_a_group(amp, run)
-    amp.expect(
+    amp.assert_equal(
         "gradients", got, _dtypes_and_values(amp, [gradient.to(dtype).float() for gradient in _gradients(plain)])
     )
 
@@ -370,7 +374,7 @@ def test_gathered_in_turns(amp: Amp) -> None:
     got = _in_a_group(amp, run)
     for x in xs:
         _forward_and_backward(amp, plain, x)
-    amp.expect("gradients", got, _dtypes_and_values(amp, _gradients(plain)))
+    amp.assert_equal("gradients", got, _dtypes_and_values(amp, _gradients(plain)))
 
 
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "saved"])
@@ -393,8 +397,8 @@ def test_computed_again(amp: Amp, reentrant: bool) -> None:
         return _forward_and_backward(amp, net, x), _dtypes_and_values(amp, _gradients(net))
 
     dtype, got = _in_a_group(amp, run)
-    amp.expect("dtype of the result", dtype, _forward_and_backward(amp, plain, x))
-    amp.expect("gradients", got, _dtypes_and_values(amp, _gradients(plain)))
+    amp.assert_equal("dtype of the result", dtype, _forward_and_backward(amp, plain, x))
+    amp.assert_equal("gradients", got, _dtypes_and_values(amp, _gradients(plain)))
 
 
 @pytest.mark.parametrize("around", ["none", "same", "other", "off"])
@@ -425,5 +429,7 @@ def test_sharded(amp: Amp, around: str) -> None:
 
     dtypes, gradients = _in_a_group(amp, run)
     product = amp.other if around == "other" else amp.dtype
-    amp.expect("dtypes of a layer's weight and result", seen, [(amp.dtype, product)])
-    amp.expect("dtypes of parameters and gradients afterwards", (dtypes, gradients), ({torch.float32}, {torch.float32}))
+    amp.assert_equal("dtypes of a layer's weight and result", seen, [(amp.dtype, product)])
+    amp.assert_equal(
+        "dtypes of parameters and gradients afterwards", (dtypes, gradients), ({torch.float32}, {torch.float32})
+    )

@@ -55,11 +55,11 @@ def test_custom_fwd_container(amp: Amp, kind: str) -> None:
         try:
             Takes.apply(x, given)
         except Exception as error:  # whatever it raises is the finding
-            amp.expect(f"what a {kind} raises", f"{type(error).__name__}: {error}", None)
+            amp.assert_equal(f"what a {kind} raises", f"{type(error).__name__}: {error}", None)
             return
     got = list(received[0].values() if kind == "dict" else received[0])
-    amp.expect("class of the container", type(received[0]).__name__, type(given).__name__)
-    amp.expect("dtypes in the container", [tensor.dtype for tensor in got], [torch.float32, torch.int64])
+    amp.assert_equal("class of the container", type(received[0]).__name__, type(given).__name__)
+    amp.assert_equal("dtypes in the container", [tensor.dtype for tensor in got], [torch.float32, torch.int64])
 
 
 OTHERS: dict[str, Callable[[], Any]] = {
@@ -89,4 +89,4 @@ def test_custom_fwd_other_argument(amp: Amp, kind: str) -> None:
     given = OTHERS[kind]()
     with amp.region():
         Takes.apply(amp.rand(2), given)
-    amp.expect(f"class of a {kind}", type(received[0]).__name__, type(given).__name__)
+    amp.assert_equal(f"class of a {kind}", type(received[0]).__name__, type(given).__name__)

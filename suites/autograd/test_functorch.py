@@ -58,9 +58,11 @@ def _tensor_leaves(found: Any) -> list[torch.Tensor]:
 def _expect_close(amp: Amp, what: str, got: Any, want: Any) -> None:
     """Both are of one structure; the dtypes are equal, and the values up to a rounding of the lower precision."""
     gots, wants = _tensor_leaves(got), _tensor_leaves(want)
-    amp.expect(f"how many tensors {what} has", len(gots), len(wants))
+    amp.assert_equal(f"how many tensors {what} has", len(gots), len(wants))
     for place, (one, other) in enumerate(zip(gots, wants, strict=False)):
-        amp.close(f"tensor {place} of {what}", one, amp.device.host(other.detach()), 2 * torch.finfo(amp.dtype).eps)
+        amp.assert_close(
+            f"tensor {place} of {what}", one, amp.device.host(other.detach()), 2 * torch.finfo(amp.dtype).eps
+        )
 
 
 class _Product:
@@ -101,10 +103,10 @@ def test_derivative(amp: Amp, derivative: str, place: str) -> None:
         got = derive(product.with_region, x, v)
     else:
         got = amp.region(cache_enabled=False)(derive)(product, x, v)
-    amp.expect("state and depth afterwards", (amp.state(), amp.depth()), before)
+    amp.assert_equal("state and depth afterwards", (amp.state(), amp.depth()), before)
     expected = ((True, amp.dtype, False), amp.dtype, amp.dtype)
-    amp.expect("states it ran in, and dtypes of its products", set(product.seen), {expected})
-    amp.expect(f"dtypes of {derivative}", {tensor.dtype for tensor in _tensor_leaves(got)}, {torch.float32})
+    amp.assert_equal("states it ran in, and dtypes of its products", set(product.seen), {expected})
+    amp.assert_equal(f"dtypes of {derivative}", {tensor.dtype for tensor in _tensor_leaves(got)}, {torch.float32})
     _expect_close(amp, derivative, got, derive(product.by_hand(amp.dtype), x, v))
 
 
@@ -120,10 +122,10 @@ def test_inner_region_off(amp: Amp, derivative: str) -> None:
 
     with amp.region(amp.other):
         got = _tensor_leaves(DERIVATIVES[derivative](off, x, v))
-        amp.expect("state afterwards", amp.state(), (True, amp.other, True))
-    amp.expect("dtypes of products", {dtype for _, dtype, _ in product.seen}, {torch.float32})
+        amp.assert_equal("state afterwards", amp.state(), (True, amp.other, True))
+    amp.assert_equal("dtypes of products", {dtype for _, dtype, _ in product.seen}, {torch.float32})
     for place, want in enumerate(_tensor_leaves(DERIVATIVES[derivative](product.by_hand(torch.float32), x, v))):
-        amp.close(f"tensor {place}", got[place], amp.device.host(want))
+        amp.assert_close(f"tensor {place}", got[place], amp.device.host(want))
 
 
 @pytest.mark.parametrize("derivative", ["jvp", "jacfwd"])
@@ -133,9 +135,9 @@ def test_inner_region_other(amp: Amp, derivative: str) -> None:
     product, x, v = _Product(amp), amp.rand(3, 3), amp.rand(3, 3)
     with amp.region(amp.other):
         got = _tensor_leaves(DERIVATIVES[derivative](product.with_region, x, v))
-    amp.expect("dtypes of products", {dtype for _, dtype, _ in product.seen}, {amp.dtype})
+    amp.assert_equal("dtypes of products", {dtype for _, dtype, _ in product.seen}, {amp.dtype})
     for place, want in enumerate(_tensor_leaves(DERIVATIVES[derivative](product.by_hand(amp.dtype), x, v))):
-        amp.expect(f"values of tensor {place}", amp.values(got[place]), amp.values(want))
+        amp.assert_equal(f"values of tensor {place}", amp.values(got[place]), amp.values(want))
 
 
 @pytest.mark.parametrize("derivative", ["vjp", "linearize"])
@@ -146,12 +148,12 @@ def test_pulled_outside(amp: Amp, derivative: str) -> None:
     with amp.region():
         pull = torch.func.vjp(product, x)[1] if derivative == "vjp" else torch.func.linearize(product, x)[1]
     want = DERIVATIVES[derivative](product.by_hand(amp.dtype), x, v)
-    amp.expect("dtypes of the result", {found.dtype for found in _tensor_leaves(pull(v))}, {torch.float32})
+    amp.assert_equal("dtypes of the result", {found.dtype for found in _tensor_leaves(pull(v))}, {torch.float32})
     _expect_close(amp, "the result outside", pull(v), want)
     before = amp.state()
     with amp.region(enabled=False):
         _expect_close(amp, "the result in a disabled region", pull(v), want)
-    amp.expect("state afterwards", amp.state(), before)
+    amp.assert_equal("state afterwards", amp.state(), before)
 
 
 @pytest.mark.parametrize("low", [True, False], ids=["low", "wide"])
@@ -165,7 +167,7 @@ def test_dtype_follows_the_input(amp: Amp, derivative: str, low: bool) -> None:
         along = v.to(amp.dtype if derivative == "vjp" else dtype)
         found = _tensor_leaves(DERIVATIVES[derivative](lambda x: torch.mm(x, weight), x, along))
     wanted = {"jvp": [amp.dtype] * 2, "jacfwd": [amp.dtype]}.get(derivative, [dtype])
-    amp.expect(f"dtypes of {derivative}", [tensor.dtype for tensor in found], wanted)
+    amp.assert_equal(f"dtypes of {derivative}", [tensor.dtype for tensor in found], wanted)
 
 
 @scenario(values=True)
@@ -183,12 +185,12 @@ def test_dual_numbers(amp: Amp) -> None:
 
     with amp.region():
         got = tangents(torch.mm)
-        amp.expect("dtype of a product after the level", torch.mm(x, weight).dtype, amp.dtype)
+        amp.assert_equal("dtype of a product after the level", torch.mm(x, weight).dtype, amp.dtype)
     low = tangents(lambda a, b: torch.mm(a.to(amp.dtype), b.to(amp.dtype)))
     for place, ((primal, tangent), (wanted, along)) in enumerate(zip(got, low, strict=True)):
-        amp.expect(f"dtypes of dual number {place}", (primal.dtype, tangent.dtype), (wanted.dtype, along.dtype))
-        amp.expect(f"primal of dual number {place}", amp.values(primal), amp.values(wanted))
-        amp.expect(f"tangent of dual number {place}", amp.values(tangent), amp.values(along))
+        amp.assert_equal(f"dtypes of dual number {place}", (primal.dtype, tangent.dtype), (wanted.dtype, along.dtype))
+        amp.assert_equal(f"primal of dual number {place}", amp.values(primal), amp.values(wanted))
+        amp.assert_equal(f"tangent of dual number {place}", amp.values(tangent), amp.values(along))
 
 
 @scenario(values=True)
@@ -202,14 +204,14 @@ def test_weight_with_a_tangent(amp: Amp) -> None:
             plain = forward_ad.unpack_dual(torch.mm(x, weight))
         after = torch.mm(x, weight)
     low = [t.detach().to(amp.dtype) for t in (x, weight, u)]
-    amp.expect("whether there is a tangent", dual.tangent is not None, True)
+    amp.assert_equal("whether there is a tangent", dual.tangent is not None, True)
     if dual.tangent is not None:
-        amp.expect("tangent", amp.values(dual.tangent), amp.values(torch.mm(low[0], low[2])))
-    amp.expect("tangent of a product of the weight itself", plain.tangent, None)
+        amp.assert_equal("tangent", amp.values(dual.tangent), amp.values(torch.mm(low[0], low[2])))
+    amp.assert_equal("tangent of a product of the weight itself", plain.tangent, None)
     for what, out in (("before", before), ("in", dual.primal), ("after", after)):
-        amp.expect(f"product {what} the level", amp.values(out), amp.values(torch.mm(low[0], low[1])))
+        amp.assert_equal(f"product {what} the level", amp.values(out), amp.values(torch.mm(low[0], low[1])))
     after.float().sum().backward()
-    amp.expect("dtype of the weight's gradient", getattr(weight.grad, "dtype", None), torch.float32)
+    amp.assert_equal("dtype of the weight's gradient", getattr(weight.grad, "dtype", None), torch.float32)
 
 
 @pytest.mark.parametrize("derivative", ["grad", "vjp", "jvp", "jacrev", "jacfwd", "hessian"])
@@ -224,14 +226,14 @@ def test_weight_of_the_surroundings(amp: Amp, derivative: str) -> None:
             before = torch.mm(x, weight) if used_before else None
             derive(lambda x: torch.mm(x, weight).float(), x, v)
             out = torch.mm(x, weight)
-        amp.expect("class and dtype of a later product", (type(out), out.dtype), (torch.Tensor, amp.dtype))
+        amp.assert_equal("class and dtype of a later product", (type(out), out.dtype), (torch.Tensor, amp.dtype))
         out.float().sum().backward()
         want = torch.mm(x.to(amp.dtype).t(), torch.ones_like(out)).float()
-        amp.expect("whether the weight has a gradient", weight.grad is not None, True)
+        amp.assert_equal("whether the weight has a gradient", weight.grad is not None, True)
         if weight.grad is not None:
-            amp.expect("gradient of the weight", amp.values(weight.grad), amp.values(want))
+            amp.assert_equal("gradient of the weight", amp.values(weight.grad), amp.values(want))
         if before is not None:
-            amp.expect("a product before it", amp.values(before), amp.values(out))
+            amp.assert_equal("a product before it", amp.values(before), amp.values(out))
 
 
 @scenario(values=True)
@@ -248,12 +250,12 @@ def test_loss_in_float32(amp: Amp) -> None:
     with amp.region():
         outside = functional.mse_loss(torch.mm(x, weight), target).dtype
         gradient = torch.func.grad(loss)(weight)
-    amp.expect("dtype of the loss", (seen, outside), ([torch.float32], torch.float32))
-    amp.expect("dtype of the gradient", gradient.dtype, torch.float32)
+    amp.assert_equal("dtype of the loss", (seen, outside), ([torch.float32], torch.float32))
+    amp.assert_equal("dtype of the gradient", gradient.dtype, torch.float32)
     low = torch.mm(x.to(amp.dtype), weight.to(amp.dtype)).float()
     factor = (2 / 9 * (low - target)).to(amp.dtype)
     want = torch.mm(x.to(amp.dtype).t(), factor).float()
-    amp.close("gradient", gradient, amp.device.host(want), 2 * torch.finfo(amp.dtype).eps)
+    amp.assert_close("gradient", gradient, amp.device.host(want), 2 * torch.finfo(amp.dtype).eps)
 
 
 @pytest.mark.parametrize("derivative", ["grad", "jvp", "hessian"])
@@ -268,9 +270,9 @@ def test_what_it_raises(amp: Amp, derivative: str) -> None:
 
     with amp.region():
         before = amp.state(), amp.depth()
-        amp.raises("a function that fails", KeyError, "on purpose", lambda: DERIVATIVES[derivative](fails, x, v))
-        amp.expect("state and depth afterwards", (amp.state(), amp.depth()), before)
-        amp.expect("dtype a product runs in", amp.probe(), amp.dtype)
+        amp.assert_raises("a function that fails", KeyError, "on purpose", lambda: DERIVATIVES[derivative](fails, x, v))
+        amp.assert_equal("state and depth afterwards", (amp.state(), amp.depth()), before)
+        amp.assert_equal("dtype a product runs in", amp.probe(), amp.dtype)
 
 
 @scenario(values=True)
@@ -284,12 +286,12 @@ def test_same_graph_again(amp: Amp) -> None:
     with amp.region():
         before = amp.state()
         first, second = (make_fx(function)(weight, x) for _ in range(2))
-        amp.expect("state afterwards", amp.state(), before)
+        amp.assert_equal("state afterwards", amp.state(), before)
         want = function(weight, x)
-    amp.expect("the second graph", second.code, first.code)
+    amp.assert_equal("the second graph", second.code, first.code)
     out = first(weight, x)
-    amp.expect("dtypes outside of the region", (out.dtype, want.dtype), (amp.dtype, amp.dtype))
-    amp.expect("values", amp.values(out), amp.values(want))
+    amp.assert_equal("dtypes outside of the region", (out.dtype, want.dtype), (amp.dtype, amp.dtype))
+    amp.assert_equal("values", amp.values(out), amp.values(want))
 
 
 # ---- mapped functions and functional calls
@@ -331,9 +333,9 @@ def test_mapped(amp: Amp, way: str, place: str) -> None:
             out = function(a, b)
     else:
         out = function(a, b)
-    amp.expect("state and depth afterwards", (amp.state(), amp.depth()), before)
-    amp.expect("state and dtypes inside", set(map(str, seen)), {str(((True, amp.dtype, False), amp.dtype))})
-    amp.expect("dtype outside", out.dtype, amp.dtype)
+    amp.assert_equal("state and depth afterwards", (amp.state(), amp.depth()), before)
+    amp.assert_equal("state and dtypes inside", set(map(str, seen)), {str(((True, amp.dtype, False), amp.dtype))})
+    amp.assert_equal("dtype outside", out.dtype, amp.dtype)
 
 
 @pytest.mark.parametrize("layer", ["product", "convolution", "softmax", "loss"])
@@ -351,8 +353,8 @@ def test_gradients_per_sample(amp: Amp, layer: str) -> None:
     with amp.region():
         mapped = vmap(grad(call), in_dims=(None, 0))(weight, xs)
         looped = [grad(call)(weight, x) for x in xs]
-    amp.expect("dtype", mapped.dtype, torch.float32)
-    amp.close("gradients", mapped, _stack_on_cpu(amp, looped), 8 * torch.finfo(amp.dtype).eps)
+    amp.assert_equal("dtype", mapped.dtype, torch.float32)
+    amp.assert_close("gradients", mapped, _stack_on_cpu(amp, looped), 8 * torch.finfo(amp.dtype).eps)
 
 
 class _TwoLayers(torch.nn.Module):
@@ -385,11 +387,11 @@ def test_ensemble(amp: Amp) -> None:
             parameters, buffers, x
         )
         looped = [net(x) for net in nets]
-    amp.expect("dtypes", (mapped.dtype, looped[0].dtype), (amp.dtype, amp.dtype))
-    amp.close("outputs", mapped, _stack_on_cpu(amp, looped), 8 * torch.finfo(amp.dtype).eps)
+    amp.assert_equal("dtypes", (mapped.dtype, looped[0].dtype), (amp.dtype, amp.dtype))
+    amp.assert_close("outputs", mapped, _stack_on_cpu(amp, looped), 8 * torch.finfo(amp.dtype).eps)
     mapped.float().sum().backward()
     for name, stacked in parameters.items():
-        amp.expect(f"dtype of the gradient of {name}", getattr(stacked.grad, "dtype", None), torch.float32)
+        amp.assert_equal(f"dtype of the gradient of {name}", getattr(stacked.grad, "dtype", None), torch.float32)
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "dropped"])
@@ -407,12 +409,14 @@ def test_other_parameters(amp: Amp, kept: bool) -> None:
         given = functional_call(net, doubled, (x,))
         after = net(x)
         want = other(x)
-    amp.expect("dtype", given.dtype, amp.dtype)
-    amp.expect("what comes out with other parameters", amp.values(given), amp.values(want))
-    amp.expect("what comes out before and after", amp.values(after), amp.values(before))
+    amp.assert_equal("dtype", given.dtype, amp.dtype)
+    amp.assert_equal("what comes out with other parameters", amp.values(given), amp.values(want))
+    amp.assert_equal("what comes out before and after", amp.values(after), amp.values(before))
     given.float().sum().backward()
-    amp.expect("whether the module's own have gradients", any(p.grad is not None for p in net.parameters()), False)
-    amp.expect("dtypes of gradients", {getattr(p.grad, "dtype", None) for p in doubled.values()}, {torch.float32})
+    amp.assert_equal(
+        "whether the module's own have gradients", any(p.grad is not None for p in net.parameters()), False
+    )
+    amp.assert_equal("dtypes of gradients", {getattr(p.grad, "dtype", None) for p in doubled.values()}, {torch.float32})
 
 
 @scenario(values=True)
@@ -427,7 +431,9 @@ def test_gradient_of_a_functional_call(amp: Amp) -> None:
     for name, parameter in net.named_parameters():
         if parameter.grad is None:
             raise RuntimeError("the scenario computed no gradient")
-        amp.close(f"gradient of {name}", found[name], amp.device.host(parameter.grad), 4 * torch.finfo(amp.dtype).eps)
+        amp.assert_close(
+            f"gradient of {name}", found[name], amp.device.host(parameter.grad), 4 * torch.finfo(amp.dtype).eps
+        )
 
 
 @pytest.mark.parametrize("randomness", ["different", "same"])
@@ -439,9 +445,9 @@ def test_randomness(amp: Amp, randomness: str) -> None:
     amp.device.seed()
     with amp.region():
         out = vmap(lambda x: functional.dropout(torch.mm(x, weight), 0.5), randomness=randomness)(x)
-    amp.expect("dtype", out.dtype, amp.dtype)
+    amp.assert_equal("dtype", out.dtype, amp.dtype)
     kinds = {str(amp.values(part == 0)) for part in out}
-    amp.expect("how many patterns there are", len(kinds), 4 if randomness == "different" else 1)
+    amp.assert_equal("how many patterns there are", len(kinds), 4 if randomness == "different" else 1)
 
 
 @scenario(values=True)
@@ -449,9 +455,9 @@ def test_randomness_refused(amp: Amp) -> None:
     """A mapped random op without randomness= is refused, and the region goes on (torch.vmap)."""
     x = amp.rand(2, 3, 3)
     with amp.region():
-        amp.raises("a mapped dropout", RuntimeError, "randomness", lambda: vmap(functional.dropout)(x))
-        amp.expect("state afterwards", amp.state(), (True, amp.dtype, True))
-        amp.expect("dtype of a mapped product", vmap(torch.mm)(x, x).dtype, amp.dtype)
+        amp.assert_raises("a mapped dropout", RuntimeError, "randomness", lambda: vmap(functional.dropout)(x))
+        amp.assert_equal("state afterwards", amp.state(), (True, amp.dtype, True))
+        amp.assert_equal("dtype of a mapped product", vmap(torch.mm)(x, x).dtype, amp.dtype)
 
 
 @pytest.mark.parametrize("norm", ["none", "layer_norm", "batch_norm", "group_norm"])
@@ -471,8 +477,8 @@ def test_batched_gradients(amp: Amp, norm: str) -> None:
     rows = torch.eye(5, dtype=out.dtype).to(amp.type)
     looped = [torch.autograd.grad(out, weight, row, retain_graph=True)[0] for row in rows]
     (mapped,) = torch.autograd.grad(out, weight, rows, is_grads_batched=True)
-    amp.expect("dtype", mapped.dtype, torch.float32)
-    amp.close("gradients", mapped, _stack_on_cpu(amp, looped), 16 * torch.finfo(amp.dtype).eps)
+    amp.assert_equal("dtype", mapped.dtype, torch.float32)
+    amp.assert_close("gradients", mapped, _stack_on_cpu(amp, looped), 16 * torch.finfo(amp.dtype).eps)
 
 
 @pytest.mark.parametrize("how", ["looped", "mapped", "forward"])
@@ -485,10 +491,10 @@ def test_jacobian(amp: Amp, how: str) -> None:
     jacobian = partial(torch.autograd.functional.jacobian, vectorize=how != "looped", strategy=strategy)
     with amp.region():
         got = jacobian(lambda x: torch.mm(x, weight).float(), x)
-    amp.expect("dtype", got.dtype, torch.float32)
+    amp.assert_equal("dtype", got.dtype, torch.float32)
     low = weight.to(amp.dtype)
     want = jacobian(lambda x: torch.mm(x.to(amp.dtype), low).float(), x)
-    amp.close("Jacobian", got, amp.device.host(want))
+    amp.assert_close("Jacobian", got, amp.device.host(want))
 
 
 @scenario(values=True)
@@ -504,8 +510,8 @@ def test_functionalized(amp: Amp) -> None:
 
     with amp.region():
         got, want = torch.func.functionalize(function)(x), function(x)
-    amp.expect("dtype", got.dtype, amp.dtype)
-    amp.expect("values", amp.values(got), amp.values(want))
+    amp.assert_equal("dtype", got.dtype, amp.dtype)
+    amp.assert_equal("values", amp.values(got), amp.values(want))
 
 
 @pytest.mark.parametrize("first", ["mapped", "plain"])
@@ -519,13 +525,13 @@ def test_weight_mapped_over(amp: Amp, first: str) -> None:
         mapped = vmap(lambda w: torch.mm(torch.mm(x, w), single))(weights)
         looped = [torch.mm(torch.mm(x, w), single) for w in weights]
         again = torch.mm(x, single)
-    amp.expect("dtypes", (mapped.dtype, again.dtype, type(again)), (amp.dtype, amp.dtype, torch.Tensor))
-    amp.close("products", mapped, _stack_on_cpu(amp, looped), 4 * torch.finfo(amp.dtype).eps)
+    amp.assert_equal("dtypes", (mapped.dtype, again.dtype, type(again)), (amp.dtype, amp.dtype, torch.Tensor))
+    amp.assert_close("products", mapped, _stack_on_cpu(amp, looped), 4 * torch.finfo(amp.dtype).eps)
     if plain is not None:
-        amp.expect("a product before and after", amp.values(plain), amp.values(again))
+        amp.assert_equal("a product before and after", amp.values(plain), amp.values(again))
     (mapped.float().sum() + again.float().sum()).backward()
     for name, leaf in (("the weights mapped over", weights), ("the one closed over", single)):
-        amp.expect(f"dtype of the gradient of {name}", getattr(leaf.grad, "dtype", None), torch.float32)
+        amp.assert_equal(f"dtype of the gradient of {name}", getattr(leaf.grad, "dtype", None), torch.float32)
 
 
 @scenario(values=True)
@@ -540,8 +546,8 @@ def test_attention_of_two_dtypes(amp: Amp) -> None:
     with amp.region():
         mapped = vmap(grad(loss), in_dims=(None, 0, 0, 0))(scale, query, key, value)
         looped = [grad(loss)(scale, *sample) for sample in zip(query, key, value, strict=True)]
-    amp.expect("dtype", mapped.dtype, torch.float32)
-    amp.close("gradients", mapped, _stack_on_cpu(amp, looped), 8 * torch.finfo(amp.dtype).eps)
+    amp.assert_equal("dtype", mapped.dtype, torch.float32)
+    amp.assert_close("gradients", mapped, _stack_on_cpu(amp, looped), 8 * torch.finfo(amp.dtype).eps)
 
 
 @pytest.mark.parametrize("around", ["on", "off"])
@@ -555,8 +561,8 @@ def test_model_mapped_over_samples(amp: Amp, around: str) -> None:
     with amp.region(enabled=around == "on"), torch.no_grad():
         mapped = vmap(lambda x: functional_call(net, parameters, (x,)))(xs)
         batched = net(xs)
-    amp.expect("dtypes", (mapped.dtype, batched.dtype), (amp.dtype, amp.dtype))
-    amp.close("results", mapped, amp.device.host(batched), 4 * torch.finfo(amp.dtype).eps)
+    amp.assert_equal("dtypes", (mapped.dtype, batched.dtype), (amp.dtype, amp.dtype))
+    amp.assert_close("results", mapped, amp.device.host(batched), 4 * torch.finfo(amp.dtype).eps)
 
 
 # ---- backward passes that are mapped over
@@ -592,7 +598,7 @@ def test_mapped_backward(amp: Amp, layer: str) -> None:
     try:
         mapped = torch.vmap(gradient)(rows)
     except RuntimeError as error:
-        amp.expect(f"what mapping the backward of {layer} raises", str(error).splitlines()[0], None)
+        amp.assert_equal(f"what mapping the backward of {layer} raises", str(error).splitlines()[0], None)
         return
-    amp.expect("dtype", mapped.dtype, torch.float32)
-    amp.close("gradients", mapped, looped, 16 * torch.finfo(amp.dtype).eps)
+    amp.assert_equal("dtype", mapped.dtype, torch.float32)
+    amp.assert_close("gradients", mapped, looped, 16 * torch.finfo(amp.dtype).eps)

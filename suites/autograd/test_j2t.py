@@ -34,9 +34,9 @@ def _expect_gradient(
     amp: Amp, what: str, got: torch.Tensor | None, want: torch.Tensor | None, tolerance: float = 1e-5
 ) -> None:
     """A gradient is there, and near the one that the CPU has."""
-    amp.expect(f"whether there is a {what}", (got is not None, want is not None), (True, True))
+    amp.assert_equal(f"whether there is a {what}", (got is not None, want is not None), (True, True))
     if got is not None and want is not None:
-        amp.close(what, got, want, tolerance)
+        amp.assert_close(what, got, want, tolerance)
 
 
 def _dense(x: Any, w: Any) -> Any:
@@ -54,7 +54,7 @@ def test_forward_and_backward(amp: Amp) -> None:
     """The value, and the gradient of every argument that requires grad."""
     (x, x_cpu), (w, w_cpu) = _device_and_cpu_leaf(amp, 3, 4), _device_and_cpu_leaf(amp, 4, 2)
     out, want = amp.j2t(_dense)(x, w), _dense_torch(x_cpu, w_cpu)
-    amp.close("value", out, want)
+    amp.assert_close("value", out, want)
     out.sum().backward()
     want.sum().backward()
     for name, got, expected in (("x", x.grad, x_cpu.grad), ("w", w.grad, w_cpu.grad)):
@@ -72,7 +72,7 @@ def test_double_backward(amp: Amp) -> None:
         (third,) = torch.autograd.grad(second.pow(2).sum(), a)
         found.append((first, second, third))
     for order, got, want in zip(("first", "second", "third"), *found, strict=True):
-        amp.close(f"{order} gradient", got, want.detach(), 1e-3)
+        amp.assert_close(f"{order} gradient", got, want.detach(), 1e-3)
 
 
 @scenario(types=("jax",), dtypes="default", values=True)
@@ -81,10 +81,10 @@ def test_only_what_requires_grad(amp: Amp) -> None:
     (x, _), w = _device_and_cpu_leaf(amp, 3, 4), amp.rand(4, 2)
     function = amp.j2t(_dense)
     function(x, w).sum().backward()
-    amp.expect("gradient of a tensor that requires none", w.grad, None)
-    amp.expect("whether the result requires grad", function(x.detach(), w).requires_grad, False)
+    amp.assert_equal("gradient of a tensor that requires none", w.grad, None)
+    amp.assert_equal("whether the result requires grad", function(x.detach(), w).requires_grad, False)
     with torch.no_grad():
-        amp.expect("whether it does under no_grad", function(x, w).requires_grad, False)
+        amp.assert_equal("whether it does under no_grad", function(x, w).requires_grad, False)
 
 
 @scenario(types=("jax",), dtypes="default", values=True)
@@ -96,8 +96,8 @@ def test_several_results(amp: Amp) -> None:
 
     x, x_cpu = _device_and_cpu_leaf(amp, 5)
     out = amp.j2t(function)(x)
-    amp.expect("what comes out", sorted(out), ["double", "pair"])
-    amp.close("a result in a tuple", out["pair"][0], x_cpu.sum())
+    amp.assert_equal("what comes out", sorted(out), ["double", "pair"])
+    amp.assert_close("a result in a tuple", out["pair"][0], x_cpu.sum())
     (out["double"].sum() + out["pair"][1].sum()).backward()
     (x_cpu.detach().requires_grad_(), x_cpu * 2 + x_cpu**3)[1].sum().backward()
     _expect_gradient(amp, "gradient through two of three results", x.grad, x_cpu.grad)
@@ -112,8 +112,8 @@ def test_integer_results(amp: Amp) -> None:
 
     x, x_cpu = _device_and_cpu_leaf(amp, 6)
     place, largest = amp.j2t(function)(x)
-    amp.expect("where the largest is", int(amp.device.host(place)), int(x_cpu.argmax()))
-    amp.expect("whether its place requires grad", place.requires_grad, False)
+    amp.assert_equal("where the largest is", int(amp.device.host(place)), int(x_cpu.argmax()))
+    amp.assert_equal("whether its place requires grad", place.requires_grad, False)
     largest.backward()
     x_cpu.max().backward()
     _expect_gradient(amp, "gradient of the largest", x.grad, x_cpu.grad)
@@ -135,7 +135,7 @@ def test_arguments_of_other_kinds(amp: Amp) -> None:
         x.grad = bias.grad = x_cpu.grad = bias_cpu.grad = None
         out = call(x, scale, how=how, parts={"bias": bias}, index=index)
         want = function(x_cpu, scale, how=how, parts={"bias": bias_cpu}, index=torch.tensor([2, 0]))
-        amp.close(f"{how} of {scale} times the picked", out, want)
+        amp.assert_close(f"{how} of {scale} times the picked", out, want)
         out.backward()
         want.backward()
         for got, expected in ((x.grad, x_cpu.grad), (bias.grad, bias_cpu.grad)):
@@ -170,8 +170,8 @@ def test_as_given(amp: Amp) -> None:
     with amp.region():
         out = amp.j2t(function)(x, y)
     low = "bfloat16" if amp.dtype == torch.bfloat16 else "float16"
-    amp.expect("the dtypes the function received", seen[0], f"float32 {low}")
-    amp.expect("the dtype that came out", out.dtype, torch.float32)
+    amp.assert_equal("the dtypes the function received", seen[0], f"float32 {low}")
+    amp.assert_equal("the dtype that came out", out.dtype, torch.float32)
 
 
 @scenario(types=("jax",), values=True)
@@ -192,12 +192,12 @@ def test_cast_on_request(amp: Amp) -> None:
             call(x, y, i)
     low = "bfloat16" if amp.dtype == torch.bfloat16 else "float16"
     outside = "float32 float64 int64"
-    amp.expect("the dtypes outside of a region", seen[0], outside)
-    amp.expect("the dtypes inside", f"{low} float64 int64" in seen, True)
-    amp.expect("how many kinds of dtypes were seen", len(set(seen)), 2)
-    amp.expect("the dtype that came out", out.dtype, amp.dtype)
+    amp.assert_equal("the dtypes outside of a region", seen[0], outside)
+    amp.assert_equal("the dtypes inside", f"{low} float64 int64" in seen, True)
+    amp.assert_equal("how many kinds of dtypes were seen", len(set(seen)), 2)
+    amp.assert_equal("the dtype that came out", out.dtype, amp.dtype)
     out.float().backward()
-    amp.expect("the dtype of the gradient", None if x.grad is None else x.grad.dtype, torch.float32)
+    amp.assert_equal("the dtype of the gradient", None if x.grad is None else x.grad.dtype, torch.float32)
 
 
 @scenario(types=("jax",), dtypes="default", values=True)
@@ -212,9 +212,9 @@ def test_an_exception(amp: Amp) -> None:
 
     x, x_cpu = _device_and_cpu_leaf(amp, 3)
     call = amp.j2t(function)
-    amp.raises("a call that fails", KeyError, "not there", lambda: call(x))
+    amp.assert_raises("a call that fails", KeyError, "not there", lambda: call(x))
     fail[0] = False
-    amp.close("the next call", call(x), x_cpu.detach() * 2)
+    amp.assert_close("the next call", call(x), x_cpu.detach() * 2)
 
 
 @scenario(types=("jax",), dtypes="default", values=True)
@@ -229,7 +229,7 @@ def test_between_ops(amp: Amp) -> None:
         out = torch.mm(amp.j2t(function)(torch.mm(x, w)), w)
     with torch.autocast("cpu", dtype=amp.dtype):
         want = torch.mm(function(torch.mm(x_cpu, w_cpu)), w_cpu)
-    amp.expect("the dtype that comes out", out.dtype, amp.dtype)
+    amp.assert_equal("the dtype that comes out", out.dtype, amp.dtype)
     out.float().sum().backward()
     want.float().sum().backward()
     for name, got, expected in (("w", w.grad, w_cpu.grad), ("x", x.grad, x_cpu.grad)):
@@ -255,6 +255,6 @@ def test_computed_again(amp: Amp) -> None:
             out = checkpoint(call, product, use_reentrant=False) if checkpointed else call(product)
         out.float().sum().backward()
         found.append((out.dtype, None if x.grad is None else (x.grad.dtype, amp.values(x.grad))))
-    amp.expect("the dtypes the function received", set(seen), {str(amp.dtype).removeprefix("torch.")})
-    amp.expect("result and gradient of the checkpoint", found[0], found[1])
-    amp.expect("dtype of the result", found[0][0], amp.dtype)
+    amp.assert_equal("the dtypes the function received", set(seen), {str(amp.dtype).removeprefix("torch.")})
+    amp.assert_equal("result and gradient of the checkpoint", found[0], found[1])
+    amp.assert_equal("dtype of the result", found[0][0], amp.dtype)

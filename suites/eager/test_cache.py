@@ -31,9 +31,9 @@ def test_one_cast_for_many_uses(amp: Amp) -> None:
         uses = amp.casts(
             lambda: [torch.mm(x, weight), weight @ x, torch.baddbmm(batch, batch, batch), x @ weight], weight
         )
-        amp.expect("casts of a leaf used by three products", uses, 1)
+        amp.assert_equal("casts of a leaf used by three products", uses, 1)
         uses = amp.casts(lambda: [torch.mm(x, parameter) for _ in range(5)], parameter)
-        amp.expect("casts of a parameter used by five products", uses, 1)
+        amp.assert_equal("casts of a parameter used by five products", uses, 1)
 
 
 @scenario()
@@ -42,7 +42,9 @@ def test_each_leaf_has_its_own(amp: Amp) -> None:
     one, two = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4, requires_grad=True)
     with amp.region():
         casts = amp.observe(lambda: [torch.mm(one, two) for _ in range(3)], one, two).casts
-        amp.expect("which of two leaves were cast", sorted(c.source for c in casts if c.source is not None), [0, 1])
+        amp.assert_equal(
+            "which of two leaves were cast", sorted(c.source for c in casts if c.source is not None), [0, 1]
+        )
 
 
 @scenario()
@@ -50,7 +52,7 @@ def test_not_for_tensors_without_grad(amp: Amp) -> None:
     """Only weights are cached: a tensor that requires no grad is cast at each use (autocast_mode.cpp, cached_cast)."""
     plain, x = amp.rand(4, 4), amp.rand(4, 4)
     with amp.region():
-        amp.expect("casts of a plain tensor", amp.casts(lambda: [torch.mm(x, plain) for _ in range(3)], plain), 3)
+        amp.assert_equal("casts of a plain tensor", amp.casts(lambda: [torch.mm(x, plain) for _ in range(3)], plain), 3)
 
 
 @scenario()
@@ -58,7 +60,9 @@ def test_not_for_low_leaves(amp: Amp) -> None:
     """Only float32 weights are cached: one in the other lower precision is cast at each use (autocast_mode.cpp)."""
     leaf, x = amp.rand(4, 4, dtype=amp.other, requires_grad=True), amp.rand(4, 4)
     with amp.region():
-        amp.expect(f"casts of a {amp.other} leaf", amp.casts(lambda: [torch.mm(x, leaf) for _ in range(3)], leaf), 3)
+        amp.assert_equal(
+            f"casts of a {amp.other} leaf", amp.casts(lambda: [torch.mm(x, leaf) for _ in range(3)], leaf), 3
+        )
 
 
 @scenario(values=True)
@@ -70,7 +74,9 @@ def test_not_for_views(amp: Amp) -> None:
     leaf.requires_grad_()
     for what, view in (("a view of a leaf", base.t()), ("a view that is a leaf", leaf)):
         with amp.region():
-            amp.expect(f"casts of {what}", len(amp.copies(lambda v=view: [torch.mm(x, v) for _ in range(3)], view)), 3)
+            amp.assert_equal(
+                f"casts of {what}", len(amp.copies(lambda v=view: [torch.mm(x, v) for _ in range(3)], view)), 3
+            )
 
 
 @scenario(values=True)
@@ -78,7 +84,9 @@ def test_not_for_results(amp: Amp) -> None:
     """A tensor that was computed is cast at each use (autocast_mode.cpp: `arg.is_leaf()`)."""
     computed, x = amp.rand(4, 4, requires_grad=True) * 2, amp.rand(4, 4)
     with amp.region():
-        amp.expect("casts of a result", len(amp.copies(lambda: [torch.mm(x, computed) for _ in range(3)], computed)), 3)
+        amp.assert_equal(
+            "casts of a result", len(amp.copies(lambda: [torch.mm(x, computed) for _ in range(3)], computed)), 3
+        )
 
 
 @scenario()
@@ -87,17 +95,19 @@ def test_not_for_casts_to_float32(amp: Amp) -> None:
     leaf, wide = amp.rand(4, 4, dtype=amp.dtype, requires_grad=True), amp.rand(4, 4)
     loss = torch.nn.functional.mse_loss
     with amp.region():
-        amp.expect("casts of a low leaf by a loss", amp.casts(lambda: [loss(leaf, wide) for _ in range(3)], leaf), 3)
+        amp.assert_equal(
+            "casts of a low leaf by a loss", amp.casts(lambda: [loss(leaf, wide) for _ in range(3)], leaf), 3
+        )
         policies = amp.device.policies()
         widening = {"atan2": torch.atan2, "cat": lambda a, b: torch.cat([a, b])}
         for op in (call for name, call in widening.items() if policies.get(name) == "promote"):
-            amp.expect(
+            amp.assert_equal(
                 "casts of a low leaf by a widening op",
                 amp.casts(lambda op=op: [op(leaf, wide) for _ in range(3)], leaf),
                 3,
             )
         parameter = amp.rand(4, 4, requires_grad=True)
-        amp.expect("casts of a float32 leaf by a loss", amp.casts(lambda: loss(parameter, wide), parameter), 0)
+        amp.assert_equal("casts of a float32 leaf by a loss", amp.casts(lambda: loss(parameter, wide), parameter), 0)
 
 
 @scenario()
@@ -105,7 +115,9 @@ def test_off(amp: Amp) -> None:
     """cache_enabled=False casts at each use (amp.html#torch.autocast, cache_enabled)."""
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
     with amp.region(cache_enabled=False):
-        amp.expect("casts without the cache", amp.casts(lambda: [torch.mm(x, weight) for _ in range(3)], weight), 3)
+        amp.assert_equal(
+            "casts without the cache", amp.casts(lambda: [torch.mm(x, weight) for _ in range(3)], weight), 3
+        )
 
 
 @scenario()
@@ -113,10 +125,10 @@ def test_off_inside_on(amp: Amp) -> None:
     """An inner region with cache_enabled=False neither uses nor drops the outer one's cached casts (amp.html)."""
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
     with amp.region():
-        amp.expect("casts at first", amp.casts(lambda: torch.mm(x, weight), weight), 1)
+        amp.assert_equal("casts at first", amp.casts(lambda: torch.mm(x, weight), weight), 1)
         with amp.region(cache_enabled=False):
-            amp.expect("casts inside", amp.casts(lambda: [torch.mm(x, weight) for _ in range(2)], weight), 2)
-        amp.expect("casts after the inner region", amp.casts(lambda: torch.mm(x, weight), weight), 0)
+            amp.assert_equal("casts inside", amp.casts(lambda: [torch.mm(x, weight) for _ in range(2)], weight), 2)
+        amp.assert_equal("casts after the inner region", amp.casts(lambda: torch.mm(x, weight), weight), 0)
 
 
 @scenario()
@@ -129,9 +141,9 @@ def test_switched_inside(amp: Amp) -> None:
 
     with amp.region():
         torch.set_autocast_cache_enabled(False)
-        amp.expect("casts after switching the cache off", use(), 2)
+        amp.assert_equal("casts after switching the cache off", use(), 2)
         torch.set_autocast_cache_enabled(True)
-        amp.expect("casts after switching it on", use(), 1)
+        amp.assert_equal("casts after switching it on", use(), 1)
 
 
 @scenario()
@@ -143,15 +155,15 @@ def test_dropped_at_outermost_exit(amp: Amp) -> None:
         return amp.casts(lambda: torch.mm(x, weight), weight)
 
     with amp.region():
-        amp.expect("casts at first", use(), 1)
+        amp.assert_equal("casts at first", use(), 1)
         with amp.region():
-            amp.expect("casts in an inner region", use(), 0)
-        amp.expect("casts after an inner region", use(), 0)
+            amp.assert_equal("casts in an inner region", use(), 0)
+        amp.assert_equal("casts after an inner region", use(), 0)
         with amp.region(enabled=False):
             pass
-        amp.expect("casts after a disabled inner region", use(), 0)
+        amp.assert_equal("casts after a disabled inner region", use(), 0)
     with amp.region():
-        amp.expect("casts in the next outermost region", use(), 1)
+        amp.assert_equal("casts in the next outermost region", use(), 1)
 
 
 @scenario()
@@ -165,7 +177,7 @@ def test_dropped_by_an_exception(amp: Amp) -> None:
     except KeyError:
         pass
     with amp.region():
-        amp.expect("casts in the next region", amp.casts(lambda: torch.mm(x, weight), weight), 1)
+        amp.assert_equal("casts in the next region", amp.casts(lambda: torch.mm(x, weight), weight), 1)
 
 
 @scenario()
@@ -175,7 +187,7 @@ def test_cleared_on_request(amp: Amp) -> None:
     with amp.region():
         amp.observe(lambda: torch.mm(x, weight))
         torch.clear_autocast_cache()
-        amp.expect("casts after clearing", amp.casts(lambda: torch.mm(x, weight), weight), 1)
+        amp.assert_equal("casts after clearing", amp.casts(lambda: torch.mm(x, weight), weight), 1)
 
 
 @scenario(values=True)
@@ -187,7 +199,7 @@ def test_cleared_by_another_thread(amp: Amp) -> None:
         thread = Thread(target=torch.clear_autocast_cache)
         thread.start()
         thread.join()
-        amp.expect("casts after clearing", len(amp.copies(lambda: torch.mm(x, weight), weight)), 1)
+        amp.assert_equal("casts after clearing", len(amp.copies(lambda: torch.mm(x, weight), weight)), 1)
 
 
 @scenario(values=True)
@@ -208,9 +220,9 @@ def test_survives_another_thread(amp: Amp) -> None:
         thread.start()
         thread.join()
         second = torch.mm(x, weight)
-    amp.expect("values after another thread's region", amp.values(second), amp.values(first))
+    amp.assert_equal("values after another thread's region", amp.values(second), amp.values(first))
     (first.sum() + second.sum()).backward()
-    amp.expect("whether the leaf has a gradient", weight.grad is not None, True)
+    amp.assert_equal("whether the leaf has a gradient", weight.grad is not None, True)
 
 
 @scenario()
@@ -220,7 +232,7 @@ def test_inference_mode(amp: Amp) -> None:
     with amp.region():
         with torch.inference_mode():
             amp.observe(lambda: torch.mm(x, weight))
-        amp.expect("casts after inference mode", amp.casts(lambda: torch.mm(x, weight), weight), 1)
+        amp.assert_equal("casts after inference mode", amp.casts(lambda: torch.mm(x, weight), weight), 1)
 
 
 @scenario()
@@ -232,7 +244,7 @@ def test_registered_as_reused(amp: Amp) -> None:
     try:
         with amp.region():
             uses = amp.casts(lambda: [torch.mm(x, weight) for _ in range(3)], weight)
-            amp.expect("casts of a registered tensor", uses, 3)
+            amp.assert_equal("casts of a registered tensor", uses, 3)
     finally:
         torch._C._remove_cached_tensor(weight)
         torch._C._set_cached_tensors_enabled(False)
@@ -246,7 +258,7 @@ def test_no_growth_without_grad(amp: Amp) -> None:
         made = amp.copies(lambda: torch.mm(x, weight), weight)
         for _ in range(3):
             made += amp.copies(lambda: torch.mm(x, weight), weight)
-        amp.expect("casts kept after four forwards", sum(cast() is not None for cast in made), 1)
+        amp.assert_equal("casts kept after four forwards", sum(cast() is not None for cast in made), 1)
 
 
 @scenario(values=True)
@@ -255,11 +267,11 @@ def test_freed_after_the_region(amp: Amp) -> None:
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
     with amp.region():
         made = amp.copies(lambda: torch.mm(x, weight), weight)
-        amp.expect("casts alive inside the region", sum(cast() is not None for cast in made), 1)
+        amp.assert_equal("casts alive inside the region", sum(cast() is not None for cast in made), 1)
     source = weakref.ref(weight)
     weight = x  # the last reference
-    amp.expect("casts alive after the region", sum(cast() is not None for cast in made), 0)
-    amp.expect("whether the weight is alive after its last use", source() is not None, False)
+    amp.assert_equal("casts alive after the region", sum(cast() is not None for cast in made), 0)
+    amp.assert_equal("whether the weight is alive after its last use", source() is not None, False)
 
 
 @scenario(values=True)
@@ -269,7 +281,7 @@ def test_address_used_again(amp: Amp) -> None:
     with amp.region():
         for number in range(40):
             weight = torch.full((2, 2), float(number), device=amp.type, requires_grad=True)
-            amp.expect(f"product with weight {number}", amp.values(torch.mm(x, weight))[0][0], 2.0 * number)
+            amp.assert_equal(f"product with weight {number}", amp.values(torch.mm(x, weight))[0][0], 2.0 * number)
             del weight
 
 
@@ -280,7 +292,7 @@ def test_address_used_again_without_grad(amp: Amp) -> None:
     with amp.region(), torch.no_grad():
         for number in range(40):
             weight = torch.full((2, 2), float(number), device=amp.type, requires_grad=True)
-            amp.expect(f"product with weight {number}", amp.values(torch.mm(x, weight))[0][0], 2.0 * number)
+            amp.assert_equal(f"product with weight {number}", amp.values(torch.mm(x, weight))[0][0], 2.0 * number)
             del weight
 
 
@@ -296,7 +308,7 @@ def test_inner_region_of_another_dtype(amp: Amp) -> None:
         amp.observe(lambda: torch.mm(x, weight))
         with amp.region(amp.other):
             got = amp.received("mm", lambda: torch.mm(x, weight))
-            amp.expect("dtypes a product receives in the inner region", got, (inside, inside))
+            amp.assert_equal("dtypes a product receives in the inner region", got, (inside, inside))
 
 
 @scenario(values=True)
@@ -306,7 +318,7 @@ def test_other_dtype_set_inside(amp: Amp) -> None:
     with amp.region():
         torch.mm(x, weight)
         torch.set_autocast_dtype(amp.type, amp.other)
-        amp.expect("dtype of a product of two weights", torch.mm(weight, weight).dtype, amp.other)
+        amp.assert_equal("dtype of a product of two weights", torch.mm(weight, weight).dtype, amp.other)
 
 
 @scenario()
@@ -321,7 +333,7 @@ def test_other_dtype_in_a_thread(amp: Amp) -> None:
 
     with amp.region():
         amp.observe(lambda: torch.mm(x, weight))
-        amp.expect("dtypes a product receives in another thread's region", amp.thread(elsewhere), (other, other))
+        amp.assert_equal("dtypes a product receives in another thread's region", amp.thread(elsewhere), (other, other))
 
 
 @scenario(values=True)
@@ -329,13 +341,13 @@ def test_layer_in_two_dtypes(amp: Amp) -> None:
     """A layer runs in a region of one dtype and in an inner one of the other (amp.html#torch.autocast, dtype)."""
     layer, x = amp.module(lambda: torch.nn.Linear(4, 4)).requires_grad_(), amp.rand(2, 4)
     with amp.region():
-        amp.expect("dtype of the layer in the outer region", layer(x).dtype, amp.dtype)
+        amp.assert_equal("dtype of the layer in the outer region", layer(x).dtype, amp.dtype)
         with amp.region(amp.other):
             try:
                 found = str(layer(x).dtype)
             except RuntimeError as error:
                 found = f"RuntimeError: {error}"
-            amp.expect("dtype of the layer in the inner region", found, str(amp.other))
+            amp.assert_equal("dtype of the layer in the inner region", found, str(amp.other))
 
 
 def _fill(weight: torch.nn.Parameter) -> None:
@@ -360,9 +372,9 @@ def test_changed_weight(amp: Amp, change: str) -> None:
     """A product has the values its weight has now (torch.mm; amp.html: cache_enabled does not change values)."""
     weight, x = torch.nn.Parameter(torch.ones(2, 2, device=amp.type)), torch.ones(1, 2, device=amp.type)
     with amp.region():
-        amp.expect("product before the change", amp.values(torch.mm(x, weight)), [[2.0, 2.0]])
+        amp.assert_equal("product before the change", amp.values(torch.mm(x, weight)), [[2.0, 2.0]])
         CHANGES[change](weight)
-        amp.expect("product after the change", amp.values(torch.mm(x, weight)), [[18.0] * weight.shape[1]])
+        amp.assert_equal("product after the change", amp.values(torch.mm(x, weight)), [[18.0] * weight.shape[1]])
 
 
 @scenario(values=True)
@@ -376,4 +388,4 @@ def test_after_a_fake_mode(amp: Amp) -> None:
     with amp.region():
         with FakeTensorMode(allow_non_fake_inputs=True):
             torch.mm(torch.ones(1, 2, device=amp.type), weight)
-        amp.expect("class of a product after the fake mode", type(torch.mm(x, weight)).__name__, "Tensor")
+        amp.assert_equal("class of a product after the fake mode", type(torch.mm(x, weight)).__name__, "Tensor")

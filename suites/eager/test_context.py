@@ -24,12 +24,12 @@ def test_restores_on_exit(amp: Amp) -> None:
     """A with statement enables autocast for its body alone (amp.html#torch.autocast)."""
     before, depth = amp.state(), amp.depth()
     with amp.region():
-        amp.expect("state inside the region", amp.state(), (True, amp.dtype, True))
-        amp.expect("depth inside the region", amp.depth(), depth + 1)
-        amp.expect("dtype a product runs in", amp.probe(), amp.dtype)
-    amp.expect("state after the region", amp.state(), before)
-    amp.expect("depth after the region", amp.depth(), depth)
-    amp.expect("dtype a product runs in after the region", amp.probe(), torch.float32)
+        amp.assert_equal("state inside the region", amp.state(), (True, amp.dtype, True))
+        amp.assert_equal("depth inside the region", amp.depth(), depth + 1)
+        amp.assert_equal("dtype a product runs in", amp.probe(), amp.dtype)
+    amp.assert_equal("state after the region", amp.state(), before)
+    amp.assert_equal("depth after the region", amp.depth(), depth)
+    amp.assert_equal("dtype a product runs in after the region", amp.probe(), torch.float32)
 
 
 @pytest.mark.parametrize("cache_enabled", [True, False], ids=["kept", "dropped"])
@@ -43,10 +43,10 @@ def test_restores_all_three_parts(amp: Amp, outer: bool, enabled: bool, cache_en
     torch.set_autocast_cache_enabled(not cache_enabled)
     before = amp.state()
     with amp.region(enabled=enabled, cache_enabled=cache_enabled):
-        amp.expect("state inside the region", amp.state(), (enabled, amp.dtype, cache_enabled))
-        amp.expect("dtype a product runs in", amp.probe(), amp.dtype if enabled else torch.float32)
-    amp.expect("state after the region", amp.state(), before)
-    amp.expect("dtype a product runs in after it", amp.probe(), amp.other if outer else torch.float32)
+        amp.assert_equal("state inside the region", amp.state(), (enabled, amp.dtype, cache_enabled))
+        amp.assert_equal("dtype a product runs in", amp.probe(), amp.dtype if enabled else torch.float32)
+    amp.assert_equal("state after the region", amp.state(), before)
+    amp.assert_equal("dtype a product runs in after it", amp.probe(), amp.other if outer else torch.float32)
 
 
 @scenario()
@@ -54,7 +54,7 @@ def test_enter_returns_the_region(amp: Amp) -> None:
     """`with autocast(...) as region` gives the region itself (autocast_mode.py, __enter__)."""
     region = amp.region()
     with region as entered:
-        amp.expect("whether __enter__ returned the region", entered is region, True)
+        amp.assert_equal("whether __enter__ returned the region", entered is region, True)
 
 
 @scenario()
@@ -62,13 +62,13 @@ def test_construction_changes_nothing(amp: Amp) -> None:
     """A region that is made and not entered has no effect (autocast_mode.py: the state is set in __enter__)."""
     before = amp.state()
     regions = [amp.region(), amp.region(amp.other, cache_enabled=False), amp.region(enabled=False)]
-    amp.expect("state after making regions", amp.state(), before)
-    amp.expect("dtype a product runs in", amp.probe(), torch.float32)
+    amp.assert_equal("state after making regions", amp.state(), before)
+    amp.assert_equal("dtype a product runs in", amp.probe(), torch.float32)
     with amp.region():
         regions += [amp.region(enabled=False), amp.region(amp.other)]
-        amp.expect("state inside a region after making others", amp.state(), (True, amp.dtype, True))
+        amp.assert_equal("state inside a region after making others", amp.state(), (True, amp.dtype, True))
         del regions
-        amp.expect("state after they are gone", amp.state(), (True, amp.dtype, True))
+        amp.assert_equal("state after they are gone", amp.state(), (True, amp.dtype, True))
 
 
 @scenario()
@@ -77,11 +77,11 @@ def test_entered_and_left_by_hand(amp: Amp) -> None:
     before = amp.state()
     region = amp.region(cache_enabled=False)
     region.__enter__()
-    amp.expect("state after __enter__", amp.state(), (True, amp.dtype, False))
-    amp.expect("dtype a product runs in", amp.probe(), amp.dtype)
+    amp.assert_equal("state after __enter__", amp.state(), (True, amp.dtype, False))
+    amp.assert_equal("dtype a product runs in", amp.probe(), amp.dtype)
     region.__exit__(None, None, None)
-    amp.expect("state after __exit__", amp.state(), before)
-    amp.expect("depth after __exit__", amp.depth(), 0)
+    amp.assert_equal("state after __exit__", amp.state(), before)
+    amp.assert_equal("depth after __exit__", amp.depth(), 0)
 
 
 @scenario()
@@ -92,13 +92,13 @@ def test_exit_stack(amp: Amp) -> None:
         stack.enter_context(amp.region())
         stack.enter_context(amp.region(enabled=False))
         stack.enter_context(amp.region(amp.other, cache_enabled=False))
-        amp.expect("state in three regions", amp.state(), (True, amp.other, False))
-        amp.expect("dtype a product runs in", amp.probe(), amp.other)
+        amp.assert_equal("state in three regions", amp.state(), (True, amp.other, False))
+        amp.assert_equal("dtype a product runs in", amp.probe(), amp.other)
         later = stack.pop_all()
-        amp.expect("state after pop_all", amp.state(), (True, amp.other, False))
+        amp.assert_equal("state after pop_all", amp.state(), (True, amp.other, False))
         later.close()
-        amp.expect("state after close", amp.state(), before)
-    amp.expect("depth after the stack", amp.depth(), 0)
+        amp.assert_equal("state after close", amp.state(), before)
+    amp.assert_equal("depth after the stack", amp.depth(), 0)
 
 
 @scenario()
@@ -106,8 +106,8 @@ def test_several_on_one_line(amp: Amp) -> None:
     """`with a, b` is b inside a (Python's with statement)."""
     before = amp.state()
     with amp.region(), amp.region(amp.other):
-        amp.expect("state inside both", amp.state(), (True, amp.other, True))
-    amp.expect("state after both", amp.state(), before)
+        amp.assert_equal("state inside both", amp.state(), (True, amp.other, True))
+    amp.assert_equal("state after both", amp.state(), before)
 
 
 @scenario()
@@ -117,9 +117,9 @@ def test_used_again_after_its_end(amp: Amp) -> None:
     for time in range(3):
         before = amp.state()
         with region:
-            amp.expect(f"state inside, time {time}", amp.state(), (True, amp.dtype, False))
-            amp.expect(f"dtype a product runs in, time {time}", amp.probe(), amp.dtype)
-        amp.expect(f"state after, time {time}", amp.state(), before)
+            amp.assert_equal(f"state inside, time {time}", amp.state(), (True, amp.dtype, False))
+            amp.assert_equal(f"dtype a product runs in, time {time}", amp.probe(), amp.dtype)
+        amp.assert_equal(f"state after, time {time}", amp.state(), before)
 
 
 @scenario()
@@ -130,12 +130,12 @@ def test_used_again_elsewhere(amp: Amp) -> None:
         pass
     with amp.region(amp.other, cache_enabled=False):
         with region:
-            amp.expect("state inside, the second time", amp.state(), (True, amp.dtype, True))
-        amp.expect("state after the second time", amp.state(), (True, amp.other, False))
+            amp.assert_equal("state inside, the second time", amp.state(), (True, amp.dtype, True))
+        amp.assert_equal("state after the second time", amp.state(), (True, amp.other, False))
     with amp.region(amp.other, enabled=False):
         with region:
-            amp.expect("dtype a product runs in, the third time", amp.probe(), amp.dtype)
-        amp.expect("state after the third time", amp.state(), (False, amp.other, True))
+            amp.assert_equal("dtype a product runs in, the third time", amp.probe(), amp.dtype)
+        amp.assert_equal("state after the third time", amp.state(), (False, amp.other, True))
 
 
 @scenario()
@@ -144,18 +144,18 @@ def test_options_by_keyword(amp: Amp) -> None:
     torch.set_autocast_dtype(amp.type, amp.other)
     region = torch.autocast(device_type=amp.type, dtype=amp.dtype, enabled=False, cache_enabled=False)
     with region:
-        amp.expect("state inside the region", amp.state(), (False, amp.dtype, False))
+        amp.assert_equal("state inside the region", amp.state(), (False, amp.dtype, False))
     with torch.autocast(cache_enabled=False, enabled=False, dtype=amp.dtype, device_type=amp.type):
-        amp.expect("state with the arguments in another order", amp.state(), (False, amp.dtype, False))
+        amp.assert_equal("state with the arguments in another order", amp.state(), (False, amp.dtype, False))
 
 
 @scenario()
 def test_options_by_position(amp: Amp) -> None:
     """The arguments come in the documented order: type, dtype, enabled, cache_enabled (amp.html#torch.autocast)."""
     with torch.autocast(amp.type, amp.dtype, False, False):
-        amp.expect("state inside the region", amp.state(), (False, amp.dtype, False))
+        amp.assert_equal("state inside the region", amp.state(), (False, amp.dtype, False))
     with torch.autocast(amp.type, amp.other, False):
-        amp.expect("state with three arguments", amp.state(), (False, amp.other, True))
+        amp.assert_equal("state with three arguments", amp.state(), (False, amp.other, True))
 
 
 @scenario()
@@ -166,11 +166,11 @@ def test_set_inside_put_back(amp: Amp) -> None:
         torch.set_autocast_enabled(amp.type, False)
         torch.set_autocast_dtype(amp.type, amp.other)
         torch.set_autocast_cache_enabled(False)
-        amp.expect("state the body has set", amp.state(), (False, amp.other, False))
+        amp.assert_equal("state the body has set", amp.state(), (False, amp.other, False))
         with amp.region():
-            amp.expect("dtype a product runs in, inside a region after that", amp.probe(), amp.dtype)
-        amp.expect("state after the inner region", amp.state(), (False, amp.other, False))
-    amp.expect("state after the region", amp.state(), before)
+            amp.assert_equal("dtype a product runs in, inside a region after that", amp.probe(), amp.dtype)
+        amp.assert_equal("state after the inner region", amp.state(), (False, amp.other, False))
+    amp.assert_equal("state after the region", amp.state(), before)
 
 
 @scenario()
@@ -180,9 +180,9 @@ def test_setting_from_outside_is_put_back(amp: Amp) -> None:
     torch.set_autocast_dtype(amp.type, amp.other)
     torch.set_autocast_cache_enabled(False)
     with amp.region(cache_enabled=True):
-        amp.expect("state inside the region", amp.state(), (True, amp.dtype, True))
-    amp.expect("state after the region", amp.state(), (True, amp.other, False))
-    amp.expect("dtype a product runs in after the region", amp.probe(), amp.other)
+        amp.assert_equal("state inside the region", amp.state(), (True, amp.dtype, True))
+    amp.assert_equal("state after the region", amp.state(), (True, amp.other, False))
+    amp.assert_equal("dtype a product runs in after the region", amp.probe(), amp.other)
 
 
 @scenario()
@@ -195,8 +195,8 @@ def test_other_device_types_untouched(amp: Amp) -> None:
 
     before = others()
     with amp.region(amp.other):
-        amp.expect("other device types inside the region", others(), before)
-    amp.expect("other device types after the region", others(), before)
+        amp.assert_equal("other device types inside the region", others(), before)
+    amp.assert_equal("other device types after the region", others(), before)
 
 
 @scenario()
@@ -204,8 +204,8 @@ def test_results_outlive_the_region(amp: Amp) -> None:
     """A tensor made in a region keeps its dtype after it (amp.html#torch.autocast, the example of f_float16)."""
     with amp.region():
         low = torch.mm(amp.rand(2, 2), amp.rand(2, 2))
-    amp.expect("dtype of the result after the region", low.dtype, amp.dtype)
-    amp.expect("dtype of a product after .float()", torch.mm(amp.rand(2, 2), low.float()).dtype, torch.float32)
+    amp.assert_equal("dtype of the result after the region", low.dtype, amp.dtype)
+    amp.assert_equal("dtype of a product after .float()", torch.mm(amp.rand(2, 2), low.float()).dtype, torch.float32)
 
 
 @scenario()
@@ -214,8 +214,8 @@ def test_inputs_keep_their_dtype(amp: Amp) -> None:
     a, b = amp.rand(2, 2), amp.rand(2, 2)
     with amp.region():
         torch.mm(a, b)
-        amp.expect("dtypes of the inputs inside the region", (a.dtype, b.dtype), (torch.float32, torch.float32))
-    amp.expect("dtype of a product of them after the region", torch.mm(a, b).dtype, torch.float32)
+        amp.assert_equal("dtypes of the inputs inside the region", (a.dtype, b.dtype), (torch.float32, torch.float32))
+    amp.assert_equal("dtype of a product of them after the region", torch.mm(a, b).dtype, torch.float32)
 
 
 @scenario()
@@ -230,7 +230,7 @@ def test_left_without_being_entered(amp: Amp) -> None:
         return amp.state()
 
     # In a thread of its own: the nesting depth may be wrong after this misuse.
-    amp.expect("state after __exit__ alone", amp.thread(leave), (True, amp.other, True))
+    amp.assert_equal("state after __exit__ alone", amp.thread(leave), (True, amp.other, True))
 
 
 @scenario()
@@ -238,7 +238,7 @@ def test_enabled_by_expression(amp: Amp) -> None:
     """enabled takes the place of an if around the statement (amp.html: `enabled=use_amp`, amp_examples.html)."""
     for use_amp in (True, False, True):
         with amp.region(enabled=use_amp):
-            amp.expect(
+            amp.assert_equal(
                 f"dtype a product runs in with enabled={use_amp}", amp.probe(), amp.dtype if use_amp else torch.float32
             )
-        amp.expect(f"state after enabled={use_amp}", amp.state(), (False, amp.default, True))
+        amp.assert_equal(f"state after enabled={use_amp}", amp.state(), (False, amp.default, True))

@@ -35,11 +35,11 @@ def test_function(amp: Amp) -> None:
 
     before = amp.state()
     for time in range(3):
-        amp.expect(
+        amp.assert_equal(
             f"state and dtype of a product inside, call {time}", function(), ((True, amp.dtype, True), amp.dtype)
         )
-        amp.expect(f"state after call {time}", amp.state(), before)
-    amp.expect("nesting depth after the calls", amp.depth(), 0)
+        amp.assert_equal(f"state after call {time}", amp.state(), before)
+    amp.assert_equal("nesting depth after the calls", amp.depth(), 0)
 
 
 @scenario()
@@ -51,8 +51,8 @@ def test_decoration_changes_nothing(amp: Amp) -> None:
     def function() -> None:
         """Not called."""
 
-    amp.expect("state after the decoration", amp.state(), before)
-    amp.expect("dtype a product runs in after the decoration", amp.probe(), torch.float32)
+    amp.assert_equal("state after the decoration", amp.state(), before)
+    amp.assert_equal("dtype a product runs in after the decoration", amp.probe(), torch.float32)
     del function
 
 
@@ -88,13 +88,13 @@ def test_method(amp: Amp) -> None:
             return amp.probe()
 
     one, two = Holder("one"), Holder("two")
-    amp.expect("method", one.method(1), ("one", 1, amp.dtype))
-    amp.expect("method of a second object", two.method(2), ("two", 2, amp.dtype))
-    amp.expect("static method", (one.static(3), Holder.static(4)), ((3, amp.dtype), (4, amp.dtype)))
-    amp.expect("class method", Holder.of_class(5), ("Holder", 5, amp.dtype))
-    amp.expect("property", one.attribute, amp.dtype)
-    amp.expect("__call__", two(), amp.dtype)
-    amp.expect("state after the calls", amp.state(), (False, amp.default, True))
+    amp.assert_equal("method", one.method(1), ("one", 1, amp.dtype))
+    amp.assert_equal("method of a second object", two.method(2), ("two", 2, amp.dtype))
+    amp.assert_equal("static method", (one.static(3), Holder.static(4)), ((3, amp.dtype), (4, amp.dtype)))
+    amp.assert_equal("class method", Holder.of_class(5), ("Holder", 5, amp.dtype))
+    amp.assert_equal("property", one.attribute, amp.dtype)
+    amp.assert_equal("__call__", two(), amp.dtype)
+    amp.assert_equal("state after the calls", amp.state(), (False, amp.default, True))
 
 
 @scenario()
@@ -108,21 +108,21 @@ def test_forward(amp: Amp) -> None:
             return torch.mm(x, weight)
 
     model = Model()
-    amp.expect("dtype of the module's output", model(amp.rand(2, 2)).dtype, amp.dtype)
-    amp.expect("dtype of forward's output", model.forward(amp.rand(2, 2)).dtype, amp.dtype)
-    amp.expect("dtype of a sequence of two", torch.nn.Sequential(model, Model())(amp.rand(2, 2)).dtype, amp.dtype)
-    amp.expect("state after the calls", amp.state(), (False, amp.default, True))
+    amp.assert_equal("dtype of the module's output", model(amp.rand(2, 2)).dtype, amp.dtype)
+    amp.assert_equal("dtype of forward's output", model.forward(amp.rand(2, 2)).dtype, amp.dtype)
+    amp.assert_equal("dtype of a sequence of two", torch.nn.Sequential(model, Model())(amp.rand(2, 2)).dtype, amp.dtype)
+    amp.assert_equal("state after the calls", amp.state(), (False, amp.default, True))
 
 
 @scenario()
 def test_other_callables(amp: Amp) -> None:
     """Whatever can be called can be decorated: a lambda, a partial, a torch function (autocast_mode.py, __call__)."""
     a, b = amp.rand(2, 2), amp.rand(2, 2)
-    amp.expect("lambda", amp.region()(lambda: torch.mm(a, b).dtype)(), amp.dtype)
-    amp.expect("partial", amp.region()(partial(torch.mm, a))(b).dtype, amp.dtype)
-    amp.expect("torch.mm", amp.region()(torch.mm)(a, b).dtype, amp.dtype)
-    amp.expect("bound method", amp.region()(a.mm)(b).dtype, amp.dtype)
-    amp.expect("state after the calls", amp.state(), (False, amp.default, True))
+    amp.assert_equal("lambda", amp.region()(lambda: torch.mm(a, b).dtype)(), amp.dtype)
+    amp.assert_equal("partial", amp.region()(partial(torch.mm, a))(b).dtype, amp.dtype)
+    amp.assert_equal("torch.mm", amp.region()(torch.mm)(a, b).dtype, amp.dtype)
+    amp.assert_equal("bound method", amp.region()(a.mm)(b).dtype, amp.dtype)
+    amp.assert_equal("state after the calls", amp.state(), (False, amp.default, True))
 
 
 @scenario(dtypes="default", since="2.12")
@@ -130,14 +130,16 @@ def test_not_callable(amp: Amp) -> None:
     """An object that cannot be called is refused in words that name its type (pytorch#172178; torch 2.12)."""
     for wrong in (amp.rand(2), None, classmethod(lambda cls: None)):
         said = f"requires a callable, but got {type(wrong).__name__}"
-        amp.raises(f"decorating a {type(wrong).__name__}", TypeError, said, lambda value=wrong: amp.region()(value))
-    amp.expect("state after the refusals", amp.state(), (False, amp.default, True))
+        amp.assert_raises(
+            f"decorating a {type(wrong).__name__}", TypeError, said, lambda value=wrong: amp.region()(value)
+        )
+    amp.assert_equal("state after the refusals", amp.state(), (False, amp.default, True))
 
 
 @scenario(dtypes="default")
 def test_class_itself(amp: Amp) -> None:
     """`@torch.autocast` without a call is refused: the function is taken for the device type (autocast_mode.py)."""
-    amp.raises("the bare class", ValueError, "`device_type` of type `str`", lambda: torch.autocast(lambda: None))
+    amp.assert_raises("the bare class", ValueError, "`device_type` of type `str`", lambda: torch.autocast(lambda: None))
 
 
 # ---- the region
@@ -154,10 +156,10 @@ def test_options(amp: Amp, enabled: bool, cache_enabled: bool) -> None:
         return amp.state(), amp.probe()
 
     want = ((enabled, amp.dtype, cache_enabled), amp.dtype if enabled else torch.float32)
-    amp.expect("state and dtype of a product inside", function(), want)
+    amp.assert_equal("state and dtype of a product inside", function(), want)
     with amp.region(amp.other):
-        amp.expect("the same, called in a region", function(), want)
-        amp.expect("state of that region after the call", amp.state(), (True, amp.other, True))
+        amp.assert_equal("the same, called in a region", function(), want)
+        amp.assert_equal("state of that region after the call", amp.state(), (True, amp.other, True))
 
 
 @scenario()
@@ -166,9 +168,9 @@ def test_decorated_inside_a_region(amp: Amp) -> None:
     with amp.region(amp.other, cache_enabled=False):
         explicit = amp.region(cache_enabled=True)(lambda: amp.state())
         left_out = torch.autocast(amp.type, enabled=False)(lambda: amp.state())
-    amp.expect("state of a function with all options", explicit(), (True, amp.dtype, True))
-    amp.expect("state of one that takes dtype and cache_enabled over", left_out(), (False, amp.other, False))
-    amp.expect("state after the calls", amp.state(), (False, amp.default, True))
+    amp.assert_equal("state of a function with all options", explicit(), (True, amp.dtype, True))
+    amp.assert_equal("state of one that takes dtype and cache_enabled over", left_out(), (False, amp.other, False))
+    amp.assert_equal("state after the calls", amp.state(), (False, amp.default, True))
 
 
 @scenario()
@@ -186,9 +188,9 @@ def test_several_decorators(amp: Amp) -> None:
     def inner_off() -> torch.dtype:
         return amp.probe()
 
-    amp.expect("dtype with this dtype innermost", inner_on(), amp.dtype)
-    amp.expect("dtype with a disabled region innermost", inner_off(), torch.float32)
-    amp.expect("state after the calls", amp.state(), (False, amp.default, True))
+    amp.assert_equal("dtype with this dtype innermost", inner_on(), amp.dtype)
+    amp.assert_equal("dtype with a disabled region innermost", inner_off(), torch.float32)
+    amp.assert_equal("state after the calls", amp.state(), (False, amp.default, True))
 
 
 @scenario()
@@ -202,7 +204,7 @@ def test_with_inside(amp: Amp) -> None:
             found.append(amp.probe())
         return [*found, amp.probe()]
 
-    amp.expect("dtypes before, in and after the subregion", function(), [amp.dtype, torch.float32, amp.dtype])
+    amp.assert_equal("dtypes before, in and after the subregion", function(), [amp.dtype, torch.float32, amp.dtype])
 
 
 @scenario()
@@ -217,7 +219,7 @@ def test_one_calls_another(amp: Amp) -> None:
     def caller() -> list[torch.dtype]:
         return [amp.probe(), callee(), amp.probe()]
 
-    amp.expect("dtypes in caller, callee, caller", caller(), [amp.dtype, torch.float32, amp.dtype])
+    amp.assert_equal("dtypes in caller, callee, caller", caller(), [amp.dtype, torch.float32, amp.dtype])
 
 
 @scenario()
@@ -226,12 +228,12 @@ def test_recursion(amp: Amp) -> None:
 
     @amp.region()
     def function(times: int) -> int:
-        amp.expect(f"state with {times} calls to go", amp.state(), (True, amp.dtype, True))
+        amp.assert_equal(f"state with {times} calls to go", amp.state(), (True, amp.dtype, True))
         return 1 + function(times - 1) if times else 0
 
-    amp.expect("result", function(3), 3)
-    amp.expect("state after the recursion", amp.state(), (False, amp.default, True))
-    amp.expect("dtype a product runs in after the recursion", amp.probe(), torch.float32)
+    amp.assert_equal("result", function(3), 3)
+    amp.assert_equal("state after the recursion", amp.state(), (False, amp.default, True))
+    amp.assert_equal("dtype a product runs in after the recursion", amp.probe(), torch.float32)
 
 
 @scenario()
@@ -240,8 +242,8 @@ def test_one_region_for_two_functions(amp: Amp) -> None:
     region = amp.region()
     inner = region(lambda: amp.probe())
     outer = region(lambda: inner())
-    amp.expect("dtype a product runs in, inside both", outer(), amp.dtype)
-    amp.expect("state after both", amp.state(), (False, amp.default, True))
+    amp.assert_equal("dtype a product runs in, inside both", outer(), amp.dtype)
+    amp.assert_equal("state after both", amp.state(), (False, amp.default, True))
 
 
 @scenario()
@@ -253,9 +255,9 @@ def test_casts_per_call(amp: Amp) -> None:
     def function() -> int:
         return amp.casts(lambda: [torch.mm(x, weight) for _ in range(3)], weight)
 
-    amp.expect("casts in the first and the second call", [function(), function()], [1, 1])
+    amp.assert_equal("casts in the first and the second call", [function(), function()], [1, 1])
     with amp.region():
-        amp.expect("casts in two calls in one region", [function(), function()], [1, 0])
+        amp.assert_equal("casts in two calls in one region", [function(), function()], [1, 0])
 
 
 # ---- what the caller sees
@@ -271,11 +273,11 @@ def test_keeps_its_name(amp: Amp) -> None:
 
     wrapped = amp.region()(plain)
     for name in ("__name__", "__qualname__", "__doc__", "__module__", "__annotations__"):
-        amp.expect(name, getattr(wrapped, name), getattr(plain, name))
-    amp.expect("signature", str(inspect.signature(wrapped)), str(inspect.signature(plain)))
-    amp.expect("whether __wrapped__ is the function", inspect.unwrap(wrapped) is plain, True)
+        amp.assert_equal(name, getattr(wrapped, name), getattr(plain, name))
+    amp.assert_equal("signature", str(inspect.signature(wrapped)), str(inspect.signature(plain)))
+    amp.assert_equal("whether __wrapped__ is the function", inspect.unwrap(wrapped) is plain, True)
     plain.mark = 1  # type: ignore[attr-defined]  # a function takes any attribute
-    amp.expect("an attribute of the function", getattr(amp.region()(plain), "mark", None), 1)
+    amp.assert_equal("an attribute of the function", getattr(amp.region()(plain), "mark", None), 1)
 
 
 @scenario(dtypes="default")
@@ -287,10 +289,10 @@ def test_arguments_and_result(amp: Amp) -> None:
         return first, rest, key, more
 
     one, two = object(), object()
-    amp.expect("arguments as received", function(one, two, 3, key=4, other=5), (one, (two, 3), 4, {"other": 5}))
-    amp.expect("default arguments", function(one), (one, (), None, {}))
+    amp.assert_equal("arguments as received", function(one, two, 3, key=4, other=5), (one, (two, 3), 4, {"other": 5}))
+    amp.assert_equal("default arguments", function(one), (one, (), None, {}))
     result = amp.region()(lambda: one)()
-    amp.expect("whether the result is the function's own object", result is one, True)
+    amp.assert_equal("whether the result is the function's own object", result is one, True)
 
 
 @scenario()
@@ -303,8 +305,8 @@ def test_tensors_pass_through(amp: Amp) -> None:
 
     x = amp.rand(2, 2)
     same, low = function(x)
-    amp.expect("whether the argument came back as the same tensor", same is x, True)
-    amp.expect("dtypes that came out", (same.dtype, low.dtype), (torch.float32, amp.dtype))
+    amp.assert_equal("whether the argument came back as the same tensor", same is x, True)
+    amp.assert_equal("dtypes that came out", (same.dtype, low.dtype), (torch.float32, amp.dtype))
 
 
 @scenario(dtypes="default")
@@ -321,9 +323,9 @@ def test_exception_passes_through(amp: Amp) -> None:
         raised = None
     except BaseException as error:  # whatever comes out is what is to be seen
         raised = error
-    amp.expect("whether the function's own exception came out", raised is planned, True)
-    amp.expect("state after the exception", amp.state(), (False, amp.default, True))
-    amp.expect("nesting depth after the exception", amp.depth(), 0)
+    amp.assert_equal("whether the function's own exception came out", raised is planned, True)
+    amp.assert_equal("state after the exception", amp.state(), (False, amp.default, True))
+    amp.assert_equal("nesting depth after the exception", amp.depth(), 0)
 
 
 # ---- threads, generators and coroutines
@@ -342,8 +344,8 @@ def test_called_in_a_thread(amp: Amp) -> None:
     def worker() -> tuple[torch.dtype, tuple[object, ...]]:
         return function(), amp.state()
 
-    amp.expect("dtype inside, and state after it", amp.thread(worker), (amp.dtype, (False, amp.default, True)))
-    amp.expect("state here", amp.state(), (False, amp.default, True))
+    amp.assert_equal("dtype inside, and state after it", amp.thread(worker), (amp.dtype, (False, amp.default, True)))
+    amp.assert_equal("state here", amp.state(), (False, amp.default, True))
 
 
 @scenario()
@@ -352,16 +354,16 @@ def test_called_twice_at_once(amp: Amp) -> None:
 
     @amp.region()
     def function(meanwhile: Callable[[], None]) -> None:
-        amp.expect("state inside", amp.state(), (True, amp.dtype, True))
+        amp.assert_equal("state inside", amp.state(), (True, amp.dtype, True))
         meanwhile()
 
     def second() -> None:
         with amp.region(amp.other):
             function(lambda: None)
-            amp.expect("state in the second thread after its call", amp.state(), (True, amp.other, True))
+            amp.assert_equal("state in the second thread after its call", amp.state(), (True, amp.other, True))
 
     function(lambda: amp.thread(second))
-    amp.expect("state in the first thread after its call", amp.state(), (False, amp.default, True))
+    amp.assert_equal("state in the first thread after its call", amp.state(), (False, amp.default, True))
 
 
 # ---- generators and coroutines
@@ -374,16 +376,16 @@ def test_generator_function(amp: Amp) -> None:
     @amp.region()
     def count(start: int) -> Iterator[int]:
         yield start
-        amp.expect("what was sent", (yield start + 1), "sent")
+        amp.assert_equal("what was sent", (yield start + 1), "sent")
 
     before = amp.state()
     made = count(3)
-    amp.expect("state after the call", amp.state(), before)
-    amp.expect("first value", next(made), 3)
-    amp.expect("second value", next(made), 4)
-    amp.expect("values that are left", _send_and_drain(made, "sent"), [])
-    amp.expect("state after the generator's end", amp.state(), before)
-    amp.expect("nesting depth after the generator's end", amp.depth(), 0)
+    amp.assert_equal("state after the call", amp.state(), before)
+    amp.assert_equal("first value", next(made), 3)
+    amp.assert_equal("second value", next(made), 4)
+    amp.assert_equal("values that are left", _send_and_drain(made, "sent"), [])
+    amp.assert_equal("state after the generator's end", amp.state(), before)
+    amp.assert_equal("nesting depth after the generator's end", amp.depth(), 0)
 
 
 def _send_and_drain(made: Iterator[int], value: object) -> list[int]:
@@ -411,9 +413,9 @@ def test_coroutine_function(amp: Amp) -> None:
         return [await work(1), *[value async for value in count()]]
 
     before = amp.state()
-    amp.expect("results", amp.quiet("the event loop", lambda: asyncio.run(main())), [2, 1, 2])
-    amp.expect("state after them", amp.state(), before)
-    amp.expect("nesting depth after them", amp.depth(), 0)
+    amp.assert_equal("results", amp.assert_no_warning("the event loop", lambda: asyncio.run(main())), [2, 1, 2])
+    amp.assert_equal("state after them", amp.state(), before)
+    amp.assert_equal("nesting depth after them", amp.depth(), 0)
 
 
 @scenario()
@@ -426,8 +428,8 @@ def test_region_in_a_generator(amp: Amp) -> None:
             yield amp.probe()
 
     before = amp.state()
-    amp.expect("dtypes of products in the generator", list(steps()), [amp.dtype, amp.dtype])
-    amp.expect("state after the generator", amp.state(), before)
+    amp.assert_equal("dtypes of products in the generator", list(steps()), [amp.dtype, amp.dtype])
+    amp.assert_equal("state after the generator", amp.state(), before)
 
 
 @scenario()
@@ -441,5 +443,5 @@ def test_region_in_a_coroutine(amp: Amp) -> None:
             return [*found, amp.probe()]
 
     before = amp.state()
-    amp.expect("dtypes before and after the await", asyncio.run(work()), [amp.dtype, amp.dtype])
-    amp.expect("state after the coroutine", amp.state(), before)
+    amp.assert_equal("dtypes before and after the await", asyncio.run(work()), [amp.dtype, amp.dtype])
+    amp.assert_equal("state after the coroutine", amp.state(), before)

@@ -31,57 +31,57 @@ DTYPES = {
 @scenario(dtypes="default")
 def test_dtype(amp: Amp) -> None:
     """A region given no dtype runs in the device type's default (amp.html#torch.autocast, dtype)."""
-    amp.expect("get_autocast_dtype", torch.get_autocast_dtype(amp.type), amp.default)
+    amp.assert_equal("get_autocast_dtype", torch.get_autocast_dtype(amp.type), amp.default)
     with amp.device.autocast():
-        amp.expect("dtype of the region", torch.get_autocast_dtype(amp.type), amp.default)
-        amp.expect("dtype of a product", amp.probe(), amp.default)
+        amp.assert_equal("dtype of the region", torch.get_autocast_dtype(amp.type), amp.default)
+        amp.assert_equal("dtype of a product", amp.probe(), amp.default)
 
 
 @scenario(types=("cpu",), dtypes="default")
 def test_dtype_of_every_device_type(amp: Amp) -> None:
     """The default dtypes need no device (autocast_mode.cpp, autocast_dtype)."""
     for name, dtype in DTYPES.items():
-        amp.expect(f"default dtype of {name}", torch.get_autocast_dtype(name), dtype)
+        amp.assert_equal(f"default dtype of {name}", torch.get_autocast_dtype(name), dtype)
 
 
 @scenario(types=("cpu",), dtypes="default")
 def test_available_device_types(amp: Amp) -> None:
     """Autocast is available for the documented device types and not for meta (amp.html, is_autocast_available)."""
     for name in DTYPES:
-        amp.expect(f"is_autocast_available({name!r})", torch.amp.is_autocast_available(name), True)
+        amp.assert_equal(f"is_autocast_available({name!r})", torch.amp.is_autocast_available(name), True)
         available = torch.amp.autocast_mode.is_autocast_available(name)
-        amp.expect(f"autocast_mode.is_autocast_available({name!r})", available, True)
+        amp.assert_equal(f"autocast_mode.is_autocast_available({name!r})", available, True)
     for name in ("meta", "vulkan"):
-        amp.expect(f"is_autocast_available({name!r})", torch.amp.is_autocast_available(name), False)
+        amp.assert_equal(f"is_autocast_available({name!r})", torch.amp.is_autocast_available(name), False)
 
 
 @scenario(dtypes="default")
 def test_available(amp: Amp) -> None:
     """Autocast is available for the device under test (amp.html, is_autocast_available)."""
-    amp.expect("is_autocast_available", torch.amp.is_autocast_available(amp.type), True)
+    amp.assert_equal("is_autocast_available", torch.amp.is_autocast_available(amp.type), True)
 
 
 @scenario(dtypes="default")
 def test_enabled(amp: Amp) -> None:
     """A region is enabled unless told otherwise, and gives no warning (amp.html#torch.autocast, enabled)."""
-    amp.expect("enabled outside of any region", torch.is_autocast_enabled(amp.type), False)
-    region = amp.quiet("making a region without options", lambda: amp.device.autocast())
+    amp.assert_equal("enabled outside of any region", torch.is_autocast_enabled(amp.type), False)
+    region = amp.assert_no_warning("making a region without options", lambda: amp.device.autocast())
     with region:
-        amp.expect("enabled in a region without options", torch.is_autocast_enabled(amp.type), True)
+        amp.assert_equal("enabled in a region without options", torch.is_autocast_enabled(amp.type), True)
     with amp.region(enabled=False), amp.device.autocast():
-        amp.expect("enabled in a region inside a disabled one", torch.is_autocast_enabled(amp.type), True)
+        amp.assert_equal("enabled in a region inside a disabled one", torch.is_autocast_enabled(amp.type), True)
 
 
 @scenario(values=True, dtypes="default")
 def test_options_by_place(amp: Amp) -> None:
     """torch.autocast needs a device type alone, and takes dtype, enabled and cache_enabled by place (amp.html)."""
     with torch.autocast(amp.type):
-        amp.expect("state in a region given nothing else", amp.state(), (True, amp.default, True))
-        amp.expect("dtype of a product", amp.probe(), amp.default)
+        amp.assert_equal("state in a region given nothing else", amp.state(), (True, amp.default, True))
+        amp.assert_equal("dtype of a product", amp.probe(), amp.default)
         with torch.autocast(amp.type, amp.other, False, False):
-            amp.expect("state in a region given all by place", amp.state(), (False, amp.other, False))
+            amp.assert_equal("state in a region given all by place", amp.state(), (False, amp.other, False))
         with torch.autocast(amp.type, None, True, False):
-            amp.expect("state in a region given no dtype", amp.state(), (True, amp.default, False))
+            amp.assert_equal("state in a region given no dtype", amp.state(), (True, amp.default, False))
 
 
 @scenario()
@@ -89,10 +89,10 @@ def test_dtype_in_force(amp: Amp) -> None:
     """A region given no dtype takes the one get_autocast_dtype gives (amp.html#torch.autocast, dtype)."""
     torch.set_autocast_dtype(amp.type, amp.dtype)
     with amp.device.autocast():
-        amp.expect("dtype of a product after set_autocast_dtype", amp.probe(), amp.dtype)
+        amp.assert_equal("dtype of a product after set_autocast_dtype", amp.probe(), amp.dtype)
     torch.set_autocast_dtype(amp.type, amp.default)
     with amp.region(), amp.device.autocast():
-        amp.expect("dtype of a product in an inner region without a dtype", amp.probe(), amp.dtype)
+        amp.assert_equal("dtype of a product in an inner region without a dtype", amp.probe(), amp.dtype)
 
 
 @scenario()
@@ -102,8 +102,8 @@ def test_dtype_at_construction(amp: Amp) -> None:
     region = amp.device.autocast()
     torch.set_autocast_dtype(amp.type, amp.other)
     with region:
-        amp.expect("dtype of a product", amp.probe(), amp.dtype)
-    amp.expect("dtype afterwards", torch.get_autocast_dtype(amp.type), amp.other)
+        amp.assert_equal("dtype of a product", amp.probe(), amp.dtype)
+    amp.assert_equal("dtype afterwards", torch.get_autocast_dtype(amp.type), amp.other)
 
 
 @scenario(dtypes="default")
@@ -112,11 +112,15 @@ def test_reuse_setting(amp: Amp) -> None:
     for setting in (True, False):
         torch.set_autocast_cache_enabled(setting)
         with amp.region():
-            amp.expect(f"cache_enabled, not given, where it was {setting}", torch.is_autocast_cache_enabled(), setting)
+            amp.assert_equal(
+                f"cache_enabled, not given, where it was {setting}", torch.is_autocast_cache_enabled(), setting
+            )
         for asked in (True, False):
             with amp.region(cache_enabled=asked):
-                amp.expect(f"cache_enabled={asked} where it was {setting}", torch.is_autocast_cache_enabled(), asked)
-            amp.expect(f"cache_enabled after cache_enabled={asked}", torch.is_autocast_cache_enabled(), setting)
+                amp.assert_equal(
+                    f"cache_enabled={asked} where it was {setting}", torch.is_autocast_cache_enabled(), asked
+                )
+            amp.assert_equal(f"cache_enabled after cache_enabled={asked}", torch.is_autocast_cache_enabled(), setting)
 
 
 @scenario(dtypes="default")
@@ -126,23 +130,23 @@ def test_reuse_setting_at_construction(amp: Amp) -> None:
     region = amp.region()
     torch.set_autocast_cache_enabled(True)
     with region:
-        amp.expect("cache_enabled in a region made while it was off", torch.is_autocast_cache_enabled(), False)
-    amp.expect("cache_enabled afterwards", torch.is_autocast_cache_enabled(), True)
+        amp.assert_equal("cache_enabled in a region made while it was off", torch.is_autocast_cache_enabled(), False)
+    amp.assert_equal("cache_enabled afterwards", torch.is_autocast_cache_enabled(), True)
 
 
 @scenario()
 def test_disabled_region(amp: Amp) -> None:
     """enabled=False runs ops as they are, in whatever dtype the region names (amp.html#torch.autocast, enabled)."""
     with amp.region(enabled=False):
-        amp.expect("enabled", torch.is_autocast_enabled(amp.type), False)
-        amp.expect("dtype of a product", amp.probe(), torch.float32)
+        amp.assert_equal("enabled", torch.is_autocast_enabled(amp.type), False)
+        amp.assert_equal("dtype of a product", amp.probe(), torch.float32)
     with amp.region(), amp.region(enabled=False):
-        amp.expect("dtype of a product in a disabled inner region", amp.probe(), torch.float32)
+        amp.assert_equal("dtype of a product in a disabled inner region", amp.probe(), torch.float32)
 
 
 @scenario(dtypes="default")
 def test_spellings_of_the_class(amp: Amp) -> None:
     """torch.autocast and torch.amp.autocast are one class (amp.html: both names are used for it)."""
-    amp.expect("torch.amp.autocast", torch.amp.autocast is torch.autocast, True)
-    amp.expect("torch.amp.autocast_mode.autocast", torch.amp.autocast_mode.autocast is torch.autocast, True)
-    amp.expect("kind of the device's region", isinstance(amp.region(), torch.autocast), True)
+    amp.assert_equal("torch.amp.autocast", torch.amp.autocast is torch.autocast, True)
+    amp.assert_equal("torch.amp.autocast_mode.autocast", torch.amp.autocast_mode.autocast is torch.autocast, True)
+    amp.assert_equal("kind of the device's region", isinstance(amp.region(), torch.autocast), True)

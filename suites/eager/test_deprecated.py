@@ -27,7 +27,7 @@ def _deprecated_region(amp: Amp, *args: object, **kwargs: object) -> torch.autoc
     module = getattr(torch, amp.type).amp
     said = f"`torch.{amp.type}.amp.autocast(args...)` is deprecated. Please use `torch.amp.autocast('{amp.type}'"
     with patch(_CUDA_IS_THERE, lambda: False), patch("torch.cuda.is_bf16_supported", lambda: True):
-        region: torch.autocast = amp.warns(
+        region: torch.autocast = amp.assert_warns(
             "the deprecated class", FutureWarning, said, lambda: module.autocast(*args, **kwargs)
         )
     return region
@@ -38,9 +38,9 @@ def test_class(amp: Amp) -> None:
     """torch.<type>.amp.autocast warns, names torch.amp.autocast and makes the same region (amp.html, warning)."""
     before = amp.state()
     with _deprecated_region(amp, dtype=amp.dtype):
-        amp.expect("state in the region", amp.state(), (True, amp.dtype, True))
-        amp.expect("dtype of a product", amp.probe(), amp.dtype)
-    amp.expect("state after the region", amp.state(), before)
+        amp.assert_equal("state in the region", amp.state(), (True, amp.dtype, True))
+        amp.assert_equal("dtype of a product", amp.probe(), amp.dtype)
+    amp.assert_equal("state after the region", amp.state(), before)
 
 
 @scenario(types=("cpu", "cuda"))
@@ -48,19 +48,19 @@ def test_class_options(amp: Amp) -> None:
     """enabled, dtype and cache_enabled of the deprecated class do what they do in torch.autocast (amp.html)."""
     with amp.region():
         with _deprecated_region(amp, False):
-            amp.expect("dtype of a product with enabled=False", amp.probe(), torch.float32)
+            amp.assert_equal("dtype of a product with enabled=False", amp.probe(), torch.float32)
         with _deprecated_region(amp, True, amp.other, False):
-            amp.expect("state with all three by place", amp.state(), (True, amp.other, False))
+            amp.assert_equal("state with all three by place", amp.state(), (True, amp.other, False))
         with _deprecated_region(amp, enabled=False, dtype=amp.other, cache_enabled=False):
-            amp.expect("state with all three by name", amp.state(), (False, amp.other, False))
-        amp.expect("state afterwards", amp.state(), (True, amp.dtype, True))
+            amp.assert_equal("state with all three by name", amp.state(), (False, amp.other, False))
+        amp.assert_equal("state afterwards", amp.state(), (True, amp.dtype, True))
 
 
 @scenario(types=("cpu", "cuda"), dtypes="default")
 def test_class_default(amp: Amp) -> None:
     """Without options it is enabled in the device type's default dtype (amp.html#torch.cuda.amp.autocast)."""
     with _deprecated_region(amp):
-        amp.expect("state in the region", amp.state(), (True, amp.default, True))
+        amp.assert_equal("state in the region", amp.state(), (True, amp.default, True))
 
 
 @scenario(types=("cpu", "cuda"), dtypes="default")
@@ -73,20 +73,20 @@ def test_class_around_a_function(amp: Amp) -> None:
         """A product."""
         return amp.probe()
 
-    amp.expect("dtype of a product in the function", product(), amp.default)
-    amp.expect("name and docstring", (product.__name__, product.__doc__), ("product", "A product."))
-    amp.expect("whether it is a torch.autocast", isinstance(region, torch.autocast), True)
+    amp.assert_equal("dtype of a product in the function", product(), amp.default)
+    amp.assert_equal("name and docstring", (product.__name__, product.__doc__), ("product", "A product."))
+    amp.assert_equal("whether it is a torch.autocast", isinstance(region, torch.autocast), True)
 
 
 @scenario(types=("cpu",), dtypes="default")
 def test_class_refuses_a_dtype(amp: Amp) -> None:
     """An unsupported dtype disables it in the same words (torch/amp/autocast_mode.py, __init__)."""
     said = "the target dtype is not supported. Disabling autocast."
-    region = amp.warns(
+    region = amp.assert_warns(
         "the deprecated class with float32", UserWarning, said, lambda: _float32_region(torch.cpu.amp.autocast)
     )
     with region:
-        amp.expect("dtype of a product", amp.probe(), torch.float32)
+        amp.assert_equal("dtype of a product", amp.probe(), torch.float32)
 
 
 def _float32_region(kind: type[torch.autocast]) -> torch.autocast:
@@ -104,7 +104,7 @@ def test_replacement_is_quiet(amp: Amp) -> None:
         torch.amp.custom_fwd(lambda ctx: None, device_type=amp.type)
         torch.amp.custom_bwd(lambda ctx: None, device_type=amp.type)
 
-    amp.quiet("the current spellings", use)
+    amp.assert_no_warning("the current spellings", use)
 
 
 def _check_functions(amp: Amp, old: str, new: str) -> None:
@@ -117,24 +117,26 @@ def _check_functions(amp: Amp, old: str, new: str) -> None:
                     f"set_autocast_{old}_enabled(enabled) is deprecated. Please use torch.set_autocast_enabled('{new}'"
                 )
                 setter = getattr(torch, f"set_autocast_{old}_enabled")
-                amp.warns(f"set_autocast_{old}_enabled", DeprecationWarning, said, lambda s=setter, e=enabled: s(e))
-                amp.expect(f"enabled after set_autocast_{old}_enabled", torch.is_autocast_enabled(new), enabled)
+                amp.assert_warns(
+                    f"set_autocast_{old}_enabled", DeprecationWarning, said, lambda s=setter, e=enabled: s(e)
+                )
+                amp.assert_equal(f"enabled after set_autocast_{old}_enabled", torch.is_autocast_enabled(new), enabled)
                 said = f"torch.is_autocast_{old}_enabled() is deprecated. Please use torch.is_autocast_enabled('{new}')"
                 getter = getattr(torch, f"is_autocast_{old}_enabled")
-                got = amp.warns(f"is_autocast_{old}_enabled", DeprecationWarning, said, getter)
-                amp.expect(f"what is_autocast_{old}_enabled reads", got, enabled)
-            amp.raises(f"set_autocast_{old}_enabled(1)", TypeError, "must be a bool", lambda: setter(1))
+                got = amp.assert_warns(f"is_autocast_{old}_enabled", DeprecationWarning, said, getter)
+                amp.assert_equal(f"what is_autocast_{old}_enabled reads", got, enabled)
+            amp.assert_raises(f"set_autocast_{old}_enabled(1)", TypeError, "must be a bool", lambda: setter(1))
         for dtype in (torch.bfloat16, torch.float16):
             said = f"set_autocast_{old}_dtype(dtype) is deprecated. Please use torch.set_autocast_dtype('{new}', dtype)"
             set_dtype = getattr(torch, f"set_autocast_{old}_dtype")
-            amp.warns(f"set_autocast_{old}_dtype", DeprecationWarning, said, lambda s=set_dtype, d=dtype: s(d))
-            amp.expect(f"dtype after set_autocast_{old}_dtype", torch.get_autocast_dtype(new), dtype)
+            amp.assert_warns(f"set_autocast_{old}_dtype", DeprecationWarning, said, lambda s=set_dtype, d=dtype: s(d))
+            amp.assert_equal(f"dtype after set_autocast_{old}_dtype", torch.get_autocast_dtype(new), dtype)
             said = f"torch.get_autocast_{old}_dtype() is deprecated. Please use torch.get_autocast_dtype('{new}')"
-            got = amp.warns(
+            got = amp.assert_warns(
                 f"get_autocast_{old}_dtype", DeprecationWarning, said, getattr(torch, f"get_autocast_{old}_dtype")
             )
-            amp.expect(f"what get_autocast_{old}_dtype reads", got, dtype)
-        amp.raises(f"set_autocast_{old}_dtype(3)", TypeError, "must be a torch.dtype", lambda: set_dtype(3))
+            amp.assert_equal(f"what get_autocast_{old}_dtype reads", got, dtype)
+        amp.assert_raises(f"set_autocast_{old}_dtype(3)", TypeError, "must be a torch.dtype", lambda: set_dtype(3))
     finally:
         torch.set_autocast_enabled(new, before[0])
         torch.set_autocast_dtype(new, before[1])
@@ -167,21 +169,21 @@ def test_custom_functions(amp: Amp) -> None:
     said = "`torch.cuda.amp.{}(args...)` is deprecated. Please use `torch.amp.{}(args..., device_type='cuda')`"
     for name in ("custom_fwd", "custom_bwd"):
         call = getattr(torch.cuda.amp, name)
-        amp.warns(name, FutureWarning, said.format(name, name), lambda c=call: c(lambda ctx: None))
+        amp.assert_warns(name, FutureWarning, said.format(name, name), lambda c=call: c(lambda ctx: None))
     forward, backward = _deprecated_decorators(amp, probe)
     with amp.region():
-        amp.expect("dtype of a product in forward", forward(ctx), amp.dtype)
+        amp.assert_equal("dtype of a product in forward", forward(ctx), amp.dtype)
     with patch(_CUDA_IS_THERE, lambda: False), patch("torch.cuda.is_bf16_supported", lambda: True):
-        amp.expect("dtype of a product in backward, outside", backward(ctx), amp.dtype)
-        amp.expect("dtype of a product in forward, outside", forward(ctx), torch.float32)
+        amp.assert_equal("dtype of a product in backward, outside", backward(ctx), amp.dtype)
+        amp.assert_equal("dtype of a product in forward, outside", forward(ctx), torch.float32)
         with amp.region():
-            amp.expect("dtype of a product in backward, inside", backward(ctx), torch.float32)
+            amp.assert_equal("dtype of a product in backward, inside", backward(ctx), torch.float32)
 
 
 def _deprecated_decorators(amp: Amp, function: object) -> tuple[object, object]:
     """A function under each of the deprecated decorators."""
-    forward = amp.warns("custom_fwd", FutureWarning, "deprecated", lambda: torch.cuda.amp.custom_fwd(function))
-    backward = amp.warns("custom_bwd", FutureWarning, "deprecated", lambda: torch.cuda.amp.custom_bwd(function))
+    forward = amp.assert_warns("custom_fwd", FutureWarning, "deprecated", lambda: torch.cuda.amp.custom_fwd(function))
+    backward = amp.assert_warns("custom_bwd", FutureWarning, "deprecated", lambda: torch.cuda.amp.custom_bwd(function))
     return forward, backward
 
 
@@ -193,7 +195,7 @@ def test_custom_forward_that_casts(amp: Amp) -> None:
     def forward(ctx: object, x: torch.Tensor, whole: torch.Tensor) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
         return x.dtype, whole.dtype, amp.probe()
 
-    decorate = amp.warns(
+    decorate = amp.assert_warns(
         "custom_fwd(cast_inputs=)",
         FutureWarning,
         "deprecated",
@@ -202,12 +204,12 @@ def test_custom_forward_that_casts(amp: Amp) -> None:
     decorated = decorate(forward)
     with amp.region():
         got = decorated(SimpleNamespace(), x, whole)
-        amp.expect(
+        amp.assert_equal(
             "dtypes inside a region: low input, int64 input, a product",
             got,
             (torch.float32, torch.int64, torch.float32),
         )
     got = decorated(SimpleNamespace(), x, whole)
-    amp.expect(
+    amp.assert_equal(
         "dtypes outside a region: low input, int64 input, a product", got, (amp.dtype, torch.int64, torch.float32)
     )

@@ -44,14 +44,14 @@ def test_never_cast(amp: Amp, kind: str) -> None:
     x = _tensor(amp, INELIGIBLE[kind], 3, 3)
     own = name_of(x.dtype)
     with amp.region():
-        amp.expect("dtypes mm receives", amp.received("mm", lambda: torch.mm(x, x)), (own, own))
-        amp.expect("dtypes mse_loss receives", amp.received("mse_loss", lambda: mse_loss(x, x)), (own, own))
+        amp.assert_equal("dtypes mm receives", amp.received("mm", lambda: torch.mm(x, x)), (own, own))
+        amp.assert_equal("dtypes mse_loss receives", amp.received("mse_loss", lambda: mse_loss(x, x)), (own, own))
         got = amp.observe(lambda: torch.sum(x, 0), x)
-        amp.expect("casts made for sum", len(got.casts), 0)
+        amp.assert_equal("casts made for sum", len(got.casts), 0)
         told = [kernel.dtype_kwarg for kernel in got.kernels if kernel.overload == "sum.dim_IntList"]
-        amp.expect("dtype that sum was told", told, [None])
+        amp.assert_equal("dtype that sum was told", told, [None])
         both = amp.observe(lambda: [torch.cat([x, x]), torch.atan2(x, x)], x)
-        amp.expect("casts made for ops that widen", [c for c in both.casts if c.source is not None], [])
+        amp.assert_equal("casts made for ops that widen", [c for c in both.casts if c.source is not None], [])
 
 
 @pytest.mark.parametrize("kind", list(INELIGIBLE))
@@ -61,11 +61,11 @@ def test_cast_beside(amp: Amp, kind: str) -> None:
     x, single = _tensor(amp, INELIGIBLE[kind], 3, 3), amp.rand(3, 3)
     own, low = name_of(x.dtype), name_of(amp.dtype)
     with amp.region():
-        amp.expect("dtypes mm(x, float32) receives", amp.received("mm", lambda: torch.mm(x, single)), (own, low))
-        amp.expect("dtypes mm(float32, x) receives", amp.received("mm", lambda: torch.mm(single, x)), (low, own))
+        amp.assert_equal("dtypes mm(x, float32) receives", amp.received("mm", lambda: torch.mm(x, single)), (own, low))
+        amp.assert_equal("dtypes mm(float32, x) receives", amp.received("mm", lambda: torch.mm(single, x)), (low, own))
         lower = single.to(amp.dtype)
         got = amp.received("mse_loss", lambda: mse_loss(lower, x))
-        amp.expect("dtypes mse_loss(low, x) receives", got, ("fp32", own))
+        amp.assert_equal("dtypes mse_loss(low, x) receives", got, ("fp32", own))
 
 
 @scenario(values=True)
@@ -73,9 +73,9 @@ def test_double_meets_low(amp: Amp) -> None:
     """A product of float64 and a lower precision fails as it does outside of a region (amp.html#op-eligibility)."""
     double, low = _tensor(amp, torch.float64, 3, 3), amp.rand(3, 3, dtype=amp.dtype)
     said = "same dtype"
-    amp.raises("the product outside", RuntimeError, said, lambda: torch.mm(double, low))
+    amp.assert_raises("the product outside", RuntimeError, said, lambda: torch.mm(double, low))
     with amp.region():
-        amp.raises("the product inside", RuntimeError, said, lambda: torch.mm(double, low))
+        amp.assert_raises("the product inside", RuntimeError, said, lambda: torch.mm(double, low))
 
 
 @scenario()
@@ -85,9 +85,11 @@ def test_eight_bits(amp: Amp) -> None:
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         x = _tensor(amp, dtype, 3, 3)
         with amp.region():
-            amp.expect(f"dtypes mm receives of {dtype}", amp.received("mm", lambda x=x: torch.mm(x, x)), (low, low))
+            amp.assert_equal(
+                f"dtypes mm receives of {dtype}", amp.received("mm", lambda x=x: torch.mm(x, x)), (low, low)
+            )
             got = amp.received("mse_loss", lambda x=x: mse_loss(x, x))
-            amp.expect(f"dtypes mse_loss receives of {dtype}", got, ("fp32", "fp32"))
+            amp.assert_equal(f"dtypes mse_loss receives of {dtype}", got, ("fp32", "fp32"))
 
 
 @scenario()
@@ -98,13 +100,13 @@ def test_other_device(amp: Amp) -> None:
     low = name_of(amp.dtype)
     with amp.region():
         got = amp.received("mm", lambda: torch.mm(x, x))
-        amp.expect(f"dtypes mm receives of {elsewhere} tensors", got, ("fp32", "fp32"))
+        amp.assert_equal(f"dtypes mm receives of {elsewhere} tensors", got, ("fp32", "fp32"))
         lower = x.to(amp.dtype)
         got = amp.received("mse_loss", lambda: mse_loss(lower, lower))
-        amp.expect(f"dtypes mse_loss receives of {elsewhere} tensors", got, (low, low))
+        amp.assert_equal(f"dtypes mse_loss receives of {elsewhere} tensors", got, (low, low))
         got = amp.received("mm", lambda: torch.mm(own, x))
-        amp.expect(f"dtypes mm receives of a {amp.type} and a {elsewhere} tensor", got, (low, "fp32"))
-        amp.expect(f"dtype of a product of {elsewhere} tensors", torch.mm(x, x).dtype, torch.float32)
+        amp.assert_equal(f"dtypes mm receives of a {amp.type} and a {elsewhere} tensor", got, (low, "fp32"))
+        amp.assert_equal(f"dtype of a product of {elsewhere} tensors", torch.mm(x, x).dtype, torch.float32)
 
 
 @scenario(types=("cuda", "xpu", "mps", "mtia"))
@@ -112,14 +114,16 @@ def test_two_device_types(amp: Amp) -> None:
     """Of two regions each acts on the tensors of its own device type (pytorch#57386)."""
     here, there = amp.rand(3, 3), torch.empty(3, 3, device="cpu")
     with torch.autocast("cpu", dtype=amp.other):
-        amp.expect(f"dtype of a {amp.type} product in a CPU region", torch.mm(here, here).dtype, torch.float32)
+        amp.assert_equal(f"dtype of a {amp.type} product in a CPU region", torch.mm(here, here).dtype, torch.float32)
         with amp.region():
-            amp.expect(f"dtype of a {amp.type} product in both", torch.mm(here, here).dtype, amp.dtype)
-            amp.expect("dtype of a CPU product in both", torch.mm(there, there).dtype, amp.other)
+            amp.assert_equal(f"dtype of a {amp.type} product in both", torch.mm(here, here).dtype, amp.dtype)
+            amp.assert_equal("dtype of a CPU product in both", torch.mm(there, there).dtype, amp.other)
         with amp.region(enabled=False):
-            amp.expect(f"dtype of a CPU product with {amp.type} disabled", torch.mm(there, there).dtype, amp.other)
+            amp.assert_equal(
+                f"dtype of a CPU product with {amp.type} disabled", torch.mm(there, there).dtype, amp.other
+            )
     with amp.region():
-        amp.expect(f"dtype of a CPU product in a {amp.type} region", torch.mm(there, there).dtype, torch.float32)
+        amp.assert_equal(f"dtype of a CPU product in a {amp.type} region", torch.mm(there, there).dtype, torch.float32)
 
 
 @scenario()
@@ -129,10 +133,10 @@ def test_absent_tensors(amp: Amp) -> None:
     low = name_of(amp.dtype)
     linear = torch.nn.functional.linear
     with amp.region():
-        amp.expect("dtypes linear receives", amp.received("linear", lambda: linear(x, weight)), (low, low))
+        amp.assert_equal("dtypes linear receives", amp.received("linear", lambda: linear(x, weight)), (low, low))
         got = amp.received("linear", lambda: linear(x, weight, bias))
-        amp.expect("dtypes linear receives with a bias", got, (low, low, low))
-        amp.expect("dtype of linear without a bias", linear(x, weight, None).dtype, amp.dtype)
+        amp.assert_equal("dtypes linear receives with a bias", got, (low, low, low))
+        amp.assert_equal("dtype of linear without a bias", linear(x, weight, None).dtype, amp.dtype)
 
 
 @scenario()
@@ -142,11 +146,11 @@ def test_scalars(amp: Amp) -> None:
     zero, matrix = amp.rand(dtype=amp.dtype), amp.rand(3, 3)
     with amp.region():
         got = amp.received("mse_loss", lambda: mse_loss(zero, zero))
-        amp.expect("dtypes mse_loss receives of 0-dimensional tensors", got, ("fp32", "fp32"))
+        amp.assert_equal("dtypes mse_loss receives of 0-dimensional tensors", got, ("fp32", "fp32"))
         got = amp.received("addmm", lambda: torch.addmm(matrix, matrix, matrix, beta=0.5, alpha=2))
-        amp.expect("dtypes addmm receives with beta and alpha", got, (low, low, low))
-        amp.expect("dtype of a sum with a Python number", (matrix + 1.5).dtype, torch.float32)
-        amp.expect("dtype of a low sum with a Python number", (zero + 1.5).dtype, amp.dtype)
+        amp.assert_equal("dtypes addmm receives with beta and alpha", got, (low, low, low))
+        amp.assert_equal("dtype of a sum with a Python number", (matrix + 1.5).dtype, torch.float32)
+        amp.assert_equal("dtype of a low sum with a Python number", (zero + 1.5).dtype, amp.dtype)
 
 
 @scenario()
@@ -158,19 +162,19 @@ def test_lists(amp: Amp) -> None:
     with amp.region():
         if policies.get("linalg_multi_dot") == "downcast":
             got = amp.received("linalg_multi_dot", lambda: torch.linalg.multi_dot([single, lower, single]))
-            amp.expect("dtypes multi_dot receives", got, (low, low, low))
+            amp.assert_equal("dtypes multi_dot receives", got, (low, low, low))
             got = amp.received("linalg_multi_dot", lambda: torch.linalg.multi_dot([single, double, lower]))
-            amp.expect("dtypes multi_dot receives with float64", got, (low, "fp64", low))
+            amp.assert_equal("dtypes multi_dot receives with float64", got, (low, "fp64", low))
         if policies.get("cat") == "promote":
             for name, op in (("cat", torch.cat), ("stack", torch.stack)):
                 got = amp.received(name, lambda op=op: op([lower, single, lower]))
-                amp.expect(f"dtypes {name} receives", got, ("fp32", "fp32", "fp32"))
+                amp.assert_equal(f"dtypes {name} receives", got, ("fp32", "fp32", "fp32"))
                 got = amp.received(name, lambda op=op: op([lower, lower]))
-                amp.expect(f"dtypes {name} receives of low tensors alone", got, (low, low))
+                amp.assert_equal(f"dtypes {name} receives of low tensors alone", got, (low, low))
                 got = amp.received(name, lambda op=op: op([lower, double, single]))
-                amp.expect(f"dtypes {name} receives with float64", got, ("fp32", "fp64", "fp32"))
-        amp.expect("dtype of cat of float32 and low", torch.cat([lower, single]).dtype, torch.float32)
-        amp.expect("dtype of stack of float32 and low", torch.stack([single, lower]).dtype, torch.float32)
+                amp.assert_equal(f"dtypes {name} receives with float64", got, ("fp32", "fp64", "fp32"))
+        amp.assert_equal("dtype of cat of float32 and low", torch.cat([lower, single]).dtype, torch.float32)
+        amp.assert_equal("dtype of stack of float32 and low", torch.stack([single, lower]).dtype, torch.float32)
 
 
 @scenario()
@@ -186,9 +190,9 @@ def test_empty_lists(amp: Amp) -> None:
 
     for op in (torch.cat, torch.stack, torch.linalg.multi_dot):
         outside = refused(op)
-        amp.expect(f"whether {op.__name__} of nothing is refused outside", outside is not None, True)
+        amp.assert_equal(f"whether {op.__name__} of nothing is refused outside", outside is not None, True)
         with amp.region():
-            amp.expect(f"what {op.__name__} of nothing raises", refused(op), outside)
+            amp.assert_equal(f"what {op.__name__} of nothing raises", refused(op), outside)
 
 
 @scenario()
@@ -199,9 +203,9 @@ def test_requires_grad_is_no_matter(amp: Amp) -> None:
         x, lower = amp.rand(3, 3, requires_grad=needed), amp.rand(3, 3, dtype=amp.dtype, requires_grad=needed)
         with amp.region():
             got = amp.received("mm", lambda x=x: torch.mm(x, x))
-            amp.expect(f"dtypes mm receives, requires_grad={needed}", got, (low, low))
+            amp.assert_equal(f"dtypes mm receives, requires_grad={needed}", got, (low, low))
             got = amp.received("mse_loss", lambda x=lower: mse_loss(x, x))
-            amp.expect(f"dtypes mse_loss receives, requires_grad={needed}", got, ("fp32", "fp32"))
+            amp.assert_equal(f"dtypes mse_loss receives, requires_grad={needed}", got, ("fp32", "fp32"))
 
 
 @scenario()
@@ -209,8 +213,10 @@ def test_nothing_to_cast(amp: Amp) -> None:
     """A tensor that has the dtype already is not cast (autocast_mode.cpp, cached_cast)."""
     low, single = amp.rand(3, 3, dtype=amp.dtype), amp.rand(3, 3)
     with amp.region():
-        amp.expect("casts of a low matrix by mm", amp.casts(lambda: torch.mm(low, low), low), 0)
-        amp.expect("casts of a float32 matrix by mse_loss", amp.casts(lambda: mse_loss(single, single), single), 0)
+        amp.assert_equal("casts of a low matrix by mm", amp.casts(lambda: torch.mm(low, low), low), 0)
+        amp.assert_equal(
+            "casts of a float32 matrix by mse_loss", amp.casts(lambda: mse_loss(single, single), single), 0
+        )
 
 
 @scenario(types=("cpu",))
@@ -219,7 +225,7 @@ def test_nothing_to_copy(amp: Amp) -> None:
     pairs = amp.rand(3, 2)
     with amp.region():
         view = torch.view_as_complex(pairs)
-    amp.expect("address of the view", view.data_ptr(), pairs.data_ptr())
+    amp.assert_equal("address of the view", view.data_ptr(), pairs.data_ptr())
 
 
 @scenario()
@@ -231,8 +237,8 @@ def test_layout_is_kept(amp: Amp) -> None:
     with amp.region():
         got = amp.observe(lambda: conv2d(x, weight)).outputs
     wanted = conv2d(x.to(amp.dtype), weight.to(amp.dtype))
-    amp.expect("strides of conv2d of channels_last", [t.stride() for t in got], [wanted.stride()])
-    amp.expect("dtype of conv2d of channels_last", [t.dtype for t in got], [amp.dtype])
+    amp.assert_equal("strides of conv2d of channels_last", [t.stride() for t in got], [wanted.stride()])
+    amp.assert_equal("dtype of conv2d of channels_last", [t.dtype for t in got], [amp.dtype])
 
 
 @scenario(values=True)
@@ -247,7 +253,7 @@ def test_views_have_their_values(amp: Amp) -> None:
         with amp.region():
             got = torch.mm(left, right)
         wanted = torch.mm(left.to(amp.dtype), right.to(amp.dtype))
-        amp.expect(f"product with {what}", amp.values(got), amp.values(wanted))
+        amp.assert_equal(f"product with {what}", amp.values(got), amp.values(wanted))
 
 
 # ---- calls
@@ -265,10 +271,10 @@ def test_out(amp: Amp, op: str) -> None:
         seen = amp.observe(lambda: call(*arguments, out=out), x, out)
         kernel = seen.of(f"{op}.out")
         received = [leaf.got for leaf in kernel.leaves] if kernel else []
-        amp.expect("dtypes the kernel receives", received, ["fp32"] * (len(arguments) + 1))
-        amp.expect("casts", len(seen.casts), 0)
+        amp.assert_equal("dtypes the kernel receives", received, ["fp32"] * (len(arguments) + 1))
+        amp.assert_equal("casts", len(seen.casts), 0)
         if amp.device.has_values:
-            amp.expect("whether out is what is returned", call(*arguments, out=out) is out, True)
+            amp.assert_equal("whether out is what is returned", call(*arguments, out=out) is out, True)
 
 
 @pytest.mark.parametrize("op", ["addmm_", "baddbmm_", "addmv_", "addr_"])
@@ -284,11 +290,11 @@ def test_in_place(amp: Amp, op: str) -> None:
     }[op]
     with amp.region():
         seen = amp.observe(lambda: getattr(own, op)(*arguments), own, *arguments)
-        amp.expect("dtype of the result", [t.dtype for t in seen.outputs], [torch.float32])
-        amp.expect("casts", len(seen.casts), 0)
+        amp.assert_equal("dtype of the result", [t.dtype for t in seen.outputs], [torch.float32])
+        amp.assert_equal("casts", len(seen.casts), 0)
         kernel = seen.of(op)
         received = [leaf.got for leaf in kernel.leaves] if kernel else []
-        amp.expect("dtypes the kernel receives", received, ["fp32"] * (len(arguments) + 1))
+        amp.assert_equal("dtypes the kernel receives", received, ["fp32"] * (len(arguments) + 1))
 
 
 @scenario(values=True)
@@ -300,9 +306,9 @@ def test_low_tensors_without_autocast(amp: Amp) -> None:
         ("addmm_ of a low tensor", lambda: amp.rand(3, 3, dtype=amp.dtype).addmm_(single, single)),
         ("mm with a low out", lambda: torch.mm(single, single, out=amp.rand(3, 3, dtype=amp.dtype))),
     ):
-        amp.raises(f"{what}, outside", RuntimeError, "", call)
+        amp.assert_raises(f"{what}, outside", RuntimeError, "", call)
         with amp.region():
-            amp.raises(f"{what}, inside", RuntimeError, "", call)
+            amp.assert_raises(f"{what}, inside", RuntimeError, "", call)
 
 
 @pytest.mark.parametrize("op", ["sum", "prod", "cumsum", "cumprod", "softmax", "log_softmax"])
@@ -314,7 +320,7 @@ def test_explicit_dtype(amp: Amp, op: str) -> None:
     with amp.region():
         for dtype in (amp.dtype, torch.float32, torch.float64):
             for what, given in (("float32", x), ("low", low)):
-                amp.expect(f"dtype of {op}({what}, dtype={dtype})", call(given, 0, dtype=dtype).dtype, dtype)
+                amp.assert_equal(f"dtype of {op}({what}, dtype={dtype})", call(given, 0, dtype=dtype).dtype, dtype)
 
 
 @scenario()
@@ -336,7 +342,7 @@ def test_every_spelling(amp: Amp) -> None:
     }
     with amp.region():
         for name, call in spellings.items():
-            amp.expect(f"dtype of {name}", call().dtype, amp.dtype)
+            amp.assert_equal(f"dtype of {name}", call().dtype, amp.dtype)
 
 
 @scenario()
@@ -356,7 +362,7 @@ def test_every_spelling_of_powers(amp: Amp) -> None:
             ("1 / x", lambda: 1.0 / low, inverse),
             ("__rtruediv__", lambda: low.__rtruediv__(1.0), inverse),
         ):
-            amp.expect(f"dtype of {name}", call().dtype, wanted)
+            amp.assert_equal(f"dtype of {name}", call().dtype, wanted)
 
 
 @pytest.mark.parametrize("op", ["eq", "ge", "gt", "le", "lt", "ne", "add", "div", "mul"])
@@ -368,12 +374,12 @@ def test_builtin_promotion(amp: Amp, op: str) -> None:
     wanted = torch.float32 if op in ("add", "div", "mul") else torch.bool
     with amp.region():
         for what, left, right in (("float32 and low", single, low), ("low and float32", low, single)):
-            amp.expect(f"dtype of torch.{op} of {what}", getattr(torch, op)(left, right).dtype, wanted)
-            amp.expect(f"dtype of Tensor.{op} of {what}", getattr(left, op)(right).dtype, wanted)
+            amp.assert_equal(f"dtype of torch.{op} of {what}", getattr(torch, op)(left, right).dtype, wanted)
+            amp.assert_equal(f"dtype of Tensor.{op} of {what}", getattr(left, op)(right).dtype, wanted)
             got = getattr(left, f"__{special}__")(right).dtype
-            amp.expect(f"dtype of __{special}__ of {what}", got, wanted)
+            amp.assert_equal(f"dtype of __{special}__ of {what}", got, wanted)
         same = low.dtype if wanted == torch.float32 else torch.bool
-        amp.expect(f"dtype of torch.{op} of low tensors", getattr(torch, op)(low, low).dtype, same)
+        amp.assert_equal(f"dtype of torch.{op} of low tensors", getattr(torch, op)(low, low).dtype, same)
 
 
 @scenario()
@@ -381,11 +387,11 @@ def test_other_ops_that_widen(amp: Amp) -> None:
     """cat, stack and equal of a mixture are what they are outside (amp.html: ops not listed here natively promote)."""
     single, low = amp.rand(3), amp.rand(3, dtype=amp.dtype)
     with amp.region():
-        amp.expect("dtype of cat", torch.cat([single, low]).dtype, torch.float32)
-        amp.expect("dtype of stack", torch.stack([low, single]).dtype, torch.float32)
-        amp.expect("dtype of where", torch.where(single > 0, single, low).dtype, torch.float32)
+        amp.assert_equal("dtype of cat", torch.cat([single, low]).dtype, torch.float32)
+        amp.assert_equal("dtype of stack", torch.stack([low, single]).dtype, torch.float32)
+        amp.assert_equal("dtype of where", torch.where(single > 0, single, low).dtype, torch.float32)
         if amp.device.has_values:
-            amp.expect("equal", torch.equal(low.float(), low), True)
+            amp.assert_equal("equal", torch.equal(low.float(), low), True)
 
 
 class _Marked(torch.Tensor):
@@ -399,8 +405,8 @@ def test_tensor_subclass(amp: Amp) -> None:
     with amp.region():
         out = torch.mm(x, x)
         loss = mse_loss(x.to(amp.dtype), x.to(amp.dtype))
-    amp.expect("dtype and class of a product", (out.dtype, type(out)), (amp.dtype, _Marked))
-    amp.expect("dtype and class of a loss", (loss.dtype, type(loss)), (torch.float32, _Marked))
+    amp.assert_equal("dtype and class of a product", (out.dtype, type(out)), (amp.dtype, _Marked))
+    amp.assert_equal("dtype and class of a loss", (loss.dtype, type(loss)), (torch.float32, _Marked))
 
 
 @scenario()
@@ -418,10 +424,10 @@ def test_unlisted_ops(amp: Amp) -> None:
             ("flatten", torch.flatten),
             ("abs", torch.abs),
         ):
-            amp.expect(f"dtype of {name} of float32", call(single).dtype, torch.float32)
-            amp.expect(f"dtype of {name} of low", call(low).dtype, amp.dtype)
+            amp.assert_equal(f"dtype of {name} of float32", call(single).dtype, torch.float32)
+            amp.assert_equal(f"dtype of {name} of low", call(low).dtype, amp.dtype)
         product = torch.mm(amp.rand(3, 3), amp.rand(3, 3))
-        amp.expect("dtype of relu of a product", torch.relu(product).dtype, amp.dtype)
+        amp.assert_equal("dtype of relu of a product", torch.relu(product).dtype, amp.dtype)
 
 
 @scenario()
@@ -429,13 +435,13 @@ def test_eight_bits_that_widen(amp: Amp) -> None:
     """Tensors of one float8 dtype go through an op that widens as they do outside (amp.html: any type)."""
     x = torch.empty(3, 3, dtype=torch.float8_e4m3fn, device=amp.type)
     for name, op in (("cat", torch.cat), ("stack", torch.stack)):
-        amp.expect(f"dtype of {name} outside", op([x, x]).dtype, x.dtype)
+        amp.assert_equal(f"dtype of {name} outside", op([x, x]).dtype, x.dtype)
         with amp.region():
             try:
                 found = str(op([x, x]).dtype)
             except RuntimeError as error:
                 found = f"RuntimeError: {error}"
-        amp.expect(f"dtype of {name} inside", found, str(x.dtype))
+        amp.assert_equal(f"dtype of {name} inside", found, str(x.dtype))
 
 
 LOW_AND_WIDE: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
@@ -471,7 +477,7 @@ def test_low_and_wide(amp: Amp, op: str) -> None:
             raised = ""
         except RuntimeError as error:
             raised = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    amp.expect(f"what {op} of a low and a float32 tensor raises", raised, "")
+    amp.assert_equal(f"what {op} of a low and a float32 tensor raises", raised, "")
 
 
 # ---- tensors of every layout
@@ -489,7 +495,7 @@ def test_any_form(amp: Amp, form: str) -> None:
         if found is None:
             continue
         seen += 1
-        amp.expect(f"what {case.op} makes of tensors that are {form}", found, [])
+        amp.assert_equal(f"what {case.op} makes of tensors that are {form}", found, [])
         if found and not amp.script:
             amp.script = of_layout(case, amp.device, form)
     if not seen:
@@ -510,17 +516,17 @@ def test_custom_op(amp: Amp) -> None:
         try:
             library.register_autocast("ampcheck_eligibility::twice", amp.type, amp.dtype, lib=lib)
         except Exception as error:  # whatever it raises is the finding
-            amp.expect(f"what registering for {amp.type} raises", f"{type(error).__name__}: {error}", None)
+            amp.assert_equal(f"what registering for {amp.type} raises", f"{type(error).__name__}: {error}", None)
             return
         twice = torch.ops.ampcheck_eligibility.twice
         x = amp.rand(2, 2)
-        amp.expect("dtype outside", twice(x).dtype, torch.float32)
+        amp.assert_equal("dtype outside", twice(x).dtype, torch.float32)
         with amp.region():
-            amp.expect("dtype inside", twice(x).dtype, amp.dtype)
-            amp.expect("dtype of int64 inside", twice(whole).dtype, torch.int64)
-            amp.expect("dtype of float64 inside", twice(double).dtype, torch.float64)
+            amp.assert_equal("dtype inside", twice(x).dtype, amp.dtype)
+            amp.assert_equal("dtype of int64 inside", twice(whole).dtype, torch.int64)
+            amp.assert_equal("dtype of float64 inside", twice(double).dtype, torch.float64)
         with amp.region(enabled=False):
-            amp.expect("dtype in a disabled region", twice(x).dtype, torch.float32)
+            amp.assert_equal("dtype in a disabled region", twice(x).dtype, torch.float32)
 
 
 def _double_in_place(x: torch.Tensor) -> None:
@@ -540,14 +546,14 @@ def test_custom_op_that_mutates(amp: Amp) -> None:
         try:
             library.register_autocast(name, amp.type, amp.dtype, lib=lib)
         except RuntimeError as error:
-            amp.expect("does the refusal say why", bool(str(error)), True)
+            amp.assert_equal("does the refusal say why", bool(str(error)), True)
             return
         outside, inside = (torch.ones(2, device=amp.type) for _ in range(2))
         torch.ops.ampcheck_eligibility.double_(outside)
         with amp.region():
             torch.ops.ampcheck_eligibility.double_(inside)
-        amp.expect("a tensor that was doubled outside", amp.values(outside), [2.0, 2.0])
-        amp.expect("a tensor that was doubled inside", amp.values(inside), [2.0, 2.0])
+        amp.assert_equal("a tensor that was doubled outside", amp.values(outside), [2.0, 2.0])
+        amp.assert_equal("a tensor that was doubled inside", amp.values(inside), [2.0, 2.0])
 
 
 @scenario(values=True)
@@ -563,16 +569,16 @@ def test_custom_op_with_keyword(amp: Amp) -> None:
         try:
             library.register_autocast(name, amp.type, amp.dtype, lib=lib)
         except RuntimeError as error:
-            amp.expect("does the refusal say why", bool(str(error)), True)
+            amp.assert_equal("does the refusal say why", bool(str(error)), True)
             return
         x = amp.rand(2)
-        amp.expect("dtype outside", torch.ops.ampcheck_eligibility.scaled(x, factor=2.0).dtype, torch.float32)
+        amp.assert_equal("dtype outside", torch.ops.ampcheck_eligibility.scaled(x, factor=2.0).dtype, torch.float32)
         with amp.region():
             try:
                 found = str(torch.ops.ampcheck_eligibility.scaled(x, factor=2.0).dtype)
             except AssertionError as error:
                 found = f"AssertionError: {error}"
-        amp.expect("dtype inside", found, str(amp.dtype))
+        amp.assert_equal("dtype inside", found, str(amp.dtype))
 
 
 # ---- torch.vmap: a mapped call does for each slice what the call does for one
@@ -614,7 +620,7 @@ def test_under_vmap(amp: Amp, op: str) -> None:
     with amp.region():
         wanted = call(*(amp.rand(*shape, dtype=dtype) for shape in shapes)).dtype
         got = torch.vmap(call)(*(amp.rand(2, *shape, dtype=dtype) for shape in shapes)).dtype
-    amp.expect(f"dtype of {op} under vmap", got, wanted)
+    amp.assert_equal(f"dtype of {op} under vmap", got, wanted)
 
 
 @scenario(types=TYPES, values=True)
@@ -624,7 +630,7 @@ def test_attention_under_vmap(amp: Amp) -> None:
     with amp.region():
         wanted = attention(*(amp.rand(2, 3, 4) for _ in range(3))).dtype
         got = torch.vmap(attention)(*(amp.rand(5, 2, 3, 4) for _ in range(3))).dtype
-    amp.expect("dtype of attention under vmap", got, wanted)
+    amp.assert_equal("dtype of attention under vmap", got, wanted)
 
 
 @pytest.mark.parametrize("transform", ["grad", "vjp"])
@@ -641,8 +647,8 @@ def test_under_a_derivative(amp: Amp, transform: str) -> None:
 
     with amp.region():
         got = torch.func.grad(call)(x) if transform == "grad" else torch.func.vjp(call, x)[1](amp.rand())[0]
-    amp.expect(f"dtype of a layer under {transform}", seen, [amp.dtype])
-    amp.expect(f"dtype of the derivative by {transform}", got.dtype, torch.float32)
+    amp.assert_equal(f"dtype of a layer under {transform}", seen, [amp.dtype])
+    amp.assert_equal(f"dtype of the derivative by {transform}", got.dtype, torch.float32)
 
 
 @scenario(values=True)
@@ -653,8 +659,8 @@ def test_weight_after_a_transform(amp: Amp) -> None:
         torch.func.grad(lambda x: torch.mm(x, weight).float().sum())(x)
         torch.vmap(lambda x: torch.mv(weight, x))(x)
         out = torch.mm(x, weight)
-    amp.expect("dtype and class of a product", (out.dtype, type(out)), (amp.dtype, torch.Tensor))
+    amp.assert_equal("dtype and class of a product", (out.dtype, type(out)), (amp.dtype, torch.Tensor))
     out.float().sum().backward()
     by_hand = weight.detach().clone().requires_grad_()
     torch.mm(x.to(amp.dtype), by_hand.to(amp.dtype)).float().sum().backward()
-    amp.expect("gradient of the weight", amp.values(weight.grad), amp.values(by_hand.grad))
+    amp.assert_equal("gradient of the weight", amp.values(weight.grad), amp.values(by_hand.grad))

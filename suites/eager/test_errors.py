@@ -37,13 +37,13 @@ def test_unsupported_dtype(amp: Amp, kind: str) -> None:
     said = (
         f"In {name} autocast, but the target dtype is not supported. Disabling autocast.\n{name} Autocast only supports"
     )
-    region = amp.warns(f"a region of {dtype}", UserWarning, said, lambda: torch.autocast(amp.type, dtype=dtype))
+    region = amp.assert_warns(f"a region of {dtype}", UserWarning, said, lambda: torch.autocast(amp.type, dtype=dtype))
     lists = "torch.bfloat16, torch.float16"
-    amp.warns(f"a region of {dtype}", UserWarning, lists, lambda: torch.autocast(amp.type, dtype=dtype))
+    amp.assert_warns(f"a region of {dtype}", UserWarning, lists, lambda: torch.autocast(amp.type, dtype=dtype))
     with region:
-        amp.expect("enabled in the region", torch.is_autocast_enabled(amp.type), False)
-        amp.expect("dtype of a product in the region", amp.probe(), torch.float32)
-    amp.expect("state after the region", amp.state(), (False, amp.default, True))
+        amp.assert_equal("enabled in the region", torch.is_autocast_enabled(amp.type), False)
+        amp.assert_equal("dtype of a product in the region", amp.probe(), torch.float32)
+    amp.assert_equal("state after the region", amp.state(), (False, amp.default, True))
 
 
 @scenario(types=CHECKED)
@@ -51,13 +51,13 @@ def test_unsupported_dtype_inside_a_region(amp: Amp) -> None:
     """A region that disables itself does so inside another one too, until it ends (autocast_mode.py)."""
     said = "Disabling autocast"
     with amp.region():
-        inner = amp.warns(
+        inner = amp.assert_warns(
             "a region of float32", UserWarning, said, lambda: torch.autocast(amp.type, dtype=torch.float32)
         )
         with inner:
-            amp.expect("dtype of a product in the inner region", amp.probe(), torch.float32)
-        amp.expect("state after the inner region", amp.state(), (True, amp.dtype, True))
-        amp.expect("dtype of a product after the inner region", amp.probe(), amp.dtype)
+            amp.assert_equal("dtype of a product in the inner region", amp.probe(), torch.float32)
+        amp.assert_equal("state after the inner region", amp.state(), (True, amp.dtype, True))
+        amp.assert_equal("dtype of a product after the inner region", amp.probe(), amp.dtype)
 
 
 @pytest.mark.parametrize("kind", list(UNSUPPORTED))
@@ -65,19 +65,21 @@ def test_unsupported_dtype_inside_a_region(amp: Amp) -> None:
 def test_unsupported_dtype_disabled(amp: Amp, kind: str) -> None:
     """enabled=False takes any dtype without a warning (pytorch#96097, pytorch#100565)."""
     dtype = UNSUPPORTED[kind]
-    region = amp.quiet(f"a disabled region of {dtype}", lambda: torch.autocast(amp.type, dtype=dtype, enabled=False))
+    region = amp.assert_no_warning(
+        f"a disabled region of {dtype}", lambda: torch.autocast(amp.type, dtype=dtype, enabled=False)
+    )
     before = amp.state()
     with region:
-        amp.expect("enabled in the region", torch.is_autocast_enabled(amp.type), False)
-        amp.expect("dtype of a product in the region", amp.probe(), torch.float32)
-    amp.expect("state after the region", amp.state(), before)
+        amp.assert_equal("enabled in the region", torch.is_autocast_enabled(amp.type), False)
+        amp.assert_equal("dtype of a product in the region", amp.probe(), torch.float32)
+    amp.assert_equal("state after the region", amp.state(), before)
 
 
 @scenario()
 def test_supported_dtype_is_quiet(amp: Amp) -> None:
     """A lower precision gives no warning and enables the region (pytorch#67598, pytorch#163446)."""
-    with amp.quiet(f"a region of {amp.dtype}", lambda: amp.region()):
-        amp.expect("enabled in the region", torch.is_autocast_enabled(amp.type), True)
+    with amp.assert_no_warning(f"a region of {amp.dtype}", lambda: amp.region()):
+        amp.assert_equal("enabled in the region", torch.is_autocast_enabled(amp.type), True)
 
 
 @pytest.mark.parametrize("kind", ["single", "double"])
@@ -85,9 +87,9 @@ def test_supported_dtype_is_quiet(amp: Amp) -> None:
 def test_any_dtype_where_unchecked(amp: Amp, kind: str) -> None:
     """CUDA takes any dtype; ops on the list of lower precision then run in it (autocast_mode.py, __init__)."""
     dtype = UNSUPPORTED[kind]
-    with amp.quiet(f"a region of {dtype}", lambda: amp.region(dtype)):
-        amp.expect("state in the region", amp.state(), (True, dtype, True))
-        amp.expect("dtype of a product in the region", amp.probe(), dtype)
+    with amp.assert_no_warning(f"a region of {dtype}", lambda: amp.region(dtype)):
+        amp.assert_equal("state in the region", amp.state(), (True, dtype, True))
+        amp.assert_equal("dtype of a product in the region", amp.probe(), dtype)
 
 
 @scenario(types=("cuda",), dtypes="default")
@@ -95,10 +97,10 @@ def test_absent_hardware(amp: Amp) -> None:
     """Without CUDA a region warns and disables itself, a disabled one is quiet (autocast_mode.py; pytorch#67598)."""
     with patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: True):
         said = "CUDA is not available"
-        region = amp.warns("a region without CUDA", UserWarning, said, lambda: torch.autocast(amp.type))
-        amp.quiet("a disabled region without CUDA", lambda: torch.autocast(amp.type, enabled=False))
+        region = amp.assert_warns("a region without CUDA", UserWarning, said, lambda: torch.autocast(amp.type))
+        amp.assert_no_warning("a disabled region without CUDA", lambda: torch.autocast(amp.type, enabled=False))
     with region:
-        amp.expect("enabled in the region", torch.is_autocast_enabled(amp.type), False)
+        amp.assert_equal("enabled in the region", torch.is_autocast_enabled(amp.type), False)
 
 
 @scenario(types=("cuda",), dtypes="default")
@@ -107,8 +109,8 @@ def test_hardware_without_bfloat16(amp: Amp) -> None:
     here = patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
     with here, patch("torch.cuda.is_bf16_supported", lambda: False):
         said = "does not support bfloat16. Please switch dtype to float16."
-        amp.raises("a region", RuntimeError, said, lambda: torch.autocast(amp.type, dtype=torch.bfloat16))
-        amp.quiet("a region of float16", lambda: torch.autocast(amp.type, dtype=torch.float16))
+        amp.assert_raises("a region", RuntimeError, said, lambda: torch.autocast(amp.type, dtype=torch.bfloat16))
+        amp.assert_no_warning("a region of float16", lambda: torch.autocast(amp.type, dtype=torch.float16))
 
 
 Make = Callable[[str], object]
@@ -155,8 +157,8 @@ def test_refused(amp: Amp, wrong: str) -> None:
     kind, text, make = REFUSED[wrong]
     with amp.region():
         before = amp.state()
-        amp.raises(f"the wrong call {wrong}", kind, text, lambda: make(amp.type))
-        amp.expect(f"state after the wrong call {wrong}", amp.state(), before)
+        amp.assert_raises(f"the wrong call {wrong}", kind, text, lambda: make(amp.type))
+        amp.assert_equal(f"state after the wrong call {wrong}", amp.state(), before)
 
 
 @pytest.mark.parametrize("wrong", ["enabled_second", "text"])
@@ -177,8 +179,8 @@ def test_dtype_that_is_none(amp: Amp, wrong: str) -> None:
 
     with amp.region():
         before = amp.state()
-        amp.raises(f"a region with dtype {value!r}", TypeError, "must be torch.dtype", enter)
-        amp.expect(f"state after dtype {value!r} was refused", amp.state(), before)
+        amp.assert_raises(f"a region with dtype {value!r}", TypeError, "must be torch.dtype", enter)
+        amp.assert_equal(f"state after dtype {value!r} was refused", amp.state(), before)
 
 
 @scenario(dtypes="default")
@@ -190,8 +192,8 @@ def test_index_in_the_device_type(amp: Amp) -> None:
         except (RuntimeError, ValueError):
             continue
         plain, usual = _enabled_and_warnings(amp.type, dtype)
-        amp.expect(f"warnings for {amp.type}:0 and {dtype}, as against {amp.type}", said, usual)
-        amp.expect(f"enabled for {amp.type}:0 and {dtype}, as against {amp.type}", indexed, plain)
+        amp.assert_equal(f"warnings for {amp.type}:0 and {dtype}, as against {amp.type}", said, usual)
+        amp.assert_equal(f"enabled for {amp.type}:0 and {dtype}, as against {amp.type}", indexed, plain)
 
 
 def _enabled_and_warnings(name: str, dtype: torch.dtype) -> tuple[bool, int]:
@@ -206,7 +208,7 @@ def _enabled_and_warnings(name: str, dtype: torch.dtype) -> tuple[bool, int]:
 def test_not_callable(amp: Amp) -> None:
     """A region called with what cannot be called says what it got (pytorch#172178)."""
     said = "requires a callable, but got int"
-    amp.raises("a region called with a number", TypeError, said, lambda: amp.region()(3))
+    amp.assert_raises("a region called with a number", TypeError, said, lambda: amp.region()(3))
 
 
 @scenario(dtypes="default")
@@ -217,8 +219,8 @@ def test_warning_names_the_caller(amp: Amp) -> None:
             seen = _seen(amp)
     else:
         seen = _seen(amp)
-    amp.expect("files that the warning points at", [w.filename for w in seen], [__file__])
-    amp.expect("kind of the warning", [issubclass(w.category, UserWarning) for w in seen], [True])
+    amp.assert_equal("files that the warning points at", [w.filename for w in seen], [__file__])
+    amp.assert_equal("kind of the warning", [issubclass(w.category, UserWarning) for w in seen], [True])
 
 
 def _seen(amp: Amp) -> list[warnings.WarningMessage]:
@@ -244,17 +246,17 @@ def test_refused_loss(amp: Amp) -> None:
         ):
             if policy == "banned":
                 said = "binary_cross_entropy_with_logits"
-                amp.raises(what, RuntimeError, said, lambda call=loss: call(x, target))
-                amp.raises(what, RuntimeError, "unsafe to autocast", lambda call=loss: call(x, target))
+                amp.assert_raises(what, RuntimeError, said, lambda call=loss: call(x, target))
+                amp.assert_raises(what, RuntimeError, "unsafe to autocast", lambda call=loss: call(x, target))
             else:
-                amp.expect(f"dtype of {what}", loss(x, target).dtype, torch.float32)
+                amp.assert_equal(f"dtype of {what}", loss(x, target).dtype, torch.float32)
                 low, goal = x.to(amp.dtype), target.to(amp.dtype)
                 wanted = torch.float32 if policy == "upcast" else amp.dtype
-                amp.expect(f"dtype of {what} of low inputs", loss(low, goal).dtype, wanted)
+                amp.assert_equal(f"dtype of {what} of low inputs", loss(low, goal).dtype, wanted)
         safe = torch.nn.functional.binary_cross_entropy_with_logits(x.to(amp.dtype), target)
-        amp.expect("dtype of the safe loss", safe.dtype, torch.float32)
-        amp.expect("state after the loss", amp.state(), before)
+        amp.assert_equal("dtype of the safe loss", safe.dtype, torch.float32)
+        amp.assert_equal("state after the loss", amp.state(), before)
     with amp.region(enabled=False):
-        amp.expect(
+        amp.assert_equal(
             "dtype in a disabled region", torch.nn.functional.binary_cross_entropy(x, target).dtype, torch.float32
         )

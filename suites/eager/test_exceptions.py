@@ -31,9 +31,9 @@ RAISED = {
 
 
 def _expect_state_outside(amp: Amp, what: str) -> None:
-    amp.expect(f"state {what}", amp.state(), (False, amp.default, True))
-    amp.expect(f"nesting depth {what}", amp.depth(), 0)
-    amp.expect(f"dtype a product runs in {what}", amp.probe(), torch.float32)
+    amp.assert_equal(f"state {what}", amp.state(), (False, amp.default, True))
+    amp.assert_equal(f"nesting depth {what}", amp.depth(), 0)
+    amp.assert_equal(f"dtype a product runs in {what}", amp.probe(), torch.float32)
 
 
 @pytest.mark.parametrize("kind", list(RAISED))
@@ -45,9 +45,9 @@ def test_leaves_the_region(amp: Amp, kind: str) -> None:
         with amp.region(cache_enabled=False):
             raise planned
     except BaseException as error:  # whatever comes out is what is to be seen
-        amp.expect("whether the same exception came out", error is planned, True)
+        amp.assert_equal("whether the same exception came out", error is planned, True)
     else:
-        amp.expect("what came out of the region", "nothing", type(planned).__name__)
+        amp.assert_equal("what came out of the region", "nothing", type(planned).__name__)
     _expect_state_outside(amp, "after the exception")
 
 
@@ -68,7 +68,7 @@ def test_leaves_several_regions(amp: Amp) -> None:
                 seen.append(amp.state())
     except KeyError:
         pass
-    amp.expect("states on the way out", seen, [(True, amp.other, False), (True, amp.dtype, True)])
+    amp.assert_equal("states on the way out", seen, [(True, amp.other, False), (True, amp.dtype, True)])
     _expect_state_outside(amp, "after the exception")
 
 
@@ -90,9 +90,9 @@ def test_caught_inside(amp: Amp) -> None:
         try:
             raise KeyError
         except KeyError:
-            amp.expect("state in the handler", amp.state(), (True, amp.dtype, True))
-        amp.expect("state after the handler", amp.state(), (True, amp.dtype, True))
-        amp.expect("dtype a product runs in after the handler", amp.probe(), amp.dtype)
+            amp.assert_equal("state in the handler", amp.state(), (True, amp.dtype, True))
+        amp.assert_equal("state after the handler", amp.state(), (True, amp.dtype, True))
+        amp.assert_equal("dtype a product runs in after the handler", amp.probe(), amp.dtype)
     _expect_state_outside(amp, "after the region")
 
 
@@ -105,9 +105,9 @@ def test_caught_between(amp: Amp) -> None:
                 raise KeyError
         except KeyError:
             pass
-        amp.expect("state in the outer region", amp.state(), (True, amp.dtype, True))
-        amp.expect("nesting depth in the outer region", amp.depth(), 1)
-        amp.expect("dtype a product runs in there", amp.probe(), amp.dtype)
+        amp.assert_equal("state in the outer region", amp.state(), (True, amp.dtype, True))
+        amp.assert_equal("nesting depth in the outer region", amp.depth(), 1)
+        amp.assert_equal("dtype a product runs in there", amp.probe(), amp.dtype)
     _expect_state_outside(amp, "after the outer region")
 
 
@@ -123,7 +123,7 @@ def test_finally_inside(amp: Amp) -> None:
                 seen.append((amp.state(), amp.probe()))
     except KeyError:
         pass
-    amp.expect("state and dtype of a product in the clause", seen, [((True, amp.dtype, True), amp.dtype)])
+    amp.assert_equal("state and dtype of a product in the clause", seen, [((True, amp.dtype, True), amp.dtype)])
     _expect_state_outside(amp, "after the exception")
 
 
@@ -134,9 +134,11 @@ def test_finally_inside(amp: Amp) -> None:
 def test_op_raises(amp: Amp) -> None:
     """An op that refuses its arguments, cast already, leaves the state as it is (autocast_mode.h, a guard)."""
     with amp.region():
-        amp.raises("a product of wrong shapes", RuntimeError, "", lambda: torch.mm(amp.rand(2, 2), amp.rand(3, 3)))
-        amp.expect("state after the op", amp.state(), (True, amp.dtype, True))
-        amp.expect("dtype the next product runs in", amp.probe(), amp.dtype)
+        amp.assert_raises(
+            "a product of wrong shapes", RuntimeError, "", lambda: torch.mm(amp.rand(2, 2), amp.rand(3, 3))
+        )
+        amp.assert_equal("state after the op", amp.state(), (True, amp.dtype, True))
+        amp.assert_equal("dtype the next product runs in", amp.probe(), amp.dtype)
     _expect_state_outside(amp, "after the region")
 
 
@@ -156,9 +158,11 @@ def test_refused_op(amp: Amp) -> None:
     """An op that autocast refuses leaves the region in force (autocast_mode.cpp, binary_cross_entropy_banned)."""
     loss = torch.nn.functional.binary_cross_entropy
     with amp.region():
-        amp.raises("the refused loss", RuntimeError, "unsafe to autocast", lambda: loss(amp.rand(2), amp.rand(2)))
-        amp.expect("state after it", amp.state(), (True, amp.dtype, True))
-        amp.expect("dtype the next product runs in", amp.probe(), amp.dtype)
+        amp.assert_raises(
+            "the refused loss", RuntimeError, "unsafe to autocast", lambda: loss(amp.rand(2), amp.rand(2))
+        )
+        amp.assert_equal("state after it", amp.state(), (True, amp.dtype, True))
+        amp.assert_equal("dtype the next product runs in", amp.probe(), amp.dtype)
     _expect_state_outside(amp, "after the region")
 
 
@@ -177,8 +181,8 @@ def test_kernel_raises_in_backward(amp: Amp) -> None:
 
     x = amp.rand(2, 2, requires_grad=True)
     with amp.region():
-        amp.raises("backward", KeyError, "planned", lambda: Breaks.apply(x).sum().backward())
-        amp.expect("state after it", amp.state(), (True, amp.dtype, True))
+        amp.assert_raises("backward", KeyError, "planned", lambda: Breaks.apply(x).sum().backward())
+        amp.assert_equal("state after it", amp.state(), (True, amp.dtype, True))
     _expect_state_outside(amp, "after the region")
 
 
@@ -200,11 +204,11 @@ def test_leaves_a_decorated_function(amp: Amp, kind: str) -> None:
             try:
                 function()
             finally:
-                amp.expect("state in the caller's region", amp.state(), (True, amp.dtype, True))
+                amp.assert_equal("state in the caller's region", amp.state(), (True, amp.dtype, True))
     except BaseException as error:  # whatever comes out is what is to be seen
-        amp.expect("whether the same exception came out", error is planned, True)
+        amp.assert_equal("whether the same exception came out", error is planned, True)
     else:
-        amp.expect("what came out of the function", "nothing", type(planned).__name__)
+        amp.assert_equal("what came out of the function", "nothing", type(planned).__name__)
     _expect_state_outside(amp, "after the exception")
 
 
@@ -215,7 +219,7 @@ def test_region_after_an_exception(amp: Amp) -> None:
     for time in range(3):
         try:
             with region:
-                amp.expect(f"state inside, time {time}", amp.state(), (True, amp.dtype, True))
+                amp.assert_equal(f"state inside, time {time}", amp.state(), (True, amp.dtype, True))
                 raise KeyError
         except KeyError:
             pass
@@ -235,7 +239,7 @@ def test_exit_stack(amp: Amp) -> None:
             raise KeyError
     except KeyError:
         pass
-    amp.expect("states while unwinding", seen, [(True, amp.dtype, True), (False, amp.default, True)])
+    amp.assert_equal("states while unwinding", seen, [(True, amp.dtype, True), (False, amp.default, True)])
     _expect_state_outside(amp, "after the stack")
 
 
@@ -246,7 +250,7 @@ def test_exit_with_an_exception_by_hand(amp: Amp) -> None:
     region.__enter__()
     error = KeyError("planned")
     swallowed = region.__exit__(type(error), error, None)
-    amp.expect("whether __exit__ asks for the exception to be swallowed", bool(swallowed), False)
+    amp.assert_equal("whether __exit__ asks for the exception to be swallowed", bool(swallowed), False)
     _expect_state_outside(amp, "after __exit__")
 
 
@@ -254,10 +258,12 @@ def test_exit_with_an_exception_by_hand(amp: Amp) -> None:
 def test_construction_fails(amp: Amp) -> None:
     """A region that cannot be made changes nothing (autocast_mode.py: __init__ sets no state)."""
     with amp.region(cache_enabled=False):
-        amp.raises("an unknown device type", RuntimeError, "nosuchdevice", lambda: torch.autocast("nosuchdevice"))
-        amp.raises("no string", ValueError, "device_type", lambda: torch.autocast(torch.device(amp.type)))
-        amp.expect("state after it", amp.state(), (True, amp.dtype, False))
-        amp.expect("nesting depth after it", amp.depth(), 1)
+        amp.assert_raises(
+            "an unknown device type", RuntimeError, "nosuchdevice", lambda: torch.autocast("nosuchdevice")
+        )
+        amp.assert_raises("no string", ValueError, "device_type", lambda: torch.autocast(torch.device(amp.type)))
+        amp.assert_equal("state after it", amp.state(), (True, amp.dtype, False))
+        amp.assert_equal("nesting depth after it", amp.depth(), 1)
     _expect_state_outside(amp, "after the region")
 
 
@@ -274,18 +280,18 @@ def test_outermost_region_drops_casts(amp: Amp) -> None:
 
     try:
         with amp.region():
-            amp.expect("casts at first", use(), 1)
+            amp.assert_equal("casts at first", use(), 1)
             try:
                 with amp.region():
                     raise KeyError
             except KeyError:
                 pass
-            amp.expect("casts after an exception left the inner region", use(), 0)
+            amp.assert_equal("casts after an exception left the inner region", use(), 0)
             raise KeyError
     except KeyError:
         pass
     with amp.region():
-        amp.expect("casts after an exception left the outermost region", use(), 1)
+        amp.assert_equal("casts after an exception left the outermost region", use(), 1)
 
 
 @scenario()
@@ -295,7 +301,7 @@ def test_op_that_raises_keeps_casts(amp: Amp) -> None:
     with amp.region():
         amp.casts(lambda: torch.mm(x, weight), weight)
         amp.observe(lambda: torch.mm(amp.rand(3, 3), weight))
-        amp.expect("casts after an op raised", amp.casts(lambda: torch.mm(x, weight), weight), 0)
+        amp.assert_equal("casts after an op raised", amp.casts(lambda: torch.mm(x, weight), weight), 0)
 
 
 # ---- other ways out of a region
@@ -309,7 +315,7 @@ def _return_from_region(amp: Amp) -> torch.dtype:
 @scenario()
 def test_return(amp: Amp) -> None:
     """return out of the body ends the region (Python's with statement)."""
-    amp.expect("dtype a product runs in", _return_from_region(amp), amp.dtype)
+    amp.assert_equal("dtype a product runs in", _return_from_region(amp), amp.dtype)
     _expect_state_outside(amp, "after the return")
 
 
@@ -318,13 +324,13 @@ def test_break_and_continue(amp: Amp) -> None:
     """break and continue out of the body end the region (Python's with statement)."""
     for turn in range(4):
         with amp.region():
-            amp.expect("nesting depth in the body", amp.depth(), 1)
+            amp.assert_equal("nesting depth in the body", amp.depth(), 1)
             if turn == 1:
                 continue
             if turn == 2:
                 break
-        amp.expect(f"state after turn {turn}", amp.state(), (False, amp.default, True))
-    amp.expect("turn of the break", turn, 2)
+        amp.assert_equal(f"state after turn {turn}", amp.state(), (False, amp.default, True))
+    amp.assert_equal("turn of the break", turn, 2)
     _expect_state_outside(amp, "after the loop")
 
 
@@ -338,7 +344,7 @@ def _generator_in_region(amp: Amp) -> Generator[torch.dtype, None, None]:
 def test_generator_closed(amp: Amp) -> None:
     """A generator that is closed in a region leaves it (Python: GeneratorExit is raised at the yield)."""
     made = _generator_in_region(amp)
-    amp.expect("dtype a product runs in", next(made), amp.dtype)
+    amp.assert_equal("dtype a product runs in", next(made), amp.dtype)
     made.close()
     _expect_state_outside(amp, "after close")
 
@@ -347,11 +353,11 @@ def test_generator_closed(amp: Amp) -> None:
 def test_generator_dropped(amp: Amp) -> None:
     """A generator that is dropped in a region leaves it (CPython closes it at once)."""
     made = _generator_in_region(amp)
-    amp.expect("dtype a product runs in", next(made), amp.dtype)
+    amp.assert_equal("dtype a product runs in", next(made), amp.dtype)
     lost: list[str] = []
     with patch("sys.unraisablehook", lambda error: lost.append(repr(error.exc_value))):
         del made
-    amp.expect("exceptions on the way out that nobody gets", lost, [])
+    amp.assert_equal("exceptions on the way out that nobody gets", lost, [])
     _expect_state_outside(amp, "after the generator is gone")
 
 
@@ -364,5 +370,5 @@ def test_thrown_into_a_generator(amp: Amp) -> None:
     try:
         made.throw(planned)
     except KeyError as error:
-        amp.expect("whether the same exception came out", error is planned, True)
+        amp.assert_equal("whether the same exception came out", error is planned, True)
     _expect_state_outside(amp, "after throw")

@@ -196,7 +196,7 @@ def _compare(amp: Amp, call: Callable[[], object], name: str, *, runs: bool = Fa
                 error = raised
     ran = [(k.overload, tuple(leaf.got for leaf in k.leaves)) for k in seen.kernels if k.overload in policies]
     if not any(kernel.overload in CALLERS for kernel in seen.kernels):  # autocast is off in those while it is watched
-        amp.expect(f"ops with a policy in {name}, with the dtypes they received", ran, kernels)
+        amp.assert_equal(f"ops with a policy in {name}, with the dtypes they received", ran, kernels)
     amp.looked_at += 1
     amp.differences += comparisons.same_error(error, wanted.error, name)
     if error is not None and not amp.differences and runs:
@@ -228,9 +228,9 @@ def test_layer(amp: Amp, layer: str, given: str) -> None:
     policy = amp.device.policies().get(what.op)
     out, decided = _compare(amp, lambda: module(*inputs), layer, runs=given == "wide" and policy != "banned")
     if out and what.op and policy in ("downcast", "upcast"):
-        amp.expect(f"dtype of {layer}", out[0].dtype, amp.dtype if policy == "downcast" else torch.float32)
+        amp.assert_equal(f"dtype of {layer}", out[0].dtype, amp.dtype if policy == "downcast" else torch.float32)
     elif out and what.op and not decided and not list(module.parameters()) and not what.whole:
-        amp.expect(f"dtype of {layer}, which is not listed", out[0].dtype, inputs[0].dtype)
+        amp.assert_equal(f"dtype of {layer}, which is not listed", out[0].dtype, inputs[0].dtype)
 
 
 @pytest.mark.parametrize("given", ["wide", "low"])
@@ -263,7 +263,7 @@ def test_attention_mask(amp: Amp, mask: str) -> None:
         name = f"attention of {what}"
         out, _ = _compare(amp, lambda qkv=qkv: attention(*qkv, attn_mask=given, is_causal=mask == "causal"), name)
         if out and policy == "downcast":
-            amp.expect(f"dtypes of {name}", [t.dtype for t in out], [amp.dtype])
+            amp.assert_equal(f"dtypes of {name}", [t.dtype for t in out], [amp.dtype])
 
 
 @pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
@@ -281,7 +281,9 @@ def test_recurrent_dtypes(amp: Amp, kind: str) -> None:
                 what = f"{kind} of weights {weights}, input {given} and state {hidden}"
                 _compare(amp, lambda m=module, x=x, start=start: m(x, start), what)
         if weights == amp.dtype:
-            amp.raises(f"{kind} of low weights outside", ValueError, "dtype", lambda m=module: m(amp.rand(*SEQUENCE)))
+            amp.assert_raises(
+                f"{kind} of low weights outside", ValueError, "dtype", lambda m=module: m(amp.rand(*SEQUENCE))
+            )
 
 
 @pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
@@ -312,10 +314,10 @@ def test_gradients_of_a_module(amp: Amp) -> None:
     module = amp.module(make).requires_grad_()
     with amp.region():
         loss = nn.functional.mse_loss(module(amp.rand(3, 4)), amp.rand(3, 2))
-    amp.expect("dtype of the loss", loss.dtype, torch.float32)
+    amp.assert_equal("dtype of the loss", loss.dtype, torch.float32)
     loss.backward()
     for name, parameter in module.named_parameters():
-        amp.expect(f"dtype of the gradient of {name}", getattr(parameter.grad, "dtype", None), torch.float32)
+        amp.assert_equal(f"dtype of the gradient of {name}", getattr(parameter.grad, "dtype", None), torch.float32)
 
 
 @scenario(values=True)

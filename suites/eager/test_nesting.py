@@ -30,9 +30,9 @@ def test_order(amp: Amp, order: tuple[bool, ...]) -> None:
     """On and off in every order to depth 4: each region decides alone, on the way in and on the way out (amp.html)."""
 
     def check(enabled: bool, depth: int, when: str) -> None:
-        amp.expect(f"state at depth {depth} {when}", amp.state(), (enabled, amp.dtype, True))
-        amp.expect(f"nesting depth {when}", amp.depth(), depth)
-        amp.expect(
+        amp.assert_equal(f"state at depth {depth} {when}", amp.state(), (enabled, amp.dtype, True))
+        amp.assert_equal(f"nesting depth {when}", amp.depth(), depth)
+        amp.assert_equal(
             f"dtype a product runs in at depth {depth} {when}", amp.probe(), amp.dtype if enabled else torch.float32
         )
 
@@ -45,7 +45,7 @@ def test_order(amp: Amp, order: tuple[bool, ...]) -> None:
             check(order[depth], depth + 1, "on the way out")
 
     down(0)
-    amp.expect("state after all regions", amp.state(), (False, amp.default, True))
+    amp.assert_equal("state after all regions", amp.state(), (False, amp.default, True))
 
 
 DTYPES = {"low": "dtype", "other": "other"}
@@ -62,13 +62,13 @@ def test_dtype_order(amp: Amp, order: tuple[str, ...]) -> None:
         if depth == len(dtypes):
             return
         with amp.region(dtypes[depth]):
-            amp.expect(f"dtype a product runs in at depth {depth + 1}", amp.probe(), dtypes[depth])
+            amp.assert_equal(f"dtype a product runs in at depth {depth + 1}", amp.probe(), dtypes[depth])
             down(depth + 1)
-            amp.expect(f"dtype a product runs in, back at depth {depth + 1}", amp.probe(), dtypes[depth])
-            amp.expect(f"state, back at depth {depth + 1}", amp.state(), (True, dtypes[depth], True))
+            amp.assert_equal(f"dtype a product runs in, back at depth {depth + 1}", amp.probe(), dtypes[depth])
+            amp.assert_equal(f"state, back at depth {depth + 1}", amp.state(), (True, dtypes[depth], True))
 
     down(0)
-    amp.expect("state after all regions", amp.state(), (False, amp.default, True))
+    amp.assert_equal("state after all regions", amp.state(), (False, amp.default, True))
 
 
 @scenario()
@@ -76,11 +76,11 @@ def test_other_dtype_through_a_disabled_region(amp: Amp) -> None:
     """A disabled region between two enabled ones changes the dtype of neither (amp.html#torch.autocast)."""
     with amp.region():
         with amp.region(amp.other, enabled=False):
-            amp.expect("dtype a product runs in, disabled", amp.probe(), torch.float32)
+            amp.assert_equal("dtype a product runs in, disabled", amp.probe(), torch.float32)
             with amp.region(amp.other):
-                amp.expect("dtype a product runs in, enabled again", amp.probe(), amp.other)
-            amp.expect("dtype a product runs in, disabled again", amp.probe(), torch.float32)
-        amp.expect("dtype a product runs in, back outside", amp.probe(), amp.dtype)
+                amp.assert_equal("dtype a product runs in, enabled again", amp.probe(), amp.other)
+            amp.assert_equal("dtype a product runs in, disabled again", amp.probe(), torch.float32)
+        amp.assert_equal("dtype a product runs in, back outside", amp.probe(), amp.dtype)
 
 
 @scenario()
@@ -92,9 +92,11 @@ def test_low_meets_full_in_a_disabled_region(amp: Amp) -> None:
         with amp.region(enabled=False):
             names = amp.received("mm", lambda: torch.mm(low, full))
             want = "bf16" if amp.dtype == torch.bfloat16 else "fp16"
-            amp.expect("dtypes a product received in the disabled region", names, (want, "fp32"))
-            amp.expect("dtype of a product of low tensors there", torch.mm(low, low).dtype, amp.dtype)
-            amp.expect("dtype of a product after .float() there", torch.mm(low.float(), full).dtype, torch.float32)
+            amp.assert_equal("dtypes a product received in the disabled region", names, (want, "fp32"))
+            amp.assert_equal("dtype of a product of low tensors there", torch.mm(low, low).dtype, amp.dtype)
+            amp.assert_equal(
+                "dtype of a product after .float() there", torch.mm(low.float(), full).dtype, torch.float32
+            )
 
 
 @scenario()
@@ -107,7 +109,7 @@ def test_documented_example(amp: Amp) -> None:
             f = torch.mm(c, e.float())
         g = torch.mm(d, f)
     for name, tensor, want in (("e", e, amp.dtype), ("f", f, torch.float32), ("g", g, amp.dtype)):
-        amp.expect(f"dtype of {name}", tensor.dtype, want)
+        amp.assert_equal(f"dtype of {name}", tensor.dtype, want)
 
 
 @scenario(dtypes="default")
@@ -118,14 +120,14 @@ def test_deep(amp: Amp) -> None:
         for level in range(60):
             states.append(amp.state())
             stack.enter_context(amp.region(amp.dtype if level % 3 else amp.other, enabled=level % 2 == 0))
-        amp.expect("nesting depth in sixty regions", amp.depth(), 60)
-        amp.expect("state in the innermost region", amp.state(), (False, amp.dtype, True))
+        amp.assert_equal("nesting depth in sixty regions", amp.depth(), 60)
+        amp.assert_equal("state in the innermost region", amp.state(), (False, amp.dtype, True))
     with ExitStack() as stack:
         for level in range(60):
-            amp.expect(f"state before level {level}", amp.state(), states[level])
+            amp.assert_equal(f"state before level {level}", amp.state(), states[level])
             stack.enter_context(amp.region(amp.dtype if level % 3 else amp.other, enabled=level % 2 == 0))
-    amp.expect("state after sixty regions", amp.state(), states[0])
-    amp.expect("nesting depth after sixty regions", amp.depth(), 0)
+    amp.assert_equal("state after sixty regions", amp.state(), states[0])
+    amp.assert_equal("nesting depth after sixty regions", amp.depth(), 0)
 
 
 # ---- what a region takes over when it is made
@@ -137,11 +139,11 @@ def test_dtype_left_out(amp: Amp) -> None:
     with amp.region(amp.other):
         inner = torch.autocast(amp.type, enabled=False)
         with inner:
-            amp.expect("dtype in force inside", torch.get_autocast_dtype(amp.type), amp.other)
+            amp.assert_equal("dtype in force inside", torch.get_autocast_dtype(amp.type), amp.other)
     with amp.region(), inner:
-        amp.expect("dtype in force where it is entered later", torch.get_autocast_dtype(amp.type), amp.other)
+        amp.assert_equal("dtype in force where it is entered later", torch.get_autocast_dtype(amp.type), amp.other)
     with inner:
-        amp.expect("dtype in force where it is entered outside", torch.get_autocast_dtype(amp.type), amp.other)
+        amp.assert_equal("dtype in force where it is entered outside", torch.get_autocast_dtype(amp.type), amp.other)
 
 
 @pytest.mark.parametrize("outer", [True, False], ids=["kept", "dropped"])
@@ -151,11 +153,11 @@ def test_reuse_left_out(amp: Amp, outer: bool) -> None:
     with amp.region(cache_enabled=outer):
         inner = amp.region()
         with inner:
-            amp.expect("cache_enabled inside", torch.is_autocast_cache_enabled(), outer)
+            amp.assert_equal("cache_enabled inside", torch.is_autocast_cache_enabled(), outer)
     with amp.region(cache_enabled=not outer):
         with inner:
-            amp.expect("cache_enabled where it is entered later", torch.is_autocast_cache_enabled(), outer)
-        amp.expect("cache_enabled after that", torch.is_autocast_cache_enabled(), not outer)
+            amp.assert_equal("cache_enabled where it is entered later", torch.is_autocast_cache_enabled(), outer)
+        amp.assert_equal("cache_enabled after that", torch.is_autocast_cache_enabled(), not outer)
 
 
 @pytest.mark.parametrize("order", list(product((True, False), repeat=3)), ids=_order_id)
@@ -167,12 +169,14 @@ def test_reuse_order(amp: Amp, order: tuple[bool, ...]) -> None:
         if depth == len(order):
             return
         with amp.region(cache_enabled=order[depth]):
-            amp.expect(f"cache_enabled at depth {depth + 1}", torch.is_autocast_cache_enabled(), order[depth])
+            amp.assert_equal(f"cache_enabled at depth {depth + 1}", torch.is_autocast_cache_enabled(), order[depth])
             down(depth + 1)
-            amp.expect(f"cache_enabled, back at depth {depth + 1}", torch.is_autocast_cache_enabled(), order[depth])
+            amp.assert_equal(
+                f"cache_enabled, back at depth {depth + 1}", torch.is_autocast_cache_enabled(), order[depth]
+            )
 
     down(0)
-    amp.expect("state after all regions", amp.state(), (False, amp.default, True))
+    amp.assert_equal("state after all regions", amp.state(), (False, amp.default, True))
 
 
 # ---- one region object
@@ -185,9 +189,9 @@ def test_one_object_inside_itself(amp: Amp) -> None:
     region = amp.region()
     with region:
         with region:
-            amp.expect("state inside twice", amp.state(), (True, amp.dtype, True))
-        amp.expect("state inside once", amp.state(), (True, amp.dtype, True))
-    amp.expect("state after the region", amp.state(), before)
+            amp.assert_equal("state inside twice", amp.state(), (True, amp.dtype, True))
+        amp.assert_equal("state inside once", amp.state(), (True, amp.dtype, True))
+    amp.assert_equal("state after the region", amp.state(), before)
 
 
 @scenario()
@@ -197,10 +201,10 @@ def test_one_object_around_another(amp: Amp) -> None:
     with region:
         with amp.region(amp.other, cache_enabled=False):
             with region:
-                amp.expect("state innermost", amp.state(), (True, amp.dtype, True))
-            amp.expect("state between", amp.state(), (True, amp.other, False))
-        amp.expect("state outermost", amp.state(), (True, amp.dtype, True))
-    amp.expect("state after the region", amp.state(), (False, amp.default, True))
+                amp.assert_equal("state innermost", amp.state(), (True, amp.dtype, True))
+            amp.assert_equal("state between", amp.state(), (True, amp.other, False))
+        amp.assert_equal("state outermost", amp.state(), (True, amp.dtype, True))
+    amp.assert_equal("state after the region", amp.state(), (False, amp.default, True))
 
 
 # ---- weights
@@ -216,12 +220,12 @@ def test_siblings_share_casts(amp: Amp) -> None:
 
     with amp.region(enabled=False):
         with amp.region():
-            amp.expect("casts in the first inner region", use(), 1)
+            amp.assert_equal("casts in the first inner region", use(), 1)
         with amp.region():
-            amp.expect("casts in the second inner region", use(), 0)
-        amp.expect("casts in the disabled outer region", use(), 0)
+            amp.assert_equal("casts in the second inner region", use(), 0)
+        amp.assert_equal("casts in the disabled outer region", use(), 0)
     with amp.region():
-        amp.expect("casts in the next outermost region", use(), 1)
+        amp.assert_equal("casts in the next outermost region", use(), 1)
 
 
 # ---- several device types at once
@@ -241,15 +245,15 @@ def test_two_device_types(amp: Amp) -> None:
     """Regions of two device types hold at once, each for its own tensors (amp.html: device_type; pytorch#57386)."""
     name = _another_device_type(amp)
     with torch.autocast(name, dtype=amp.other):
-        amp.expect("state of this device in the other's region", amp.state(), (False, amp.default, True))
-        amp.expect("dtype a product on this device runs in", amp.probe(), torch.float32)
+        amp.assert_equal("state of this device in the other's region", amp.state(), (False, amp.default, True))
+        amp.assert_equal("dtype a product on this device runs in", amp.probe(), torch.float32)
         with amp.region():
-            amp.expect("state of this device in both regions", amp.state(), (True, amp.dtype, True))
-            amp.expect(f"state of {name} in both regions", _state_of(name), (True, amp.other))
-            amp.expect("dtype a product on this device runs in, in both", amp.probe(), amp.dtype)
-            amp.expect("nesting depth in both regions", amp.depth(), 2)
-        amp.expect(f"state of {name} after the inner region", _state_of(name), (True, amp.other))
-    amp.expect("state of this device after both", amp.state(), (False, amp.default, True))
+            amp.assert_equal("state of this device in both regions", amp.state(), (True, amp.dtype, True))
+            amp.assert_equal(f"state of {name} in both regions", _state_of(name), (True, amp.other))
+            amp.assert_equal("dtype a product on this device runs in, in both", amp.probe(), amp.dtype)
+            amp.assert_equal("nesting depth in both regions", amp.depth(), 2)
+        amp.assert_equal(f"state of {name} after the inner region", _state_of(name), (True, amp.other))
+    amp.assert_equal("state of this device after both", amp.state(), (False, amp.default, True))
 
 
 @scenario()
@@ -259,12 +263,12 @@ def test_two_device_types_other_way_round(amp: Amp) -> None:
     before = _state_of(name)
     with amp.region():
         with torch.autocast(name, dtype=amp.other):
-            amp.expect("dtype a product on this device runs in", amp.probe(), amp.dtype)
-        amp.expect(f"state of {name} after its region", _state_of(name), before)
+            amp.assert_equal("dtype a product on this device runs in", amp.probe(), amp.dtype)
+        amp.assert_equal(f"state of {name} after its region", _state_of(name), before)
         with torch.autocast(name, enabled=False):
-            amp.expect("state while the other type is disabled", amp.state(), (True, amp.dtype, True))
-            amp.expect("dtype a product runs in while it is", amp.probe(), amp.dtype)
-        amp.expect("state after the other type's regions", amp.state(), (True, amp.dtype, True))
+            amp.assert_equal("state while the other type is disabled", amp.state(), (True, amp.dtype, True))
+            amp.assert_equal("dtype a product runs in while it is", amp.probe(), amp.dtype)
+        amp.assert_equal("state after the other type's regions", amp.state(), (True, amp.dtype, True))
 
 
 @scenario()
@@ -272,11 +276,11 @@ def test_disabled_beside_enabled(amp: Amp) -> None:
     """Disabling one device type leaves the other's region in force (autocast_mode.cpp: one dispatch key for each)."""
     name = _another_device_type(amp)
     with torch.autocast(name, dtype=amp.other), amp.region(enabled=False):
-        amp.expect(f"state of {name}", _state_of(name), (True, amp.other))
-        amp.expect("dtype a product on this device runs in", amp.probe(), torch.float32)
+        amp.assert_equal(f"state of {name}", _state_of(name), (True, amp.other))
+        amp.assert_equal("dtype a product on this device runs in", amp.probe(), torch.float32)
     with amp.region(), torch.autocast(name, enabled=False):
-        amp.expect(f"whether {name} is enabled", torch.is_autocast_enabled(name), False)
-        amp.expect("dtype a product on this device runs in, enabled", amp.probe(), amp.dtype)
+        amp.assert_equal(f"whether {name} is enabled", torch.is_autocast_enabled(name), False)
+        amp.assert_equal("dtype a product on this device runs in, enabled", amp.probe(), amp.dtype)
 
 
 @scenario(types=("cuda", "xpu", "mps", "mtia"))
@@ -287,14 +291,18 @@ def test_ops_on_two_devices(amp: Amp) -> None:
         return torch.mm(torch.ones(2, 2, device="cpu"), torch.ones(2, 2, device="cpu")).dtype
 
     with amp.region():
-        amp.expect("dtype of a product on the CPU in this device's region", on_cpu(), torch.float32)
+        amp.assert_equal("dtype of a product on the CPU in this device's region", on_cpu(), torch.float32)
         with torch.autocast("cpu", dtype=amp.other):
-            amp.expect("dtypes of products on both in both regions", (amp.probe(), on_cpu()), (amp.dtype, amp.other))
+            amp.assert_equal(
+                "dtypes of products on both in both regions", (amp.probe(), on_cpu()), (amp.dtype, amp.other)
+            )
             with amp.region(enabled=False):
-                amp.expect("dtypes with this device disabled", (amp.probe(), on_cpu()), (torch.float32, amp.other))
+                amp.assert_equal(
+                    "dtypes with this device disabled", (amp.probe(), on_cpu()), (torch.float32, amp.other)
+                )
             with torch.autocast("cpu", enabled=False):
-                amp.expect("dtypes with the CPU disabled", (amp.probe(), on_cpu()), (amp.dtype, torch.float32))
-        amp.expect("dtypes after the CPU's region", (amp.probe(), on_cpu()), (amp.dtype, torch.float32))
+                amp.assert_equal("dtypes with the CPU disabled", (amp.probe(), on_cpu()), (amp.dtype, torch.float32))
+        amp.assert_equal("dtypes after the CPU's region", (amp.probe(), on_cpu()), (amp.dtype, torch.float32))
 
 
 @scenario()
@@ -303,8 +311,8 @@ def test_reuse_across_device_types(amp: Amp) -> None:
     name = _another_device_type(amp)
     with amp.region():
         with torch.autocast(name, dtype=amp.other, cache_enabled=False):
-            amp.expect("cache_enabled in the other type's region", torch.is_autocast_cache_enabled(), False)
-        amp.expect("cache_enabled after it", torch.is_autocast_cache_enabled(), True)
+            amp.assert_equal("cache_enabled in the other type's region", torch.is_autocast_cache_enabled(), False)
+        amp.assert_equal("cache_enabled after it", torch.is_autocast_cache_enabled(), True)
 
 
 @scenario()
@@ -312,7 +320,7 @@ def test_casts_kept_across_device_types(amp: Amp) -> None:
     """An inner region of another device type is not the outermost, so it drops no casts (autocast_mode.cpp)."""
     weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(2, 2)
     with amp.region():
-        amp.expect("casts of a weight at first", amp.casts(lambda: torch.mm(x, weight), weight), 1)
+        amp.assert_equal("casts of a weight at first", amp.casts(lambda: torch.mm(x, weight), weight), 1)
         with torch.autocast(_another_device_type(amp), dtype=amp.other):
             pass
-        amp.expect("casts after another type's region", amp.casts(lambda: torch.mm(x, weight), weight), 0)
+        amp.assert_equal("casts after another type's region", amp.casts(lambda: torch.mm(x, weight), weight), 0)

@@ -43,7 +43,7 @@ def test_mixed_dtypes_on_the_host(amp: Amp, op: str) -> None:
     """These ops take mixed dtypes under CUDA's autocast and refuse them under the CPU's (pytorch/pytorch#41035)."""
     wide, low = amp.rand(4), amp.rand(4, dtype=amp.dtype)
     with amp.region():
-        amp.expect(f"{op} of float32 and {amp.dtype}", outcome(lambda: MIXED[op](wide, low)), "torch.float32")
+        amp.assert_equal(f"{op} of float32 and {amp.dtype}", outcome(lambda: MIXED[op](wide, low)), "torch.float32")
 
 
 @scenario(types=("cpu",), dtypes="default")
@@ -51,20 +51,20 @@ def test_grouped_products(amp: Amp) -> None:
     """torch._grouped_mm is a matrix product that autocast leaves alone (pytorch/pytorch#174763)."""
     left, right = amp.rand(2, 16, 16), amp.rand(2, 16, 16, dtype=amp.dtype)
     with amp.region():
-        amp.expect("dtype of _grouped_mm", outcome(lambda: torch._grouped_mm(left, right)), str(amp.dtype))
+        amp.assert_equal("dtype of _grouped_mm", outcome(lambda: torch._grouped_mm(left, right)), str(amp.dtype))
 
 
 @scenario(types=("cpu", "xpu", "mps", "mtia"), dtypes="default")
 def test_question_without_a_device_type(amp: Amp) -> None:
     """torch.is_autocast_enabled() speaks of CUDA alone, in a region of another device (pytorch/pytorch#110966)."""
     with amp.region():
-        amp.expect("torch.is_autocast_enabled() in the region", torch.is_autocast_enabled(), True)
+        amp.assert_equal("torch.is_autocast_enabled() in the region", torch.is_autocast_enabled(), True)
 
 
 @scenario(dtypes="default")
 def test_device_object(amp: Amp) -> None:
     """torch.autocast refuses a torch.device (pytorch/pytorch#153539)."""
-    amp.expect(
+    amp.assert_equal(
         "torch.autocast of a torch.device",
         outcome_of_region(lambda: torch.autocast(torch.device(amp.type))),  # type: ignore[arg-type]  # what is asked for
         "a region",
@@ -74,7 +74,7 @@ def test_device_object(amp: Amp) -> None:
 @scenario(types=("cpu",), dtypes="default")
 def test_meta_tensors(amp: Amp) -> None:
     """torch.autocast has no region for the meta device (pytorch/pytorch#130067)."""
-    amp.expect('torch.autocast("meta")', outcome_of_region(lambda: torch.autocast("meta")), "a region")
+    amp.assert_equal('torch.autocast("meta")', outcome_of_region(lambda: torch.autocast("meta")), "a region")
 
 
 def outcome_of_region(make: Callable[[], torch.autocast]) -> str:
@@ -89,11 +89,11 @@ def outcome_of_region(make: Callable[[], torch.autocast]) -> str:
 @scenario(types=("cpu",), dtypes="default")
 def test_float32_region(amp: Amp) -> None:
     """A region in float32 is switched off on the CPU where CUDA has one (pytorch/pytorch#100565, sglang#36632)."""
-    region = amp.warns(
+    region = amp.assert_warns(
         "a region in float32", UserWarning, "target dtype is not supported", lambda: amp.region(torch.float32)
     )
     with region:
-        amp.expect("is autocast enabled in a float32 region", torch.is_autocast_enabled(amp.type), True)
+        amp.assert_equal("is autocast enabled in a float32 region", torch.is_autocast_enabled(amp.type), True)
 
 
 @scenario(types=("cpu",), dtypes="default")
@@ -101,7 +101,7 @@ def test_recurrent_net_in_half(amp: Amp) -> None:
     """nn.LSTM in float16 needs a kernel that not every CPU has (OpenVerifiableLLM#100)."""
     layer, x = torch.nn.LSTM(4, 4), amp.rand(3, 2, 4)
     with amp.region(torch.float16):
-        amp.expect("dtype of nn.LSTM's output", outcome(lambda: layer(x)[0]), "torch.float16")
+        amp.assert_equal("dtype of nn.LSTM's output", outcome(lambda: layer(x)[0]), "torch.float16")
 
 
 @scenario(dtypes="default")
@@ -111,4 +111,4 @@ def test_frozen_weight(amp: Amp) -> None:
     with amp.region():
         low = x.to(amp.default)
         seen = amp.observe(lambda: [torch.mm(low, weight) for _ in range(5)], low, weight)
-    amp.expect("casts of a frozen weight used five times", sum(cast.source == 1 for cast in seen.casts), 1)
+    amp.assert_equal("casts of a frozen weight used five times", sum(cast.source == 1 for cast in seen.casts), 1)

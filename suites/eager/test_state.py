@@ -26,8 +26,10 @@ def test_enabled_round_trip(amp: Amp) -> None:
     torch.set_autocast_dtype(amp.type, amp.dtype)
     for enabled in (True, False, False, True):
         torch.set_autocast_enabled(amp.type, enabled)
-        amp.expect(f"enabled after setting {enabled}", torch.is_autocast_enabled(amp.type), enabled)
-        amp.expect(f"dtype of a product after setting {enabled}", amp.probe(), amp.dtype if enabled else torch.float32)
+        amp.assert_equal(f"enabled after setting {enabled}", torch.is_autocast_enabled(amp.type), enabled)
+        amp.assert_equal(
+            f"dtype of a product after setting {enabled}", amp.probe(), amp.dtype if enabled else torch.float32
+        )
 
 
 @scenario()
@@ -36,8 +38,8 @@ def test_dtype_round_trip(amp: Amp) -> None:
     torch.set_autocast_enabled(amp.type, True)
     for dtype in (amp.dtype, amp.other, amp.dtype):
         torch.set_autocast_dtype(amp.type, dtype)
-        amp.expect(f"dtype after setting {dtype}", torch.get_autocast_dtype(amp.type), dtype)
-        amp.expect(f"dtype of a product after setting {dtype}", amp.probe(), dtype)
+        amp.assert_equal(f"dtype after setting {dtype}", torch.get_autocast_dtype(amp.type), dtype)
+        amp.assert_equal(f"dtype of a product after setting {dtype}", amp.probe(), dtype)
 
 
 @scenario()
@@ -45,18 +47,18 @@ def test_reuse_round_trip(amp: Amp) -> None:
     """set_autocast_cache_enabled sets what is_autocast_cache_enabled reads (init.cpp)."""
     for enabled in (False, True, True, False):
         torch.set_autocast_cache_enabled(enabled)
-        amp.expect(f"cache_enabled after setting {enabled}", torch.is_autocast_cache_enabled(), enabled)
+        amp.assert_equal(f"cache_enabled after setting {enabled}", torch.is_autocast_cache_enabled(), enabled)
 
 
 @scenario()
 def test_setters_return_nothing(amp: Amp) -> None:
     """The setters return None and reading twice reads the same (init.cpp)."""
-    amp.expect("set_autocast_enabled", torch.set_autocast_enabled(amp.type, True), None)
-    amp.expect("set_autocast_dtype", torch.set_autocast_dtype(amp.type, amp.dtype), None)
-    amp.expect("set_autocast_cache_enabled", torch.set_autocast_cache_enabled(True), None)
-    amp.expect("clear_autocast_cache", torch.clear_autocast_cache(), None)
-    amp.expect("the second reading", amp.state(), amp.state())
-    amp.expect("state after it all", amp.state(), (True, amp.dtype, True))
+    amp.assert_equal("set_autocast_enabled", torch.set_autocast_enabled(amp.type, True), None)
+    amp.assert_equal("set_autocast_dtype", torch.set_autocast_dtype(amp.type, amp.dtype), None)
+    amp.assert_equal("set_autocast_cache_enabled", torch.set_autocast_cache_enabled(True), None)
+    amp.assert_equal("clear_autocast_cache", torch.clear_autocast_cache(), None)
+    amp.assert_equal("the second reading", amp.state(), amp.state())
+    amp.assert_equal("state after it all", amp.state(), (True, amp.dtype, True))
 
 
 def other_types(amp: Amp) -> list[str]:
@@ -75,12 +77,12 @@ def test_device_types_are_independent(amp: Amp) -> None:
 
     before = rest()
     torch.set_autocast_enabled(amp.type, True)
-    amp.expect("the other types after enabling this one", rest(), before)
+    amp.assert_equal("the other types after enabling this one", rest(), before)
     torch.set_autocast_dtype(amp.type, amp.other)
-    amp.expect("the other types after setting this one's dtype", rest(), before)
+    amp.assert_equal("the other types after setting this one's dtype", rest(), before)
     with amp.region():
-        amp.expect("the other types in a region", rest(), before)
-    amp.expect("the other types after a region", rest(), before)
+        amp.assert_equal("the other types in a region", rest(), before)
+    amp.assert_equal("the other types after a region", rest(), before)
 
 
 @scenario()
@@ -91,8 +93,8 @@ def test_others_leave_this_alone(amp: Amp) -> None:
         torch.set_autocast_enabled(name, True)
         torch.set_autocast_dtype(name, torch.float32)
         try:
-            amp.expect(f"state while {name} is enabled", amp.state(), before)
-            amp.expect(f"dtype of a product while {name} is enabled", amp.probe(), torch.float32)
+            amp.assert_equal(f"state while {name} is enabled", amp.state(), before)
+            amp.assert_equal(f"dtype of a product while {name} is enabled", amp.probe(), torch.float32)
         finally:
             torch.set_autocast_enabled(name, False)
             torch.set_autocast_dtype(name, dtype)
@@ -103,12 +105,12 @@ def test_without_a_device_type(amp: Amp) -> None:
     """Without a device type the functions speak of CUDA (init.cpp: the signature kept for that use)."""
     for enabled in (True, False):
         torch.set_autocast_enabled(enabled)
-        amp.expect("is_autocast_enabled(type)", torch.is_autocast_enabled(amp.type), enabled)
-        amp.expect("is_autocast_enabled()", torch.is_autocast_enabled(), enabled)
+        amp.assert_equal("is_autocast_enabled(type)", torch.is_autocast_enabled(amp.type), enabled)
+        amp.assert_equal("is_autocast_enabled()", torch.is_autocast_enabled(), enabled)
     with amp.region():
-        amp.expect("is_autocast_enabled() in a region", torch.is_autocast_enabled(), True)
+        amp.assert_equal("is_autocast_enabled() in a region", torch.is_autocast_enabled(), True)
         with amp.region(enabled=False):
-            amp.expect("is_autocast_enabled() in a disabled region", torch.is_autocast_enabled(), False)
+            amp.assert_equal("is_autocast_enabled() in a disabled region", torch.is_autocast_enabled(), False)
 
 
 @scenario()
@@ -119,15 +121,15 @@ def test_depth(amp: Amp) -> None:
         torch.autocast_increment_nesting()
         return torch.autocast_decrement_nesting()
 
-    amp.expect("depth outside", depth(), 0)
-    amp.expect("what incrementing returns", torch.autocast_increment_nesting(), 1)
-    amp.expect("what decrementing returns", torch.autocast_decrement_nesting(), 0)
+    amp.assert_equal("depth outside", depth(), 0)
+    amp.assert_equal("what incrementing returns", torch.autocast_increment_nesting(), 1)
+    amp.assert_equal("what decrementing returns", torch.autocast_decrement_nesting(), 0)
     with amp.region():
-        amp.expect("depth in a region", depth(), 1)
+        amp.assert_equal("depth in a region", depth(), 1)
         with amp.region(enabled=False), amp.region():
-            amp.expect("depth in three regions", depth(), 3)
-        amp.expect("depth after two of them", depth(), 1)
-    amp.expect("depth afterwards", depth(), 0)
+            amp.assert_equal("depth in three regions", depth(), 3)
+        amp.assert_equal("depth after two of them", depth(), 1)
+    amp.assert_equal("depth afterwards", depth(), 0)
 
 
 @scenario()
@@ -136,12 +138,12 @@ def test_changes_inside_a_region(amp: Amp) -> None:
     before = amp.state()
     with amp.region():
         torch.set_autocast_enabled(amp.type, False)
-        amp.expect("dtype of a product after disabling", amp.probe(), torch.float32)
+        amp.assert_equal("dtype of a product after disabling", amp.probe(), torch.float32)
         torch.set_autocast_enabled(amp.type, True)
         torch.set_autocast_dtype(amp.type, amp.other)
         torch.set_autocast_cache_enabled(False)
-        amp.expect("dtype of a product after another dtype", amp.probe(), amp.other)
-    amp.expect("state after the region", amp.state(), before)
+        amp.assert_equal("dtype of a product after another dtype", amp.probe(), amp.other)
+    amp.assert_equal("state after the region", amp.state(), before)
 
 
 @scenario()
@@ -149,7 +151,7 @@ def test_any_dtype_can_be_set(amp: Amp) -> None:
     """set_autocast_dtype takes every dtype; whether a region takes it is the region's business (init.cpp)."""
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
         torch.set_autocast_dtype(amp.type, dtype)
-        amp.expect("dtype read back", torch.get_autocast_dtype(amp.type), dtype)
+        amp.assert_equal("dtype read back", torch.get_autocast_dtype(amp.type), dtype)
 
 
 Call = Callable[[str], object]
@@ -232,5 +234,5 @@ def test_wrong_argument(amp: Amp, wrong: str) -> None:
     kind, text, call = WRONG[wrong]
     with amp.region():
         before = amp.state()
-        amp.raises(f"the wrong call {wrong}", kind, text, lambda: call(amp.type))
-        amp.expect(f"state after the wrong call {wrong}", amp.state(), before)
+        amp.assert_raises(f"the wrong call {wrong}", kind, text, lambda: call(amp.type))
+        amp.assert_equal(f"state after the wrong call {wrong}", amp.state(), before)

@@ -32,10 +32,10 @@ def test_starts_outside(amp: Amp) -> None:
         return amp.state(), amp.depth(), amp.probe()
 
     want = ((False, amp.default, True), 0, torch.float32)
-    amp.expect("state, depth and dtype of a product in a thread", amp.thread(look), want)
+    amp.assert_equal("state, depth and dtype of a product in a thread", amp.thread(look), want)
     with amp.region(amp.other, cache_enabled=False), amp.region(cache_enabled=False):
-        amp.expect("the same, started in a region", amp.thread(look), want)
-        amp.expect("state here", amp.state(), (True, amp.dtype, False))
+        amp.assert_equal("the same, started in a region", amp.thread(look), want)
+        amp.assert_equal("state here", amp.state(), (True, amp.dtype, False))
 
 
 @scenario()
@@ -44,8 +44,8 @@ def test_does_not_take_over_what_was_set(amp: Amp) -> None:
     torch.set_autocast_enabled(amp.type, True)
     torch.set_autocast_dtype(amp.type, amp.other if amp.default == amp.dtype else amp.dtype)
     torch.set_autocast_cache_enabled(False)
-    amp.expect("state in a new thread", amp.thread(amp.state), (False, amp.default, True))
-    amp.expect("dtype a product runs in there", amp.thread(amp.probe), torch.float32)
+    amp.assert_equal("state in a new thread", amp.thread(amp.state), (False, amp.default, True))
+    amp.assert_equal("dtype a product runs in there", amp.thread(amp.probe), torch.float32)
 
 
 @scenario()
@@ -57,7 +57,7 @@ def test_default_dtype_of_its_own(amp: Amp) -> None:
             return torch.get_autocast_dtype(amp.type)
 
     with amp.region(amp.other), amp.region(amp.dtype):
-        amp.expect("dtype in force in the thread's region", amp.thread(look), amp.default)
+        amp.assert_equal("dtype in force in the thread's region", amp.thread(look), amp.default)
 
 
 # ---- what a thread does stays in it
@@ -71,10 +71,10 @@ def test_region_stays_in_its_thread(amp: Amp) -> None:
         amp.region(cache_enabled=False).__enter__()
         return amp.state(), amp.probe()
 
-    amp.expect("state and dtype in the thread", amp.thread(enter), ((True, amp.dtype, False), amp.dtype))
-    amp.expect("state here", amp.state(), (False, amp.default, True))
-    amp.expect("nesting depth here", amp.depth(), 0)
-    amp.expect("dtype a product runs in here", amp.probe(), torch.float32)
+    amp.assert_equal("state and dtype in the thread", amp.thread(enter), ((True, amp.dtype, False), amp.dtype))
+    amp.assert_equal("state here", amp.state(), (False, amp.default, True))
+    amp.assert_equal("nesting depth here", amp.depth(), 0)
+    amp.assert_equal("dtype a product runs in here", amp.probe(), torch.float32)
 
 
 @scenario()
@@ -88,8 +88,8 @@ def test_what_is_set_stays_in_its_thread(amp: Amp) -> None:
 
     with amp.region():
         amp.thread(change)
-        amp.expect("state here", amp.state(), (True, amp.dtype, True))
-        amp.expect("dtype a product runs in here", amp.probe(), amp.dtype)
+        amp.assert_equal("state here", amp.state(), (True, amp.dtype, True))
+        amp.assert_equal("dtype a product runs in here", amp.probe(), amp.dtype)
 
 
 @scenario()
@@ -101,9 +101,9 @@ def test_exception_in_a_thread(amp: Amp) -> None:
             raise KeyError("planned")
 
     with amp.region():
-        amp.raises("the thread", KeyError, "planned", lambda: amp.thread(fail))
-        amp.expect("state here", amp.state(), (True, amp.dtype, True))
-    amp.expect("nesting depth after the region", amp.depth(), 0)
+        amp.assert_raises("the thread", KeyError, "planned", lambda: amp.thread(fail))
+        amp.assert_equal("state here", amp.state(), (True, amp.dtype, True))
+    amp.assert_equal("nesting depth after the region", amp.depth(), 0)
 
 
 # ---- several threads at once
@@ -114,16 +114,16 @@ def test_two_dtypes_in_turns(amp: Amp) -> None:
     """Two threads whose regions overlap each have their own dtype (amp.html: thread-local)."""
 
     def worker(dtype: torch.dtype) -> Iterator[None]:
-        amp.expect("state before the region", amp.state(), (False, amp.default, True))
+        amp.assert_equal("state before the region", amp.state(), (False, amp.default, True))
         yield
         with amp.region(dtype):
             for _ in range(3):
-                amp.expect("state inside", amp.state(), (True, dtype, True))
-                amp.expect("dtype a product runs in", amp.probe(), dtype)
+                amp.assert_equal("state inside", amp.state(), (True, dtype, True))
+                amp.assert_equal("dtype a product runs in", amp.probe(), dtype)
                 yield
-        amp.expect("state after the region", amp.state(), (False, amp.default, True))
+        amp.assert_equal("state after the region", amp.state(), (False, amp.default, True))
         yield
-        amp.expect("dtype a product runs in after the region", amp.probe(), torch.float32)
+        amp.assert_equal("dtype a product runs in after the region", amp.probe(), torch.float32)
 
     amp.interleave(lambda: worker(amp.dtype), lambda: worker(amp.other))
 
@@ -135,14 +135,14 @@ def test_left_in_another_order(amp: Amp) -> None:
     def worker(turns: int, enabled: bool) -> Iterator[None]:
         with amp.region(enabled=enabled, cache_enabled=enabled):
             for _ in range(turns):
-                amp.expect("state inside", amp.state(), (enabled, amp.dtype, enabled))
-                amp.expect("dtype a product runs in", amp.probe(), amp.dtype if enabled else torch.float32)
-                amp.expect("nesting depth inside", amp.depth(), 1)
+                amp.assert_equal("state inside", amp.state(), (enabled, amp.dtype, enabled))
+                amp.assert_equal("dtype a product runs in", amp.probe(), amp.dtype if enabled else torch.float32)
+                amp.assert_equal("nesting depth inside", amp.depth(), 1)
                 yield
-        amp.expect("state after the region", amp.state(), (False, amp.default, True))
+        amp.assert_equal("state after the region", amp.state(), (False, amp.default, True))
 
     amp.interleave(lambda: worker(4, True), lambda: worker(1, False), lambda: worker(2, True))
-    amp.expect("state here", amp.state(), (False, amp.default, True))
+    amp.assert_equal("state here", amp.state(), (False, amp.default, True))
 
 
 @scenario()
@@ -155,11 +155,11 @@ def test_nested_in_turns(amp: Amp) -> None:
             region.__enter__()
             regions.setdefault(depth, []).append(region)
             yield
-            amp.expect(f"nesting depth at level {level} of {depth}", amp.depth(), level)
+            amp.assert_equal(f"nesting depth at level {level} of {depth}", amp.depth(), level)
         while regions[depth]:
             regions[depth].pop().__exit__(None, None, None)
             yield
-        amp.expect("state at the end", amp.state(), (False, amp.default, True))
+        amp.assert_equal("state at the end", amp.state(), (False, amp.default, True))
 
     regions: dict[int, list[torch.autocast]] = {}
     amp.interleave(lambda: worker(4), lambda: worker(2), lambda: worker(3))
@@ -173,13 +173,13 @@ def test_one_region_object_in_two_threads(amp: Amp) -> None:
     def second() -> None:
         with amp.region(amp.other, cache_enabled=False):
             with region:
-                amp.expect("state in the second thread", amp.state(), (True, amp.dtype, True))
-            amp.expect("state in the second thread afterwards", amp.state(), (True, amp.other, False))
+                amp.assert_equal("state in the second thread", amp.state(), (True, amp.dtype, True))
+            amp.assert_equal("state in the second thread afterwards", amp.state(), (True, amp.other, False))
 
     with region:
         amp.thread(second)
-        amp.expect("state in the first thread", amp.state(), (True, amp.dtype, True))
-    amp.expect("state in the first thread afterwards", amp.state(), (False, amp.default, True))
+        amp.assert_equal("state in the first thread", amp.state(), (True, amp.dtype, True))
+    amp.assert_equal("state in the first thread afterwards", amp.state(), (False, amp.default, True))
 
 
 @scenario()
@@ -194,8 +194,8 @@ def test_made_here_entered_there(amp: Amp) -> None:
         return inside, amp.state()
 
     want = ((False, amp.other, False), (False, amp.default, True))
-    amp.expect("state inside and after it, in the thread", amp.thread(enter), want)
-    amp.expect("state here", amp.state(), (False, amp.default, True))
+    amp.assert_equal("state inside and after it, in the thread", amp.thread(enter), want)
+    amp.assert_equal("state here", amp.state(), (False, amp.default, True))
 
 
 @scenario()
@@ -214,10 +214,10 @@ def test_pool(amp: Amp) -> None:
     with amp.region(), ThreadPoolExecutor(1) as pool:
         for dtype in (amp.dtype, None, amp.other, None):
             want = (outside, dtype or torch.float32)
-            amp.expect(
+            amp.assert_equal(
                 f"state before, and dtype of a product, in a job of {dtype}", pool.submit(job, dtype).result(), want
             )
-        amp.expect("state here", amp.state(), (True, amp.dtype, True))
+        amp.assert_equal("state here", amp.state(), (True, amp.dtype, True))
 
 
 @scenario(dtypes="default", values=True)
@@ -240,7 +240,7 @@ def test_really_at_once(amp: Amp) -> None:
     with ThreadPoolExecutor(4) as pool:
         jobs = [pool.submit(job, dtype) for dtype in (amp.dtype, amp.other, amp.dtype, amp.other)]
         for number, done in enumerate(jobs):
-            amp.expect(f"what thread {number} saw of the others", done.result(), [])
+            amp.assert_equal(f"what thread {number} saw of the others", done.result(), [])
 
 
 # ---- cached casts
@@ -256,8 +256,8 @@ def test_casts_are_shared(amp: Amp) -> None:
             return amp.casts(lambda: torch.mm(x, weight), weight)
 
     with amp.region():
-        amp.expect("casts here", amp.casts(lambda: torch.mm(x, weight), weight), 1)
-        amp.expect("casts in a thread", amp.thread(use), 0)
+        amp.assert_equal("casts here", amp.casts(lambda: torch.mm(x, weight), weight), 1)
+        amp.assert_equal("casts in a thread", amp.thread(use), 0)
 
 
 @scenario()
@@ -272,8 +272,8 @@ def test_weight_after_a_thread(amp: Amp) -> None:
 
     with amp.region():
         for time in range(2):
-            amp.expect(f"dtypes here, time {time}", amp.received("mm", lambda: torch.mm(x, weight)), (low, low))
-            amp.expect(f"dtypes in a thread, time {time}", amp.thread(use), (low, low))
+            amp.assert_equal(f"dtypes here, time {time}", amp.received("mm", lambda: torch.mm(x, weight)), (low, low))
+            amp.assert_equal(f"dtypes in a thread, time {time}", amp.thread(use), (low, low))
 
 
 # ---- backward and tasks
@@ -291,9 +291,11 @@ def test_backward_in_another_thread(amp: Amp) -> None:
         product.register_hook(lambda gradient: dtypes.append(gradient.dtype))
         loss = product.float().sum()
         amp.thread(loss.backward)
-        amp.expect("state here after backward", amp.state(), (True, amp.dtype, True))
-    amp.expect("dtype of the product's gradient", dtypes, [amp.dtype])
-    amp.expect("dtype of the weight's gradient", weight.grad.dtype if weight.grad is not None else None, torch.float32)
+        amp.assert_equal("state here after backward", amp.state(), (True, amp.dtype, True))
+    amp.assert_equal("dtype of the product's gradient", dtypes, [amp.dtype])
+    amp.assert_equal(
+        "dtype of the weight's gradient", weight.grad.dtype if weight.grad is not None else None, torch.float32
+    )
 
 
 @scenario(values=True)
@@ -306,9 +308,11 @@ def test_backward_outside(amp: Amp) -> None:
             return torch.mm(x, weight)
 
     out = amp.thread(forward)
-    amp.expect("dtype of the output", out.dtype, amp.dtype)
+    amp.assert_equal("dtype of the output", out.dtype, amp.dtype)
     out.float().sum().backward()
-    amp.expect("dtype of the weight's gradient", weight.grad.dtype if weight.grad is not None else None, torch.float32)
+    amp.assert_equal(
+        "dtype of the weight's gradient", weight.grad.dtype if weight.grad is not None else None, torch.float32
+    )
 
 
 @scenario(values=True)
@@ -331,8 +335,8 @@ def test_backward_sees_the_callers_region(amp: Amp) -> None:
         out = Looks.apply(x).sum()
     with amp.region():
         out.backward()
-        amp.expect("state here after backward", amp.state(), (True, amp.dtype, True))
-    amp.expect("states in backward", seen, [(True, amp.dtype, True)])
+        amp.assert_equal("state here after backward", amp.state(), (True, amp.dtype, True))
+    amp.assert_equal("states in backward", seen, [(True, amp.dtype, True)])
 
 
 @scenario(values=True)
@@ -342,7 +346,7 @@ def test_promotion_in_backward(amp: Amp) -> None:
     with amp.region():
         out = torch.mm(x, x)
         (out[:, torch.tensor([0, 1]).to(amp.type)] * 2).sum().backward()
-    amp.expect("dtype of the gradient", x.grad.dtype if x.grad is not None else None, torch.float32)
+    amp.assert_equal("dtype of the gradient", x.grad.dtype if x.grad is not None else None, torch.float32)
 
 
 # ---- tasks and contexts
@@ -353,8 +357,8 @@ def test_copied_variables(amp: Amp) -> None:
     """The state is the thread's and no context variable: a copied context sees it (amp.html: thread-local)."""
     context = contextvars.copy_context()
     with amp.region():
-        amp.expect("state in a context copied before the region", context.run(amp.state), (True, amp.dtype, True))
-    amp.expect("state in it after the region", context.run(amp.state), (False, amp.default, True))
+        amp.assert_equal("state in a context copied before the region", context.run(amp.state), (True, amp.dtype, True))
+    amp.assert_equal("state in it after the region", context.run(amp.state), (False, amp.default, True))
 
 
 @scenario()
@@ -369,8 +373,10 @@ def test_to_thread(amp: Amp) -> None:
         with amp.region(amp.other), amp.region():
             return await asyncio.to_thread(look)
 
-    amp.expect("state and dtype of a product there", asyncio.run(main()), ((False, amp.default, True), torch.float32))
-    amp.expect("state here", amp.state(), (False, amp.default, True))
+    amp.assert_equal(
+        "state and dtype of a product there", asyncio.run(main()), ((False, amp.default, True), torch.float32)
+    )
+    amp.assert_equal("state here", amp.state(), (False, amp.default, True))
 
 
 @scenario()
@@ -384,8 +390,8 @@ def test_tasks_share_the_thread(amp: Amp) -> None:
         with amp.region():
             return await asyncio.create_task(look())
 
-    amp.expect("state in the other task", asyncio.run(main()), (True, amp.dtype, True))
-    amp.expect("state after the tasks", amp.state(), (False, amp.default, True))
+    amp.assert_equal("state in the other task", asyncio.run(main()), (True, amp.dtype, True))
+    amp.assert_equal("state after the tasks", amp.state(), (False, amp.default, True))
 
 
 @pytest.mark.parametrize("count", [2, 5], ids=["two", "five"])
@@ -405,4 +411,4 @@ def test_tasks_that_do_not_overlap(amp: Amp, count: int) -> None:
 
     outside = (False, amp.default, True)
     want = [(amp.dtype if number % 2 else amp.other, outside) for number in range(count)]
-    amp.expect("dtypes in the tasks' regions, and states after them", asyncio.run(main()), want)
+    amp.assert_equal("dtypes in the tasks' regions, and states after them", asyncio.run(main()), want)

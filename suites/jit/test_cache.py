@@ -33,7 +33,9 @@ def test_new_values_of_a_weight(amp: Amp, executor: str) -> None:
                 weight.mul_(2)
             torch.clear_autocast_cache()
             again = compiled(x, weight)
-        amp.close(f"the product doubled in turn {turn}", again.float(), amp.device.host(got.detach().float()) * 2, 0.02)
+        amp.assert_close(
+            f"the product doubled in turn {turn}", again.float(), amp.device.host(got.detach().float()) * 2, 0.02
+        )
 
 
 @scenario(values=True)
@@ -44,11 +46,11 @@ def test_without_gradients_first(amp: Amp, executor: str) -> None:
     compiled = amp.compiled(executor, torch.mm, x, weight)
     with amp.region():
         with torch.no_grad():
-            amp.expect("whether it requires grad without gradients", compiled(x, weight).requires_grad, False)
+            amp.assert_equal("whether it requires grad without gradients", compiled(x, weight).requires_grad, False)
         out = compiled(x, weight)
-        amp.expect("whether it requires grad with them", out.requires_grad, True)
+        amp.assert_equal("whether it requires grad with them", out.requires_grad, True)
     out.float().sum().backward()
-    amp.expect("dtype of the gradient", getattr(weight.grad, "dtype", None), torch.float32)
+    amp.assert_equal("dtype of the gradient", getattr(weight.grad, "dtype", None), torch.float32)
 
 
 @scenario(values=True)
@@ -61,10 +63,10 @@ def test_tracing_with_the_cache_on(amp: Amp, executor: str) -> None:
         traced = amp.compiled(executor, lambda x: layer(layer(x)), x)
         got = traced(x)
         want = layer(layer(x))
-    amp.expect("dtype", got.dtype, amp.dtype)
-    amp.close("the traced layer", got.float(), amp.device.host(want.detach().float()), 0.02)
+    amp.assert_equal("dtype", got.dtype, amp.dtype)
+    amp.assert_close("the traced layer", got.float(), amp.device.host(want.detach().float()), 0.02)
     got.float().sum().backward()
-    amp.expect("whether its weight has a gradient", layer.weight.grad is not None, True)
+    amp.assert_equal("whether its weight has a gradient", layer.weight.grad is not None, True)
 
 
 @scenario(values=True)
@@ -76,9 +78,9 @@ def test_tracing_with_the_cache_off(amp: Amp, executor: str) -> None:
     with amp.region(cache_enabled=False):
         traced = amp.compiled(executor, torch.nn.Sequential(layer, layer), x)
         got = traced(x)
-    amp.expect("dtype", got.dtype, amp.dtype)
+    amp.assert_equal("dtype", got.dtype, amp.dtype)
     got.float().sum().backward()
-    amp.expect("dtype of its weight's gradient", getattr(layer.weight.grad, "dtype", None), torch.float32)
+    amp.assert_equal("dtype of its weight's gradient", getattr(layer.weight.grad, "dtype", None), torch.float32)
 
 
 @scenario(values=True)
@@ -102,6 +104,6 @@ def test_gradient_of_two_uses(amp: Amp, executor: str, cache: bool) -> None:
     program(x, one).sum().backward()
     compiled(x, two).sum().backward()
     assert one.grad is not None
-    amp.expect("whether there is a gradient", two.grad is not None, True)
+    amp.assert_equal("whether there is a gradient", two.grad is not None, True)
     if two.grad is not None:
-        amp.close("gradient", two.grad, amp.device.host(one.grad), 0.02)
+        amp.assert_close("gradient", two.grad, amp.device.host(one.grad), 0.02)

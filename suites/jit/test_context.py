@@ -44,8 +44,8 @@ def test_body_alone(amp: Amp, executor: str) -> None:
     compiled = amp.compiled(executor, program, x)
     for call in ("first", "second"):
         dtypes = [out.dtype for out in compiled(x)]
-        amp.expect(f"dtypes before, inside and behind, {call} call", dtypes, [torch.float32, low, torch.float32])
-        amp.expect(f"state after the {call} call", amp.state(), (False, amp.default, True))
+        amp.assert_equal(f"dtypes before, inside and behind, {call} call", dtypes, [torch.float32, low, torch.float32])
+        amp.assert_equal(f"state after the {call} call", amp.state(), (False, amp.default, True))
 
 
 @scenario()
@@ -65,8 +65,10 @@ def test_body_alone_in_a_source(amp: Amp, executor: str) -> None:
     compiled = amp.compiled(executor, program, x)
     for call in ("first", "second", "third"):
         dtypes = [out.dtype for out in compiled(x)]
-        amp.expect(f"dtypes before, inside and behind, {call} call", dtypes, [torch.float32, amp.dtype, torch.float32])
-        amp.expect(f"state after the {call} call", amp.state(), (False, amp.default, True))
+        amp.assert_equal(
+            f"dtypes before, inside and behind, {call} call", dtypes, [torch.float32, amp.dtype, torch.float32]
+        )
+        amp.assert_equal(f"state after the {call} call", amp.state(), (False, amp.default, True))
 
 
 @scenario()
@@ -75,15 +77,15 @@ def test_compiled_once_called_in_and_out(amp: Amp, executor: str) -> None:
     """A compiled function does in each region what eager mode does there (upstream test_ambient_autocast_recompile)."""
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, torch.mm, x, x)
-    amp.expect("dtype outside, before any region", compiled(x, x).dtype, torch.float32)
+    amp.assert_equal("dtype outside, before any region", compiled(x, x).dtype, torch.float32)
     with amp.region():
-        amp.expect("dtype in a region", compiled(x, x).dtype, amp.dtype)
+        amp.assert_equal("dtype in a region", compiled(x, x).dtype, amp.dtype)
         with amp.region(amp.other):
-            amp.expect("dtype in a region of another dtype", compiled(x, x).dtype, amp.other)
+            amp.assert_equal("dtype in a region of another dtype", compiled(x, x).dtype, amp.other)
         with amp.region(enabled=False):
-            amp.expect("dtype in a disabled region", compiled(x, x).dtype, torch.float32)
-        amp.expect("dtype in the region again", compiled(x, x).dtype, amp.dtype)
-    amp.expect("dtype outside again", compiled(x, x).dtype, torch.float32)
+            amp.assert_equal("dtype in a disabled region", compiled(x, x).dtype, torch.float32)
+        amp.assert_equal("dtype in the region again", compiled(x, x).dtype, amp.dtype)
+    amp.assert_equal("dtype outside again", compiled(x, x).dtype, torch.float32)
 
 
 @scenario()
@@ -99,7 +101,7 @@ def test_parts_of_a_composite_op(amp: Amp, executor: str) -> None:
     x = amp.rand(2, 2)
     want = [y.dtype for y in program(x)]
     compiled = amp.compiled(executor, program, x)
-    amp.expect("dtypes, as in eager mode", [y.dtype for y in compiled(x)], want)
+    amp.assert_equal("dtypes, as in eager mode", [y.dtype for y in compiled(x)], want)
 
 
 @scenario()
@@ -115,11 +117,11 @@ def test_static_called_in_and_out(amp: Amp, executor: str) -> None:
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x)
     for _ in range(3):
-        amp.expect("dtype outside", compiled(x).dtype, torch.float32)
+        amp.assert_equal("dtype outside", compiled(x).dtype, torch.float32)
         with amp.region():
-            amp.expect("dtype in a region", compiled(x).dtype, amp.dtype)
+            amp.assert_equal("dtype in a region", compiled(x).dtype, amp.dtype)
         with amp.region(amp.other):
-            amp.expect("dtype in a region of another dtype", compiled(x).dtype, amp.other)
+            amp.assert_equal("dtype in a region of another dtype", compiled(x).dtype, amp.other)
 
 
 @scenario()
@@ -128,10 +130,10 @@ def test_captured_outside_called_inside(amp: Amp, executor: str) -> None:
     """An exported program is a module, and a region casts what a module calls."""
     x = amp.rand(2, 2)
     exported = amp.compiled(executor, torch.mm, x, x)
-    amp.expect("dtype outside", exported(x, x).dtype, torch.float32)
+    amp.assert_equal("dtype outside", exported(x, x).dtype, torch.float32)
     with amp.region():
-        amp.expect("dtype in a region", exported(x, x).dtype, amp.dtype)
-    amp.expect("dtype outside again", exported(x, x).dtype, torch.float32)
+        amp.assert_equal("dtype in a region", exported(x, x).dtype, amp.dtype)
+    amp.assert_equal("dtype outside again", exported(x, x).dtype, torch.float32)
 
 
 @scenario()
@@ -156,8 +158,8 @@ def test_graph_break_in_the_body(amp: Amp, executor: str, placed: str) -> None:
     compiled = amp.compiled(executor, program, x, fullgraph=False)
     for call in ("first", "second"):
         dtypes = [out.dtype for out in compiled(x)]
-        amp.expect(f"dtypes, {call} call", dtypes, [low] * (len(dtypes) - 1) + [torch.float32])
-        amp.expect(f"state after the {call} call", amp.state(), (False, amp.default, True))
+        amp.assert_equal(f"dtypes, {call} call", dtypes, [low] * (len(dtypes) - 1) + [torch.float32])
+        amp.assert_equal(f"state after the {call} call", amp.state(), (False, amp.default, True))
 
 
 @scenario()
@@ -179,8 +181,8 @@ def test_graph_break_in_a_called_function(amp: Amp, executor: str) -> None:
 
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x, fullgraph=False)
-    amp.expect("dtypes", [out.dtype for out in compiled(x)], [low, low])
-    amp.expect("state after it", amp.state(), (False, amp.default, True))
+    amp.assert_equal("dtypes", [out.dtype for out in compiled(x)], [low, low])
+    amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
 @scenario()
@@ -196,9 +198,9 @@ def test_graph_break_where_the_region_ends(amp: Amp, executor: str) -> None:
 
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x, fullgraph=False)
-    amp.expect("dtype", compiled(x).dtype, low)
-    amp.expect("state after it", amp.state(), (False, amp.default, True))
-    amp.expect("dtype of a product afterwards", torch.mm(x, x).dtype, torch.float32)
+    amp.assert_equal("dtype", compiled(x).dtype, low)
+    amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
+    amp.assert_equal("dtype of a product afterwards", torch.mm(x, x).dtype, torch.float32)
 
 
 @scenario()
@@ -213,8 +215,8 @@ def test_region_given_as_an_argument(amp: Amp, executor: str) -> None:
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x, amp.region(), fullgraph=False)
     for dtype in (amp.dtype, amp.other, amp.dtype):
-        amp.expect(f"dtype in a region of {dtype}", compiled(x, amp.region(dtype)).dtype, dtype)
-        amp.expect("state after it", amp.state(), (False, amp.default, True))
+        amp.assert_equal(f"dtype in a region of {dtype}", compiled(x, amp.region(dtype)).dtype, dtype)
+        amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
 @scenario()
@@ -235,8 +237,8 @@ def test_context_manager_around_a_region(amp: Amp, executor: str) -> None:
 
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x, fullgraph=False)
-    amp.expect("dtypes", [out.dtype for out in compiled(x)], [low, torch.float32])
-    amp.expect("state after it", amp.state(), (False, amp.default, True))
+    amp.assert_equal("dtypes", [out.dtype for out in compiled(x)], [low, torch.float32])
+    amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
 @scenario()
@@ -253,8 +255,8 @@ def test_dtypes_in_the_graph(amp: Amp, executor: str) -> None:
 
     exported = torch.export.export(Program(), (amp.rand(2, 2),), strict=executor == "strict")
     (returned,) = (node.args[0] for node in exported.graph.nodes if node.op == "output")
-    amp.expect("dtypes the graph says", [node.meta["val"].dtype for node in returned], [low, low])
-    amp.expect("dtypes it returns", [out.dtype for out in exported.module()(amp.rand(2, 2))], [low, low])
+    amp.assert_equal("dtypes the graph says", [node.meta["val"].dtype for node in returned], [low, low])
+    amp.assert_equal("dtypes it returns", [out.dtype for out in exported.module()(amp.rand(2, 2))], [low, low])
 
 
 @scenario()
@@ -271,7 +273,7 @@ def test_decision_by_a_dtype(amp: Amp, executor: str) -> None:
 
     x = amp.rand(2, 2)
     exported = torch.export.export(Program(), (x,), strict=executor == "strict").module()
-    amp.expect("dtype, as in eager mode", exported(x).dtype, Program()(x).dtype)
+    amp.assert_equal("dtype, as in eager mode", exported(x).dtype, Program()(x).dtype)
 
 
 @scenario()
@@ -287,7 +289,7 @@ def test_captured_twice(amp: Amp, executor: str) -> None:
 
     x = amp.rand(2, 2)
     again = amp.compiled(executor, amp.compiled(executor, program, x), x)
-    amp.expect("dtypes of the second export", [out.dtype for out in again(x)], [low, torch.float32])
+    amp.assert_equal("dtypes of the second export", [out.dtype for out in again(x)], [low, torch.float32])
 
 
 # ---- frozen modules, and regions left early
@@ -330,7 +332,7 @@ def test_frozen_region(amp: Amp, executor: str) -> None:
     """A region keeps its dtype when the module around it is frozen (torch.jit.freeze: parameters become constants)."""
     frozen = _frozen(amp, _InARegion(amp.type, amp.dtype))
     for call in ("first", "second"):
-        amp.expect(f"dtypes, {call} call", [out.dtype for out in frozen(amp.rand(2, 2))], [amp.dtype, amp.dtype])
+        amp.assert_equal(f"dtypes, {call} call", [out.dtype for out in frozen(amp.rand(2, 2))], [amp.dtype, amp.dtype])
 
 
 @scenario(types=("cpu", "cuda"), values=True)
@@ -340,9 +342,9 @@ def test_frozen_then_called_in_a_region(amp: Amp, executor: str) -> None:
     module = _Products()
     frozen = _frozen(amp, module)
     x = amp.rand(2, 2)
-    amp.expect("dtypes outside", [out.dtype for out in frozen(x)], [torch.float32, torch.float32])
+    amp.assert_equal("dtypes outside", [out.dtype for out in frozen(x)], [torch.float32, torch.float32])
     with amp.region():
-        amp.expect("dtypes in a region", [out.dtype for out in frozen(x)], [out.dtype for out in module(x)])
+        amp.assert_equal("dtypes in a region", [out.dtype for out in frozen(x)], [out.dtype for out in module(x)])
 
 
 @scenario(types=("cpu", "cuda"))
@@ -363,5 +365,5 @@ def test_left_early(amp: Amp, executor: str) -> None:
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x, True)
     for early, dtype in ((True, amp.dtype), (False, torch.float32), (True, amp.dtype)):
-        amp.expect(f"dtype, left {'early' if early else 'at its end'}", compiled(x, early).dtype, dtype)
-        amp.expect("state after it", amp.state(), (False, amp.default, True))
+        amp.assert_equal(f"dtype, left {'early' if early else 'at its end'}", compiled(x, early).dtype, dtype)
+        amp.assert_equal("state after it", amp.state(), (False, amp.default, True))

@@ -35,8 +35,8 @@ def test_recursion_compiled(amp: Amp) -> None:
         found = f"AssertionError: {error}"
     finally:
         torch._dynamo.reset()
-    amp.expect("dtype of the compiled function's result", found, str(amp.dtype))
-    amp.expect("state after it", amp.state(), (False, amp.default, True))
+    amp.assert_equal("dtype of the compiled function's result", found, str(amp.dtype))
+    amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
 # ---- through each executor
@@ -56,8 +56,8 @@ def test_decorated_then_taken(amp: Amp, executor: str) -> None:
     x = amp.rand(2, 2)
     taken = amp.compiled(executor, program, x)
     for call in ("first", "second"):
-        amp.expect(f"dtype, {call} call", taken(x).dtype, amp.dtype)
-        amp.expect(f"state after the {call} call", amp.state(), (False, amp.default, True))
+        amp.assert_equal(f"dtype, {call} call", taken(x).dtype, amp.dtype)
+        amp.assert_equal(f"state after the {call} call", amp.state(), (False, amp.default, True))
 
 
 @scenario()
@@ -72,8 +72,8 @@ def test_taken_then_decorated(amp: Amp, executor: str) -> None:
     taken = amp.compiled(executor, program, x)
     decorated = amp.region()(taken)
     for _ in range(2):
-        amp.expect("dtype decorated", decorated(x).dtype, amp.dtype)
-        amp.expect("dtype undecorated", taken(x).dtype, torch.float32)
+        amp.assert_equal("dtype decorated", decorated(x).dtype, amp.dtype)
+        amp.assert_equal("dtype undecorated", taken(x).dtype, torch.float32)
 
 
 @scenario()
@@ -94,7 +94,7 @@ def test_decorated_helper(amp: Amp, executor: str) -> None:
 
     x = amp.rand(2, 2)
     taken = amp.compiled(executor, program, x)
-    amp.expect("dtypes", [y.dtype for y in taken(x)], [amp.dtype, torch.float32, amp.other, amp.dtype])
+    amp.assert_equal("dtypes", [y.dtype for y in taken(x)], [amp.dtype, torch.float32, amp.other, amp.dtype])
 
 
 @scenario()
@@ -113,8 +113,8 @@ def test_decorated_method_with_a_break(amp: Amp, executor: str) -> None:
     x = amp.rand(2, 2)
     taken = amp.compiled(executor, Net(), x, fullgraph=False)
     for _ in range(2):
-        amp.expect("dtypes before and behind the break", [y.dtype for y in taken(x)], [low, low])
-        amp.expect("state after it", amp.state(), (False, amp.default, True))
+        amp.assert_equal("dtypes before and behind the break", [y.dtype for y in taken(x)], [low, low])
+        amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
 @scenario()
@@ -132,8 +132,8 @@ def test_decorated_disabled(amp: Amp, executor: str) -> None:
     x = amp.rand(2, 2)
     taken = amp.compiled(executor, program, x)
     with amp.region():
-        amp.expect("dtypes in it and behind", [y.dtype for y in taken(x)], [torch.float32, amp.dtype])
-    amp.expect("dtypes outside", [y.dtype for y in taken(x)], [torch.float32, torch.float32])
+        amp.assert_equal("dtypes in it and behind", [y.dtype for y in taken(x)], [torch.float32, amp.dtype])
+    amp.assert_equal("dtypes outside", [y.dtype for y in taken(x)], [torch.float32, torch.float32])
 
 
 @scenario()
@@ -145,4 +145,4 @@ def test_decorated_in_a_source(amp: Amp, executor: str) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return torch.mm(x, x)
 
-    amp.raises("scripting it", RuntimeError, "not supported", lambda: amp.compiled(executor, program))
+    amp.assert_raises("scripting it", RuntimeError, "not supported", lambda: amp.compiled(executor, program))

@@ -33,8 +33,8 @@ def test_no_options(amp: Amp, executor: str) -> None:
 
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x)
-    amp.expect("dtype", compiled(x).dtype, amp.default)
-    amp.expect("state after it", amp.state(), (False, amp.default, True))
+    amp.assert_equal("dtype", compiled(x).dtype, amp.default)
+    amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
 @scenario()
@@ -51,7 +51,7 @@ def test_default_set_between_calls(amp: Amp, executor: str) -> None:
     compiled = amp.compiled(executor, program, x)
     for dtype in (amp.dtype, amp.other, amp.dtype):
         torch.set_autocast_dtype(kind, dtype)
-        amp.expect(f"dtype after setting {dtype}", compiled(x).dtype, dtype)
+        amp.assert_equal(f"dtype after setting {dtype}", compiled(x).dtype, dtype)
 
 
 @scenario(dtypes="default")
@@ -71,7 +71,7 @@ def test_arguments_by_place_and_name(amp: Amp, executor: str) -> None:
 
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x)
-    amp.expect("dtypes", [y.dtype for y in compiled(x)], [other, torch.float32, other])
+    amp.assert_equal("dtypes", [y.dtype for y in compiled(x)], [other, torch.float32, other])
 
 
 @scenario(dtypes="default")
@@ -85,4 +85,4 @@ def test_amp_spelling(amp: Amp, executor: str) -> None:
             return torch.mm(x, x)
 
     x = amp.rand(2, 2)
-    amp.expect("dtype", amp.compiled(executor, program, x)(x).dtype, other)
+    amp.assert_equal("dtype", amp.compiled(executor, program, x)(x).dtype, other)

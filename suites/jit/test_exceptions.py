@@ -36,10 +36,10 @@ def test_raised_in_the_body(amp: Amp, executor: str) -> None:
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x, True, fullgraph=False)
     for _ in range(2):
-        amp.raises("the call that fails", ValueError, "raised in the body", lambda: compiled(x, True))
-        amp.expect("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
-        amp.expect("dtype of a product outside", torch.mm(x, x).dtype, torch.float32)
-        amp.expect("dtype of the call that does not fail", compiled(x, False).dtype, low)
+        amp.assert_raises("the call that fails", ValueError, "raised in the body", lambda: compiled(x, True))
+        amp.assert_equal("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
+        amp.assert_equal("dtype of a product outside", torch.mm(x, x).dtype, torch.float32)
+        amp.assert_equal("dtype of the call that does not fail", compiled(x, False).dtype, low)
 
 
 @scenario()
@@ -60,8 +60,8 @@ def test_caught_inside(amp: Amp, executor: str) -> None:
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x, fullgraph=False)
     for _ in range(2):
-        amp.expect("dtypes in the outer region and behind", [y.dtype for y in compiled(x)], [low, torch.float32])
-        amp.expect("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
+        amp.assert_equal("dtypes in the outer region and behind", [y.dtype for y in compiled(x)], [low, torch.float32])
+        amp.assert_equal("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
 
 
 @scenario(values=True)
@@ -77,9 +77,9 @@ def test_raised_by_an_op(amp: Amp, executor: str) -> None:
     x = amp.rand(2, 3)
     compiled = amp.compiled(executor, program, x, x, fullgraph=False)
     said = "cannot be multiplied" if torch.__version__ >= "2.14" else "reduction dim"
-    amp.raises("a product of shapes that do not fit", Exception, said, lambda: compiled(x, x))
-    amp.expect("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
-    amp.expect("dtype of a product that fits", compiled(x, amp.rand(3, 2)).dtype, low)
+    amp.assert_raises("a product of shapes that do not fit", Exception, said, lambda: compiled(x, x))
+    amp.assert_equal("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
+    amp.assert_equal("dtype of a product that fits", compiled(x, amp.rand(3, 2)).dtype, low)
 
 
 @scenario()
@@ -95,9 +95,9 @@ def test_raised_while_captured(amp: Amp, executor: str) -> None:
         return y
 
     x = amp.rand(2, 2)
-    amp.raises("capturing", Exception, "raised while captured", lambda: amp.compiled(executor, program, x))
-    amp.expect("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
-    amp.expect("dtype of a product outside", torch.mm(x, x).dtype, torch.float32)
+    amp.assert_raises("capturing", Exception, "raised while captured", lambda: amp.compiled(executor, program, x))
+    amp.assert_equal("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
+    amp.assert_equal("dtype of a product outside", torch.mm(x, x).dtype, torch.float32)
 
 
 @scenario()
@@ -113,6 +113,6 @@ def test_raised_in_the_surroundings(amp: Amp, executor: str) -> None:
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x, fullgraph=False)
     with amp.region():
-        amp.raises("the call", ValueError, str(amp.dtype), lambda: compiled(x))
-        amp.expect("state in the region after it", (*amp.state(), amp.depth()), (True, amp.dtype, True, 1))
-    amp.raises("the call outside", ValueError, "float32", lambda: compiled(x))
+        amp.assert_raises("the call", ValueError, str(amp.dtype), lambda: compiled(x))
+        amp.assert_equal("state in the region after it", (*amp.state(), amp.depth()), (True, amp.dtype, True, 1))
+    amp.assert_raises("the call outside", ValueError, "float32", lambda: compiled(x))

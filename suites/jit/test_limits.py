@@ -299,8 +299,8 @@ def test_asked_in_a_region(amp: Amp) -> None:
         file.write_text(_ASKING.format(device=amp.type, asked=asked), encoding="utf-8")
         command = [sys.executable, "-W", "ignore", str(file)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-    amp.expect("exit code of the process", done.returncode, 0)
-    amp.expect("the answers", done.stdout.split(), ["True"] * 3)
+    amp.assert_equal("exit code of the process", done.returncode, 0)
+    amp.assert_equal("the answers", done.stdout.split(), ["True"] * 3)
 
 
 # ---- traced, traced symbolically and exported
@@ -458,10 +458,10 @@ def test_tracing_in_a_region(amp: Amp) -> None:
 
     with warnings.catch_warnings():  # TorchScript is deprecated as a whole, and a cache is no constant
         warnings.simplefilter("ignore")
-        amp.raises("tracing with the cache", RuntimeError, "requires grad as a constant", lambda: trace(True))
+        amp.assert_raises("tracing with the cache", RuntimeError, "requires grad as a constant", lambda: trace(True))
         traced = trace(False)
         with amp.region():
-            amp.expect("dtype in a region", traced(x).dtype, module(x).dtype)  # type: ignore[operator]
+            amp.assert_equal("dtype in a region", traced(x).dtype, module(x).dtype)  # type: ignore[operator]
 
 
 def in_plain_torch(body: object, amp: Amp, name: str = "", **others: object) -> str:

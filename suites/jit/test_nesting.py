@@ -44,8 +44,8 @@ def test_three_deep(amp: Amp, executor: str) -> None:
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x)
     want = [low, other, torch.float32, other, low, torch.float32]
-    amp.expect("dtypes on the way in and out", [out.dtype for out in compiled(x)], want)
-    amp.expect("state after it", amp.state(), (False, amp.default, True))
+    amp.assert_equal("dtypes on the way in and out", [out.dtype for out in compiled(x)], want)
+    amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
 @scenario()
@@ -70,7 +70,7 @@ def test_three_deep_in_a_source(amp: Amp, executor: str) -> None:
     compiled = amp.compiled(executor, program, x)
     want = [amp.dtype, amp.other, torch.float32, amp.other, amp.dtype, torch.float32]
     for _ in range(3):
-        amp.expect("dtypes on the way in and out", [out.dtype for out in compiled(x)], want)
+        amp.assert_equal("dtypes on the way in and out", [out.dtype for out in compiled(x)], want)
 
 
 def _off_then_on(kind: str) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
@@ -92,7 +92,7 @@ def test_disabled_inside_called_in_a_region(amp: Amp, executor: str) -> None:
     with amp.region():
         compiled = amp.compiled(executor, program, x)
         for _ in range(2):
-            amp.expect("dtypes inside and behind", [out.dtype for out in compiled(x)], [torch.float32, amp.dtype])
+            amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [torch.float32, amp.dtype])
 
 
 @scenario()
@@ -110,7 +110,7 @@ def test_disabled_in_a_source_called_in_a_region(amp: Amp, executor: str) -> Non
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x)
     with amp.region():
-        amp.expect("dtypes inside and behind", [out.dtype for out in compiled(x)], [torch.float32, amp.dtype])
+        amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [torch.float32, amp.dtype])
 
 
 @scenario()
@@ -120,7 +120,7 @@ def test_disabled_captured_outside_called_in_a_region(amp: Amp, executor: str) -
     program, x = _off_then_on(amp.type), amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x)
     with amp.region():
-        amp.expect("dtypes inside and behind", [out.dtype for out in compiled(x)], [torch.float32, amp.dtype])
+        amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [torch.float32, amp.dtype])
 
 
 @scenario()
@@ -138,8 +138,8 @@ def test_dtype_of_its_own_called_in_a_region(amp: Amp, executor: str) -> None:
     with amp.region():
         compiled = amp.compiled(executor, program, x)
         for _ in range(2):
-            amp.expect("dtypes inside and behind", [out.dtype for out in compiled(x)], [other, amp.dtype])
-        amp.expect("state in the region after it", amp.state(), (True, amp.dtype, True))
+            amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [other, amp.dtype])
+        amp.assert_equal("state in the region after it", amp.state(), (True, amp.dtype, True))
 
 
 @scenario(types=("cpu", "cuda"))
@@ -158,7 +158,7 @@ def test_dtype_of_its_own_in_a_source_called_in_a_region(amp: Amp, executor: str
     compiled = amp.compiled(executor, program, x)
     with amp.region():
         for _ in range(2):
-            amp.expect("dtypes inside and behind", [out.dtype for out in compiled(x)], [amp.other, amp.dtype])
+            amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [amp.other, amp.dtype])
 
 
 @scenario(types=("cuda", "xpu", "mps", "mtia", "jax"))
@@ -176,8 +176,8 @@ def test_two_device_types(amp: Amp, executor: str) -> None:
 
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x)
-    amp.expect("dtypes in the CPU's region and in both", [out.dtype for out in compiled(x)], [torch.float32, low])
-    amp.expect("state after it", amp.state(), (False, amp.default, True))
+    amp.assert_equal("dtypes in the CPU's region and in both", [out.dtype for out in compiled(x)], [torch.float32, low])
+    amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
 @scenario()
@@ -193,8 +193,8 @@ def test_dtype_from_an_argument(amp: Amp, executor: str) -> None:
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x, amp.dtype, True)
     for dtype in (amp.dtype, amp.other, amp.dtype):
-        amp.expect(f"dtype in a region of {dtype}", compiled(x, dtype, True).dtype, dtype)
-        amp.expect("dtype in a disabled region", compiled(x, dtype, False).dtype, torch.float32)
+        amp.assert_equal(f"dtype in a region of {dtype}", compiled(x, dtype, True).dtype, dtype)
+        amp.assert_equal("dtype in a disabled region", compiled(x, dtype, False).dtype, torch.float32)
 
 
 @scenario()
@@ -214,7 +214,7 @@ def test_one_region_a_turn(amp: Amp, executor: str) -> None:
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x)
     want = [dtype for turn in turns for dtype in (turn, torch.float32)]
-    amp.expect("dtypes turn by turn", [out.dtype for out in compiled(x)], want)
+    amp.assert_equal("dtypes turn by turn", [out.dtype for out in compiled(x)], want)
 
 
 @scenario()
@@ -224,7 +224,7 @@ def test_compiled_calls_compiled(amp: Amp, executor: str) -> None:
     kind, low = amp.type, amp.dtype
     x = amp.rand(2, 2)
     inner = amp.compiled(executor, torch.mm, x, x)
-    amp.expect("dtype alone", inner(x, x).dtype, torch.float32)
+    amp.assert_equal("dtype alone", inner(x, x).dtype, torch.float32)
 
     def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.autocast(kind, dtype=low):
@@ -232,4 +232,4 @@ def test_compiled_calls_compiled(amp: Amp, executor: str) -> None:
         return y, inner(x, x)
 
     compiled = amp.compiled(executor, program, x, fullgraph=False)
-    amp.expect("dtypes inside and behind", [out.dtype for out in compiled(x)], [low, torch.float32])
+    amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [low, torch.float32])

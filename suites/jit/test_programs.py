@@ -56,9 +56,11 @@ def test_training(amp: Amp, executor: str) -> None:
         found.append(
             _losses_of_training(amp, step if how == "eager" else amp.compiled(executor, step, x, y), net, x, y)
         )
-        amp.expect(f"dtypes of the gradients, {how}", {str(p.grad.dtype) for p in net.parameters()}, {"torch.float32"})
-    amp.close("losses step by step", torch.tensor(found[1]), torch.tensor(found[0]), 0.02)
-    amp.expect("whether the loss falls", found[1][-1] < found[1][0], True)
+        amp.assert_equal(
+            f"dtypes of the gradients, {how}", {str(p.grad.dtype) for p in net.parameters()}, {"torch.float32"}
+        )
+    amp.assert_close("losses step by step", torch.tensor(found[1]), torch.tensor(found[0]), 0.02)
+    amp.assert_equal("whether the loss falls", found[1][-1] < found[1][0], True)
 
 
 @scenario(values=True)
@@ -78,12 +80,12 @@ def test_dropout(amp: Amp, executor: str) -> None:
     for call in ("first", "second"):
         weight.grad = None
         out = compiled(x, weight)
-        amp.expect(f"dtype, {call} call", out.dtype, low)
+        amp.assert_equal(f"dtype, {call} call", out.dtype, low)
         out.float().sum().backward()
         kept = amp.device.host(out.detach()).float()
-        amp.expect(f"values it makes of ones, {call} call", sorted(set(kept.flatten().tolist())), [0.0, 2.0])
+        amp.assert_equal(f"values it makes of ones, {call} call", sorted(set(kept.flatten().tolist())), [0.0, 2.0])
         assert weight.grad is not None
-        amp.close(f"gradient, {call} call", weight.grad, kept)
+        amp.assert_close(f"gradient, {call} call", weight.grad, kept)
 
 
 @scenario(values=True)
@@ -102,7 +104,7 @@ def test_random_numbers(amp: Amp, executor: str) -> None:
         amp.device.seed()
         want = program(x)
         amp.device.seed()
-        amp.close("its numbers", compiled(x), amp.device.host(want), 0.02)
+        amp.assert_close("its numbers", compiled(x), amp.device.host(want), 0.02)
 
 
 @scenario()
@@ -120,10 +122,10 @@ def test_any_size(amp: Amp, executor: str) -> None:
     for size in (3, 5, 9):
         x = amp.rand(size, 2)
         y, total = compiled(x)
-        amp.expect(f"dtypes for size {size}", (y.dtype, total.dtype), (low, torch.float32))
-        amp.expect(f"shape for size {size}", tuple(y.shape), (size, size))
+        amp.assert_equal(f"dtypes for size {size}", (y.dtype, total.dtype), (low, torch.float32))
+        amp.assert_equal(f"shape for size {size}", tuple(y.shape), (size, size))
         if amp.device.has_values:
-            amp.close(f"sum for size {size}", total, amp.device.host(program(x)[1]), 0.02)
+            amp.assert_close(f"sum for size {size}", total, amp.device.host(program(x)[1]), 0.02)
 
 
 @scenario()
@@ -139,9 +141,9 @@ def test_other_input_dtypes(amp: Amp, executor: str) -> None:
     x, y = amp.rand(2, 2), amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x, y)
     for a, b in ((x, y), (x.to(low), y), (x, y.to(amp.other)), (x.to(low), y.to(amp.other)), (x, y)):
-        amp.expect(f"dtype of {a.dtype} by {b.dtype}", compiled(a, b).dtype, low)
+        amp.assert_equal(f"dtype of {a.dtype} by {b.dtype}", compiled(a, b).dtype, low)
     wide = compiled(x.double(), y.double())
-    amp.expect("dtype of float64 by float64", wide.dtype, torch.float64)
+    amp.assert_equal("dtype of float64 by float64", wide.dtype, torch.float64)
 
 
 @scenario()
@@ -164,8 +166,8 @@ def test_compiled_generator(amp: Amp, executor: str) -> None:
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x, fullgraph=False)
     want = [y.dtype for y in program(x)]
-    amp.expect("dtypes, as in eager mode", [y.dtype for y in compiled(x)], want)
-    amp.expect("state after it", amp.state(), (False, amp.default, True))
+    amp.assert_equal("dtypes, as in eager mode", [y.dtype for y in compiled(x)], want)
+    amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
 @scenario(values=True)
@@ -198,7 +200,7 @@ def test_backward_in_no_region(amp: Amp, executor: str) -> None:
         out.sum().backward()
         assert leaf.grad is not None
         found.append(amp.device.host(leaf.grad))
-    amp.close("gradient", found[1], found[0])
+    amp.assert_close("gradient", found[1], found[0])
 
 
 _WIDENED = {
@@ -235,7 +237,7 @@ def test_gradient_where_dtypes_meet(amp: Amp, executor: str, behind: str) -> Non
         try:
             found = gradients(compiled)
         except RuntimeError as error:
-            amp.expect(f"what the {call} call raises", str(error).splitlines()[-1], None)
+            amp.assert_equal(f"what the {call} call raises", str(error).splitlines()[-1], None)
             continue
         for name, got, wanted in zip("ab", found, want, strict=True):
-            amp.close(f"gradient of {name}, {call} call", got, amp.device.host(wanted), 0.05)
+            amp.assert_close(f"gradient of {name}, {call} call", got, amp.device.host(wanted), 0.05)

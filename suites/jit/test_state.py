@@ -36,7 +36,7 @@ def test_enabled_asked_inside(amp: Amp, executor: str) -> None:
 
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x)
-    amp.expect("branches taken", [out.dtype for out in compiled(x)], [torch.float32] * 4)
+    amp.assert_equal("branches taken", [out.dtype for out in compiled(x)], [torch.float32] * 4)
 
 
 @scenario()
@@ -51,10 +51,10 @@ def test_surroundings_asked_inside(amp: Amp, executor: str) -> None:
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x)
     for _ in range(2):
-        amp.expect("dtype outside", compiled(x).dtype, torch.float64)
+        amp.assert_equal("dtype outside", compiled(x).dtype, torch.float64)
         for dtype in (amp.dtype, amp.other):
             with amp.region(dtype):
-                amp.expect(f"dtype in a region of {dtype}", compiled(x).dtype, dtype)
+                amp.assert_equal(f"dtype in a region of {dtype}", compiled(x).dtype, dtype)
 
 
 @scenario()
@@ -70,7 +70,7 @@ def test_dtype_asked_inside(amp: Amp, executor: str) -> None:
 
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x)
-    amp.expect("dtypes inside and behind", [out.dtype for out in compiled(x)], [other, amp.default])
+    amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [other, amp.default])
 
 
 @scenario()
@@ -86,8 +86,8 @@ def test_reuse_asked_inside(amp: Amp, executor: str) -> None:
 
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x, fullgraph=False)
-    amp.expect("branches taken", [out.dtype for out in compiled(x)], [torch.float32, torch.float64])
-    amp.expect("state after it", amp.state(), (False, amp.default, True))
+    amp.assert_equal("branches taken", [out.dtype for out in compiled(x)], [torch.float32, torch.float64])
+    amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
 @scenario()
@@ -105,8 +105,10 @@ def test_set_inside(amp: Amp, executor: str) -> None:
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, program, x, fullgraph=False)
     for call in ("first", "second"):
-        amp.expect(f"dtypes before and behind, {call} call", [y.dtype for y in compiled(x)], [torch.float32, other])
-        amp.expect(f"state after the {call} call", amp.state(), (True, other, True))
+        amp.assert_equal(
+            f"dtypes before and behind, {call} call", [y.dtype for y in compiled(x)], [torch.float32, other]
+        )
+        amp.assert_equal(f"state after the {call} call", amp.state(), (True, other, True))
         torch.set_autocast_enabled(kind, False)
         torch.set_autocast_dtype(kind, amp.default)
 
@@ -117,13 +119,13 @@ def test_set_between_calls(amp: Amp, executor: str) -> None:
     """A setting that changes between two calls holds at the second."""
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, torch.mm, x, x)
-    amp.expect("dtype before", compiled(x, x).dtype, torch.float32)
+    amp.assert_equal("dtype before", compiled(x, x).dtype, torch.float32)
     torch.set_autocast_enabled(amp.type, True)
     for dtype in (amp.dtype, amp.other, amp.dtype):
         torch.set_autocast_dtype(amp.type, dtype)
-        amp.expect(f"dtype after setting {dtype}", compiled(x, x).dtype, dtype)
+        amp.assert_equal(f"dtype after setting {dtype}", compiled(x, x).dtype, dtype)
     torch.set_autocast_enabled(amp.type, False)
-    amp.expect("dtype after switching it off", compiled(x, x).dtype, torch.float32)
+    amp.assert_equal("dtype after switching it off", compiled(x, x).dtype, torch.float32)
 
 
 @scenario()
@@ -135,5 +137,5 @@ def test_compiling_leaves_state(amp: Amp, executor: str) -> None:
         with amp.region(cache_enabled=cache):
             before = (*amp.state(), amp.depth())
             compiled = amp.compiled(executor, torch.mm, x, x, dynamic=cache)
-            amp.expect(f"dtype, cache_enabled={cache}", compiled(x, x).dtype, amp.dtype)
-            amp.expect(f"state after compiling, cache_enabled={cache}", (*amp.state(), amp.depth()), before)
+            amp.assert_equal(f"dtype, cache_enabled={cache}", compiled(x, x).dtype, amp.dtype)
+            amp.assert_equal(f"state after compiling, cache_enabled={cache}", (*amp.state(), amp.depth()), before)

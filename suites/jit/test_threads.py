@@ -29,9 +29,9 @@ def test_compiled_in_a_region_called_by_a_thread(amp: Amp, executor: str) -> Non
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, torch.mm, x, x)
     with amp.region():
-        amp.expect("dtype in the region", compiled(x, x).dtype, amp.dtype)
-        amp.expect("dtype in a thread", amp.thread(lambda: compiled(x, x).dtype), torch.float32)
-        amp.expect("dtype in the region again", compiled(x, x).dtype, amp.dtype)
+        amp.assert_equal("dtype in the region", compiled(x, x).dtype, amp.dtype)
+        amp.assert_equal("dtype in a thread", amp.thread(lambda: compiled(x, x).dtype), torch.float32)
+        amp.assert_equal("dtype in the region again", compiled(x, x).dtype, amp.dtype)
 
 
 @scenario()
@@ -44,7 +44,7 @@ def test_two_threads_two_dtypes(amp: Amp, executor: str) -> None:
     def worker(dtype: torch.dtype) -> Iterator[None]:
         with amp.region(dtype):
             for turn in range(3):
-                amp.expect(f"dtype in turn {turn} of {dtype}", compiled(x, x).dtype, dtype)
+                amp.assert_equal(f"dtype in turn {turn} of {dtype}", compiled(x, x).dtype, dtype)
                 yield
 
     amp.interleave(lambda: worker(amp.dtype), lambda: worker(amp.other))

@@ -165,9 +165,9 @@ def test_recipe(amp: Amp, recipe: str) -> None:
     for region, tolerance in ((False, 1e-6), (True, 16 * torch.finfo(amp.dtype).eps)):
         got, scale = _run_recipe(amp, recipe, scaled=True, region=region)
         for n, (one, two) in enumerate(zip(got, want, strict=True)):
-            amp.close(f"parameter {n}, in a region: {region}", one, amp.device.host(two), tolerance)
-            amp.expect(f"whether parameter {n} is float32", one.dtype, torch.float32)
-        amp.expect(f"the scale, in a region: {region}", scale, 1024.0)
+            amp.assert_close(f"parameter {n}, in a region: {region}", one, amp.device.host(two), tolerance)
+            amp.assert_equal(f"whether parameter {n} is float32", one.dtype, torch.float32)
+        amp.assert_equal(f"the scale, in a region: {region}", scale, 1024.0)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -201,8 +201,8 @@ def test_disabled(amp: Amp, recipe: str) -> None:
         got, scale = _run_recipe(amp, recipe, scaled=False, region=region)
         want = [one.detach() for model in plain.models for one in model.parameters()]
         for n, (one, two) in enumerate(zip(got, want, strict=True)):
-            amp.exact(f"parameter {n}, in a region: {region}", one, amp.device.host(two))
-        amp.expect("the scale", scale, 1.0)
+            amp.assert_identical(f"parameter {n}, in a region: {region}", one, amp.device.host(two))
+        amp.assert_equal("the scale", scale, 1.0)
 
 
 @scenario(values=True, dtypes="default", types=("cuda", "xpu", "mps", "jax"))
@@ -219,8 +219,8 @@ def test_two_devices(amp: Amp) -> None:
         scaler.step(optimizer)
         scaler.update()
         for one in held:
-            amp.exact(f"the parameter on {one.device.type} with nan in {bad}", one, torch.full((3,), 1.5))
-    amp.expect("the scale", scaler.get_scale(), 16.0)
+            amp.assert_identical(f"the parameter on {one.device.type} with nan in {bad}", one, torch.full((3,), 1.5))
+    amp.assert_equal("the scale", scaler.get_scale(), 16.0)
 
 
 # ---- compiled, saved, averaged, sharded and checkpointed loops
@@ -255,10 +255,10 @@ def _six_steps(amp: Amp, wrap: Callable[[Any], Any], make: Callable[..., Any] = 
 
 def _expect_same_training(amp: Amp, got: Any, want: Any, tolerance: float) -> None:
     for n, (one, two) in enumerate(zip(got[0], want[0], strict=True)):
-        amp.expect(f"whether the loss of step {n} is near", abs(one - two) <= tolerance * (1 + abs(two)), True)
+        amp.assert_equal(f"whether the loss of step {n} is near", abs(one - two) <= tolerance * (1 + abs(two)), True)
     for n, (one, two) in enumerate(zip(got[1], want[1], strict=True)):
-        amp.close(f"parameter {n}", one, amp.device.host(two), tolerance)
-    amp.expect("the scaler's state", got[2].state_dict(), want[2].state_dict())
+        amp.assert_close(f"parameter {n}", one, amp.device.host(two), tolerance)
+    amp.assert_equal("the scaler's state", got[2].state_dict(), want[2].state_dict())
 
 
 @scenario(values=True, dtypes="default", types=("cpu", "cuda", "xpu", "mps"))
@@ -310,9 +310,9 @@ def test_resumed(amp: Amp) -> None:
     for n in range(3, 7):
         for one in (step, again):
             one(*_batch(amp, n), INF if n == 5 else 1.0)
-        amp.expect(f"the scaler's state after step {n}", others[2].state_dict(), parts[2].state_dict())
+        amp.assert_equal(f"the scaler's state after step {n}", others[2].state_dict(), parts[2].state_dict())
     for n, (got, want) in enumerate(zip(others[0].parameters(), parts[0].parameters(), strict=True)):
-        amp.exact(f"parameter {n}", got, amp.device.host(want))
+        amp.assert_identical(f"parameter {n}", got, amp.device.host(want))
 
 
 @scenario(values=True, dtypes="default")
@@ -338,7 +338,7 @@ def test_averaged(amp: Amp) -> None:
                 average.update_parameters(model)
         results.append([one for average in averages for one in average.module.parameters()])
     for n, (got, want) in enumerate(zip(results[1], results[0], strict=True)):
-        amp.close(f"averaged parameter {n}", got, amp.device.host(want), 1e-6)
+        amp.assert_close(f"averaged parameter {n}", got, amp.device.host(want), 1e-6)
 
 
 class Bounded(torch.amp.GradScaler):
@@ -361,8 +361,10 @@ def test_subclass(amp: Amp) -> None:
         scaler.step(optimizer)
         scaler.update()
         scales.append(scaler.get_scale())
-    amp.expect("the scales", scales, [256.0, 512.0, 512.0] + [max(512.0 / 2**n, 1.0) for n in range(1, 13)] + [2.0])
-    amp.exact("the parameter", leaf, torch.tensor([1.0, -2.0]) - 4 * 0.25)
+    amp.assert_equal(
+        "the scales", scales, [256.0, 512.0, 512.0] + [max(512.0 / 2**n, 1.0) for n in range(1, 13)] + [2.0]
+    )
+    amp.assert_identical("the parameter", leaf, torch.tensor([1.0, -2.0]) - 4 * 0.25)
 
 
 @scenario(values=True, dtypes="default", types=("cpu", "cuda"))
@@ -388,8 +390,8 @@ def test_sharded(amp: Amp) -> None:
             results.append((leaf, scaler.get_scale()))
     finally:
         distributed.destroy_process_group()
-    amp.exact("the parameter", results[1][0], amp.device.host(results[0][0]))
-    amp.expect("the scale", results[1][1], results[0][1])
+    amp.assert_identical("the parameter", results[1][0], amp.device.host(results[0][0]))
+    amp.assert_equal("the scale", results[1][1], results[0][1])
 
 
 @scenario(values=True, dtypes="default")
@@ -408,7 +410,7 @@ def test_recomputed_segment(amp: Amp) -> None:
         scaler.update()
         results.append(list(model.parameters()))
     for n, (got, want) in enumerate(zip(results[1], results[0], strict=True)):
-        amp.exact(f"parameter {n}", got, amp.device.host(want))
+        amp.assert_identical(f"parameter {n}", got, amp.device.host(want))
 
 
 # ---- long runs, and both ends of the scale's range
@@ -437,11 +439,13 @@ def test_long_overflow(amp: Amp) -> None:
         _step_with_slope(leaf, optimizer, scaler, (INF, NAN, -INF)[step % 3])
         if scaler.get_scale() != 2.0 ** (15 - step):
             wrong.append(step)
-    amp.expect("steps after which the scale was not halved", wrong, [])
-    amp.exact("the parameter", leaf, torch.tensor([1.0, -2.0, 3.0]))
+    amp.assert_equal("steps after which the scale was not halved", wrong, [])
+    amp.assert_identical("the parameter", leaf, torch.tensor([1.0, -2.0, 3.0]))
     _step_with_slope(leaf, optimizer, scaler, 2.0)
-    amp.exact("the parameter after a finite step at the smallest normal scale", leaf, torch.tensor([0.0, -3.0, 2.0]))
-    amp.expect("the scale", scaler.get_scale(), 2.0**-126)
+    amp.assert_identical(
+        "the parameter after a finite step at the smallest normal scale", leaf, torch.tensor([0.0, -3.0, 2.0])
+    )
+    amp.assert_equal("the scale", scaler.get_scale(), 2.0**-126)
 
 
 @scenario(values=True, dtypes="default")
@@ -453,12 +457,12 @@ def test_scale_too_small(amp: Amp) -> None:
     for scale in (2.0**-140, 2.0**-149, 0.0):
         leaf, optimizer, scaler = _leaf_optimizer_scaler(amp, scale)
         _step_with_slope(leaf, optimizer, scaler, 2.0)
-        amp.expect(f"whether the parameter is finite at scale {scale}", bool(leaf.isfinite().all().item()), True)
+        amp.assert_equal(f"whether the parameter is finite at scale {scale}", bool(leaf.isfinite().all().item()), True)
     leaf, optimizer, scaler = _leaf_optimizer_scaler(amp, 0.5)
     leaf.grad = torch.full_like(leaf, 3e38)
     scaler.scale(torch.ones((), device=amp.type))
     scaler.step(optimizer)
-    amp.expect("whether it is where unscaling overflows", bool(leaf.isfinite().all().item()), True)
+    amp.assert_equal("whether it is where unscaling overflows", bool(leaf.isfinite().all().item()), True)
 
 
 @scenario(values=True, dtypes="default")
@@ -470,8 +474,8 @@ def test_long_growth(amp: Amp) -> None:
     leaf, optimizer, scaler = _leaf_optimizer_scaler(amp, 1.0, growth_interval=1)
     for step in range(1, 127):
         _step_with_slope(leaf, optimizer, scaler, 2.0**-20)
-        amp.expect(f"the scale after step {step}", scaler.get_scale(), 2.0**step)
-    amp.exact("the parameter", leaf, torch.tensor([1.0, -2.0, 3.0]) - 126 * 2.0**-21)
+        amp.assert_equal(f"the scale after step {step}", scaler.get_scale(), 2.0**step)
+    amp.assert_identical("the parameter", leaf, torch.tensor([1.0, -2.0, 3.0]) - 126 * 2.0**-21)
 
 
 @scenario(values=True, dtypes="default")
@@ -480,11 +484,11 @@ def test_top_of_the_scale(amp: Amp) -> None:
     leaf, optimizer, scaler = _leaf_optimizer_scaler(amp, 2.0**126, growth_interval=1)
     for step in range(4):
         _step_with_slope(leaf, optimizer, scaler, 2.0**-20)
-        amp.expect(f"the scale after step {step}", scaler.get_scale(), 2.0**127)
-    amp.exact("the parameter", leaf, torch.tensor([1.0, -2.0, 3.0]) - 4 * 2.0**-21)
+        amp.assert_equal(f"the scale after step {step}", scaler.get_scale(), 2.0**127)
+    amp.assert_identical("the parameter", leaf, torch.tensor([1.0, -2.0, 3.0]) - 4 * 2.0**-21)
     _step_with_slope(leaf, optimizer, scaler, 4.0)
-    amp.expect("the scale after an overflow", scaler.get_scale(), 2.0**126)
-    amp.exact("the parameter after an overflow", leaf, torch.tensor([1.0, -2.0, 3.0]) - 4 * 2.0**-21)
+    amp.assert_equal("the scale after an overflow", scaler.get_scale(), 2.0**126)
+    amp.assert_identical("the parameter after an overflow", leaf, torch.tensor([1.0, -2.0, 3.0]) - 4 * 2.0**-21)
 
 
 @scenario(values=True, dtypes="default")
@@ -501,10 +505,10 @@ def test_swings(amp: Amp) -> None:
         if tracker == 3:
             scale, tracker = scale * 4.0, 0
         taken += not bad
-        amp.expect(
+        amp.assert_equal(
             f"scale and tracker after step {step}", (scaler.get_scale(), scaler._get_growth_tracker()), (scale, tracker)
         )
-    amp.exact("the parameter", leaf, torch.tensor([1.0, -2.0, 3.0]) - taken * 2.0**-5)
+    amp.assert_identical("the parameter", leaf, torch.tensor([1.0, -2.0, 3.0]) - taken * 2.0**-5)
 
 
 def _fit_sine(amp: Amp, *, scaled: bool, region: bool, scale: float) -> tuple[float, int, float]:
@@ -533,13 +537,13 @@ def test_recovers(amp: Amp) -> None:
     """Training that overflows at first finds a scale that does not, and fits as float32 does (GradScaler)."""
     want, _, _ = _fit_sine(amp, scaled=False, region=False, scale=1.0)
     got, skipped, scale = _fit_sine(amp, scaled=True, region=True, scale=2.0**30)
-    amp.expect("whether the loss is within 20 % of float32's", abs(got - want) <= 0.2 * want + 1e-3, True)
-    amp.expect("whether it trained at all", want < 0.1, True)
+    amp.assert_equal("whether the loss is within 20 % of float32's", abs(got - want) <= 0.2 * want + 1e-3, True)
+    amp.assert_equal("whether it trained at all", want < 0.1, True)
     if amp.dtype == torch.float16:
-        amp.expect("whether steps were skipped", skipped > 0, True)
-        amp.expect("whether the scale came down", scale < 2.0**30, True)
+        amp.assert_equal("whether steps were skipped", skipped > 0, True)
+        amp.assert_equal("whether the scale came down", scale < 2.0**30, True)
     else:
-        amp.expect("steps skipped in bfloat16, which has float32's range", skipped, 0)
+        amp.assert_equal("steps skipped in bfloat16, which has float32's range", skipped, 0)
 
 
 @scenario(values=True, dtypes="default")
@@ -553,5 +557,5 @@ def test_infinite_loss_then_finite(amp: Amp) -> None:
         for slope in (0.5, INF, 0.25, 0.125) if bad else (0.5, 0.25, 0.125):
             _step_with_slope(leaf, optimizer, scaler, slope)
         results.append(leaf)
-        amp.expect(f"the scale, with a bad batch: {bad}", scaler.get_scale(), 32.0 if bad else 64.0)
-    amp.exact("the parameter", results[1], amp.device.host(results[0]))
+        amp.assert_equal(f"the scale, with a bad batch: {bad}", scaler.get_scale(), 32.0 if bad else 64.0)
+    amp.assert_identical("the parameter", results[1], amp.device.host(results[0]))

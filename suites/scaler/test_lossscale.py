@@ -51,10 +51,10 @@ def _iterate(
 def test_before_the_first_output(amp: Amp) -> None:
     """The scale is the initial one until an output is scaled (get_scale)."""
     scaler = torch.amp.GradScaler(amp.type, init_scale=24.0)
-    amp.expect("scale at the start", scaler.get_scale(), 24.0)
-    amp.expect("tracker at the start", scaler.state_dict()["_growth_tracker"], 0)
-    amp.expect("scaled one", amp.values(scaler.scale(torch.ones((), device=amp.type))), 24.0)
-    amp.expect("scale after it", scaler.get_scale(), 24.0)
+    amp.assert_equal("scale at the start", scaler.get_scale(), 24.0)
+    amp.assert_equal("tracker at the start", scaler.state_dict()["_growth_tracker"], 0)
+    amp.assert_equal("scaled one", amp.values(scaler.scale(torch.ones((), device=amp.type))), 24.0)
+    amp.assert_equal("scale after it", scaler.get_scale(), 24.0)
 
 
 @scenario(values=True, dtypes="default")
@@ -65,7 +65,7 @@ def test_grows_at_the_interval(amp: Amp) -> None:
     scaler = torch.amp.GradScaler(amp.type, init_scale=8.0, growth_factor=4.0, growth_interval=3)
     seen = [_iterate(scaler, optimizer, weights) for _ in range(7)]
     want = [(8.0, 1), (8.0, 2), (32.0, 0), (32.0, 1), (32.0, 2), (128.0, 0), (128.0, 1)]
-    amp.expect("scale and tracker after each iteration", seen, want)
+    amp.assert_equal("scale and tracker after each iteration", seen, want)
 
 
 @scenario(values=True, dtypes="default")
@@ -76,7 +76,7 @@ def test_overflow_begins_the_count_anew(amp: Amp) -> None:
     scaler = torch.amp.GradScaler(amp.type, init_scale=64.0, backoff_factor=0.25, growth_interval=2)
     seen = [_iterate(scaler, optimizer, weights, {0: inf} if n in (1, 2, 5) else {}) for n in range(8)]
     want = [(64.0, 1), (16.0, 0), (4.0, 0), (4.0, 1), (8.0, 0), (2.0, 0), (2.0, 1), (4.0, 0)]
-    amp.expect("scale and tracker after each iteration", seen, want)
+    amp.assert_equal("scale and tracker after each iteration", seen, want)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "middle", "last"])
@@ -91,11 +91,11 @@ def test_skips(amp: Amp, kind: str, place: int) -> None:
     held = [*weights, *(kept["momentum_buffer"] for kept in optimizer.state.values())]
     before = [amp.values(one) for one in held]
     scale, tracker = _iterate(scaler, optimizer, weights, {place: BAD[kind]})
-    amp.expect("weights and momentum after a skipped step", [amp.values(one) for one in held], before)
-    amp.expect("scale and tracker after it", (scale, tracker), (2.0, 0))
+    amp.assert_equal("weights and momentum after a skipped step", [amp.values(one) for one in held], before)
+    amp.assert_equal("scale and tracker after it", (scale, tracker), (2.0, 0))
     _iterate(scaler, optimizer, weights)
     moved = [amp.values(one) != was for one, was in zip(held, before, strict=True)]
-    amp.expect("whether the next step moves each", moved, [True] * 6)
+    amp.assert_equal("whether the next step moves each", moved, [True] * 6)
 
 
 @pytest.mark.parametrize("foreach", ["loop", "foreach", "fused"])
@@ -109,7 +109,7 @@ def test_step_count_of_adam(amp: Amp, foreach: str) -> None:
     for bad in ({}, {2: nan}, {0: inf}, {}):
         _iterate(scaler, optimizer, weights, bad)
     counts = [float(kept["step"]) for kept in optimizer.state.values()]
-    amp.expect("steps that Adam has counted", counts, [2.0] * 3)
+    amp.assert_equal("steps that Adam has counted", counts, [2.0] * 3)
     twin = _weights(amp)
     by_hand = torch.optim.Adam(twin, lr=0.5)
     for _ in range(2):
@@ -117,7 +117,7 @@ def test_step_count_of_adam(amp: Amp, foreach: str) -> None:
             weight.grad = torch.ones_like(weight)
         by_hand.step()
     for n, (weight, want) in enumerate(zip(weights, twin, strict=True)):
-        amp.close(f"weight {n}", weight, amp.device.host(want))
+        amp.assert_close(f"weight {n}", weight, amp.device.host(want))
 
 
 @scenario(values=True, dtypes="default")
@@ -141,9 +141,9 @@ def test_two_of_one_scaler(amp: Amp) -> None:
         scaler.step(second)
         scaler.update()
         where = f"with overflows in {sorted(bad_one)} and {sorted(bad_two)}"
-        amp.expect(f"whether the first moved {where}", amp.values(one[1]) != before[0], moved_one)
-        amp.expect(f"whether the second moved {where}", amp.values(two[1]) != before[1], moved_two)
-        amp.expect(f"scale {where}", scaler.get_scale(), scale)
+        amp.assert_equal(f"whether the first moved {where}", amp.values(one[1]) != before[0], moved_one)
+        amp.assert_equal(f"whether the second moved {where}", amp.values(two[1]) != before[1], moved_two)
+        amp.assert_equal(f"scale {where}", scaler.get_scale(), scale)
 
 
 @scenario(values=True, dtypes="default")
@@ -154,12 +154,12 @@ def test_divided_once(amp: Amp) -> None:
         optimizer = torch.optim.SGD(weights, lr=0.5)
         scaler = torch.amp.GradScaler(amp.type, init_scale=32.0)
         _set_gradients(scaler, weights, {})
-        amp.expect(f"gradient before, asked={asked}", amp.values(weights[0].grad), [32.0, 32.0])  # type: ignore[arg-type]
+        amp.assert_equal(f"gradient before, asked={asked}", amp.values(weights[0].grad), [32.0, 32.0])  # type: ignore[arg-type]
         if asked:
             scaler.unscale_(optimizer)
-            amp.expect("gradient once divided", amp.values(weights[0].grad), [1.0, 1.0])  # type: ignore[arg-type]
+            amp.assert_equal("gradient once divided", amp.values(weights[0].grad), [1.0, 1.0])  # type: ignore[arg-type]
         scaler.step(optimizer)
-        amp.expect(f"weight after the step, asked={asked}", amp.values(weights[0]), [0.5, 1.5])
+        amp.assert_equal(f"weight after the step, asked={asked}", amp.values(weights[0]), [0.5, 1.5])
 
 
 @scenario(values=True, dtypes="default")
@@ -174,7 +174,7 @@ def test_spoiled_before_clipping(amp: Amp) -> None:
         for weight in weights:
             weight.grad = torch.zeros_like(weight) if hide else torch.full_like(weight, nan)
         scaler.step(optimizer)
-        amp.expect(f"weight after a skipped step, hide={hide}", amp.values(weights[0]), [1.0, 2.0])
+        amp.assert_equal(f"weight after a skipped step, hide={hide}", amp.values(weights[0]), [1.0, 2.0])
 
 
 @scenario(values=True, dtypes="default")
@@ -192,11 +192,11 @@ def test_given_to_the_step(amp: Amp) -> None:
     optimizer = Told(weights, lr=0.5)
     scaler = torch.amp.GradScaler(amp.type, init_scale=2.0)
     _set_gradients(scaler, weights, {})
-    amp.expect("what step returned", scaler.step(optimizer, 1, two=2), 7.5)
+    amp.assert_equal("what step returned", scaler.step(optimizer, 1, two=2), 7.5)
     scaler.update()
     _set_gradients(scaler, weights, {0: nan})
-    amp.expect("what a skipped step returned", scaler.step(optimizer, 3), None)
-    amp.expect("what the optimizer was given", got, [((1,), {"two": 2})])
+    amp.assert_equal("what a skipped step returned", scaler.step(optimizer, 3), None)
+    amp.assert_equal("what the optimizer was given", got, [((1,), {"two": 2})])
 
 
 @scenario(values=True, dtypes="default")
@@ -215,9 +215,11 @@ def test_scales_by_itself(amp: Amp) -> None:
     scaler = torch.amp.GradScaler(amp.type, init_scale=16.0)
     for bad in ({}, {1: inf}):
         _iterate(scaler, optimizer, weights, bad)
-    amp.expect("grad_scale and found_inf in each step", seen, [(16.0, 0.0), (16.0, 1.0)])
-    amp.expect("scale after both", scaler.get_scale(), 8.0)
-    amp.expect("whether it still has them", hasattr(optimizer, "grad_scale") or hasattr(optimizer, "found_inf"), False)
+    amp.assert_equal("grad_scale and found_inf in each step", seen, [(16.0, 0.0), (16.0, 1.0)])
+    amp.assert_equal("scale after both", scaler.get_scale(), 8.0)
+    amp.assert_equal(
+        "whether it still has them", hasattr(optimizer, "grad_scale") or hasattr(optimizer, "found_inf"), False
+    )
 
 
 @scenario(values=True, dtypes="default")
@@ -230,12 +232,12 @@ def test_set_by_hand(amp: Amp) -> None:
     given = torch.full((), 64.0, device=amp.type)
     for new, want in ((3.0, 3.0), (given, 64.0)):
         scaler.update(new)
-        amp.expect(f"scale set to {want}", scaler.get_scale(), want)
-        amp.expect("tracker after it", scaler.state_dict()["_growth_tracker"], 1)
+        amp.assert_equal(f"scale set to {want}", scaler.get_scale(), want)
+        amp.assert_equal("tracker after it", scaler.state_dict()["_growth_tracker"], 1)
     given.fill_(5.0)
-    amp.expect("scale after the tensor given was changed", scaler.get_scale(), 64.0)
-    amp.expect("scale and tracker after an iteration", _iterate(scaler, optimizer, weights), (128.0, 0))
-    amp.expect("the tensor given, after that", amp.values(given), 5.0)
+    amp.assert_equal("scale after the tensor given was changed", scaler.get_scale(), 64.0)
+    amp.assert_equal("scale and tracker after an iteration", _iterate(scaler, optimizer, weights), (128.0, 0))
+    amp.assert_equal("the tensor given, after that", amp.values(given), 5.0)
 
 
 @scenario(values=True, dtypes="default")
@@ -248,7 +250,7 @@ def test_interval_met_late(amp: Amp) -> None:
         _iterate(scaler, optimizer, weights)
     scaler.set_growth_interval(3)
     seen = [_iterate(scaler, optimizer, weights)[0] for _ in range(6)]
-    amp.expect("whether the scale has grown six iterations later", seen[-1] > 4.0, True)
+    amp.assert_equal("whether the scale has grown six iterations later", seen[-1] > 4.0, True)
 
 
 @scenario(values=True, dtypes="default")
@@ -258,11 +260,11 @@ def test_inference_came_first(amp: Amp) -> None:
     optimizer = torch.optim.SGD(weights, lr=0.5)
     scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
     with torch.inference_mode():
-        amp.expect("scaled loss", amp.values(scaler.scale(torch.ones((), device=amp.type))), 4.0)
+        amp.assert_equal("scaled loss", amp.values(scaler.scale(torch.ones((), device=amp.type))), 4.0)
     try:
-        amp.expect("scale and tracker after an iteration", _iterate(scaler, optimizer, weights), (4.0, 1))
+        amp.assert_equal("scale and tracker after an iteration", _iterate(scaler, optimizer, weights), (4.0, 1))
     except RuntimeError as error:
-        amp.expect("what training raised", str(error).split(".")[0], "")
+        amp.assert_equal("what training raised", str(error).split(".")[0], "")
 
 
 @scenario(values=True, dtypes="default")
@@ -279,12 +281,12 @@ def test_known_by_itself(amp: Amp) -> None:
         try:
             scaler.step(optimizer)
         except RuntimeError as error:
-            amp.expect("what step said to an optimizer that is new", str(error), "")
+            amp.assert_equal("what step said to an optimizer that is new", str(error), "")
             return
         if again:
             break
         del optimizer
-    amp.expect("weight of the last", amp.values(weights[0]), [0.5, 1.5])
+    amp.assert_equal("weight of the last", amp.values(weights[0]), [0.5, 1.5])
 
 
 @pytest.mark.parametrize("scale", [2.0**-10, 0.0], ids=["small", "zero"])
@@ -299,7 +301,7 @@ def test_divided_into_overflow(amp: Amp, scale: float) -> None:
     weights[0].grad = torch.full_like(weights[0], 2.0**125 if scale else 0.0)
     scaler.step(optimizer)
     finite = all(torch.isfinite(amp.device.host(weight)).all().item() for weight in weights)
-    amp.expect("whether the weights are finite", finite, True)
+    amp.assert_equal("whether the weights are finite", finite, True)
 
 
 @scenario(values=True, dtypes="default")
@@ -311,7 +313,7 @@ def test_stays_below_infinity(amp: Amp) -> None:
     seen = [_iterate(scaler, optimizer, weights) for _ in range(6)]
     top = 2.0**126
     want = [(2.0**120, 1), (top, 0), (top, 1), (top, 0), (top, 1), (top, 0)]
-    amp.expect("scale and tracker after each iteration", seen, want)
+    amp.assert_equal("scale and tracker after each iteration", seen, want)
 
 
 # ---- the documentation's examples with numbers known beforehand
@@ -334,8 +336,8 @@ def test_two_places(amp: Amp, bad: str) -> None:
     scaler.step(optimizer)
     scaler.update()
     want = ([0.5, 0.5], [0.75, 0.75]) if bad == "nowhere" else ([1.0, 1.0], [1.0, 1.0])
-    amp.expect("weights after the step", (amp.values(here), amp.values(there)), want)
-    amp.expect("scale after it", scaler.get_scale(), 4.0 if bad == "nowhere" else 2.0)
+    amp.assert_equal("weights after the step", (amp.values(here), amp.values(there)), want)
+    amp.assert_equal("scale after it", scaler.get_scale(), 4.0 if bad == "nowhere" else 2.0)
 
 
 @scenario(values=True, dtypes="default")
@@ -347,9 +349,9 @@ def test_clipped(amp: Amp) -> None:
     scaler.scale((weight * torch.tensor([3.0, 4.0], device=amp.type)).sum()).backward()
     scaler.unscale_(optimizer)
     norm = torch.nn.utils.clip_grad_norm_([weight], 2.5)
-    amp.expect("norm of the gradients", round(float(norm), 4), 5.0)
+    amp.assert_equal("norm of the gradients", round(float(norm), 4), 5.0)
     scaler.step(optimizer)
-    amp.close("weight after the step", weight, torch.tensor([-0.5, 0.0]))
+    amp.assert_close("weight after the step", weight, torch.tensor([-0.5, 0.0]))
 
 
 @scenario(values=True, dtypes="default")
@@ -362,13 +364,13 @@ def test_accumulated(amp: Amp) -> None:
         scaler.scale(weight.sum()).backward()
     scaler.step(optimizer)
     scaler.update()
-    amp.expect("weight after three passes and a step", amp.values(weight), [0.25, 1.25])
-    amp.expect("tracker after them", scaler.state_dict()["_growth_tracker"], 1)
+    amp.assert_equal("weight after three passes and a step", amp.values(weight), [0.25, 1.25])
+    amp.assert_equal("tracker after them", scaler.state_dict()["_growth_tracker"], 1)
     optimizer.zero_grad()
     scaler.scale((weight * inf).sum()).backward()
     scaler.scale(weight.sum()).backward()
     scaler.step(optimizer)
-    amp.expect("weight where one pass of two overflowed", amp.values(weight), [0.25, 1.25])
+    amp.assert_equal("weight where one pass of two overflowed", amp.values(weight), [0.25, 1.25])
 
 
 @scenario(values=True, dtypes="default")
@@ -382,7 +384,7 @@ def test_penalty(amp: Amp) -> None:
     penalty = sum((grad / scaler.get_scale()).square().sum() for grad in scaled)
     scaler.scale(loss + penalty).backward()
     scaler.step(optimizer)
-    amp.expect("weight after the step", amp.values(weight), [-0.25, -0.5])  # 2 w + 8 w, an eighth of it
+    amp.assert_equal("weight after the step", amp.values(weight), [-0.25, -0.5])  # 2 w + 8 w, an eighth of it
 
 
 # ---- random calls

@@ -48,13 +48,13 @@ def _call_out_of_order(amp: Amp, case: str, fused: bool = False) -> None:
     calls, last, text = REFUSED[case]
     scaler, weight, optimizer = _after_calls(amp, *calls, fused=fused)
     before = amp.values(weight), amp.values(weight.grad), scaler.state_dict()  # type: ignore[arg-type]
-    amp.raises(f"{last} after {', '.join(calls)}", RuntimeError, text, lambda: getattr(scaler, last)(optimizer))
+    amp.assert_raises(f"{last} after {', '.join(calls)}", RuntimeError, text, lambda: getattr(scaler, last)(optimizer))
     after = amp.values(weight), amp.values(weight.grad), scaler.state_dict()  # type: ignore[arg-type]
-    amp.expect("weight, gradient and scaler after that", after, before)
+    amp.assert_equal("weight, gradient and scaler after that", after, before)
     if "step" not in calls:
         scaler.step(optimizer)
     scaler.update()
-    amp.expect("tracker after the iteration", scaler.state_dict()["_growth_tracker"], 1)
+    amp.assert_equal("tracker after the iteration", scaler.state_dict()["_growth_tracker"], 1)
 
 
 @pytest.mark.parametrize("case", list(REFUSED))
@@ -79,8 +79,10 @@ def test_nothing_scaled(amp: Amp, call: str) -> None:
     weight.grad = torch.ones_like(weight)
     given = () if call == "update" else (optimizer,)
     text = f"Attempted {call} but _scale is None.  This may indicate your script did not use scaler.scale"
-    amp.raises(f"{call} at the start", AssertionError, text, lambda: getattr(scaler, call)(*given))
-    amp.expect("weight and gradient after it", (amp.values(weight), amp.values(weight.grad)), ([1.0, 1.0], [1.0, 1.0]))
+    amp.assert_raises(f"{call} at the start", AssertionError, text, lambda: getattr(scaler, call)(*given))
+    amp.assert_equal(
+        "weight and gradient after it", (amp.values(weight), amp.values(weight.grad)), ([1.0, 1.0], [1.0, 1.0])
+    )
 
 
 @pytest.mark.parametrize("calls", ["nothing", "a_step_of_no_gradients"])
@@ -91,15 +93,15 @@ def test_update_of_nothing(amp: Amp, calls: str) -> None:
     if calls != "nothing":
         weight.grad = None
         scaler.unscale_(optimizer)
-    amp.raises("update", AssertionError, "No inf checks were recorded prior to update.", scaler.update)
-    amp.expect("tracker after it", scaler.state_dict()["_growth_tracker"], 1)
+    amp.assert_raises("update", AssertionError, "No inf checks were recorded prior to update.", scaler.update)
+    amp.assert_equal("tracker after it", scaler.state_dict()["_growth_tracker"], 1)
 
 
 @scenario(values=True, dtypes="default")
 def test_update_without_a_step(amp: Amp) -> None:
     """Gradients that were divided and not used count in the update (update: data collected from optimizers)."""
     scaler, weight, _ = _after_calls(amp, "backward", "unscale_", "update", growth_interval=1)
-    amp.expect("scale and weight", (scaler.get_scale(), amp.values(weight)), (16.0, [1.0, 1.0]))
+    amp.assert_equal("scale and weight", (scaler.get_scale(), amp.values(weight)), (16.0, [1.0, 1.0]))
 
 
 @pytest.mark.parametrize("frozen", ["frozen", "never_used"])
@@ -110,8 +112,8 @@ def test_no_gradients(amp: Amp, frozen: str) -> None:
     weight = torch.nn.Parameter(torch.ones(2, device=amp.type), requires_grad=frozen != "frozen")
     optimizer = torch.optim.SGD([weight], lr=0.5)
     text = "No inf checks were recorded for this optimizer."
-    amp.raises("its step", AssertionError, text, lambda: scaler.step(optimizer))
-    amp.raises("its step, the second time", AssertionError, text, lambda: scaler.step(optimizer))
+    amp.assert_raises("its step", AssertionError, text, lambda: scaler.step(optimizer))
+    amp.assert_raises("its step, the second time", AssertionError, text, lambda: scaler.step(optimizer))
 
 
 @scenario(values=True, dtypes="default")
@@ -124,9 +126,9 @@ def test_half_gradients(amp: Amp) -> None:
     scaler.scale(wide.sum() + half.sum().float()).backward()
     for call in (scaler.step, scaler.unscale_):
         text = "Attempting to unscale FP16 gradients."
-        amp.raises(call.__name__, ValueError, text, partial(call, optimizer))
-    amp.expect("gradients after it", (amp.values(wide.grad), amp.values(half.grad)), ([8.0, 8.0], [8.0, 8.0]))  # type: ignore[arg-type]
-    amp.expect("weights after it", (amp.values(wide), amp.values(half)), ([1.0, 1.0], [1.0, 1.0]))
+        amp.assert_raises(call.__name__, ValueError, text, partial(call, optimizer))
+    amp.assert_equal("gradients after it", (amp.values(wide.grad), amp.values(half.grad)), ([8.0, 8.0], [8.0, 8.0]))  # type: ignore[arg-type]
+    amp.assert_equal("weights after it", (amp.values(wide), amp.values(half)), ([1.0, 1.0], [1.0, 1.0]))
 
 
 @scenario(values=True, dtypes="default")
@@ -137,8 +139,8 @@ def test_complex_gradients(amp: Amp) -> None:
     scaler = torch.amp.GradScaler(amp.type, init_scale=8.0)
     scaler.scale(torch.ones((), device=amp.type))
     weight.grad = torch.ones_like(weight)
-    amp.raises("step", RuntimeError, "omplex", lambda: scaler.step(optimizer))
-    amp.expect("weight after it", amp.values(weight), [1, 1])
+    amp.assert_raises("step", RuntimeError, "omplex", lambda: scaler.step(optimizer))
+    amp.assert_equal("weight after it", amp.values(weight), [1, 1])
 
 
 @pytest.mark.parametrize("how", ["keyword", "none_by_keyword", "position"])
@@ -150,8 +152,10 @@ def test_closure(amp: Amp, how: str) -> None:
     given = (lambda: called.append("called"),) if how == "position" else ()
     named = {"closure": None if how.startswith("none") else lambda: called.append("called")} if not given else {}
     text = "Closure use is not currently supported if GradScaler is enabled."
-    amp.raises(f"step with a closure by {how}", RuntimeError, text, lambda: scaler.step(optimizer, *given, **named))
-    amp.expect("calls of the closure, and weight", (called, amp.values(weight)), ([], [1.0, 1.0]))
+    amp.assert_raises(
+        f"step with a closure by {how}", RuntimeError, text, lambda: scaler.step(optimizer, *given, **named)
+    )
+    amp.assert_equal("calls of the closure, and weight", (called, amp.values(weight)), ([], [1.0, 1.0]))
 
 
 @scenario(values=True, dtypes="default")
@@ -159,10 +163,10 @@ def test_error_of_the_optimizer(amp: Amp) -> None:
     """An error that the optimizer raises comes through, and the step can be made again (step)."""
     scaler, weight, optimizer = _after_calls(amp, "backward")
     handle = optimizer.register_step_pre_hook(lambda *_: 1 / 0)
-    amp.raises("step", ZeroDivisionError, "division by zero", lambda: scaler.step(optimizer))
+    amp.assert_raises("step", ZeroDivisionError, "division by zero", lambda: scaler.step(optimizer))
     handle.remove()
     scaler.step(optimizer)
-    amp.expect("weight after the second time", amp.values(weight), [0.5, 0.5])
+    amp.assert_equal("weight after the second time", amp.values(weight), [0.5, 0.5])
 
 
 @scenario(values=True, dtypes="default")
@@ -171,7 +175,7 @@ def test_no_parameter(amp: Amp) -> None:
     scaler, _, optimizer = _after_calls(amp, "backward")
     optimizer.param_groups[0]["params"].append("bias")
     text = "expected param to be torch.Tensor, got str"
-    amp.raises("unscale_", AssertionError, text, lambda: scaler.unscale_(optimizer))
+    amp.assert_raises("unscale_", AssertionError, text, lambda: scaler.unscale_(optimizer))
 
 
 Pair = namedtuple("Pair", ["loss", "auxiliary"])  # as short as in a user's program
@@ -185,7 +189,7 @@ def test_no_output(amp: Amp, kind: str) -> None:
     given: Any = {"float": 1.0, "none": None, "in_a_list": [one, 1.0], "text": "loss", "mapping": {"loss": one}}[kind]
     scaler = torch.amp.GradScaler(amp.type)
     text = "outputs must be a Tensor or an iterable of Tensors"
-    amp.raises(f"scale of {kind}", ValueError, text, lambda: scaler.scale(given))
+    amp.assert_raises(f"scale of {kind}", ValueError, text, lambda: scaler.scale(given))
 
 
 @pytest.mark.parametrize("kind", ["list", "tuple", "nested", "generator", "empty", "named"])
@@ -220,10 +224,10 @@ def test_containers(amp: Amp, kind: str) -> None:
         "named": ("Pair", [4.0, [2.0, 2.0]]),
     }[kind]
     try:
-        amp.expect(f"scale of {kind}", shown(scaler.scale(given)), want)
+        amp.assert_equal(f"scale of {kind}", shown(scaler.scale(given)), want)
     except TypeError as error:
-        amp.expect(f"what scale of {kind} raised", str(error), "")
-    amp.expect("scale after it", scaler.get_scale(), 4.0)
+        amp.assert_equal(f"what scale of {kind} raised", str(error), "")
+    amp.assert_equal("scale after it", scaler.get_scale(), 4.0)
 
 
 # ---- settings
@@ -244,7 +248,7 @@ def _scale_after_iteration(scaler: torch.amp.GradScaler, amp: Amp, by: float = 1
 def test_growth_factor(amp: Amp, value: float) -> None:
     """A growth factor that is not above 1 is refused (__init__: "The growth factor must be > 1.0.")."""
     text = "The growth factor must be > 1.0."
-    amp.raises(f"{value}", AssertionError, text, lambda: torch.amp.GradScaler(amp.type, growth_factor=value))
+    amp.assert_raises(f"{value}", AssertionError, text, lambda: torch.amp.GradScaler(amp.type, growth_factor=value))
 
 
 @pytest.mark.parametrize("value", [1.0, 2.0, float("nan")], ids=["one", "above", "not_a_number"])
@@ -252,7 +256,7 @@ def test_growth_factor(amp: Amp, value: float) -> None:
 def test_backoff_factor(amp: Amp, value: float) -> None:
     """A backoff factor that is not below 1 is refused (__init__: "The backoff factor must be < 1.0.")."""
     text = "The backoff factor must be < 1.0."
-    amp.raises(f"{value}", AssertionError, text, lambda: torch.amp.GradScaler(amp.type, backoff_factor=value))
+    amp.assert_raises(f"{value}", AssertionError, text, lambda: torch.amp.GradScaler(amp.type, backoff_factor=value))
 
 
 @scenario(values=True, dtypes="default")
@@ -261,11 +265,11 @@ def test_scale_beyond_float32(amp: Amp) -> None:
     text = "value cannot be converted to type float without overflow"
     one = torch.ones((), device=amp.type)
     scaler = torch.amp.GradScaler(amp.type, init_scale=1e39)
-    amp.raises("scale", RuntimeError, text, lambda: scaler.scale(one))
+    amp.assert_raises("scale", RuntimeError, text, lambda: scaler.scale(one))
     scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
     scaler.scale(one)
-    amp.raises("update", RuntimeError, text, lambda: scaler.update(1e39))
-    amp.expect("scale after it", scaler.get_scale(), 4.0)
+    amp.assert_raises("update", RuntimeError, text, lambda: scaler.update(1e39))
+    amp.assert_equal("scale after it", scaler.get_scale(), 4.0)
 
 
 @scenario(values=True, dtypes="default")
@@ -276,9 +280,9 @@ def test_set_and_used(amp: Amp) -> None:
     scaler.set_backoff_factor(0.125)
     scaler.set_growth_interval(1)
     got = (scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval())
-    amp.expect("factors and interval", got, (4.0, 0.125, 1))
-    amp.expect("scale after an iteration", _scale_after_iteration(scaler, amp), 32.0)
-    amp.expect("scale after an overflow", _scale_after_iteration(scaler, amp, float("inf")), 4.0)
+    amp.assert_equal("factors and interval", got, (4.0, 0.125, 1))
+    amp.assert_equal("scale after an iteration", _scale_after_iteration(scaler, amp), 32.0)
+    amp.assert_equal("scale after an overflow", _scale_after_iteration(scaler, amp, float("inf")), 4.0)
 
 
 NEW_SCALES = {
@@ -304,9 +308,9 @@ def test_new_scale(amp: Amp, form: str) -> None:
     try:
         scaler.update(given)
     except (AttributeError, RuntimeError) as error:
-        amp.expect(f"what update by {form} raised", f"{type(error).__name__}: {error}", "")
+        amp.assert_equal(f"what update by {form} raised", f"{type(error).__name__}: {error}", "")
         return
-    amp.expect(f"scale updated by {form}", scaler.get_scale(), 2.0 if form == "int" else 2.5)
+    amp.assert_equal(f"scale updated by {form}", scaler.get_scale(), 2.0 if form == "int" else 2.5)
 
 
 @pytest.mark.parametrize("form", ["two_elements", "requires_grad", "elsewhere"])
@@ -319,26 +323,26 @@ def test_no_new_scale(amp: Amp, form: str) -> None:
     if form != "elsewhere":
         given = given.detach().to(amp.type).requires_grad_(form == "requires_grad")
     text = "new_scale should be a float or a 1-element"
-    amp.raises(f"update by {form}", AssertionError, text, lambda: scaler.update(given))
-    amp.expect("scale after it", scaler.get_scale(), 4.0)
+    amp.assert_raises(f"update by {form}", AssertionError, text, lambda: scaler.update(given))
+    amp.assert_equal("scale after it", scaler.get_scale(), 4.0)
 
 
 @scenario(values=True, dtypes="default")
 def test_absent_device(amp: Amp) -> None:
     """A scaler for CUDA where there is none warns that it is disabled, however the device is written (__init__)."""
     if torch.cuda.is_available():
-        amp.expect("whether a scaler for CUDA is enabled", torch.amp.GradScaler("cuda").is_enabled(), True)
+        amp.assert_equal("whether a scaler for CUDA is enabled", torch.amp.GradScaler("cuda").is_enabled(), True)
         return
     made: Any
     for given, made in (("cuda", partial(torch.amp.GradScaler, "cuda")), (None, torch.amp.GradScaler)):
-        scaler = amp.warns(
+        scaler = amp.assert_warns(
             f"GradScaler({given!r})",
             UserWarning,
             "CUDA is not available.  Disabling.",
             made,
         )
-        amp.expect("whether it is enabled", scaler.is_enabled(), False)
-    amp.quiet("GradScaler('cuda', enabled=False)", lambda: torch.amp.GradScaler("cuda", enabled=False))
+        amp.assert_equal("whether it is enabled", scaler.is_enabled(), False)
+    amp.assert_no_warning("GradScaler('cuda', enabled=False)", lambda: torch.amp.GradScaler("cuda", enabled=False))
 
 
 @pytest.mark.parametrize("given", ["with_an_index", "as_a_device"])
@@ -346,20 +350,20 @@ def test_absent_device(amp: Amp) -> None:
 def test_absent_device_in_other_words(amp: Amp, given: str) -> None:
     """CUDA that is absent disables the scaler in whatever words it is named (amp.html: `type` of a torch.device)."""
     if torch.cuda.is_available():
-        amp.expect("CUDA", torch.amp.GradScaler("cuda:0").is_enabled(), True)
+        amp.assert_equal("CUDA", torch.amp.GradScaler("cuda:0").is_enabled(), True)
         return
     import warnings
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         scaler = torch.amp.GradScaler("cuda:0" if given == "with_an_index" else torch.device("cuda"))  # type: ignore[arg-type]
-    amp.expect("whether it is enabled", scaler.is_enabled(), False)
+    amp.assert_equal("whether it is enabled", scaler.is_enabled(), False)
 
 
 @scenario(values=True, dtypes="default", types=("cpu",))
 def test_unknown_device(amp: Amp) -> None:
     """A device type that there is not is refused, as torch.autocast refuses it (amp.html: `type` of a torch.device)."""
-    amp.raises("GradScaler('cpux')", RuntimeError, "cpux", lambda: torch.amp.GradScaler("cpux"))
+    amp.assert_raises("GradScaler('cpux')", RuntimeError, "cpux", lambda: torch.amp.GradScaler("cpux"))
 
 
 @scenario(values=True, dtypes="default")
@@ -369,20 +373,20 @@ def test_does_nothing(amp: Amp) -> None:
     optimizer = torch.optim.SGD([weight], lr=0.5)
     scaler: Any = torch.amp.GradScaler(amp.type, growth_factor=0.5, backoff_factor=2.0, enabled=False)
     loss, outputs = weight.sum(), [weight]
-    amp.expect("whether scale returned what it was given", scaler.scale(loss) is loss, True)
-    amp.expect("whether scale returned the list it was given", scaler.scale(outputs) is outputs, True)
-    amp.expect("what scale makes of no output", scaler.scale("loss"), "loss")
+    amp.assert_equal("whether scale returned what it was given", scaler.scale(loss) is loss, True)
+    amp.assert_equal("whether scale returned the list it was given", scaler.scale(outputs) is outputs, True)
+    amp.assert_equal("what scale makes of no output", scaler.scale("loss"), "loss")
     loss.backward()
     for turn in (1, 2):
-        amp.expect(f"unscale_, time {turn}", scaler.unscale_(optimizer), None)
-    amp.expect("gradient after it", amp.values(weight.grad), [1.0, 1.0])  # type: ignore[arg-type]
-    amp.expect("step with a closure", scaler.step(optimizer, closure=lambda: 3.5), 3.5)
+        amp.assert_equal(f"unscale_, time {turn}", scaler.unscale_(optimizer), None)
+    amp.assert_equal("gradient after it", amp.values(weight.grad), [1.0, 1.0])  # type: ignore[arg-type]
+    amp.assert_equal("step with a closure", scaler.step(optimizer, closure=lambda: 3.5), 3.5)
     weight.grad = torch.full_like(weight, float("inf"))
-    amp.expect("step with a gradient that is infinite", scaler.step(optimizer), None)
-    amp.expect("weight after both", amp.values(weight), [-float("inf")] * 2)
+    amp.assert_equal("step with a gradient that is infinite", scaler.step(optimizer), None)
+    amp.assert_equal("weight after both", amp.values(weight), [-float("inf")] * 2)
     for given in (None, 2.0, "no scale"):
-        amp.expect(f"update({given!r})", scaler.update(given), None)
-    amp.expect("scale", (scaler.get_scale(), scaler.is_enabled(), scaler.state_dict()), (1.0, False, {}))
+        amp.assert_equal(f"update({given!r})", scaler.update(given), None)
+    amp.assert_equal("scale", (scaler.get_scale(), scaler.is_enabled(), scaler.state_dict()), (1.0, False, {}))
 
 
 @pytest.mark.parametrize("what", ["growth_factor", "backoff_factor", "growth_interval"])
@@ -392,9 +396,9 @@ def test_getters_where_disabled(amp: Amp, what: str) -> None:
     given: dict[str, Any] = {"growth_factor": 4.0, "backoff_factor": 0.25, "growth_interval": 7}
     scaler = torch.amp.GradScaler(amp.type, enabled=False, **given)
     try:
-        amp.expect(f"get_{what}()", getattr(scaler, f"get_{what}")(), given[what])
+        amp.assert_equal(f"get_{what}()", getattr(scaler, f"get_{what}")(), given[what])
     except AttributeError as error:
-        amp.expect(f"what get_{what}() raised", str(error), "")
+        amp.assert_equal(f"what get_{what}() raised", str(error), "")
 
 
 class _Counting(torch.amp.GradScaler):
@@ -425,6 +429,6 @@ class _Counting(torch.amp.GradScaler):
 def test_subclass(amp: Amp) -> None:
     """A subclass is the scaler it is made of, and step asks its own unscale_ (step: "internally invokes unscale_")."""
     scaler = _Counting(amp.type, init_scale=4.0, growth_interval=1)
-    amp.expect("scale after an iteration", _scale_after_iteration(scaler, amp), 8.0)
-    amp.expect("scale after an overflow", _scale_after_iteration(scaler, amp, float("nan")), 4.0)
-    amp.expect("what was called", scaler.calls, ["scale", "step", "unscale_", "update"] * 2)
+    amp.assert_equal("scale after an iteration", _scale_after_iteration(scaler, amp), 8.0)
+    amp.assert_equal("scale after an overflow", _scale_after_iteration(scaler, amp, float("nan")), 4.0)
+    amp.assert_equal("what was called", scaler.calls, ["scale", "step", "unscale_", "update"] * 2)

@@ -95,22 +95,22 @@ def _expect_same_state(
     amp: Amp, when: str, got: tuple[list[torch.nn.Parameter], Any], want: tuple[list[torch.nn.Parameter], Any]
 ) -> None:
     for n, (one, other) in enumerate(zip(got[0], want[0], strict=True)):
-        amp.close(f"parameter {n} {when}", one, amp.device.host(other), 1e-6)
+        amp.assert_close(f"parameter {n} {when}", one, amp.device.host(other), 1e-6)
     kept, expected = _optimizer_state(got[1]), _optimizer_state(want[1])
-    amp.expect(f"names of what is kept {when}", sorted(kept), sorted(expected))
+    amp.assert_equal(f"names of what is kept {when}", sorted(kept), sorted(expected))
     for key in kept.keys() & expected.keys():
-        amp.close(f"kept {key} {when}", kept[key], expected[key], 1e-6)
+        amp.assert_close(f"kept {key} {when}", kept[key], expected[key], 1e-6)
 
 
 def _supports(amp: Amp, name: str, way: str) -> bool:
     """Whether the device has the way; where it has not, PyTorch's refusal is the case."""
     if way == "fused" and amp.type not in _get_fused_kernels_supported_devices():
-        amp.raises("a fused optimizer", RuntimeError, "fused", lambda: _parameters_and_optimizer(amp, name, way))
+        amp.assert_raises("a fused optimizer", RuntimeError, "fused", lambda: _parameters_and_optimizer(amp, name, way))
         return False
     if way == "capturable" and amp.type not in _get_capturable_supported_devices():
         held, optimizer = _parameters_and_optimizer(amp, name, way)
         _differentiate(held, 0, None)
-        amp.raises("a capturable step", AssertionError, "capturable=True", optimizer.step)
+        amp.assert_raises("a capturable step", AssertionError, "capturable=True", optimizer.step)
         return False
     return True
 
@@ -138,7 +138,7 @@ def test_as_without_one(amp: Amp, name: str, way: str) -> None:
             _differentiate(want[0], step, None)
             want[1].step()
     _expect_same_state(amp, "after three steps and two skipped ones", got, want)
-    amp.expect("the scale", scaler.get_scale(), 1024.0 * 0.5 * 2 * 0.5)
+    amp.assert_equal("the scale", scaler.get_scale(), 1024.0 * 0.5 * 2 * 0.5)
 
 
 @each_way
@@ -162,17 +162,17 @@ def test_skipped(amp: Amp, name: str, way: str) -> None:
             scaler.unscale_(optimizer)
         out = scaler.step(optimizer)
         scaler.update()
-        amp.expect("what step returned", out, None)
+        amp.assert_equal("what step returned", out, None)
         if bad is None:
             changed = [not torch.equal(one, two) for one, two in zip(held, before, strict=True)]
-            amp.expect(f"parameters that step {step} changed", changed, [True] * len(held))
+            amp.assert_equal(f"parameters that step {step} changed", changed, [True] * len(held))
             continue
         for n, (one, two) in enumerate(zip(held, before, strict=True)):
-            amp.exact(f"parameter {n} after a gradient of {bad}", one, two)
+            amp.assert_identical(f"parameter {n} after a gradient of {bad}", one, two)
         after = _optimizer_state(optimizer)
-        amp.expect(f"names of what is kept after a gradient of {bad}", sorted(after), sorted(kept))
+        amp.assert_equal(f"names of what is kept after a gradient of {bad}", sorted(after), sorted(kept))
         for key in after.keys() & kept.keys():
-            amp.exact(f"kept {key} after a gradient of {bad}", after[key], kept[key])
+            amp.assert_identical(f"kept {key} after a gradient of {bad}", after[key], kept[key])
 
 
 DIFFERENTIABLE = [name for name in NAMES if _accepts(name, "differentiable")]
@@ -193,9 +193,9 @@ def test_differentiable(amp: Amp, name: str) -> None:
         scaler.step(optimizer)
         scaler.update()
         results += [one.detach(), torch.autograd.grad(one.sum(), start)[0]]
-    amp.exact("the parameter", results[2], amp.device.host(results[0]))
-    amp.exact("what autograd finds for its start", results[3], amp.device.host(results[1]))
-    amp.expect("whether the step moved it", results[0].equal(torch.full_like(results[0], 0.5)), False)
+    amp.assert_identical("the parameter", results[2], amp.device.host(results[0]))
+    amp.assert_identical("what autograd finds for its start", results[3], amp.device.host(results[1]))
+    amp.assert_equal("whether the step moved it", results[0].equal(torch.full_like(results[0], 0.5)), False)
 
 
 @scenario(values=True, dtypes="default")
@@ -203,8 +203,8 @@ def test_every_one_is_known(amp: Amp) -> None:
     """Every optimizer of torch.optim that can step without a closure has its cases here (torch.optim.__all__)."""
     named = [getattr(torch.optim, name) for name in torch.optim.__all__]
     found = {one.__name__ for one in named if isinstance(one, type) and issubclass(one, Optimizer)}
-    amp.expect("optimizers without a case", sorted(found - set(NAMES) - set(APART)), [])
-    amp.expect("fewer than there were", len(NAMES) >= 13, True)
+    amp.assert_equal("optimizers without a case", sorted(found - set(NAMES) - set(APART)), [])
+    amp.assert_equal("fewer than there were", len(NAMES) >= 13, True)
 
 
 # ---- kinds of gradients
@@ -240,8 +240,8 @@ def test_dtype(amp: Amp, way: str, dtype: torch.dtype) -> None:
         optimizer = torch.optim.SGD([leaf], lr=0.25, foreach=way == "foreach", fused=way == "fused")
         _steps(amp, [leaf], optimizer, scaled=scaled)
         results.append(leaf)
-    amp.exact("the parameter", results[1], amp.device.host(results[0]))
-    amp.expect("dtype of its gradient", getattr(results[1].grad, "dtype", None), dtype)
+    amp.assert_identical("the parameter", results[1], amp.device.host(results[0]))
+    amp.assert_equal("dtype of its gradient", getattr(results[1].grad, "dtype", None), dtype)
 
 
 @scenario(values=True, dtypes="default")
@@ -250,9 +250,9 @@ def test_half_is_refused(amp: Amp) -> None:
     leaf = _parameter(amp, dtype=torch.float16)
     optimizer, scaler = torch.optim.SGD([leaf], lr=0.25), torch.amp.GradScaler(amp.type, init_scale=512.0)
     scaler.scale(leaf.float().sum()).backward()
-    amp.raises("step", ValueError, "Attempting to unscale FP16 gradients", lambda: scaler.step(optimizer))
-    amp.exact("the parameter", leaf, (torch.arange(3) - 1.5).half())
-    amp.exact("the gradient", leaf.grad, torch.full((3,), 512.0).half())
+    amp.assert_raises("step", ValueError, "Attempting to unscale FP16 gradients", lambda: scaler.step(optimizer))
+    amp.assert_identical("the parameter", leaf, (torch.arange(3) - 1.5).half())
+    amp.assert_identical("the gradient", leaf.grad, torch.full((3,), 512.0).half())
 
 
 @scenario(values=True, dtypes="default")
@@ -261,8 +261,8 @@ def test_complex_is_refused(amp: Amp) -> None:
     leaf = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64, device=amp.type))
     optimizer, scaler = torch.optim.SGD([leaf], lr=0.25), torch.amp.GradScaler(amp.type, init_scale=512.0)
     scaler.scale(leaf.abs().sum()).backward()
-    amp.raises("step", RuntimeError, "omplex", lambda: scaler.step(optimizer))
-    amp.expect("the parameter", amp.values(leaf), [1.0, 1.0])
+    amp.assert_raises("step", RuntimeError, "omplex", lambda: scaler.step(optimizer))
+    amp.assert_equal("the parameter", amp.values(leaf), [1.0, 1.0])
 
 
 @pytest.mark.parametrize("way", ["loop", "foreach", "fused"])
@@ -277,14 +277,14 @@ def test_dtypes_in_one(amp: Amp, way: str) -> None:
         scaler = _steps(amp, leaves, optimizer, scaled=scaled)
         results.append([leaf.detach().clone() for leaf in leaves])
     for n, (got, want) in enumerate(zip(results[1], results[0], strict=True)):
-        amp.exact(f"parameter {n}", got, amp.device.host(want))
+        amp.assert_identical(f"parameter {n}", got, amp.device.host(want))
     for bad in leaves:
         for leaf in leaves:
             leaf.grad = torch.full_like(leaf, INF if leaf is bad else 1.0)
         scaler.step(optimizer)
         scaler.update()
         for n, (leaf, kept) in enumerate(zip(leaves, results[1], strict=True)):
-            amp.exact(f"parameter {n} after an infinity in one of {bad.dtype}", leaf, amp.device.host(kept))
+            amp.assert_identical(f"parameter {n} after an infinity in one of {bad.dtype}", leaf, amp.device.host(kept))
 
 
 @pytest.mark.parametrize("to_none", [True, False], ids=["none", "zeros"])
@@ -301,9 +301,9 @@ def test_parameters_without_gradient(amp: Amp, way: str, to_none: bool) -> None:
         scaler.step(optimizer)
         scaler.update()
     start = torch.arange(3) - 1.5
-    amp.exact("the parameter used", used, start * 0.75**2)
-    amp.exact("the frozen one", frozen, start)
-    amp.exact("the unused one", unused, start)
+    amp.assert_identical("the parameter used", used, start * 0.75**2)
+    amp.assert_identical("the frozen one", frozen, start)
+    amp.assert_identical("the unused one", unused, start)
 
 
 @scenario(values=True, dtypes="default")
@@ -312,8 +312,8 @@ def test_no_gradient_at_all(amp: Amp) -> None:
     leaf = _parameter(amp)
     optimizer, scaler = torch.optim.SGD([leaf], lr=0.25), torch.amp.GradScaler(amp.type)
     scaler.scale(torch.ones((), device=amp.type))
-    amp.raises("step", AssertionError, "No inf checks were recorded", lambda: scaler.step(optimizer))
-    amp.exact("the parameter", leaf, torch.arange(3) - 1.5)
+    amp.assert_raises("step", AssertionError, "No inf checks were recorded", lambda: scaler.step(optimizer))
+    amp.assert_identical("the parameter", leaf, torch.arange(3) - 1.5)
 
 
 @pytest.mark.parametrize("way", ["SparseAdam", "SGD", "Momentum", "Adagrad"])
@@ -341,7 +341,7 @@ def test_sparse(amp: Amp, way: str) -> None:
                     scaler.step(optimizer)
                 scaler.update()
         results.append(table.weight)
-    amp.exact("the table", results[1], amp.device.host(results[0]))
+    amp.assert_identical("the table", results[1], amp.device.host(results[0]))
 
 
 @scenario(values=True, dtypes="default")
@@ -366,8 +366,8 @@ def test_closure(amp: Amp) -> None:
             ("by keyword", lambda o=optimizer, s=scaler, c=closure: s.step(o, closure=c)),
             ("in first place", lambda o=optimizer, s=scaler, c=closure: s.step(o, c)),
         ):
-            amp.raises(f"a closure given to {make.__name__} {what}", RuntimeError, text, give)
-        amp.expect(f"calls of the closure given to {make.__name__}", len(called), 0)
+            amp.assert_raises(f"a closure given to {make.__name__} {what}", RuntimeError, text, give)
+        amp.assert_equal(f"calls of the closure given to {make.__name__}", len(called), 0)
 
 
 @scenario(values=True, dtypes="default")
@@ -382,7 +382,7 @@ def test_returned_value(amp: Amp) -> None:
     leaf = _parameter(amp)
     optimizer, scaler = Counted([leaf], lr=0.25), torch.amp.GradScaler(amp.type, init_scale=512.0)
     scaler.scale(leaf.sum()).backward()
-    amp.expect("what a step returned", scaler.step(optimizer, told=4), 5)
+    amp.assert_equal("what a step returned", scaler.step(optimizer, told=4), 5)
 
 
 @scenario(values=True, dtypes="default")
@@ -404,8 +404,8 @@ def test_scheduler(amp: Amp) -> None:
                 scaler.update()
             scheduler.step()
         results.append(leaf)
-        amp.expect(f"the rate, scaled={scaled}", optimizer.param_groups[0]["lr"], 0.0625)
-    amp.exact("the parameter", results[1], amp.device.host(results[0]))
+        amp.assert_equal(f"the rate, scaled={scaled}", optimizer.param_groups[0]["lr"], 0.0625)
+    amp.assert_identical("the parameter", results[1], amp.device.host(results[0]))
 
 
 @scenario(values=True, dtypes="default")
@@ -417,7 +417,7 @@ def test_scheduler_after_a_skipped_step(amp: Amp) -> None:
     scaler.scale((leaf * INF).sum()).backward()
     scaler.step(optimizer)
     scaler.update()
-    amp.quiet("scheduler.step() after scaler.step()", scheduler.step)
+    amp.assert_no_warning("scheduler.step() after scaler.step()", scheduler.step)
 
 
 @scenario(values=True, dtypes="default")
@@ -428,8 +428,8 @@ def test_group_added_later(amp: Amp) -> None:
     _steps(amp, [one], optimizer, scaled=True, count=1)
     optimizer.add_param_group({"params": [two], "lr": 0.5})
     _steps(amp, [one, two], optimizer, scaled=True, count=1)
-    amp.exact("the first parameter", one, (torch.arange(3) - 1.5) * 0.75**2)
-    amp.exact("the one that was added", two, (torch.arange(3) - 1.5) * 0.5)
+    amp.assert_identical("the first parameter", one, (torch.arange(3) - 1.5) * 0.75**2)
+    amp.assert_identical("the one that was added", two, (torch.arange(3) - 1.5) * 0.5)
 
 
 # ---- fused optimizers
@@ -468,11 +468,11 @@ def test_divided_once(amp: Amp, name: str) -> None:
             scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
-        amp.exact(f"the gradient, unscale_ called: {apart}", leaf.grad, amp.device.host(start))
+        amp.assert_identical(f"the gradient, unscale_ called: {apart}", leaf.grad, amp.device.host(start))
         plain = torch.nn.Parameter(start)
         plain.grad = start.clone()
         FUSED[name]([plain], fused=True).step()
-        amp.close(f"the parameter, unscale_ called: {apart}", leaf, amp.device.host(plain), 1e-6)
+        amp.assert_close(f"the parameter, unscale_ called: {apart}", leaf, amp.device.host(plain), 1e-6)
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["in_step", "apart"])
@@ -492,7 +492,7 @@ def test_overflow_in_the_first_step(amp: Amp, name: str, bad: str, apart: bool) 
             scaler.step(optimizer)
             scaler.update()
         results.append(leaf)
-    amp.close("the parameter after a skipped step and two others", results[0], amp.device.host(results[1]), 1e-6)
+    amp.assert_close("the parameter after a skipped step and two others", results[0], amp.device.host(results[1]), 1e-6)
 
 
 @each_fused
@@ -508,7 +508,7 @@ def test_preset_grad_scale(amp: Amp, name: str) -> None:
         optimizer.grad_scale = torch.full((1,), 8.0, device=amp.type)
         scaler.step(optimizer)
         scaler.update()
-        amp.exact(f"the gradient, unscale_ called: {apart}", leaf.grad, amp.device.host(start / 8))
+        amp.assert_identical(f"the gradient, unscale_ called: {apart}", leaf.grad, amp.device.host(start / 8))
 
 
 @each_fused
@@ -522,7 +522,7 @@ def test_nothing_stays_behind(amp: Amp, name: str) -> None:
         scaler.step(optimizer)
         scaler.update()
         left = [attribute for attribute in ("grad_scale", "found_inf") if hasattr(optimizer, attribute)]
-        amp.expect(f"attributes left after a gradient of {bad}", left, [])
+        amp.assert_equal(f"attributes left after a gradient of {bad}", left, [])
 
 
 @each_fused
@@ -537,10 +537,10 @@ def test_step_that_raises(amp: Amp, name: str) -> None:
         raise LookupError("not now")
 
     hook = optimizer.register_step_pre_hook(refuse)
-    amp.raises("the first try", LookupError, "not now", lambda: scaler.step(optimizer))
+    amp.assert_raises("the first try", LookupError, "not now", lambda: scaler.step(optimizer))
     hook.remove()
     scaler.step(optimizer)
-    amp.exact("the gradient after the second try", leaf.grad, amp.device.host(start))
+    amp.assert_identical("the gradient after the second try", leaf.grad, amp.device.host(start))
 
 
 @pytest.mark.parametrize("how", ["loop_to_fused", "fused_to_loop", "deepcopy", "pickle"])
@@ -566,7 +566,7 @@ def test_moved(amp: Amp, name: str, how: str) -> None:
             _scaled_backward(one, scaler, bad)
             scaler.step(own)
         scaler.update()
-    amp.close("the parameter of the loaded optimizer", other, amp.device.host(leaf), 1e-6)
+    amp.assert_close("the parameter of the loaded optimizer", other, amp.device.host(leaf), 1e-6)
 
 
 @each_fused
@@ -585,7 +585,7 @@ def test_late_gradient(amp: Amp, name: str) -> None:
             scaler.update()
         results.append(held)
     for n in (0, 1):
-        amp.close(f"parameter {n}", results[1][n], amp.device.host(results[0][n]), 1e-6)
+        amp.assert_close(f"parameter {n}", results[1][n], amp.device.host(results[0][n]), 1e-6)
 
 
 @each_fused
@@ -604,8 +604,8 @@ def test_gradient_spoiled_after_the_check(amp: Amp, name: str) -> None:
             leaf.grad.fill_(NAN)
         scaler.step(optimizer)
         scaler.update()
-        amp.expect(f"whether the parameter is nan, fused={fused}", bool(leaf.isnan().all().item()), True)
-        amp.expect(f"the scale, fused={fused}", scaler.get_scale(), 256.0)
+        amp.assert_equal(f"whether the parameter is nan, fused={fused}", bool(leaf.isnan().all().item()), True)
+        amp.assert_equal(f"the scale, fused={fused}", scaler.get_scale(), 256.0)
 
 
 @scenario(values=True, dtypes="default")
@@ -624,7 +624,7 @@ def test_groups_of_both_kinds(amp: Amp) -> None:
                 scaler.update()
             results.append(held)
         for n, (got, want) in enumerate(zip(results[1], results[0], strict=True)):
-            amp.close(f"parameter {n}", got, amp.device.host(want), 1e-6)
+            amp.assert_close(f"parameter {n}", got, amp.device.host(want), 1e-6)
 
 
 class Own(torch.optim.SGD):
@@ -657,9 +657,9 @@ def test_optimizer_of_ones_own(amp: Amp, kind: str) -> None:
         _scaled_backward(leaf, scaler, bad)
         if kind == "own":
             own = Own([leaf])
-            amp.expect("what step returned", scaler.step(own), "stepped")
-            amp.expect("grad_scale and found_inf", own.seen, (256.0, found))
+            amp.assert_equal("what step returned", scaler.step(own), "stepped")
+            amp.assert_equal("grad_scale and found_inf", own.seen, (256.0, found))
         else:
             told = Told([leaf])
-            amp.warns("the older contract", FutureWarning, "passing itself", lambda: scaler.step(told))  # noqa: B023
-            amp.expect("whether the scaler was passed", told.given is scaler, True)
+            amp.assert_warns("the older contract", FutureWarning, "passing itself", lambda: scaler.step(told))  # noqa: B023
+            amp.assert_equal("whether the scaler was passed", told.given is scaler, True)

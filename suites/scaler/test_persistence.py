@@ -67,10 +67,10 @@ def test_what_it_holds(amp: Amp, stage: str) -> None:
     """At every stage it has five entries, plain numbers, which the calls in between leave alone (state_dict)."""
     scaler, _, _ = _at_stage(amp, stage)
     saved = scaler.state_dict()
-    amp.expect("entries", sorted(saved), sorted(KEYS))
-    amp.expect("their types", [type(saved[key]) for key in KEYS], [float, float, float, int, int])
+    amp.assert_equal("entries", sorted(saved), sorted(KEYS))
+    amp.assert_equal("their types", [type(saved[key]) for key in KEYS], [float, float, float, int, int])
     count = {"new": 0, "updated": 2}.get(stage, 1)
-    amp.expect("their values", [saved[key] for key in KEYS], [64.0, 4.0, 0.25, 5, count])
+    amp.assert_equal("their values", [saved[key] for key in KEYS], [64.0, 4.0, 0.25, 5, count])
 
 
 @pytest.mark.parametrize("stage", ["scaled", "divided", "stepped"])
@@ -82,9 +82,9 @@ def test_holds_no_reference(amp: Amp, stage: str) -> None:
     was = dict(saved)
     scaler.update(2.0)
     _iterate(scaler, weight, optimizer, float("inf"))
-    amp.expect("what was saved, after another iteration", saved, was)
+    amp.assert_equal("what was saved, after another iteration", saved, was)
     saved["scale"] = 9.0
-    amp.expect("scale after what was saved is changed", scaler.get_scale(), 0.5)
+    amp.assert_equal("scale after what was saved is changed", scaler.get_scale(), 0.5)
 
 
 @pytest.mark.parametrize("end", list(ENDS))
@@ -102,8 +102,8 @@ def test_goes_on(amp: Amp, stage: str, end: str) -> None:
             _iterate(one, weight, optimizer, by)
             found.append(one.state_dict())
         seen.append(found)
-    amp.expect("what the other one goes through", seen[1], seen[0])
-    amp.expect(
+    amp.assert_equal("what the other one goes through", seen[1], seen[0])
+    amp.assert_equal(
         "scales on the way",
         [each["scale"] for each in seen[0]][-2:],
         [64.0, 64.0] if stage == "updated" else [16.0, 16.0],
@@ -118,9 +118,11 @@ def test_middle_of_an_iteration(amp: Amp, stage: str, end: str) -> None:
     scaler, _, _ = _at_stage(amp, stage)
     if stage in ("divided", "stepped"):
         text = "may only be pickled at the beginning of an iteration, or at the end after scaler.update()"
-        amp.raises(f"{end} when {stage}", AssertionError, text, lambda: ENDS[end](scaler))
+        amp.assert_raises(f"{end} when {stage}", AssertionError, text, lambda: ENDS[end](scaler))
     else:
-        amp.expect(f"what is saved of one {end} when {stage}", ENDS[end](scaler).state_dict(), scaler.state_dict())
+        amp.assert_equal(
+            f"what is saved of one {end} when {stage}", ENDS[end](scaler).state_dict(), scaler.state_dict()
+        )
 
 
 @scenario(values=True, dtypes="default")
@@ -129,9 +131,9 @@ def test_apart_after_copying(amp: Amp) -> None:
     scaler, weight, optimizer = _at_stage(amp, "updated")
     other = copy.deepcopy(scaler)
     scaler.update(2.0)
-    amp.expect("scale of the copy after the original's was set", other.get_scale(), 64.0)
+    amp.assert_equal("scale of the copy after the original's was set", other.get_scale(), 64.0)
     _iterate(other, weight, optimizer, float("inf"))
-    amp.expect("scales after an overflow of the copy's", (scaler.get_scale(), other.get_scale()), (2.0, 16.0))
+    amp.assert_equal("scales after an overflow of the copy's", (scaler.get_scale(), other.get_scale()), (2.0, 16.0))
 
 
 @pytest.mark.parametrize("made", ["lazy", "made"])
@@ -144,10 +146,10 @@ def test_loaded_before_or_after_the_first_output(amp: Amp, made: str) -> None:
         _iterate(scaler, weight, optimizer)
     saved = {"scale": 12.0, "growth_factor": 3.0, "backoff_factor": 0.5, "growth_interval": 4, "_growth_tracker": 3}
     scaler.load_state_dict(saved)
-    amp.expect("what is saved of it then", scaler.state_dict(), saved)
-    amp.expect("a scaled one", amp.values(scaler.scale(torch.ones((), device=amp.type))), 12.0)
+    amp.assert_equal("what is saved of it then", scaler.state_dict(), saved)
+    amp.assert_equal("a scaled one", amp.values(scaler.scale(torch.ones((), device=amp.type))), 12.0)
     _iterate(scaler, weight, optimizer)
-    amp.expect("scale after an iteration, the fourth", scaler.get_scale(), 36.0)
+    amp.assert_equal("scale after an iteration, the fourth", scaler.get_scale(), 36.0)
 
 
 @scenario(values=True, dtypes="default")
@@ -156,7 +158,7 @@ def test_getters_after_loading(amp: Amp) -> None:
     scaler = torch.amp.GradScaler(amp.type)
     scaler.load_state_dict(dict(zip(KEYS, [5.0, 7.0, 0.75, 11, 2], strict=True)))
     got = (scaler.get_scale(), scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval())
-    amp.expect("scale, factors and interval", got, (5.0, 7.0, 0.75, 11))
+    amp.assert_equal("scale, factors and interval", got, (5.0, 7.0, 0.75, 11))
 
 
 @scenario(values=True, dtypes="default")
@@ -165,28 +167,28 @@ def test_loaded_in_the_middle(amp: Amp) -> None:
     scaler, weight, optimizer = _at_stage(amp, "divided")
     grad = amp.values(weight.grad)  # type: ignore[arg-type]
     scaler.load_state_dict({**scaler.state_dict(), "scale": 8.0, "_growth_tracker": 1})
-    amp.raises("another unscale_", RuntimeError, "has already been called", lambda: scaler.unscale_(optimizer))
+    amp.assert_raises("another unscale_", RuntimeError, "has already been called", lambda: scaler.unscale_(optimizer))
     scaler.step(optimizer)
-    amp.expect("gradient after the step", amp.values(weight.grad), grad)  # type: ignore[arg-type]
+    amp.assert_equal("gradient after the step", amp.values(weight.grad), grad)  # type: ignore[arg-type]
     scaler.update()
     saved = scaler.state_dict()
-    amp.expect("scale and tracker after update", (saved["scale"], saved["_growth_tracker"]), (8.0, 2))
+    amp.assert_equal("scale and tracker after update", (saved["scale"], saved["_growth_tracker"]), (8.0, 2))
 
 
 @scenario(values=True, dtypes="default")
 def test_not_enabled(amp: Amp) -> None:
     """A disabled scaler saves an empty state and loads any; an enabled one refuses the empty state (state_dict)."""
     off, on = torch.amp.GradScaler(amp.type, enabled=False), torch.amp.GradScaler(amp.type, init_scale=4.0)
-    amp.expect("what one that is not enabled saves", off.state_dict(), {})
+    amp.assert_equal("what one that is not enabled saves", off.state_dict(), {})
     off.load_state_dict(on.state_dict())
     off.load_state_dict({})
-    amp.expect("whether it is enabled after loading", (off.is_enabled(), off.get_scale()), (False, 1.0))
+    amp.assert_equal("whether it is enabled after loading", (off.is_enabled(), off.get_scale()), (False, 1.0))
     text = "The source state dict is empty, possibly because it was saved from a disabled instance of GradScaler."
-    amp.raises("loading an empty one", RuntimeError, text, lambda: on.load_state_dict(off.state_dict()))
-    amp.expect("scale after that", on.get_scale(), 4.0)
+    amp.assert_raises("loading an empty one", RuntimeError, text, lambda: on.load_state_dict(off.state_dict()))
+    amp.assert_equal("scale after that", on.get_scale(), 4.0)
     for end in ("pickled", "deep_copy"):
         other = ENDS[end](off)
-        amp.expect(f"one that is not enabled, {end}", (other.is_enabled(), other.state_dict()), (False, {}))
+        amp.assert_equal(f"one that is not enabled, {end}", (other.is_enabled(), other.state_dict()), (False, {}))
 
 
 @pytest.mark.parametrize("missing", KEYS)
@@ -195,7 +197,7 @@ def test_an_entry_is_missing(amp: Amp, missing: str) -> None:
     """A state that lacks an entry is refused by a KeyError that names it (load_state_dict: what state_dict gave)."""
     scaler, _, _ = _at_stage(amp, "updated")
     given = {key: value for key, value in scaler.state_dict().items() if key != missing}
-    amp.raises(f"loading without {missing}", KeyError, missing, lambda: scaler.load_state_dict(given))
+    amp.assert_raises(f"loading without {missing}", KeyError, missing, lambda: scaler.load_state_dict(given))
 
 
 @scenario(values=True, dtypes="default")
@@ -207,9 +209,9 @@ def test_refused_as_a_whole(amp: Amp) -> None:
     try:
         scaler.load_state_dict(given)
     except KeyError:
-        amp.expect("what is saved of it after a refused one", scaler.state_dict(), before)
+        amp.assert_equal("what is saved of it after a refused one", scaler.state_dict(), before)
         return
-    amp.expect("whether loading was refused", False, True)
+    amp.assert_equal("whether loading was refused", False, True)
 
 
 @scenario(values=True, dtypes="default")
@@ -221,7 +223,7 @@ def test_through_a_file(amp: Amp) -> None:
     file = io.BytesIO()
     torch.save(scaler.state_dict(), file)
     file.seek(0)
-    amp.expect("what comes back", torch.load(file, weights_only=True), scaler.state_dict())
+    amp.assert_equal("what comes back", torch.load(file, weights_only=True), scaler.state_dict())
 
 
 @pytest.mark.parametrize("end", ["pickled", "deep_copy"])
@@ -231,8 +233,8 @@ def test_subclass(amp: Amp, end: str) -> None:
     scaler = _Named(amp.type, init_scale=8.0)
     scaler.scale(torch.ones((), device=amp.type))
     other = ENDS[end](scaler)
-    amp.expect("class and name", (type(other).__name__, other.name), ("_Named", "first"))
-    amp.expect("what is saved of it", other.state_dict(), scaler.state_dict())
+    amp.assert_equal("class and name", (type(other).__name__, other.name), ("_Named", "first"))
+    amp.assert_equal("what is saved of it", other.state_dict(), scaler.state_dict())
 
 
 class _Named(torch.amp.GradScaler):

@@ -42,7 +42,7 @@ def test_sequence(amp: Amp) -> None:
     trackers = [1, 2, 0, 0, 1, 0, 0, 1, 2, 0, 1, 2, 0]
     for step, want in enumerate(zip(scales, trackers, strict=True)):
         scale, tracker = _rescale(amp, scale, tracker, found[step])
-        amp.expect(f"scale and tracker after step {step}", (scale, tracker), want)
+        amp.assert_equal(f"scale and tracker after step {step}", (scale, tracker), want)
 
 
 @pytest.mark.parametrize("interval", [1, 2, 3, 2000, 2**31 - 1])
@@ -52,7 +52,9 @@ def test_interval(amp: Amp, interval: int) -> None:
     for tracker in {0, max(interval - 2, 0), interval - 1}:
         at = tracker + 1 == interval
         want = (8.0, 0) if at else (4.0, tracker + 1)
-        amp.expect(f"scale and tracker after {tracker}", _rescale(amp, 4.0, tracker, 0.0, interval=interval), want)
+        amp.assert_equal(
+            f"scale and tracker after {tracker}", _rescale(amp, 4.0, tracker, 0.0, interval=interval), want
+        )
 
 
 @pytest.mark.parametrize("found", ["1.0", "2.0", "8.0", "0.5", "nan"])
@@ -64,7 +66,7 @@ def test_overflow(amp: Amp, found: str) -> None:
     """
     for tracker in (0, 1, 2, 1999):
         got = _rescale(amp, 4.0, tracker, float(found))
-        amp.expect(f"scale and tracker with {found} found after {tracker} steps", got, (2.0, 0))
+        amp.assert_equal(f"scale and tracker with {found} found after {tracker} steps", got, (2.0, 0))
 
 
 @pytest.mark.parametrize("scale", [65536.0, 3.0, 1 / 3, 1e-3, 12345.678])
@@ -73,9 +75,9 @@ def test_overflow(amp: Amp, found: str) -> None:
 def test_factors(amp: Amp, grow: float, back: float, scale: float) -> None:
     """The factors multiply the scale in float64, and the product is rounded once to float32 (AmpKernels.cu)."""
     held = _rounded(scale)
-    amp.expect("scale grown", _rescale(amp, held, 2, 0.0, (grow, back)), (_rounded(held * grow), 0))
-    amp.expect("scale backed off", _rescale(amp, held, 2, 1.0, (grow, back)), (_rounded(held * back), 0))
-    amp.expect("scale between", _rescale(amp, held, 1, 0.0, (grow, back)), (held, 2))
+    amp.assert_equal("scale grown", _rescale(amp, held, 2, 0.0, (grow, back)), (_rounded(held * grow), 0))
+    amp.assert_equal("scale backed off", _rescale(amp, held, 2, 1.0, (grow, back)), (_rounded(held * back), 0))
+    amp.assert_equal("scale between", _rescale(amp, held, 1, 0.0, (grow, back)), (held, 2))
 
 
 @scenario(values=True, dtypes="default")
@@ -94,8 +96,8 @@ def test_top_of_float32(amp: Amp) -> None:
         (1e38, 1e300, _rounded(1e38)),
         (1.0, INF, 1.0),
     ):
-        amp.expect(f"scale {scale} times {grow}", _rescale(amp, scale, 2, 0.0, (grow, 0.5)), (_rounded(want), 0))
-    amp.expect("the largest scale backed off", _rescale(amp, TOP, 2, 1.0), (TOP / 2, 0))
+        amp.assert_equal(f"scale {scale} times {grow}", _rescale(amp, scale, 2, 0.0, (grow, 0.5)), (_rounded(want), 0))
+    amp.assert_equal("the largest scale backed off", _rescale(amp, TOP, 2, 1.0), (TOP / 2, 0))
 
 
 @scenario(values=True, dtypes="default")
@@ -104,25 +106,25 @@ def test_bottom_of_normal_numbers(amp: Amp) -> None:
 
     The documentation warns that nothing keeps the scale above 1.
     """
-    amp.expect("twice the smallest", _rescale(amp, 2 * SMALLEST, 0, 1.0), (SMALLEST, 0))
-    amp.expect("the smallest grown", _rescale(amp, SMALLEST, 2, 0.0), (2 * SMALLEST, 0))
-    amp.expect("zero backed off", _rescale(amp, 0.0, 0, 1.0), (0.0, 0))
-    amp.expect("zero grown", _rescale(amp, 0.0, 2, 0.0), (0.0, 0))
+    amp.assert_equal("twice the smallest", _rescale(amp, 2 * SMALLEST, 0, 1.0), (SMALLEST, 0))
+    amp.assert_equal("the smallest grown", _rescale(amp, SMALLEST, 2, 0.0), (2 * SMALLEST, 0))
+    amp.assert_equal("zero backed off", _rescale(amp, 0.0, 0, 1.0), (0.0, 0))
+    amp.assert_equal("zero grown", _rescale(amp, 0.0, 2, 0.0), (0.0, 0))
 
 
 @scenario(values=True, dtypes="default")
 def test_subnormal(amp: Amp) -> None:
     """Below the normal numbers the scale is halved down to the last one, then 0, and grows back (IEEE 754)."""
     for before, after in ((SMALLEST, SMALLEST / 2), (2.0**-148, 2.0**-149), (2.0**-149, 0.0)):
-        amp.expect(f"{before} backed off", _rescale(amp, before, 0, 1.0), (after, 0))
-    amp.expect("the last one grown", _rescale(amp, 2.0**-149, 2, 0.0), (2.0**-148, 0))
+        amp.assert_equal(f"{before} backed off", _rescale(amp, before, 0, 1.0), (after, 0))
+    amp.assert_equal("the last one grown", _rescale(amp, 2.0**-149, 2, 0.0), (2.0**-148, 0))
 
 
 @scenario(values=True, dtypes="default")
 def test_infinite_scale(amp: Amp) -> None:
     """A scale set to infinity stays infinite, as in float32 (AmpKernels.cu)."""
     for tracker, found in ((2, 0.0), (1, 0.0), (0, 1.0)):
-        amp.expect(f"scale after {found} found", _rescale(amp, INF, tracker, found)[0], INF)
+        amp.assert_equal(f"scale after {found} found", _rescale(amp, INF, tracker, found)[0], INF)
 
 
 @scenario(values=True, dtypes="default")
@@ -132,10 +134,10 @@ def test_in_place(amp: Amp) -> None:
         scale, tracker = torch.full(shape, 4.0, device=amp.type), torch.full(shape, 2, device=amp.type).int()
         found = torch.zeros(shape, device=amp.type)
         out = torch._amp_update_scale_(scale, tracker, found, 2.0, 0.5, 3)
-        amp.expect("whether the scale is returned", out is scale, True)
-        amp.exact("scale", scale, torch.full(shape, 8.0))
-        amp.exact("tracker", tracker, torch.zeros(shape, dtype=torch.int32))
-        amp.exact("found_inf", found, torch.zeros(shape))
+        amp.assert_equal("whether the scale is returned", out is scale, True)
+        amp.assert_identical("scale", scale, torch.full(shape, 8.0))
+        amp.assert_identical("tracker", tracker, torch.zeros(shape, dtype=torch.int32))
+        amp.assert_identical("found_inf", found, torch.zeros(shape))
 
 
 @pytest.mark.parametrize("which", ["current_scale", "growth_tracker", "found_inf"])
@@ -155,7 +157,7 @@ def test_wrong_argument(amp: Amp, which: str) -> None:
         torch.zeros((), dtype=torch.int64),
     ):
         given = [tensor.to(amp.type) for tensor in {**good, which: wrong}.values()]
-        amp.raises(
+        amp.assert_raises(
             f"{which} of {list(wrong.shape)} {wrong.dtype}",
             RuntimeError,
             f"{which} must be a",
@@ -174,4 +176,4 @@ def test_two_found(amp: Amp, found: tuple[int, int]) -> None:
         scaler.scale(leaf.sum() * (INF if bad else 1.0)).backward()
         scaler.step(optimizer)
     scaler.update()
-    amp.expect("scale", scaler.get_scale(), 4.0 if any(found) else 16.0)
+    amp.assert_equal("scale", scaler.get_scale(), 4.0 if any(found) else 16.0)

@@ -51,9 +51,9 @@ def test_sizes(amp: Amp, dtype: torch.dtype, inverse: float) -> None:
     """Every element of a gradient of any size is multiplied, in its own dtype (AmpKernels.cu; pytorch#127176)."""
     for sizes in (SIZES, (1025,)):
         grads = [_on_device(amp, _ramp(size, dtype)) for size in sizes]
-        amp.expect(f"found_inf of {sizes} finite elements", _unscale(amp, grads, inverse).item(), 0.0)
+        amp.assert_equal(f"found_inf of {sizes} finite elements", _unscale(amp, grads, inverse).item(), 0.0)
         for size, grad in zip(sizes, grads, strict=True):
-            amp.exact(f"gradient of {size} elements", grad, _unscaled(_ramp(size, dtype), inverse))
+            amp.assert_identical(f"gradient of {size} elements", grad, _unscaled(_ramp(size, dtype), inverse))
 
 
 @pytest.mark.parametrize("bad", ["inf", "-inf", "nan"], ids=["inf", "minus_inf", "nan"])
@@ -67,10 +67,10 @@ def test_each_place(amp: Amp, dtype: torch.dtype, bad: str) -> None:
             host[place] = float(bad)
             grad = _on_device(amp, host)
             found = _unscale(amp, [grad], 0.25)
-            amp.expect(f"found_inf with {bad} at {place} of {size}", found.item(), 1.0)
+            amp.assert_equal(f"found_inf with {bad} at {place} of {size}", found.item(), 1.0)
             got, rest = amp.device.host(grad), torch.arange(size) != place
-            amp.expect(f"what {bad} at {place} of {size} became", repr(got[place].item()), bad)
-            amp.expect(f"the rest of {size} elements", got[rest].equal(_unscaled(host, 0.25)[rest]), True)
+            amp.assert_equal(f"what {bad} at {place} of {size} became", repr(got[place].item()), bad)
+            amp.assert_equal(f"the rest of {size} elements", got[rest].equal(_unscaled(host, 0.25)[rest]), True)
 
 
 @pytest.mark.parametrize("count", [2, 29, 111, 150])
@@ -79,14 +79,16 @@ def test_many(amp: Amp, count: int) -> None:
     """No gradient of a long list is left out, first, last or where a list is split for the device (AmpKernels.cu)."""
     wholes = [_ramp(1 + n % 5) for n in range(count)]
     grads = [_on_device(amp, whole) for whole in wholes]
-    amp.expect("found_inf of finite gradients", _unscale(amp, grads, 0.25).item(), 0.0)
+    amp.assert_equal("found_inf of finite gradients", _unscale(amp, grads, 0.25).item(), 0.0)
     for n, (grad, whole) in enumerate(zip(grads, wholes, strict=True)):
-        amp.exact(f"gradient {n} of {count}", grad, _unscaled(whole, 0.25))
+        amp.assert_identical(f"gradient {n} of {count}", grad, _unscaled(whole, 0.25))
     for n in {0, 1, count // 2, count - 2, count - 1}:
         hosts = [whole.clone() for whole in wholes]
         hosts[n][-1] = INF
         grads = [_on_device(amp, host) for host in hosts]
-        amp.expect(f"found_inf with an infinity in gradient {n} of {count}", _unscale(amp, grads, 0.25).item(), 1.0)
+        amp.assert_equal(
+            f"found_inf with an infinity in gradient {n} of {count}", _unscale(amp, grads, 0.25).item(), 1.0
+        )
 
 
 @pytest.mark.parametrize("place", ["first", "last", "only", "between"])
@@ -96,18 +98,18 @@ def test_empty(amp: Amp, place: str) -> None:
     empty, full = torch.zeros(0, 3), _ramp(5)
     hosts = {"first": [empty, full], "last": [full, empty], "only": [empty], "between": [full, empty, full]}[place]
     grads = [_on_device(amp, host) for host in hosts]
-    amp.expect("found_inf", _unscale(amp, grads, 0.25).item(), 0.0)
+    amp.assert_equal("found_inf", _unscale(amp, grads, 0.25).item(), 0.0)
     for grad, host in zip(grads, hosts, strict=True):
-        amp.exact(f"a gradient of {list(host.shape)}", grad, _unscaled(host, 0.25))
+        amp.assert_identical(f"a gradient of {list(host.shape)}", grad, _unscaled(host, 0.25))
     grads = [_on_device(amp, host).fill_(NAN) for host in hosts]
-    amp.expect("found_inf of nan", _unscale(amp, grads, 0.25).item(), float(place != "only"))
+    amp.assert_equal("found_inf of nan", _unscale(amp, grads, 0.25).item(), float(place != "only"))
 
 
 @scenario(values=True, dtypes="default")
 def test_no_gradients(amp: Amp) -> None:
     """An empty list of gradients changes nothing (AmpKernels.cu)."""
     for found in (0.0, 1.0):
-        amp.expect(f"found_inf that was {found}", _unscale(amp, [], 0.25, found).item(), found)
+        amp.assert_equal(f"found_inf that was {found}", _unscale(amp, [], 0.25, found).item(), found)
 
 
 def _base_gradient(amp: Amp) -> torch.Tensor:
@@ -139,15 +141,15 @@ def test_layout(amp: Amp, layout: str) -> None:
     grad, host = LAYOUTS[layout](base), LAYOUTS[layout](untouched.clone())
     strides = grad.stride()
     found = _unscale(amp, [grad], 0.25)
-    amp.exact("the view", grad, _unscaled(host, 0.25))
-    amp.expect("strides of the view", grad.stride(), strides)
-    amp.expect("found_inf", found.item(), 0.0)
+    amp.assert_identical("the view", grad, _unscaled(host, 0.25))
+    amp.assert_equal("strides of the view", grad.stride(), strides)
+    amp.assert_equal("found_inf", found.item(), 0.0)
     if layout != "channels_last":  # a copy of its own
         LAYOUTS[layout](untouched).copy_(_unscaled(host, 0.25))
-        amp.exact("the tensor that it is a view of", base, untouched)
+        amp.assert_identical("the tensor that it is a view of", base, untouched)
     if host.dim():
         grad[tuple(size - 1 for size in host.shape)].fill_(-INF)
-        amp.expect("found_inf with an infinity in its last element", _unscale(amp, [grad], 0.25).item(), 1.0)
+        amp.assert_equal("found_inf with an infinity in its last element", _unscale(amp, [grad], 0.25).item(), 1.0)
 
 
 @scenario(values=True, dtypes="default")
@@ -158,8 +160,8 @@ def test_views_of_one_buffer(amp: Amp) -> None:
     found = _unscale(amp, grads, 0.25)
     want = _ramp(60)
     want[:52] = _unscaled(want[:52], 0.25)
-    amp.exact("the buffer", buffer, want)
-    amp.expect("found_inf", found.item(), 0.0)
+    amp.assert_identical("the buffer", buffer, want)
+    amp.assert_equal("found_inf", found.item(), 0.0)
 
 
 @pytest.mark.parametrize("bad_one", [None, 0, 1, 2, 3, 4, 5], ids=lambda n: "none" if n is None else f"at_{n}")
@@ -180,10 +182,10 @@ def test_mixed_list(amp: Amp, bad_one: int | None) -> None:
         grads[bad_one].fill_(NAN)
     found = _unscale(amp, grads, 0.25)
     seen = bad_one is not None and hosts[bad_one].numel() > 0
-    amp.expect("found_inf", found.item(), float(seen))
+    amp.assert_equal("found_inf", found.item(), float(seen))
     for n, (grad, host) in enumerate(zip(grads, hosts, strict=True)):
         if n != bad_one:
-            amp.exact(f"gradient {n}", grad, _unscaled(host, 0.25))
+            amp.assert_identical(f"gradient {n}", grad, _unscaled(host, 0.25))
 
 
 @scenario(values=True, dtypes="default")
@@ -192,8 +194,8 @@ def test_found_is_kept(amp: Amp) -> None:
     found, inverse = torch.zeros((), device=amp.type), torch.full((), 0.25, device=amp.type)
     for values, want in (([1.0, 2.0], 0.0), ([1.0, NAN], 1.0), ([1.0, 2.0], 1.0), ([INF], 1.0), ([], 1.0)):
         torch._amp_foreach_non_finite_check_and_unscale_([torch.tensor(values, device=amp.type)], found, inverse)
-        amp.expect(f"found_inf after {values}", found.item(), want)
-    amp.expect("the inverse scale afterwards", inverse.item(), 0.25)
+        amp.assert_equal(f"found_inf after {values}", found.item(), want)
+    amp.assert_equal("the inverse scale afterwards", inverse.item(), 0.25)
 
 
 INVERSES = {
@@ -216,8 +218,8 @@ def test_inverse(amp: Amp, kind: str) -> None:
     inverse, given, want, seen = INVERSES[kind]
     grad = torch.tensor(given, device=amp.type)
     found = _unscale(amp, [grad], inverse)
-    amp.expect(f"{given} times {inverse}", repr(amp.values(grad)), repr(want))
-    amp.expect("found_inf", found.item(), seen)
+    amp.assert_equal(f"{given} times {inverse}", repr(amp.values(grad)), repr(want))
+    amp.assert_equal("found_inf", found.item(), seen)
 
 
 @scenario(values=True, dtypes="default")
@@ -225,10 +227,10 @@ def test_subnormal(amp: Amp) -> None:
     """Gradients below the normal numbers of float32 are multiplied too (IEEE 754; AmpKernels.cu has no exception)."""
     grad = torch.tensor([2.0**-140, -(2.0**-126)], device=amp.type)
     _unscale(amp, [grad], 4.0)
-    amp.expect("subnormal gradients times 4", amp.values(grad), [2.0**-138, -(2.0**-124)])
+    amp.assert_equal("subnormal gradients times 4", amp.values(grad), [2.0**-138, -(2.0**-124)])
     grad = torch.tensor([2.0**-125, 2.0**-126], device=amp.type)
     _unscale(amp, [grad], 0.25)
-    amp.expect("quarters of small gradients", amp.values(grad), [2.0**-127, 2.0**-128])
+    amp.assert_equal("quarters of small gradients", amp.values(grad), [2.0**-127, 2.0**-128])
 
 
 @pytest.mark.parametrize("kind", ["ints", "complex"])
@@ -237,8 +239,8 @@ def test_no_floating_gradient(amp: Amp, kind: str) -> None:
     """A gradient that is not real floating point is refused and left unchanged (AmpKernels.cu; pytorch#127176)."""
     dtype, text = {"ints": (torch.int32, "nt"), "complex": (torch.complex64, "omplex")}[kind]
     grad = torch.ones(3, dtype=dtype, device=amp.type)
-    amp.raises("a gradient of another kind", RuntimeError, text, lambda: _unscale(amp, [grad], 0.25))
-    amp.exact("the gradient afterwards", grad, torch.ones(3, dtype=dtype))
+    amp.assert_raises("a gradient of another kind", RuntimeError, text, lambda: _unscale(amp, [grad], 0.25))
+    amp.assert_identical("the gradient afterwards", grad, torch.ones(3, dtype=dtype))
 
 
 @pytest.mark.parametrize("which", ["found_inf", "inv_scale"])
@@ -254,20 +256,20 @@ def test_wrong_argument(amp: Amp, which: str) -> None:
     ):
         given, grad = {**good, which: _on_device(amp, wrong)}, torch.ones(2, device=amp.type)
         what = f"{which} of {list(wrong.shape)} {wrong.dtype}"
-        amp.raises(
+        amp.assert_raises(
             what,
             RuntimeError,
             f"{which} must be a",
             lambda grad=grad, given=given: torch._amp_foreach_non_finite_check_and_unscale_([grad], **given),  # type: ignore[misc]
         )
-        amp.exact(f"the gradient after {what}", grad, torch.ones(2))
+        amp.assert_identical(f"the gradient after {what}", grad, torch.ones(2))
 
 
 @scenario(values=True, dtypes="default", types=("cuda", "xpu", "mps", "jax"))
 def test_another_device(amp: Amp) -> None:
     """Gradients on two devices in one list are refused (test_torch, test_grad_scaling_unscale)."""
     grads = [torch.ones(2, device=amp.type), torch.ones(2)]
-    amp.raises("a list on two devices", RuntimeError, "on the same device", lambda: _unscale(amp, grads, 0.25))
+    amp.assert_raises("a list on two devices", RuntimeError, "on the same device", lambda: _unscale(amp, grads, 0.25))
 
 
 # ---- GradScaler.unscale_
@@ -307,9 +309,9 @@ def test_divides(amp: Amp, scale: float) -> None:
     scaler.unscale_(optimizer)
     inverse = torch.tensor(scale, dtype=torch.float64).reciprocal().float()
     for n, (one, scaled) in enumerate(zip(held, before, strict=True)):
-        amp.exact(f"gradient {n} at scale {scale}", one.grad, scaled * inverse)
-    amp.expect("what was found", _found_inf(scaler, optimizer), 0.0)
-    amp.expect("the scale afterwards", scaler.get_scale(), scale)
+        amp.assert_identical(f"gradient {n} at scale {scale}", one.grad, scaled * inverse)
+    amp.assert_equal("what was found", _found_inf(scaler, optimizer), 0.0)
+    amp.assert_equal("the scale afterwards", scaler.get_scale(), scale)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=["brain", "single", "double"])
@@ -319,8 +321,8 @@ def test_keeps_dtype(amp: Amp, dtype: torch.dtype) -> None:
     held = _parameters(amp, [torch.tensor([4.0, -8.0, 4 / 3], dtype=dtype)])
     before, optimizer, scaler = held[0].grad, torch.optim.SGD(held), _scaler(amp, 4.0)
     scaler.unscale_(optimizer)
-    amp.expect("whether the gradient is the same tensor", held[0].grad is before, True)
-    amp.exact("the gradient", held[0].grad, torch.tensor([4.0, -8.0, 4 / 3], dtype=dtype) / 4)
+    amp.assert_equal("whether the gradient is the same tensor", held[0].grad is before, True)
+    amp.assert_identical("the gradient", held[0].grad, torch.tensor([4.0, -8.0, 4 / 3], dtype=dtype) / 4)
 
 
 @scenario(values=True, dtypes="default")
@@ -328,9 +330,11 @@ def test_half_is_refused(amp: Amp) -> None:
     """float16 gradients are refused before any gradient is changed (grad_scaler.py; pytorch#74739, diffusers#1246)."""
     held = _parameters(amp, [torch.ones(2), torch.ones(2, dtype=torch.float16)])
     optimizer, scaler = torch.optim.SGD(held), _scaler(amp, 4.0)
-    amp.raises("unscale_", ValueError, "Attempting to unscale FP16 gradients", lambda: scaler.unscale_(optimizer))
+    amp.assert_raises(
+        "unscale_", ValueError, "Attempting to unscale FP16 gradients", lambda: scaler.unscale_(optimizer)
+    )
     for one in held:
-        amp.exact("the gradient", one.grad, torch.ones(2, dtype=one.dtype))
+        amp.assert_identical("the gradient", one.grad, torch.ones(2, dtype=one.dtype))
 
 
 @pytest.mark.parametrize("bad_one", [None, 0, 1, 2, 3, 4, 5, 6], ids=lambda n: "none" if n is None else f"at_{n}")
@@ -357,11 +361,11 @@ def test_perfect_storm(amp: Amp, bad: str, bad_one: int | None) -> None:
     scaler, found = _scaler(amp, 4.0), torch.zeros((), device=amp.type)
     inverse = torch.full((), 0.25, device=amp.type)
     per_device = scaler._unscale_grads_(optimizer, inverse, found, True)
-    amp.expect("what was found", sum(one.item() for one in per_device.values()), float(bad_one is not None))
+    amp.assert_equal("what was found", sum(one.item() for one in per_device.values()), float(bad_one is not None))
     for n, (one, grad) in enumerate(zip(held, grads, strict=True)):
         if n != bad_one:
-            amp.exact(f"gradient {n}", one.grad, grad / 4)
-    amp.expect("the gradient of the frozen parameter", frozen.grad, None)
+            amp.assert_identical(f"gradient {n}", one.grad, grad / 4)
+    amp.assert_equal("the gradient of the frozen parameter", frozen.grad, None)
 
 
 @scenario(values=True, dtypes="default")
@@ -372,8 +376,8 @@ def test_gradients_with_a_graph(amp: Amp) -> None:
     grad = torch.autograd.grad(scaler.scale((leaf**3).sum()), [leaf], create_graph=True)[0]
     leaf.grad = grad
     scaler.unscale_(optimizer)
-    amp.exact("the gradient", leaf.grad, torch.tensor([3.0, 12.0, 27.0]))
-    amp.expect("what was found", _found_inf(scaler, optimizer), 0.0)
+    amp.assert_identical("the gradient", leaf.grad, torch.tensor([3.0, 12.0, 27.0]))
+    amp.assert_equal("what was found", _found_inf(scaler, optimizer), 0.0)
 
 
 def _embedding(amp: Amp, rows: Sequence[int], scaler: torch.amp.GradScaler) -> torch.nn.Embedding:
@@ -397,10 +401,10 @@ def test_sparse(amp: Amp, rows: tuple[int, ...]) -> None:
     for n, row in enumerate(rows):
         want[row] += n + 1
     grad = made.weight.grad
-    amp.expect("whether the gradient is sparse", grad is not None and grad.is_sparse, True)
+    amp.assert_equal("whether the gradient is sparse", grad is not None and grad.is_sparse, True)
     if grad is not None:
-        amp.exact("the gradient", grad.to_dense(), want)
-    amp.expect("what was found", _found_inf(scaler, optimizer), 0.0)
+        amp.assert_identical("the gradient", grad.to_dense(), want)
+    amp.assert_equal("what was found", _found_inf(scaler, optimizer), 0.0)
 
 
 @pytest.mark.parametrize("bad", ["inf", "-inf", "nan"], ids=["inf", "minus_inf", "nan"])
@@ -415,7 +419,7 @@ def test_sparse_bad_value(amp: Amp, bad: str, place: int) -> None:
         raise RuntimeError("the scenario computed no gradient")
     made.weight.grad._values()[place] = float(bad)
     scaler.unscale_(optimizer)
-    amp.expect(f"what was found with {bad} at {place}", _found_inf(scaler, optimizer), 1.0)
+    amp.assert_equal(f"what was found with {bad} at {place}", _found_inf(scaler, optimizer), 1.0)
 
 
 @pytest.mark.parametrize("sign", [1, -1], ids=["plus", "minus"])
@@ -431,7 +435,7 @@ def test_sparse_overflow_by_coalescing(amp: Amp, sign: int) -> None:
         optimizer, scaler = torch.optim.SGD([leaf]), _scaler(amp, 4.0)
         inverse = torch.full((), 0.25, device=amp.type)
         found = scaler._unscale_grads_(optimizer, inverse, torch.zeros((), device=amp.type), True)
-        amp.expect("what was found", sum(one.item() for one in found.values()), want)
+        amp.assert_equal("what was found", sum(one.item() for one in found.values()), want)
 
 
 @scenario(values=True, dtypes="default")
@@ -443,8 +447,10 @@ def test_sparse_beside_dense(amp: Amp) -> None:
     optimizer = torch.optim.SGD([*made.parameters(), *dense], lr=1.0)
     scaler.unscale_(optimizer)
     if made.weight.grad is not None:
-        amp.exact("the sparse gradient", made.weight.grad.to_dense()[:, 0], torch.tensor([0.0, 3.0, 0.0, 0.0, 3.0]))
-    amp.exact("the dense gradient", dense[0].grad, torch.full((3,), 2.0))
+        amp.assert_identical(
+            "the sparse gradient", made.weight.grad.to_dense()[:, 0], torch.tensor([0.0, 3.0, 0.0, 0.0, 3.0])
+        )
+    amp.assert_identical("the dense gradient", dense[0].grad, torch.full((3,), 2.0))
 
 
 @scenario(values=True, dtypes="default")
@@ -453,12 +459,12 @@ def test_own_gradients_alone(amp: Amp) -> None:
     one, two = _parameters(amp, [torch.full((2,), 8.0), torch.full((2,), 8.0)])
     first, second, scaler = torch.optim.SGD([one]), torch.optim.SGD([two]), _scaler(amp, 4.0)
     scaler.unscale_(first)
-    amp.exact("gradient of the first optimizer", one.grad, torch.full((2,), 2.0))
-    amp.exact("gradient of the second optimizer", two.grad, torch.full((2,), 8.0))
+    amp.assert_identical("gradient of the first optimizer", one.grad, torch.full((2,), 2.0))
+    amp.assert_identical("gradient of the second optimizer", two.grad, torch.full((2,), 8.0))
     two.grad = torch.full((2,), NAN, device=amp.type)
     scaler.unscale_(second)
-    amp.expect("what was found in the first", _found_inf(scaler, first), 0.0)
-    amp.expect("what was found in the second", _found_inf(scaler, second), 1.0)
+    amp.assert_equal("what was found in the first", _found_inf(scaler, first), 0.0)
+    amp.assert_equal("what was found in the second", _found_inf(scaler, second), 1.0)
 
 
 @scenario(values=True, dtypes="default")
@@ -468,4 +474,4 @@ def test_one_gradient_tensor_for_two(amp: Amp) -> None:
     two.grad = one.grad
     optimizer, scaler = torch.optim.SGD([one, two]), _scaler(amp, 4.0)
     scaler.unscale_(optimizer)
-    amp.exact("the gradient", one.grad, torch.full((2,), 2.0))
+    amp.assert_identical("the gradient", one.grad, torch.full((2,), 2.0))

@@ -35,7 +35,7 @@ def test_exact_takes_no_difference() -> None:
         (None, one, "whether there is a value: got False"),
     ):
         amp = Amp(known()["cpu"], "bf16")
-        amp.exact("value", got, want)
+        amp.assert_identical("value", got, want)
         assert amp.looked_at == 1
         assert said in "".join(amp.differences)
         assert bool(said) == bool(amp.differences)
@@ -70,5 +70,5 @@ def test_a_scenario_that_compares_nothing_is_an_error() -> None:
     amp = Amp(known()["cpu"], "bf16")
     with pytest.raises(RuntimeError, match="the scenario compared nothing"):
         amp.finish()
-    amp.expect("one", 1, 1)
+    amp.assert_equal("one", 1, 1)
     amp.finish()

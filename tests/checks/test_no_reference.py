@@ -40,7 +40,7 @@ def test_without_a_reference_what_comes_out_is_given(amp: Amp) -> None:
     assert out.dtype is torch.bfloat16
     with pytest.raises(Unsupported, match="PyTorch takes the ops of it apart before cpu is asked"):
         amp.finish()
-    amp.expect("something", 1, 1)
+    amp.assert_equal("something", 1, 1)
     amp.finish()
 
 

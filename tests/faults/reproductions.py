@@ -94,26 +94,26 @@ FAULTS = (
         "product-not-cast",
         "eager/eligibility/requires_grad_is_no_matter",
         _AS_GIVEN,
-        "FAIL dtypes mm receives, requires_grad=False | got ('fp32', 'fp32') | expected ('bf16', 'bf16')",
+        "FAIL dtypes mm receives, requires_grad=False | got ('fp32', 'fp32'); expected ('bf16', 'bf16')",
     ),
     _fault(
         "cast-at-each-use",
         "eager/cache/one_cast_for_many_uses",
         partial(kernel, "cpu", "mm", in_low),
-        "FAIL casts of a parameter used by five products | got 5 | expected 1",
+        "FAIL casts of a parameter used by five products | got 5; expected 1",
     ),
     _fault("views-not-cast", "eager/cache/not_for_views", _AS_GIVEN, "FAIL casts of a view of a leaf"),
     _fault(
         "warning-not-given",
         "eager/errors/unsupported_dtype-single",
         lambda: patch.object(warnings, "warn", lambda *given, **options: None),
-        "FAIL a region of torch.float32 | warned [] | expected UserWarning In CPU autocast",
+        "FAIL a region of torch.float32 | warned of nothing; expected UserWarning saying 'In CPU autocast",
     ),
     _fault(
         "wrong-argument-taken",
         "eager/state/wrong_argument-set_number",
         partial(replaced, torch, set_autocast_enabled=setting_flags_alone),
-        "FAIL the wrong call set_number | raised None | expected TypeError",
+        "FAIL the wrong call set_number | raised nothing; expected TypeError",
     ),
     _fault(
         "threads-share-a-state",
@@ -155,7 +155,7 @@ FAULTS = (
         "traced-to-other-values",
         "jit/limits/captured-traced_custom",
         partial(handed_out, doubled, "trace"),
-        "FAIL whether the first call in a region gives the same values | got False | expected True",
+        "FAIL whether the first call in a region gives the same values | got False; expected True",
     ),
 )
 """Every fault."""

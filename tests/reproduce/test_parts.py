@@ -86,7 +86,7 @@ def test_it(amp: object, kind: str) -> None:
     """
     # é: a comment stays
     found, call = CHOICE[kind]
-    amp.expect(name_of(found), helper(amp, 1), __file__)
+    amp.assert_equal(name_of(found), helper(amp, 1), __file__)
 
 
 def test_other(amp: object) -> None:
@@ -122,7 +122,7 @@ def test_source_is_made_plain(tmp_path: Path) -> None:
     ]
     assert found.code == (
         "def test_it(amp, kind):\n    # é: a comment stays\n    found, call = CHOICE[kind]\n"
-        "    amp.expect(name_of(found), helper(amp, 1), (lambda: 0).__code__.co_filename)"
+        "    amp.assert_equal(name_of(found), helper(amp, 1), (lambda: 0).__code__.co_filename)"
     )
     assert len(plain(_module(tmp_path).test_it, {}, {"name_of"}).imports) == 2  # without a choice all of it
 

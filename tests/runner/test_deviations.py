@@ -222,17 +222,17 @@ pytestmark = pytest.mark.rule("state")
 
 @scenario(dtypes="default")
 def test_two(amp):
-    amp.expect("first", 1, 2)
-    amp.expect("second", 1, 2)
+    amp.assert_equal("first", 1, 2)
+    amp.assert_equal("second", 1, 2)
 
 @scenario(dtypes="default")
 def test_noted_before_it_raised(amp):
-    amp.expect("first", 1, 2)
+    amp.assert_equal("first", 1, 2)
     raise ValueError("second")
 
 @scenario(dtypes="default")
 def test_noted_before_it_was_unsupported(amp):
-    amp.expect("first", 1, 2)
+    amp.assert_equal("first", 1, 2)
     amp.unsupported("second")
 
 @scenario(dtypes="default")

@@ -15,7 +15,7 @@ from ampcheck.runner.suite import scenario
 
 @scenario(dtypes="default")
 def test_one(amp):
-    amp.expect("it", 1, 1)
+    amp.assert_equal("it", 1, 1)
 """
 
 

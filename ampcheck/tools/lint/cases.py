@@ -104,10 +104,10 @@ def check(amp: Amp, limit: Limit, name: str) -> None:
                 if got.error is not None and want.error is None:
                     _refused(amp, what, got.error, limit)
                 else:
-                    amp.expect(f"what the {what} gives", _result(got), _result(want))
-                    amp.expect(f"state after the {what}", got.state, want.state)
+                    amp.assert_equal(f"what the {what} gives", _result(got), _result(want))
+                    amp.assert_equal(f"state after the {what}", got.state, want.state)
                     if _result(got) == _result(want):
-                        amp.expect(f"whether the {what} gives the same values", same_values(got, want), True)
+                        amp.assert_equal(f"whether the {what} gives the same values", same_values(got, want), True)
 
 
 def _result(run: RecordedRun) -> object:
@@ -119,10 +119,10 @@ def _result(run: RecordedRun) -> object:
 def _refused(amp: Amp, what: str, error: Exception, limit: Limit) -> None:
     said = " ".join(str(error).split())
     if limit.says and limit.says in said:
-        amp.expect(f"whether {what} is refused with a reason", True, True)
+        amp.assert_equal(f"whether {what} is refused with a reason", True, True)
     else:
         wanted = f"an error that says {limit.says!r}" if limit.says else "what eager mode gives"
-        amp.expect(f"what {what} gives", f"{type(error).__name__}: {said[:300]}", wanted)
+        amp.assert_equal(f"what {what} gives", f"{type(error).__name__}: {said[:300]}", wanted)
 
 
 def check_found(amp: Amp, limit: Limit, name: str) -> None:
@@ -132,16 +132,16 @@ def check_found(amp: Amp, limit: Limit, name: str) -> None:
         reports = lint_source(made.text, made.file)
         compiler = limit.compiler.replace("strict", "export")
         found = sorted({report.rule for report in reports if report.compiler == compiler or report.rule in limit.finds})
-        amp.expect("rules that the linter reports", found, sorted(limit.finds))
+        amp.assert_equal("rules that the linter reports", found, sorted(limit.finds))
         unplaced = [str(report) for report in reports if report.line < 1 or report.column < 1 or not report.instead]
-        amp.expect("reports without a line, a column or advice", unplaced, [])
+        amp.assert_equal("reports without a line, a column or advice", unplaced, [])
         if limit.compiler == "strict":
             return
         seen = check_scripted(made.program, *made.inputs, compilers=(limit.compiler,))
-        amp.expect(
+        amp.assert_equal(
             "whether check_scripted finds a difference",
             bool(seen),
             bool(limit.finds) if limit.dynamic is None else limit.dynamic,
         )
         lost = [str(report) for report in seen if report.file != made.file or report.line < 1]
-        amp.expect("differences without a line of the program", lost, [])
+        amp.assert_equal("differences without a line of the program", lost, [])

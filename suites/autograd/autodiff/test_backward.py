@@ -87,11 +87,11 @@ def test_as_by_hand(amp: Amp, net: str) -> None:
     with amp.region(cache_enabled=False):
         out = _output(net, leaves)
     want = _output(net, by_hand, lambda tensor: tensor.to(amp.dtype))
-    amp.exact("result", out, want)
+    amp.assert_identical("result", out, want)
     _weighted_loss(out).backward()
     _weighted_loss(want).backward()
     for name, leaf, other in zip("xw", leaves, by_hand, strict=True):
-        amp.exact(f"gradient of {name}", leaf.grad, other.grad)
+        amp.assert_identical(f"gradient of {name}", leaf.grad, other.grad)
 
 
 @_BY_PLACE
@@ -108,10 +108,10 @@ def test_where_it_is_called(amp: Amp, net: str, place: str) -> None:
     with PLACES[place](amp):
         inside = amp.state()
         out.backward()
-        amp.expect("state after backward, where it was called", amp.state(), inside)
-    amp.expect("state after all", amp.state(), before)
+        amp.assert_equal("state after backward, where it was called", amp.state(), inside)
+    amp.assert_equal("state after all", amp.state(), before)
     for name, leaf, other in zip("xw", leaves, beside, strict=True):
-        amp.exact(f"gradient of {name}", leaf.grad, other.grad)
+        amp.assert_identical(f"gradient of {name}", leaf.grad, other.grad)
 
 
 @pytest.mark.parametrize("place", ["same", "another", "off"])
@@ -127,7 +127,7 @@ def test_forward_in_no_region(amp: Amp, net: str, place: str) -> None:
     with PLACES[place](amp):
         out.backward()
     for name, leaf, other in zip("xw", leaves, beside, strict=True):
-        amp.exact(f"gradient of {name}", leaf.grad, other.grad)
+        amp.assert_identical(f"gradient of {name}", leaf.grad, other.grad)
 
 
 WIDE: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -154,7 +154,7 @@ def test_wide_op(amp: Amp, op: str) -> None:
     with amp.region():
         want = _weighted_loss(WIDE[op](beside))
     want.backward()
-    amp.exact(f"gradient of {op}", x.grad, beside.grad)
+    amp.assert_identical(f"gradient of {op}", x.grad, beside.grad)
 
 
 @scenario(values=True)
@@ -173,11 +173,11 @@ def test_from_region_to_region(amp: Amp) -> None:
     low, other = amp.dtype, amp.other
     want = torch.mm(torch.mm(x2.to(low), v2.to(low)).float().to(other), w2.to(other))
     want = torch.mm(torch.mm(want.float(), x2).to(low), v2.to(low))
-    amp.exact("result", out, want)
+    amp.assert_identical("result", out, want)
     (out.float() / 7).sum().backward()
     (want.float() / 7).sum().backward()
     for name, leaf, by_hand in (("x", x, x2), ("v", v, v2), ("w", w, w2)):
-        amp.exact(f"gradient of {name}", leaf.grad, by_hand.grad)
+        amp.assert_identical(f"gradient of {name}", leaf.grad, by_hand.grad)
 
 
 @pytest.mark.parametrize("second", ["outside", "same", "off"])
@@ -191,8 +191,8 @@ def test_twice(amp: Amp, second: str) -> None:
     once = None if w.grad is None else w.grad.clone()
     with PLACES[second](amp):
         out.backward()
-    amp.exact("gradient after the second time", w.grad, None if once is None else once * 2)
-    amp.raises("a third time", RuntimeError, "a second time", lambda: out.backward())
+    amp.assert_identical("gradient after the second time", w.grad, None if once is None else once * 2)
+    amp.assert_raises("a third time", RuntimeError, "a second time", lambda: out.backward())
 
 
 @scenario(values=True)
@@ -207,7 +207,7 @@ def test_two_losses_of_one_region(amp: Amp) -> None:
     low = amp.dtype
     _weighted_loss(torch.mm(x.detach().to(low), w2.to(low))).backward()
     _weighted_loss(torch.mm(w2.to(low), x.detach().to(low))).backward()
-    amp.exact("gradient of the weight", w.grad, w2.grad)
+    amp.assert_identical("gradient of the weight", w.grad, w2.grad)
 
 
 @scenario(values=True)
@@ -228,9 +228,9 @@ def test_from_another_thread(amp: Amp) -> None:
 
     with amp.region():
         before, after = amp.thread(elsewhere)
-    amp.expect("state of the thread after backward", after, before)
-    amp.expect("state a hook sees in the thread", seen, [before])
-    amp.exact("gradient of the weight", w.grad, w2.grad)
+    amp.assert_equal("state of the thread after backward", after, before)
+    amp.assert_equal("state a hook sees in the thread", seen, [before])
+    amp.assert_identical("gradient of the weight", w.grad, w2.grad)
 
 
 @pytest.mark.parametrize("place", ["outside", "same", "another", "off", "unkept"])
@@ -246,7 +246,7 @@ def test_what_a_hook_sees(amp: Amp, place: str) -> None:
     with PLACES[place](amp):
         want = (amp.state(), amp.probe())
         out.sum().backward()
-    amp.expect("state and dtype of a product in two hooks", seen, [want] * 2)
+    amp.assert_equal("state and dtype of a product in two hooks", seen, [want] * 2)
 
 
 @scenario(values=True)
@@ -259,10 +259,10 @@ def test_function_instead_of_method(amp: Amp) -> None:
         unused = amp.rand(2, 2, requires_grad=True)
         found = torch.autograd.grad(out, (w, unused, x), allow_unused=True)
     want.backward()
-    amp.exact("gradient of w", found[0], w2.grad)
-    amp.exact("gradient of what is not used", found[1], None)
-    amp.exact("gradient of x", found[2], x2.grad)
-    amp.expect("whether .grad is set", (x.grad, w.grad), (None, None))
+    amp.assert_identical("gradient of w", found[0], w2.grad)
+    amp.assert_identical("gradient of what is not used", found[1], None)
+    amp.assert_identical("gradient of x", found[2], x2.grad)
+    amp.assert_equal("whether .grad is set", (x.grad, w.grad), (None, None))
 
 
 @scenario(values=True)
@@ -279,9 +279,9 @@ def test_several_roots(amp: Amp) -> None:
     parts = [torch.mm(fixed.to(amp.dtype), w2.to(amp.dtype)), torch.mm(w2.to(amp.other), fixed.to(amp.other))]
     for part in (*parts, w2.pow(2)):
         part.float().sum().backward()
-    amp.expect("dtype of the gradient", getattr(w.grad, "dtype", None), torch.float32)
+    amp.assert_equal("dtype of the gradient", getattr(w.grad, "dtype", None), torch.float32)
     if w.grad is not None and w2.grad is not None:
-        amp.close("gradient of three roots", w.grad, amp.device.host(w2.grad), 1e-5)
+        amp.assert_close("gradient of three roots", w.grad, amp.device.host(w2.grad), 1e-5)
 
 
 @scenario(values=True)
@@ -291,8 +291,8 @@ def test_for_chosen_leaves(amp: Amp) -> None:
     with amp.region():
         out = _weighted_loss(torch.mm(x, w))
         out.backward(inputs=[w])
-    amp.expect("whether x has a gradient", x.grad is not None, False)
-    amp.expect("dtype of the gradient of w", getattr(w.grad, "dtype", None), torch.float32)
+    amp.assert_equal("whether x has a gradient", x.grad is not None, False)
+    amp.assert_equal("dtype of the gradient of w", getattr(w.grad, "dtype", None), torch.float32)
 
 
 # ---- grad modes, anomaly detection, threads and second derivatives
@@ -316,12 +316,12 @@ def test_grad_mode(amp: Amp, mode: str, order: str) -> None:
     with grad if order == "around" else region, region if order == "around" else grad:
         wanted = torch.is_grad_enabled()
         out = torch.mm(x, w)
-        amp.expect("state in both", amp.state(), (True, amp.dtype, True))
-        amp.expect("dtype and requires_grad of a product", (out.dtype, out.requires_grad), (amp.dtype, wanted))
-    amp.expect("grad mode and autocast after both", (torch.is_grad_enabled(), amp.state()[0]), (True, False))
+        amp.assert_equal("state in both", amp.state(), (True, amp.dtype, True))
+        amp.assert_equal("dtype and requires_grad of a product", (out.dtype, out.requires_grad), (amp.dtype, wanted))
+    amp.assert_equal("grad mode and autocast after both", (torch.is_grad_enabled(), amp.state()[0]), (True, False))
     with amp.region():
         again = torch.mm(x, w)
-    amp.expect("does the next product require grad", again.requires_grad, True)
+    amp.assert_equal("does the next product require grad", again.requires_grad, True)
 
 
 @scenario(values=True)
@@ -337,8 +337,8 @@ def test_mode_around_a_decorated_forward(amp: Amp) -> None:
         return torch.mm(x, w)
 
     first, second = outer(amp.rand(3, 3), amp.rand(3, 3, requires_grad=True))
-    amp.expect("dtypes", (first.dtype, second.dtype), (amp.dtype, amp.dtype))
-    amp.expect("requires_grad", (first.requires_grad, second.requires_grad), (False, True))
+    amp.assert_equal("dtypes", (first.dtype, second.dtype), (amp.dtype, amp.dtype))
+    amp.assert_equal("requires_grad", (first.requires_grad, second.requires_grad), (False, True))
 
 
 @scenario(values=True)
@@ -356,7 +356,7 @@ def test_leaf_of_inference_mode(amp: Amp) -> None:
     want = torch.mm(x.to(amp.dtype), by_hand.to(amp.dtype))
     for result in (out, want):
         result.float().pow(2).sum().backward()
-    amp.exact("gradient", w.grad, by_hand.grad)
+    amp.assert_identical("gradient", w.grad, by_hand.grad)
 
 
 @pytest.mark.parametrize("order", ["around", "inside"])
@@ -373,7 +373,7 @@ def test_anomaly_detection(amp: Amp, order: str) -> None:
     finally:
         torch.autograd.set_detect_anomaly(False)
     torch.mm(x.to(amp.dtype), by_hand.to(amp.dtype)).float().pow(2).sum().backward()
-    amp.exact("gradient", w.grad, by_hand.grad)
+    amp.assert_identical("gradient", w.grad, by_hand.grad)
 
 
 @scenario(values=True)
@@ -382,13 +382,13 @@ def test_anomaly_names_the_op(amp: Amp) -> None:
     w = torch.zeros(2, 2, device=amp.type, requires_grad=True)
     with torch.autograd.set_detect_anomaly(True), amp.region():
         loss = (torch.mm(w, w).sqrt() * 0).sum()
-        amp.raises(
+        amp.assert_raises(
             "backward of sqrt(0) * 0",
             RuntimeError,
             "SqrtBackward0' returned nan",
-            lambda: amp.warns("backward", UserWarning, "Error detected in SqrtBackward0", loss.backward),
+            lambda: amp.assert_warns("backward", UserWarning, "Error detected in SqrtBackward0", loss.backward),
         )
-        amp.expect("state after the anomaly", amp.state(), (True, amp.dtype, True))
+        amp.assert_equal("state after the anomaly", amp.state(), (True, amp.dtype, True))
 
 
 @scenario(values=True)
@@ -402,7 +402,7 @@ def test_backward_in_the_calling_thread(amp: Amp) -> None:
     with set_multithreading_enabled(False), amp.region(amp.other, cache_enabled=False):
         called = amp.state(), amp.depth()
         out.sum().backward()
-    amp.expect("state and depth a hook sees", seen, [called])
+    amp.assert_equal("state and depth a hook sees", seen, [called])
 
 
 @scenario(values=True)
@@ -428,7 +428,7 @@ def test_backward_in_turns(amp: Amp) -> None:
     for dtype, leaf in by_hand.items():
         for _ in range(3):
             torch.mm(xs[dtype].to(dtype), leaf.to(dtype)).float().pow(2).sum().backward()
-        amp.exact(f"gradient of three steps in {dtype}", ws[dtype].grad, leaf.grad)
+        amp.assert_identical(f"gradient of three steps in {dtype}", ws[dtype].grad, leaf.grad)
 
 
 def _penalty(out: torch.Tensor, leaves: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -452,10 +452,10 @@ def test_double_backward(amp: Amp, place: str) -> None:
     by_hand = _penalty(want, (x2, w2))
     penalty.backward()
     by_hand.backward()
-    amp.expect("whether x has a second derivative", x.grad is not None, True)
-    amp.exact("penalty", penalty, by_hand)
-    amp.exact("gradient of x", x.grad, x2.grad)
-    amp.exact("gradient of w", w.grad, w2.grad)
+    amp.assert_equal("whether x has a second derivative", x.grad is not None, True)
+    amp.assert_identical("penalty", penalty, by_hand)
+    amp.assert_identical("gradient of x", x.grad, x2.grad)
+    amp.assert_identical("gradient of w", w.grad, w2.grad)
 
 
 @scenario(values=True)
@@ -470,7 +470,7 @@ def test_second_derivative_of_a_leaf(amp: Amp) -> None:
         (got,), (want,) = (
             torch.autograd.grad(value.sum(), leaf, create_graph=True) for value, leaf in ((got, w), (want, by_hand))
         )
-        amp.exact(f"{order} derivative", got, want)
+        amp.assert_identical(f"{order} derivative", got, want)
 
 
 @scenario(values=True)
@@ -486,8 +486,8 @@ def test_penalty_in_a_region(amp: Amp) -> None:
     loss = torch.mm(x.to(amp.dtype), by_hand.to(amp.dtype)).float().pow(2).sum()
     (wanted,) = torch.autograd.grad(loss, by_hand, create_graph=True)
     (loss + wanted.pow(2).sum().sqrt()).backward()
-    amp.exact("gradient", gradient, wanted)
-    amp.exact("gradient with the penalty", w.grad, by_hand.grad)
+    amp.assert_identical("gradient", gradient, wanted)
+    amp.assert_identical("gradient with the penalty", w.grad, by_hand.grad)
 
 
 @scenario(values=True)
@@ -499,4 +499,4 @@ def test_batched_gradients(amp: Amp) -> None:
     rows = torch.eye(9, device=amp.type, dtype=out.dtype).view(9, 3, 3)
     (batched,) = torch.autograd.grad(out, w, rows, is_grads_batched=True, retain_graph=True)
     single = torch.stack([torch.autograd.grad(out, w, row, retain_graph=True)[0] for row in rows])
-    amp.close("gradients of nine rows", batched, amp.device.host(single), 2 * torch.finfo(amp.dtype).eps)
+    amp.assert_close("gradients of nine rows", batched, amp.device.host(single), 2 * torch.finfo(amp.dtype).eps)

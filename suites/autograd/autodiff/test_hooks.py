@@ -33,7 +33,7 @@ def test_tensor_hook_dtype(amp: Amp) -> None:
     for name, tensor in tensors.items():
         tensor.register_hook(lambda gradient, name=name: seen.setdefault(name, gradient.dtype) and None)
     wide.sum().backward()
-    amp.expect("dtypes of gradients", seen, {name: tensor.dtype for name, tensor in tensors.items()})
+    amp.assert_equal("dtypes of gradients", seen, {name: tensor.dtype for name, tensor in tensors.items()})
 
 
 @scenario(values=True)
@@ -48,7 +48,7 @@ def test_tensor_hook_that_replaces(amp: Amp) -> None:
     out.float().sum().backward()
     want = torch.mm(x.to(amp.dtype), by_hand.to(amp.dtype))
     want.backward(torch.full_like(want, 3))
-    amp.exact("gradient of the leaf", w.grad, None if by_hand.grad is None else by_hand.grad / 7)
+    amp.assert_identical("gradient of the leaf", w.grad, None if by_hand.grad is None else by_hand.grad / 7)
 
 
 @scenario(values=True)
@@ -58,7 +58,7 @@ def test_hook_of_another_dtype(amp: Amp) -> None:
     with amp.region():
         out = torch.mm(x, w)
     out.register_hook(lambda gradient: gradient.float())
-    amp.raises("a low gradient made float32", RuntimeError, "changed the type", lambda: out.sum().backward())
+    amp.assert_raises("a low gradient made float32", RuntimeError, "changed the type", lambda: out.sum().backward())
 
 
 @scenario(values=True)
@@ -72,7 +72,7 @@ def test_hook_that_computes(amp: Amp) -> None:
             out = torch.mm(x, w).float().sum()
         with place:
             out.backward()
-    amp.expect("dtypes of a product of gradients", seen, [torch.float32, amp.dtype, amp.other])
+    amp.assert_equal("dtypes of a product of gradients", seen, [torch.float32, amp.dtype, amp.other])
 
 
 @scenario(values=True)
@@ -92,10 +92,10 @@ def test_region_in_a_hook(amp: Amp) -> None:
     before = amp.state()
     (out * 0.3).sum().backward()
     (torch.mm(torch.mm(x, by_hand), by_hand) * 0.3).sum().backward()
-    amp.expect("state in the region of a hook", seen[0], (True, amp.other, True))
-    amp.expect("state in the next hook", seen[1], before)
-    amp.expect("state after backward", amp.state(), before)
-    amp.exact("gradient of the leaf", w.grad, by_hand.grad)
+    amp.assert_equal("state in the region of a hook", seen[0], (True, amp.other, True))
+    amp.assert_equal("state in the next hook", seen[1], before)
+    amp.assert_equal("state after backward", amp.state(), before)
+    amp.assert_identical("gradient of the leaf", w.grad, by_hand.grad)
 
 
 @scenario(types=NATIVE, values=True)
@@ -111,10 +111,10 @@ def test_left_open_in_a_hook(amp: Amp) -> None:
         out = torch.mm(w, w)
         out.register_hook(fails)
         before, depth = amp.state(), amp.depth()
-        amp.raises("backward", KeyError, "in a hook", lambda: out.sum().backward())
-        amp.expect("state after backward", (amp.state(), amp.depth()), (before, depth))
-        amp.expect("dtype a product runs in", amp.probe(), amp.dtype)
-    amp.expect("state after the region", amp.state()[0], False)
+        amp.assert_raises("backward", KeyError, "in a hook", lambda: out.sum().backward())
+        amp.assert_equal("state after backward", (amp.state(), amp.depth()), (before, depth))
+        amp.assert_equal("dtype a product runs in", amp.probe(), amp.dtype)
+    amp.assert_equal("state after the region", amp.state()[0], False)
 
 
 @scenario(values=True)
@@ -134,7 +134,7 @@ def test_node_hooks(amp: Amp) -> None:
     product.register_prehook(lambda taken: seen.update(taken=taken[0].dtype))
     cast.register_hook(lambda given, taken: seen.update(cast=given[0].dtype))
     out.sum().backward()
-    amp.expect("dtypes at the nodes", seen, {"taken": amp.dtype, "cast": torch.float32})
+    amp.assert_equal("dtypes at the nodes", seen, {"taken": amp.dtype, "cast": torch.float32})
 
 
 @scenario(values=True)
@@ -150,7 +150,7 @@ def test_accumulated(amp: Amp) -> None:
         with amp.region():
             out = torch.mm(torch.mm(x, w), w) + torch.mm(x, w)
         out.float().sum().backward()
-    amp.expect("dtype of .grad at each call", seen, [torch.float32] * 2)
+    amp.assert_equal("dtype of .grad at each call", seen, [torch.float32] * 2)
 
 
 @scenario(values=True)
@@ -168,8 +168,10 @@ def test_several_tensors(amp: Amp) -> None:
     out.backward()
     handle.remove()
     any_of.remove()
-    amp.expect("dtypes of all", [s for s in seen if isinstance(s, list)], [[torch.float32, amp.dtype, torch.float32]])
-    amp.expect("dtype of the first", [s for s in seen if not isinstance(s, list)], [amp.dtype])
+    amp.assert_equal(
+        "dtypes of all", [s for s in seen if isinstance(s, list)], [[torch.float32, amp.dtype, torch.float32]]
+    )
+    amp.assert_equal("dtype of the first", [s for s in seen if not isinstance(s, list)], [amp.dtype])
 
 
 @scenario(values=True)
@@ -191,10 +193,10 @@ def test_hooks_of_a_layer(amp: Amp) -> None:
         off = amp.state()[:2]
         out.float().sum().backward()
     on, wide, low = (True, amp.dtype), torch.float32, amp.dtype
-    amp.expect("before forward", seen.get("pre"), (on, [wide]))
-    amp.expect("after forward", seen.get("forward"), (on, [wide, low]))
-    amp.expect("before backward", seen.get("backward pre"), (off, [low]))
-    amp.expect("after backward", seen.get("backward"), (off, [wide, low]))
+    amp.assert_equal("before forward", seen.get("pre"), (on, [wide]))
+    amp.assert_equal("after forward", seen.get("forward"), (on, [wide, low]))
+    amp.assert_equal("before backward", seen.get("backward pre"), (off, [low]))
+    amp.assert_equal("after backward", seen.get("backward"), (off, [wide, low]))
 
 
 @scenario(values=True)
@@ -212,8 +214,8 @@ def test_saved(amp: Amp) -> None:
         out = torch.mm(x, w)
     (out.float() / 3).sum().backward()
     (torch.mm(x.to(amp.dtype), by_hand.to(amp.dtype)).float() / 3).sum().backward()
-    amp.expect("dtypes saved", set(saved), {amp.dtype})
-    amp.exact("gradient of the leaf", w.grad, by_hand.grad)
+    amp.assert_equal("dtypes saved", set(saved), {amp.dtype})
+    amp.assert_identical("gradient of the leaf", w.grad, by_hand.grad)
 
 
 @scenario(values=True)
@@ -225,7 +227,7 @@ def test_saved_elsewhere(amp: Amp) -> None:
         with amp.region(), save_on_cpu() if leaf is w else amp.region():
             out = torch.mm(torch.mm(x, leaf).exp(), leaf)
         (out.float() / 3).sum().backward()
-    amp.exact("gradient of the leaf", w.grad, plain.grad)
+    amp.assert_identical("gradient of the leaf", w.grad, plain.grad)
 
 
 @pytest.mark.parametrize("what", ["unpack", "pack"])
@@ -249,7 +251,7 @@ def test_saved_and_computed(amp: Amp, what: str) -> None:
     with amp.region(amp.other):
         called["unpack"] = (amp.state(), amp.other)
         out.sum().backward()
-    amp.expect(f"state and dtype of a product in {what}", seen[what], called[what])
+    amp.assert_equal(f"state and dtype of a product in {what}", seen[what], called[what])
 
 
 @scenario(values=True)
@@ -279,5 +281,5 @@ def test_optimizer_in_backward(amp: Amp) -> None:
         after.step()
         after.zero_grad()
     for (name, leaf), other in zip(nets[0].named_parameters(), nets[1].parameters(), strict=True):
-        amp.exact(f"{name} after three steps", leaf, other)
-        amp.expect(f"gradient of {name} left", leaf.grad, None)
+        amp.assert_identical(f"{name} after three steps", leaf, other)
+        amp.assert_equal(f"gradient of {name} left", leaf.grad, None)

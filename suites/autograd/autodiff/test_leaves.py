@@ -51,8 +51,8 @@ def test_dtype_of_the_leaf(amp: Amp, leaf: str) -> None:
         loss = out.float().pow(2).sum()
     loss.backward()
     torch.mm(x.to(runs_in), by_hand.to(runs_in)).float().pow(2).sum().backward()
-    amp.expect("dtype of the product", out.dtype, runs_in)
-    amp.exact("gradient", w.grad, by_hand.grad)
+    amp.assert_equal("dtype of the product", out.dtype, runs_in)
+    amp.assert_identical("gradient", w.grad, by_hand.grad)
 
 
 @scenario(values=True)
@@ -66,8 +66,8 @@ def test_low_leaf_in_float32_op(amp: Amp) -> None:
     loss.backward()
     want = F.mse_loss(by_hand.float(), target.float())
     want.backward()
-    amp.exact("loss", loss, want)
-    amp.exact("gradient", w.grad, by_hand.grad)
+    amp.assert_identical("loss", loss, want)
+    amp.assert_identical("gradient", w.grad, by_hand.grad)
 
 
 @pytest.mark.parametrize("regions", ["each", "one"])
@@ -86,7 +86,7 @@ def test_micro_batches(amp: Amp, regions: str) -> None:
             loss.backward()
     for x in xs:
         (torch.mm(x.to(amp.dtype), by_hand.to(amp.dtype)).float().square().mean() / len(xs)).backward()
-    amp.exact("gradient of six micro-batches", w.grad, by_hand.grad)
+    amp.assert_identical("gradient of six micro-batches", w.grad, by_hand.grad)
 
 
 @scenario(values=True)
@@ -101,7 +101,7 @@ def test_many_small_steps(amp: Amp) -> None:
         out = torch.mm(x, w)
     for _ in range(steps):
         out.backward(retain_graph=True)
-    amp.expect("sum of the gradients", None if w.grad is None else amp.values(w.grad), [[float(steps)]])
+    amp.assert_equal("sum of the gradients", None if w.grad is None else amp.values(w.grad), [[float(steps)]])
 
 
 @pytest.mark.parametrize("change", ["in_place", "data", "optimizer", "loaded"])
@@ -128,8 +128,8 @@ def test_changed_after_forward(amp: Amp, change: str) -> None:
     weight.grad = None
     out.float().pow(2).sum().backward()
     want.float().pow(2).sum().backward()
-    amp.exact("gradient of the input", x.grad, x2.grad)
-    amp.exact("gradient of the weight", weight.grad, w2.grad)
+    amp.assert_identical("gradient of the input", x.grad, x2.grad)
+    amp.assert_identical("gradient of the weight", weight.grad, w2.grad)
 
 
 @scenario(values=True)
@@ -140,7 +140,7 @@ def test_changed_where_it_is_saved_itself(amp: Amp) -> None:
         out = w.pow(2)
     with torch.no_grad():
         w.mul_(2)
-    amp.raises("backward", RuntimeError, "modified by an inplace operation", lambda: out.sum().backward())
+    amp.assert_raises("backward", RuntimeError, "modified by an inplace operation", lambda: out.sum().backward())
 
 
 CHANGED: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -167,8 +167,8 @@ def test_result_changed_in_place(amp: Amp, change: str) -> None:
     CHANGED[change](want)
     want.float().pow(2).sum().backward()
     loss.backward()
-    amp.exact("result", out, want)
-    amp.exact("gradient", w.grad, by_hand.grad)
+    amp.assert_identical("result", out, want)
+    amp.assert_identical("gradient", w.grad, by_hand.grad)
 
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -196,7 +196,7 @@ def test_view_of_a_leaf(amp: Amp, view: str) -> None:
     want = torch.mm(part.to(amp.dtype), part.t().to(amp.dtype))
     out.float().pow(2).sum().backward()
     want.float().pow(2).sum().backward()
-    amp.exact("gradient", w.grad, by_hand.grad)
+    amp.assert_identical("gradient", w.grad, by_hand.grad)
 
 
 @scenario(values=True)
@@ -211,8 +211,8 @@ def test_sparse_gradient(amp: Amp) -> None:
         result.float().pow(2).sum().backward()
     if table.grad is None or by_hand.grad is None:
         raise RuntimeError("the scenario computed no gradient")
-    amp.expect("layout of the gradient", table.grad.layout, torch.sparse_coo)
-    amp.exact("gradient", table.grad.to_dense(), by_hand.grad.to_dense())
+    amp.assert_equal("layout of the gradient", table.grad.layout, torch.sparse_coo)
+    amp.assert_identical("gradient", table.grad.to_dense(), by_hand.grad.to_dense())
 
 
 @scenario(values=True)
@@ -227,8 +227,8 @@ def test_complex_in_between(amp: Amp) -> None:
     want = (torch.complex(by_hand, x2) * torch.complex(w2, by_hand)).abs().sum()
     loss.backward()
     want.backward()
-    amp.exact("gradient of x", x.grad, x2.grad)
-    amp.exact("gradient of w", w.grad, w2.grad)
+    amp.assert_identical("gradient of x", x.grad, x2.grad)
+    amp.assert_identical("gradient of w", w.grad, w2.grad)
 
 
 @scenario(values=True)
@@ -242,10 +242,10 @@ def test_complex_leaf(amp: Amp) -> None:
         loss = out.abs().sum()
     loss.backward()
     torch.mm(x.to(w.dtype), by_hand).abs().sum().backward()
-    amp.expect("dtype of the product", out.dtype, torch.complex64)
+    amp.assert_equal("dtype of the product", out.dtype, torch.complex64)
     for part, of in (("real", torch.real), ("imaginary", torch.imag)):
         got, want = (None if leaf.grad is None else of(leaf.grad).clone() for leaf in (w, by_hand))
-        amp.exact(f"{part} part of the gradient", got, want)
+        amp.assert_identical(f"{part} part of the gradient", got, want)
 
 
 @scenario(values=True)
@@ -255,12 +255,12 @@ def test_frozen_and_thawed(amp: Amp) -> None:
     with amp.region():
         torch.mm(x, w)
         w.requires_grad_(False)
-        amp.expect("does a result require grad, frozen", torch.mm(x, w).requires_grad, False)
+        amp.assert_equal("does a result require grad, frozen", torch.mm(x, w).requires_grad, False)
         w.requires_grad_()
         out = torch.mm(x, w)
-    amp.expect("does a result require grad, thawed", out.requires_grad, True)
+    amp.assert_equal("does a result require grad, thawed", out.requires_grad, True)
     out.sum().backward()
-    amp.expect("dtype of the gradient", getattr(w.grad, "dtype", None), torch.float32)
+    amp.assert_equal("dtype of the gradient", getattr(w.grad, "dtype", None), torch.float32)
 
 
 CONSTRUCTED: dict[str, Callable[..., torch.Tensor]] = {
@@ -284,13 +284,13 @@ def test_constructed_in_a_region(amp: Amp, kind: str) -> None:
     with amp.region():
         w = CONSTRUCTED[kind](device=amp.type, requires_grad=True)
         out = torch.mm(x, w)
-    amp.expect("dtype of the leaf and of the product", (w.dtype, out.dtype), (torch.float32, amp.dtype))
-    amp.expect("whether it requires grad and is a leaf", (w.requires_grad, w.is_leaf), (True, True))
+    amp.assert_equal("dtype of the leaf and of the product", (w.dtype, out.dtype), (torch.float32, amp.dtype))
+    amp.assert_equal("whether it requires grad and is a leaf", (w.requires_grad, w.is_leaf), (True, True))
     torch.mm(amp.device.host(x).to(amp.dtype), by_hand).float().sum().backward()
     out.float().sum().backward()
     if by_hand.grad is not None and w.grad is not None:
-        amp.close("gradient", w.grad, by_hand.grad.float(), torch.finfo(amp.dtype).eps)
-    amp.expect("whether there is a gradient", w.grad is not None, True)
+        amp.assert_close("gradient", w.grad, by_hand.grad.float(), torch.finfo(amp.dtype).eps)
+    amp.assert_equal("whether there is a gradient", w.grad is not None, True)
 
 
 # ---- weights that a parametrization computes
@@ -348,9 +348,9 @@ def test_parametrized(amp: Amp, kind: str) -> None:
     want = F.linear(x.to(amp.dtype), by_hand.weight.to(amp.dtype), by_hand.bias.to(amp.dtype))
     for result in (out, want):
         result.float().pow(2).sum().backward()
-    amp.exact("result", out, want)
+    amp.assert_identical("result", out, want)
     for (name, got), (_, wanted) in zip(_gradients(layer), _gradients(by_hand), strict=True):
-        amp.exact(f"gradient of {name}", got, wanted)
+        amp.assert_identical(f"gradient of {name}", got, wanted)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -360,7 +360,7 @@ def test_weight_in_and_outside(amp: Amp, kind: str) -> None:
     layer = _layer(amp, KINDS[kind])
     with amp.region():
         inside = layer.weight
-    amp.exact("computed weight", inside, layer.weight)
+    amp.assert_identical("computed weight", inside, layer.weight)
 
 
 @scenario(values=True)
@@ -370,15 +370,15 @@ def test_computed_by_a_product(amp: Amp) -> None:
     by_hand = deepcopy(layer)
     with amp.region():
         out = layer(x)
-        amp.expect("dtype of the computed weight", layer.weight.dtype, amp.dtype)
-    amp.expect("dtype of the computed weight after it", layer.weight.dtype, torch.float32)
+        amp.assert_equal("dtype of the computed weight", layer.weight.dtype, amp.dtype)
+    amp.assert_equal("dtype of the computed weight after it", layer.weight.dtype, torch.float32)
     held = by_hand.parametrizations.weight
     weight = torch.mm(held.original.to(amp.dtype), held[0].factor.to(amp.dtype))
     want = F.linear(x.to(amp.dtype), weight, by_hand.bias.to(amp.dtype))
     for result in (out, want):
         result.float().pow(2).sum().backward()
     for (name, got), (_, wanted) in zip(_gradients(layer), _gradients(by_hand), strict=True):
-        amp.exact(f"gradient of {name}", got, wanted)
+        amp.assert_identical(f"gradient of {name}", got, wanted)
 
 
 @pytest.mark.parametrize("order", ["around", "inside"])
@@ -391,13 +391,13 @@ def test_computed_once(amp: Amp, order: str) -> None:
     with once if order == "around" else region, region if order == "around" else once:
         first = layer.weight
         loss = layer(x).float().pow(2).sum() + layer(x * 2).float().sum()
-        amp.expect("whether it was computed once", layer.weight is first, True)
+        amp.assert_equal("whether it was computed once", layer.weight is first, True)
     loss.backward()
     low, weight = amp.dtype, by_hand.weight
     one, two = (F.linear(each.to(low), weight.to(low), by_hand.bias.to(low)) for each in (x, x * 2))
     (one.float().pow(2).sum() + two.float().sum()).backward()
     for (name, got), (_, wanted) in zip(_gradients(layer), _gradients(by_hand), strict=True):
-        amp.exact(f"gradient of {name}", got, wanted)
+        amp.assert_identical(f"gradient of {name}", got, wanted)
 
 
 @scenario(values=True)
@@ -408,12 +408,14 @@ def test_spectral_norm(amp: Amp) -> None:
         with amp.region():
             out = layer(x)
     out.float().pow(2).sum().backward()
-    amp.expect("dtypes of the vectors", {b.dtype for b in layer.buffers()}, {torch.float32})
-    amp.expect("dtypes of the gradients", {g.dtype for _, g in _gradients(layer) if g is not None}, {torch.float32})
+    amp.assert_equal("dtypes of the vectors", {b.dtype for b in layer.buffers()}, {torch.float32})
+    amp.assert_equal(
+        "dtypes of the gradients", {g.dtype for _, g in _gradients(layer) if g is not None}, {torch.float32}
+    )
     with torch.no_grad():
         host = amp.device.host(layer.eval().weight)
     largest = torch.linalg.matrix_norm(host, 2)
-    amp.expect(
+    amp.assert_equal(
         "whether the largest singular value is 1", abs(largest.item() - 1) < 8 * torch.finfo(amp.dtype).eps, True
     )
 
@@ -427,7 +429,7 @@ def test_registered_in_a_region(amp: Amp) -> None:
         parametrizations.weight_norm(layer)
     parametrizations.weight_norm(other)
     for (name, got), (_, want) in zip(layer.named_parameters(), other.named_parameters(), strict=True):
-        amp.exact(name, got, want)
+        amp.assert_identical(name, got, want)
 
 
 @scenario(values=True)
@@ -444,8 +446,8 @@ def test_swapped_for_a_call(amp: Amp) -> None:
     for result in (out, want):
         result.float().pow(2).sum().backward()
     for name, leaf in given.items():
-        amp.exact(f"gradient of {name}", leaf.grad, by_hand[name].grad)
-        amp.expect(f"gradient of the layer's own {name}", getattr(layer, name).grad, None)
+        amp.assert_identical(f"gradient of {name}", leaf.grad, by_hand[name].grad)
+        amp.assert_equal(f"gradient of the layer's own {name}", getattr(layer, name).grad, None)
 
 
 # ---- recurrent networks
@@ -499,4 +501,4 @@ def test_recurrent(amp: Amp, kind: str, layout: str) -> None:
     want = torch.autograd.grad((out * many / out.numel()).sum(), [x_wide, *wide.parameters()])
     names = ["the input", *(name for name, _ in wide.named_parameters())]
     for name, gradient, wanted in zip(names, got, want, strict=True):
-        amp.close(f"gradient of {name}", gradient, wanted, 8 * torch.finfo(amp.dtype).eps)
+        amp.assert_close(f"gradient of {name}", gradient, wanted, 8 * torch.finfo(amp.dtype).eps)

@@ -50,8 +50,8 @@ def _recording_function(amp: Amp, weight: torch.Tensor, seen: Seen) -> Callable[
 
 
 def _expect_two_equal_runs(amp: Amp, what: str, seen: Seen) -> None:
-    amp.expect(f"how often {what} ran", len(seen), 2)
-    amp.expect(f"state and dtype when {what} ran again", seen[-1], seen[0])
+    amp.assert_equal(f"how often {what} ran", len(seen), 2)
+    amp.assert_equal(f"state and dtype when {what} ran again", seen[-1], seen[0])
 
 
 @both
@@ -66,11 +66,11 @@ def test_computed_again(amp: Amp, around: str, reentrant: bool) -> None:
         out = checkpoint(_recording_function(amp, weight, seen), x, use_reentrant=reentrant)
     before = amp.state(), amp.depth()
     out.float().sum().backward()
-    amp.expect("state and depth after the backward pass", (amp.state(), amp.depth()), before)
-    amp.expect("state in the forward pass", seen[0][0], expected)
+    amp.assert_equal("state and depth after the backward pass", (amp.state(), amp.depth()), before)
+    amp.assert_equal("state in the forward pass", seen[0][0], expected)
     _expect_two_equal_runs(amp, "the function", seen)
     for name, leaf in (("x", x), ("weight", weight)):
-        amp.expect(f"dtype of the gradient of {name}", getattr(leaf.grad, "dtype", None), torch.float32)
+        amp.assert_equal(f"dtype of the gradient of {name}", getattr(leaf.grad, "dtype", None), torch.float32)
 
 
 @both
@@ -86,7 +86,7 @@ def test_backward_elsewhere(amp: Amp, later: str, reentrant: bool) -> None:
     with REGIONS[later](amp):
         before = amp.state(), amp.depth()
         loss.backward()
-        amp.expect("state and depth after the backward pass", (amp.state(), amp.depth()), before)
+        amp.assert_equal("state and depth after the backward pass", (amp.state(), amp.depth()), before)
     _expect_two_equal_runs(amp, "the function", seen)
 
 
@@ -123,8 +123,8 @@ def test_region_inside(amp: Amp, inner: str, reentrant: bool) -> None:
     with amp.region(amp.other, cache_enabled=False):
         out = checkpoint(function, x, use_reentrant=reentrant)
     out.float().sum().backward()
-    amp.expect("dtype inside", inside[0][1], torch.float32 if inner == "off" else amp.dtype)
-    amp.expect("dtype outside", outside[0][1], amp.other)
+    amp.assert_equal("dtype inside", inside[0][1], torch.float32 if inner == "off" else amp.dtype)
+    amp.assert_equal("dtype outside", outside[0][1], amp.other)
     _expect_two_equal_runs(amp, "the inner region", inside)
     _expect_two_equal_runs(amp, "the outer region", outside)
 
@@ -143,9 +143,9 @@ def test_set_by_hand(amp: Amp, reentrant: bool) -> None:
     torch.set_autocast_dtype(amp.type, amp.other)
     torch.set_autocast_cache_enabled(True)
     out.float().sum().backward()
-    amp.expect("state in the forward pass", seen[0], ((True, amp.dtype, False), amp.dtype))
+    amp.assert_equal("state in the forward pass", seen[0], ((True, amp.dtype, False), amp.dtype))
     _expect_two_equal_runs(amp, "the function", seen)
-    amp.expect("state afterwards", amp.state(), (False, amp.other, True))
+    amp.assert_equal("state afterwards", amp.state(), (False, amp.other, True))
 
 
 @both
@@ -168,10 +168,10 @@ def test_host_type_too(amp: Amp, host: bool, reentrant: bool) -> None:
     with torch.autocast("cpu", dtype=amp.dtype, enabled=not host):
         loss.backward()
         after = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), amp.depth()
-        amp.expect("state of the CPU and depth afterwards", after, (not host, amp.dtype, 1))
-    amp.expect("states in the forward pass", seen[0], ((True, amp.dtype, False), host, amp.other, amp.dtype))
-    amp.expect("states in the recomputation", seen[-1], seen[0])
-    amp.expect("how often the function ran", len(seen), 2)
+        amp.assert_equal("state of the CPU and depth afterwards", after, (not host, amp.dtype, 1))
+    amp.assert_equal("states in the forward pass", seen[0], ((True, amp.dtype, False), host, amp.other, amp.dtype))
+    amp.assert_equal("states in the recomputation", seen[-1], seen[0])
+    amp.assert_equal("how often the function ran", len(seen), 2)
 
 
 @both
@@ -224,9 +224,9 @@ def test_inside_each_other(amp: Amp, reentrant: bool) -> None:
         out = checkpoint(function, x, use_reentrant=reentrant)
     out.float().sum().backward()
     _expect_two_equal_runs(amp, "the outer function", outer)
-    amp.expect("states of the inner function", set(inner), {((True, amp.other, False), amp.other)})
-    amp.expect("whether the inner function ran again", len(inner) > 1, True)
-    amp.expect("state and depth afterwards", (amp.state(), amp.depth()), ((False, amp.default, True), 0))
+    amp.assert_equal("states of the inner function", set(inner), {((True, amp.other, False), amp.other)})
+    amp.assert_equal("whether the inner function ran again", len(inner) > 1, True)
+    amp.assert_equal("state and depth afterwards", (amp.state(), amp.depth()), ((False, amp.default, True), 0))
 
 
 @both
@@ -242,11 +242,11 @@ def test_sequence(amp: Amp, segments: int, reentrant: bool) -> None:
         out = checkpoint_sequential(functions, segments, x, use_reentrant=reentrant)
     out.float().sum().backward()
     twice = {1: 0, 2: 1, 3: 2}[segments]
-    amp.expect("how often each ran", [len(seen) for seen in seens], [2] * twice + [1] * (3 - twice))
-    amp.expect(
+    amp.assert_equal("how often each ran", [len(seen) for seen in seens], [2] * twice + [1] * (3 - twice))
+    amp.assert_equal(
         "states and dtypes", {state for seen in seens for state in seen}, {((True, amp.dtype, False), amp.dtype)}
     )
-    amp.expect("dtypes of the gradients", [getattr(w.grad, "dtype", None) for w in weights], [torch.float32] * 3)
+    amp.assert_equal("dtypes of the gradients", [getattr(w.grad, "dtype", None) for w in weights], [torch.float32] * 3)
 
 
 @both
@@ -264,8 +264,8 @@ def test_another_thread(amp: Amp, reentrant: bool) -> None:
     with amp.region(cache_enabled=False):
         loss = checkpoint(_recording_function(amp, weight, seen), x, use_reentrant=reentrant).float().sum()
         before, after = amp.thread(backward)
-        amp.expect("state of the first thread", amp.state(), (True, amp.dtype, False))
-    amp.expect("state of the other thread afterwards", after, before)
+        amp.assert_equal("state of the first thread", amp.state(), (True, amp.dtype, False))
+    amp.assert_equal("state of the other thread afterwards", after, before)
     _expect_two_equal_runs(amp, "the function", seen)
 
 
@@ -277,8 +277,8 @@ def test_without_gradients(amp: Amp, reentrant: bool) -> None:
     x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
     with amp.region(), torch.no_grad():
         out = checkpoint(_recording_function(amp, weight, seen), x, use_reentrant=reentrant)
-    amp.expect("what ran", seen, [((True, amp.dtype, True), amp.dtype)])
-    amp.expect("dtype, and whether it requires grad", (out.dtype, out.requires_grad), (amp.dtype, False))
+    amp.assert_equal("what ran", seen, [((True, amp.dtype, True), amp.dtype)])
+    amp.assert_equal("dtype, and whether it requires grad", (out.dtype, out.requires_grad), (amp.dtype, False))
 
 
 @both
@@ -297,8 +297,8 @@ def test_tensors_of_the_host(amp: Amp, reentrant: bool) -> None:
     with torch.autocast("cpu", dtype=amp.dtype):
         out = checkpoint(function, x, use_reentrant=reentrant)
     out.float().sum().backward()
-    amp.expect("state and dtype in both passes", seen, [(True, amp.dtype, amp.dtype)] * 2)
-    amp.expect("dtypes of gradients", [getattr(t.grad, "dtype", None) for t in (x, weight)], [torch.float32] * 2)
+    amp.assert_equal("state and dtype in both passes", seen, [(True, amp.dtype, amp.dtype)] * 2)
+    amp.assert_equal("dtypes of gradients", [getattr(t.grad, "dtype", None) for t in (x, weight)], [torch.float32] * 2)
 
 
 # ---- how often and how far a function runs
@@ -330,8 +330,8 @@ def test_where_it_stops(amp: Amp, stop: bool) -> None:
     before = amp.state(), amp.depth()
     out.float().sum().backward()
     once = ["first", (True, amp.other, True)]
-    amp.expect("steps", steps, once + (["first"] if stop else once))
-    amp.expect("state and depth afterwards", (amp.state(), amp.depth()), before)
+    amp.assert_equal("steps", steps, once + (["first"] if stop else once))
+    amp.assert_equal("state and depth afterwards", (amp.state(), amp.depth()), before)
 
 
 @both
@@ -357,10 +357,10 @@ def test_a_failure(amp: Amp, where: str, reentrant: bool) -> None:
         out.float().sum().backward()
 
     before = amp.state(), amp.depth()
-    amp.raises("a function that fails", KeyError, "on purpose", both_passes)
-    amp.expect("state and depth afterwards", (amp.state(), amp.depth()), before)
+    amp.assert_raises("a function that fails", KeyError, "on purpose", both_passes)
+    amp.assert_equal("state and depth afterwards", (amp.state(), amp.depth()), before)
     both_passes()
-    amp.expect("states it ran in", set(runs), {(True, amp.dtype, True)})
+    amp.assert_equal("states it ran in", set(runs), {(True, amp.dtype, True)})
 
 
 @pytest.mark.parametrize("check", ["default", "none"])
@@ -381,10 +381,10 @@ def test_other_dtype_when_run_again(amp: Amp, check: str) -> None:
         checkpoint(function, x, use_reentrant=False, determinism_check=check).sum().backward()
 
     if check == "default":
-        amp.raises("a backward pass after another forward", CheckpointError, "different metadata", backward)
+        amp.assert_raises("a backward pass after another forward", CheckpointError, "different metadata", backward)
     else:
-        amp.raises("products of two dtypes", RuntimeError, "dtype", backward)
-    amp.expect("how often it ran", len(runs), 2)
+        amp.assert_raises("products of two dtypes", RuntimeError, "dtype", backward)
+    amp.assert_equal("how often it ran", len(runs), 2)
 
 
 @scenario(values=True)
@@ -402,7 +402,7 @@ def test_around_by_request(amp: Amp) -> None:
         regions = amp.region(cache_enabled=False), amp.region(cache_enabled=False)
         out = checkpoint(function, x, use_reentrant=False, context_fn=lambda: regions)
     out.float().sum().backward()
-    amp.expect("states and dtypes", seen, [((True, amp.dtype, False), True, amp.dtype)] * 2)
+    amp.assert_equal("states and dtypes", seen, [((True, amp.dtype, False), True, amp.dtype)] * 2)
 
 
 @both
@@ -420,12 +420,12 @@ def test_memory(amp: Amp, reentrant: bool) -> None:
 
     with amp.region():
         plain = function(x)
-        amp.expect("whether the first is kept without a checkpoint", made[0]() is not None, True)
+        amp.assert_equal("whether the first is kept without a checkpoint", made[0]() is not None, True)
         made.clear()
         out = checkpoint(function, x, use_reentrant=reentrant)
-        amp.expect("tensors kept by the checkpoint", [ref() is not None for ref in made], [False, False])
+        amp.assert_equal("tensors kept by the checkpoint", [ref() is not None for ref in made], [False, False])
     (plain + out).backward()
-    amp.expect("tensors kept afterwards", [ref() is not None for ref in made], [False] * 4)
+    amp.assert_equal("tensors kept afterwards", [ref() is not None for ref in made], [False] * 4)
 
 
 @scenario(values=True)
@@ -437,8 +437,8 @@ def test_saved_tensors(amp: Amp) -> None:
         out: Any = checkpoint(lambda x: torch.mm(x, weight), x, use_reentrant=False).grad_fn
     for name in ("_saved_self", "_saved_mat2"):
         got, wanted = getattr(out, name), getattr(want, name)
-        amp.expect(f"dtype of {name}", got.dtype, amp.dtype)
-        amp.expect(f"values of {name}", amp.values(got), amp.values(wanted))
+        amp.assert_equal(f"dtype of {name}", got.dtype, amp.dtype)
+        amp.assert_equal(f"values of {name}", amp.values(got), amp.values(wanted))
 
 
 @both
@@ -465,8 +465,8 @@ def test_functions_of_their_own(amp: Amp, reentrant: bool) -> None:
     x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
     with amp.region():
         out = checkpoint(lambda x: torch.sin(Product.apply(x, weight)), x, use_reentrant=reentrant)
-    amp.expect("dtype of the result", out.dtype, amp.other)
+    amp.assert_equal("dtype of the result", out.dtype, amp.other)
     out.float().sum().backward()
     forward = ("forward", (False, amp.dtype), amp.other, amp.other)
-    amp.expect("what ran", seen, [forward, forward, ("backward", *forward[1:])])
-    amp.expect("dtype of the gradient", getattr(x.grad, "dtype", None), torch.float32)
+    amp.assert_equal("what ran", seen, [forward, forward, ("backward", *forward[1:])])
+    amp.assert_equal("dtype of the gradient", getattr(x.grad, "dtype", None), torch.float32)

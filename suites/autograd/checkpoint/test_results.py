@@ -63,8 +63,8 @@ def _outcome(amp: Amp, leaves: Sequence[torch.Tensor], run: Callable[[], torch.T
 def _expect_same_outcome(amp: Amp, what: str, got: list[tuple[Any, Any]], want: list[tuple[Any, Any]]) -> None:
     names = ("the result", *(f"gradient {place}" for place in range(len(want) - 1)))
     for name, (dtype, bits), (wanted, wanted_bits) in zip(names, got, want, strict=True):
-        amp.expect(f"dtype of {name} {what}", dtype, wanted)
-        amp.expect(f"whether {name} {what} has the bits it has without", bits == wanted_bits, True)
+        amp.assert_equal(f"dtype of {name} {what}", dtype, wanted)
+        amp.assert_equal(f"whether {name} {what} has the bits it has without", bits == wanted_bits, True)
 
 
 @both
@@ -117,9 +117,9 @@ def test_weights_used_before(amp: Amp, before: bool, inside: bool, reentrant: bo
 
     got, want = run(True), run(False)
     for place, ((dtype, tensor), (wanted, wanted_tensor)) in enumerate(zip(got, want, strict=True)):
-        amp.expect(f"dtype of tensor {place}", dtype, wanted)
+        amp.assert_equal(f"dtype of tensor {place}", dtype, wanted)
         if tensor is not None and wanted_tensor is not None:
-            amp.close(f"tensor {place}", tensor.to(amp.type), wanted_tensor, 8 * torch.finfo(amp.dtype).eps)
+            amp.assert_close(f"tensor {place}", tensor.to(amp.type), wanted_tensor, 8 * torch.finfo(amp.dtype).eps)
 
 
 @both
@@ -171,11 +171,11 @@ def test_dropout(amp: Amp, reentrant: bool) -> None:
     # d/dx of sum(d * stop(d)) with d = drop(x @ w) is (2 * mask * d) @ w', and 2 * mask * d is 2 * d.
     kept = amp.device.host(out.detach()).float().sqrt()
     want = torch.mm(kept.to(amp.dtype) * 2, amp.device.host(weight).to(amp.dtype).t()).float()
-    amp.expect("dtype of the result", out.dtype, amp.dtype)
-    amp.expect("whether some were dropped and some were not", 0 < int((kept == 0).sum()) < kept.numel(), True)
-    amp.expect("whether there is a gradient", x.grad is not None, True)
+    amp.assert_equal("dtype of the result", out.dtype, amp.dtype)
+    amp.assert_equal("whether some were dropped and some were not", 0 < int((kept == 0).sum()) < kept.numel(), True)
+    amp.assert_equal("whether there is a gradient", x.grad is not None, True)
     if x.grad is not None:
-        amp.close("gradient", x.grad, want, 8 * torch.finfo(amp.dtype).eps)
+        amp.assert_close("gradient", x.grad, want, 8 * torch.finfo(amp.dtype).eps)
 
 
 @scenario(values=True)
@@ -192,8 +192,8 @@ def test_double_backward(amp: Amp) -> None:
         return [*first, *torch.autograd.grad(total, leaves)]
 
     for place, (got, want) in enumerate(zip(second(True), second(False), strict=True)):
-        amp.expect(f"dtype of derivative {place}", got.dtype, torch.float32)
-        amp.close(f"derivative {place}", got, amp.device.host(want.detach()), 1e-4)
+        amp.assert_equal(f"dtype of derivative {place}", got.dtype, torch.float32)
+        amp.assert_close(f"derivative {place}", got, amp.device.host(want.detach()), 1e-4)
 
 
 @both
@@ -247,8 +247,8 @@ def _expect_same_gradients(
     amp: Amp, got: list[tuple[torch.dtype, list[Any]]], want: list[tuple[torch.dtype, list[Any]]]
 ) -> None:
     for place, ((dtype, bits), (wanted, wanted_bits)) in enumerate(zip(got, want, strict=True)):
-        amp.expect(f"dtype of gradient {place}", dtype, wanted)
-        amp.expect(f"whether gradient {place} has the bits it has without", bits == wanted_bits, True)
+        amp.assert_equal(f"dtype of gradient {place}", dtype, wanted)
+        amp.assert_equal(f"whether gradient {place} has the bits it has without", bits == wanted_bits, True)
 
 
 @pytest.mark.parametrize("kept", SAVED)
@@ -264,7 +264,7 @@ def test_policy(amp: Amp, kept: str) -> None:
         plain = function(x)
     with amp.region():
         out = checkpoint(function, x, use_reentrant=False, context_fn=_context_fn(SAVED[kept]))
-    amp.expect("dtype of the result", out.dtype, amp.dtype)
+    amp.assert_equal("dtype of the result", out.dtype, amp.dtype)
     _expect_same_gradients(
         amp, _gradients(amp, out.float().sum(), leaves), _gradients(amp, plain.float().sum(), leaves)
     )
@@ -290,8 +290,8 @@ def test_what_a_policy_sees(amp: Amp) -> None:
         )
     if not seen:
         amp.unsupported(f"{amp.device.name} casts and computes where a dispatch mode sees nothing")
-    amp.expect("products", [dtypes for name, dtypes in seen if "mm" in name], [(amp.dtype, amp.dtype)])
-    amp.expect("casts", [dtypes for name, dtypes in seen if "copy" in name], [(torch.float32,)] * 2)
+    amp.assert_equal("products", [dtypes for name, dtypes in seen if "mm" in name], [(amp.dtype, amp.dtype)])
+    amp.assert_equal("casts", [dtypes for name, dtypes in seen if "copy" in name], [(torch.float32,)] * 2)
     out.float().sum().backward()
 
 

@@ -87,11 +87,13 @@ def test_region_of_forward(amp: Amp, spelling: str) -> None:
         with place:
             before = amp.state()
             out.sum().backward()
-            amp.expect("state after backward", amp.state(), before)
-        amp.expect("in forward", seen.get("forward"), ((True, amp.dtype), torch.float32, torch.float32, amp.dtype))
-        amp.expect("in backward", seen.get("backward"), ((True, amp.dtype), amp.dtype, amp.dtype))
+            amp.assert_equal("state after backward", amp.state(), before)
+        amp.assert_equal(
+            "in forward", seen.get("forward"), ((True, amp.dtype), torch.float32, torch.float32, amp.dtype)
+        )
+        amp.assert_equal("in backward", seen.get("backward"), ((True, amp.dtype), amp.dtype, amp.dtype))
         for leaf in (x, w):
-            amp.expect("dtype of a gradient", getattr(leaf.grad, "dtype", None), torch.float32)
+            amp.assert_equal("dtype of a gradient", getattr(leaf.grad, "dtype", None), torch.float32)
 
 
 @pytest.mark.parametrize("spelling", list(SPELLINGS))
@@ -106,15 +108,15 @@ def test_cast_inputs(amp: Amp, to: str, spelling: str) -> None:
     with amp.region():
         before = amp.state()
         out = product.apply(x, w)
-        amp.expect("state after forward", amp.state(), before)
+        amp.assert_equal("state after forward", amp.state(), before)
         out.sum().backward()
-        amp.expect("state after backward", amp.state(), before)
+        amp.assert_equal("state after backward", amp.state(), before)
     off = (False, amp.dtype)
-    amp.expect("in forward", seen.get("forward"), (off, dtype, dtype, torch.float32))
-    amp.expect("in backward", seen.get("backward"), (off, dtype, torch.float32))
-    amp.expect("dtype of the result", out.dtype, dtype)
-    amp.expect("dtype of a low leaf's gradient", getattr(x.grad, "dtype", None), amp.dtype)
-    amp.expect("dtype of a float32 leaf's gradient", getattr(w.grad, "dtype", None), torch.float32)
+    amp.assert_equal("in forward", seen.get("forward"), (off, dtype, dtype, torch.float32))
+    amp.assert_equal("in backward", seen.get("backward"), (off, dtype, torch.float32))
+    amp.assert_equal("dtype of the result", out.dtype, dtype)
+    amp.assert_equal("dtype of a low leaf's gradient", getattr(x.grad, "dtype", None), amp.dtype)
+    amp.assert_equal("dtype of a float32 leaf's gradient", getattr(w.grad, "dtype", None), torch.float32)
 
 
 @pytest.mark.parametrize("how", ["disabled", "none"])
@@ -132,8 +134,8 @@ def test_cast_inputs_outside(amp: Amp, how: str) -> None:
     with amp.region():
         out.sum().backward()
     wide = torch.float32
-    amp.expect("in forward", (seen["forward"][0][0], *seen["forward"][1:]), (False, wide, wide, wide))
-    amp.expect("in backward", (seen["backward"][0][0], *seen["backward"][1:]), (False, wide, wide))
+    amp.assert_equal("in forward", (seen["forward"][0][0], *seen["forward"][1:]), (False, wide, wide, wide))
+    amp.assert_equal("in backward", (seen["backward"][0][0], *seen["backward"][1:]), (False, wide, wide))
 
 
 @pytest.mark.parametrize("place", ["inside", "after", "thread"])
@@ -153,7 +155,7 @@ def test_backward_of_no_region(amp: Amp, place: str) -> None:
         amp.thread(backward)
     else:
         backward()
-    amp.expect("in backward", (seen["backward"][0][0], seen["backward"][2]), (False, torch.float32))
+    amp.assert_equal("in backward", (seen["backward"][0][0], seen["backward"][2]), (False, torch.float32))
 
 
 @scenario(values=True)
@@ -174,8 +176,8 @@ def test_never_cast(amp: Amp) -> None:
     plain = (None, True, 3, 2.5, "text", torch.float64)
     with amp.region():
         out = Takes.apply(amp.rand(2), *given, other, *plain)
-    amp.expect("dtypes and values in forward", seen, [*kinds, torch.float32, *plain])
-    amp.expect("dtype of what was cast", out.dtype, amp.dtype)
+    amp.assert_equal("dtypes and values in forward", seen, [*kinds, torch.float32, *plain])
+    amp.assert_equal("dtype of what was cast", out.dtype, amp.dtype)
 
 
 @scenario(values=True)
@@ -193,20 +195,20 @@ def test_called_with_keywords(amp: Amp) -> None:
 
     x, half = amp.rand(2), amp.rand(2)
     with amp.region():
-        amp.expect("a default", forward(Context(), x), (amp.dtype, None, []))
-        amp.expect("a list", forward(Context(), x=x, parts=[half, x])[2], [amp.dtype] * 2)
-        amp.expect("a tensor", forward(Context(), x, scale=half)[1].dtype, amp.dtype)
-        amp.expect("is what is not to be cast the same", uncast(Context(), x, scale=half)[1] is half, True)
-    amp.expect("a tensor outside", forward(Context(), x, scale=half)[1].dtype, torch.float32)
+        amp.assert_equal("a default", forward(Context(), x), (amp.dtype, None, []))
+        amp.assert_equal("a list", forward(Context(), x=x, parts=[half, x])[2], [amp.dtype] * 2)
+        amp.assert_equal("a tensor", forward(Context(), x, scale=half)[1].dtype, amp.dtype)
+        amp.assert_equal("is what is not to be cast the same", uncast(Context(), x, scale=half)[1] is half, True)
+    amp.assert_equal("a tensor outside", forward(Context(), x, scale=half)[1].dtype, torch.float32)
 
 
 @scenario(values=True)
 def test_names_are_kept(amp: Amp) -> None:
     """Decorated passes keep their names and docstrings (functools.wraps in autocast_mode.py)."""
     product = _recording_product(amp, {})
-    amp.expect("name of forward", product.forward.__name__, "forward")
-    amp.expect("docstring of forward", product.forward.__doc__, "Forward's own docstring.")
-    amp.expect("name of backward", product.backward.__name__, "backward")
+    amp.assert_equal("name of forward", product.forward.__name__, "forward")
+    amp.assert_equal("docstring of forward", product.forward.__doc__, "Forward's own docstring.")
+    amp.assert_equal("name of backward", product.backward.__name__, "backward")
 
 
 @scenario(values=True)
@@ -231,7 +233,7 @@ def test_of_another_device_type(amp: Amp) -> None:
     x = amp.rand(2, dtype=amp.dtype, requires_grad=True)
     with amp.region(), torch.autocast(elsewhere, dtype=torch.bfloat16):
         Takes.apply(x).sum().backward()
-    amp.expect("dtype and state in both passes", seen, [(amp.dtype, (True, amp.dtype))] * 2)
+    amp.assert_equal("dtype and state in both passes", seen, [(amp.dtype, (True, amp.dtype))] * 2)
 
 
 @scenario(values=True)
@@ -258,8 +260,8 @@ def test_undecorated(amp: Amp) -> None:
         with place:
             caller = torch.float32, amp.state()[:2], amp.probe()
             out.sum().backward()
-        amp.expect("in forward", seen[0], (torch.float32, (True, amp.dtype), amp.dtype))
-        amp.expect("in backward", seen[1], caller)
+        amp.assert_equal("in forward", seen[0], (torch.float32, (True, amp.dtype), amp.dtype))
+        amp.assert_equal("in backward", seen[1], caller)
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
@@ -288,9 +290,9 @@ def test_that_raises(amp: Amp, cast: str, where: str) -> None:
     x = amp.rand(2, requires_grad=True)
     with amp.region(cache_enabled=False):
         before, depth = amp.state(), amp.depth()
-        amp.raises("the function", KeyError, f"in {where}", lambda: Fails.apply(x).sum().backward())
-        amp.expect("state and depth after it", (amp.state(), amp.depth()), (before, depth))
-        amp.expect("dtype a product runs in", amp.probe(), amp.dtype)
+        amp.assert_raises("the function", KeyError, f"in {where}", lambda: Fails.apply(x).sum().backward())
+        amp.assert_equal("state and depth after it", (amp.state(), amp.depth()), (before, depth))
+        amp.assert_equal("dtype a product runs in", amp.probe(), amp.dtype)
 
 
 @scenario(values=True)
@@ -309,8 +311,8 @@ def test_one_inside_another(amp: Amp) -> None:
     with amp.region():
         out = Outer.apply(amp.rand(3, 3, dtype=amp.dtype))
     wide = torch.float32
-    amp.expect("in the inner forward", inner_seen.get("forward"), ((False, amp.dtype), wide, wide, wide))
-    amp.expect("dtype of the result", out.dtype, wide)
+    amp.assert_equal("in the inner forward", inner_seen.get("forward"), ((False, amp.dtype), wide, wide, wide))
+    amp.assert_equal("dtype of the result", out.dtype, wide)
 
 
 # ---- gradients
@@ -364,9 +366,9 @@ def test_documented_product(amp: Amp) -> None:
         out, want = Product.apply(a, b), torch.mm(a2, b2)
     for result in (out, want):
         result.float().pow(2).sum().backward()
-    amp.exact("result", out, want)
-    amp.exact("gradient of a", a.grad, a2.grad)
-    amp.exact("gradient of b", b.grad, b2.grad)
+    amp.assert_identical("result", out, want)
+    amp.assert_identical("gradient of a", a.grad, a2.grad)
+    amp.assert_identical("gradient of b", b.grad, b2.grad)
 
 
 @pytest.mark.parametrize("to", ["wide", "low", "same"])
@@ -382,11 +384,11 @@ def test_gradient(amp: Amp, to: str) -> None:
     want = given * given * given
     out.float().sum().backward()
     want.float().sum().backward()
-    amp.exact("result", out, want)
+    amp.assert_identical("result", out, want)
     if x.grad is None or by_hand.grad is None:
         raise RuntimeError("the scenario computed no gradient")
     lowest = torch.float32 if to == "same" else amp.dtype
-    amp.close("gradient", x.grad, amp.device.host(by_hand.grad), 8 * torch.finfo(lowest).eps)
+    amp.assert_close("gradient", x.grad, amp.device.host(by_hand.grad), 8 * torch.finfo(lowest).eps)
 
 
 @pytest.mark.parametrize("place", ["outside", "same", "another"])
@@ -404,7 +406,7 @@ def test_second_derivative(amp: Amp, place: str) -> None:
         (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
         (third,) = torch.autograd.grad(second.sum(), x)
     found = [(each.dtype, amp.values(each)) for each in (first, second, third)]
-    amp.expect("derivatives of 2 cubed", found, [(torch.float32, [value] * 3) for value in (12.0, 12.0, 6.0)])
+    amp.assert_equal("derivatives of 2 cubed", found, [(torch.float32, [value] * 3) for value in (12.0, 12.0, 6.0)])
 
 
 @pytest.mark.parametrize("to", ["wide", "low"])
@@ -420,8 +422,8 @@ def test_second_derivative_of_a_cast(amp: Amp, to: str) -> None:
         (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
         (second,) = torch.autograd.grad((first * x).sum(), x)
         found.append(amp.values(second))
-    amp.expect("derivative of 3 x cubed outside", found[0], [36.0] * 3)
-    amp.expect("derivative of 3 x cubed in a region", found[1], [36.0] * 3)
+    amp.assert_equal("derivative of 3 x cubed outside", found[0], [36.0] * 3)
+    amp.assert_equal("derivative of 3 x cubed in a region", found[1], [36.0] * 3)
 
 
 @pytest.mark.parametrize("cast", ["cast", "uncast"])
@@ -432,8 +434,8 @@ def test_once_differentiable(amp: Amp, cast: str) -> None:
     with amp.region():
         out = _cube(amp, torch.float32 if cast == "cast" else None, once=True).apply(x)
     (first,) = torch.autograd.grad(out.pow(2).sum(), x, create_graph=True)
-    amp.expect("first derivative of 2 to the sixth", amp.values(first), [192.0] * 3)
-    amp.raises("the second", RuntimeError, "once_differentiable", lambda: first.sum().backward())
+    amp.assert_equal("first derivative of 2 to the sixth", amp.values(first), [192.0] * 3)
+    amp.assert_raises("the second", RuntimeError, "once_differentiable", lambda: first.sum().backward())
 
 
 @scenario(values=True)
@@ -459,10 +461,10 @@ def test_several_results(amp: Amp) -> None:
     with amp.region():
         low, twice, _, index = Three.apply(x)
         loss = low.float().sum() + twice.sum()
-    amp.expect("does an index require grad", index.requires_grad, False)
+    amp.assert_equal("does an index require grad", index.requires_grad, False)
     loss.backward()
-    amp.expect("dtypes of gradients in backward", seen, [amp.dtype, torch.float32, torch.float32])
-    amp.expect("gradient", None if x.grad is None else amp.values(x.grad), [[2.0, 2.0], [2.0, 2.0]])
+    amp.assert_equal("dtypes of gradients in backward", seen, [amp.dtype, torch.float32, torch.float32])
+    amp.assert_equal("gradient", None if x.grad is None else amp.values(x.grad), [[2.0, 2.0], [2.0, 2.0]])
 
 
 @scenario(values=True)
@@ -487,8 +489,8 @@ def test_not_materialized(amp: Amp) -> None:
     with amp.region():
         one, _ = Two.apply(x, y)
     one.sum().backward()
-    amp.expect("which gradients are None, and which are needed", seen, [(False, True, (True, False))])
-    amp.expect("gradient", None if x.grad is None else amp.values(x.grad), [2.0, 2.0])
+    amp.assert_equal("which gradients are None, and which are needed", seen, [(False, True, (True, False))])
+    amp.assert_equal("gradient", None if x.grad is None else amp.values(x.grad), [2.0, 2.0])
 
 
 @pytest.mark.parametrize("to", ["wide", "low"])
@@ -516,9 +518,9 @@ def test_in_place(amp: Amp, to: str) -> None:
             out = Doubled.apply(x)
         out.float().sum().backward()
         where = "in a region" if enabled else "outside"
-        amp.expect(f"the result {where}", amp.values(out), [2.0, 2.0])
-        amp.expect(f"a tensor that was doubled {where}", amp.values(x), [2.0, 2.0])
-        amp.expect(f"gradient {where}", None if leaf.grad is None else amp.values(leaf.grad), [2.0, 2.0])
+        amp.assert_equal(f"the result {where}", amp.values(out), [2.0, 2.0])
+        amp.assert_equal(f"a tensor that was doubled {where}", amp.values(x), [2.0, 2.0])
+        amp.assert_equal(f"gradient {where}", None if leaf.grad is None else amp.values(leaf.grad), [2.0, 2.0])
 
 
 @scenario(values=True)
@@ -551,10 +553,10 @@ def test_backward_in_backward(amp: Amp) -> None:
     out.float().sum().backward()
     other = by_hand.to(amp.other)
     torch.mm(other, other).backward(torch.ones(3, 3, device=amp.type, dtype=amp.other))
-    amp.expect("dtype inside, state after it, state before it", seen, [(amp.other, True, (True, amp.dtype))])
+    amp.assert_equal("dtype inside, state after it, state before it", seen, [(amp.other, True, (True, amp.dtype))])
     if x.grad is None or by_hand.grad is None:
         raise RuntimeError("the scenario computed no gradient")
-    amp.close("gradient", x.grad, amp.device.host(by_hand.grad), 4 * torch.finfo(amp.dtype).eps)
+    amp.assert_close("gradient", x.grad, amp.device.host(by_hand.grad), 4 * torch.finfo(amp.dtype).eps)
 
 
 # ---- torch.vmap, torch.func.grad and forward-mode differentiation
@@ -594,10 +596,10 @@ def test_under_vmap(amp: Amp) -> None:
     with amp.region():
         want = torch.stack([torch.mm(x, x) for x in xs])
         for function in (Own, Generated):
-            amp.exact(f"{function.__name__} mapped over four", torch.vmap(function.apply)(xs), want)
+            amp.assert_identical(f"{function.__name__} mapped over four", torch.vmap(function.apply)(xs), want)
         gradient = torch.func.grad(lambda x: Own.apply(x).float().sum())(xs[0])
-    amp.expect("state in the vmap rule", seen, [(True, amp.dtype)])
-    amp.expect("dtype of a gradient by torch.func.grad", gradient.dtype, torch.float32)
+    amp.assert_equal("state in the vmap rule", seen, [(True, amp.dtype)])
+    amp.assert_equal("dtype of a gradient by torch.func.grad", gradient.dtype, torch.float32)
 
 
 @scenario(values=True)
@@ -621,6 +623,6 @@ def test_forward_mode(amp: Amp) -> None:
     with forward_ad.dual_level(), amp.region(), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch loads its decompositions with torch.jit
         out = forward_ad.unpack_dual(Square.apply(forward_ad.make_dual(x, torch.ones_like(x))))
-        amp.expect("state in the jvp rule", seen, [(True, amp.dtype)])
-        amp.expect("dtype of the tangent", getattr(out.tangent, "dtype", None), amp.dtype)
-        amp.expect("tangent", None if out.tangent is None else amp.values(out.tangent), [[4.0, 4.0], [4.0, 4.0]])
+        amp.assert_equal("state in the jvp rule", seen, [(True, amp.dtype)])
+        amp.assert_equal("dtype of the tangent", getattr(out.tangent, "dtype", None), amp.dtype)
+        amp.assert_equal("tangent", None if out.tangent is None else amp.values(out.tangent), [[4.0, 4.0], [4.0, 4.0]])

@@ -70,13 +70,15 @@ def test_registered_by(amp: Amp, how: str) -> None:
     x = amp.rand(2, 2)
     with amp.region():
         before = amp.state()
-        amp.expect("dtype of the result", op(x).dtype, amp.other)
-        amp.expect("state after the call", amp.state(), before)
+        amp.assert_equal("dtype of the result", op(x).dtype, amp.other)
+        amp.assert_equal("state after the call", amp.state(), before)
     with amp.region(enabled=False):
-        amp.expect("dtype in a disabled region", op(x).dtype, torch.float32)
-    amp.expect("dtype outside", op(x).dtype, torch.float32)
+        amp.assert_equal("dtype in a disabled region", op(x).dtype, torch.float32)
+    amp.assert_equal("dtype outside", op(x).dtype, torch.float32)
     wide = torch.float32
-    amp.expect("dtypes of the argument and of a product inside", seen, [(amp.other, wide), (wide, wide), (wide, wide)])
+    amp.assert_equal(
+        "dtypes of the argument and of a product inside", seen, [(amp.other, wide), (wide, wide), (wide, wide)]
+    )
 
 
 @pytest.mark.parametrize("to", ["wide", "low", "other"])
@@ -90,7 +92,7 @@ def test_cast_to(amp: Amp, to: str) -> None:
             with amp.region(region):
                 for given in (torch.float32, amp.dtype, amp.other):
                     got = op(amp.rand(2, dtype=given)).dtype
-                    amp.expect(f"dtype of what was {given} in a region of {region}", got, dtype)
+                    amp.assert_equal(f"dtype of what was {given} in a region of {region}", got, dtype)
 
 
 @scenario(values=True, since="2.13")
@@ -109,9 +111,9 @@ def test_lists_and_options(amp: Amp) -> None:
         with amp.region():
             out = op([amp.rand(2), amp.rand(2, dtype=double)], None, 3, "text", double, [True, False])
             op([], amp.rand(2), 4, "", torch.float32, [])
-    amp.expect("a list and None", seen[0], ([low, double], None, 3, "text", double, [True, False]))
-    amp.expect("an empty list and a tensor", seen[1], ([], low, 4, "", torch.float32, []))
-    amp.expect("dtypes of the results", [tensor.dtype for tensor in out], [low, double])
+    amp.assert_equal("a list and None", seen[0], ([low, double], None, 3, "text", double, [True, False]))
+    amp.assert_equal("an empty list and a tensor", seen[1], ([], low, 4, "", torch.float32, []))
+    amp.assert_equal("dtypes of the results", [tensor.dtype for tensor in out], [low, double])
 
 
 @scenario(values=True, since="2.13")
@@ -126,14 +128,14 @@ def test_dictionary(amp: Amp) -> None:
     x, half = amp.rand(2), amp.rand(2)
     with _Op("looked_up(Tensor x, Dict(str, Tensor) parts) -> Tensor", body) as (name, op, lib):
         library.register_autocast(name, amp.type, amp.dtype, lib=lib)
-        amp.expect("dtype outside", op(x, {"half": half}).dtype, torch.float32)
+        amp.assert_equal("dtype outside", op(x, {"half": half}).dtype, torch.float32)
         with amp.region():
             try:
                 found: object = op(x, {"half": half}).dtype
             except RuntimeError as error:
                 found = f"{type(error).__name__}: {error}"
-        amp.expect("dtype inside", found, amp.dtype)
-        amp.expect("dtypes in the dictionary", seen, [[torch.float32], [amp.dtype]])
+        amp.assert_equal("dtype inside", found, amp.dtype)
+        amp.assert_equal("dtypes in the dictionary", seen, [[torch.float32], [amp.dtype]])
 
 
 @scenario(values=True, since="2.13")
@@ -146,9 +148,9 @@ def test_two_device_types(amp: Amp) -> None:
     op.register_autocast(amp.type, amp.other)
     x = amp.rand(2)
     with torch.autocast(elsewhere, dtype=torch.bfloat16):
-        amp.expect(f"dtype in a region of {elsewhere}", op(x).dtype, torch.float32)
+        amp.assert_equal(f"dtype in a region of {elsewhere}", op(x).dtype, torch.float32)
         with amp.region():
-            amp.expect("dtype in regions of both", op(x).dtype, amp.other)
+            amp.assert_equal("dtype in regions of both", op(x).dtype, amp.other)
 
 
 @pytest.mark.parametrize("api", ["custom_op", "low_level"])
@@ -159,14 +161,14 @@ def test_registered_again(amp: Amp, api: str) -> None:
 
     def tried(op: Any, again: Callable[[], Any]) -> None:
         with amp.region():
-            amp.expect("dtype at first", op(amp.rand(2)).dtype, amp.dtype)
+            amp.assert_equal("dtype at first", op(amp.rand(2)).dtype, amp.dtype)
         try:
             again()
         except Exception as error:  # a refusal, if it says why
-            amp.expect("does the refusal say why", bool(str(error)), True)
+            amp.assert_equal("does the refusal say why", bool(str(error)), True)
             return
         with amp.region():
-            amp.expect("dtype after it was registered again", op(amp.rand(2)).dtype, amp.other)
+            amp.assert_equal("dtype after it was registered again", op(amp.rand(2)).dtype, amp.other)
 
     if api == "custom_op":
         op = _copy_op(amp, seen)
@@ -184,9 +186,9 @@ def test_forgotten_with_its_library(amp: Amp) -> None:
     with _Op("short(Tensor x) -> Tensor", lambda x: x.clone()) as (name, op, lib):
         library.register_autocast(name, amp.type, amp.dtype, lib=lib)
         with amp.region():
-            amp.expect("dtype at first", op(amp.rand(2)).dtype, amp.dtype)
+            amp.assert_equal("dtype at first", op(amp.rand(2)).dtype, amp.dtype)
     with _Op("short(Tensor x) -> Tensor", lambda x: x.clone()) as (name, op, lib), amp.region():
-        amp.expect("dtype of a new op of its name", op(amp.rand(2)).dtype, torch.float32)
+        amp.assert_equal("dtype of a new op of its name", op(amp.rand(2)).dtype, torch.float32)
 
 
 def _product_op(amp: Amp, seen: Seen) -> Any:
@@ -219,12 +221,12 @@ def test_gradient_of_an_op(amp: Amp) -> None:
         out, want = op(x, w), torch.mm(x2, w2)
     for result in (out, want):
         result.float().pow(2).sum().backward()
-    amp.expect(
+    amp.assert_equal(
         "dtypes in both passes", seen, [("forward", amp.dtype, torch.float32), ("backward", amp.dtype, torch.float32)]
     )
-    amp.exact("result", out, want)
-    amp.exact("gradient of x", x.grad, x2.grad)
-    amp.exact("gradient of w", w.grad, w2.grad)
+    amp.assert_identical("result", out, want)
+    amp.assert_identical("gradient of x", x.grad, x2.grad)
+    amp.assert_identical("gradient of w", w.grad, w2.grad)
 
 
 @scenario(values=True, since="2.13")
@@ -235,8 +237,8 @@ def test_second_derivative_of_an_op(amp: Amp) -> None:
         out = _product_op(amp, [])(x, x)
     (first,) = torch.autograd.grad(out.float().sum(), x, create_graph=True)
     (second,) = torch.autograd.grad((first * x).sum(), x)
-    amp.expect("first derivative of the sum of x times x", amp.values(first), [[8.0, 8.0], [8.0, 8.0]])
-    amp.expect("derivative of that times x", amp.values(second), [[16.0, 16.0], [16.0, 16.0]])
+    amp.assert_equal("first derivative of the sum of x times x", amp.values(first), [[8.0, 8.0], [8.0, 8.0]])
+    amp.assert_equal("derivative of that times x", amp.values(second), [[16.0, 16.0], [16.0, 16.0]])
 
 
 @scenario(values=True, since="2.13")
@@ -252,8 +254,8 @@ def test_op_inside_an_op(amp: Amp) -> None:
     op = _custom_op(amp, outer)
     op.register_autocast(amp.type, torch.float32)
     with amp.region():
-        amp.expect("dtype of the outer op's result", op(amp.rand(2, dtype=amp.dtype)).dtype, torch.float32)
-        amp.expect("dtype of the inner op alone", inner(amp.rand(2)).dtype, amp.dtype)
+        amp.assert_equal("dtype of the outer op's result", op(amp.rand(2, dtype=amp.dtype)).dtype, torch.float32)
+        amp.assert_equal("dtype of the inner op alone", inner(amp.rand(2)).dtype, amp.dtype)
 
 
 @scenario(values=True, since="2.13")
@@ -264,16 +266,18 @@ def test_op_under_vmap(amp: Amp) -> None:
     op.register_autocast(amp.type, amp.dtype)
     x = amp.rand(3, 2)
     with amp.region():
-        amp.exact("mapped over three rows", torch.vmap(op)(x), x.to(amp.dtype))
+        amp.assert_identical("mapped over three rows", torch.vmap(op)(x), x.to(amp.dtype))
 
 
 @scenario(values=True, since="2.13")
 def test_refused(amp: Amp) -> None:
     """A device type that is none, or has no autocast, and an op that does not exist are refused by name."""
     op = _copy_op(amp, [])
-    amp.raises("a number", ValueError, "device_type", lambda: op.register_autocast(0, amp.dtype))
-    amp.raises("meta", ValueError, "'meta' does not support autocast", lambda: op.register_autocast("meta", amp.dtype))
-    amp.raises(
+    amp.assert_raises("a number", ValueError, "device_type", lambda: op.register_autocast(0, amp.dtype))
+    amp.assert_raises(
+        "meta", ValueError, "'meta' does not support autocast", lambda: op.register_autocast("meta", amp.dtype)
+    )
+    amp.assert_raises(
         "an unknown op",
         AttributeError,
         "nowhere",
