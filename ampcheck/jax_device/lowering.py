@@ -78,6 +78,41 @@ def lower(
     return register
 
 
+_SMALL, _MEDIUM = 1 << 12, 1 << 16  # elements; see docs/jax_device.md, "What compiling costs"
+
+
+def compiled(program: Callable[..., Any], elements: int) -> Callable[..., Any]:
+    """Return `program` as a function that JAX compiles at its first call for each kind of arguments.
+
+    On the CPU a small program is compiled with options that take a third of the time and by which a large one would
+    run slower. They follow from the shapes alone, so that a call has the same bits each time.
+
+    Args:
+        program: a pure function of arrays.
+        elements: those of the largest array that it reads or makes.
+    """
+    inner = jax.jit(program, inline=True)
+    if elements > _MEDIUM or jax.default_backend() != "cpu":
+        return inner
+    options: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
+    if elements <= _SMALL:
+        options["xla_backend_optimization_level"] = 0
+    alone = jax.jit(program, inline=True, compiler_options=options)
+
+    def run(*arrays: Any) -> Any:
+        try:
+            return alone(*arrays)
+        except ValueError:  # JAX refuses options inside another program
+            return inner(*arrays)
+
+    def clear_cache() -> None:
+        alone.clear_cache()  # type: ignore[attr-defined]  # jax.stages.Wrapped does not say it
+        inner.clear_cache()  # type: ignore[attr-defined]
+
+    run.clear_cache = clear_cache  # type: ignore[attr-defined]
+    return run
+
+
 def short_name(op: OpOverload) -> str:
     """The overload's name as lowerings are registered: "add.Tensor"; "mm" for mm.default."""
     name: str = op._schema.name.removeprefix("aten::")

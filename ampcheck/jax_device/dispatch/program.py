@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,9 +20,19 @@ import torch
 from ampcheck.jax_device import random
 from ampcheck.jax_device.dispatch import promotion
 from ampcheck.jax_device.dispatch.call import Call, Fixed, Number, Slot, given_again, meta
-from ampcheck.jax_device.dispatch.results import conform, flattened, made, plain, promised, read_back, single, structure
+from ampcheck.jax_device.dispatch.results import (
+    Result,
+    conform,
+    flattened,
+    made,
+    plain,
+    promised,
+    read_back,
+    single,
+    structure,
+)
 from ampcheck.jax_device.dispatch.schema import Kind, arguments
-from ampcheck.jax_device.lowering import Lowering, short_name
+from ampcheck.jax_device.lowering import Lowering, compiled, short_name
 from ampcheck.jax_device.storage.arrays import wrap
 from ampcheck.jax_device.storage.layout import Columns, by_columns, read, settled
 from ampcheck.jax_device.torch_private import DisableTorchFunction, disable_current_modes
@@ -142,6 +153,12 @@ def _trim() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
+def _largest(call: Call, results: Sequence[Result | None] | None) -> int:
+    """The elements of the largest array of a call."""
+    made = (math.prod(r.size) for r in results or () if r is not None)
+    return max([*(a.size for a in call.arrays), *made], default=1)
+
+
 def build(op: Functional, call: Call) -> tuple[Callable[..., Any], Any]:
     """The program of one kind of call and its jitted function: keys, arrays and numbers in; tensors out.
 
@@ -194,7 +211,7 @@ def build(op: Functional, call: Call) -> tuple[Callable[..., Any], Any]:
             flat = [read_back(o) for o in flat]
         return conform(op.name, flat, results)
 
-    run = compute if lowering.concrete else jax.jit(compute, inline=True)
+    run = compute if lowering.concrete else compiled(compute, _largest(call, results))
     shapes = structure(op.op, lengths)
 
     if results is not None and alone and (only := results[0]) is not None and plain(only):

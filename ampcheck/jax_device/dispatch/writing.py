@@ -14,6 +14,7 @@ import torch
 
 from ampcheck.jax_device.dispatch.promotion import convert
 from ampcheck.jax_device.dtypes import jax_dtype
+from ampcheck.jax_device.lowering import compiled
 from ampcheck.jax_device.storage.arrays import META, Bytes, contents, from_bytes, storage_of, store, to_bytes
 from ampcheck.jax_device.storage.layout import Layout, contiguous, read, settled, write
 from ampcheck.jax_device.torch_private import set_storage
@@ -88,7 +89,7 @@ def _writer(target: Layout, source: Layout, dtype: np.dtype[Any], conj: bool, wa
         given = settled(read(values, source), False, was)
         return write(held, target, settled(convert(given, dtype), conj, becomes))
 
-    return jax.jit(program, inline=True)
+    return compiled(program, max(math.prod(target.size), math.prod(source.size)))
 
 
 def resize(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int] | None = None) -> torch.Tensor:

@@ -14,6 +14,7 @@ from ampcheck.jax_device.dispatch.kernels import fit
 from ampcheck.jax_device.dispatch.special import kernel
 from ampcheck.jax_device.dispatch.writing import assign
 from ampcheck.jax_device.dtypes import jax_dtype
+from ampcheck.jax_device.lowering import compiled
 from ampcheck.jax_device.storage import transfer
 from ampcheck.jax_device.storage.arrays import wrap
 
@@ -50,7 +51,7 @@ def _program(values: Values, size: int, dtype: torch.dtype) -> Any:
     def program(*numbers: Any) -> Any:
         return values(*numbers, size=size, dtype=dtype).astype(jax_dtype(dtype))
 
-    return jax.jit(program)
+    return compiled(program, size)
 
 
 def _made(values: Values, meta: torch.Tensor, *numbers: Any) -> torch.Tensor:
