@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"benchmark file: {writer.path}")
     if interrupted:
         return 130
-    verdicts = [arm.verdict for group in groups for arm in group.arms]
+    verdicts = [variant.verdict for group in groups for variant in group.variants]
     counted = any(verdict not in ("invalid", "not measured") for verdict in verdicts)
     return 0 if counted and "invalid" not in verdicts else 1
 
@@ -156,7 +156,7 @@ def choose(args: argparse.Namespace) -> tuple[dict[str, list[Task]], dict[str, l
         ]
         if chosen:
             tasks[device.name] = chosen
-    programs = [w for w in select(args.filter, args.quick, True) if kind_of(w) != "machinery"] if estimates else []
+    programs = [w for w in select(args.filter, args.quick, True) if kind_of(w) != "overhead"] if estimates else []
     estimated = {name: [(w.name, "jit") for w in programs] for name in estimates if programs}
     if not tasks and not estimated:
         raise UsageError("no group was selected")

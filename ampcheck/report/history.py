@@ -1,4 +1,4 @@
-"""Which runs a site shows: run files read newest first, the files of one night merged, no more than a cap."""
+"""Which runs a site shows: run files read newest first, the files of one run group merged, no more than a cap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ampcheck.runner.results import RED, Run, read
 CAP = 20
 """How many runs a site holds; older ones are left out, and the site says so."""
 
-NIGHT = timedelta(hours=12)
+RUN_GROUP = timedelta(hours=12)
 """Run files that start within this time of each other and share no case are parts of one run."""
 
 
@@ -49,7 +49,7 @@ class History:
 
 
 def load(paths: Sequence[Path], cap: int = CAP) -> History:
-    """Read the newest run files and merge those of one night.
+    """Read the newest run files and merge those of one run group.
 
     Args:
         paths: run files in any order; one that is named twice counts once.
@@ -61,18 +61,18 @@ def load(paths: Sequence[Path], cap: int = CAP) -> History:
     if not distinct:
         raise UsageError("there is no run file to make a site of: `pytest suites` writes one")
     newest_first = sorted(distinct.values(), key=lambda path: (_started(path), path.name), reverse=True)
-    nights: list[list[Run]] = []
+    run_groups: list[list[Run]] = []
     read_so_far = 0
     for path in newest_first:
         run = read(path)
-        if nights and _same_night(nights[-1], run):
-            nights[-1].append(run)
-        elif len(nights) == cap:
+        if run_groups and _same_run_group(run_groups[-1], run):
+            run_groups[-1].append(run)
+        elif len(run_groups) == cap:
             break
         else:
-            nights.append([run])
+            run_groups.append([run])
         read_so_far += 1
-    return History(tuple(merge(parts) for parts in nights), len(newest_first) - read_so_far)
+    return History(tuple(merge(parts) for parts in run_groups), len(newest_first) - read_so_far)
 
 
 def expected(run: Run) -> int:
@@ -120,12 +120,12 @@ def _started(path: Path) -> str:
     return str(header.get("started", "")) if isinstance(header, dict) else ""
 
 
-def _same_night(parts: Iterable[Run], run: Run) -> bool:
+def _same_run_group(parts: Iterable[Run], run: Run) -> bool:
     done = {key for part in parts for key, result in part.results.items() if result.status != "missing"}
     mine = {key for key, result in run.results.items() if result.status != "missing"}
     begun = [_time(part) for part in (*parts, run)]
     known = [time for time in begun if time is not None]
-    close = len(known) == len(begun) and max(known) - min(known) < NIGHT
+    close = len(known) == len(begun) and max(known) - min(known) < RUN_GROUP
     alike = len({torch_release(part) for part in (*parts, run)}) == 1
     return close and alike and bool(done) and bool(mine) and not done & mine
 

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from ampcheck.bench.core.model import (
-    ArmResult,
     Group,
-    MachineryWorkload,
     OpWorkload,
+    OverheadWorkload,
     Rounds,
     Spec,
     StepWorkload,
+    VariantResult,
     Workload,
 )
 from ampcheck.bench.run.summary import summarize
@@ -42,23 +42,23 @@ STEP = StepWorkload(
 COPY = OpWorkload(
     name="copy", family="policies", policy="upcast", moved=lambda width: 8.0 * width, inputs=(), call=torch.clone
 )
-ENTER = MachineryWorkload(name="enter", family="machinery", policy="", make=lambda device: {})
+ENTER = OverheadWorkload(name="enter", family="overhead", policy="", make=lambda device: {})
 CATALOGUE: dict[str, Workload] = {workload.name: workload for workload in (MM, STEP, COPY, ENTER)}
 
-SPEEDS = {"fp32": 1.0, "fp32-again": 1.0, "bf16": 3.9, "bf16-native": 0.5}
+SPEEDS = {"fp32": 1.0, "fp32-aa": 1.0, "bf16": 3.9, "bf16-native": 0.5}
 
 
 def processes(speeds: dict[str, float], workload: str = "mm-512", noise: float = 0.005, count: int = 5) -> list[Rounds]:
-    """What processes measure of arms that run at some speeds; fp32 takes a millisecond."""
+    """What processes measure of variants that run at some speeds; fp32 takes a millisecond."""
     random = np.random.default_rng(1)
     out = []
     for process in range(count):
         load = np.exp(random.normal(0, 0.1, 9))
         samples = {
-            arm: [float(value) for value in 1e-3 / speed * load * np.exp(random.normal(0, noise, 9))]
-            for arm, speed in speeds.items()
+            variant: [float(value) for value in 1e-3 / speed * load * np.exp(random.normal(0, noise, 9))]
+            for variant, speed in speeds.items()
         }
-        cpu = {arm: [value / 2 for value in values] for arm, values in samples.items()}
+        cpu = {variant: [value / 2 for value in values] for variant, values in samples.items()}
         out.append(Rounds(workload, "cpu", "eager", process, samples, cpu))
     return out
 
@@ -69,8 +69,8 @@ def one(rounds: list[Rounds], **options: Any) -> Group:
     return group
 
 
-def arm(group: Group, name: str) -> ArmResult:
-    """An arm that must be there."""
-    found = group.arm(name)
+def variant(group: Group, name: str) -> VariantResult:
+    """A variant that must be there."""
+    found = group.variant(name)
     assert found is not None
     return found

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ampcheck.bench.advise import diagnosis, evidence
 from ampcheck.bench.advise.diagnosis import Gradients, Recast, Seen, StepCase
 from ampcheck.bench.advise.user_step import StepSpec, UserStep
-from ampcheck.bench.core.model import PRECISIONS, ArmResult
+from ampcheck.bench.core.model import PRECISIONS, VariantResult
 from ampcheck.devices.cpu import Cpu
 
 CPU = Cpu()
@@ -25,17 +25,17 @@ BF16 = StepCase(
     platform="cpu",
     isa=("avx2", "avx512f", "avx512_bf16"),
     tiny=1e-6,
-    first=ArmResult("fp32", "first", seconds=10e-3, error=2e-7),
-    arm=ArmResult("bf16", "slower", seconds=20e-3, speed=0.5, error=3e-3),
+    first=VariantResult("fp32", "first", seconds=10e-3, error=2e-7),
+    variant=VariantResult("bf16", "slower", seconds=20e-3, speed=0.5, error=3e-3),
     first_seen=Seen(ops=100),
     seen=Seen(ops=120, lowered=40, lowered_share=0.9, cast_share=0.02, casts=12, cast_bytes=5000),
 )
-FP16 = replace(BF16, arm=replace(BF16.arm, name="fp16"))
-NATIVE = replace(BF16, arm=replace(BF16.arm, name="bf16-native"))
+FP16 = replace(BF16, variant=replace(BF16.variant, name="fp16"))
+NATIVE = replace(BF16, variant=replace(BF16.variant, name="bf16-native"))
 
 
 def seeing(case: StepCase = BF16, **values: object) -> StepCase:
-    """A case whose arm was seen otherwise."""
+    """A case whose variant was seen otherwise."""
     return replace(case, seen=replace(case.seen, **values))  # type: ignore[arg-type]
 
 
@@ -95,24 +95,28 @@ HOLD: list[tuple[Callable[[StepCase], str], StepCase, str]] = [
         seeing(FP16, gradients=Gradients(1000, lost=1, scale=1024.0, lost_unscaled=200)),
         "without one 20.0% of the gradients would be 0 where float32's are not, with its scale of 1024 0.1% are",
     ),
-    (diagnosis.accuracy_cost, replace(BF16, arm=replace(BF16.arm, error=0.25)), "error is 2.5e-01, float32's 2.0e-07"),
     (
         diagnosis.accuracy_cost,
-        replace(BF16, arm=replace(BF16.arm, error=float("inf"))),
+        replace(BF16, variant=replace(BF16.variant, error=0.25)),
+        "error is 2.5e-01, float32's 2.0e-07",
+    ),
+    (
+        diagnosis.accuracy_cost,
+        replace(BF16, variant=replace(BF16.variant, error=float("inf"))),
         "does not compute what float64",
     ),
 ]
 
 SILENT: list[tuple[Callable[[StepCase], str], StepCase]] = [
     *((reason, BF16) for reason in (*diagnosis.SPEED, *diagnosis.VALUES)),
-    (diagnosis.launch_bound, replace(BF16, tiny=52e-6, arm=ArmResult("bf16", "not measured", "no kernel"))),
+    (diagnosis.launch_bound, replace(BF16, tiny=52e-6, variant=VariantResult("bf16", "not measured", "no kernel"))),
     (diagnosis.casting, seeing(NATIVE, cast_share=0.25)),
     (diagnosis.no_native_kernel, replace(FP16, isa=("avx512_fp16",))),
     (diagnosis.no_native_kernel, replace(FP16, isa=())),
     (diagnosis.no_native_kernel, replace(FP16, platform="cuda")),
-    (diagnosis.no_native_kernel, replace(FP16, arm=replace(FP16.arm, name="tf32"))),
-    (diagnosis.no_native_kernel, replace(FP16, arm=replace(FP16.arm, verdict="faster"))),
-    (diagnosis.no_native_kernel, replace(FP16, arm=ArmResult("fp16", "not measured", "no kernel"))),
+    (diagnosis.no_native_kernel, replace(FP16, variant=replace(FP16.variant, name="tf32"))),
+    (diagnosis.no_native_kernel, replace(FP16, variant=replace(FP16.variant, verdict="faster"))),
+    (diagnosis.no_native_kernel, replace(FP16, variant=VariantResult("fp16", "not measured", "no kernel"))),
     (diagnosis.cache_is_off, seeing(cache_off=(6, 6000))),
     (diagnosis.cache_is_off, seeing(recast=[SHARED])),
     (diagnosis.cache_is_defeated, seeing(recast=[UNCACHED])),

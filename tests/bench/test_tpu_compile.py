@@ -16,27 +16,29 @@ from tests.cli_support import LIMIT, ROOT
 
 needs_libtpu = pytest.mark.skipif(command.available() is not None, reason=str(command.available()))
 
-CPU = """
+CPU =
+"""
 import dataclasses, json
 import jax, torch
 import ampcheck.jax_device
-from ampcheck.bench.core.model import PRECISIONS, Arm
+from ampcheck.bench.core.model import PRECISIONS, Variant
 from ampcheck.bench.core.prepare import prepare
-from ampcheck.bench.tpu.variants import arm_result
+from ampcheck.bench.tpu.variants import variant_result
 from ampcheck.bench.tpu.chips import TPUS
 from ampcheck.bench.tpu.estimate import compiled, lower
 from ampcheck.bench.workloads import catalogue
 
 mm = catalogue()["mm-64"]
-ready = prepare(mm, Arm(PRECISIONS["fp32"]), "jax", "jit")
+ready = prepare(mm, Variant(PRECISIONS["fp32"]), "jax", "jit")
 with jax.default_matmul_precision("highest"):
     function, structs = ready.jitted.program(*ready.arguments)
 found = compiled(lower(function, structs, jax.devices("cpu")[0], "cpu"), TPUS["v5e"])
-arm = arm_result(mm, PRECISIONS["fp32"], found, TPUS["v5e"])
-print(json.dumps([found.source, found.flops, found.arguments, found.outputs, dataclasses.asdict(arm)]))
+variant = variant_result(mm, PRECISIONS["fp32"], found, TPUS["v5e"])
+print(json.dumps([found.source, found.flops, found.arguments, found.outputs, dataclasses.asdict(variant)]))
 """
 
-TRACED = """
+TRACED =
+"""
 import json
 import jax, torch
 import ampcheck.jax_device
@@ -54,7 +56,8 @@ found.append(text(low[1]))
 print(json.dumps(["f32" in t for t in found] + [jax.default_backend()]))
 """
 
-PLANTED = """
+PLANTED =
+"""
 import json
 from ampcheck.bench.core.model import PRECISIONS
 from ampcheck.bench.tpu.variants import contradicts
@@ -77,11 +80,11 @@ def run(script: str) -> Any:
 
 
 def test_a_compiler_that_says_no_cycles() -> None:
-    source, flops, arguments, outputs, arm = run(CPU)
+    source, flops, arguments, outputs, variant = run(CPU)
     assert (source, flops, arguments, outputs) == ("roofline", 2 * 64**3, 2 * 64 * 64 * 4, 64 * 64 * 4)
-    assert arm["seconds"] == pytest.approx(3 * 64 * 64 * 4 / command.TPUS["v5e"].bandwidth, rel=0.5)
-    assert "products: 1 × fp32" in arm["proof"]
-    assert "the larger" in arm["proof"]
+    assert variant["seconds"] == pytest.approx(3 * 64 * 64 * 4 / command.TPUS["v5e"].bandwidth, rel=0.5)
+    assert "products: 1 × fp32" in variant["precision_check"]
+    assert "the larger" in variant["precision_check"]
 
 
 def test_what_is_for_a_cpu_only_is_not_in_the_program() -> None:
@@ -94,9 +97,9 @@ def test_an_estimate_of_each_precision() -> None:
     (group,) = command.groups([catalogue()["mm-1024"], catalogue()["region-enter"]], "tpu-v5e", lines.append)
     assert (group.key, group.estimate, group.note) == ("tpu-v5e/jit/mm-1024", True, command.NOTE)
     assert len(lines) == 6
-    arms = {arm.name: arm for arm in group.arms}
-    assert list(arms) == list(command.ARMS)
-    assert [arm.verdict for arm in group.arms] == ["first", *["faster"] * 4]
+    variants = {variant.name: variant for variant in group.variants}
+    assert list(variants) == list(command.VARIANTS)
+    assert [variant.verdict for variant in group.variants] == ["first", *["faster"] * 4]
     for name, product in (
         ("fp32", "fp32 in 6 bf16 passes"),
         ("fp32-default", "fp32 in 1 bf16 pass"),
@@ -104,13 +107,13 @@ def test_an_estimate_of_each_precision() -> None:
         ("fp16", "fp16"),
         ("bf16-native", "bf16"),
     ):
-        assert arms[name].proof.startswith(f"products: 1 × {product};")
-        share = arms[name].share
+        assert variants[name].precision_check.startswith(f"products: 1 × {product};")
+        share = variants[name].share
         assert share is not None
         assert 0 < share <= 1
-    assert "casts left: 0" in arms["bf16-native"].proof
-    assert "2 × fp32 to bf16[1024,1024]" in arms["bf16"].proof
-    assert (arms["fp32"].memory, arms["bf16-native"].memory) == (3 * 4 * 1024**2, 3 * 2 * 1024**2)
+    assert "casts left: 0" in variants["bf16-native"].precision_check
+    assert "2 × fp32 to bf16[1024,1024]" in variants["bf16"].precision_check
+    assert (variants["fp32"].memory, variants["bf16-native"].memory) == (3 * 4 * 1024**2, 3 * 2 * 1024**2)
 
 
 @needs_libtpu

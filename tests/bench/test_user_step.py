@@ -1,4 +1,4 @@
-"""A step of the user's own: found, checked, and made ready in an arm."""
+"""A step of the user's own: found, checked, and made ready in a variant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""History and Compare of benchmarks in a real browser: what is packed comes back, steps, colours, any two nights."""
+"""History and Compare of benchmarks in a real browser:
+
+what is packed comes back, steps, colours, any two run groups.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ from ampcheck.report import build
 from ampcheck.report.benchmarks.changes import KINDS, changes
 from ampcheck.report.benchmarks.pages import NAV
 from ampcheck.report.benchmarks.run_groups import load
-from tests.report.made_bench import day, made_group, many_nights, two_nights, written
+from tests.report.made_bench import day, made_group, many_run_groups, two_run_groups, written
 
 PAGES = list(NAV.values())
 
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return two_nights(tmp_path_factory.mktemp("nights"))
+    return two_run_groups(tmp_path_factory.mktemp("run_groups"))
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +34,8 @@ def site(paths: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Sixty nights of twelve groups; every tenth makes a step."""
-    return many_nights(tmp_path_factory.mktemp("long"), 60, 12)
+    """Sixty run groups of twelve groups; every tenth makes a step."""
+    return many_run_groups(tmp_path_factory.mktemp("long"), 60, 12)
 
 
 @pytest.fixture(scope="module")
@@ -63,18 +66,18 @@ def decoded(browser: Any, name: str, column: str) -> list[float | None]:
 def test_the_page_decodes_what_python_packed(long: list[Path], long_site: Path, browser: Any) -> None:
     browser.open(long_site / "bench_history.html")
     history = load(long)
-    for key, arm in (("cpu/eager/mm-16", "fp32"), ("jax/eager/mm-16", "bf16")):
-        results = [night.result(key, arm) for night in reversed(history.nights)]
+    for key, variant in (("cpu/eager/mm-16", "fp32"), ("jax/eager/mm-16", "bf16")):
+        results = [run_group.result(key, variant) for run_group in reversed(history.run_groups)]
         for column, name in (("seconds", "seconds"), ("low", "low"), ("speed", "speed"), ("error", "error")):
             want = [getattr(result, name) for result in results]
-            found = decoded(browser, f"{key}/{arm}", column)
+            found = decoded(browser, f"{key}/{variant}", column)
             for one, two in zip(found, want, strict=True):
                 assert (one is None) == (two is None)
                 assert one is None or one == pytest.approx(two, rel=2e-3)
     assert decoded(browser, "cpu/eager/mm-16/fp32", "speed") == [None] * 60
 
 
-def test_absent_nights_and_reasons_come_back(site: Path, browser: Any) -> None:
+def test_absent_run_groups_and_reasons_come_back(site: Path, browser: Any) -> None:
     browser.open(site / "bench_history.html")
     assert decoded(browser, "cpu/eager/gone-op/bf16", "seconds")[1] is None
     assert decoded(browser, "virtual:<b>x</b>/eager/new-op/bf16", "seconds")[0] is None
@@ -92,10 +95,10 @@ def test_the_band_is_what_an_alert_must_exceed(tmp_path: Path, browser: Any) -> 
     build(paths, tmp_path / "site")
     browser.open(tmp_path / "site/bench_history.html")
     find = "ampbench.data.series.findIndex((_, s) => ampbench.name(s) === 'cpu/eager/mm-512/fp32')"
-    night, low, high = browser.evaluate(f"ampband({find}, 0).at(-1)")
-    before = times[night - alerts.BASELINE : night]
+    run_group, low, high = browser.evaluate(f"ampband({find}, 0).at(-1)")
+    before = times[run_group - alerts.BASELINE : run_group]
     move = alerts.moved([*before, 2e-3, 2e-3, 2e-3])
-    assert night == 39
+    assert run_group == 39
     assert move is not None
     middle = math.sqrt(low * high)
     assert high / middle == pytest.approx(move.threshold, rel=2e-3)
@@ -117,22 +120,22 @@ def test_steps_and_version_changes_are_marked(long_site: Path, browser: Any) -> 
     assert browser.problems == []
 
 
-def test_hiding_an_arm_leaves_the_colours_of_the_others(long_site: Path, browser: Any) -> None:
+def test_hiding_a_variant_leaves_the_colours_of_the_others(long_site: Path, browser: Any) -> None:
     browser.open(long_site / "bench_history.html", "q=cpu/eager/mm-16")
     strokes = "[...document.querySelectorAll('.chart svg path[style*=stroke]')].map(p => p.style.stroke)"
     before = browser.evaluate(strokes)
     assert before == ["var(--a0)", "var(--a0)", "var(--a3)", "var(--a4)"]
-    browser.evaluate("document.querySelector('#arms input[value=fp32]').click()")
+    browser.evaluate("document.querySelector('#variants input[value=fp32]').click()")
     assert browser.evaluate(strokes) == before[1:]
     assert browser.evaluate("location.hash") == "#q=cpu%2Feager%2Fmm-16&hide=fp32"
     browser.open(long_site / "bench_history.html", "q=cpu/eager/mm-16&hide=fp32&hide=bf16")
     assert browser.evaluate(strokes) == ["var(--a0)", "var(--a4)"]
-    assert browser.evaluate("document.querySelector('#arms input[value=bf16]').checked") is False
+    assert browser.evaluate("document.querySelector('#variants input[value=bf16]').checked") is False
 
 
-def test_history_shows_ratios_and_fewer_nights(long_site: Path, browser: Any) -> None:
-    browser.open(long_site / "bench_history.html", "q=cpu/eager/mm-16&show=speed&nights=30")
-    assert "30 nights" in browser.text("#summary")
+def test_history_shows_ratios_and_fewer_run_groups(long_site: Path, browser: Any) -> None:
+    browser.open(long_site / "bench_history.html", "q=cpu/eager/mm-16&show=speed&run_groups=30")
+    assert "30 run groups" in browser.text("#summary")
     labels = "[...document.querySelectorAll('.chart svg > text')].map(t => t.textContent).join(' ')"
     assert "3×" in browser.evaluate(labels)
     fill(browser, "show", "")
@@ -149,7 +152,7 @@ def test_the_compare_page_agrees_with_the_library(paths: list[Path], site: Path,
     assert history.previous
     want: dict[str, set[str]] = {kind: set() for kind in KINDS}
     for change in changes(history.previous, history.newest):
-        want[change.kind].add(f"{change.key}/{change.arm}")
+        want[change.kind].add(f"{change.key}/{change.variant}")
     browser.open(site / "bench_compare.html")
     headings = browser.evaluate("[...document.querySelectorAll('#comparison h2')].map(h => h.id)")
     assert headings == [kind for kind in KINDS if want[kind]]
@@ -164,7 +167,7 @@ def test_the_compare_page_agrees_with_the_library(paths: list[Path], site: Path,
 def test_older_pairs_are_compared_by_intervals_and_say_so(long_site: Path, browser: Any) -> None:
     browser.open(long_site / "bench_compare.html", f"a={day(-60)}&b={day(-1)}".replace("+", "%2B"))
     text = browser.text()
-    assert "Only medians and ranges of these nights are kept here" in text
+    assert "Only medians and ranges of these run groups are kept here" in text
     assert "torch went from 2.12.0 to 2.13.0." in text
     assert "(intervals compared)" in text
     slower = texts(browser, "[aria-label=slower] tbody th")
@@ -175,6 +178,6 @@ def test_older_pairs_are_compared_by_intervals_and_say_so(long_site: Path, brows
     assert browser.problems == []
 
 
-def test_a_linked_night_that_is_not_here_is_said(site: Path, browser: Any) -> None:
+def test_a_linked_run_group_that_is_not_here_is_said(site: Path, browser: Any) -> None:
     browser.open(site / "bench_compare.html", "a=2020-01-01T02:00:00Z")
-    assert "The linked night 2020-01-01T02:00:00Z is not here" in browser.text()
+    assert "The linked run group 2020-01-01T02:00:00Z is not here" in browser.text()

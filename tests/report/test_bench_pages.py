@@ -10,14 +10,14 @@ import pytest
 
 from ampcheck.report import build
 from ampcheck.report.benchmarks.pages import NAV
-from tests.report.made_bench import two_nights
+from tests.report.made_bench import two_run_groups
 
 PAGES = list(NAV.values())
 
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return two_nights(tmp_path_factory.mktemp("nights"))
+    return two_run_groups(tmp_path_factory.mktemp("run_groups"))
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ def test_devices_stand_in_the_order_of_the_alphabet_without_percentages(site: Pa
     assert "%" not in browser.text("table")
     names = texts(browser, "tbody tr th")
     assert [name for name in dict.fromkeys(names) if name.startswith("mm")] == ["mm-16", "mm-64", "mm-256", "mm-1024"]
-    assert "(5.12 µs) ✗ invalid" in browser.text("tr.row[data-text^='mm-16 '][data-arm=fp16]")
+    assert "(5.12 µs) ✗ invalid" in browser.text("tr.row[data-text^='mm-16 '][data-variant=fp16]")
 
 
 def test_sizes_have_a_crossover_and_a_chart(site: Path, browser: Any) -> None:

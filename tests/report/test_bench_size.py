@@ -1,4 +1,4 @@
-"""The whole site at 20 000 cases and 400 nights of 300 benchmark series. How fast it opens: bench/bench_site.py."""
+"""The whole site at 20 000 cases and 400 run groups of 300 benchmark series. How fast it opens: bench/bench_site.py."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from ampcheck.report import build
-from tests.report.made_bench import many_nights
+from tests.report.made_bench import many_run_groups
 
 pytestmark = pytest.mark.nightly
 
-NIGHTS, GROUPS = 400, 75
+RUN_GROUPS, GROUPS = 400, 75
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +26,14 @@ def big_site(tmp_path_factory: pytest.TempPathFactory, many: Callable[..., Any],
         write(folder / f"{day}.jsonl", many(20_000, day), started=f"2026-11-{day}T02:00:00Z", devices=devices)
         for day in (19, 20)
     ]
-    return build([*judged, *many_nights(folder / "bench", NIGHTS, GROUPS)], folder / "site").parent
+    return build([*judged, *many_run_groups(folder / "bench", RUN_GROUPS, GROUPS)], folder / "site").parent
 
 
 def test_the_site_is_below_five_megabytes(big_site: Path) -> None:
     size = {file.name: file.stat().st_size for file in big_site.iterdir()}
     assert sum(size.values()) < 5_000_000, size
     data = json.loads((big_site / "bench_data.js").read_text().partition(" = ")[2].rstrip(";\n"))
-    assert (len(data["runs"]), len(data["series"])) == (NIGHTS, 4 * GROUPS)
+    assert (len(data["runs"]), len(data["series"])) == (RUN_GROUPS, 4 * GROUPS)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ EVIL = 'got <img src=x onerror=alert(1)>; expected "torch.float32"'
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, make: Any, write: Any) -> list[Path]:
-    """Three nights: a whole one, an interrupted one, and one with every status."""
+    """Three run groups: a whole one, an interrupted one, and one with every status."""
     folder = tmp_path_factory.mktemp("runs")
     ops = [f"op{number}" for number in range(30)]
     first = [make(op, device=device) for op in ops for device in ("cpu", "virtual:cuda")]

@@ -1,4 +1,4 @@
-"""Why an arm of a step pays or does not: each reason a function of what was measured, a sentence or "".
+"""Why a variant of a step pays or does not: each reason a function of what was measured, a sentence or "".
 
 Shares are of the time that the step's kernels took when each was timed by itself, 0 to 1. A reason's sentence has the
 figures that it rests on.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ampcheck.bench.core import table
-from ampcheck.bench.core.model import PRECISIONS, ArmResult
+from ampcheck.bench.core.model import PRECISIONS, VariantResult
 from ampcheck.tools.tracing.report import size, times
 
 LAUNCH = 0.3
@@ -61,14 +61,14 @@ class Gradients:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was seen of an arm, op by op.
+    """What was seen of a variant, op by op.
 
     `ops`: kernels, casts and views of a step. `cast_share`: the casts'. `casts`, `cast_bytes`: autocast's, those of
     gradients included. `lowered`, `lowered_share`: kernels that run in lower precision here and in float32 in the first
-    arm, and their share of that one's time. `kept`: by op that a policy keeps in float32, its share. `cache_off`: casts
-    and bytes of weights in regions whose cache is off. `recast`: what is cast again and again though it is on.
+    variant, and their share of that one's time. `kept`: by op that a policy keeps in float32, its share. `cache_off`:
+    casts and bytes of weights in regions whose cache is off. `recast`: what is cast again and again though it is on.
     `frozen`: casts and bytes of parameters that need no gradient. `odd`: products with sizes that are no multiple of
-    `TILE`, and `odd_share` theirs. `single`: seconds of one call of an arm that is too slow to be timed in turns.
+    `TILE`, and `odd_share` theirs. `single`: seconds of one call of a variant that is too slow to be timed in turns.
     """
 
     ops: int = 0
@@ -90,47 +90,47 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class StepCase:
-    """An arm beside its group's first.
+    """A variant beside its group's first.
 
     `tiny`: seconds that it costs to start an op on one number on the device. `platform`: e.g. "cpu", "cuda", "tpu".
-    `isa`: the CPU's instruction sets, empty where they are not known. `seen`, `first_seen`: None where the arm was not
-    looked at.
+    `isa`: the CPU's instruction sets, empty where they are not known. `seen`, `first_seen`: None where the variant was
+    not looked at.
     """
 
     device: str
     platform: str
     isa: Sequence[str]
     tiny: float
-    first: ArmResult
-    arm: ArmResult
+    first: VariantResult
+    variant: VariantResult
     first_seen: Seen
     seen: Seen
 
     @property
     def low(self) -> str:
-        """The arm's lower precision: "bf16" or "fp16"; "" for float32 and its like."""
-        return self.arm.name.removesuffix("-native") if PRECISIONS[self.arm.name].low else ""
+        """The variant's lower precision: "bf16" or "fp16"; "" for float32 and its like."""
+        return self.variant.name.removesuffix("-native") if PRECISIONS[self.variant.name].low else ""
 
     @property
     def region(self) -> bool:
-        """Whether the arm is one of autocast."""
-        return PRECISIONS[self.arm.name].region is not None
+        """Whether the variant is one of autocast."""
+        return PRECISIONS[self.variant.name].region is not None
 
     @property
     def pays(self) -> bool:
         """Whether it is faster."""
-        return self.arm.verdict == "faster"
+        return self.variant.verdict == "faster"
 
 
 def launch_bound(case: StepCase) -> str:
     """The step's time is what it costs to start its ops, which no precision changes."""
     ops, seconds = case.first_seen.ops, case.first.seconds
-    if not ops or not seconds or case.arm.seconds is None or ops * case.tiny < LAUNCH * seconds:
+    if not ops or not seconds or case.variant.seconds is None or ops * case.tiny < LAUNCH * seconds:
         return ""
     share = ops * case.tiny / seconds
     part = f"{share:.0%} of the step" if share <= 1 else "no less than the whole step"
     extra = case.seen.ops - ops
-    more = f"; {case.arm.name} starts {extra} more" if extra > 0 else ""
+    more = f"; {case.variant.name} starts {extra} more" if extra > 0 else ""
     return (
         f"launch-bound: float32's step is {ops} ops of {table.seconds(seconds / ops)} each, and a tiny add costs "
         f"{table.seconds(case.tiny)} on {case.device}, so starting them is {part}{more}; "
@@ -152,7 +152,7 @@ def casting(case: StepCase) -> str:
 def no_native_kernel(case: StepCase) -> str:
     """The CPU has no instructions for the precision."""
     wanted = _ISA.get(case.low, ())
-    timed = case.arm.seconds is not None or case.seen.single is not None
+    timed = case.variant.seconds is not None or case.seen.single is not None
     native = not wanted or not case.isa or set(wanted).intersection(case.isa)  # or nobody knows
     if case.platform != "cpu" or case.pays or not timed or native:
         return ""
@@ -272,8 +272,8 @@ def needs_scaler(case: StepCase) -> str:
 
 
 def accuracy_cost(case: StepCase) -> str:
-    """The arm is further from float64 than rounding alone explains."""
-    error = case.arm.error
+    """The variant is further from float64 than rounding alone explains."""
+    error = case.variant.error
     if error is None or not case.low or error < COST:
         return ""
     if error == float("inf"):
@@ -282,7 +282,7 @@ def accuracy_cost(case: StepCase) -> str:
 
 
 def shares(case: StepCase) -> str:
-    """Where a region's time goes, whatever follows; "" for an arm without a region, or that was not looked at."""
+    """Where a region's time goes, whatever follows; "" for a variant without a region, or that was not looked at."""
     seen = case.seen
     if not case.region or not seen.ops:
         return ""
@@ -304,7 +304,7 @@ SPEED: tuple[Callable[[StepCase], str], ...] = (
     kept_in_float32,
     odd_sizes,
 )
-"""What keeps an arm from being faster, or as fast as it could be."""
+"""What keeps a variant from being faster, or as fast as it could be."""
 
 VALUES: tuple[Callable[[StepCase], str], ...] = (gradients_lost, needs_scaler, accuracy_cost)
 """What it costs."""

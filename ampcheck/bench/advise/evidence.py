@@ -1,4 +1,4 @@
-"""What is seen of a step in an arm: each kernel's time and dtypes beside its trace, and what follows from them."""
+"""What is seen of a step in a variant: each kernel's time and dtypes beside its trace, and what follows from them."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def tiny(device: Device) -> Callable[[], torch.Tensor]:
 
 
 def seen(kernels: Sequence[ProfiledKernel], first: Sequence[ProfiledKernel], ops: Sequence[OpRecord]) -> Seen:
-    """What kernels and a trace say of an arm. `first`: the kernels of the arm it is compared with."""
+    """What kernels and a trace say of a variant. `first`: the kernels of the variant it is compared with."""
     total = sum(kernel.seconds for kernel in kernels)
     lowered = _lowered(kernels, first)
     whole = sum(kernel.seconds for kernel in first)
@@ -221,21 +221,21 @@ def gradients(
 ) -> Gradients:
     """What became of a training step's gradients.
 
-    `output`, `first`, `unscaled`: vectors as `UserStep.output` gives them, loss first: the arm's, float32's, and the
-    arm's without its GradScaler. `scale`: the GradScaler's, None without one.
+    `output`, `first`, `unscaled`: vectors as `UserStep.output` gives them, loss first: the variant's, float32's, and
+    the variant's without its GradScaler. `scale`: the GradScaler's, None without one.
     """
-    arm, base = output[1:], first[1:]
+    variant, base = output[1:], first[1:]
     return Gradients(
         base.numel(),
-        _lost(arm, base),
-        int((base.isfinite() & ~arm.isfinite()).sum()),
+        _lost(variant, base),
+        int((base.isfinite() & ~variant.isfinite()).sum()),
         scale,
         None if unscaled is None else _lost(unscaled[1:], base),
     )
 
 
-def _lost(arm: torch.Tensor, base: torch.Tensor) -> int:
-    return int(((arm == 0) & (base != 0)).sum())
+def _lost(variant: torch.Tensor, base: torch.Tensor) -> int:
+    return int(((variant == 0) & (base != 0)).sum())
 
 
 def _lowered(kernels: Sequence[ProfiledKernel], first: Sequence[ProfiledKernel]) -> list[ProfiledKernel]:

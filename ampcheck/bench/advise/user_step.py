@@ -1,4 +1,4 @@
-"""A step of the user's own: how it is marked, found and checked, and how it is made ready in an arm.
+"""A step of the user's own: how it is marked, found and checked, and how it is made ready in a variant.
 
 A function returns `(model, inputs, loss)`, e.g. a `StepSpec`; `docs/using.md` has examples.
 """
@@ -99,7 +99,7 @@ def checked(made: object, where: str) -> StepSpec:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_floating_point() and tensor.dtype is not torch.float32:
             raise UsageError(
-                f"{where} returned a model whose {name} is {name_of(tensor.dtype)}; it is wanted in fp32, and each arm "
+                f"{where} returned a model whose {name} is {name_of(tensor.dtype)}; it is wanted in fp32, and each variant "
                 "converts it as it needs"
             )
     if not isinstance(inputs, (tuple, list)):
@@ -124,7 +124,7 @@ def told(error: BaseException) -> str:
 
 
 class UserStep(Prepared):
-    """A step in an arm on a device: forward, loss, backward and an update by SGD; forward alone without a loss.
+    """A step in a variant on a device: forward, loss, backward and an update by SGD; forward alone without a loss.
 
     `scaled`: whether with a GradScaler; by default float16's region has one. `scaler` is it. The step's model is
     copied, so that the user's stays as it is.

@@ -51,7 +51,7 @@ def limit(kind: str, workload: Workload) -> float:
 
 
 def given_low(workload: Workload) -> str:
-    """The lower precision that the workload's own inputs have in every arm, "" where they are float32."""
+    """The lower precision that the workload's own inputs have in every variant, "" where they are float32."""
     for spec in getattr(workload, "inputs", ()):
         name = name_of(spec.dtype)
         if is_floating(name) and spec.dtype.itemsize < 4:
@@ -60,7 +60,7 @@ def given_low(workload: Workload) -> str:
 
 
 def float32_kind(found: float, workload: Workload, platform: str) -> str:
-    """What the arithmetic of a float32 arm is called, by the size of its error.
+    """What the arithmetic of a float32 variant is called, by the size of its error.
 
     "float32", "TF32", "bf16 products" (on a TPU its default), or "" where the error is larger than all of these give.
     `platform`: e.g. "cpu", "cuda", "tpu".

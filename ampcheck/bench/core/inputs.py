@@ -1,4 +1,4 @@
-"""Tensors and modules of workloads: the same numbers in every arm, in every process and on every device."""
+"""Tensors and modules of workloads: the same numbers in every variant, in every process and on every device."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What makes a benchmark result valid: that an arm computed in its precision, and that its work was over when timed.
+"""What makes a benchmark result valid: that a variant computed in its precision, and that its work was over when timed.
 
-An autocast that casts nothing is as fast as float32, and a benchmark of it would say "1.00×". So every arm is asked
+An autocast that casts nothing is as fast as float32, and a benchmark of it would say "1.00×". So every variant is asked
 for its kernels' dtypes, its output is held against float32's, and its error against what its precision gives.
 """
 
@@ -25,7 +25,7 @@ from ampcheck.bench.core.kernels import (
     observed_step,
     program,
 )
-from ampcheck.bench.core.model import EXECUTORS, Arm, StepWorkload, Workload
+from ampcheck.bench.core.model import EXECUTORS, StepWorkload, Variant, Workload
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError, one_line
 from ampcheck.observe.recorder import tensors
@@ -38,7 +38,10 @@ FLOOR = 2e-4
 
 
 class Prepared(Protocol):
-    """An arm of a workload, ready to be called: what a proof needs of `ampcheck.bench.core.prepare.Prepared`."""
+    """A variant of a workload, ready to be called:
+
+    what a precision check needs of `ampcheck.bench.core.prepare.Prepared`.
+    """
 
     @property
     def eager(self) -> Callable[[], Any]: ...
@@ -52,51 +55,54 @@ class Prepared(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
-    """`text`: the dtypes that were seen, e.g. "mm in bf16". `invalid`: why the arm is not what its name says, or ""."""
+class PrecisionCheck:
+    """`text`:
+
+    the dtypes that were seen, e.g. "mm in bf16". `invalid`: why the variant is not what its name says, or "".
+    """
 
     text: str
     invalid: str = ""
 
 
-def prove(
+def check_precision(
     prepared: Prepared,
-    arm: Arm,
+    variant: Variant,
     workload: Workload,
     device: Device,
     executor: str,
     reference: torch.Tensor | None = None,
     output: torch.Tensor | None = None,
     exact: torch.Tensor | None = None,
-) -> Proof:
-    """Find out whether an arm computes in its precision.
+) -> PrecisionCheck:
+    """Find out whether a variant computes in its precision.
 
     Its kernels are recorded (executor "eager", and "graph", which replays the same), read in the StableHLO ("jit"), or
     read in the graphs ("compile"). The parameters of a step are restored afterwards.
 
     Args:
-        reference: the float32 arm's output; None, or `output` itself, for that arm.
-        output: the arm's own; `prepared.output()` where it is None.
+        reference: the float32 variant's output; None, or `output` itself, for that variant.
+        output: the variant's own; `prepared.output()` where it is None.
         exact: float64's; without it the size of the error is not looked at.
 
-    Returns the proof. Raises UsageError for an unknown executor.
+    Returns the precision check. Raises UsageError for an unknown executor.
     """
     if executor not in EXECUTORS:
         raise UsageError(f"there is no executor {executor!r}; there are {', '.join(EXECUTORS)}")
     output = prepared.output() if output is None else output
     try:
-        text, invalid = _dtypes(prepared, arm, workload, device, executor)
+        text, invalid = _dtypes(prepared, variant, workload, device, executor)
     except Exception as error:  # a recorder meets what a call does not, and then nothing is shown
         text, invalid = "", f"its dtypes could not be seen: {one_line(error)}"
     finally:
         prepared.restore()
-    kind, wrong = _values(arm, workload, device, output, None if reference is output else reference, exact)
-    return Proof("; ".join(filter(None, (text, kind))), invalid or wrong)
+    kind, wrong = _values(variant, workload, device, output, None if reference is output else reference, exact)
+    return PrecisionCheck("; ".join(filter(None, (text, kind))), invalid or wrong)
 
 
-def _dtypes(prepared: Prepared, arm: Arm, workload: Workload, device: Device, executor: str) -> tuple[str, str]:
+def _dtypes(prepared: Prepared, variant: Variant, workload: Workload, device: Device, executor: str) -> tuple[str, str]:
     """The text about the kernels, and what is wrong with them."""
-    policies, region = device.policies(), arm.precision.region
+    policies, region = device.policies(), variant.precision.region
     step = isinstance(workload, StepWorkload)
     seen: list[BenchKernel] = []
     launched = executor in ("eager", "graph")
@@ -127,11 +133,11 @@ def _dtypes(prepared: Prepared, arm: Arm, workload: Workload, device: Device, ex
             wrong = f"the call enters no autocast region of {name_of(region)}"
     if region is not None and not step and not promised and workload.policy in ("upcast", "promote"):
         text += f"; {device.name}'s autocast has no policy for it"
-    return text, wrong or judge(kernels, arm, workload, promised, read)
+    return text, wrong or judge(kernels, variant, workload, promised, read)
 
 
 def _values(
-    arm: Arm,
+    variant: Variant,
     workload: Workload,
     device: Device,
     output: torch.Tensor,
@@ -139,26 +145,26 @@ def _values(
     exact: torch.Tensor | None,
 ) -> tuple[str, str]:
     """What the output's values say: a name for the arithmetic, and what is wrong."""
-    wrong = differs(arm, workload, output, reference) if reference is not None else ""
+    wrong = differs(variant, workload, output, reference) if reference is not None else ""
     if exact is None or not device.has_values:
         return "", wrong
     found = accuracy.error(output, exact)
     platform = device.describe().get("platform", device.type)
     kind = ""
-    if arm.precision.low is None and arm.precision.matmul != "highest" and not accuracy.given_low(workload):
+    if variant.precision.low is None and variant.precision.matmul != "highest" and not accuracy.given_low(workload):
         kind = accuracy.float32_kind(found, workload, platform)
-    return kind and f"error of {kind}", wrong or accuracy.beyond(found, arm.precision, workload, platform)
+    return kind and f"error of {kind}", wrong or accuracy.beyond(found, variant.precision, workload, platform)
 
 
-def differs(arm: Arm, workload: Workload, output: torch.Tensor, reference: torch.Tensor) -> str:
-    """Why an output is too much like the float32 arm's, "" where it is not.
+def differs(variant: Variant, workload: Workload, output: torch.Tensor, reference: torch.Tensor) -> str:
+    """Why an output is too much like the float32 variant's, "" where it is not.
 
     An output in lower precision must differ where float32's has numbers that the lower precision does not have.
     """
     if output.shape != reference.shape:
-        return f"the output has {output.numel()} numbers and the first arm's {reference.numel()}"
-    low = arm.precision.low
-    casts = workload.policy in ("downcast", "mixed") or arm.precision.convert is not None
+        return f"the output has {output.numel()} numbers and the first variant's {reference.numel()}"
+    low = variant.precision.low
+    casts = workload.policy in ("downcast", "mixed") or variant.precision.convert is not None
     if low is None or not casts or getattr(workload, "overflows", False):
         return ""
     values = reference[reference.isfinite()]

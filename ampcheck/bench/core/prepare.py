@@ -1,4 +1,4 @@
-"""A workload made ready to be called in one arm: tensors, model, region, executor."""
+"""A workload made ready to be called in one variant: tensors, model, region, executor."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch
 
 from ampcheck.bench.core.graphs import graphed
 from ampcheck.bench.core.inputs import make_inputs, make_module
-from ampcheck.bench.core.model import Arm, OpWorkload, Precision, StepWorkload, Workload
+from ampcheck.bench.core.model import OpWorkload, Precision, StepWorkload, Variant, Workload
 from ampcheck.observe.recorder import tensors
 
-FP64 = Arm(Precision("fp64", convert=torch.float64))
+FP64 = Variant(Precision("fp64", convert=torch.float64))
 """What errors are measured against; run eagerly on the CPU."""
 
 
 class Prepared:
-    """One arm of a workload on a device.
+    """One variant of a workload on a device.
 
     `call()` is what is timed: the autocast region is entered inside, as the weight cache would stay warm otherwise.
     `eager()` computes the same op by op, for a recorder to see. `restore()` puts parameters and buffers back to where
@@ -146,18 +146,18 @@ class _Step(Prepared):
         return found
 
 
-def prepare(workload: Workload, arm: Arm, device: str, executor: str) -> Prepared:
-    """Make a workload ready in one arm; nothing is called yet.
+def prepare(workload: Workload, variant: Variant, device: str, executor: str) -> Prepared:
+    """Make a workload ready in one variant; nothing is called yet.
 
     Args:
         device: the PyTorch device type.
         executor: one of `EXECUTORS`.
     """
     if isinstance(workload, StepWorkload):
-        return _Step(workload, arm.precision, device, executor)
+        return _Step(workload, variant.precision, device, executor)
     if isinstance(workload, OpWorkload):
-        return _Op(workload, arm.precision, device, executor)
-    raise TypeError(f"{workload.name} has variants, not arms")
+        return _Op(workload, variant.precision, device, executor)
+    raise TypeError(f"{workload.name} measures overhead: its variants are made by `make`")
 
 
 def reference(workload: Workload) -> torch.Tensor:

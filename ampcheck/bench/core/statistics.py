@@ -1,9 +1,9 @@
-"""Which of two arms, or of two runs, is faster, and how sure that is. Needs numpy only.
+"""Which of two variants, or of two runs, is faster, and how sure that is. Needs numpy only.
 
 Times are compared as logarithms of ratios, so that twice as fast and half as fast are equally far from no change. All
 ratios are speeds: the seconds of the base over the seconds of the other, so above 1 the other one is faster.
 
-A sample set is what was measured of one arm: for each process its samples in seconds, in the order of the rounds.
+A sample set is what was measured of one variant: for each process its samples in seconds, in the order of the rounds.
 Functions raise UsageError where a sample is no positive finite number.
 """
 
@@ -22,8 +22,8 @@ from ampcheck.errors import UsageError
 Samples = Sequence[Sequence[float]]
 Array = NDArray[np.float64]
 
-BOUNDS = {"op": 0.02, "machinery": 0.02, "step": 0.04}
-"""By kind of workload, how far from 1 the ratio of two equal arms may lie."""
+BOUNDS = {"op": 0.02, "overhead": 0.02, "step": 0.04}
+"""By kind of workload, how far from 1 the ratio of two equal variants may lie."""
 
 MIN_ROUNDS = 5
 """Below this many pairs there is no verdict: an interval of four is about as wide as their range."""
@@ -42,7 +42,7 @@ its memory layout and its neighbours on the machine, and would count as more evi
 
 @dataclass(frozen=True, slots=True)
 class TimingComparison:
-    """One arm or run beside another.
+    """One variant or run beside another.
 
     `ratio` is a speed, with its 95 % interval; `spread` the robust standard deviation of the log ratios (1.4826 MAD);
     `p` that of the rank test for no difference; `rounds` the pairs, or the samples of the smaller run.
@@ -59,14 +59,16 @@ class TimingComparison:
     processes: int = 0
 
 
-def log_ratios(base: Samples, arm: Samples) -> list[Array]:
-    """log(base / arm) of each round that both have, for each process that has any.
+def log_ratios(base: Samples, variant: Samples) -> list[Array]:
+    """log(base / variant) of each round that both have, for each process that has any.
 
     Raises UsageError where the two have different numbers of processes: there is no telling which belong together.
     """
-    if len(base) != len(arm):
-        raise UsageError(f"{len(base)} processes of one arm cannot be paired with {len(arm)} of another")
-    paired = [(one[: len(two)], two[: len(one)]) for one, two in zip(base, arm, strict=True) if len(one) and len(two)]
+    if len(base) != len(variant):
+        raise UsageError(f"{len(base)} processes of one variant cannot be paired with {len(variant)} of another")
+    paired = [
+        (one[: len(two)], two[: len(one)]) for one, two in zip(base, variant, strict=True) if len(one) and len(two)
+    ]
     return [_logs(one) - _logs(two) for one, two in paired]
 
 
@@ -83,7 +85,7 @@ def interval(processes: Sequence[Array], draws: int = DRAWS, seed: int = 0) -> t
 def verdict(low: float, high: float, bound: float) -> str:
     """What the interval of a speed says: "faster", "slower", "same", "ambiguous" or "unstable".
 
-    `bound`: how far from 1 counts as the same, e.g. 0.02; its band is 1/1.02 to 1.02, so that exchanging the arms
+    `bound`: how far from 1 counts as the same, e.g. 0.02; its band is 1/1.02 to 1.02, so that exchanging the variants
     exchanges faster and slower. ambiguous: either "same" or one of the others. unstable: the interval holds the whole
     band, so that all three are possible, or is `TOO_WIDE` times as wide as the band.
     """
@@ -105,55 +107,59 @@ def judged(ratio: float, low: float, high: float, bound: float) -> TimingCompari
     word = verdict(low, high, bound)
     reason = ""
     if word in ("ambiguous", "unstable"):
-        reason = f"the interval is {low:.3g} to {high:.3g}, equal arms lie within ±{bound:.0%}"
+        reason = f"the interval is {low:.3g} to {high:.3g}, equal variants lie within ±{bound:.0%}"
     return TimingComparison(word, reason, ratio, low, high)
 
 
 def outside(ratio: float, bound: float) -> bool:
-    """Whether a ratio lies outside the band of equal arms."""
+    """Whether a ratio lies outside the band of equal variants."""
     return abs(math.log(ratio)) > math.log1p(bound)
 
 
-def compare_arms(
-    base: Samples, arm: Samples, bound: float, again: Samples | None = None, seed: int = 0
+def compare_variants(
+    base: Samples, variant: Samples, bound: float, aa: Samples | None = None, seed: int = 0
 ) -> TimingComparison:
-    """Two arms of one run: the same round of the same process is a pair. `again`: the A/A arm, if the run has one."""
-    logs = log_ratios(base, arm)
+    """Two variants of one run:
+
+    the same round of the same process is a pair. `aa`: the A/A baseline, if the run has one.
+    """
+    logs = log_ratios(base, variant)
     rounds = sum(map(len, logs))
     if rounds < MIN_ROUNDS:
         return _few(rounds, len(logs))
     pool = np.concatenate(logs)
     found = _judged(float(np.median(pool)), _medians(logs, DRAWS, seed), _spread(pool), bound)
     found = replace(found, p=signed_rank(pool), rounds=rounds, processes=len(logs))
-    return found if again is None else beside_noise(found, compare_arms(base, again, bound, seed=seed), bound)
+    return found if aa is None else beside_noise(found, compare_variants(base, aa, bound, seed=seed), bound)
 
 
 def beside_noise(found: TimingComparison, noise: TimingComparison, bound: float) -> TimingComparison:
-    """Judge a comparison by the noise of its machine. `noise`: the A/A arm's comparison, of the arm with itself.
+    """Judge a comparison by the noise of its machine. `noise`: the A/A baseline's comparison, of the variant with
+    itself.
 
-    A difference counts where the whole interval lies beyond that of the A/A arm, however wide the latter is. "same"
-    counts where the A/A arm's ratio lies within the bound.
-    """
+    A difference counts where the whole interval lies beyond that of the A/A baseline, however wide the latter is.
+    "same" counts where the A/A baseline's ratio lies within the bound."""
     if found.low is None or found.high is None or found.verdict == "unstable":
         return found
     if noise.ratio is None or noise.low is None or noise.high is None:
-        return replace(found, verdict="ambiguous", reason="the A/A arm was not measured")
+        return replace(found, verdict="ambiguous", reason="the A/A baseline was not measured")
     if found.verdict in ("faster", "slower"):
         beyond = found.low > noise.high if found.verdict == "faster" else found.high < noise.low
         if beyond:
             return found
-        reason = f"the interval does not lie beyond that of the A/A arm, {noise.low:.3g} to {noise.high:.3g}"
+        reason = f"the interval does not lie beyond that of the A/A baseline, {noise.low:.3g} to {noise.high:.3g}"
         return replace(found, verdict="ambiguous", reason=reason)
     if outside(noise.ratio, bound):
-        reason = f"the A/A arm's ratio is {noise.ratio:.3f}, outside ±{bound:.0%}"
+        reason = f"the A/A baseline's ratio is {noise.ratio:.3f}, outside ±{bound:.0%}"
         return replace(found, verdict="ambiguous", reason=reason)
     return found
 
 
 def compare_runs(before: Samples, after: Samples, bound: float, seed: int = 0) -> TimingComparison:
-    """The same arm in two runs, unpaired. faster and slower are said of the later one, and need the rank test as well.
+    """The same variant in two runs, unpaired. faster and slower are said of the later one, and need the rank test as
+    well.
 
-    The machine may have changed between the runs, so compare the groups' first arms too before believing it.
+    The machine may have changed between the runs, so compare the groups' first variants too before believing it.
     """
     sides = [[_logs(process) for process in side if len(process)] for side in (before, after)]
     rounds, processes = min(sum(map(len, side)) for side in sides), min(map(len, sides))
@@ -243,7 +249,7 @@ def _medians(processes: Sequence[Array], draws: int, seed: int) -> Array:
 def _draws(counts: tuple[int, ...], draws: int, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Positions in the pooled values, a row a draw, and how many of each row count; the others point behind the end.
 
-    Kept, because the arms of a group and the groups of a run have the same shape.
+    Kept, because the variants of a group and the groups of a run have the same shape.
     """
     generator = np.random.default_rng(seed)
     lengths = np.array(counts, dtype=np.intp)

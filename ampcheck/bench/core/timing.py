@@ -1,4 +1,4 @@
-"""Interleaved rounds: in each, every arm is timed once, in random order, so that what disturbs one disturbs all."""
+"""Interleaved rounds: in each, every variant is timed once, in random order, so that what disturbs one disturbs all."""
 
 from __future__ import annotations
 
@@ -47,31 +47,31 @@ def calibrate(clock: Clock, call: Callable[[], Any], target: float) -> int:
 
 def interleave(
     clock: Clock,
-    arms: Mapping[str, Timed],
+    variants: Mapping[str, Timed],
     rounds: int,
     seed: int,
     check: Callable[[str, float], None] | None = None,
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Time every arm once a round.
+    """Time every variant once a round.
 
     Args:
-        check: called after each sample with the arm's name and the sample's seconds; `clock.last` is its output.
+        check: called after each sample with the variant's name and the sample's seconds; `clock.last` is its output.
 
-    Returns wall seconds of one call, and CPU seconds, by arm in the order of the rounds.
+    Returns wall seconds of one call, and CPU seconds, by variant in the order of the rounds.
     """
-    order, shuffled = list(arms), random.Random(seed)
+    order, shuffled = list(variants), random.Random(seed)
     wall: dict[str, list[float]] = {name: [] for name in order}
     cpu: dict[str, list[float]] = {name: [] for name in order}
     for _ in range(rounds):
         shuffled.shuffle(order)
         for name in order:
-            arm = arms[name]
-            if arm.before is not None:
-                arm.before()
-            clock.sample(arm.call, 1)  # the arm before left its own data in the caches
-            seconds, busy = clock.sample(arm.call, arm.count)
+            variant = variants[name]
+            if variant.before is not None:
+                variant.before()
+            clock.sample(variant.call, 1)  # the variant before left its own data in the caches
+            seconds, busy = clock.sample(variant.call, variant.count)
             if check is not None:
-                check(name, seconds * arm.count)
+                check(name, seconds * variant.count)
             wall[name].append(seconds)
             cpu[name].append(busy)
     return wall, cpu

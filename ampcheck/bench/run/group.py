@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ampcheck.bench.core.model import BenchPlan, MachineryWorkload, Rounds, Workload, kind_of
+from ampcheck.bench.core.model import AA, BenchPlan, OverheadWorkload, Rounds, Workload, kind_of
 from ampcheck.bench.core.peaks import Peaks
-from ampcheck.bench.run.variants import COMPILED_AHEAD, arms
+from ampcheck.bench.run.variants import COMPILED_AHEAD, variants
 from ampcheck.bench.run.worker import failed
 from ampcheck.bench.workloads import catalogue
 from ampcheck.runner.worker import Worker
@@ -28,9 +28,9 @@ Task = tuple[str, str]
 class Mode:
     """How much is measured: processes, rounds in each, and seconds of a sample.
 
-    `patience`: seconds that an arm may take; one that needs more is given up, with what its calls took at least.
-    `limit`: seconds that anything else may take, such as compiling an arm. `budget`: seconds that the whole may take;
-    groups are left out that do not fit in.
+    `patience`: seconds that a variant may take; one that needs more is given up, with what its calls took at least.
+    `limit`: seconds that anything else may take, such as compiling a variant. `budget`: seconds that the whole may
+    take; groups are left out that do not fit in.
     """
 
     name: str
@@ -145,31 +145,31 @@ class Bench:
         self._foreseen += self._expected.starts.get(plan.device, 0.0) if self._expected else 0.0
         while left and not self._late(plan.device, left[0], end):
             with _Worker(replace(plan, tasks=left, given_up=given_up), self._mode, end) as worker:
-                base, arm, doing, over = "", "", "", False
+                base, variant, doing, over = "", "", "", False
                 for kind, value in worker.lines():
                     if kind == "begin":
-                        base, arm, doing = "", "", "begin"
+                        base, variant, doing = "", "", "begin"
                         if over := self._late(plan.device, left[0], end):
                             break
                         self._tell(self._event(_key(plan.device, left[0])))
-                    elif kind == "arm":
-                        arm, doing = value
-                        base = base or arm
+                    elif kind == "variant":
+                        variant, doing = value
+                        base = base or variant
                     else:
                         self._foreseen += self._cost(plan.device, left.pop(0))
                         given_up = {}
                         self._ended(Rounds(**value))
                 if not left or over or (worker.timed_out and time.monotonic() >= end):
                     break
-                if worker.timed_out and arm and arm != base and doing != "rounds":
-                    given_up = {**given_up, arm: self._given_up(doing)}
+                if worker.timed_out and variant and variant != base and doing != "rounds":
+                    given_up = {**given_up, variant: self._given_up(doing)}
                     continue
                 # It ended before its plan: the group that it was at is the reason.
                 self._foreseen += self._cost(plan.device, left[0])
                 found = failed(left.pop(0), plan, worker.end())
-                if worker.timed_out and arm and arm == base:
+                if worker.timed_out and variant and variant == base:
                     why = self._given_up(doing)
-                    found.failed, found.facts = {arm: why["reason"]}, {arm: {"at_least": why.get("at_least")}}
+                    found.failed, found.facts = {variant: why["reason"]}, {variant: {"at_least": why.get("at_least")}}
                 self._ended(found)
                 given_up = {}
         for task in left:
@@ -178,7 +178,7 @@ class Bench:
         self._tell(self._event(""))
 
     def _given_up(self, doing: str) -> dict[str, Any]:
-        """What is noted of an arm during which the process was ended, and what its calls took at least."""
+        """What is noted of a variant during which the process was ended, and what its calls took at least."""
         mode = self._mode
         if doing == "call":
             reason = (
@@ -217,11 +217,11 @@ def _key(device: str, task: Task) -> str:
     return f"{device}/{task[1]}/{task[0]}"
 
 
-_COMPILE = {"op": 0.03, "step": 0.4, "machinery": 0.0}
-"""What preparing an arm takes where it is compiled, by kind of workload, as a part of what starting a process takes:
+_COMPILE = {"op": 0.03, "step": 0.4, "overhead": 0.0}
+"""What preparing a variant takes where it is compiled, by kind of workload, as a part of what starting a process takes:
 both are work for Python, which a slow machine does slowly."""
 _READY = 12
-"""Calls that make an arm ready; see `ampcheck.bench.run.measure`."""
+"""Calls that make a variant ready; see `ampcheck.bench.run.measure`."""
 
 
 def expect(
@@ -243,12 +243,12 @@ def expect(
 
 
 def _seconds(workload: Workload, executor: str, device: str, mode: Mode, start: float, peaks: Peaks | None) -> float:
-    machinery = isinstance(workload, MachineryWorkload)
-    names = ["variant"] * 6 if machinery else [arm.name for arm in arms(workload, device, executor)[0]]
+    overhead = isinstance(workload, OverheadWorkload)
+    names = ["variant"] * 6 if overhead else [variant.name for variant in variants(workload, device, executor)[0]]
     compiled = executor != "eager" or device not in COMPILED_AHEAD
     total = 0.0
     for name in names:
-        rate = peaks.of(name.removesuffix("-again")) if peaks is not None else None
+        rate = peaks.of(name.removesuffix(AA)) if peaks is not None else None
         call = workload.flops / rate if rate else 0.0
         whole = (_READY + mode.rounds) * call + mode.rounds * max(call, mode.target)
         total += min(whole, 2 * mode.patience) + start * (_COMPILE[kind_of(workload)] if compiled else 0.01)
@@ -274,7 +274,7 @@ class _Worker(Worker):
             if line is None:
                 return
             for kind, value in line.items():
-                single = kind == "arm" and value[1] == "call"
+                single = kind == "variant" and value[1] == "call"
                 limit = self._mode.patience if single else self._mode.limit
                 yield kind, value
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcheck.bench.core import peaks
-from ampcheck.bench.core.model import VERDICTS, ArmResult, Group, Rounds
+from ampcheck.bench.core.model import AA, VERDICTS, Group, Rounds, VariantResult
 from ampcheck.bench.run.summary import estimated_beside_default, judge_again, share, summarize
 from ampcheck.errors import UsageError
 from ampcheck.runner import jsonl
@@ -62,7 +62,7 @@ def read(path: Path) -> BenchRun:
     groups: dict[str, Group] = {}
     rounds: list[Rounds] = []
     for number, line in lines.body:
-        values = {name: value for name, value in line.items() if name != "kind"}
+        values = {name: _renamed(value) for name, value in line.items() if name != "kind"}
         try:
             if line["kind"] == "group":
                 group = _group(dict(values["group"]))
@@ -80,20 +80,44 @@ def read(path: Path) -> BenchRun:
 def _filled(group: Group) -> dict[str, Any]:
     """The group without the fields that say nothing."""
     line = {name: value for name, value in dataclasses.asdict(group).items() if value not in (None, "", 0, False)}
-    line["arms"] = [
-        {name: value for name, value in arm.items() if value is not None and value != ""} for arm in line["arms"]
+    line["variants"] = [
+        {name: value for name, value in variant.items() if value is not None and value != ""}
+        for variant in line["variants"]
     ]
     return line
 
 
+_NAMES = {"arms": "variants", "proof": "precision_check"}
+"""Fields of the first files under the names of today; their overhead was called machinery, an A/A baseline "-again"."""
+
+
+def _renamed(value: Any) -> Any:
+    """Return a value of a line, nested or not, with the names of today."""
+    if isinstance(value, dict):
+        found = {_renamed_key(name): _renamed(inner) for name, inner in value.items()}
+        for field in ("kind", "family"):
+            if found.get(field) == "machinery":
+                found[field] = "overhead"
+        if "verdict" in found:
+            found["name"] = _renamed_key(found.get("name"))
+        return found
+    return [_renamed(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _renamed_key(name: Any) -> Any:
+    if not isinstance(name, str):
+        return name
+    return name.removesuffix("-again") + AA if name.endswith("-again") else _NAMES.get(name, name)
+
+
 def _group(values: dict[str, Any]) -> Group:
     values = {"family": "", **values}  # a workload of another version has none
-    arms = [ArmResult(**arm) for arm in values.pop("arms", [])]
-    unknown = [arm.verdict for arm in arms if arm.verdict not in (*VERDICTS, "first")]
-    unknown += [arm.default_verdict for arm in arms if arm.default_verdict not in (*VERDICTS, "")]
+    variants = [VariantResult(**variant) for variant in values.pop("variants", [])]
+    unknown = [variant.verdict for variant in variants if variant.verdict not in (*VERDICTS, "first")]
+    unknown += [variant.default_verdict for variant in variants if variant.default_verdict not in (*VERDICTS, "")]
     if unknown:
         raise ValueError(f"unknown verdict {unknown[0]!r}")
-    return Group(**values, arms=arms)
+    return Group(**values, variants=variants)
 
 
 def _of_this_version(group: Group, published: bool) -> None:
@@ -102,8 +126,8 @@ def _of_this_version(group: Group, published: bool) -> None:
     `published`: whether the ceilings of its device are published ones.
     """
     judge_again(group)
-    for arm in group.arms:
-        if arm.share is not None:
-            share(arm, arm.share, "published" if published else "measured")
-    if all(not arm.default_verdict for arm in group.arms):
+    for variant in group.variants:
+        if variant.share is not None:
+            share(variant, variant.share, "published" if published else "measured")
+    if all(not variant.default_verdict for variant in group.variants):
         estimated_beside_default(group)

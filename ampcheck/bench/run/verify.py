@@ -1,4 +1,4 @@
-"""Measures the measuring: the same arm twice, and the same ratio by another tool.
+"""Measures the measuring: the same variant twice, and the same ratio by another tool.
 
 ampcheck bench verify
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch.utils.benchmark
 
 from ampcheck.bench.core.clocks import clock
-from ampcheck.bench.core.model import PRECISIONS, Arm, kind_of
+from ampcheck.bench.core.model import PRECISIONS, Variant, kind_of
 from ampcheck.bench.core.prepare import prepare
 from ampcheck.bench.core.statistics import BOUNDS
 from ampcheck.bench.core.timing import Timed, calibrate, interleave, warm_up
@@ -50,20 +50,20 @@ class Found:
     ok: bool
 
 
-def same_arm(device: str, executor: str, name: str, runs: int, rounds: int, target: float) -> Found:
-    """In how many of some runs the ratio of an arm to itself stays within the bound of its kind; 95 % is promised."""
+def same_variant(device: str, executor: str, name: str, runs: int, rounds: int, target: float) -> Found:
+    """In how many of some runs the ratio of a variant to itself stays within the bound of its kind; 95 % is promised."""
     (chosen,) = select([device])
     workload, timer = catalogue()[name], clock(chosen)
     bound = BOUNDS[kind_of(workload)]
     with chosen.activate():
-        pair = [prepare(workload, Arm(PRECISIONS["fp32"]), chosen.type, executor) for _ in range(2)]
+        pair = [prepare(workload, Variant(PRECISIONS["fp32"]), chosen.type, executor) for _ in range(2)]
         for ready in pair:
             warm_up(timer, ready.call)
         count = calibrate(timer, pair[0].call, target)
-        arms = {str(i): Timed(ready.call, ready.restore, count) for i, ready in enumerate(pair)}
+        variants = {str(i): Timed(ready.call, ready.restore, count) for i, ready in enumerate(pair)}
         ratios = []
         for seed in range(runs):
-            wall, _ = interleave(timer, arms, rounds, seed)
+            wall, _ = interleave(timer, variants, rounds, seed)
             ratios.append(statistics.median(a / b for a, b in zip(wall["0"], wall["1"], strict=True)))
     share = sum(abs(ratio - 1) <= bound for ratio in ratios) / runs
     return Found(
@@ -75,27 +75,31 @@ def other_tool(device: str, executor: str, name: str, rounds: int, target: float
     """How far our ratio of float32 to bf16 is from that of `torch.utils.benchmark`, measured in turns with it."""
     (chosen,) = select([device])
     workload, timer = catalogue()[name], clock(chosen)
-    seconds: dict[tuple[str, int], list[float]] = {(tool, arm): [] for tool in ("ours", "other") for arm in (0, 1)}
+    seconds: dict[tuple[str, int], list[float]] = {
+        (tool, variant): [] for tool in ("ours", "other") for variant in (0, 1)
+    }
     with chosen.activate():
-        ready = [prepare(workload, Arm(PRECISIONS[p]), chosen.type, executor) for p in ("fp32", "bf16")]
+        ready = [prepare(workload, Variant(PRECISIONS[p]), chosen.type, executor) for p in ("fp32", "bf16")]
         counts = []
         for one in ready:
             warm_up(timer, one.call)
             counts.append(calibrate(timer, one.call, target))
         order, shuffled = list(seconds), random.Random(0)
         for _ in range(rounds):
-            shuffled.shuffle(order)  # else what runs before an arm, and how hot it leaves the core, is part of its time
-            for tool, arm in order:
-                one, count = ready[arm], counts[arm]
+            shuffled.shuffle(
+                order
+            )  # else what runs before a variant, and how hot it leaves the core, is part of its time
+            for tool, variant in order:
+                one, count = ready[variant], counts[variant]
                 if tool == "ours":
                     wall, _ = interleave(timer, {"one": Timed(one.call, one.restore, count)}, 1, 0)
-                    seconds[tool, arm].append(wall["one"][0])
+                    seconds[tool, variant].append(wall["one"][0])
                     continue
                 # It asks the CUDA runtime for the time by itself; with another device it must be given a clock.
                 other_timer = torch.utils.benchmark.Timer(
                     "wait(call())", globals={"call": one.call, "wait": timer.wait}, timer=time.perf_counter
                 )
-                seconds[tool, arm].append(other_timer.timeit(count).median)
+                seconds[tool, variant].append(other_timer.timeit(count).median)
     ours, theirs = (
         [a / b for a, b in zip(seconds[tool, 0], seconds[tool, 1], strict=True)] for tool in ("ours", "other")
     )
@@ -107,7 +111,7 @@ def other_tool(device: str, executor: str, name: str, rounds: int, target: float
 
 def verify(device: str, executor: str, name: str, runs: int = 20, rounds: int = _ROUNDS) -> Iterator[Found]:
     """Both checks of a workload, as they end."""
-    yield same_arm(device, executor, name, runs, rounds, 0.02)
+    yield same_variant(device, executor, name, runs, rounds, 0.02)
     yield other_tool(device, executor, name, rounds, 0.02)
 
 

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 from unittest import mock
 
-from ampcheck.bench.core.model import Arm, Precision, Workload
+from ampcheck.bench.core.model import Precision, Variant, Workload
 from ampcheck.bench.tpu.chips import Chip, available, chip
 from ampcheck.bench.tpu.program import Product, casts, parse, products, wide
 from ampcheck.bench.tpu.schedule import SMALL, Schedule, schedule
@@ -67,7 +67,7 @@ def estimate(workload: Workload, precision: Precision, tpu: str) -> Estimate:
 
     setting = "highest" if precision.matmul == "highest" else "default"
     with jax.default_matmul_precision(setting):
-        ready = prepare(workload, Arm(precision), "jax", "jit")
+        ready = prepare(workload, Variant(precision), "jax", "jit")
         with traced_for("tpu"):
             function, structs = ready.jitted.program(*ready.arguments)
         lowered = lower(function, structs, _device(made.topology), "tpu")

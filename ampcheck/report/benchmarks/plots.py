@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MISSING = "matplotlib is not installed here, so this plot is missing; pip install 'ampcheck[bench]' brings it."
-MARKERS = {"op": "o", "step": "s", "machinery": "^"}
+MARKERS = {"op": "o", "step": "s", "overhead": "^"}
 """The shape of a point, by kind of workload."""
 
 _COLORS = tuple(f"#a{number:x}c0d{number:x}" for number in range(12))
@@ -48,7 +48,7 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """A point of a plot: its place, the number of its arm's colour, what it is called, and how it is marked."""
+    """A point of a plot: its place, the number of its variant's colour, what it is called, and how it is marked."""
 
     x: float
     y: float
