@@ -1,4 +1,4 @@
-"""What `ampcheck bench advise` says of steps whose bottleneck is known, from times measured here.
+"""Check what `ampcheck bench advise` says of steps whose bottleneck is known, from times measured here.
 
 pytest bench/bench_diagnosis.py
 """

@@ -1,4 +1,4 @@
-"""A whole training step under `ampcheck.jax_device.jit`, beside the same step written by hand in JAX.
+"""A whole training step under `ampcheck.jax_device.jit`, beside the same step written in JAX.
 
     pytest bench/bench_jax_step.py
 

@@ -1,4 +1,4 @@
-"""How fast the site opens and filters at 20 000 cases and 400 run groups of 300 benchmark series, in headless Chromium.
+"""Time how the site opens and filters at 20 000 cases and 400 run groups of 300 benchmark series, in headless Chromium.
 
     pytest bench/bench_site.py
 

@@ -1,4 +1,4 @@
-"""How fast the suite is: cases a second beside PyTorch's own lists, and what collecting costs.
+"""Time the suite: cases a second beside PyTorch's own lists, and collecting.
 
     pytest bench/bench_suite_speed.py
 
@@ -92,7 +92,7 @@ def pytest_collection(session):
 
 
 def _run(*arguments: str, path: str = "", red: bool = False) -> tuple[float, str]:
-    """Run Python in a process of its own; returns its processor time and output. `red`: it may end with 1."""
+    """Run Python in a separate process; returns its processor time and output. `red`: it may end with 1."""
     environment = {**ENVIRONMENT, "PYTHONPATH": f"{path}{os.pathsep}{ROOT}"} if path else ENVIRONMENT
     before = os.times()
     done = subprocess.run(

@@ -54,7 +54,7 @@ def measured(case: tuple[str, str, str, str]) -> Iterator[tuple[Measurer, Group,
     plan = BenchPlan(device, [], 0, ROUNDS, SECONDS, True, 1, [])
     measurer = _measurers.setdefault(device, Measurer(plan))
     with measurer.device.activate(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a compiler's advice is no matter here
+        warnings.simplefilter("ignore")  # a compiler's advice does not matter here
         if (device, executor, workload) not in _groups:
             _groups.clear()
             (group,) = summarize([measurer.measure(workload, executor)])

@@ -1,6 +1,6 @@
-"""Training steps twice over: PyTorch on the jax device under autocast, and JAX by hand with the same casts.
+"""Training steps twice over: PyTorch on the jax device under autocast, and a reference in JAX with the same casts.
 
-Each pair starts from the same parameters and data, so that their losses can be compared. The models by hand are in
+Each pair starts from the same parameters and data, so that their losses can be compared. The reference models are in
 bench/jax_reference.py.
 """
 

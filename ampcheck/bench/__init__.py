@@ -1,4 +1,4 @@
-"""Benchmarks: float32 beside the lower precisions, timed in turns, shown to be what they say.
+"""Benchmarks: float32 beside the lower precisions, timed in turns, their precision checked.
 
 What is measured: `model` (workloads, variants, results as plain data), `workloads/` (one file per family), `variants`
 (which variants a workload has where). How: `prepare` (a workload made ready in a variant), `clocks`, `timing`,

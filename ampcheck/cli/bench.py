@@ -1,4 +1,4 @@
-"""`ampcheck bench`: float32 beside the lower precisions, timed in turns, shown to be what they say."""
+"""`ampcheck bench`: float32 beside the lower precisions, timed in turns, their precision checked."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def _writer(args: argparse.Namespace, header: dict[str, Any]) -> BenchWriter:
 
 
 def _foretold(seconds: float, groups: int, mode: Mode, passed: float) -> str:
-    """What is said of a quick run's time before it begins."""
+    """Say how long a quick run will take, before it begins."""
     from ampcheck.bench.run.group import RESERVE
 
     text = f"{groups} group{'' if groups == 1 else 's'}, about {seconds:.0f} s by a short calibration"

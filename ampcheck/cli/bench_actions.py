@@ -1,4 +1,4 @@
-"""What `ampcheck bench` does besides measuring: verify, export, advise."""
+"""The other actions of `ampcheck bench`: verify, export, advise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which runs a site shows: run files read newest first, the files of one run group merged, no more than a cap."""
+"""Choose the runs of a site: read run files newest first, merge those of one run group, keep no more than a cap."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ampcheck.runner.compare import devices, interrupted, merge
 from ampcheck.runner.results import RED, Run, read
 
 CAP = 20
-"""How many runs a site holds; older ones are left out, and the site says so."""
+"""A site holds this many runs at most; it says how many older ones are left out."""
 
 RUN_GROUP = timedelta(hours=12)
 """Run files that start within this time of each other and share no case are parts of one run."""
@@ -33,7 +33,7 @@ class History:
 
     @property
     def previous(self) -> Run | None:
-        """What the newest run is compared with: of the earlier ones with a case and a device in common, the latest.
+        """The run that the newest is compared with: of the earlier ones with a case and a device in common, the latest.
 
         One of the same torch release goes first, then one that was not interrupted, then one that has at least half of
         the newest run's cases: a short run in between must not hide what regressed.
@@ -55,7 +55,7 @@ def load(paths: Sequence[Path], cap: int = CAP) -> History:
         paths: run files in any order; one that is named twice counts once.
         cap: the largest number of runs.
 
-    Raises UsageError for no files and for one that is no run file of this schema.
+    Raises UsageError for no files and for one that is not a run file of this schema.
     """
     distinct = {path.resolve(): path for path in paths}
     if not distinct:
@@ -76,12 +76,12 @@ def load(paths: Sequence[Path], cap: int = CAP) -> History:
 
 
 def expected(run: Run) -> int:
-    """How many cases a run was to have."""
+    """Return the number of cases that a run was to have."""
     return max(int(run.header.get("cases", 0)), len(run.results))
 
 
 def ran(run: Run) -> int:
-    """How many cases a run has a result of."""
+    """Return the number of cases that a run has a result of."""
     return sum(count for status, count in run.counts().items() if status != "missing")
 
 
@@ -101,17 +101,17 @@ def stale(run: Run) -> list[str]:
 
 
 def reproduced(run: Run) -> dict[str, str]:
-    """What came of running a red case's plain torch lines, in words behind "it", by the case's key."""
+    """Return the outcome of running red cases' plain torch lines, in words behind "it", by the case's key."""
     return dict((run.footer or {}).get("reproduced", {}))
 
 
 def is_red(run: Run) -> bool:
-    """Whether something in the run needs a person."""
+    """Return whether something in the run needs a person."""
     return interrupted(run) or bool(stale(run)) or any(run.counts()[status] for status in RED)
 
 
 def _started(path: Path) -> str:
-    """When a run began, from its first line alone; "" where it is unreadable, which `read` then says."""
+    """Return the start of a run, from its first line alone; "" where it is unreadable, which `read` then says."""
     try:
         with path.open(encoding="utf-8") as file:
             header = json.loads(file.readline())

@@ -49,7 +49,7 @@ SPEEDS = {"fp32": 1.0, "fp32-aa": 1.0, "bf16": 3.9, "bf16-native": 0.5}
 
 
 def processes(speeds: dict[str, float], workload: str = "mm-512", noise: float = 0.005, count: int = 5) -> list[Rounds]:
-    """What processes measure of variants that run at some speeds; fp32 takes a millisecond."""
+    """Return the rounds of processes whose variants run at some speeds; fp32 takes a millisecond."""
     random = np.random.default_rng(1)
     out = []
     for process in range(count):

@@ -29,8 +29,7 @@ CPU = Cpu()
 
 # ---- the worker
 
-ODD =
-"""
+ODD = """
 import time, torch
 from torch import nn
 class Hard(nn.Linear):
@@ -52,8 +51,7 @@ class Only32(nn.Linear):
 def only32(): return Only32(4, 4), (torch.ones(4, 4),), None
 """
 
-DEVICE =
-"""
+DEVICE = """
 from ampcheck.devices.cpu import Cpu
 class Other(Cpu):
     name = token = "other"
@@ -65,7 +63,7 @@ DEVICES = (Other(),)
 
 
 def worked(folder: Path, function: str, device: str = "cpu") -> Found:
-    """What the worker's measuring finds, in this process."""
+    """Return what the worker's measuring finds, in this process."""
     (folder / "odd.py").write_text(ODD)
     (folder / "other_device.py").write_text(DEVICE)
     modules = [] if device == "cpu" else ["other_device"]
@@ -230,7 +228,7 @@ def test_what_pays_stands_apart_from_what_does_not() -> None:
 
 
 def test_noise_does_not_hide_a_certain_loss() -> None:
-    """What `advise` says of rounds as a busy machine measures them."""
+    """Check the advice on rounds as a busy machine measures them."""
     random = np.random.default_rng(0)
     samples = {
         name: [float(value) for value in 1e-3 / speed * np.exp(random.normal(0, 0.3, 5))]

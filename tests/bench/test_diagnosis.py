@@ -51,7 +51,7 @@ HOLD: list[tuple[Callable[[StepCase], str], StepCase, str]] = [
     (
         diagnosis.launch_bound,
         replace(BF16, tiny=150e-6),
-        "a tiny add costs 150 µs on cpu, so starting them is no less than the whole step; bf16",
+        "a tiny add costs 150 µs on cpu, so starting them is at least the whole step; bf16",
     ),
     (diagnosis.casting, seeing(cast_share=0.25), "casts take 25% of the kernels' time: autocast makes 12 in each step"),
     (diagnosis.no_native_kernel, FP16, "this CPU has no fp16 arithmetic (that is avx512_fp16 or amx_fp16"),
@@ -144,8 +144,8 @@ def test_a_reason_is_silent_where_it_does_not_hold(reason: Callable[[StepCase], 
 def test_shares_are_told_of_regions_that_were_looked_at() -> None:
     told = diagnosis.shares(seeing(kept={"prod": 0.05}))
     assert told == (
-        "lowered is what takes 90% of float32's kernel time; of its own, casts take 2%, and what a policy keeps in "
-        "float32 5%"
+        "lowered is what takes 90% of float32's kernel time; of this variant's, casts take 2%, and what a policy "
+        "keeps in float32 5%"
     )
     assert diagnosis.shares(NATIVE) == diagnosis.shares(replace(BF16, seen=Seen())) == ""
 
@@ -158,7 +158,7 @@ def test_every_reason_has_a_case_where_it_holds() -> None:
 
 
 class Shared(nn.Module):
-    """A weight that is used four times, in a region of its own; and one that needs no gradient."""
+    """A weight that is used four times, in its region; and one that needs no gradient."""
 
     def __init__(self, cache: bool) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ def mean(output: torch.Tensor) -> torch.Tensor:
 
 
 def saw(spec: StepSpec, precision: str = "bf16") -> Seen:
-    """What is seen of a step on the CPU."""
+    """Return what is seen of a step on the CPU."""
     first, _ = evidence.once(UserStep(spec, PRECISIONS["fp32"], "cpu"), CPU)
     kernels, trace = evidence.look(UserStep(spec, PRECISIONS[precision], "cpu"), CPU, 0.0)
     return evidence.seen(kernels, first, trace.ops)

@@ -24,8 +24,7 @@ from tests.cli_support import LIMIT, interrupted, run
 TASKS = {"cpu": [("mm-16", "eager"), ("add", "eager"), ("mm-64", "eager")]}
 
 # A worker that does not measure: it says what it was told, and ends as the workload's name says.
-_WORKER =
-"""
+_WORKER = """
 import json, os, signal, sys, time
 plan = json.load(sys.stdin)
 for workload, executor in plan["tasks"]:
@@ -89,8 +88,7 @@ def test_threads_are_pinned_everywhere() -> None:
 
 # ---- variants that take too long
 
-_HANGS =
-"""
+_HANGS = """
         given_up = plan["given_up"]
         for variant in ("fp32", "bf16", "fp16"):
             if variant not in given_up:
@@ -108,7 +106,7 @@ _SAY = 'say = lambda what, variant: print(json.dumps({"variant": [variant, what]
 
 
 def hanging(monkeypatch: pytest.MonkeyPatch, variant: str, what: str, mode: Mode) -> dict[str, Rounds]:
-    """What is found where a variant of "add" hangs while something is done with it."""
+    """Return what is found where a variant of "add" hangs while something is done with it."""
     found, _ = measured(
         monkeypatch, _SAY + _HANGS.strip().replace("HANGING", repr(variant)).replace("WHAT", repr(what)), mode
     )
@@ -119,7 +117,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch, variant: str, what: str, mode: Mode
 def test_a_call_that_does_not_end_costs_its_variant_and_bounds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     found = hanging(monkeypatch, "bf16", "call", Mode("test", 1, 5, 0.01, patience=1))
     assert found["add"].failed == {
-        "bf16": "a call had not ended after 1 s; its precision was not shown, so no ratio is given"
+        "bf16": "a call had not ended after 1 s; its precision was not checked, so no ratio is given"
     }
     assert found["add"].facts == {"bf16": {"at_least": 1}}
     assert found["add"].samples == {"fp32": [1.0] * 5}
@@ -136,7 +134,7 @@ def test_a_call_that_does_not_end_costs_its_variant_and_bounds_it(monkeypatch: p
     [
         ("compile", "it took more than 5 s to be called for the first time, which compiles it"),
         ("prepare", "it took more than 5 s to be made ready"),
-        ("check_precision", "it took more than 5 s to be shown to be what it says"),
+        ("check_precision", "it took more than 5 s to have its precision checked"),
     ],
 )
 def test_what_is_no_single_call_bounds_nothing(monkeypatch: pytest.MonkeyPatch, what: str, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What is read in a program's text and in graphs, and the rules for programs."""
+"""Reading kernels in a program's text and in graphs, and the rules for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the header says of the machine."""
+"""The machine in a file's header."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ BF16 = torch.bfloat16
 
 
 def casts(call: Callable[[], Any]) -> int:
-    """How often tensors are cast to bfloat16 in a call."""
+    """Count the casts of tensors to bfloat16 in a call."""
 
     class Counting(TorchDispatchMode):
         count = 0
@@ -113,8 +113,7 @@ def test_the_python_kernel_is_entered_in_a_region_alone() -> None:
     assert entered == {"none": 0, "python": 50}
 
 
-ON_JAX =
-"""
+ON_JAX = """
 import torch
 import ampcheck.jax_device
 from ampcheck.bench.core.model import OverheadWorkload

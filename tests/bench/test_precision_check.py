@@ -36,7 +36,7 @@ def variant(name: str) -> Variant:
 
 
 class Ready:
-    """A variant made by hand."""
+    """A variant whose calls are given."""
 
     def __init__(self, eager: Callable[[], Any], *, text: str = "", compiled: Callable[[], Any] | None = None) -> None:
         self.eager, self.arguments = eager, ()
@@ -275,8 +275,7 @@ def test_float32_s_own_output_is_not_compared_with_itself() -> None:
     assert not found.invalid
 
 
-INSIDE =
-"""
+INSIDE = """
 import torch
 import ampcheck.jax_device
 from tests.bench.test_precision_check import MM, HALF, variant, op, prepare, precision_check, reference, small_step, mlp

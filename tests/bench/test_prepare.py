@@ -1,4 +1,4 @@
-"""What a prepared variant computes: in its region and dtypes, from the same start each time, through its executor."""
+"""The results of a prepared variant: in its region and dtypes, from the same start each time, through its executor."""
 
 from __future__ import annotations
 
@@ -94,8 +94,7 @@ def test_overhead_has_no_variants() -> None:
         prepare(workload, variant("fp32"), "cpu", "eager")
 
 
-_JAX =
-"""
+_JAX = """
 import torch
 import ampcheck.jax_device
 from ampcheck.bench.core.accuracy import error

@@ -36,7 +36,7 @@ def test_two_runs() -> None:
 
 
 def chance_differences(runs: int = 100) -> float:
-    """How often the rank test at 5 % tells two runs apart whose processes differ more than their rounds."""
+    """Return how often the rank test at 5 % tells two runs apart whose processes differ more than their rounds."""
     random = np.random.default_rng(8)
     told = 0
     for _ in range(runs):

@@ -196,4 +196,4 @@ def test_estimates_of_an_earlier_version_are_compared_with_the_default(tmp_path:
     assert variant(reread(tmp_path, estimate), "bf16").default_verdict == "ambiguous"
     (tmp_path / "run.jsonl").unlink()
     measured = reread(tmp_path, made_group(variants=speeds))
-    assert not any(one.default_verdict for one in measured.variants), "a median is no precision check of a difference"
+    assert not any(one.default_verdict for one in measured.variants), "a median does not show a difference"

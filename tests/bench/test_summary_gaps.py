@@ -199,7 +199,7 @@ def test_a_sample_that_is_no_time_makes_its_variant_invalid(bad: float) -> None:
     group = one(rounds)
     found = variant(group, "bf16")
     assert (found.verdict, found.seconds) == ("invalid", None)
-    assert found.reason == f"a sample of {bad:g} s is no time that a call can take"
+    assert found.reason == f"a sample of {bad:g} s cannot be the time of a call"
     assert variant(group, "bf16-native").verdict == "slower"
 
 
@@ -208,7 +208,7 @@ def test_a_sample_that_is_no_time_makes_its_variant_invalid(bad: float) -> None:
     [
         ({"samples": {"fp32": ["fast"]}}, "could not convert"),
         ({"samples": {"fp32": 3}}, "not iterable"),
-        ({"facts": {"fp32": {"colour": 1}}}, "'colour' is no fact of a variant"),
+        ({"facts": {"fp32": {"colour": 1}}}, "'colour' is not a fact of a variant"),
         ({"facts": {"fp32": {"memory": math.inf}}}, "infinity"),
         ({"facts": {"fp32": 3}}, "not iterable"),
     ],

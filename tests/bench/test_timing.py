@@ -91,7 +91,7 @@ def timed(
     patience: float = 6.0,
     given_up: dict[str, dict[str, Any]] | None = None,
 ) -> tuple[Rounds, Telling]:
-    """What is measured of a product of 64² on the CPU where the calls of some variants take some seconds."""
+    """Measure a product of 64² on the CPU where the calls of some variants take some seconds."""
     monkeypatch.setattr(measure, "warm_up", lambda timer, call, times=3: timer.sample(call, 1)[0])
     measurer = measure.Measurer(BenchPlan("cpu", [], 0, 5, 1e-4, True, 1, [], patience))
     measurer.timer = timer = Telling(seconds)

@@ -16,8 +16,7 @@ from tests.cli_support import LIMIT, ROOT
 
 needs_libtpu = pytest.mark.skipif(command.available() is not None, reason=str(command.available()))
 
-CPU =
-"""
+CPU = """
 import dataclasses, json
 import jax, torch
 import ampcheck.jax_device
@@ -37,8 +36,7 @@ variant = variant_result(mm, PRECISIONS["fp32"], found, TPUS["v5e"])
 print(json.dumps([found.source, found.flops, found.arguments, found.outputs, dataclasses.asdict(variant)]))
 """
 
-TRACED =
-"""
+TRACED = """
 import json
 import jax, torch
 import ampcheck.jax_device
@@ -56,8 +54,7 @@ found.append(text(low[1]))
 print(json.dumps(["f32" in t for t in found] + [jax.default_backend()]))
 """
 
-PLANTED =
-"""
+PLANTED = """
 import json
 from ampcheck.bench.core.model import PRECISIONS
 from ampcheck.bench.tpu.variants import contradicts

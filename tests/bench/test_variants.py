@@ -1,4 +1,4 @@
-"""Which variants, executors and workloads a run has."""
+"""The variants, executors and workloads of a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def names(chosen: Sequence[Variant]) -> list[str]:
 def variants_problem(
     w: Workload, device: str, platform: str, chosen: Sequence[Variant], without: Mapping[str, str]
 ) -> str:
-    """What is wrong with the variants of a workload, whatever it is."""
+    """Say what is wrong with the variants of a workload, whatever it is."""
     expected = {"fp32", *DEVICES[device, platform], *COMMON}
     found = names(chosen)
     if found[:2] != ["fp32", "fp32-aa"]:
@@ -42,7 +42,7 @@ def variants_problem(
         return f"{slow} would take minutes"
     mixed = isinstance(w, OpWorkload) and any(spec.dtype == torch.bfloat16 for spec in w.inputs)
     native = [variant.name for variant in chosen if variant.precision.convert]
-    return f"{native} would convert what is no float32" if mixed and native else ""
+    return f"{native} would convert what is not float32" if mixed and native else ""
 
 
 @pytest.mark.parametrize(("device", "platform"), DEVICES)
@@ -67,7 +67,7 @@ def test_wrong_variants_are_noticed() -> None:
     assert said(chosen, dict.fromkeys(without, "")) == "a reason is empty"
     fp16 = [Variant(PRECISIONS["fp16"]), Variant(PRECISIONS["fp16-native"])]
     assert said([*chosen, *fp16], {}) == "['fp16', 'fp16-native'] would take minutes"
-    assert said([*chosen, *fp16], {}, cat) == "['bf16-native', 'fp16-native'] would convert what is no float32"
+    assert said([*chosen, *fp16], {}, cat) == "['bf16-native', 'fp16-native'] would convert what is not float32"
 
 
 def test_small_products_have_every_variant_on_a_cpu() -> None:

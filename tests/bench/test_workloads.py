@@ -114,7 +114,7 @@ def step_problem(w: StepWorkload) -> str:
     assert model is not None
     loss = loss_of(w, model, make_inputs(w, "cpu"))
     if loss.shape or not loss.isfinite():
-        return f"{w.name}'s loss is no finite number"
+        return f"{w.name}'s loss is not a finite number"
     loss.backward()
     without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
     return f"{w.name} computes no gradient of {', '.join(without)}" if without else ""
@@ -154,7 +154,7 @@ def test_variants_of_a_step_differ_in_the_scaler_alone() -> None:
 
 
 def counted(w: OpWorkload | StepWorkload) -> float:
-    """What PyTorch counts, attention taken apart into products."""
+    """Return what PyTorch counts, attention taken apart into products."""
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         if isinstance(w, StepWorkload):
             model = make_module(w, "meta")

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-STEPS =
-"""
+STEPS = """
 import ampcheck, torch
 from torch import nn
 answer = 42

@@ -34,8 +34,7 @@ _FLAGS = (
 )
 # Chromium reads commands from descriptor 3 and answers on 4. The pipes go through copies above 9 first, so that neither
 # of them is 3 or 4 already.
-_LAUNCH =
-"""
+_LAUNCH = """
 import fcntl, os, sys
 copies = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]
 os.dup2(copies[0], 3)

@@ -26,7 +26,7 @@ PLAIN: dict[str, float] = {"fp32": 1.0, "fp32-aa": 1.0, "bf16": 3.0, "fp16": 0.5
 
 
 def day(number: int) -> str:
-    """When a run group began, some days after the first."""
+    """Return the start of a run group, some days after the first."""
     return (START + timedelta(days=number)).isoformat() + "+00:00"
 
 
@@ -63,7 +63,7 @@ def made_group(
 
 
 def rounds_of(group: Group, seed: int = 0, processes: int = 5, count: int = 9) -> list[Rounds]:
-    """What processes would have measured for these medians, with 1 % of noise."""
+    """Return what processes would have measured for these medians, with 1 % of noise."""
     chance = random.Random(f"{seed}{group.key}")
     out = []
     for process in range(processes):

@@ -1,4 +1,4 @@
-"""Which run groups of benchmarks a site shows, what changed between them, how they are packed; no browser is needed."""
+"""The run groups of benchmarks in a site, their changes and their packing; no browser is needed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_previous_run_group_is_a_complete_one_with_half_the_groups(tmp_path:
         ("speed_low", 0, "speed_low is 0; expected a positive number"),
         ("error", math.nan, "error is nan; expected a number"),
         ("memory", True, "memory is True; expected a number"),
-        ("reason", 3, "its name, reason or precision check is no text"),
+        ("reason", 3, "its name, reason or precision check is not a text"),
     ],
 )
 def test_what_cannot_have_been_measured_is_refused(field: str, value: Any, message: str, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_group_without_variants_and_a_header_of_another_form_are_refused(tmp_p
     bare = Group("mm", "matmul", "op", "cpu", "eager")
     with pytest.raises(UsageError, match="group cpu/eager/mm: it has no variants"):
         load([written(tmp_path / "a.jsonl", [bare], [])])
-    with pytest.raises(UsageError, match="versions in the header is no object"):
+    with pytest.raises(UsageError, match="versions in the header is not an object"):
         load([written(tmp_path / "b.jsonl", [made_group()], [], versions=["torch"])])
 
 
@@ -161,7 +161,7 @@ def test_pages_escape_what_files_hold(tmp_path: Path) -> None:
     group.variants[2].reason = group.variants[2].precision_check = evil
     build([written(tmp_path / "r.jsonl", [group], versions={evil: evil}, machine={"model": evil})], tmp_path / "site")
     for file in (tmp_path / "site").glob("*"):
-        if file.suffix in (".html", ".md"):  # in a script of its own a text is no markup
+        if file.suffix in (".html", ".md"):  # in a script a text is not markup
             assert evil not in file.read_text(), file.name
 
 

@@ -1,7 +1,4 @@
-"""History and Compare of benchmarks in a real browser:
-
-what is packed comes back, steps, colours, any two run groups.
-"""
+"""History and Compare of benchmarks in a real browser: what is packed, steps, colours, any two run groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which runs a site shows, how its data is packed, its badge and summary; no browser is needed."""
+"""The runs of a site, their packing, its badge and summary; no browser is needed."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def test_a_case_has_its_rule_difference_reproductions_and_history(site: Path, br
 
 def test_a_case_as_promised_has_the_pytest_line_that_the_suite_would_give(site: Path, browser: Any) -> None:
     browser.open(site / "case.html", "eager/promote/op1-bf16-bf16-vcu")
-    # "op1" is no overload, so its cases are a scenario's: the function has its name.
+    # "op1" is not an overload, so its cases are a scenario's: the function has its name.
     assert (
         browser.text("pre") == "pytest suites/eager --rule=promote -k 'test_op1[bf16-bf16-vcu]' --device=virtual:cuda"
     )

@@ -29,14 +29,14 @@ SCHEMA = "advice-1"
 COMMAND = (sys.executable, "-m", "ampcheck.bench.advise.worker")
 
 _COMPILED = (diagnosis.nothing_lowered, diagnosis.no_native_kernel)
-"""What holds of a compiled step as well: the others rest on the times of ops that run one by one."""
+"""The reasons that hold for a compiled step, too: the others need the times of ops that run one by one."""
 _MEANS = {"faster": "", "same": "as fast as float32: ", "slower": "slower than float32: "}
 _UNSURE = ("ambiguous", "unstable", *table.INVALID)
 
 
 @dataclass(frozen=True, slots=True)
 class AdviceFinding:
-    """What is said of a variant.
+    """The advice on one variant.
 
     `verdict`: one of `VERDICTS`. `text`: the figures of its speed. `why`: what explains it, `cost`: what comes with it.
     `unexplained`: it does not pay, and none of the known reasons holds. `shares`: where its time goes, op by op.
@@ -54,7 +54,7 @@ class AdviceFinding:
 
 @dataclass(slots=True)
 class Advice:
-    """What was measured of a step, and what follows. `found`: from the process that looked at it op by op."""
+    """The measurements of a step, and the advice. `found`: from the process that looked at it op by op."""
 
     step: str
     device: str
@@ -99,7 +99,7 @@ class Advice:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know of the whole."""
+        """Remarks about the whole measurement."""
         return [*filter(None, [machine.busy(self.machine)]), *self.found.notes]
 
     def _speed(self, finding: AdviceFinding) -> float:
@@ -159,7 +159,7 @@ def advise(
 
 
 def findings(groups: Sequence[Group], found: Found, isa: Sequence[str]) -> list[AdviceFinding]:
-    """What is to be said of each variant but the first and its twin. `isa`: the CPU's instruction sets."""
+    """Return the advice on each variant but the first and the A/A baseline. `isa`: the CPU's instruction sets."""
     seen = {name: _seen(values) for name, values in found.seen.items()}
     out = []
     for group in groups:
@@ -249,7 +249,7 @@ def _seen(values: Mapping[str, Any]) -> Seen:
 
 
 def _measured(plan: AdvicePlan, limit: float) -> Found:
-    """What a worker finds."""
+    """Run a worker and return what it found."""
     with Worker(COMMAND, environment(plan.threads), asdict(plan)) as worker:
         try:
             said = worker.answer(limit)

@@ -1,4 +1,4 @@
-"""A step of the user's own: how it is marked, found and checked, and how it is made ready in a variant.
+"""Find and check a user's step, and make it ready in a variant.
 
 A function returns `(model, inputs, loss)`, e.g. a `StepSpec`; `docs/using.md` has examples.
 """
@@ -59,9 +59,9 @@ def step(make: Make) -> Make:
 
 
 def load(target: str) -> StepSpec:
-    """The step that `MODULE:FUNCTION`, `FILE.py:FUNCTION` or `FILE.py` names; `FILE.py` is run for it.
+    """Return the step that `MODULE:FUNCTION`, `FILE.py:FUNCTION` or `FILE.py` names; `FILE.py` is run for it.
 
-    Raises UsageError where there is none, its function raises, or what it returns is no step.
+    Raises UsageError where there is none, its function raises, or it does not return a step.
     """
     head, colon, name = ("", "", target) if target.endswith(".py") else target.rpartition(":")
     if target.endswith(".py"):
@@ -88,7 +88,7 @@ def load(target: str) -> StepSpec:
 
 
 def checked(made: object, where: str) -> StepSpec:
-    """What a function returned, as a step. Raises UsageError for what is none, naming `where` it came from."""
+    """Return a function's result as a step. Raises UsageError where it is not one, naming `where` it came from."""
     if not isinstance(made, tuple):
         raise UsageError(f"{where} returned {_what(made)}; {_WANTED}")
     if len(made) != 3:
@@ -99,8 +99,8 @@ def checked(made: object, where: str) -> StepSpec:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_floating_point() and tensor.dtype is not torch.float32:
             raise UsageError(
-                f"{where} returned a model whose {name} is {name_of(tensor.dtype)}; it is wanted in fp32, and each variant "
-                "converts it as it needs"
+                f"{where} returned a model whose {name} is {name_of(tensor.dtype)}; it is wanted in fp32, and each "
+                "variant converts it as it needs"
             )
     if not isinstance(inputs, (tuple, list)):
         raise UsageError(f"{where} returned {_what(inputs)} as the inputs; a tuple of tensors is wanted")
@@ -185,7 +185,7 @@ class UserStep(Prepared):
         return skipped
 
     def output(self, seed: int = 0) -> torch.Tensor:
-        """What a call computes from the initial state, as one float64 vector on the CPU.
+        """Return the result of a call from the initial state, as one float64 vector on the CPU.
 
         Of a training step its loss and every gradient (zeros where a parameter has none), unscaled; of inference its
         floating point outputs. `seed`: for random numbers that it draws.
@@ -201,7 +201,7 @@ class UserStep(Prepared):
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
     def try_out(self) -> None:
-        """Run it once. Raises UsageError where it raises, as it does for a loss that is no scalar with a gradient."""
+        """Run it once. Raises UsageError where it raises, e.g. for a loss that is not a scalar with a gradient."""
         try:
             self.eager()
         except Exception as error:  # the user's model and loss may raise anything
@@ -210,7 +210,7 @@ class UserStep(Prepared):
 
 
 def reference(spec: StepSpec) -> torch.Tensor:
-    """What the step computes in float64 on the CPU, as `UserStep.output` gives it."""
+    """Return the step's result in float64 on the CPU, as `UserStep.output` gives it."""
     return UserStep(spec, Precision("fp64", convert=torch.float64), "cpu").output()
 
 
@@ -225,7 +225,7 @@ def _converted(tensor: torch.Tensor, device: str, convert: torch.dtype | None) -
 
 
 def _takes(loss: Callable[..., Any]) -> int:
-    """How many arguments a loss must be given: 2 for one that wants a target, else 1."""
+    """Return the number of arguments that a loss takes: 2 for one that wants a target, else 1."""
     try:
         parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters.values()
     except (TypeError, ValueError):  # a builtin that tells nothing of its arguments

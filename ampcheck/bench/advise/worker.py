@@ -40,7 +40,7 @@ _SAME = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class AdvicePlan:
-    """What a worker is to do. `rounds`, `target` as in `ampcheck.bench.run.group.Mode`; `facts`: whether to look at the
+    """A worker's task. `rounds`, `target` as in `ampcheck.bench.run.group.Mode`; `facts`: whether to look at the
     variants op by op, too, and at their values."""
 
     step: str
@@ -56,7 +56,7 @@ class AdvicePlan:
 
 @dataclass(slots=True)
 class Found:
-    """What a worker found. `rounds`: of each executor. `tiny`: seconds that it costs to start an op on one number.
+    """A worker's result. `rounds`: of each executor. `tiny`: seconds that it costs to start an op on one number.
 
     The rest only with `facts`: `seen` has `Seen` by variant as data; `table` and `trace` are the trace of the variant
     `traced` as text and as JSON; `notes` are sentences about the whole.
@@ -221,7 +221,7 @@ class _Measurer:
 
 
 def _variants(device: Device, platform: str) -> list[Variant]:
-    """float32, the same again, and what is compared with them."""
+    """Return float32, its A/A baseline, and the variants that are compared with them."""
     names = ["tf32"] if device.type == "cuda" else ["fp32-default"] if platform == "tpu" else []
     names += [f"{dtype}{kind}" for kind in ("", "-native") for dtype in ("bf16", "fp16") if dtype in device.amp_dtypes]
     fp32 = PRECISIONS["fp32"]

@@ -1,4 +1,4 @@
-"""Whether the kernels that were seen are those of a variant, and how they are put in words."""
+"""Judge whether observed kernels are those of a variant, and put them in words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ampcheck.spec.torch_dtypes import name_of
 _FLOAT32 = frozenset(("upcast", "optdtype", "append"))
 """Policies that compute in float32."""
 _NAMED = 4
-"""How many kernels a text names."""
+"""A text names this many kernels at most."""
 
 
 def against_spec(kernels: Sequence[BenchKernel], policies: Mapping[str, str], amp: str) -> str:
@@ -46,7 +46,7 @@ def judge(
     promised: Collection[str],
     read: KernelProgram | None = None,
 ) -> str:
-    """Why kernels are not those of a variant, "" where they are.
+    """Say why kernels are not those of a variant, "" where they are.
 
     `kernels`: those that compute, at least one. `promised`: the policies of what the workload calls. `read`: the
     program that they are of.

@@ -1,4 +1,4 @@
-"""What of a machine decides how fast it is, for the header of a benchmark file; no names of hosts, users or paths."""
+"""Describe what decides a machine's speed, for the header of a benchmark file; no names of hosts, users or paths."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _xla_flags(text: str) -> list[str]:
 
 
 def _matmul() -> dict[str, Any]:
-    """How float32 products may be shortened."""
+    """Describe how float32 products may be shortened."""
     found: dict[str, Any] = {}
     for name, read in (
         ("matmul_precision", torch.get_float32_matmul_precision),

@@ -1,4 +1,4 @@
-"""What a benchmark is made of: workloads, the variants each is run in, and what was measured of them. Plain data."""
+"""The data of benchmarks: workloads, the variants each is run in, and their results."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ DEFAULT = "fp32-default"
 """The variant of float32 as the platform shortens it unless told otherwise; a TPU multiplies in one bf16 pass."""
 
 AA = "-aa"
-"""How the name of an A/A baseline ends: the first variant timed once more, whose ratio is the noise."""
+"""The end of an A/A baseline's name: the first variant timed once more, whose ratio is the noise."""
 
 ESTIMATED = "tpu-"
-"""How the names of devices begin that are estimated by a compiler."""
+"""The beginning of the names of devices that a compiler estimates."""
 
 EXECUTORS = ("eager", "graph", "compile", "jit")
 """eager: op by op. graph: replayed from a CUDA graph. compile: `torch.compile`. jit: `ampcheck.jax_device.jit`, the
@@ -66,7 +66,7 @@ PRECISIONS: Mapping[str, Precision] = {
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One side of a comparison: a precision, or the first variant once more (`aa`), which shows the noise."""
+    """One side of a comparison: a precision, or the first one once more as the A/A baseline (`aa`)."""
 
     precision: Precision
     aa: bool = False
@@ -92,7 +92,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Something to time. `name` is unique: its series goes by it from run group to run group.
+    """Something to time. `name` is unique: its series has it in every run group.
 
     `family`: what it belongs to, e.g. "matmul". `size`: its place on the family's axis of sizes; `base` names that
     axis, e.g. "mm", "" for a workload that has none. `policy`: what autocast does with it: "downcast", "upcast",
@@ -145,24 +145,23 @@ class StepWorkload(Workload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverheadWorkload(Workload):
-    """What autocast itself costs: variants of a call by name, the first the baseline. `make` gets the device type."""
+    """The overhead of autocast: variants of a call by name, the first the baseline. `make` gets the device type."""
 
     make: Callable[[str], Mapping[str, Callable[[], Any]]]
 
 
 @dataclass(slots=True)
 class VariantResult:
-    """What was measured of one variant. Times are seconds of one call; ratios are speeds beside the group's first
-    variant.
+    """The results of one variant. Times are seconds of one call; ratios are speeds beside the group's first variant.
 
     `seconds`: the median over rounds and processes, `low` and `high` the middle 90 % of the samples. `speed`: the
     median of paired ratios, `speed_low` and `speed_high` its 95 % interval. `error`: against float64, relative.
-    `precision_check`: what shows that the variant computed in its precision. `share`: of the device's peak, 0 to 1;
+    `precision_check`: the kernels' dtypes that show the variant's precision. `share`: of the device's peak, 0 to 1;
     None where there is none, and where `ceiling` says that the variant exceeds it. `intensity`: flops per byte.
     `memory`: peak bytes. `compile`, `first`: seconds to compile, and of the first call with it.
 
     `at_least`: of a variant that was given up, seconds that no call took less than; `at_most`: the speed that follows,
-    where the variant was shown to compute in its precision. `default_speed` with its interval and `default_verdict`:
+    where the variant passed its precision check. `default_speed` with its interval and `default_verdict`:
     beside the variant `DEFAULT`, where the group has one.
     """
 
@@ -198,8 +197,7 @@ class VariantResult:
 
 @dataclass(slots=True)
 class Group:
-    """A workload on a device through an executor: its variants side by side, the first being what they are compared
-    with.
+    """A workload on a device through an executor: its variants, all compared with the first one.
 
     `estimate`: the figures come from a compiler, not from a clock; `note` says what a reader must know.
     """
@@ -230,7 +228,7 @@ class Group:
 
 @dataclass(slots=True)
 class Rounds:
-    """What one process measured of one group: for each variant, a sample a round, in the order of the rounds.
+    """One process's measurements of one group: for each variant, a sample a round, in the order of the rounds.
 
     `samples[variant][round]`: seconds of one call; the same round's samples of two variants are a pair. `cpu` likewise
     in CPU time. `facts`: what was found out once, by variant: fields of `VariantResult` such as `error`,
@@ -254,17 +252,17 @@ class Rounds:
 
 
 def kind_of(workload: Workload) -> str:
-    """ "op", "step" or "overhead"."""
+    """Return "op", "step" or "overhead"."""
     kinds: Sequence[tuple[type, str]] = ((OpWorkload, "op"), (StepWorkload, "step"), (OverheadWorkload, "overhead"))
     return next(name for cls, name in kinds if isinstance(workload, cls))
 
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """What a measuring process is to do.
+    """A measuring process's task.
 
     `tasks`: pairs of workload and executor. `target`: seconds of a sample. `facts`: whether to find out, too, what is
-    found out once: precision check, error, memory. `patience`: seconds that a variant may take. `given_up`: variants of
+    found out once: precision, error, memory. `patience`: seconds that a variant may take. `given_up`: variants of
     the first task that an earlier process did not get done, with `reason` and perhaps `at_least` as in `VariantResult`.
     """
 

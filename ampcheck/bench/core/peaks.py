@@ -1,4 +1,4 @@
-"""How fast a device can be at most: published peaks, or the best that is measured where nobody publishes them.
+"""The ceilings of devices: published peaks, or the best that is measured where nobody publishes them.
 
 Published ones lie in `peaks.csv` beside this file: dense products in TFLOP/s, memory in GB/s, and where that is said.
 `names` is a regular expression for what PyTorch or JAX call the device, in lower case and without the maker's name.
@@ -48,7 +48,7 @@ class Peaks:
     def of(self, precision: str) -> float | None:
         """Operations a second for a precision of `PRECISIONS`; None where there is no figure, or no such precision.
 
-        "fp32-default" has the fastest kind that may stand for float32: bf16 on a TPU, TF32 where there is that.
+        "fp32-default" has the fastest kind that may replace float32: bf16 on a TPU, TF32 where there is that.
         """
         known = PRECISIONS.get(precision)
         if known is None:
@@ -95,7 +95,7 @@ def read(path: Path = TABLE) -> tuple[tuple[re.Pattern[str], Peaks], ...]:
 
 
 class Sampler(Protocol):
-    """What measures a call: `ampcheck.bench.core.clocks.Clock`."""
+    """A clock that times a call: `ampcheck.bench.core.clocks.Clock`."""
 
     def sample(self, call: Callable[[], Any], count: int) -> tuple[float, float]:
         """Wall and CPU seconds of one call, the mean of `count`."""

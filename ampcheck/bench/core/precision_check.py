@@ -1,7 +1,7 @@
-"""What makes a benchmark result valid: that a variant computed in its precision, and that its work was over when timed.
+"""Check a benchmark result: that the variant computed in its precision, and that its work was over when timed.
 
 An autocast that casts nothing is as fast as float32, and a benchmark of it would say "1.00×". So every variant is asked
-for its kernels' dtypes, its output is held against float32's, and its error against what its precision gives.
+for its kernels' dtypes; its output is compared with float32's, its error with what its precision gives.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ FLOOR = 2e-4
 
 
 class Prepared(Protocol):
-    """A variant of a workload, ready to be called:
-
-    what a precision check needs of `ampcheck.bench.core.prepare.Prepared`.
-    """
+    """A variant ready to be called: the part of `ampcheck.bench.core.prepare.Prepared` that is needed here."""
 
     @property
     def eager(self) -> Callable[[], Any]: ...
@@ -56,10 +53,7 @@ class Prepared(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PrecisionCheck:
-    """`text`:
-
-    the dtypes that were seen, e.g. "mm in bf16". `invalid`: why the variant is not what its name says, or "".
-    """
+    """`text`: the dtypes that were seen, e.g. "mm in bf16". `invalid`: how they contradict the variant, or ""."""
 
     text: str
     invalid: str = ""
@@ -85,7 +79,7 @@ def check_precision(
         output: the variant's own; `prepared.output()` where it is None.
         exact: float64's; without it the size of the error is not looked at.
 
-    Returns the precision check. Raises UsageError for an unknown executor.
+    Raises UsageError for an unknown executor.
     """
     if executor not in EXECUTORS:
         raise UsageError(f"there is no executor {executor!r}; there are {', '.join(EXECUTORS)}")
@@ -101,7 +95,7 @@ def check_precision(
 
 
 def _dtypes(prepared: Prepared, variant: Variant, workload: Workload, device: Device, executor: str) -> tuple[str, str]:
-    """The text about the kernels, and what is wrong with them."""
+    """Return the text about the kernels, and what is wrong with them."""
     policies, region = device.policies(), variant.precision.region
     step = isinstance(workload, StepWorkload)
     seen: list[BenchKernel] = []
@@ -128,7 +122,7 @@ def _dtypes(prepared: Prepared, variant: Variant, workload: Workload, device: De
     wrong = ""
     if region is not None and not step:
         wrong = against_spec(seen, policies, name_of(region))
-        # A device with regions of its own may keep their state elsewhere.
+        # A device with another kind of region may keep its state elsewhere.
         if device.region == "torch.autocast" and not enters(prepared.eager, device.type, region):
             wrong = f"the call enters no autocast region of {name_of(region)}"
     if region is not None and not step and not promised and workload.policy in ("upcast", "promote"):
@@ -144,7 +138,7 @@ def _values(
     reference: torch.Tensor | None,
     exact: torch.Tensor | None,
 ) -> tuple[str, str]:
-    """What the output's values say: a name for the arithmetic, and what is wrong."""
+    """Return a name for the arithmetic by the output's values, and what is wrong."""
     wrong = differs(variant, workload, output, reference) if reference is not None else ""
     if exact is None or not device.has_values:
         return "", wrong
@@ -157,7 +151,7 @@ def _values(
 
 
 def differs(variant: Variant, workload: Workload, output: torch.Tensor, reference: torch.Tensor) -> str:
-    """Why an output is too much like the float32 variant's, "" where it is not.
+    """Say why an output is too much like the float32 variant's, "" where it is not.
 
     An output in lower precision must differ where float32's has numbers that the lower precision does not have.
     """
@@ -179,7 +173,7 @@ def read_back(
     sample: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> str:
-    """Why a clock had stopped before its work was done, "" where it had not: outputs are read to the host twice.
+    """Say why a clock had stopped before its work was done, "" where it had not: outputs are read to the host twice.
 
     To be called as soon as the clock has stopped. The first reading waits for what is still running, the second one
     shows what reading alone takes. A single reason may be chance (the process was put aside); most of several is not.

@@ -16,7 +16,7 @@ from ampcheck.bench.core.model import OpWorkload, Precision, StepWorkload, Varia
 from ampcheck.observe.recorder import tensors
 
 FP64 = Variant(Precision("fp64", convert=torch.float64))
-"""What errors are measured against; run eagerly on the CPU."""
+"""The reference for errors; run eagerly on the CPU."""
 
 
 class Prepared:
@@ -41,7 +41,7 @@ class Prepared:
         raise NotImplementedError
 
     def output(self) -> torch.Tensor:
-        """What a call computes from the initial state, as one float64 vector on the CPU.
+        """Return the result of a call from the initial state, as one float64 vector on the CPU.
 
         Of an op its floating point outputs, of a step its loss and every gradient.
         """
@@ -161,7 +161,7 @@ def prepare(workload: Workload, variant: Variant, device: str, executor: str) ->
 
 
 def reference(workload: Workload) -> torch.Tensor:
-    """What the workload computes in float64, as `Prepared.output` gives it."""
+    """Return the workload's result in float64, as `Prepared.output` gives it."""
     return prepare(workload, FP64, "cpu", "eager").output()
 
 
@@ -175,7 +175,7 @@ def _backend(device: str) -> Any:
 
 
 def _region(device: str, precision: Precision) -> Callable[[], AbstractContextManager[Any]]:
-    """What gives the precision's autocast region, or none."""
+    """Return a function that gives the precision's autocast region, or none."""
     if precision.region is None:
         return contextlib.nullcontext
     return functools.partial(torch.autocast, device, dtype=precision.region)
@@ -187,7 +187,7 @@ def _vector(found: Any) -> torch.Tensor:
 
 
 def _matmul(device: str, setting: str) -> Callable[[], AbstractContextManager[Any]]:
-    """What sets how float32 products may be shortened, for backends that shorten them."""
+    """Return a context that sets how float32 products may be shortened, for backends that shorten them."""
     if device == "cuda":
         return lambda: _tf32(setting != "highest")
     if device == "jax":

@@ -51,7 +51,7 @@ def error(value: float | None) -> str:
 
 
 def ratio(variant: VariantResult) -> str:
-    """The speed beside the first variant with its interval, e.g. "3.41× [3.38, 3.44]"; a dash where it says nothing.
+    """Return the speed beside the first variant with its interval, e.g. "3.41× [3.38, 3.44]"; a dash without one.
 
     Of a variant that was given up, what it is at most: "≤ 0.0120×".
     """
@@ -70,13 +70,12 @@ def default_ratio(variant: VariantResult) -> str:
 
 
 def share(variant: VariantResult) -> str:
-    """The share of the device's ceiling, e.g. "71% of the peak"; never one above 1, but that the ceiling was none."""
+    """Return the share of the device's ceiling, e.g. "71% of the peak"; above 1, the ceiling that is exceeded."""
     return variant.ceiling or ("" if variant.share is None else f"{variant.share:.0%} of the peak")
 
 
 def time(variant: VariantResult) -> str:
-    """A variant's time; in brackets where it is not the time of what the variant's name says, "≥ 5.00 s" where it is a
-    bound.
+    """Return a variant's time; in brackets where it is not valid, "≥ 5.00 s" where it is a bound.
 
     A bound is of a variant that was given up: no call took less.
     """
@@ -92,7 +91,7 @@ def label(group: Group) -> str:
 
 
 def reasons(group: Group) -> list[str]:
-    """A sentence for each variant that has something to explain, the speeds beside the default, and the group's note."""
+    """Return a sentence for each variant with a reason, the speeds beside the default, and the group's note."""
     lines = [
         f"{variant.name} {variant.verdict}: {variant.reason or 'no reason was given'}"
         for variant in group.variants
@@ -105,12 +104,12 @@ def reasons(group: Group) -> list[str]:
 
 
 def told(variant: VariantResult) -> bool:
-    """Whether the variant's verdict needs its reason beside it."""
+    """Return whether the variant's verdict needs its reason beside it."""
     return bool(variant.reason) or variant.verdict in INVALID
 
 
 def table(groups: Iterable[Group]) -> str:
-    """The groups as a table for a terminal: a row per variant, the first variant's time above those compared with it.
+    """Return the groups as a table for a terminal: a row per variant, the first variant above the others.
 
     Reasons and notes are in lines below their group; "(estimate)" follows a time that no clock measured.
     """

@@ -35,7 +35,7 @@ def warm_up(clock: Clock, call: Callable[[], Any], times: int = _WARM) -> float:
 
 
 def calibrate(clock: Clock, call: Callable[[], Any], target: float) -> int:
-    """How many calls in a row take about `target` seconds; at least one."""
+    """Find the number of calls in a row that take about `target` seconds; at least one."""
     count = 1
     while True:
         seconds = clock.sample(call, count)[0]

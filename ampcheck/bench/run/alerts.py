@@ -1,10 +1,10 @@
-"""What moved from run group to run group: alerts over a history of one figure a run group for each series.
+"""Alerts over a history: each series has one figure in a run group.
 
-A single run group is noisy, so the median of the last three measured run groups is held against the median of the
+A single run group is noisy, so the median of the last three measured run groups is compared with the median of the
 thirty before them. They differ where the ratio is more than the larger of 5 % and 4σ/√3, σ being the series' own
 spread. Simulated with 3 % of noise, that finds about nine of ten steps of 10 % within three run groups, with less than
 one false alarm per series and year; a drift of 10 % a month is found in half of the series within that month. A step
-stands for about fifteen run groups, until it is half of the baseline.
+is reported for about fifteen run groups, until it is half of the baseline.
 
 Run groups of another machine are left out of a baseline, not compared with it: a machine that was never there before
 starts with none, one that comes back goes on with its own.
@@ -24,17 +24,17 @@ RECENT = 3
 BASELINE = 30
 
 ENOUGH = 10
-"""Fewer run groups before the recent ones are no baseline: their spread is known to a third at best."""
+"""Fewer run groups before the recent ones do not make a baseline: their spread is known to a third at best."""
 
 SMALLEST = 0.05
 TOGETHER = 0.3
-"""Where more than this share of the judged series moves the same way, it is the machine that did."""
+"""The machine is said to have moved where more than this share of the judged series did, the same way."""
 
 FEWEST = 3
 """So many series have to move before it can be the machine; one of two says nothing about it."""
 
 KINDS: tuple[str, ...] = ("machine", "series", "not measured", "not judged")
-"""What an alert is about, in the order of a list: all series at once; one of them; series without a figure in the last
+"""The subjects of alerts, in the order of a list: all series at once; one of them; series without a figure in the last
 run group; series with too few run groups on this machine. The last two are never to be read as "no change"."""
 
 
@@ -87,7 +87,7 @@ Rule = Callable[[Sequence[float]], Move | None]
 
 
 def moved(values: Sequence[float]) -> Move | None:
-    """Whether a series moved, given its measured figures on one machine, oldest first; None where it did not.
+    """Judge a series by its measured figures on one machine, oldest first; None where it did not move.
 
     Needs `RECENT + ENOUGH` figures, else None; the last `RECENT + BASELINE` count.
     """
@@ -104,34 +104,31 @@ def moved(values: Sequence[float]) -> Move | None:
     return Move(math.exp(-change), math.exp(threshold), _since(logs))
 
 
-def marks(run_groups: Sequence[RunFigures]) -> list[tuple[str, str]]:
-    """For each run group whose machine or versions differ from the run group before:
-
-    when it started, and what changed.
-    """
+def marks(runs: Sequence[RunFigures]) -> list[tuple[str, str]]:
+    """Return the start of each run group whose machine or versions are not those before, and what changed."""
     found = []
-    for before, run_group in pairwise(run_groups):
-        parts = [] if before.machine == run_group.machine else [f"machine {before.machine} → {run_group.machine}"]
-        for name in sorted({*before.versions, *run_group.versions}):
-            one, two = (side.versions.get(name, "absent") for side in (before, run_group))
+    for before, run in pairwise(runs):
+        parts = [] if before.machine == run.machine else [f"machine {before.machine} → {run.machine}"]
+        for name in sorted({*before.versions, *run.versions}):
+            one, two = (side.versions.get(name, "absent") for side in (before, run))
             parts += [] if one == two else [f"{name} {one} → {two}"]
         if parts:
-            found.append((run_group.started, ", ".join(parts)))
+            found.append((run.started, ", ".join(parts)))
     return found
 
 
-def alerts(run_groups: Sequence[RunFigures], rule: Rule = moved) -> list[Alert]:
-    """What the last run group shows beside those before it, in the order of `KINDS`, the largest moves first.
+def alerts(runs: Sequence[RunFigures], rule: Rule = moved) -> list[Alert]:
+    """Return the alerts of the last run group, in the order of `KINDS`, the largest moves first.
 
     Where more than `TOGETHER` of the judged series move the same way, that is one alert about the machine; a series is
     then reported by itself only if it moved more than its threshold beyond the others. Raises UsageError where the
-    run groups are not in order, or a figure is no positive finite number.
+    run groups are not in order, or a figure is not a positive finite number.
     """
-    if not run_groups:
+    if not runs:
         return []
-    _check(run_groups)
-    last = run_groups[-1]
-    history = [run_group for run_group in run_groups if run_group.machine == last.machine]
+    _check(runs)
+    last = runs[-1]
+    history = [run for run in runs if run.machine == last.machine]
     today = _movers(history, rule)
     before = _movers(history[:-1], rule)
     found: list[Alert] = []
@@ -141,13 +138,13 @@ def alerts(run_groups: Sequence[RunFigures], rule: Rule = moved) -> list[Alert]:
         group = today.together(faster)
         if group:
             shift = median(math.log(move.ratio) for move, _ in group.values())
-            found.append(_machine(group, math.exp(shift), len(today.judged), run_groups, bool(before.together(faster))))
+            found.append(_machine(group, math.exp(shift), len(today.judged), runs, bool(before.together(faster))))
             for name, (move, _) in group.items():
                 if abs(math.log(move.ratio) - shift) <= math.log(move.threshold):
                     del single[name]
     for name, (move, since) in sorted(single.items(), key=lambda item: -abs(math.log(item[1][0].ratio))):
-        found.append(_series(name, move, since, run_groups, (name, move.ratio > 1) in old))
-    return found + _not_measured(run_groups) + _not_judged(history, today, run_groups)
+        found.append(_series(name, move, since, runs, (name, move.ratio > 1) in old))
+    return found + _not_measured(runs) + _not_judged(history, today, runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +165,7 @@ def _movers(history: Sequence[RunFigures], rule: Rule) -> _Movers:
     """Judge the series that the last of these run groups measured."""
     found = _Movers([], [], {})
     for name in _measured(history[-1]) if history else []:
-        figures = [
-            (run_group.started, value) for run_group in history if (value := run_group.values.get(name)) is not None
-        ]
+        figures = [(run.started, value) for run in history if (value := run.values.get(name)) is not None]
         if len(figures) < RECENT + ENOUGH:
             found.few.append(name)
             continue
@@ -181,28 +176,24 @@ def _movers(history: Sequence[RunFigures], rule: Rule) -> _Movers:
     return found
 
 
-def _measured(run_group: RunFigures) -> list[str]:
-    return [name for name, value in run_group.values.items() if value is not None]
+def _measured(run: RunFigures) -> list[str]:
+    return [name for name, value in run.values.items() if value is not None]
 
 
-def _check(run_groups: Sequence[RunFigures]) -> None:
-    for before, run_group in pairwise(run_groups):
-        if before.started >= run_group.started:
-            raise UsageError(
-                f"the run group of {run_group.started} follows that of {before.started}: they are not in order"
-            )
-    for run_group in run_groups:
-        for name, value in run_group.values.items():
+def _check(runs: Sequence[RunFigures]) -> None:
+    for before, run in pairwise(runs):
+        if before.started >= run.started:
+            raise UsageError(f"the run group of {run.started} follows that of {before.started}: they are not in order")
+    for run in runs:
+        for name, value in run.values.items():
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise UsageError(
-                    f"{name} is {value:g} s in the run group of {run_group.started}, which no call can take"
-                )
+                raise UsageError(f"{name} is {value:g} s in the run group of {run.started}, which no call can take")
 
 
-def _changes(since: str, run_groups: Sequence[RunFigures]) -> tuple[str, ...]:
-    """What changed within a run group of that one; the split into levels can be off by one."""
-    place = next(index for index, run_group in enumerate(run_groups) if run_group.started == since)
-    near = run_groups[max(place - 2, 0) : place + 2]
+def _changes(since: str, runs: Sequence[RunFigures]) -> tuple[str, ...]:
+    """Return what changed within a run group of that one; the split into levels can be off by one."""
+    place = next(index for index, run in enumerate(runs) if run.started == since)
+    near = runs[max(place - 2, 0) : place + 2]
     return tuple(f"{what} on {started}" for started, what in marks(near))
 
 
@@ -219,8 +210,8 @@ def _way(ratio: float) -> str:
     return "faster" if ratio > 1 else "slower"
 
 
-def _series(name: str, move: Move, since: str, run_groups: Sequence[RunFigures], old: bool) -> Alert:
-    changes = _changes(since, run_groups)
+def _series(name: str, move: Move, since: str, runs: Sequence[RunFigures], old: bool) -> Alert:
+    changes = _changes(since, runs)
     way = _way(move.ratio)
     noise = f"below {move.threshold:.2f}" if move.ratio > 1 else f"above {1 / move.threshold:.2f}"
     sentence = f"{name} is {way} since {since}: {move.ratio:.2f} × its former speed, where noise stays {noise} ×"
@@ -228,11 +219,11 @@ def _series(name: str, move: Move, since: str, run_groups: Sequence[RunFigures],
 
 
 def _machine(
-    group: Mapping[str, tuple[Move, str]], ratio: float, judged: int, run_groups: Sequence[RunFigures], old: bool
+    group: Mapping[str, tuple[Move, str]], ratio: float, judged: int, runs: Sequence[RunFigures], old: bool
 ) -> Alert:
     starts = sorted(since for _, since in group.values())
     since = max(starts, key=starts.count)
-    changes = _changes(since, run_groups)
+    changes = _changes(since, runs)
     way = _way(ratio)
     sentence = f"{len(group)} of {judged} series are {way} together since {since}, {ratio:.2f} × their former speed"
     sentence += ": it is the machine, or something that all of them use"
@@ -241,41 +232,41 @@ def _machine(
     )
 
 
-def _not_measured(run_groups: Sequence[RunFigures]) -> list[Alert]:
+def _not_measured(runs: Sequence[RunFigures]) -> list[Alert]:
     """Series of the last month without a figure in the last run group, by the run group since when they have none."""
-    measured = set(_measured(run_groups[-1]))
+    measured = set(_measured(runs[-1]))
     gone: dict[str, list[str]] = {}
-    window = run_groups[-BASELINE - 1 :]
-    for name in sorted({name for run_group in window for name in run_group.values} - measured):
-        had = [index for index, run_group in enumerate(window) if run_group.values.get(name) is not None]
+    window = runs[-BASELINE - 1 :]
+    for name in sorted({name for run in window for name in run.values} - measured):
+        had = [index for index, run in enumerate(window) if run.values.get(name) is not None]
         gone.setdefault(window[had[-1] + 1 if had else 0].started, []).append(name)
     return [
         Alert(
             "not measured",
             f"{len(names)} series {'was' if len(names) == 1 else 'were'} not measured since {since}: {_some(names)}",
             since=since,
-            new=since == run_groups[-1].started,
+            new=since == runs[-1].started,
             members=tuple(names),
         )
         for since, names in sorted(gone.items(), reverse=True)
     ]
 
 
-def _not_judged(history: Sequence[RunFigures], today: _Movers, run_groups: Sequence[RunFigures]) -> list[Alert]:
+def _not_judged(history: Sequence[RunFigures], today: _Movers, runs: Sequence[RunFigures]) -> list[Alert]:
     if not today.few:
         return []
-    since = next(run_group.started for run_group in history if not set(today.few).isdisjoint(_measured(run_group)))
-    changes = _changes(since, run_groups)
+    since = next(run.started for run in history if not set(today.few).isdisjoint(_measured(run)))
+    changes = _changes(since, runs)
     sentence = (
-        f"{len(today.few)} series {'has' if len(today.few) == 1 else 'have'} fewer than {RECENT + ENOUGH} run groups on "
-        f"{run_groups[-1].machine} and {'is' if len(today.few) == 1 else 'are'} not judged yet: {_some(today.few)}"
+        f"{len(today.few)} series {'has' if len(today.few) == 1 else 'have'} fewer than {RECENT + ENOUGH} run groups "
+        f"on {runs[-1].machine} and {'is' if len(today.few) == 1 else 'are'} not judged yet: {_some(today.few)}"
     )
     return [
         Alert(
             "not judged",
             sentence + _tail(changes),
             since=since,
-            new=since == run_groups[-1].started,
+            new=since == runs[-1].started,
             changes=changes,
             members=tuple(today.few),
         )
@@ -295,15 +286,10 @@ def _spread(logs: Sequence[float]) -> float:
 
 
 def _since(logs: Sequence[float]) -> int:
-    """How many of the last run groups are on the new level:
-
-    the split into two levels with the least absolute residuals.
-    """
+    """Count the last run groups on the new level: the split in two with the least absolute residuals."""
 
     def residuals(part: Sequence[float]) -> float:
         middle = median(part)
         return sum(abs(value - middle) for value in part)
 
-    return min(
-        range(1, len(logs)), key=lambda run_groups: residuals(logs[:-run_groups]) + residuals(logs[-run_groups:])
-    )
+    return min(range(1, len(logs)), key=lambda runs: residuals(logs[:-runs]) + residuals(logs[-runs:]))

@@ -1,8 +1,8 @@
-"""What a device can do at most: published where its model is known, else the best that it shows here.
+"""Find the ceilings of a device: published where its model is known, else the best that is measured here.
 
     python -m ampcheck.bench.run.ceilings DEVICE [MODULE …]
 
-is run in a process of its own, as it asks the device.
+runs in a separate process, as it asks the device.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def gate(found: Mapping[str, Peaks]) -> Callable[[str, str], float | None]:
 
 
 def share(groups: Iterable[Group], found: Mapping[str, Peaks]) -> None:
-    """Fill in the share of a ceiling that was only measured. One that is exceeded was none, so there is no share."""
+    """Fill in the share of a ceiling that was only measured. One that is exceeded gives no share."""
     for group in groups:
         for variant in group.variants:
             peak = found[group.device].of(variant.name.removesuffix(AA)) if group.device in found else None

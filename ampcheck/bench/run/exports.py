@@ -28,7 +28,7 @@ _GROUP = ("workload", "family", "kind", "device", "executor", "policy", "base", 
 _VARIANT = tuple(field.name for field in dataclasses.fields(VariantResult))
 
 Samples = dict[str, dict[str, list[list[float]]]]
-"""By group key and variant: for each process its samples, in seconds of one call."""
+"""Samples in seconds of one call, a list a process, by group key and variant."""
 
 
 def samples(path: Path) -> Samples:
@@ -44,7 +44,7 @@ def samples(path: Path) -> Samples:
 
 
 def incomplete(run: BenchRun) -> str:
-    """Why the run does not have all it was to have, "" where it has.
+    """Say why a run is not complete, "" where it is.
 
     Estimates are not repeated, so a group of them is whole or absent, and more time would not change it. A run of
     nothing else has all it was to have where each group that it was asked for is there, whenever it was ended.
@@ -108,7 +108,7 @@ def pytest_benchmark_json(run: BenchRun) -> str:
 
 
 def as_csv(run: BenchRun) -> str:
-    """A row per variant with every field of it and of its group; with the first variant's seconds beside each variant's own."""
+    """Return a row per variant with every field of it and of its group, and the first variant's seconds."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(("started", *_GROUP, "variant", "baseline", "baseline_seconds", *_VARIANT[1:], "note"))

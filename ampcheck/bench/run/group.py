@@ -26,7 +26,7 @@ Task = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """How much is measured: processes, rounds in each, and seconds of a sample.
+    """The extent of a run: processes, rounds in each, and seconds of a sample.
 
     `patience`: seconds that a variant may take; one that needs more is given up, with what its calls took at least.
     `limit`: seconds that anything else may take, such as compiling a variant. `budget`: seconds that the whole may
@@ -51,7 +51,7 @@ RESERVE = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """How far a run is: groups measured and to measure over all processes, and the one that begins, "" at the end.
+    """The progress of a run: groups measured and to measure over all processes, and the one that begins, "" at the end.
 
     `left`: seconds until the end, by what the groups took until now; None before anything is known.
     """
@@ -64,13 +64,13 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a run is expected to take, in seconds: the start of a device's process, and each group by its key."""
+    """The expected time of a run in seconds: the start of a device's process, and each group by its key."""
 
     starts: Mapping[str, float]
     groups: Mapping[str, float]
 
     def seconds(self, devices: Iterable[str]) -> float:
-        """What the groups of some devices are expected to take."""
+        """Return the expected time of the groups of some devices."""
         own = {f"{device}/" for device in devices}
         groups = sum(seconds for key, seconds in self.groups.items() if key[: key.index("/") + 1] in own)
         return groups + sum(seconds for device, seconds in self.starts.items() if f"{device}/" in own)
@@ -130,7 +130,7 @@ class Bench:
                 later.remove(device)
 
     def _end(self, devices: Sequence[str]) -> float:
-        """When the first of the devices that are left has to end.
+        """Return the time when the first of the devices that are left has to end.
 
         It has as much time as each of the others, and what they are expected not to need of theirs.
         """
@@ -178,25 +178,25 @@ class Bench:
         self._tell(self._event(""))
 
     def _given_up(self, doing: str) -> dict[str, Any]:
-        """What is noted of a variant during which the process was ended, and what its calls took at least."""
+        """Return the reason why a variant was given up, and what its calls took at least."""
         mode = self._mode
         if doing == "call":
             reason = (
-                f"a call had not ended after {mode.patience:.0f} s; its precision was not shown, so no ratio is given"
+                f"a call had not ended after {mode.patience:.0f} s; its precision was not checked, so no ratio is given"
             )
             return {"reason": reason, "at_least": mode.patience}
         what = {"prepare": "be made ready", "compile": "be called for the first time, which compiles it"}
-        return {"reason": f"it took more than {mode.limit:.0f} s to {what.get(doing, 'be shown to be what it says')}"}
+        return {"reason": f"it took more than {mode.limit:.0f} s to {what.get(doing, 'have its precision checked')}"}
 
     def _late(self, device: str, task: Task, end: float) -> bool:
-        """Whether there is no time left for a group: it is over, or the group is expected to take longer."""
+        """Return whether the time left is shorter than a group is expected to take."""
         return time.monotonic() + min(self._pace(), 2.0) * self._cost(device, task) >= end
 
     def _cost(self, device: str, task: Task) -> float:
         return self._expected.groups[_key(device, task)] if self._expected is not None else 0.0
 
     def _pace(self) -> float:
-        """How many times as long as expected the groups took until now."""
+        """Return the time that the groups took until now over the time that was expected."""
         return (time.monotonic() - self._started) / self._foreseen if self._foreseen else 1.0
 
     def _event(self, group: str) -> Event:
@@ -218,8 +218,8 @@ def _key(device: str, task: Task) -> str:
 
 
 _COMPILE = {"op": 0.03, "step": 0.4, "overhead": 0.0}
-"""What preparing a variant takes where it is compiled, by kind of workload, as a part of what starting a process takes:
-both are work for Python, which a slow machine does slowly."""
+"""The time to compile a variant by kind of workload, as a part of the time that a process takes to start: both are work
+for Python, which a slow machine does slowly."""
 _READY = 12
 """Calls that make a variant ready; see `ampcheck.bench.run.measure`."""
 
@@ -279,7 +279,7 @@ class _Worker(Worker):
                 yield kind, value
 
     def end(self) -> str:
-        """How it ended, in a sentence."""
+        """Say how it ended."""
         return f"took more than {self._mode.limit:.0f} s" if self.timed_out else f"the process ended {self.how()}"
 
 

@@ -1,4 +1,4 @@
-"""Measures one group in this process: its variants made ready, shown to be what they say, and timed in turns."""
+"""Measure one group in this process: make its variants ready, check their precision, and time them in turns."""
 
 from __future__ import annotations
 
@@ -22,16 +22,13 @@ from ampcheck.observe.recorder import tensors
 from ampcheck.observe.torch_private import reset_dynamo
 
 _CALLS = 12
-"""At most as many calls make a variant ready:
-
-its first ones, its output, its precision check, its memory, its calibration.
-"""
+"""The calls at most that make a variant ready: its first ones, output, precision, memory and calibration."""
 _CHECK = 4
-"""At most as many calls show what a variant computes in."""
+"""The calls at most that check a variant's precision."""
 
 Say = Callable[[str, str], None]
 """Is told of a variant and what is done with it: "prepare", "compile", "call" (a single one, with nothing to compile),
-"prove"; or of none and "rounds"."""
+"check_precision"; or of none and "rounds"."""
 
 
 class Measurer:
@@ -141,7 +138,7 @@ class Measurer:
         return out
 
     def _hurried(self, variant: str, seconds: float, found: Rounds) -> bool:
-        """Whether a variant whose calls take some seconds has no time for its rounds, which is noted then."""
+        """Return whether a variant's calls are too slow for its rounds, and note it."""
         rounds, patience = self.plan.rounds, self.plan.patience
         if (_CALLS + 2 * rounds) * seconds <= patience:
             return False
@@ -173,21 +170,21 @@ class Measurer:
 
 
 def _of_overhead(workload: OverheadWorkload, device: Device) -> dict[str, Timed]:
-    """The variants, and the first once more."""
+    """Return the variants, and the first one's A/A baseline."""
     made = workload.make(device.type)
     first = next(iter(made))
     return {name: Timed(call) for name, call in {**made, first + AA: made[first]}.items()}
 
 
 class Blocked:
-    """Finds out whether the device had really ended when the clock stopped: its outputs are read at once then."""
+    """Check whether the device had ended when the clock stopped, by reading its outputs at once."""
 
     def __init__(self, timer: Clock, device: Device, found: Rounds) -> None:
         self._timer, self._device, self._found = timer, device, found
         self._late: dict[str, list[str]] = {}
 
     def check(self, variant: str, seconds: float) -> None:
-        """Called after each sample."""
+        """Check a sample that was just taken."""
         outputs = [t for t in tensors(self._timer.last) if t.device.type == self._device.type]
         if outputs:
             reason = precision_check.read_back(outputs, self._device.host, seconds)

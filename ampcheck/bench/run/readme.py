@@ -32,7 +32,7 @@ WORKLOADS = (
     "layer-norm", "softmax", "add", "tiny-mlp-step", "mlp-step", "mlp-step-4096", "transformer-step",
     "transformer-step-1024", "resnet-step", "resnet-step-256-nhwc", "lstm-step",
 )  # fmt: skip
-"""What is shown, from small ops to steps."""
+"""The workloads that are shown, from small ops to steps."""
 
 COLUMNS = (
     ("cpu", "eager"),
@@ -83,7 +83,7 @@ def markdown(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
 
 
 def sentence(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
-    """In how many workloads autocast is slower than float32 as a TPU computes it by default; "" without such figures.
+    """Count the workloads in which autocast is slower than float32 as a TPU computes it by default, in a sentence.
 
     Those count in which the two have a product to compute, and so differ.
     """

@@ -50,12 +50,12 @@ class BenchWriter:
     def close(self, groups: Iterable[Group], footer: Mapping[str, Any]) -> None:
         """Append the groups and the footer."""
         for group in groups:
-            self._file.put("group", {"group": _filled(group)})  # a group has a kind of its own
+            self._file.put("group", {"group": _filled(group)})
         self._file.close(footer)
 
 
 def read(path: Path) -> BenchRun:
-    """Read a benchmark file. Raises UsageError where it is none, of another schema, or damaged before its last line."""
+    """Read a benchmark file. Raises UsageError for another file, another schema, or damage before its last line."""
     lines = jsonl.read(path, WHAT, SCHEMA, ("rounds", "group"))
     sources = lines.header.get("ceilings_source") or {}
     published = {one.source for _, one in peaks.read()}

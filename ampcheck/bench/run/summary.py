@@ -1,4 +1,4 @@
-"""What several processes measured of a group becomes one result: medians, ratios beside the first variant, verdicts."""
+"""Summarize what several processes measured of a group: medians, ratios beside the first variant, verdicts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Peaks = Callable[[str, str], float | None]
 """From a device and a precision's name to the device's peak in flop/s, None where nobody knows it."""
 
 TOO_FAST = 1.02
-"""More than this share of the peak is no speed: clocks boost by less, so the call had not ended."""
+"""Above this share of the peak a speed is wrong: clocks boost by less, so the call had not ended."""
 
 
 BAND = 0.02
 """Estimated speeds of 1/1.02 to 1.02 are the same."""
 
 ABOVE = "above the {} ceiling"
-"""What is said in place of a share above 1; "measured" or "published" goes in."""
+"""The text in place of a share above 1; "measured" or "published" goes in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def summarize(
         peaks: with it, each variant gets its share of the device's peak, and one above 102 % of it is invalid. A share
             above 1 is never given; `VariantResult.ceiling` says that the variant is above the published ceiling.
 
-    Raises UsageError where the rounds hold something that is no measurement.
+    Raises UsageError where the rounds hold something that is not a measurement.
     """
     if catalogue is None:
         from ampcheck.bench.workloads import catalogue as known
@@ -75,12 +75,12 @@ def _group(processes: list[Rounds], workload: Workload | None, peaks: Peaks | No
         group.variants = [_figures(name, variant, group, workload, peaks) for name, variant in variants.items()]
         _compare(group, variants)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise UsageError(f"the rounds of {some.key} hold something that is no measurement: {error}") from error
+        raise UsageError(f"the rounds of {some.key} hold something that is not a measurement: {error}") from error
     return group
 
 
 def _names(processes: list[Rounds]) -> list[str]:
-    """The variants, first the one that the others are compared with.
+    """Return the variants' names, first the one that the others are compared with.
 
     A variant that failed has no samples, so the first that has some need not be it. The A/A baseline bears its name;
     without one it is the first in the order of precisions, and where the variants are not precisions the first that was
@@ -107,7 +107,7 @@ def _collect(processes: list[Rounds], name: str) -> _Measured:
 def _figures(
     name: str, measured: _Measured, group: Group, workload: Workload | None, peaks: Peaks | None
 ) -> VariantResult:
-    """What can be said of a variant by itself; its verdict is "invalid", "not measured", or "" until it is compared."""
+    """Return a variant's own figures; its verdict is "invalid", "not measured", or "" until it is compared."""
     samples = np.array([value for process in measured.samples for value in process], dtype=float)
     variant = VariantResult(name, "", rounds=samples.size, processes=sum(1 for process in measured.samples if process))
     _facts(variant, measured.facts)
@@ -116,7 +116,7 @@ def _figures(
         variant.cpu_seconds = float(np.median(measured.cpu)) if measured.cpu else None
         bad = samples[~(np.isfinite(samples) & (samples > 0))]
         if bad.size:
-            invalid = invalid or f"a sample of {bad[0]:g} s is no time that a call can take"
+            invalid = invalid or f"a sample of {bad[0]:g} s cannot be the time of a call"
         else:
             variant.seconds = float(np.median(samples))
             variant.low, variant.high = (float(value) for value in np.percentile(samples, [5, 95]))
@@ -150,8 +150,8 @@ def _rates(variant: VariantResult, seconds: float, group: Group, workload: Workl
     if variant.flops_per_second <= TOO_FAST * peak:
         return ""
     return (
-        f"{table.count(variant.flops_per_second, 'FLOP/s')} where the device can do {table.count(peak, 'FLOP/s')} at most: "
-        "the clock stopped before the work was done"
+        f"{table.count(variant.flops_per_second, 'FLOP/s')} where the device can do "
+        f"{table.count(peak, 'FLOP/s')} at most: the clock stopped before the work was done"
     )
 
 
@@ -201,12 +201,12 @@ def _compare(group: Group, variants: Mapping[str, _Measured]) -> None:
 
 
 def _lower(variant: VariantResult) -> bool:
-    """Whether a variant computes in a lower precision."""
+    """Return whether a variant computes in a lower precision."""
     return variant.name in PRECISIONS and PRECISIONS[variant.name].low is not None
 
 
 def _bound(variant: VariantResult, first: VariantResult) -> None:
-    """Say how fast a variant is at most that was given up: only of one that was shown to compute in its precision.
+    """Say how fast a variant is at most that was given up: only of one that passed its precision check.
 
     The first variant's slowest samples are taken, and the least that a call of this one took.
     """
@@ -233,7 +233,7 @@ def estimated_beside_default(group: Group) -> None:
 
 
 def estimated_verdict(speed: float) -> str:
-    """What a compiler's speed says; it has no noise, so it is never ambiguous."""
+    """Judge a compiler's speed, which has no noise and so is never ambiguous."""
     return "faster" if speed > 1 + BAND else "slower" if speed < 1 / (1 + BAND) else "same"
 
 
@@ -281,4 +281,4 @@ def _facts(variant: VariantResult, processes: list[Mapping[str, Any]]) -> None:
             numbers = [math.inf if math.isnan(value) else value for value in map(float, values)]
             setattr(variant, name, pools[name](numbers) if numbers else None)
         elif name != "invalid":
-            raise ValueError(f"{name!r} is no fact of a variant")
+            raise ValueError(f"{name!r} is not a fact of a variant")

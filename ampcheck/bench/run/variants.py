@@ -1,4 +1,4 @@
-"""Which workloads a run has, and for each the executors and the variants that make sense on a device."""
+"""Choose the workloads of a run, and for each the executors and the variants that make sense on a device."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ FP16_GRADIENTS = "GradScaler refuses float16 gradients, and without it they unde
 def variants(
     workload: Workload, device: str, executor: str, platform: str = ""
 ) -> tuple[list[Variant], dict[str, str]]:
-    """The variants of a workload, the first what the others are compared with and the second its twin; and those left
-    out.
+    """Return the variants of a workload, first the one for comparison and its A/A baseline; and those left out.
 
     `device`: its name, e.g. "cpu". `platform`: JAX's, e.g. "tpu", where the device is jax. What is left out comes by
     name with the reason. A precision that only other devices have is neither: a CPU has no TF32 to leave out. The
     executor has no say by now; it is asked for so that a precision that one cannot do has a place to be left out.
-    Overhead has variants of its own instead of variants: raises TypeError.
+    A workload of overhead makes its variants itself: raises TypeError.
     """
     if isinstance(workload, OverheadWorkload):
         raise TypeError(f"{workload.name} measures overhead: its variants are made by `make`")
@@ -56,7 +55,7 @@ def _shortened(device: str, platform: str) -> list[str]:
 
 
 def _left_out(workload: Workload, precision: Precision, device: str) -> str:
-    """Why a workload has no variant of a precision on a device, "" where it has one."""
+    """Say why a workload has no variant of a precision on a device, "" where it has one."""
     if precision.matmul != "highest" and not workload.flops:
         return NO_PRODUCT
     if precision.low is torch.float16 and device == "cpu" and not workload.fp16_on_cpu:
@@ -73,7 +72,7 @@ def _all_float32(workload: OpWorkload) -> bool:
 
 
 def executors(workload: Workload, device: str) -> list[str]:
-    """How a workload is run on a device of that name; op by op first.
+    """Return the executors of a workload on a device of that name, op by op first.
 
     On jax a whole call is one program with "jit"; `torch.compile` makes a program of the forward and one of the
     backward pass there, which is the same for an op and worth a look for a step. A device of somebody else's runs op

@@ -1,4 +1,4 @@
-"""Measures the measuring: the same variant twice, and the same ratio by another tool.
+"""Verify the measuring: time the same variant twice, and the same ratio by another tool.
 
 ampcheck bench verify
 """
@@ -37,12 +37,12 @@ _ROUNDS = FULL.processes * FULL.rounds
 """As many rounds as a full run has of each group."""
 
 AGREE = 0.03
-"""How far a ratio may be from that of `torch.utils.benchmark`."""
+"""The distance that a ratio may have from that of `torch.utils.benchmark`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one check found. `value` and `bound` are shares; `ok` whether the promise holds."""
+    """The result of one check. `value` and `bound` are shares; `ok` whether the promise holds."""
 
     what: str
     value: float
@@ -51,7 +51,7 @@ class Found:
 
 
 def same_variant(device: str, executor: str, name: str, runs: int, rounds: int, target: float) -> Found:
-    """In how many of some runs the ratio of a variant to itself stays within the bound of its kind; 95 % is promised."""
+    """Check that the ratio of a variant to itself stays within the bound of its kind in 95 % of some runs."""
     (chosen,) = select([device])
     workload, timer = catalogue()[name], clock(chosen)
     bound = BOUNDS[kind_of(workload)]
@@ -72,7 +72,7 @@ def same_variant(device: str, executor: str, name: str, runs: int, rounds: int, 
 
 
 def other_tool(device: str, executor: str, name: str, rounds: int, target: float) -> Found:
-    """How far our ratio of float32 to bf16 is from that of `torch.utils.benchmark`, measured in turns with it."""
+    """Compare our ratio of float32 to bf16 with that of `torch.utils.benchmark`, measured in turns with it."""
     (chosen,) = select([device])
     workload, timer = catalogue()[name], clock(chosen)
     seconds: dict[tuple[str, int], list[float]] = {
@@ -116,7 +116,7 @@ def verify(device: str, executor: str, name: str, runs: int = 20, rounds: int = 
 
 
 def main(chosen: Sequence[str]) -> int:
-    """Print both checks of a workload, or of each in a process of its own; 0 where every promise holds, else 1.
+    """Print both checks of a workload, or of each in a separate process; 0 where every promise holds, else 1.
 
     A process measures one workload, as in a benchmark: no library's threads wait for work beside another's.
     """

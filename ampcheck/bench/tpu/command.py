@@ -1,4 +1,4 @@
-"""What a workload would cost on a TPU, by the TPU compiler's own estimate: no TPU is needed, and nothing is measured.
+"""Estimate the cost of a workload on a TPU with the TPU's compiler: no TPU is needed, and nothing is measured.
 
 The program is that of `ampcheck.jax_device.jit`; libtpu compiles it for a chip that is described, not there.
 docs/benchmarks.md says what the figures mean.
@@ -38,7 +38,7 @@ def groups(
     limit: float = LIMIT,
     until: float = math.inf,
 ) -> list[Group]:
-    """Estimate each workload in each precision; the programs are compiled in a process of its own, one by one.
+    """Estimate each workload in each precision; the programs are compiled in a separate process, one by one.
 
     Overhead has no program and is left out. A variant that cannot be compiled, ends the process or takes too long is
     "not measured" with the reason.

@@ -22,7 +22,7 @@ from ampcheck.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What the compiler says of one program on one device.
+    """The compiler's estimate of one program on one device.
 
     `seconds` of one call, from `source`: "cycles" (the compiler's, scheduled), "optimal" (XLA's `optimal_seconds`) or
     "roofline" (the larger of flops by peak and bytes by bandwidth). `optimal`: XLA's `optimal_seconds` as it is, below
@@ -53,7 +53,7 @@ def estimate(workload: Workload, precision: Precision, tpu: str) -> Estimate:
     """Compile a workload in a precision for a TPU, and read what the compiler says.
 
     Makes the jax device in this process and describes a TPU to libtpu in the environment, so a process that uses a
-    real TPU is no place for it; `groups` starts its own. Nothing is computed, but the workload's tensors are made.
+    real TPU is not the place for it; `groups` starts another. Nothing is computed, but the workload's tensors are made.
     Raises UsageError for an unknown TPU or where `available` says why not, and whatever tracing or the compiler raises.
     """
     made = chip(tpu)

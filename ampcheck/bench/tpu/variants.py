@@ -1,4 +1,4 @@
-"""What an estimate makes of a variant: its figures, what shows that it is what its name says, its verdict."""
+"""Turn an estimate into a variant's result: its figures, its precision check, its verdict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ampcheck.bench.tpu.program import floating
 MOVES = frozenset(
     ("reshape", "copy", "transpose", "slice", "dynamic-slice", "dynamic-update-slice", "concatenate", "pad")
 )
-"""What takes as long as its bytes take to move, where the compiler gives it no cycles."""
+"""The kinds that take as long as their bytes take to move, where the compiler gives no cycles."""
 
 
 def variant_result(workload: Workload, precision: Precision, found: Estimate, made: Chip) -> VariantResult:
@@ -51,7 +51,7 @@ def variant_result(workload: Workload, precision: Precision, found: Estimate, ma
 
 
 def contradicts(workload: Workload, precision: Precision, found: Estimate) -> str:
-    """Why the program is not what the variant's name says, "" where it is."""
+    """Say why the program is not what the variant's name says, "" where it is."""
     if found.wide:
         return f"computes in float64: {found.wide[0]}"
     kinds = [product for product in found.products if any(map(floating, product.operands))]
@@ -82,7 +82,7 @@ def precision_check(found: Estimate) -> str:
 
 
 def judge(variants: Sequence[VariantResult]) -> None:
-    """Give each variant its speed beside the first one, and its verdict; ambiguous where a part takes an unknown time."""
+    """Give each variant its speed beside the first one and its verdict, ambiguous where a part's time is unknown."""
     first = variants[0]
     unclear = first.reason if first.verdict == "ambiguous" else ""
     first.verdict = "first" if first.verdict in ("", "ambiguous") else first.verdict

@@ -1,5 +1,4 @@
-"""The process that compiles for a TPU: takes its tasks from standard input, gives a variant as a JSON line as each
-ends.
+"""Compile for a TPU in this process: tasks come on standard input, and each variant goes out as a JSON line.
 
 python -m ampcheck.bench.tpu.worker < tasks.json
 """

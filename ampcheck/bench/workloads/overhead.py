@@ -1,4 +1,4 @@
-"""What autocast itself costs, with next to no arithmetic: entering a region, each op, the weight cache, the scaler."""
+"""Workloads of autocast's overhead, almost without arithmetic: entering a region, ops, the weight cache, the scaler."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ampcheck.register.torch_private import DispatchKeySet, ExcludeDispatchKeyGu
 Variants = Mapping[str, Callable[[], Any]]
 
 OPS = 50
-"""How many ops a region of the `op-…` workloads has, so that entering it is a small part: 2 µs beside 50 ops."""
+"""The ops in a region of the `op-…` workloads, so many that entering it is a small part: 2 µs beside 50 ops."""
 
 USES = 8
-"""How often the weight of `weight-cache` is used in its region."""
+"""The uses of the weight of `weight-cache` in its region."""
 
 LOW = torch.bfloat16
 

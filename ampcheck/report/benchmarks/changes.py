@@ -1,7 +1,7 @@
-"""What changed between two run groups of benchmarks, series by series. A series is a variant of a group.
+"""Compare two run groups of benchmarks, series by series. A series is a variant of a group.
 
-`bench_compare.js` sorts any two run groups the same way, from intervals; here the two newest are held against each
-other with the two-run test of `ampcheck.bench.core.statistics`, which needs raw samples.
+`bench_compare.js` sorts any two run groups the same way, from intervals; here the two newest are compared
+with the two-run test of `ampcheck.bench.core.statistics`, which needs raw samples.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ _DECIDED = ("slower", "faster", "same")
 
 @dataclass(frozen=True, slots=True)
 class SpeedChange:
-    """A series in two run groups. `words`: "slower", "faster", or what else the test says of its time; `p` as it has
-    it.
+    """A series in two run groups. `words`: what the test says of its time, e.g. "slower"; `p` as it has it.
 
     `ratio`: the earlier time over the later, so above 1 it became faster; with the interval of the two-run test.
     """
@@ -51,7 +50,7 @@ class SpeedChange:
 
 
 def changes(before: RunGroup, after: RunGroup) -> list[SpeedChange]:
-    """Every series of either run group, by kind and how far its time moved; tested where both run groups have samples."""
+    """Return every series of either run group, by kind and how far its time moved; tested where both have samples."""
     raw = before.samples(), after.samples()
     keys = {
         (key, variant.name): group
@@ -90,7 +89,7 @@ def _change(
 def _tested(
     group: Group, one: VariantResult, two: VariantResult, sides: Sequence[Sequence[Sequence[float]]]
 ) -> tuple[str, tuple[float | None, float | None, float | None], float | None]:
-    """What is said of the times of two run groups, with ratio and interval; by intervals where samples are missing."""
+    """Compare the times of two run groups, with ratio and interval; by intervals where samples are missing."""
     bound = statistics.BOUNDS.get(group.kind, statistics.BOUNDS["op"])
     if all(sides) and not group.estimate:
         found = statistics.compare_runs(sides[0], sides[1], bound)
@@ -102,7 +101,7 @@ def _tested(
 def by_intervals(one: VariantResult, two: VariantResult, bound: float) -> str:
     """ "slower", "faster" or "same": whether the middle 90 % of the samples of two run groups are apart.
 
-    Where a run group has no such range, as an estimate has none, `bound` around its value stands for it.
+    Where a run group has no such range, as an estimate has none, `bound` around its value takes its place.
     """
     (low, high), (later_low, later_high) = (_range(variant, bound) for variant in (one, two))
     return "slower" if later_low > high else "faster" if later_high < low else "same"
@@ -114,7 +113,7 @@ def ratio(one: VariantResult, two: VariantResult) -> float | None:
 
 
 def _size(change: SpeedChange) -> float:
-    """How far a time moved, where that is what the change is about; else 0."""
+    """Return the distance that a time moved, where the change is about that; else 0."""
     return abs(math.log(change.ratio)) if change.ratio and change.kind in ("slower", "faster") else 0.0
 
 

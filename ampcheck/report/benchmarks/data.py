@@ -1,5 +1,4 @@
-"""The run groups of benchmarks as compact JSON: per series and run group, times, ratios and errors as integers of
-logarithms.
+"""Pack the run groups of benchmarks as JSON: times, ratios and errors of each series as integers of logarithms.
 
 `bench_app.js` is the other half of this module: it decodes what this encodes. A number is kept to 0.05 %.
 """
@@ -39,7 +38,7 @@ def color(variant: str, others: Sequence[str]) -> int:
 
 
 def extra_names(history: BenchHistory) -> list[str]:
-    """The names of variants that are no precisions, sorted."""
+    """Return the names of variants that are not precisions, sorted."""
     names = {
         variant.name
         for run_group in history.run_groups
@@ -50,7 +49,7 @@ def extra_names(history: BenchHistory) -> list[str]:
 
 
 def series(history: BenchHistory) -> dict[tuple[str, str], Group]:
-    """Every series of any run group, by group key and variant, with its newest group; sorted by key, variants as there."""
+    """Return every series by group key and variant, with its newest group; sorted by key, variants as in the group."""
     found: dict[tuple[str, str], Group] = {}
     for run_group in history.run_groups:
         for key, group in run_group.groups.items():
@@ -80,9 +79,9 @@ def pack(values: Iterable[int | None]) -> str:
 
 
 def data(history: BenchHistory, tested: Sequence[SpeedChange]) -> dict[str, Any]:
-    """What `bench_data.js` holds, run groups in the order of time.
+    """Return the content of `bench_data.js`, run groups in the order of time.
 
-    `tested`: what the two-run test says of the newest run group and the one it is compared with.
+    `tested`: the results of the two-run test of the newest run group and the one it is compared with.
     """
     run_groups = history.run_groups[::-1]
     every = series(history)

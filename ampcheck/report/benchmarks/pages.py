@@ -1,4 +1,4 @@
-"""What the pages of benchmarks are filled with: plain values, so that templates only lay them out."""
+"""Fill the pages of benchmarks with plain values, so that templates only lay them out."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def devices(history: BenchHistory) -> dict[str, Any]:
 
 
 def summary(history: BenchHistory) -> dict[str, Any] | None:
-    """What other pages say of the benchmarks, None without any."""
+    """Return the figures about benchmarks on other pages, None without any."""
     run_group, latest = history.newest, history.latest
     if run_group is None or latest is None:
         return None
@@ -203,7 +203,7 @@ def _changed(change: SpeedChange) -> Row:
 
 
 def _sentence(change: SpeedChange) -> str:
-    """What the test of two run groups says, e.g. "slower: 0.91× [0.90, 0.92] of the speed before, p = 0.002"."""
+    """Put the test of two run groups in words, e.g. "slower: 0.91× [0.90, 0.92] of the speed before, p = 0.002"."""
     if not change.words:
         return ""
     ratio = "" if change.ratio is None else f": {change.ratio:.3g}×"
@@ -214,7 +214,7 @@ def _sentence(change: SpeedChange) -> str:
 
 
 def _choices(groups: Iterable[Group]) -> dict[str, Any]:
-    """What the filters of a page offer."""
+    """Return the choices of a page's filters."""
     groups = list(groups)
     return {
         "device_names": sorted({group.device for group in groups}),

@@ -59,7 +59,7 @@ class Dot:
 
 
 def available() -> bool:
-    """Whether matplotlib is here; it is not imported for that."""
+    """Return whether matplotlib is here, without importing it."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
@@ -189,7 +189,7 @@ def _titled(svg: str, dots: Sequence[Dot]) -> str:
 
 
 def _styled(name: str, svg: str, label: str) -> str:
-    """The drawing as part of a page: no prolog, ids of its own, the site's colours, a name for those who cannot see."""
+    """Make the drawing part of a page: no prolog, distinct ids, the site's colours, a name for those who cannot see."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'id="([^"]+)"', rf'id="{name}-\1"', svg)

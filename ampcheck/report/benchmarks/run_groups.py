@@ -1,4 +1,4 @@
-"""Which benchmark runs a site shows: files read and checked, the files of one run group merged, no more than a cap."""
+"""Choose the benchmark runs of a site: read and check files, put those of a run group together, keep the newest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ampcheck.errors import UsageError
 from ampcheck.report.history import RUN_GROUP
 
 CAP = 400
-"""How many run groups a site holds."""
+"""A site holds this many run groups at most."""
 
 _TEXTS = ("workload", "family", "kind", "device", "executor", "policy", "base", "note")
 _NUMBERS = (
@@ -30,9 +30,9 @@ _AMOUNTS = ("error", "memory", "flops_per_second", "bytes_per_second", "share", 
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """The benchmark runs of one run group as one: files that start close to each other and have no group in common.
+    """The benchmark files of one occasion: they start close to each otherand have no group in common.
 
-    `name`: what addresses call it. `groups` by key. `source`: the run that each group is of.
+    `name`: its name in addresses. `groups` by key. `source`: the run that each group is of.
     """
 
     name: str
@@ -42,12 +42,12 @@ class RunGroup:
 
     @property
     def started(self) -> str:
-        """When its first file began."""
+        """The start of its first file."""
         return min(str(run.header.get("started", "")) for run in self.runs)
 
     @property
     def note(self) -> str:
-        """What is wrong with the ends of its files, "" if nothing."""
+        """Say what is wrong with the ends of its files, "" if nothing."""
         return "; ".join(note for run in self.runs if (note := exports.incomplete(run)))
 
     @property
@@ -79,10 +79,7 @@ class BenchHistory:
 
     @property
     def latest(self) -> RunGroup | None:
-        """Every group as the newest run group that has it measured it:
-
-        devices are seldom all measured in one run group.
-        """
+        """Every group from the newest run group that has it: devices are seldom all measured at once."""
         if not self.run_groups:
             return None
         source = {key: run for run_group in reversed(self.run_groups) for key, run in run_group.source.items()}
@@ -93,7 +90,7 @@ class BenchHistory:
 
     @property
     def previous(self) -> RunGroup | None:
-        """What the newest run group is compared with: of the earlier ones with a group in common, the latest.
+        """The run group that the newest is compared with: of the earlier ones with a group in common, the latest.
 
         A complete one with at least half of the newest run group's groups is preferred.
         """
@@ -110,7 +107,7 @@ class BenchHistory:
 
 
 def is_bench(path: Path) -> bool:
-    """Whether a file is to be read as a benchmark file: its header says so, or it lies in a folder named "bench".
+    """Return whether to read a file as a benchmark file: its header says so, or it lies in a folder named "bench".
 
     A file without a readable header in such a folder is then refused as a benchmark file, not as a run file.
     """
@@ -127,7 +124,7 @@ def is_bench(path: Path) -> bool:
 def load(paths: Sequence[Path], cap: int = CAP) -> BenchHistory:
     """Read the newest benchmark files and merge those of one run group; no files are no run groups.
 
-    Raises UsageError for a file that is no benchmark file or holds what cannot have been measured.
+    Raises UsageError for a file that is not a benchmark file or holds what cannot have been measured.
     """
     runs = [_checked(read(path)) for path in {path.resolve(): path for path in paths}.values()]
     runs.sort(key=lambda run: (str(run.header.get("started", "")), run.path.name), reverse=True)
@@ -148,7 +145,7 @@ def load(paths: Sequence[Path], cap: int = CAP) -> BenchHistory:
 
 
 def valid(variant: VariantResult | None) -> bool:
-    """Whether a variant's figures are of what its name says."""
+    """Return whether a variant's figures are of what its name says."""
     return variant is not None and variant.verdict not in INVALID and variant.seconds is not None
 
 
@@ -182,12 +179,12 @@ def _checked(run: BenchRun) -> BenchRun:
     """The run, unless it holds what the pages could not show."""
     for name in ("versions", "machine", "devices", "ceilings"):
         if not isinstance(run.header.get(name, {}), dict):
-            raise UsageError(f"{run.path}: {name} in the header is no object")
+            raise UsageError(f"{run.path}: {name} in the header is not an object")
     for group in run.groups.values():
         where = f"{run.path}: group {group.key}"
         wrong = [name for name in _TEXTS if not isinstance(getattr(group, name), str)]
         if wrong or not group.workload or not group.device or not group.executor:
-            raise UsageError(f"{where}: {', '.join(wrong) or 'its name'} is no text")
+            raise UsageError(f"{where}: {', '.join(wrong) or 'its name'} is not a text")
         if not group.variants:
             raise UsageError(f"{where}: it has no variants")
         for name in ("size", "flops"):
@@ -200,9 +197,9 @@ def _checked(run: BenchRun) -> BenchRun:
 
 def _check_variant(where: str, variant: VariantResult) -> None:
     if not all(isinstance(text, str) for text in (variant.name, variant.reason, variant.precision_check)):
-        raise UsageError(f"{where}: its name, reason or precision check is no text")
+        raise UsageError(f"{where}: its name, reason or precision check is not a text")
     if not isinstance(variant.ceiling, str):
-        raise UsageError(f"{where}: its ceiling is no text")
+        raise UsageError(f"{where}: its ceiling is not a text")
     for name in (*_NUMBERS, *_AMOUNTS):
         value = getattr(variant, name)
         if value is None:

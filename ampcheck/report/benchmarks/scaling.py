@@ -30,7 +30,7 @@ class Curve:
 
     @property
     def sentence(self) -> str:
-        """Where it starts to pay."""
+        """Say from which size on it pays."""
         return crossover(self.points)
 
 

@@ -1,4 +1,4 @@
-"""What the pages with plots are filled with: a section for each device, with the numbers behind its plot."""
+"""Fill the pages with plots: a section for each device, with the numbers behind its plot."""
 
 from __future__ import annotations
 
@@ -28,10 +28,7 @@ def roofline(history: BenchHistory) -> dict[str, Any]:
 
 
 def _plotted(history: BenchHistory, dots: Dots, name: str, what: str) -> dict[str, Any]:
-    """A section for each device, alphabetically:
-
-    its plot, the rows behind it, how many variants have no place in it.
-    """
+    """Return a section for each device: its plot, the rows behind it, the number of variants that are not in it."""
     run_group = history.latest
     assert run_group is not None
     other = extra_names(history)
@@ -118,7 +115,7 @@ def _numbers(variant: VariantResult) -> Row:
 
 
 def _ceilings(run_group: RunGroup, device: str) -> dict[str, float]:
-    """What the run group's files say of a device's peaks; where they say nothing, what its variants' shares of them tell."""
+    """Return a device's peaks from the run group's files, else from its variants' shares of them."""
     found: dict[str, float] = {}
     for run in run_group.runs:
         for name, value in dict(run.header.get("ceilings", {}).get(device) or {}).items():

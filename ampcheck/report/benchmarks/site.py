@@ -18,7 +18,7 @@ _DATA = ["bench_data.js", "bench_app.js"]
 
 
 def changed(history: BenchHistory) -> list[SpeedChange]:
-    """What changed from the previous run group to the newest, nothing where there is only one."""
+    """Compare the newest run group with the previous one; nothing where there is only one."""
     before, after = history.previous, history.newest
     return changes(before, after) if before and after else []
 

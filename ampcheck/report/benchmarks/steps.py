@@ -1,5 +1,4 @@
-"""The run groups of a site as `ampcheck.bench.run.alerts` takes them, device by device: alerts, steps, what else
-changed."""
+"""Alerts and steps of a site's run groups, device by device, and what else changed."""
 
 from __future__ import annotations
 
@@ -25,11 +24,10 @@ class BenchStep:
     text: str
 
 
-def run_groups(history: BenchHistory) -> dict[str, list[RunFigures]]:
-    """By device, the run groups that measured it in the order of time. A series is named `key/variant`, a run group by
-    its name.
+def by_device(history: BenchHistory) -> dict[str, list[RunFigures]]:
+    """Return the figures of each device's run groups in the order of time. A series is named `key/variant`.
 
-    What is not valid has no figure, and what never was valid is no series: a variant that a device cannot run has not
+    What is not valid has no figure, and what never was valid is left out: a variant that a device cannot run has not
     gone missing. Estimates are left out: a compiler's figure has no noise.
     """
     found: dict[str, list[RunFigures]] = {}
@@ -37,17 +35,15 @@ def run_groups(history: BenchHistory) -> dict[str, list[RunFigures]]:
         for device in sorted({group.device for group in run_group.groups.values()}):
             found.setdefault(device, []).append(_run_group(run_group, device))
     for own in found.values():
-        ever = {name for run_group in own for name, value in run_group.values.items() if value is not None}
-        own[:] = [
-            replace(run_group, values={n: v for n, v in run_group.values.items() if n in ever}) for run_group in own
-        ]
+        ever = {name for run in own for name, value in run.values.items() if value is not None}
+        own[:] = [replace(run, values={n: v for n, v in run.values.items() if n in ever}) for run in own]
     return dict(sorted(found.items()))
 
 
 def listed(history: BenchHistory) -> list[tuple[str, Alert]]:
     """Every alert of the newest run group with its device, those about machines and series first."""
     out = []
-    for device, own in run_groups(history).items():
+    for device, own in by_device(history).items():
         if history.newest and own[-1].started != history.newest.name:
             sentence = f"{device} was not measured in the newest run group, the last time was {own[-1].started}"
             out.append((device, Alert("not measured", sentence, since=own[-1].started, new=False)))
@@ -57,26 +53,24 @@ def listed(history: BenchHistory) -> list[tuple[str, Alert]]:
 
 
 def steps(history: BenchHistory) -> list[BenchStep]:
-    """Every run group since when a series is on a new level by the rule of alerts, over the whole history."""
+    """Return each move of a series to a new level by the rule of alerts, over the whole history."""
     found = []
-    for own in run_groups(history).values():
-        for machine in dict.fromkeys(run_group.machine for run_group in own):
-            mine = [run_group for run_group in own if run_group.machine == machine]
-            for name in dict.fromkeys(name for run_group in mine for name in run_group.values):
-                figures = [
-                    (run_group.started, v) for run_group in mine if (v := run_group.values.get(name)) is not None
-                ]
+    for own in by_device(history).values():
+        for machine in dict.fromkeys(run.machine for run in own):
+            mine = [run for run in own if run.machine == machine]
+            for name in dict.fromkeys(name for run in mine for name in run.values):
+                figures = [(run.started, v) for run in mine if (v := run.values.get(name)) is not None]
                 found += _steps(name, figures)
     return found
 
 
 def conditions(history: BenchHistory) -> dict[str, list[tuple[str, str]]]:
-    """By device, each run group whose machine or versions differ from those of the run group before, and what changed."""
-    return {device: alerts.marks(own) for device, own in run_groups(history).items()}
+    """Return each device's run groups whose machine or versions are not those before, and what changed."""
+    return {device: alerts.marks(own) for device, own in by_device(history).items()}
 
 
 def machine(header: Mapping[str, Any], device: str) -> str:
-    """What makes a device's figures comparable: the machine by its identity, threads, and the device's model."""
+    """Name what a device's figures depend on: the machine by its identity, threads, and the device's model."""
     found = header.get("machine", {})
     about = header.get("devices", {}).get(device, {})
     model = about.get("model", "") if isinstance(about, dict) else str(about)

@@ -1,4 +1,4 @@
-"""How a verdict is shown: one mark, one label and one sentence each, the same on every page."""
+"""The look of a verdict: one mark, one label and one sentence each, the same on every page."""
 
 from __future__ import annotations
 
