@@ -318,7 +318,7 @@ def test_a_file_cut_off_still_has_its_groups(tmp_path: Path) -> None:
     path = tmp_path / "cut.jsonl"
     rounds = {"workload": "mm-16", "device": "cpu", "executor": "eager", "process": 0}
     samples = {"fp32": [1.0] * 9, "fp32-aa": [1.0] * 9, "bf16": [0.5] * 9}
-    header = {"kind": "header", "schema": "bench-1", "started": "2026-01-01T00:00:00Z"}
+    header = {"kind": "header", "schema": "bench-2", "started": "2026-01-01T00:00:00Z"}
     whole = json.dumps({"kind": "rounds", **rounds, "samples": samples})
     path.write_text(json.dumps(header) + "\n" + whole + "\n" + whole[:40], encoding="utf-8")
     found = read(path)

@@ -12,6 +12,7 @@ from ampcheck.bench.core import peaks
 from ampcheck.bench.core.model import Group
 from ampcheck.bench.run.runfile import read
 from ampcheck.bench.run.summary import summarize
+from ampcheck.errors import UsageError
 from tests.bench.summary_rounds import CATALOGUE, SPEEDS, one, processes, variant
 from tests.report.made_bench import made_group, written
 
@@ -129,6 +130,32 @@ def test_noise_is_unstable_and_says_how_wide() -> None:
 def reread(folder: Path, group: Group, **header: Any) -> Group:
     """A group as a file gives it back."""
     return read(written(folder / "run.jsonl", [group], [], **header)).groups[group.key]
+
+
+def test_files_of_the_first_schema_are_read_with_the_names_of_today(tmp_path: Path) -> None:
+    overhead = made_group("enter", variants={"fresh": 1.0, "reused": 1.7}, kind="overhead", family="overhead", flops=0)
+    groups = [made_group(), overhead]
+    variant(groups[0], "fp32-aa").reason = "failed in 1 of 5 processes: equal variants"
+    names = {
+        '"variants":': '"arms":',
+        '"precision_check":': '"proof":',
+        '"overhead"': '"machinery"',
+        'fp32-aa"': 'fp32-again"',
+        "equal variants": "equal arms",
+        '"bench-2"': '"bench-1"',
+    }
+    for footer in (True, False):  # without one the groups are made of the rounds
+        new = written(tmp_path / f"new-{footer}.jsonl", groups, footer=footer)
+        text = new.read_text()
+        for name, before in names.items():
+            assert name in text
+            text = text.replace(name, before)
+        old = tmp_path / f"old-{footer}.jsonl"
+        old.write_text(text)
+        assert read(old).groups == read(new).groups
+        old.write_text(text.replace('"bench-1"', '"bench-0"'))
+        with pytest.raises(UsageError, match="has schema 'bench-0'"):
+            read(old)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from ampcheck.devices.registry import select
 from ampcheck.errors import UsageError
 from ampcheck.runner.worker import Worker
 
-SCHEMA = "advice-1"
+SCHEMA = "advice-2"
 COMMAND = (sys.executable, "-m", "ampcheck.bench.advise.worker")
 
 _COMPILED = (diagnosis.nothing_lowered, diagnosis.no_native_kernel)

@@ -6,6 +6,7 @@ A file without footer was interrupted; its groups are made again from what was m
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,17 @@ from ampcheck.bench.run.summary import estimated_beside_default, judge_again, sh
 from ampcheck.errors import UsageError
 from ampcheck.runner import jsonl
 
-SCHEMA = "bench-1"
+SCHEMA, OLDER = "bench-2", "bench-1"
+_NAMES = {
+    "arms": "variants",
+    "proof": "precision_check",
+    "machinery": "overhead",
+    "-again": AA,
+    "equal arms": "equal variants",
+    "A/A arm": "A/A baseline",
+}
+"""Names in files of `OLDER`: fields, kinds and families as a whole; the end of a variant's name; words of a reason."""
+_OLD = re.compile(r"^(?:arms|proof|machinery)$|-again$|equal arms|A/A arm")
 WHAT = "benchmark file"
 
 
@@ -56,13 +67,14 @@ class BenchWriter:
 
 def read(path: Path) -> BenchRun:
     """Read a benchmark file. Raises UsageError for another file, another schema, or damage before its last line."""
-    lines = jsonl.read(path, WHAT, SCHEMA, ("rounds", "group"))
+    lines = jsonl.read(path, WHAT, SCHEMA, ("rounds", "group"), older=(OLDER,))
+    old = lines.header["schema"] == OLDER
     sources = lines.header.get("ceilings_source") or {}
     published = {one.source for _, one in peaks.read()}
     groups: dict[str, Group] = {}
     rounds: list[Rounds] = []
     for number, line in lines.body:
-        values = {name: _renamed(value) for name, value in line.items() if name != "kind"}
+        values = {name: _renamed(value) if old else value for name, value in line.items() if name != "kind"}
         try:
             if line["kind"] == "group":
                 group = _group(dict(values["group"]))
@@ -87,27 +99,13 @@ def _filled(group: Group) -> dict[str, Any]:
     return line
 
 
-_NAMES = {"arms": "variants", "proof": "precision_check"}
-"""Fields of the first files under the names of today; their overhead was called machinery, an A/A baseline "-again"."""
-
-
 def _renamed(value: Any) -> Any:
-    """Return a value of a line, nested or not, with the names of today."""
+    """Return a value of a line of `OLDER`, nested or not, with the names of `SCHEMA`."""
     if isinstance(value, dict):
-        found = {_renamed_key(name): _renamed(inner) for name, inner in value.items()}
-        for field in ("kind", "family"):
-            if found.get(field) == "machinery":
-                found[field] = "overhead"
-        if "verdict" in found:
-            found["name"] = _renamed_key(found.get("name"))
-        return found
+        return {_renamed(name): _renamed(inner) for name, inner in value.items()}
+    if isinstance(value, str):
+        return _OLD.sub(lambda found: _NAMES[found[0]], value)
     return [_renamed(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _renamed_key(name: Any) -> Any:
-    if not isinstance(name, str):
-        return name
-    return name.removesuffix("-again") + AA if name.endswith("-again") else _NAMES.get(name, name)
 
 
 def _group(values: dict[str, Any]) -> Group:
