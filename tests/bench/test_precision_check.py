@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -314,3 +318,71 @@ def test_programs_of_the_jax_device() -> None:
     assert len(precision_checks) == len(wanted)
     assert all(text in found for text, found in zip(wanted, precision_checks, strict=True)), done.stdout
     assert all("dot_general in bf16" in found for found in (precision_checks[1], precision_checks[3]))
+
+
+def test_an_output_that_is_float32_s_is_found() -> None:
+    exp = op("upcast", torch.exp, X)
+    skipped = dataclasses.replace(small_step(mlp), overflows=True)
+
+    def differ(name: str, workload: Workload, output: torch.Tensor, reference: torch.Tensor) -> str:
+        return precision_check.differs(variant(name), workload, output, reference)
+
+    third = torch.arange(5, dtype=torch.float64) / 3
+    whole = torch.arange(5, dtype=torch.float64)  # bfloat16 has these, so equality shows nothing
+    same = "the output is float32's bit for bit, so nothing was computed in bf16"
+    assert differ("bf16", MM, third.clone(), third) == same
+    assert differ("bf16", MM, third * 1.001, third) == ""
+    assert differ("bf16", MM, whole.clone(), whole) == ""
+    assert differ("fp32", MM, third.clone(), third) == ""
+    assert differ("bf16", exp, third.clone(), third) == ""
+    assert differ("bf16-native", exp, third.clone(), third) == same
+    assert differ("bf16", skipped, third.clone(), third) == ""
+    assert differ("bf16", MM, third[:3], third) == "the output has 3 numbers and the first variant's 5"
+
+
+# ---- whether the work was over
+
+
+class Later:
+    """A result that a thread gives some time after it was asked for."""
+
+    def __init__(self, seconds: float) -> None:
+        self.done = threading.Event()
+        threading.Timer(seconds, self.done.set).start()
+
+    def host(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.done.wait()
+        return tensor.clone()
+
+
+def test_work_that_goes_on_after_the_clock_is_found() -> None:
+    running = Later(0.2)
+    reason = precision_check.read_back([torch.ones(3)], running.host, 0.01)
+    assert re.match(r"work was still running when the clock stopped: \S+ s of it after 0.01 s", reason)
+    ended = Later(0)
+    ended.done.wait()
+    assert precision_check.read_back([torch.ones(3)], ended.host, 0.5) == ""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "sample", "late"),
+    [
+        (1e-4, 1e-6, 1e-6, False),  # a tiny call: reading has its own costs
+        (5e-4, 1e-6, 1e-6, True),
+        (0.15, 0.01, 1.0, False),  # less than a fifth of the sample
+        (0.35, 0.1, 1.0, True),
+        (3.0, 3.0, 0.01, False),  # reading is slow, the second time as well
+    ],
+)
+def test_how_late_is_late(first: float, second: float, sample: float, late: bool) -> None:
+    times = iter([0.0, first, first + second])
+    reason = precision_check.read_back({"out": torch.ones(1)}, torch.clone, sample, lambda: next(times))
+    assert bool(reason) is late
+
+
+def test_every_output_is_read_twice() -> None:
+    read, ticks = [], count()
+    precision_check.read_back(
+        [torch.ones(1), (torch.zeros(2),)], lambda t: read.append(t.numel()) or t, 1.0, lambda: next(ticks)
+    )
+    assert read == [1, 2, 1, 2]

@@ -55,13 +55,6 @@ def rows(browser: Any) -> list[str]:
     return browser.evaluate("[...document.querySelectorAll('#matrix button[data-op]')].map(b => b.dataset.op)")
 
 
-def fill(browser: Any, name: str, value: str) -> None:
-    browser.evaluate(
-        f"{{ const f = document.forms[0].elements[{json.dumps(name)}]; f.value = {json.dumps(value)};"
-        " f.dispatchEvent(new Event('input', {bubbles: true})); }"
-    )
-
-
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("page", PAGES)
@@ -149,7 +142,7 @@ def test_every_filter_narrows_and_is_kept_in_the_address(site: Path, browser: An
         ("suite", "eager", None),
     ):
         browser.open(site / "matrix.html")
-        fill(browser, name, value)
+        browser.fill(name, value)
         found = rows(browser)
         assert want is None or found == want, (name, value)
         address = browser.evaluate("location.hash")
