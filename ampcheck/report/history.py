@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from ampcheck.errors import UsageError
 from ampcheck.runner.compare import devices, interrupted, merge
@@ -15,8 +16,8 @@ from ampcheck.runner.results import RED, Run, read
 CAP = 20
 """A site holds this many runs at most; it says how many older ones are left out."""
 
-RUN_GROUP = timedelta(hours=12)
-"""Run files that start within this time of each other and share no case are parts of one run."""
+TOGETHER = timedelta(hours=12)
+"""Files that start within this time of each other and have nothing in common are parts of one run group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +121,18 @@ def _started(path: Path) -> str:
     return str(header.get("started", "")) if isinstance(header, dict) else ""
 
 
-def _same_run_group(parts: Iterable[Run], run: Run) -> bool:
+def together(headers: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether runs with these headers all began within `TOGETHER`; not where one does not say when."""
+    try:
+        begun = [datetime.fromisoformat(str(header.get("started", ""))) for header in headers]
+        return max(begun) - min(begun) < TOGETHER
+    except (ValueError, TypeError):  # no time, or only some of them name their zone
+        return False
+
+
+def _same_run_group(parts: Sequence[Run], run: Run) -> bool:
     done = {key for part in parts for key, result in part.results.items() if result.status != "missing"}
     mine = {key for key, result in run.results.items() if result.status != "missing"}
-    begun = [_time(part) for part in (*parts, run)]
-    known = [time for time in begun if time is not None]
-    close = len(known) == len(begun) and max(known) - min(known) < RUN_GROUP
     alike = len({torch_release(part) for part in (*parts, run)}) == 1
+    close = together(part.header for part in (*parts, run))
     return close and alike and bool(done) and bool(mine) and not done & mine
-
-
-def _time(run: Run) -> datetime | None:
-    try:
-        return datetime.fromisoformat(str(run.header.get("started", "")))
-    except ValueError:
-        return None

@@ -116,9 +116,7 @@ def test_no_share_above_one_is_shown(history: BenchHistory) -> None:
     assert shares.count("above the measured ceiling") >= 4
     assert all(int(share.split("%")[0]) <= 100 for share in shares if "%" in share)
     for run in readme.published():
-        assert all(
-            variant.share is None or variant.share <= 1 for group in run.groups.values() for variant in group.variants
-        )
+        assert all(v.share is None or v.share <= 1 for group in run.groups.values() for v in group.variants)
 
 
 def test_the_pages_have_the_speed_beside_the_default(history: BenchHistory) -> None:

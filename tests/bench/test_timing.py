@@ -210,9 +210,7 @@ def test_a_synchronize_that_does_nothing_makes_every_result_invalid(waits: bool)
         assert found.facts == {"a": {}, "b": {}}
         assert min(map(min, found.samples.values())) >= 0.9 * device.SECONDS
     else:
-        assert all(
-            "work was still running when the clock stopped" in found.facts[variant]["invalid"] for variant in "ab"
-        )
+        assert all("work was still running when the clock stopped" in found.facts[v]["invalid"] for v in "ab")
 
 
 def test_one_slow_reading_of_several_is_no_reason() -> None:

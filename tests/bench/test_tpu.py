@@ -1,4 +1,4 @@
-"""Estimates for TPUs: reading programs, adding up their time, judging variants, and compiling where that is possible."""
+"""Estimates for TPUs: reading programs, adding up their time, judging variants, and compiling where possible."""
 
 from __future__ import annotations
 

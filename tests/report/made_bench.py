@@ -68,9 +68,7 @@ def rounds_of(group: Group, seed: int = 0, processes: int = 5, count: int = 9) -
     out = []
     for process in range(processes):
         samples = {
-            variant.name: [variant.seconds * chance.gauss(1, 0.01) for _ in range(count)]
-            for variant in group.variants
-            if variant.seconds
+            v.name: [v.seconds * chance.gauss(1, 0.01) for _ in range(count)] for v in group.variants if v.seconds
         }
         out.append(Rounds(group.workload, group.device, group.executor, process, samples))
     return out

@@ -37,9 +37,7 @@ def test_files_of_one_run_group_are_one_and_later_ones_replace_nothing(tmp_path:
     again = written(tmp_path / "again.jsonl", [made_group("mm-512")], started="2026-11-20T06:00:00Z")
     history = load([gpu, cpu, cpu])
     assert [len(run_group.groups) for run_group in history.run_groups] == [2]
-    assert [len(run_group.groups) for run_group in load([cpu, gpu, again]).run_groups] == [2, 1], (
-        "the same group twice: two run groups"
-    )
+    assert [len(g.groups) for g in load([cpu, gpu, again]).run_groups] == [2, 1], "the same group twice: two run groups"
 
 
 def test_the_oldest_run_groups_beyond_the_cap_are_counted(tmp_path: Path) -> None:
@@ -80,7 +78,7 @@ def test_the_previous_run_group_is_a_complete_one_with_half_the_groups(tmp_path:
         ("speed_low", 0, "speed_low is 0; expected a positive number"),
         ("error", math.nan, "error is nan; expected a number"),
         ("memory", True, "memory is True; expected a number"),
-        ("reason", 3, "its name, reason or precision check is not a text"),
+        ("reason", 3, "reason is 3; expected a text"),
     ],
 )
 def test_what_cannot_have_been_measured_is_refused(field: str, value: Any, message: str, tmp_path: Path) -> None:

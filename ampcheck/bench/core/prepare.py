@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import nn
 
 from ampcheck.bench.core.graphs import graphed
 from ampcheck.bench.core.inputs import make_inputs, make_module
@@ -85,7 +86,7 @@ class _Op(Prepared):
         module = make_module(workload, device, precision.convert)
         modules = () if module is None else (module,)
         self.arguments = tuple(make_inputs(workload, device, precision.convert))
-        region, call = _region(device, precision), workload.call
+        region, call = region_of(device, precision), workload.call
 
         def run(*inputs: torch.Tensor) -> Any:
             with torch.no_grad(), region():
@@ -99,49 +100,70 @@ class _Op(Prepared):
         return lambda: compiled(*self.arguments)
 
     def output(self) -> torch.Tensor:
-        return _vector(tensors(self.call()))
+        return vector(tensors(self.call()))
 
 
-class _Step(Prepared):
+class Trained(Prepared):
+    """A model in a variant, called by `stepping(forward)`, where `forward` is the model or what it was compiled to."""
+
+    def _made(self, model: nn.Module, stepping: Callable[[Callable[..., Any]], Callable[..., Any]], to: str) -> None:
+        self._model, self._stepping = model, stepping
+        self._begun = {t: t.detach().clone() for t in (*model.parameters(), *model.buffers())}
+        self._executed(stepping(model), to)
+
+    def compiled_with(self, backend: Any) -> Callable[[], Any]:
+        run = self._stepping(torch.compile(self._model, backend=backend, dynamic=False))
+        return lambda: run(*self.arguments)
+
+
+def training(
+    model: nn.Module,
+    rate: float,
+    scaler: torch.amp.GradScaler,
+    region: Callable[[], AbstractContextManager[Any]],
+    loss_of: Callable[[Callable[..., Any], Sequence[torch.Tensor]], torch.Tensor],
+) -> Callable[[Callable[..., Any]], Callable[..., torch.Tensor]]:
+    """Return a function that makes the training step of a forward: loss in the region, backward, update by SGD."""
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=rate)
+
+    def stepping(forward: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+        def step(*inputs: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad(set_to_none=True)  # else the accumulation would be timed
+            with region():
+                loss = loss_of(forward, inputs)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.detach()
+
+        return step
+
+    return stepping
+
+
+class _Step(Trained):
     def __init__(self, workload: StepWorkload, precision: Precision, device: str, executor: str) -> None:
         super().__init__(device, precision)
         model = make_module(workload, device, precision.convert)
         assert model is not None  # a step has a model
-        self._model = model
         self.arguments = tuple(make_inputs(workload, device, precision.convert))
         self._overflows = workload.overflows
-        optimizer = torch.optim.SGD(model.parameters(), lr=workload.rate)
         scaled = workload.scaler or workload.overflows or precision.region is torch.float16
         # A scale of infinity makes every gradient infinite, and half of it still does.
         start = float("inf") if workload.overflows else 2.0**10
         scaler = torch.amp.GradScaler(device, init_scale=start, enabled=scaled)
-        region, loss_of = _region(device, precision), workload.loss
+        loss = workload.loss
 
-        def stepping(forward: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-            def step(*inputs: torch.Tensor) -> torch.Tensor:
-                optimizer.zero_grad(set_to_none=True)  # else the accumulation would be timed
-                with region():
-                    loss = loss_of(forward(*inputs[:-1]), inputs[-1])
-                scaler.scale(loss).backward()
-                scaler.step(optimizer)
-                scaler.update()
-                return loss.detach()
+        def loss_of(forward: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+            return loss(forward(*inputs[:-1]), inputs[-1])
 
-            return step
-
-        self._stepping = stepping
-        self._begun = {t: t.detach().clone() for t in (*model.parameters(), *model.buffers())}
-        self._executed(stepping(model), executor)
-
-    def compiled_with(self, backend: Any) -> Callable[[], Any]:
-        step = self._stepping(torch.compile(self._model, backend=backend, dynamic=False))
-        return lambda: step(*self.arguments)
+        self._made(model, training(model, workload.rate, scaler, region_of(device, precision), loss_of), executor)
 
     def output(self) -> torch.Tensor:
         self.restore()
         loss = self.call()
         grads = [] if self._overflows else [p.grad for p in self._model.parameters() if p.grad is not None]
-        found = _vector([loss, *grads])
+        found = vector([loss, *grads])
         self.restore()
         return found
 
@@ -174,14 +196,15 @@ def _backend(device: str) -> Any:
     return backend
 
 
-def _region(device: str, precision: Precision) -> Callable[[], AbstractContextManager[Any]]:
+def region_of(device: str, precision: Precision) -> Callable[[], AbstractContextManager[Any]]:
     """Return a function that gives the precision's autocast region, or none."""
     if precision.region is None:
         return contextlib.nullcontext
     return functools.partial(torch.autocast, device, dtype=precision.region)
 
 
-def _vector(found: Any) -> torch.Tensor:
+def vector(found: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the floating point tensors as one float64 vector on the CPU."""
     parts = [t.detach().cpu().double().reshape(-1) for t in found if t.is_floating_point()]
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 

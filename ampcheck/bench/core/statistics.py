@@ -244,7 +244,7 @@ def _medians(processes: Sequence[Array], draws: int, seed: int) -> Array:
 def _draws(counts: tuple[int, ...], draws: int, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return positions in the pooled values, a row a draw, and the number of each row that count.
 
-    The others point behind the end. Cached, because the variants of a group and the groups of a run have the same shape.
+    The others point behind the end. Cached, because variants and groups have the same shape.
     """
     generator = np.random.default_rng(seed)
     lengths = np.array(counts, dtype=np.intp)

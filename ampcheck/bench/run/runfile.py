@@ -93,8 +93,7 @@ def _filled(group: Group) -> dict[str, Any]:
     """The group without the fields that say nothing."""
     line = {name: value for name, value in dataclasses.asdict(group).items() if value not in (None, "", 0, False)}
     line["variants"] = [
-        {name: value for name, value in variant.items() if value is not None and value != ""}
-        for variant in line["variants"]
+        {name: value for name, value in v.items() if value is not None and value != ""} for v in line["variants"]
     ]
     return line
 

@@ -75,9 +75,7 @@ def other_tool(device: str, executor: str, name: str, rounds: int, target: float
     """Compare our ratio of float32 to bf16 with that of `torch.utils.benchmark`, measured in turns with it."""
     (chosen,) = select([device])
     workload, timer = catalogue()[name], clock(chosen)
-    seconds: dict[tuple[str, int], list[float]] = {
-        (tool, variant): [] for tool in ("ours", "other") for variant in (0, 1)
-    }
+    seconds: dict[tuple[str, int], list[float]] = {(tool, v): [] for tool in ("ours", "other") for v in (0, 1)}
     with chosen.activate():
         ready = [prepare(workload, Variant(PRECISIONS[p]), chosen.type, executor) for p in ("fp32", "bf16")]
         counts = []

@@ -39,12 +39,7 @@ def color(variant: str, others: Sequence[str]) -> int:
 
 def extra_names(history: BenchHistory) -> list[str]:
     """Return the names of variants that are not precisions, sorted."""
-    names = {
-        variant.name
-        for run_group in history.run_groups
-        for group in run_group.groups.values()
-        for variant in group.variants
-    }
+    names = {variant.name for g in history.run_groups for group in g.groups.values() for variant in group.variants}
     return sorted({name.removesuffix(AA) for name in names} - set(PRECISIONS))
 
 
@@ -119,9 +114,7 @@ def data(history: BenchHistory, tested: Sequence[SpeedChange]) -> dict[str, Any]
             device: [[named[run_group], text] for run_group, text in found]
             for device, found in conditions(history).items()
         },
-        "pair": [named[run_group.name] for run_group in (history.previous, history.newest) if run_group]
-        if tested
-        else [],
+        "pair": [named[g.name] for g in (history.previous, history.newest) if g] if tested else [],
         "tested": {
             numbers[change.key, change.variant]: [
                 change.words,

@@ -13,6 +13,7 @@ from ampcheck.bench.run.exports import incomplete
 from ampcheck.report.benchmarks.changes import KINDS, SpeedChange
 from ampcheck.report.benchmarks.data import color, extra_names
 from ampcheck.report.benchmarks.run_groups import BenchHistory, RunGroup, order, valid
+from ampcheck.report.benchmarks.scaling import Axis
 from ampcheck.report.benchmarks.scaling import axes as scaling_axes
 from ampcheck.report.benchmarks.steps import listed
 from ampcheck.report.benchmarks.verdicts import SHOWN
@@ -70,34 +71,19 @@ def scaling(history: BenchHistory) -> dict[str, Any]:
     assert run_group is not None
     other = extra_names(history)
     axes = scaling_axes(run_group.groups)
-    return {
-        "axes": [
-            {
-                "axis": axis,
-                "curves": [
-                    {
-                        "curve": curve,
-                        "color": color(curve.variant, other),
-                        "aa": curve.variant.endswith(AA),
-                        "at": {point.size: point for point in curve.points},
-                    }
-                    for curve in axis.curves
-                ],
-                "plot": [
-                    {
-                        "name": curve.variant,
-                        "color": color(curve.variant, other),
-                        "points": [[p.size, p.speed, p.low, p.high] for p in curve.points],
-                    }
-                    for curve in axis.curves
-                ],
-            }
-            for axis in axes
-        ],
-        "device_names": sorted({axis.device for axis in axes}),
-        "executor_names": sorted({axis.executor for axis in axes}),
-        "families": sorted({axis.family for axis in axes}),
-    }
+    shown = []
+    for axis in axes:
+        coloured = [(curve, color(curve.variant, other)) for curve in axis.curves]
+        curves = [
+            {"curve": c, "color": number, "aa": c.variant.endswith(AA), "at": {p.size: p for p in c.points}}
+            for c, number in coloured
+        ]
+        plot = [
+            {"name": c.variant, "color": number, "points": [[p.size, p.speed, p.low, p.high] for p in c.points]}
+            for c, number in coloured
+        ]
+        shown.append({"axis": axis, "curves": curves, "plot": plot})
+    return {"axes": shown, **_choices(axes)}
 
 
 def devices(history: BenchHistory) -> dict[str, Any]:
@@ -155,9 +141,7 @@ def _group(group: Group, since: str, other: Sequence[str]) -> Row:
         "group": group,
         "older": since,
         "variants": [_variant(group, variant, other) for variant in group.variants],
-        "text": " ".join(
-            (group.key, group.family, group.policy, *(variant.name for variant in group.variants))
-        ).lower(),
+        "text": " ".join((group.key, group.family, group.policy, *(v.name for v in group.variants))).lower(),
     }
 
 
@@ -213,7 +197,7 @@ def _sentence(change: SpeedChange) -> str:
     return f"{change.words}{ratio} of the speed before{p}" if ratio else change.words
 
 
-def _choices(groups: Iterable[Group]) -> dict[str, Any]:
+def _choices(groups: Iterable[Group | Axis]) -> dict[str, Any]:
     """Return the choices of a page's filters."""
     groups = list(groups)
     return {

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from ampcheck.bench.core.table import INVALID
 from ampcheck.bench.run import exports
 from ampcheck.bench.run.runfile import SCHEMA, BenchRun, read
 from ampcheck.errors import UsageError
-from ampcheck.report.history import RUN_GROUP
+from ampcheck.report.history import together
 
 CAP = 400
 """A site holds this many run groups at most."""
@@ -101,9 +100,7 @@ class BenchHistory:
         def rank(run_group: RunGroup) -> tuple[bool, bool]:
             return not run_group.note, 2 * len(run_group.groups.keys() & mine) >= len(mine)
 
-        return max(
-            (run_group for run_group in self.run_groups[1:] if run_group.groups.keys() & mine), key=rank, default=None
-        )
+        return max((g for g in self.run_groups[1:] if g.groups.keys() & mine), key=rank, default=None)
 
 
 def is_bench(path: Path) -> bool:
@@ -160,19 +157,9 @@ def _merged(name: str, parts: Sequence[BenchRun]) -> RunGroup:
 
 
 def _same_run_group(parts: Sequence[BenchRun], run: BenchRun) -> bool:
-    begun = [_time(part) for part in (*parts, run)]
-    known = [time for time in begun if time is not None]
-    close = len(known) == len(begun) and max(known) - min(known) < RUN_GROUP
     torch = {part.header.get("versions", {}).get("torch") for part in (*parts, run)}
+    close = together(part.header for part in (*parts, run))
     return close and len(torch) == 1 and not any(part.groups.keys() & run.groups.keys() for part in parts)
-
-
-def _time(run: BenchRun) -> datetime | None:
-    try:
-        found = datetime.fromisoformat(str(run.header.get("started", "")))
-    except ValueError:
-        return None
-    return found if found.tzinfo else None
 
 
 def _checked(run: BenchRun) -> BenchRun:
@@ -196,10 +183,9 @@ def _checked(run: BenchRun) -> BenchRun:
 
 
 def _check_variant(where: str, variant: VariantResult) -> None:
-    if not all(isinstance(text, str) for text in (variant.name, variant.reason, variant.precision_check)):
-        raise UsageError(f"{where}: its name, reason or precision check is not a text")
-    if not isinstance(variant.ceiling, str):
-        raise UsageError(f"{where}: its ceiling is not a text")
+    for name in ("name", "reason", "precision_check", "ceiling"):
+        if not isinstance(getattr(variant, name), str):
+            raise UsageError(f"{where}: {name} is {getattr(variant, name)!r}; expected a text")
     for name in (*_NUMBERS, *_AMOUNTS):
         value = getattr(variant, name)
         if value is None:

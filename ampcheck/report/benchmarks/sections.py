@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ampcheck.bench.core import table
@@ -58,51 +58,43 @@ def _plotted(history: BenchHistory, dots: Dots, name: str, what: str) -> dict[st
 
 def _accuracy_dots(members: Sequence[Group], other: Sequence[str]) -> tuple[list[Row], int]:
     rows, left = [], 0
-    for group in members:
-        for variant in group.variants:
-            if variant.verdict == "first" or variant.name.endswith(AA):
-                continue
-            usable = valid(variant) and variant.verdict != "unstable" and variant.speed is not None
-            if not usable or not variant.error or variant.error == float("inf"):
-                left += 1
-                continue
-            title = f"{table.label(group)} {group.executor} {variant.name}: {table.ratio(variant)}, error {table.error(variant.error)}"
-            dot = plots.Dot(
-                variant.error, variant.speed or 1.0, color(variant.name, other), title, group.kind, group.estimate
-            )
-            rows.append({"group": group, "variant": variant.name, "dot": dot, **_numbers(variant)})
+    for group, variant in _variants(members):
+        if variant.verdict == "first":
+            continue
+        usable = valid(variant) and variant.verdict != "unstable" and variant.speed is not None
+        if not usable or not variant.error or variant.error == float("inf"):
+            left += 1
+            continue
+        text = f"{table.ratio(variant)}, error {table.error(variant.error)}"
+        rows.append(_row(group, variant, (variant.error, variant.speed or 1.0), text, other))
     return rows, left
 
 
 def _roofline_dots(members: Sequence[Group], other: Sequence[str]) -> tuple[list[Row], int]:
     rows, left = [], 0
-    for group in members:
-        for variant in group.variants:
-            if variant.name.endswith(AA) or not group.flops:
-                continue
-            if not valid(variant) or not variant.flops_per_second or not variant.intensity:
-                left += 1
-                continue
-            rate = table.count(variant.flops_per_second, "FLOP/s")
-            title = f"{table.label(group)} {group.executor} {variant.name}: {rate} at {variant.intensity:.3g} FLOP/B"
-            place = (variant.intensity, variant.flops_per_second)
-            dot = plots.Dot(*place, color(variant.name, other), title, group.kind, group.estimate)
-            numbers = {
-                "rate": rate,
-                "intensity": f"{variant.intensity:.3g}",
-                "moved": table.count(variant.bytes_per_second, "B/s"),
-            }
-            rows.append(
-                {
-                    "group": group,
-                    "variant": variant.name,
-                    "dot": dot,
-                    **numbers,
-                    "share": table.share(variant),
-                    **_numbers(variant),
-                }
-            )
+    for group, variant in _variants(members):
+        if not group.flops:
+            continue
+        if not valid(variant) or not variant.flops_per_second or not variant.intensity:
+            left += 1
+            continue
+        rate, intensity = table.count(variant.flops_per_second, "FLOP/s"), f"{variant.intensity:.3g}"
+        place = (variant.intensity, variant.flops_per_second)
+        numbers = {"rate": rate, "intensity": intensity, "moved": table.count(variant.bytes_per_second, "B/s")}
+        row = _row(group, variant, place, f"{rate} at {intensity} FLOP/B", other)
+        rows.append({**row, **numbers, "share": table.share(variant)})
     return rows, left
+
+
+def _variants(members: Sequence[Group]) -> Iterator[tuple[Group, VariantResult]]:
+    """Yield the variants of groups without their A/A baselines."""
+    return ((group, v) for group in members for v in group.variants if not v.name.endswith(AA))
+
+
+def _row(group: Group, variant: VariantResult, place: tuple[float, float], text: str, other: Sequence[str]) -> Row:
+    title = f"{table.label(group)} {group.executor} {variant.name}: {text}"
+    dot = plots.Dot(*place, color(variant.name, other), title, group.kind, group.estimate)
+    return {"group": group, "variant": variant.name, "dot": dot, **_numbers(variant)}
 
 
 def _numbers(variant: VariantResult) -> Row:

@@ -24,25 +24,10 @@ class Verdict:
 
 
 _ALL = (
-    Verdict(
-        "slower",
-        "▼",
-        "slower",
-        "The whole interval of its speed lies below 1 ± the bound, and below that of the A/A baseline.",
-    ),
-    Verdict(
-        "faster",
-        "▲",
-        "faster",
-        "The whole interval of its speed lies above 1 ± the bound, and above that of the A/A baseline.",
-    ),
+    Verdict("slower", "▼", "slower", "The whole interval lies below 1 ± the bound and that of the A/A baseline."),
+    Verdict("faster", "▲", "faster", "The whole interval lies above 1 ± the bound and that of the A/A baseline."),
     Verdict("same", "=", "same", "The whole interval lies where two equal variants may lie."),
-    Verdict(
-        "ambiguous",
-        "?",
-        "ambiguous",
-        "None of these, or the A/A baseline, which is the first one again, shows as much.",
-    ),
+    Verdict("ambiguous", "?", "ambiguous", "None of these, or the A/A baseline shows as much."),
     Verdict("unstable", "~", "unstable", "The spread is too wide to say anything."),
     Verdict("invalid", "✗", "invalid", "It was measured, but not in the precision it is named for, or not to its end."),
     Verdict("not measured", "∅", "not measured", "It could not be measured; the reason says why."),
