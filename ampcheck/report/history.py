@@ -61,7 +61,9 @@ def load(paths: Sequence[Path], cap: int = CAP) -> History:
     distinct = {path.resolve(): path for path in paths}
     if not distinct:
         raise UsageError("there is no run file to make a site of: `pytest suites` writes one")
-    newest_first = sorted(distinct.values(), key=lambda path: (_started(path), path.name), reverse=True)
+    newest_first = sorted(
+        distinct.values(), key=lambda path: (str(header_of(path).get("started", "")), path.name), reverse=True
+    )
     run_groups: list[list[Run]] = []
     read_so_far = 0
     for path in newest_first:
@@ -111,14 +113,14 @@ def is_red(run: Run) -> bool:
     return interrupted(run) or bool(stale(run)) or any(run.counts()[status] for status in RED)
 
 
-def _started(path: Path) -> str:
-    """Return the start of a run, from its first line alone; "" where it is unreadable, which `read` then says."""
+def header_of(path: Path) -> dict[str, Any]:
+    """Return a run file's first line alone; {} where it is unreadable, which `read` then says."""
     try:
         with path.open(encoding="utf-8") as file:
             header = json.loads(file.readline())
     except (OSError, ValueError):
-        return ""
-    return str(header.get("started", "")) if isinstance(header, dict) else ""
+        return {}
+    return header if isinstance(header, dict) else {}
 
 
 def together(headers: Iterable[Mapping[str, Any]]) -> bool:

@@ -22,7 +22,6 @@ from ampcheck.bench.core.model import PRECISIONS, Group, Rounds, StepWorkload, V
 from ampcheck.bench.run.summary import summarize
 from ampcheck.cli import main
 from ampcheck.devices.cpu import Cpu
-from tests.bench.user_scripts import scripts as scripts  # a fixture
 from tests.cli_support import ROOT, refused, run
 
 CPU = Cpu()

@@ -118,7 +118,7 @@ import torch
 import ampcheck.jax_device
 from ampcheck.bench.core.model import OverheadWorkload
 from ampcheck.bench.workloads import catalogue
-from ampcheck.bench.core.inputs import make_inputs, make_module
+from ampcheck.bench.core.prepare import make_inputs, make_module
 
 for name, w in catalogue().items():
     if isinstance(w, OverheadWorkload):

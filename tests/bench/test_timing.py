@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.bench.core.clocks import Clock, CpuClock, clock
 from ampcheck.bench.core.model import BenchPlan, Rounds
-from ampcheck.bench.core.timing import Timed, calibrate, interleave, warm_up
+from ampcheck.bench.core.timing import Clock, CpuClock, Timed, calibrate, clock, interleave, warm_up
 from ampcheck.bench.run import measure
 from ampcheck.devices.cpu import Cpu
 

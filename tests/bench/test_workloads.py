@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ampcheck.bench.core.inputs import make_inputs, make_module
 from ampcheck.bench.core.model import OpWorkload, Spec, StepWorkload, Workload
+from ampcheck.bench.core.prepare import make_inputs, make_module
 from ampcheck.bench.workloads import FAMILIES, catalogue, collected
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.cuda import Cuda

@@ -18,9 +18,8 @@ import torch
 from ampcheck.bench.advise import evidence
 from ampcheck.bench.advise.user_step import StepSpec, UserStep, load, reference
 from ampcheck.bench.core import accuracy
-from ampcheck.bench.core.clocks import clock
 from ampcheck.bench.core.model import PRECISIONS, Rounds, Variant
-from ampcheck.bench.core.timing import Timed, calibrate, interleave, warm_up
+from ampcheck.bench.core.timing import Timed, calibrate, clock, interleave, warm_up
 from ampcheck.bench.run.measure import Blocked
 from ampcheck.bench.run.worker import pin
 from ampcheck.bench.torch_private import dynamo_config

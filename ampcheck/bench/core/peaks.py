@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ampcheck.bench.core.model import PRECISIONS
+from ampcheck.bench.core.timing import Clock
 from ampcheck.spec.torch_dtypes import DTYPES
 
 TABLE = Path(__file__).parent / "peaks.csv"
@@ -94,13 +95,6 @@ def read(path: Path = TABLE) -> tuple[tuple[re.Pattern[str], Peaks], ...]:
     return tuple(rows)
 
 
-class Sampler(Protocol):
-    """A clock that times a call: `ampcheck.bench.core.clocks.Clock`."""
-
-    def sample(self, call: Callable[[], Any], count: int) -> tuple[float, float]:
-        """Wall and CPU seconds of one call, the mean of `count`."""
-
-
 @dataclass(frozen=True, slots=True)
 class Load:
     """Something that loads a device to its limit: `kind` is one of `KINDS` or "bandwidth", `amount` flops or bytes."""
@@ -110,7 +104,7 @@ class Load:
     call: Callable[[], Any]
 
 
-def measure(clock: Sampler, loads: Iterable[Load], device: str, seconds: float = 2.0) -> Peaks:
+def measure(clock: Clock, loads: Iterable[Load], device: str, seconds: float = 2.0) -> Peaks:
     """The best that a device shows on some loads, where no peak is published.
 
     Args:

@@ -7,9 +7,9 @@ for its kernels' dtypes; its output is compared with float32's, its error with w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -26,6 +26,7 @@ from ampcheck.bench.core.kernels import (
     program,
 )
 from ampcheck.bench.core.model import EXECUTORS, StepWorkload, Variant, Workload
+from ampcheck.bench.core.prepare import Prepared
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError, one_line
 from ampcheck.observe.recorder import tensors
@@ -35,20 +36,6 @@ LATE = 0.2
 """The share of a sample by which a first reading may take longer than a second one."""
 FLOOR = 2e-4
 """Seconds by which it may in any case: allocating, and waking a thread."""
-
-
-class Prepared(Protocol):
-    """A variant ready to be called: the part of `ampcheck.bench.core.prepare.Prepared` that is needed here."""
-
-    @property
-    def eager(self) -> Callable[[], Any]: ...
-    @property
-    def jitted(self) -> Any: ...
-    @property
-    def arguments(self) -> Sequence[torch.Tensor]: ...
-    def compiled_with(self, backend: Any) -> Callable[[], Any]: ...
-    def output(self) -> torch.Tensor: ...
-    def restore(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def share(groups: Iterable[Group], found: Mapping[str, Peaks]) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Find a device's ceilings and print them as JSON."""
-    from ampcheck.bench.core.clocks import clock
+    from ampcheck.bench.core.timing import clock
     from ampcheck.bench.run.worker import pin
     from ampcheck.devices.registry import select
 

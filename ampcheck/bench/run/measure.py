@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from ampcheck.bench.core import accuracy, memory, precision_check
-from ampcheck.bench.core.clocks import Clock, clock
 from ampcheck.bench.core.model import AA, BenchPlan, OverheadWorkload, Rounds, Variant, Workload
 from ampcheck.bench.core.prepare import Prepared, prepare, reference
-from ampcheck.bench.core.timing import Timed, calibrate, interleave, warm_up
+from ampcheck.bench.core.timing import Clock, Timed, calibrate, clock, interleave, warm_up
 from ampcheck.bench.run.variants import COMPILED_AHEAD, variants
 from ampcheck.bench.workloads import catalogue
 from ampcheck.devices.base import Device

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 
 import torch.utils.benchmark
 
-from ampcheck.bench.core.clocks import clock
 from ampcheck.bench.core.model import PRECISIONS, Variant, kind_of
 from ampcheck.bench.core.prepare import prepare
 from ampcheck.bench.core.statistics import BOUNDS
-from ampcheck.bench.core.timing import Timed, calibrate, interleave, warm_up
+from ampcheck.bench.core.timing import Timed, calibrate, clock, interleave, warm_up
 from ampcheck.bench.run.group import FULL
 from ampcheck.bench.run.worker import pin
 from ampcheck.bench.workloads import catalogue

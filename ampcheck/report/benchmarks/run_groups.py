@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from ampcheck.bench.core.table import INVALID
 from ampcheck.bench.run import exports
 from ampcheck.bench.run.runfile import SCHEMA, BenchRun, read
 from ampcheck.errors import UsageError
-from ampcheck.report.history import together
+from ampcheck.report.history import header_of, together
 
 CAP = 400
 """A site holds this many run groups at most."""
@@ -108,12 +107,8 @@ def is_bench(path: Path) -> bool:
 
     A file without a readable header in such a folder is then refused as a benchmark file, not as a run file.
     """
-    try:
-        with path.open(encoding="utf-8") as file:
-            header = json.loads(file.readline())
-    except (OSError, ValueError):
-        header = None
-    if isinstance(header, dict) and "schema" in header:
+    header = header_of(path)
+    if "schema" in header:
         return str(header["schema"]).startswith(SCHEMA.partition("-")[0])
     return path.parent.name == "bench"
 

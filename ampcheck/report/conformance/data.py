@@ -44,8 +44,8 @@ def run_names(history: History) -> list[str]:
     names: list[str] = []
     for run in history.runs:
         started = str(run.header.get("started", ""))
-        twins = sum(1 for name in names if name.partition("~")[0] == started)
-        names.append(f"{started}~{twins + 1}" if twins or not started else started)
+        same = sum(1 for name in names if name.partition("~")[0] == started)
+        names.append(f"{started}~{same + 1}" if same or not started else started)
     return names
 
 
