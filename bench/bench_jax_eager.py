@@ -2,7 +2,7 @@
 
     pytest bench/bench_jax_eager.py
 
-Both sides of a ratio run in one process in turns, torchax in another beside JAX's own dispatch, which stands in
+Both sides of a ratio run in one process in turns, torchax in another beside JAX's own dispatch, which is
 both. Only ratios are asserted; absolute figures depend on the machine and are printed.
 """
 

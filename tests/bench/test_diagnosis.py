@@ -18,7 +18,7 @@ from ampcheck.devices.cpu import Cpu
 
 CPU = Cpu()
 
-# ---- reasons, from planted evidence
+# ---- reasons, from injected evidence
 
 BF16 = StepCase(
     device="cpu",

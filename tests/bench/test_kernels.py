@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ampcheck.bench.core import dtype_rules, kernels, precision_check
+from ampcheck.bench.core import dtype_rules, kernels
 from ampcheck.bench.core.kernels import BenchKernel
 from ampcheck.bench.core.model import PRECISIONS, OpWorkload, Spec, Variant
+from ampcheck.bench.core.precision_check import PrecisionCheck, check_precision
 from ampcheck.devices.cpu import Cpu
 
 BF16 = Variant(PRECISIONS["bf16"])
@@ -87,7 +88,7 @@ def test_a_program_s_text_is_what_is_judged() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             return torch.ones(2, 2) @ torch.ones(2, 2)
 
-    def checked(text: str) -> precision_check.PrecisionCheck:
+    def checked(text: str) -> PrecisionCheck:
         lowered = SimpleNamespace(as_text=lambda: text)
         ready = SimpleNamespace(
             eager=eager,
@@ -96,9 +97,9 @@ def test_a_program_s_text_is_what_is_judged() -> None:
             restore=lambda: None,
             output=lambda: torch.ones(1),
         )
-        return precision_check.check_precision(ready, BF16, workload("downcast"), Cpu(), "jit")  # type: ignore[arg-type]
+        return check_precision(ready, BF16, workload("downcast"), Cpu(), "jit")  # type: ignore[arg-type]
 
-    assert checked(HEAD + CAST + dot("bf16", "bf16")) == precision_check.PrecisionCheck("dot_general in bf16")
+    assert checked(HEAD + CAST + dot("bf16", "bf16")) == PrecisionCheck("dot_general in bf16")
     assert checked(HEAD + CAST + dot("bf16", "f32")).text == "dot_general in bf16 giving fp32"
     assert checked(HEAD.replace("bf16", "f32") + dot("f32", "f32")).invalid.startswith("autocast cast nothing")
     assert checked(HEAD).invalid.endswith("was seen in the program")

@@ -373,7 +373,7 @@ found.append(text(low[1]))
 print(json.dumps(["f32" in t for t in found] + [jax.default_backend()]))
 """
 
-PLANTED = """
+INJECTED = """
 import json
 from ampcheck.bench.core.model import PRECISIONS
 from ampcheck.bench.tpu.variants import contradicts
@@ -434,7 +434,7 @@ def test_an_estimate_of_each_precision() -> None:
 
 @needs_libtpu
 def test_a_program_of_another_precision_is_found_out() -> None:
-    assert run(PLANTED) == [
+    assert run(INJECTED) == [
         "no product is in bf16; there are fp32 in 6 bf16 passes",
         "a product is in fp32 in 1 bf16 pass, where float32 was asked for",
         "a product is in bf16, where float32 was asked for",

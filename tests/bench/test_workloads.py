@@ -1,6 +1,6 @@
 """The workloads are what they say: names, operations, bytes, policies; and each runs.
 
-A check is a function that says what is wrong, or ""; it is given the catalogue, and something planted wrong.
+A check is a function that says what is wrong, or ""; it is given the catalogue, and an injected mistake.
 """
 
 from __future__ import annotations

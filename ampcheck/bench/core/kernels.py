@@ -219,7 +219,7 @@ def program(text: str) -> KernelProgram:
             out = _types(results) if arrow else _types(arguments)
             kernels.append(BenchKernel(match[1], _types(arguments), out=out))
     if takes is None:
-        raise ValueError("the text is no StableHLO module: it has no function @main")
+        raise ValueError("the text is not a StableHLO module: it has no function @main")
     return KernelProgram(tuple(kernels), takes, frozenset(_types(text)))
 
 

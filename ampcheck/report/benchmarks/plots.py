@@ -24,7 +24,7 @@ MARKERS = {"op": "o", "step": "s", "overhead": "^"}
 """The shape of a point, by kind of workload."""
 
 _COLORS = tuple(f"#a{number:x}c0d{number:x}" for number in range(12))
-"""Stand-ins in the drawing for the CSS variables --a0 to --a11, which `_styled` puts in."""
+"""Placeholders in the drawing of the CSS variables --a0 to --a11, which `_styled` puts in."""
 
 _POINT = re.compile(r"<(use|path) ([^>]*?(?:xlink:href|clip-path)[^>]*?)/>")
 """A drawn point: several of a look use one shape, a single one is a path."""
