@@ -49,7 +49,7 @@ def test_a_program_is_read() -> None:
         BenchKernel("add", ("fp32",), out=("fp32",)),
     )
     assert read.dtypes == {"fp32", "bf16", "fp16"}
-    with pytest.raises(ValueError, match="no StableHLO module"):
+    with pytest.raises(ValueError, match="not a StableHLO module"):
         kernels.program("HloModule jit_f")
 
 
