@@ -262,7 +262,7 @@ def test_float32_s_own_output_is_not_compared_with_itself() -> None:
 INSIDE = """
 import torch
 import ampcheck.jax_device
-from tests.bench.test_precision_check import MM, HALF, variant, op, prepare, precision_check, reference, small_step, mlp
+from tests.bench.test_precision_check import MM, HALF, variant, op, prepare, check_precision, reference, small_step, mlp
 from ampcheck.devices.jax import Jax
 
 for workload in (MM, small_step(mlp), op("upcast", torch.exp, HALF)):

@@ -279,5 +279,5 @@ def _tensor(spec: Spec, device: str, convert: torch.dtype | None, generator: tor
     if convert is not None and (spec.dtype is torch.float32 or is_reference):
         tensor = tensor.to(convert)
     tensor = tensor.to(device)
-    # On the device and not before: what a move makes of a memory format is the device's own affair.
+    # On the device and not before, as a move to it may change the memory format.
     return tensor.contiguous(memory_format=_FORMATS[len(spec.shape)]) if spec.channels_last else tensor
