@@ -83,7 +83,7 @@ def markdown(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
 
 
 def sentence(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
-    """Say in how many workloads autocast is slower than float32 as a TPU computes it by default; "" without such figures.
+    """Say in how many workloads autocast is slower than float32 as a TPU computes it by default; "" without figures.
 
     Those count in which the two have a product to compute, and so differ.
     """

@@ -83,9 +83,8 @@ def other_tool(device: str, executor: str, name: str, rounds: int, target: float
             counts.append(calibrate(timer, one.call, target))
         order, shuffled = list(seconds), random.Random(0)
         for _ in range(rounds):
-            shuffled.shuffle(
-                order
-            )  # else what runs before a variant, and how hot it leaves the core, is part of its time
+            # Else what runs before a variant, and how hot it leaves the core, is part of its time.
+            shuffled.shuffle(order)
             for tool, variant in order:
                 one, count = ready[variant], counts[variant]
                 if tool == "ours":
