@@ -23,6 +23,7 @@ from ampcheck.bench.core.model import (
 )
 from ampcheck.bench.core.peaks import Peaks
 from ampcheck.bench.run import ceilings
+from ampcheck.bench.run.exports import samples
 from ampcheck.bench.run.runfile import read
 from ampcheck.bench.run.summary import summarize
 from ampcheck.errors import UsageError
@@ -221,6 +222,7 @@ def test_files_of_the_first_schema_are_read_with_the_names_of_today(tmp_path: Pa
         old = tmp_path / f"old-{footer}.jsonl"
         old.write_text(text)
         assert read(old).groups == read(new).groups
+        assert samples(old) == samples(new)
         old.write_text(text.replace('"bench-1"', '"bench-0"'))
         with pytest.raises(UsageError, match="has schema 'bench-0'"):
             read(old)

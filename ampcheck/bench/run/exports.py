@@ -19,10 +19,9 @@ from typing import Any
 
 from ampcheck.bench.core import table
 from ampcheck.bench.core.model import ESTIMATED, Group, OverheadWorkload, VariantResult
-from ampcheck.bench.run.runfile import SCHEMA, WHAT, BenchRun
+from ampcheck.bench.run.runfile import BenchRun, lines_of
 from ampcheck.bench.run.variants import select
 from ampcheck.errors import UsageError
-from ampcheck.runner import jsonl
 
 _GROUP = ("workload", "family", "kind", "device", "executor", "policy", "base", "size", "flops", "samples", "estimate")
 _VARIANT = tuple(field.name for field in dataclasses.fields(VariantResult))
@@ -34,7 +33,7 @@ Samples = dict[str, dict[str, list[list[float]]]]
 def samples(path: Path) -> Samples:
     """The raw samples of a benchmark file. Raises UsageError as `runfile.read` does."""
     found: Samples = {}
-    for _, line in jsonl.read(path, WHAT, SCHEMA, ("rounds", "group")).body:
+    for _, line in lines_of(path).body:
         if line["kind"] == "rounds":
             variants = found.setdefault(f"{line['device']}/{line['executor']}/{line['workload']}", {})
             for variant, values in line.get("samples", {}).items():

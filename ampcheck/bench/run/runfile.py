@@ -65,16 +65,23 @@ class BenchWriter:
         self._file.close(footer)
 
 
+def lines_of(path: Path) -> jsonl.Lines:
+    """Read the lines of a benchmark file, with the names of `SCHEMA`. Raises UsageError as `read` does."""
+    lines = jsonl.read(path, WHAT, SCHEMA, ("rounds", "group"), older=(OLDER,))
+    if lines.header["schema"] == OLDER:
+        lines.body = [(number, _renamed(line)) for number, line in lines.body]
+    return lines
+
+
 def read(path: Path) -> BenchRun:
     """Read a benchmark file. Raises UsageError for another file, another schema, or damage before its last line."""
-    lines = jsonl.read(path, WHAT, SCHEMA, ("rounds", "group"), older=(OLDER,))
-    old = lines.header["schema"] == OLDER
+    lines = lines_of(path)
     sources = lines.header.get("ceilings_source") or {}
     published = {one.source for _, one in peaks.read()}
     groups: dict[str, Group] = {}
     rounds: list[Rounds] = []
     for number, line in lines.body:
-        values = {name: _renamed(value) if old else value for name, value in line.items() if name != "kind"}
+        values = {name: value for name, value in line.items() if name != "kind"}
         try:
             if line["kind"] == "group":
                 group = _group(dict(values["group"]))
