@@ -1,4 +1,4 @@
-"""What `ampcheck bench advise` says of steps whose bottleneck is known, from times measured here.
+"""Check what `ampcheck bench advise` says of steps whose bottleneck is known, from times measured here.
 
 pytest bench/bench_diagnosis.py
 """
@@ -11,8 +11,8 @@ import pytest
 
 from ampcheck.bench.advise import diagnosis, evidence
 from ampcheck.bench.advise.user_step import UserStep
-from ampcheck.bench.core.clocks import CpuClock
 from ampcheck.bench.core.model import PRECISIONS
+from ampcheck.bench.core.timing import CpuClock
 from tests.bench.test_diagnosis import BF16, CPU, mlp, saw
 
 

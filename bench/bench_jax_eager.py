@@ -1,8 +1,8 @@
-"""What an eager op on the jax device costs, beside JAX, torchax, and the same op without autocast; and compiles.
+"""Time an eager op on the jax device beside JAX, torchax, and the same op without autocast; and compiles.
 
     pytest bench/bench_jax_eager.py
 
-Both sides of a ratio run in one process in turns, torchax in one of its own beside JAX's own dispatch, which stands in
+Both sides of a ratio run in one process in turns, torchax in another beside JAX's own dispatch, which is
 both. Only ratios are asserted; absolute figures depend on the machine and are printed.
 """
 
@@ -128,7 +128,7 @@ def step():
     return loss.item()
 
 kinds, times = Kinds(), []
-with torch.autograd.set_multithreading_enabled(False):  # the mode sees the ops of its own thread
+with torch.autograd.set_multithreading_enabled(False):# the mode sees the ops of its thread only
     for _ in range(4):
         started = time.perf_counter()
         if os.environ.get("KINDS"):
@@ -142,7 +142,7 @@ print(json.dumps({"compiled": compiled[0], "kinds": len(kinds.seen), "times": ti
 
 
 def measured(source: str, **environment: str) -> Any:
-    """What a fresh process prints as JSON."""
+    """Return what a fresh process prints as JSON."""
     done = subprocess.run(
         [sys.executable, "-c", source], env={**ENVIRONMENT, **environment}, capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""Whether bfloat16 autocast on the jax device is faster than float32 on a CPU, with each call one XLA program.
+"""Check that bfloat16 autocast on the jax device is faster than float32 on a CPU, with each call one XLA program.
 
     pytest bench/bench_jax_pays.py
 
@@ -31,7 +31,7 @@ import torch
 import ampcheck.jax_device as device
 from bench.bench_jax_step import seconds
 
-def arm(enabled):
+def variant(enabled):
     @device.jit
     def product(x, y):
         with torch.autocast("jax", dtype=torch.bfloat16, enabled=enabled):
@@ -40,7 +40,7 @@ def arm(enabled):
 
 torch.manual_seed(0)
 x, y = torch.randn(1024, 1024, device="jax"), torch.randn(1024, 1024, device="jax")
-low, full = arm(True), arm(False)
+low, full = variant(True), variant(False)
 assert str(low().dtype) == "bfloat16" and str(full().dtype) == "float32"
 pairs = [[seconds(call, clock=time.process_time) for call in (low, full)] for _ in range(61)]
 print(json.dumps([statistics.quantiles(times)[0] for times in zip(*pairs)]))
@@ -53,11 +53,11 @@ import ampcheck.jax_device as device
 from bench.bench_jax_step import seconds
 from bench.jax_steps import layers, step_of
 
-def arm(enabled):
+def variant(enabled):
     step = step_of(layers(), enabled=enabled)
     return lambda: device.to_jax(step(x, y)).block_until_ready()
 
-low, full = arm(True), arm(False)
+low, full = variant(True), variant(False)
 x, y = torch.randn(256, 512, device="jax"), torch.randn(256, 512, device="jax")
 losses = float(low()), float(full())
 assert losses[0] != losses[1] and abs(losses[0] - losses[1]) < 1e-3 * losses[1], losses
@@ -67,7 +67,7 @@ print(json.dumps([statistics.quantiles(times)[0] for times in zip(*pairs)]))
 
 
 def measured(source: str) -> tuple[float, float]:
-    """Autocast's CPU seconds and float32's, the lower quartile each, from a process of its own on one core."""
+    """Autocast's CPU seconds and float32's, the lower quartile each, from a separate process on one core."""
     env = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)}
     pinned = f"import os; os.sched_setaffinity(0, {{max(os.sched_getaffinity(0))}})\n{source}"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A whole training step under `ampcheck.jax_device.jit`, beside the same step written by hand in JAX.
+"""A whole training step under `ampcheck.jax_device.jit`, beside the same step written in JAX.
 
     pytest bench/bench_jax_step.py
 
@@ -40,14 +40,17 @@ def interleaved(
 
 
 @pytest.mark.parametrize("name", ["mlp", "block", "resnet", "lstm"])
-def test_a_step_is_as_fast_as_by_hand(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_is_as_fast_as_its_reference(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     from bench.jax_steps import STEPS
 
     ours, theirs, _ = STEPS[name]()
     losses = [(float(ours()), float(theirs())) for _ in range(5)]
     speed, absolute = interleaved(ours, theirs, 101)
     with capsys.disabled():
-        print(f"\n{name}: {absolute * 1e3:.2f} ms a step, {speed:.3f} of the speed by hand; losses {losses[0]}", end="")
+        print(
+            f"\n{name}: {absolute * 1e3:.2f} ms a step, {speed:.3f} of the reference's speed; losses {losses[0]}",
+            end="",
+        )
     assert all(abs(a - b) <= 2e-2 * abs(b) for a, b in losses), losses
     assert speed >= 0.98
 

@@ -1,4 +1,4 @@
-"""How fast the site opens and filters at 20 000 cases and 400 nights of 300 benchmark series, in headless Chromium.
+"""Time how the site opens and filters at 20 000 cases and 400 run groups of 300 benchmark series, in headless Chromium.
 
     pytest bench/bench_site.py
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.report.conftest import browser, make, many, write  # noqa: F401  # fixtures
-from tests.report.test_bench_size import big_site  # noqa: F401  # a fixture
+from tests.report.test_size import big_site  # noqa: F401  # a fixture
 
 OPEN, FILTER = 1000, 200
 """Milliseconds."""

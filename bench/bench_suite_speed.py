@@ -1,4 +1,4 @@
-"""How fast the suite is: cases a second beside PyTorch's own lists, and what collecting costs.
+"""Time the suite: cases a second beside PyTorch's own lists, and collecting.
 
     pytest bench/bench_suite_speed.py
 
@@ -83,7 +83,7 @@ counter = Counter()
 def pytest_collection(session):
     with counter:
         result = yield
-        if {planted}:
+        if {injected}:
             import torch
             torch.ones(1)
     pathlib.Path({path!r}).write_text(json.dumps([counter.ops, len(session.items), sorted(sys.modules)]))
@@ -92,7 +92,7 @@ def pytest_collection(session):
 
 
 def _run(*arguments: str, path: str = "", red: bool = False) -> tuple[float, str]:
-    """Run Python in a process of its own; returns its processor time and output. `red`: it may end with 1."""
+    """Run Python in a separate process; returns its processor time and output. `red`: it may end with 1."""
     environment = {**ENVIRONMENT, "PYTHONPATH": f"{path}{os.pathsep}{ROOT}"} if path else ENVIRONMENT
     before = os.times()
     done = subprocess.run(
@@ -180,21 +180,21 @@ def test_collecting(benchmark: Any, show: Callable[[str], None]) -> None:
     assert ratio <= 1.8
 
 
-@pytest.mark.parametrize("planted", [False, True], ids=["as-it-is", "planted"])
-def test_collecting_runs_no_op(benchmark: Any, tmp_path: Path, show: Callable[[str], None], planted: bool) -> None:
+@pytest.mark.parametrize("injected", [False, True], ids=["as-it-is", "injected"])
+def test_collecting_runs_no_op(benchmark: Any, tmp_path: Path, show: Callable[[str], None], injected: bool) -> None:
     """Collecting every device's cases runs no op and imports neither jax nor PyTorch's op database."""
     path = tmp_path / "seen.json"
-    (tmp_path / "op_counter.py").write_text(COUNTER.format(planted=planted, path=str(path)))
+    (tmp_path / "op_counter.py").write_text(COUNTER.format(injected=injected, path=str(path)))
     benchmark.pedantic(
         lambda: _pytest("--collect-only", "-q", "-p", "op_counter", path=str(tmp_path)), rounds=1, iterations=1
     )
     ops, items, modules = json.loads(path.read_text())
     heavy = {"jax", "torchax", "torch.testing._internal.common_methods_invocations"} & set(modules)
     benchmark.extra_info.update({"ops": ops, "items": items, "heavy": sorted(heavy)})
-    show(f"collecting {items} cases runs {len(ops)} ops{' (one planted)' if planted else ''}")
+    show(f"collecting {items} cases runs {len(ops)} ops{' (one injected)' if injected else ''}")
     assert items > 8000
     assert not heavy
-    if planted:
+    if injected:
         assert ops[-1].startswith("aten::ones from ")
     else:
         assert ops == []

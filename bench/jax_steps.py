@@ -1,7 +1,7 @@
-"""Training steps twice over: PyTorch on the jax device under autocast, and JAX by hand with the same casts.
+"""Training steps twice over: PyTorch on the jax device under autocast, and a reference in JAX with the same casts.
 
-Each pair starts from the same parameters and data, so that their losses can be compared. The models by hand are in
-bench/jax_by_hand.py.
+Each pair starts from the same parameters and data, so that their losses can be compared. The reference models are in
+bench/jax_reference.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import ampcheck.jax_device as device
-from bench import jax_by_hand as by_hand
+from bench import jax_reference as reference
 
 RATE = 1e-3
 Step = Callable[[], Any]
@@ -133,26 +133,26 @@ def layers(width: int = 512, depth: int = 4) -> nn.Module:
 def mlp(width: int = 512, depth: int = 4, batch: int = 256) -> tuple[Step, Step, Any]:
     """A multilayer perceptron."""
     model = layers(width, depth)
-    return _pair(model, lambda p, b, x: by_hand.mlp(p, b, x, depth), *_data(batch, width))
+    return _pair(model, lambda p, b, x: reference.mlp(p, b, x, depth), *_data(batch, width))
 
 
 def block(width: int = 256, heads: int = 4, batch: int = 8, length: int = 64) -> tuple[Step, Step, Any]:
     """A transformer block."""
     torch.manual_seed(0)
     model = Block(width, heads).to("jax")
-    return _pair(model, lambda p, b, x: by_hand.block(p, b, x, heads), *_data(batch, length, width))
+    return _pair(model, lambda p, b, x: reference.block(p, b, x, heads), *_data(batch, length, width))
 
 
 def resnet(channels: int = 64, batch: int = 4, side: int = 28) -> tuple[Step, Step, Any]:
     """A ResNet block with batch norm."""
     torch.manual_seed(0)
-    return _pair(Residual(channels).to("jax"), by_hand.resnet, *_data(batch, channels, side, side))
+    return _pair(Residual(channels).to("jax"), reference.resnet, *_data(batch, channels, side, side))
 
 
 def lstm(width: int = 256, hidden: int = 256, batch: int = 32, length: int = 32) -> tuple[Step, Step, Any]:
     """An LSTM over sequences."""
     torch.manual_seed(0)
-    return _pair(Tagger(width, hidden).to("jax"), by_hand.lstm, *_data(length, batch, width))
+    return _pair(Tagger(width, hidden).to("jax"), reference.lstm, *_data(length, batch, width))
 
 
 STEPS = {"mlp": mlp, "block": block, "resnet": resnet, "lstm": lstm}

@@ -1,4 +1,4 @@
-"""`ampcheck bench`: float32 beside the lower precisions, timed in turns, shown to be what they say."""
+"""`ampcheck bench`: float32 beside the lower precisions, timed in turns, their precision checked."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"benchmark file: {writer.path}")
     if interrupted:
         return 130
-    verdicts = [arm.verdict for group in groups for arm in group.arms]
+    verdicts = [variant.verdict for group in groups for variant in group.variants]
     counted = any(verdict not in ("invalid", "not measured") for verdict in verdicts)
     return 0 if counted and "invalid" not in verdicts else 1
 
@@ -156,7 +156,7 @@ def choose(args: argparse.Namespace) -> tuple[dict[str, list[Task]], dict[str, l
         ]
         if chosen:
             tasks[device.name] = chosen
-    programs = [w for w in select(args.filter, args.quick, True) if kind_of(w) != "machinery"] if estimates else []
+    programs = [w for w in select(args.filter, args.quick, True) if kind_of(w) != "overhead"] if estimates else []
     estimated = {name: [(w.name, "jit") for w in programs] for name in estimates if programs}
     if not tasks and not estimated:
         raise UsageError("no group was selected")
@@ -184,7 +184,7 @@ def _writer(args: argparse.Namespace, header: dict[str, Any]) -> BenchWriter:
 
 
 def _foretold(seconds: float, groups: int, mode: Mode, passed: float) -> str:
-    """What is said of a quick run's time before it begins."""
+    """Say how long a quick run will take, before it begins."""
     from ampcheck.bench.run.group import RESERVE
 
     text = f"{groups} group{'' if groups == 1 else 's'}, about {seconds:.0f} s by a short calibration"

@@ -1,4 +1,4 @@
-"""What `ampcheck bench` does besides measuring: verify, export, advise."""
+"""The other actions of `ampcheck bench`: verify, export, advise."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ FORMATS = ("markdown", "csv", "pytest-benchmark", "smaller-is-better")
 
 def add(actions: Subparsers) -> None:
     """Declare the actions."""
-    parser = actions.add_parser("verify", help="measure the measuring: the same arm twice, a ratio by another tool")
+    parser = actions.add_parser("verify", help="measure the measuring: the same variant twice, a ratio by another tool")
     parser.set_defaults(run=verify)
     parser = actions.add_parser("export", help="print a benchmark file in another format")
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.add_argument("--format", choices=FORMATS, default="markdown")
     parser.set_defaults(run=export)
-    parser = actions.add_parser("advise", help="time a step of your own in each arm and say what pays")
+    parser = actions.add_parser("advise", help="time a step of your own in each variant and say what pays")
     what = "MODULE:FUNCTION | FILE.py:FUNCTION | FILE.py"
     option = parser.add_argument
     option(

@@ -1,22 +1,23 @@
-"""Which runs a site shows: run files read newest first, the files of one night merged, no more than a cap."""
+"""Choose the runs of a site: read run files newest first, merge those of one run group, keep no more than a cap."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from ampcheck.errors import UsageError
 from ampcheck.runner.compare import devices, interrupted, merge
 from ampcheck.runner.results import RED, Run, read
 
 CAP = 20
-"""How many runs a site holds; older ones are left out, and the site says so."""
+"""A site holds this many runs at most; it says how many older ones are left out."""
 
-NIGHT = timedelta(hours=12)
-"""Run files that start within this time of each other and share no case are parts of one run."""
+TOGETHER = timedelta(hours=12)
+"""Files that start within this time of each other and have nothing in common are parts of one run group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class History:
 
     @property
     def previous(self) -> Run | None:
-        """What the newest run is compared with: of the earlier ones with a case and a device in common, the latest.
+        """The run that the newest is compared with: of the earlier ones with a case and a device in common, the latest.
 
         One of the same torch release goes first, then one that was not interrupted, then one that has at least half of
         the newest run's cases: a short run in between must not hide what regressed.
@@ -49,39 +50,41 @@ class History:
 
 
 def load(paths: Sequence[Path], cap: int = CAP) -> History:
-    """Read the newest run files and merge those of one night.
+    """Read the newest run files and merge those of one run group.
 
     Args:
         paths: run files in any order; one that is named twice counts once.
         cap: the largest number of runs.
 
-    Raises UsageError for no files and for one that is no run file of this schema.
+    Raises UsageError for no files and for one that is not a run file of this schema.
     """
     distinct = {path.resolve(): path for path in paths}
     if not distinct:
         raise UsageError("there is no run file to make a site of: `pytest suites` writes one")
-    newest_first = sorted(distinct.values(), key=lambda path: (_started(path), path.name), reverse=True)
-    nights: list[list[Run]] = []
+    newest_first = sorted(
+        distinct.values(), key=lambda path: (str(header_of(path).get("started", "")), path.name), reverse=True
+    )
+    run_groups: list[list[Run]] = []
     read_so_far = 0
     for path in newest_first:
         run = read(path)
-        if nights and _same_night(nights[-1], run):
-            nights[-1].append(run)
-        elif len(nights) == cap:
+        if run_groups and _same_run_group(run_groups[-1], run):
+            run_groups[-1].append(run)
+        elif len(run_groups) == cap:
             break
         else:
-            nights.append([run])
+            run_groups.append([run])
         read_so_far += 1
-    return History(tuple(merge(parts) for parts in nights), len(newest_first) - read_so_far)
+    return History(tuple(merge(parts) for parts in run_groups), len(newest_first) - read_so_far)
 
 
 def expected(run: Run) -> int:
-    """How many cases a run was to have."""
+    """Return the number of cases that a run was to have."""
     return max(int(run.header.get("cases", 0)), len(run.results))
 
 
 def ran(run: Run) -> int:
-    """How many cases a run has a result of."""
+    """Return the number of cases that a run has a result of."""
     return sum(count for status, count in run.counts().items() if status != "missing")
 
 
@@ -101,37 +104,37 @@ def stale(run: Run) -> list[str]:
 
 
 def reproduced(run: Run) -> dict[str, str]:
-    """What came of running a red case's plain torch lines, in words behind "it", by the case's key."""
+    """Return the outcome of running red cases' plain torch lines, in words behind "it", by the case's key."""
     return dict((run.footer or {}).get("reproduced", {}))
 
 
 def is_red(run: Run) -> bool:
-    """Whether something in the run needs a person."""
+    """Return whether something in the run needs a person."""
     return interrupted(run) or bool(stale(run)) or any(run.counts()[status] for status in RED)
 
 
-def _started(path: Path) -> str:
-    """When a run began, from its first line alone; "" where it is unreadable, which `read` then says."""
+def header_of(path: Path) -> dict[str, Any]:
+    """Return a run file's first line alone; {} where it is unreadable, which `read` then says."""
     try:
         with path.open(encoding="utf-8") as file:
             header = json.loads(file.readline())
     except (OSError, ValueError):
-        return ""
-    return str(header.get("started", "")) if isinstance(header, dict) else ""
+        return {}
+    return header if isinstance(header, dict) else {}
 
 
-def _same_night(parts: Iterable[Run], run: Run) -> bool:
+def together(headers: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether runs with these headers all began within `TOGETHER`; not where one does not say when."""
+    try:
+        begun = [datetime.fromisoformat(str(header.get("started", ""))) for header in headers]
+        return max(begun) - min(begun) < TOGETHER
+    except (ValueError, TypeError):  # no time, or only some of them name their zone
+        return False
+
+
+def _same_run_group(parts: Sequence[Run], run: Run) -> bool:
     done = {key for part in parts for key, result in part.results.items() if result.status != "missing"}
     mine = {key for key, result in run.results.items() if result.status != "missing"}
-    begun = [_time(part) for part in (*parts, run)]
-    known = [time for time in begun if time is not None]
-    close = len(known) == len(begun) and max(known) - min(known) < NIGHT
     alike = len({torch_release(part) for part in (*parts, run)}) == 1
+    close = together(part.header for part in (*parts, run))
     return close and alike and bool(done) and bool(mine) and not done & mine
-
-
-def _time(run: Run) -> datetime | None:
-    try:
-        return datetime.fromisoformat(str(run.header.get("started", "")))
-    except ValueError:
-        return None

@@ -49,13 +49,14 @@ class Lines:
     note: str
 
 
-def read(path: Path, what: str, schema: int | str, kinds: tuple[str, ...]) -> Lines:
+def read(path: Path, what: str, schema: int | str, kinds: tuple[str, ...], older: tuple[str, ...] = ()) -> Lines:
     """Read a file, up to its last whole line where it was cut off.
 
     Args:
         what: what it should be, for messages, e.g. "run file".
         schema: what its header must say.
         kinds: the kinds of lines it may have between header and footer.
+        older: other schemas that the caller can read.
 
     Raises UsageError where it is no such file, is of another schema, or is damaged before its last line.
     """
@@ -75,7 +76,7 @@ def read(path: Path, what: str, schema: int | str, kinds: tuple[str, ...]) -> Li
             found.note = f"line {number} is cut off"
             break
         if found is None:
-            found = Lines(_header(path, what, schema, line), [], None, "")
+            found = Lines(_header(path, what, schema, older, line), [], None, "")
         elif not isinstance(line, dict):
             raise UsageError(f"{path}, line {number}: not an object, so this is no whole {what}")
         elif line.get("kind") in kinds:
@@ -92,9 +93,9 @@ def read(path: Path, what: str, schema: int | str, kinds: tuple[str, ...]) -> Li
     return found
 
 
-def _header(path: Path, what: str, schema: int | str, line: Any) -> dict[str, Any]:
+def _header(path: Path, what: str, schema: int | str, older: tuple[str, ...], line: Any) -> dict[str, Any]:
     if not isinstance(line, dict) or line.get("kind") != "header":
         raise UsageError(f"{path} is no {what}: its first line is no header")
-    if line.get("schema") != schema:
+    if line.get("schema") not in (schema, *older):
         raise UsageError(f"{path} has schema {line.get('schema')!r}; this ampcheck reads schema {schema}")
     return line

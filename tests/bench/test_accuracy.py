@@ -1,4 +1,4 @@
-"""Errors beside float64, and which are too large for what an arm claims to be."""
+"""Errors beside float64, and which are too large for what a variant claims to be."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_what_is_too_large_says_so() -> None:
     assert accuracy.beyond(0.5, PRECISIONS["fp32"], MM) == "error 5.0e-01 is beyond what fp32 gives (3e-05 at most)"
 
 
-def test_inputs_in_lower_precision_are_no_fault_of_the_arm() -> None:
+def test_inputs_in_lower_precision_are_no_fault_of_the_variant() -> None:
     assert accuracy.given_low(HALF) == "bf16"
     assert accuracy.given_low(MM) == ""
     assert accuracy.beyond(2e-3, PRECISIONS["fp32"], HALF) == ""

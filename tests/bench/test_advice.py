@@ -18,11 +18,10 @@ from ampcheck.bench.advise.advice import Advice, findings
 from ampcheck.bench.advise.diagnosis import Seen
 from ampcheck.bench.advise.user_step import load
 from ampcheck.bench.advise.worker import AdvicePlan, Found
-from ampcheck.bench.core.model import PRECISIONS, Arm, ArmResult, Group, Rounds, StepWorkload
+from ampcheck.bench.core.model import PRECISIONS, Group, Rounds, StepWorkload, Variant, VariantResult
 from ampcheck.bench.run.summary import summarize
 from ampcheck.cli import main
 from ampcheck.devices.cpu import Cpu
-from tests.bench.user_scripts import scripts as scripts  # a fixture
 from tests.cli_support import ROOT, refused, run
 
 CPU = Cpu()
@@ -63,14 +62,16 @@ DEVICES = (Other(),)
 
 
 def worked(folder: Path, function: str, device: str = "cpu") -> Found:
-    """What the worker's measuring finds, in this process."""
+    """Return what the worker's measuring finds, in this process."""
     (folder / "odd.py").write_text(ODD)
     (folder / "other_device.py").write_text(DEVICE)
     modules = [] if device == "cpu" else ["other_device"]
     return worker.measure(AdvicePlan(f"odd.py:{function}", device, modules, ["eager"], 0, 5, 1e-4, True, 1))
 
 
-def test_an_arm_that_fails_or_takes_too_long_costs_that_arm(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_that_fails_or_takes_too_long_costs_that_variant(
+    scripts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(worker, "_PATIENCE", 2.5)  # ten calls of 0.3 s take longer, others do not
     monkeypatch.setattr(worker, "_SLOWER", 2)
     found = worked(scripts, "hard")
@@ -79,7 +80,7 @@ def test_an_arm_that_fails_or_takes_too_long_costs_that_arm(scripts: Path, monke
     assert rounds["failed"]["fp16-native"] == "LookupError: no half here"
     assert re.match(r"a single call takes 0\.\d+ s, \d+ times as long", rounds["failed"]["bf16-native"])
     assert found.seen["bf16-native"]["single"] >= 0.3
-    assert set(rounds["samples"]) == {"fp32", "fp32-again", "bf16", "fp16"}
+    assert set(rounds["samples"]) == {"fp32", "fp32-aa", "bf16", "fp16"}
     assert found.tiny > 0
 
 
@@ -96,9 +97,9 @@ def test_errors_are_left_out_where_float64_does_not_run(scripts: Path) -> None:
     assert all("error" not in facts for facts in found.rounds[0]["facts"].values())
 
 
-def test_a_device_of_somebody_elses_has_the_arms_it_supports(scripts: Path) -> None:
+def test_a_device_of_somebody_elses_has_the_variants_it_supports(scripts: Path) -> None:
     (rounds,) = worked(scripts, "fixed", "other").rounds
-    assert set(rounds["samples"]) == {"fp32", "fp32-again", "bf16", "bf16-native"}
+    assert set(rounds["samples"]) == {"fp32", "fp32-aa", "bf16", "bf16-native"}
     assert rounds["facts"]["fp32"]["error"] < 1e-6
 
 
@@ -113,8 +114,8 @@ def test_a_program_that_gives_float32s_bits_though_ops_are_lowered_is_invalid(sc
         measurer = worker._Measurer(plan, CPU, load("odd.py:fixed"))
         measurer.found.seen = seen
         facts: dict[str, object] = {}
-        measurer._judge(Arm(PRECISIONS["fp32"]), "compile", torch.ones(3), {})
-        measurer._judge(Arm(PRECISIONS["bf16"]), "compile", output, facts)
+        measurer._judge(Variant(PRECISIONS["fp32"]), "compile", torch.ones(3), {})
+        measurer._judge(Variant(PRECISIONS["bf16"]), "compile", output, facts)
         assert ("invalid" in facts) is invalid
 
 
@@ -158,15 +159,15 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
     options = ("--quick", "--trace", "trace.json", "--json", "advice.json")
     done = run(tmp_path, "bench", "advise", "train_step.py", *options)
     assert done.returncode == 0, done.stdout + done.stderr
-    for words in ("What pays", "fp32-again", "What autocast does to it in bf16", "linear", "train_step.py on cpu"):
+    for words in ("What pays", "fp32-aa", "What autocast does to it in bf16", "linear", "train_step.py on cpu"):
         assert words in done.stdout
     found = json.loads((tmp_path / "advice.json").read_text())
     assert found["schema"] == advice.SCHEMA
     (group,) = found["groups"]
-    arms = {arm["name"]: arm for arm in group["arms"]}
-    assert list(arms) == ["fp32", "fp32-again", "bf16", "fp16", "bf16-native", "fp16-native"]
-    assert arms["fp32"]["error"] < 1e-5 < arms["bf16"]["error"] < 0.1
-    assert {one["arm"] for one in found["findings"]} == set(arms) - {"fp32", "fp32-again"}
+    variants = {variant["name"]: variant for variant in group["variants"]}
+    assert list(variants) == ["fp32", "fp32-aa", "bf16", "fp16", "bf16-native", "fp16-native"]
+    assert variants["fp32"]["error"] < 1e-5 < variants["bf16"]["error"] < 0.1
+    assert {one["variant"] for one in found["findings"]} == set(variants) - {"fp32", "fp32-aa"}
     assert 0 < found["tiny_op_seconds"] < 1e-2
     trace = json.loads((tmp_path / "trace.json").read_text())
     assert trace == found["trace"]
@@ -187,9 +188,9 @@ def test_a_step_on_jax_runs_op_by_op_and_as_one_program(scripts: Path) -> None:
     groups = json.loads((scripts / "a.json").read_text())["groups"]
     assert [group["executor"] for group in groups] == ["eager", "jit"]
     for group in groups:
-        arms = {arm["name"]: arm for arm in group["arms"]}
-        assert arms["fp32"]["error"] < 1e-5 < arms["bf16"]["error"] < 0.1
-        assert all(arm["rounds"] == 5 for arm in arms.values())
+        variants = {variant["name"]: variant for variant in group["variants"]}
+        assert variants["fp32"]["error"] < 1e-5 < variants["bf16"]["error"] < 0.1
+        assert all(variant["rounds"] == 5 for variant in variants.values())
 
 
 @pytest.mark.nightly
@@ -203,11 +204,11 @@ def test_a_step_that_raises_in_the_worker_ends_with_two_and_its_words(scripts: P
 
 
 def advised(verdicts: dict[str, str]) -> Advice:
-    first = ArmResult("fp32", "first", seconds=2e-3, error=1e-7)
-    arms = [first, ArmResult("fp32-again", "same", seconds=2e-3, speed=1.0, speed_low=0.99, speed_high=1.01)]
+    first = VariantResult("fp32", "first", seconds=2e-3, error=1e-7)
+    variants = [first, VariantResult("fp32-aa", "same", seconds=2e-3, speed=1.0, speed_low=0.99, speed_high=1.01)]
     for name, verdict in verdicts.items():
-        arms.append(ArmResult(name, verdict, "", 1e-3, speed=2.0, speed_low=1.9, speed_high=2.1, error=3e-3))
-    group = Group("step", "step", "step", "cpu", "eager", arms=arms)
+        variants.append(VariantResult(name, verdict, "", 1e-3, speed=2.0, speed_low=1.9, speed_high=2.1, error=3e-3))
+    group = Group("step", "step", "step", "cpu", "eager", variants=variants)
     seen = {"fp32": asdict(Seen(ops=10)), "bf16": asdict(Seen(ops=12, lowered=4, lowered_share=0.9, cast_share=0.3))}
     found = Found(platform="cpu", seen=seen, tiny=1e-6)
     return Advice("train.py", "cpu", [group], found, {"isa": ["avx2"]}, findings([group], found, ["avx2"]))
@@ -226,17 +227,17 @@ def test_what_pays_stands_apart_from_what_does_not() -> None:
 
 
 def test_noise_does_not_hide_a_certain_loss() -> None:
-    """What `advise` says of rounds as a busy machine measures them."""
+    """Check the advice on rounds as a busy machine measures them."""
     random = np.random.default_rng(0)
     samples = {
         name: [float(value) for value in 1e-3 / speed * np.exp(random.normal(0, 0.3, 5))]
-        for name, speed in {"fp32": 1.0, "fp32-again": 1.0, "bf16": 0.1, "fp16": 0.9, "bf16-native": 12.0}.items()
+        for name, speed in {"fp32": 1.0, "fp32-aa": 1.0, "bf16": 0.1, "fp16": 0.9, "bf16-native": 12.0}.items()
     }
     step = StepWorkload(name="step", family="step", policy="", model=torch.nn.Identity, inputs=(), loss=torch.sub)
     groups = summarize([Rounds("step", "cpu", "eager", 0, samples)], {"step": step})
     found = Found(platform="cpu", tiny=1e-9)
     advice_of = Advice("train.py", "cpu", groups, found, {"isa": []}, findings(groups, found, []))
-    assert {one.arm: one.verdict for one in advice_of.findings} == {
+    assert {one.variant: one.verdict for one in advice_of.findings} == {
         "bf16": "slower",
         "fp16": "unstable",
         "bf16-native": "faster",
@@ -246,18 +247,18 @@ def test_noise_does_not_hide_a_certain_loss() -> None:
     assert "fp16: unstable" in unsure
 
 
-def test_an_arm_without_a_known_reason_says_so() -> None:
+def test_a_variant_without_a_known_reason_says_so() -> None:
     text = advised({"tf32": "same"}).text()
-    assert "nothing: no arm is certainly faster than float32" in text
+    assert "nothing: no variant is certainly faster than float32" in text
     assert "tf32: as fast as float32: 2.00×" in text
     assert "none of the known reasons holds" in text
 
 
 def test_json_has_no_infinities() -> None:
     found = advised({"bf16": "slower"})
-    found.groups[0].arms[2].error = float("inf")
+    found.groups[0].variants[2].error = float("inf")
     data = json.loads(json.dumps(found.data(), allow_nan=False))
-    assert data["groups"][0]["arms"][2]["error"] == "inf"
+    assert data["groups"][0]["variants"][2]["error"] == "inf"
 
 
 def test_help_names_the_three_forms(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from ampcheck.bench.run import alerts as module
-from ampcheck.bench.run.alerts import Alert, Move, Night, Rule, alerts, marks, moved
+from ampcheck.bench.run.alerts import Alert, Move, Rule, RunFigures, alerts, marks, moved
 from ampcheck.errors import UsageError
 
 NOISE = 0.03
@@ -20,13 +20,13 @@ VERSIONS = {"torch": "2.12.0"}
 
 
 def noisy(seed: int, levels: Sequence[float], noise: float = NOISE) -> list[float]:
-    """A figure a night, about 1 ms times that night's level."""
+    """A figure a run group, about 1 ms times that run group's level."""
     generator = random.Random(seed)
     return [1e-3 * level * math.exp(generator.gauss(0, noise)) for level in levels]
 
 
 def last_times(values: Sequence[float]) -> Move | None:
-    """A rule that is too simple: the last night took more than 1.1 times the night before."""
+    """A rule that is too simple: the last run group took more than 1.1 times the run group before."""
     if len(values) < 2:
         return None
     ratio = values[-2] / values[-1]
@@ -34,46 +34,46 @@ def last_times(values: Sequence[float]) -> Move | None:
 
 
 def false_alarms(rule: Rule, series: int = 60) -> float:
-    """How often per series and year an alert begins though nothing changed."""
+    """Return how often per series and year an alert begins though nothing changed."""
     begun = 0
     for seed in range(series):
         values = noisy(seed, [1.0] * (WINDOW + 365))
-        standing = [rule(values[night - WINDOW : night]) is not None for night in range(WINDOW, len(values) + 1)]
+        standing = [rule(values[run - WINDOW : run]) is not None for run in range(WINDOW, len(values) + 1)]
         begun += standing[0] + sum(now and not before for before, now in pairwise(standing))
     return begun / series
 
 
 def found_steps(rule: Rule, step: float, series: int = 500) -> float:
-    """The share of steps that are reported within three nights, in the right direction."""
+    """The share of steps that are reported within three run groups, in the right direction."""
     found = 0
     for seed in range(series):
         values = noisy(seed, [1.0] * WINDOW + [step] * 3)
-        moves = [rule(values[: WINDOW + nights]) for nights in (1, 2, 3)]
+        moves = [rule(values[: WINDOW + runs]) for runs in (1, 2, 3)]
         found += any(move is not None and (move.ratio < 1) == (step > 1) for move in moves)
     return found / series
 
 
 def meets_the_bar(rule: Rule) -> bool:
-    """No more than about one false alarm per series and year, and four of five steps of 10 % found in three nights."""
+    """Check for about one false alarm per series and year, and that four of five steps of 10 % are found in time."""
     return false_alarms(rule) <= 1 and found_steps(rule, 1.1) >= 0.8 and found_steps(rule, 1 / 1.1) >= 0.8
 
 
-def nights(
+def history_of(
     series: dict[str, Sequence[float | None]],
-    machine: Callable[[int], str] = lambda night: "A",
-    versions: Callable[[int], dict[str, str]] = lambda night: VERSIONS,
-) -> list[Night]:
-    """The nights from 2026-01-01 on of some series of equal length."""
+    machine: Callable[[int], str] = lambda run: "A",
+    versions: Callable[[int], dict[str, str]] = lambda run: VERSIONS,
+) -> list[RunFigures]:
+    """The run groups from 2026-01-01 on of some series of equal length."""
     length = len(next(iter(series.values())))
     return [
-        Night(day(i), {name: values[i] for name, values in series.items()}, machine(i), versions(i))
+        RunFigures(day(i), {name: values[i] for name, values in series.items()}, machine(i), versions(i))
         for i in range(length)
     ]
 
 
-def day(night: int) -> str:
-    """When a night began."""
-    return str(date(2026, 1, 1) + timedelta(night))
+def day(run: int) -> str:
+    """Return the day of a run group."""
+    return str(date(2026, 1, 1) + timedelta(run))
 
 
 def crowd(count: int, levels: Sequence[float], seed: int = 100) -> dict[str, Sequence[float | None]]:
@@ -105,12 +105,12 @@ def test_a_drift_is_found_before_it_is_large() -> None:
     """20 % in a month, for two months."""
     found = 0
     for seed in range(50):
-        values = noisy(seed, [1.0] * WINDOW + [1.2 ** (night / 30) for night in range(60)])
+        values = noisy(seed, [1.0] * WINDOW + [1.2 ** (run / 30) for run in range(60)])
         found += any(moved(values[:end]) for end in range(WINDOW, WINDOW + 30))
     assert found >= 40
 
 
-def test_one_bad_night_or_a_burst_of_noise_is_no_alert() -> None:
+def test_one_bad_run_group_or_a_burst_of_noise_is_no_alert() -> None:
     for seed in range(50):
         values = noisy(seed, [1.0] * 40 + [3.0] + [1.0] * 10, noise=0.01)
         assert not any(moved(values[:end]) for end in range(WINDOW, len(values) + 1))
@@ -126,7 +126,7 @@ def test_a_burst_does_not_hide_a_step_after_it() -> None:
     assert moved(values) is not None
 
 
-def test_less_than_five_percent_is_never_an_alert_and_few_nights_are_no_baseline() -> None:
+def test_less_than_five_percent_is_never_an_alert_and_few_run_groups_are_no_baseline() -> None:
     assert moved([1.0] * 30 + [1.049] * 3) is None
     assert moved([1.0] * 30 + [1.051] * 3) is not None
     assert moved([1.0] * 30 + [1 / 1.049] * 3) is None
@@ -138,7 +138,7 @@ def test_less_than_five_percent_is_never_an_alert_and_few_nights_are_no_baseline
 @pytest.mark.parametrize(("level", "way"), [(1.2, "slower"), (1 / 1.2, "faster")])
 def test_a_step_is_reported_alike_both_ways(level: float, way: str) -> None:
     series = {**crowd(9, [1.0] * 43), "cpu/eager/mm-512/bf16": noisy(1, [1.0] * 40 + [level] * 3)}
-    found = only(alerts(nights(series)))
+    found = only(alerts(history_of(series)))
     assert (found.series, found.direction, found.since) == ("cpu/eager/mm-512/bf16", way, day(40))
     assert found.ratio == pytest.approx(1 / level, rel=0.05)
     side = "above 0.9" if way == "slower" else "below 1.0"
@@ -148,8 +148,8 @@ def test_a_step_is_reported_alike_both_ways(level: float, way: str) -> None:
     )
 
 
-def test_an_alert_is_new_once_and_remembers_its_first_night() -> None:
-    history = nights({**crowd(9, [1.0] * 46), "x": noisy(1, [1.0] * 40 + [1.3] * 6)})
+def test_an_alert_is_new_once_and_remembers_its_first_run_group() -> None:
+    history = history_of({**crowd(9, [1.0] * 46), "x": noisy(1, [1.0] * 40 + [1.3] * 6)})
     seen = [alerts(history[:end]) for end in range(42, 47)]
     assert [only(found).new for found in seen] == [True, False, False, False, False]
     assert {only(found).since for found in seen} == {day(40)}
@@ -159,7 +159,7 @@ def test_the_largest_move_comes_first_whatever_its_direction() -> None:
     series = {**crowd(17, [1.0] * 43)}
     for name, level in (("a", 1.2), ("b", 1 / 1.6), ("c", 1.4)):
         series[name] = noisy(1, [1.0] * 40 + [level] * 3)
-    assert [(alert.series, alert.direction) for alert in alerts(nights(series))] == [
+    assert [(alert.series, alert.direction) for alert in alerts(history_of(series))] == [
         ("b", "faster"),
         ("c", "slower"),
         ("a", "slower"),
@@ -169,7 +169,7 @@ def test_the_largest_move_comes_first_whatever_its_direction() -> None:
 @pytest.mark.parametrize(("level", "way"), [(1.15, "slower"), (1 / 1.15, "faster")])
 def test_what_moves_together_is_the_machine_and_reported_once(level: float, way: str) -> None:
     series = {**crowd(6, [1.0] * 43), **{f"m{i}": noisy(i, [1.0] * 40 + [level] * 3) for i in range(4)}}
-    found = only(alerts(nights(series)), "machine")
+    found = only(alerts(history_of(series)), "machine")
     assert (found.direction, found.since, found.members) == (way, day(40), ("m0", "m1", "m2", "m3"))
     assert found.sentence.startswith(f"4 of 10 series are {way} together since 2026-02-10, ")
     assert found.ratio == pytest.approx(1 / level, rel=0.03)
@@ -177,18 +177,20 @@ def test_what_moves_together_is_the_machine_and_reported_once(level: float, way:
 
 def test_up_to_three_in_ten_are_reported_each() -> None:
     series = {**crowd(7, [1.0] * 43), **{f"m{i}": noisy(i, [1.0] * 40 + [1.2] * 3) for i in range(3)}}
-    assert [alert.kind for alert in alerts(nights(series))] == ["series"] * 3
+    assert [alert.kind for alert in alerts(history_of(series))] == ["series"] * 3
     few = {name: series[name] for name in ("s00", "m0", "m1")}
-    assert [alert.kind for alert in alerts(nights(few))] == ["series"] * 2, "two series are no machine"
+    assert [alert.kind for alert in alerts(history_of(few))] == ["series"] * 2, "two series are no machine"
     ways = {f"m{i}": noisy(i, [1.0] * 40 + [1.2 if i % 2 else 1 / 1.2] * 3) for i in range(5)}
-    assert [alert.kind for alert in alerts(nights({**crowd(5, [1.0] * 43), **ways}))] == ["series"] * 5, "not together"
+    assert [alert.kind for alert in alerts(history_of({**crowd(5, [1.0] * 43), **ways}))] == ["series"] * 5, (
+        "not together"
+    )
 
 
 def test_a_slow_machine_does_not_hide_what_moved_more_or_the_other_way() -> None:
     series = crowd(8, [1.0] * 40 + [1.15] * 3)
     series["worse"] = noisy(1, [1.0] * 40 + [2.0] * 3)
     series["better"] = noisy(2, [1.0] * 40 + [0.7] * 3)
-    found = alerts(nights(series))
+    found = alerts(history_of(series))
     assert [(alert.kind, alert.series, alert.direction) for alert in found] == [
         ("machine", "", "slower"),
         ("series", "worse", "slower"),
@@ -198,45 +200,45 @@ def test_a_slow_machine_does_not_hide_what_moved_more_or_the_other_way() -> None
 
 def test_another_machine_starts_a_new_baseline_instead_of_an_alert() -> None:
     series = crowd(10, [1.0] * 40 + [2.0] * 20)
-    history = nights(series, machine=lambda night: "A" if night < 40 else "B")
+    history = history_of(series, machine=lambda run: "A" if run < 40 else "B")
     first = only(alerts(history[:41]), "not judged")
     assert first.sentence == (
-        "10 series have fewer than 13 nights on B and are not judged yet: s00, s01, s02 and 7 more; machine A → B on "
-        "2026-02-10"
+        "10 series have fewer than 13 run groups on B and are not judged yet: s00, s01, s02 and 7 more; machine A → B "
+        "on 2026-02-10"
     )
     assert (first.new, first.since, len(first.members)) == (True, day(40), 10)
     assert not only(alerts(history[:52]), "not judged").new
     assert alerts(history[:53]) == []
-    same = alerts(nights(series)[:43])
+    same = alerts(history_of(series)[:43])
     assert only(same, "machine").direction == "slower", "one machine that halves its speed is reported"
 
 
-def test_a_machine_that_comes_back_goes_on_with_its_own_nights() -> None:
-    levels = [1.0 if night % 2 else 2.0 for night in range(80)]
-    history = nights(crowd(10, levels), machine=lambda night: "AB"[night % 2])
+def test_a_machine_that_comes_back_goes_on_with_its_own_run_groups() -> None:
+    levels = [1.0 if run % 2 else 2.0 for run in range(80)]
+    history = history_of(crowd(10, levels), machine=lambda run: "AB"[run % 2])
     assert [alerts(history[:end]) for end in (70, 71, 80)] == [[], [], []]
     slower = [*levels[:-6], *(1.3 * level for level in levels[-6:])]
-    history = nights({**crowd(9, levels), "x": noisy(3, slower)}, machine=lambda night: "AB"[night % 2])
+    history = history_of({**crowd(9, levels), "x": noisy(3, slower)}, machine=lambda run: "AB"[run % 2])
     assert only(alerts(history)).since == day(75)
 
 
 def test_changed_versions_are_named_beside_what_moved_then() -> None:
     series = {**crowd(9, [1.0] * 43), "x": noisy(1, [1.0] * 40 + [1.3] * 3)}
-    history = nights(series, versions=lambda night: {"torch": "2.12.0" if night < 40 else "2.13.0"})
+    history = history_of(series, versions=lambda run: {"torch": "2.12.0" if run < 40 else "2.13.0"})
     found = only(alerts(history))
     assert found.changes == ("torch 2.12.0 → 2.13.0 on 2026-02-10",)
     assert found.sentence.endswith("; torch 2.12.0 → 2.13.0 on 2026-02-10")
-    night_before = nights(series, versions=lambda night: {"torch": "2.12.0" if night < 39 else "2.13.0"})
-    assert only(alerts(night_before)).changes == ("torch 2.12.0 → 2.13.0 on 2026-02-09",)
-    earlier = nights(series, versions=lambda night: {"torch": "2.12.0" if night < 30 else "2.13.0"})
+    group_before = history_of(series, versions=lambda run: {"torch": "2.12.0" if run < 39 else "2.13.0"})
+    assert only(alerts(group_before)).changes == ("torch 2.12.0 → 2.13.0 on 2026-02-09",)
+    earlier = history_of(series, versions=lambda run: {"torch": "2.12.0" if run < 30 else "2.13.0"})
     assert only(alerts(earlier)).changes == ()
 
 
 def test_marks_name_every_change_of_machine_and_versions() -> None:
-    history = nights(
+    history = history_of(
         {"x": [1.0] * 4},
-        machine=lambda night: "B" if night == 3 else "A",
-        versions=lambda night: {"torch": "2.13.0"} if night else {"torch": "2.12.0", "jax": "0.10.2"},
+        machine=lambda run: "B" if run == 3 else "A",
+        versions=lambda run: {"torch": "2.13.0"} if run else {"torch": "2.12.0", "jax": "0.10.2"},
     )
     assert marks(history) == [(day(1), "jax 0.10.2 → absent, torch 2.12.0 → 2.13.0"), (day(3), "machine A → B")]
 
@@ -245,7 +247,7 @@ def test_what_was_not_measured_is_never_fine() -> None:
     series = crowd(10, [1.0] * 43)
     series["s03"] = [*series["s03"][:42], None]
     series["s04"] = [*series["s04"][:40], None, None, None]
-    history = nights(series)
+    history = history_of(series)
     del history[-1].values["s05"]  # type: ignore[attr-defined]  # a dict here
     found = alerts(history)
     assert [(alert.kind, alert.since, alert.members, alert.new) for alert in found] == [
@@ -253,31 +255,31 @@ def test_what_was_not_measured_is_never_fine() -> None:
         ("not measured", day(40), ("s04",), False),
     ]
     assert found[1].sentence == "1 series was not measured since 2026-02-10: s04"
-    empty = [*nights(crowd(10, [1.0] * 43)), Night(day(43), {}, "A", VERSIONS)]
-    assert len(only(alerts(empty), "not measured").members) == 10, "a night that measured nothing does not pass"
+    empty = [*history_of(crowd(10, [1.0] * 43)), RunFigures(day(43), {}, "A", VERSIONS)]
+    assert len(only(alerts(empty), "not measured").members) == 10, "a run group that measured nothing does not pass"
 
 
 def test_a_series_that_was_never_measured_is_not_fine_either() -> None:
-    history = nights({**crowd(10, [1.0] * 43), "x": [None] * 43})
+    history = history_of({**crowd(10, [1.0] * 43), "x": [None] * 43})
     assert only(alerts(history), "not measured").members == ("x",)
 
 
-def test_nights_without_a_figure_are_left_out_of_the_medians() -> None:
+def test_run_groups_without_a_figure_are_left_out_of_the_medians() -> None:
     values: list[float | None] = list(noisy(1, [1.0] * 40 + [1.3] * 6))
     values[41] = values[43] = values[20] = None
-    found = only(alerts(nights({**crowd(9, [1.0] * 46), "x": values})))
+    found = only(alerts(history_of({**crowd(9, [1.0] * 46), "x": values})))
     assert (found.series, found.since) == ("x", day(40))
 
 
 def test_a_new_series_is_not_judged_until_it_has_a_baseline() -> None:
-    history = nights({**crowd(9, [1.0] * 43), "x": [*[None] * 40, 1.0, 1.0, 9.0]})
+    history = history_of({**crowd(9, [1.0] * 43), "x": [*[None] * 40, 1.0, 1.0, 9.0]})
     found = only(alerts(history), "not judged")
-    assert found.sentence == "1 series has fewer than 13 nights on A and is not judged yet: x"
+    assert found.sentence == "1 series has fewer than 13 run groups on A and is not judged yet: x"
     assert (found.members, found.since, found.new) == (("x",), day(40), False)
 
 
 def test_many_quiet_series_have_few_alerts() -> None:
-    history = nights(crowd(12, [1.0] * 160))
+    history = history_of(crowd(12, [1.0] * 160))
     lists = [[alert for alert in alerts(history[:end]) if alert.new] for end in range(WINDOW, 161)]
     assert sum(map(len, lists)) <= 12 * len(lists) / 365 * 1.5
 
@@ -285,13 +287,13 @@ def test_many_quiet_series_have_few_alerts() -> None:
 def test_bad_histories_are_refused() -> None:
     assert alerts([]) == []
     with pytest.raises(UsageError, match="2026-01-01 follows that of 2026-01-02: they are not in order"):
-        alerts(nights({"x": [1.0, 1.0]})[::-1])
+        alerts(history_of({"x": [1.0, 1.0]})[::-1])
     for bad in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(UsageError, match=r"^x is .* s in the night of 2026-01-02, which no call can take"):
-            alerts(nights({"x": [1.0, bad]}))
+        with pytest.raises(UsageError, match=r"^x is .* s in the run group of 2026-01-02, which no call can take"):
+            alerts(history_of({"x": [1.0, bad]}))
 
 
 def test_another_rule_can_be_held_against_a_history() -> None:
-    history = nights({"x": [*[1.0] * 42, 2.0], "y": [1.0] * 43})
+    history = history_of({"x": [*[1.0] * 42, 2.0], "y": [1.0] * 43})
     assert only(alerts(history, rule=last_times)).series == "x"
     assert alerts(history) == []

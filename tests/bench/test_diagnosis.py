@@ -13,29 +13,29 @@ from torch.nn import functional as F
 from ampcheck.bench.advise import diagnosis, evidence
 from ampcheck.bench.advise.diagnosis import Gradients, Recast, Seen, StepCase
 from ampcheck.bench.advise.user_step import StepSpec, UserStep
-from ampcheck.bench.core.model import PRECISIONS, ArmResult
+from ampcheck.bench.core.model import PRECISIONS, VariantResult
 from ampcheck.devices.cpu import Cpu
 
 CPU = Cpu()
 
-# ---- reasons, from planted evidence
+# ---- reasons, from injected evidence
 
 BF16 = StepCase(
     device="cpu",
     platform="cpu",
     isa=("avx2", "avx512f", "avx512_bf16"),
     tiny=1e-6,
-    first=ArmResult("fp32", "first", seconds=10e-3, error=2e-7),
-    arm=ArmResult("bf16", "slower", seconds=20e-3, speed=0.5, error=3e-3),
+    first=VariantResult("fp32", "first", seconds=10e-3, error=2e-7),
+    variant=VariantResult("bf16", "slower", seconds=20e-3, speed=0.5, error=3e-3),
     first_seen=Seen(ops=100),
     seen=Seen(ops=120, lowered=40, lowered_share=0.9, cast_share=0.02, casts=12, cast_bytes=5000),
 )
-FP16 = replace(BF16, arm=replace(BF16.arm, name="fp16"))
-NATIVE = replace(BF16, arm=replace(BF16.arm, name="bf16-native"))
+FP16 = replace(BF16, variant=replace(BF16.variant, name="fp16"))
+NATIVE = replace(BF16, variant=replace(BF16.variant, name="bf16-native"))
 
 
 def seeing(case: StepCase = BF16, **values: object) -> StepCase:
-    """A case whose arm was seen otherwise."""
+    """A case whose variant was seen otherwise."""
     return replace(case, seen=replace(case.seen, **values))  # type: ignore[arg-type]
 
 
@@ -51,7 +51,7 @@ HOLD: list[tuple[Callable[[StepCase], str], StepCase, str]] = [
     (
         diagnosis.launch_bound,
         replace(BF16, tiny=150e-6),
-        "a tiny add costs 150 µs on cpu, so starting them is no less than the whole step; bf16",
+        "a tiny add costs 150 µs on cpu, so starting them is at least the whole step; bf16",
     ),
     (diagnosis.casting, seeing(cast_share=0.25), "casts take 25% of the kernels' time: autocast makes 12 in each step"),
     (diagnosis.no_native_kernel, FP16, "this CPU has no fp16 arithmetic (that is avx512_fp16 or amx_fp16"),
@@ -95,24 +95,28 @@ HOLD: list[tuple[Callable[[StepCase], str], StepCase, str]] = [
         seeing(FP16, gradients=Gradients(1000, lost=1, scale=1024.0, lost_unscaled=200)),
         "without one 20.0% of the gradients would be 0 where float32's are not, with its scale of 1024 0.1% are",
     ),
-    (diagnosis.accuracy_cost, replace(BF16, arm=replace(BF16.arm, error=0.25)), "error is 2.5e-01, float32's 2.0e-07"),
     (
         diagnosis.accuracy_cost,
-        replace(BF16, arm=replace(BF16.arm, error=float("inf"))),
+        replace(BF16, variant=replace(BF16.variant, error=0.25)),
+        "error is 2.5e-01, float32's 2.0e-07",
+    ),
+    (
+        diagnosis.accuracy_cost,
+        replace(BF16, variant=replace(BF16.variant, error=float("inf"))),
         "does not compute what float64",
     ),
 ]
 
 SILENT: list[tuple[Callable[[StepCase], str], StepCase]] = [
     *((reason, BF16) for reason in (*diagnosis.SPEED, *diagnosis.VALUES)),
-    (diagnosis.launch_bound, replace(BF16, tiny=52e-6, arm=ArmResult("bf16", "not measured", "no kernel"))),
+    (diagnosis.launch_bound, replace(BF16, tiny=52e-6, variant=VariantResult("bf16", "not measured", "no kernel"))),
     (diagnosis.casting, seeing(NATIVE, cast_share=0.25)),
     (diagnosis.no_native_kernel, replace(FP16, isa=("avx512_fp16",))),
     (diagnosis.no_native_kernel, replace(FP16, isa=())),
     (diagnosis.no_native_kernel, replace(FP16, platform="cuda")),
-    (diagnosis.no_native_kernel, replace(FP16, arm=replace(FP16.arm, name="tf32"))),
-    (diagnosis.no_native_kernel, replace(FP16, arm=replace(FP16.arm, verdict="faster"))),
-    (diagnosis.no_native_kernel, replace(FP16, arm=ArmResult("fp16", "not measured", "no kernel"))),
+    (diagnosis.no_native_kernel, replace(FP16, variant=replace(FP16.variant, name="tf32"))),
+    (diagnosis.no_native_kernel, replace(FP16, variant=replace(FP16.variant, verdict="faster"))),
+    (diagnosis.no_native_kernel, replace(FP16, variant=VariantResult("fp16", "not measured", "no kernel"))),
     (diagnosis.cache_is_off, seeing(cache_off=(6, 6000))),
     (diagnosis.cache_is_off, seeing(recast=[SHARED])),
     (diagnosis.cache_is_defeated, seeing(recast=[UNCACHED])),
@@ -140,8 +144,8 @@ def test_a_reason_is_silent_where_it_does_not_hold(reason: Callable[[StepCase], 
 def test_shares_are_told_of_regions_that_were_looked_at() -> None:
     told = diagnosis.shares(seeing(kept={"prod": 0.05}))
     assert told == (
-        "lowered is what takes 90% of float32's kernel time; of its own, casts take 2%, and what a policy keeps in "
-        "float32 5%"
+        "lowered is what takes 90% of float32's kernel time; of this variant's, casts take 2%, and what a policy "
+        "keeps in float32 5%"
     )
     assert diagnosis.shares(NATIVE) == diagnosis.shares(replace(BF16, seen=Seen())) == ""
 
@@ -154,7 +158,7 @@ def test_every_reason_has_a_case_where_it_holds() -> None:
 
 
 class Shared(nn.Module):
-    """A weight that is used four times, in a region of its own; and one that needs no gradient."""
+    """A weight that is used four times, in its region; and one that needs no gradient."""
 
     def __init__(self, cache: bool) -> None:
         super().__init__()
@@ -190,7 +194,7 @@ def mean(output: torch.Tensor) -> torch.Tensor:
 
 
 def saw(spec: StepSpec, precision: str = "bf16") -> Seen:
-    """What is seen of a step on the CPU."""
+    """Return what is seen of a step on the CPU."""
     first, _ = evidence.once(UserStep(spec, PRECISIONS["fp32"], "cpu"), CPU)
     kernels, trace = evidence.look(UserStep(spec, PRECISIONS[precision], "cpu"), CPU, 0.0)
     return evidence.seen(kernels, first, trace.ops)

@@ -16,13 +16,13 @@ import pytest
 
 from ampcheck.bench.run import exports
 from ampcheck.bench.run.runfile import BenchRun, read
-from tests.report.made_bench import HEADER, made_group, two_nights, written
+from tests.report.made_bench import HEADER, made_group, two_run_groups, written
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> BenchRun:
-    """A night with an invalid arm, one not measured, an estimate, a step and machinery."""
-    return read(two_nights(tmp_path_factory.mktemp("nights"))[1])
+    """A run group with an invalid variant, one not measured, an estimate, a step and overhead."""
+    return read(two_run_groups(tmp_path_factory.mktemp("run_groups"))[1])
 
 
 def test_pytest_benchmark_compares_two_exported_runs(run: BenchRun, tmp_path: Path) -> None:
@@ -81,12 +81,12 @@ def test_smaller_is_better_has_the_fields_of_its_schema(run: BenchRun) -> None:
     assert found["range"] == f"± {found['value'] * 0.025:.3g}"
 
 
-def test_csv_has_every_arm_with_its_baseline_verdict_and_reason(run: BenchRun) -> None:
+def test_csv_has_every_variant_with_its_baseline_verdict_and_reason(run: BenchRun) -> None:
     rows = list(csv.DictReader(io.StringIO(exports.as_csv(run))))
-    assert len(rows) == sum(len(group.arms) for group in run.groups.values())
-    (bad,) = [row for row in rows if (row["workload"], row["arm"]) == ("mm-16", "fp16")]
+    assert len(rows) == sum(len(group.variants) for group in run.groups.values())
+    (bad,) = [row for row in rows if (row["workload"], row["variant"]) == ("mm-16", "fp16")]
     assert (bad["verdict"], bad["reason"][:16]) == ("invalid", "no cast was seen")
-    (good,) = [r for r in rows if (r["workload"], r["device"], r["arm"]) == ("mm-1024", "cpu", "bf16")]
+    (good,) = [r for r in rows if (r["workload"], r["device"], r["variant"]) == ("mm-1024", "cpu", "bf16")]
     assert float(good["baseline_seconds"]) / float(good["seconds"]) == pytest.approx(4.1)
     assert good["baseline"] == "fp32"
     assert {row["estimate"] for row in rows if row["device"] == "tpu-v5e"} == {"True"}

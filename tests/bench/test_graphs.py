@@ -16,7 +16,7 @@ from ampcheck.bench.workloads import catalogue
 
 
 class Graph:
-    """Stands for `torch.cuda.CUDAGraph`."""
+    """Take the place of `torch.cuda.CUDAGraph`."""
 
     replayed = 0
 

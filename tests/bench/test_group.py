@@ -77,7 +77,7 @@ def test_a_group_that_ends_its_process_costs_that_group(
     assert by_name["mm-16"].samples
     assert by_name["mm-64"].samples
     (group,) = (group for group in summarize(found) if group.workload == "add")
-    assert [(arm.verdict, arm.reason) for arm in group.arms] == [("not measured", reason)]
+    assert [(variant.verdict, variant.reason) for variant in group.variants] == [("not measured", reason)]
 
 
 def test_threads_are_pinned_everywhere() -> None:
@@ -86,47 +86,47 @@ def test_threads_are_pinned_everywhere() -> None:
     assert "xla_cpu_multi_thread" not in environment(2)["XLA_FLAGS"].replace(os.environ.get("XLA_FLAGS", ""), "")
 
 
-# ---- arms that take too long
+# ---- variants that take too long
 
 _HANGS = """
         given_up = plan["given_up"]
-        for arm in ("fp32", "bf16", "fp16"):
-            if arm not in given_up:
-                say("prepare", arm)
-                say(WHAT, arm) if arm == HANGING else None
-                time.sleep(3600) if arm == HANGING else None
-        failed = {arm: one["reason"] for arm, one in given_up.items()}
-        facts = {arm: {"at_least": one.get("at_least")} for arm, one in given_up.items()}
+        for variant in ("fp32", "bf16", "fp16"):
+            if variant not in given_up:
+                say("prepare", variant)
+                say(WHAT, variant) if variant == HANGING else None
+                time.sleep(3600) if variant == HANGING else None
+        failed = {variant: one["reason"] for variant, one in given_up.items()}
+        facts = {variant: {"at_least": one.get("at_least")} for variant, one in given_up.items()}
         print(json.dumps({"rounds": dict(workload=workload, device=plan["device"], executor=executor,
             process=plan["process"], samples={"fp32": [1.0] * plan["rounds"]}, failed=failed,
             facts=facts)}), flush=True)
         continue
 """
-_SAY = 'say = lambda what, arm: print(json.dumps({"arm": [arm, what]}), flush=True)\n        '
+_SAY = 'say = lambda what, variant: print(json.dumps({"variant": [variant, what]}), flush=True)\n        '
 
 
-def hanging(monkeypatch: pytest.MonkeyPatch, arm: str, what: str, mode: Mode) -> dict[str, Rounds]:
-    """What is found where an arm of "add" hangs while something is done with it."""
+def hanging(monkeypatch: pytest.MonkeyPatch, variant: str, what: str, mode: Mode) -> dict[str, Rounds]:
+    """Return what is found where a variant of "add" hangs while something is done with it."""
     found, _ = measured(
-        monkeypatch, _SAY + _HANGS.strip().replace("HANGING", repr(arm)).replace("WHAT", repr(what)), mode
+        monkeypatch, _SAY + _HANGS.strip().replace("HANGING", repr(variant)).replace("WHAT", repr(what)), mode
     )
     assert [one.workload for one in found].count("add") == 1
     return {one.workload: one for one in found}
 
 
-def test_a_call_that_does_not_end_costs_its_arm_and_bounds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_does_not_end_costs_its_variant_and_bounds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     found = hanging(monkeypatch, "bf16", "call", Mode("test", 1, 5, 0.01, patience=1))
     assert found["add"].failed == {
-        "bf16": "a call had not ended after 1 s; its precision was not shown, so no ratio is given"
+        "bf16": "a call had not ended after 1 s; its precision was not checked, so no ratio is given"
     }
     assert found["add"].facts == {"bf16": {"at_least": 1}}
     assert found["add"].samples == {"fp32": [1.0] * 5}
     assert found["mm-16"].samples
     assert found["mm-64"].samples
     (group,) = (group for group in summarize(found.values()) if group.workload == "add")
-    arm = group.arm("bf16")
-    assert arm is not None
-    assert (arm.verdict, arm.at_least, arm.at_most, arm.speed) == ("not measured", 1, None, None)
+    variant = group.variant("bf16")
+    assert variant is not None
+    assert (variant.verdict, variant.at_least, variant.at_most, variant.speed) == ("not measured", 1, None, None)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_call_that_does_not_end_costs_its_arm_and_bounds_it(monkeypatch: pytes
     [
         ("compile", "it took more than 5 s to be called for the first time, which compiles it"),
         ("prepare", "it took more than 5 s to be made ready"),
-        ("prove", "it took more than 5 s to be shown to be what it says"),
+        ("check_precision", "it took more than 5 s to have its precision checked"),
     ],
 )
 def test_what_is_no_single_call_bounds_nothing(monkeypatch: pytest.MonkeyPatch, what: str, reason: str) -> None:
@@ -143,7 +143,7 @@ def test_what_is_no_single_call_bounds_nothing(monkeypatch: pytest.MonkeyPatch, 
     assert found["add"].facts == {"bf16": {"at_least": None}}
 
 
-def test_without_its_first_arm_a_group_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_first_variant_a_group_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     found = hanging(monkeypatch, "fp32", "call", Mode("test", 1, 5, 0.01, patience=1))
     assert found["add"].samples == {}
     assert list(found["add"].failed) == ["fp32"]
@@ -225,8 +225,8 @@ def test_what_a_run_takes_is_expected_from_a_calibration() -> None:
     assert set(one.groups) == {"cpu/eager/mm-64", "cpu/eager/mm-1024", "cpu/eager/region-enter", "jax/jit/mm-64"}
     assert one.seconds(tasks) == pytest.approx(8 + sum(one.groups.values()))
     assert other.groups["cpu/eager/mm-1024"] > 10 * one.groups["cpu/eager/mm-1024"]
-    assert other.groups["cpu/eager/mm-1024"] < 5 * 2 * QUICK.patience, "an arm is given up"
-    assert one.groups["jax/jit/mm-64"] > 3 * one.groups["cpu/eager/mm-64"], "each arm is compiled"
+    assert other.groups["cpu/eager/mm-1024"] < 5 * 2 * QUICK.patience, "a variant is given up"
+    assert one.groups["jax/jit/mm-64"] > 3 * one.groups["cpu/eager/mm-64"], "each variant is compiled"
     assert expect(tasks, QUICK, {}, {}).seconds(tasks) > 0, "of an unknown device"
 
 
@@ -252,7 +252,7 @@ def test_a_quick_run_without_time_says_what_it_left_out(
     assert all(f"cpu/eager/{name}" in line for name in ("mm-64", "add"))
     (file,) = tmp_path.glob("bench/*.jsonl")
     run = read(file)
-    assert {group.arms[0].verdict for group in run.groups.values()} == {"not measured"}
+    assert {group.variants[0].verdict for group in run.groups.values()} == {"not measured"}
     assert run.header["groups"] == ["cpu/eager/mm-64", "cpu/eager/add"]
 
 
@@ -260,7 +260,7 @@ def test_a_quick_run_without_time_says_what_it_left_out(
 
 
 @pytest.mark.nightly
-def test_a_quick_run_has_a_file_a_table_and_proofs(tmp_path: Path) -> None:
+def test_a_quick_run_has_a_file_a_table_and_precision_checks(tmp_path: Path) -> None:
     done = run(
         tmp_path, "bench", "--quick", "--device=cpu", "--filter=mm-64", "--executor=eager", f"--reports={tmp_path}"
     )
@@ -270,11 +270,11 @@ def test_a_quick_run_has_a_file_a_table_and_proofs(tmp_path: Path) -> None:
     assert found.header["mode"] == "quick"
     assert found.header["threads"] == 1
     (group,) = found.groups.values()
-    arms = {arm.name: arm for arm in group.arms}
-    assert list(arms)[:3] == ["fp32", "fp32-again", "bf16"]
-    assert "mm in bf16" in arms["bf16"].proof
-    assert 1e-4 < (arms["bf16"].error or 0) < 1e-2
-    assert (arms["fp32"].error or 1) < 1e-6
+    variants = {variant.name: variant for variant in group.variants}
+    assert list(variants)[:3] == ["fp32", "fp32-aa", "bf16"]
+    assert "mm in bf16" in variants["bf16"].precision_check
+    assert 1e-4 < (variants["bf16"].error or 0) < 1e-2
+    assert (variants["fp32"].error or 1) < 1e-6
     assert all(name in done.stdout for name in ("mm-64", "bf16-native", str(path)))
     assert "1 group, about" in done.stderr
     assert "left out" not in done.stdout
@@ -317,12 +317,12 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
 def test_a_file_cut_off_still_has_its_groups(tmp_path: Path) -> None:
     path = tmp_path / "cut.jsonl"
     rounds = {"workload": "mm-16", "device": "cpu", "executor": "eager", "process": 0}
-    samples = {"fp32": [1.0] * 9, "fp32-again": [1.0] * 9, "bf16": [0.5] * 9}
-    header = {"kind": "header", "schema": "bench-1", "started": "2026-01-01T00:00:00Z"}
+    samples = {"fp32": [1.0] * 9, "fp32-aa": [1.0] * 9, "bf16": [0.5] * 9}
+    header = {"kind": "header", "schema": "bench-2", "started": "2026-01-01T00:00:00Z"}
     whole = json.dumps({"kind": "rounds", **rounds, "samples": samples})
     path.write_text(json.dumps(header) + "\n" + whole + "\n" + whole[:40], encoding="utf-8")
     found = read(path)
     assert found.note == "line 3 is cut off"
-    arm = found.groups["cpu/eager/mm-16"].arm("bf16")
-    assert arm is not None
-    assert (arm.speed, arm.verdict) == (2.0, "faster")
+    variant = found.groups["cpu/eager/mm-16"].variant("bf16")
+    assert variant is not None
+    assert (variant.speed, variant.verdict) == (2.0, "faster")

@@ -1,4 +1,4 @@
-"""What is read in a program's text and in graphs, and the rules for programs."""
+"""Reading kernels in a program's text and in graphs, and the rules for programs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ampcheck.bench.core import dtype_rules, kernels, precision_check
+from ampcheck.bench.core import dtype_rules, kernels
 from ampcheck.bench.core.kernels import BenchKernel
-from ampcheck.bench.core.model import PRECISIONS, Arm, OpWorkload, Spec
+from ampcheck.bench.core.model import PRECISIONS, OpWorkload, Spec, Variant
+from ampcheck.bench.core.precision_check import PrecisionCheck, check_precision
 from ampcheck.devices.cpu import Cpu
 
-BF16 = Arm(PRECISIONS["bf16"])
+BF16 = Variant(PRECISIONS["bf16"])
 HEAD = "module @jit_program {\n  func.func public @main(%arg0: tensor<8x8xf32>) -> (tensor<8x8xbf16> {jax.a = 1}) {\n"
 CAST = "    %0 = stablehlo.convert %arg0 : (tensor<8x8xf32>) -> tensor<8x8xbf16>\n"
 
@@ -34,9 +35,9 @@ def workload(policy: str, *inputs: Spec) -> OpWorkload:
     return OpWorkload(name="test", family="test", policy=policy, inputs=given, call=torch.exp)
 
 
-def rules(text: str, arm: Arm, of: OpWorkload, promised: tuple[str, ...] = ()) -> str:
+def rules(text: str, variant: Variant, of: OpWorkload, promised: tuple[str, ...] = ()) -> str:
     read = kernels.program(HEAD + text)
-    return dtype_rules.judge(kernels.computing(read.kernels), arm, of, promised, read)
+    return dtype_rules.judge(kernels.computing(read.kernels), variant, of, promised, read)
 
 
 def test_a_program_is_read() -> None:
@@ -48,7 +49,7 @@ def test_a_program_is_read() -> None:
         BenchKernel("add", ("fp32",), out=("fp32",)),
     )
     assert read.dtypes == {"fp32", "bf16", "fp16"}
-    with pytest.raises(ValueError, match="no StableHLO module"):
+    with pytest.raises(ValueError, match="not a StableHLO module"):
         kernels.program("HloModule jit_f")
 
 
@@ -62,8 +63,8 @@ def test_products_of_a_program() -> None:
     assert found == "autocast cast nothing: dot_general received fp32"
     widened = rules(CAST + dot("f32", "f32"), BF16, mm)
     assert widened == "1 of 1 products compute in fp32: what is bf16 is widened for them"
-    float32 = rules(CAST + dot("bf16", "f32"), Arm(PRECISIONS["fp32"]), mm)
-    assert float32 == "dot_general computes in bf16 in an arm named fp32"
+    float32 = rules(CAST + dot("bf16", "f32"), Variant(PRECISIONS["fp32"]), mm)
+    assert float32 == "dot_general computes in bf16 in a variant named fp32"
 
 
 def test_programs_without_products() -> None:
@@ -78,7 +79,7 @@ def test_programs_without_products() -> None:
     assert rules(exp, BF16, workload("fallthrough")) == "exponential computes in bf16, which none of its inputs is"
     assert rules(wide, BF16, workload("fallthrough")) == ""
     assert rules(CAST + wide, BF16, workload("downcast")) == ""
-    native = rules(wide, Arm(PRECISIONS["bf16-native"]), workload("upcast"))
+    native = rules(wide, Variant(PRECISIONS["bf16-native"]), workload("upcast"))
     assert native == "nothing is in bf16: exponential received fp32"
 
 
@@ -87,7 +88,7 @@ def test_a_program_s_text_is_what_is_judged() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             return torch.ones(2, 2) @ torch.ones(2, 2)
 
-    def proven(text: str) -> precision_check.Proof:
+    def checked(text: str) -> PrecisionCheck:
         lowered = SimpleNamespace(as_text=lambda: text)
         ready = SimpleNamespace(
             eager=eager,
@@ -96,12 +97,12 @@ def test_a_program_s_text_is_what_is_judged() -> None:
             restore=lambda: None,
             output=lambda: torch.ones(1),
         )
-        return precision_check.prove(ready, BF16, workload("downcast"), Cpu(), "jit")  # type: ignore[arg-type]
+        return check_precision(ready, BF16, workload("downcast"), Cpu(), "jit")  # type: ignore[arg-type]
 
-    assert proven(HEAD + CAST + dot("bf16", "bf16")) == precision_check.Proof("dot_general in bf16")
-    assert proven(HEAD + CAST + dot("bf16", "f32")).text == "dot_general in bf16 giving fp32"
-    assert proven(HEAD.replace("bf16", "f32") + dot("f32", "f32")).invalid.startswith("autocast cast nothing")
-    assert proven(HEAD).invalid.endswith("was seen in the program")
+    assert checked(HEAD + CAST + dot("bf16", "bf16")) == PrecisionCheck("dot_general in bf16")
+    assert checked(HEAD + CAST + dot("bf16", "f32")).text == "dot_general in bf16 giving fp32"
+    assert checked(HEAD.replace("bf16", "f32") + dot("f32", "f32")).invalid.startswith("autocast cast nothing")
+    assert checked(HEAD).invalid.endswith("was seen in the program")
 
 
 def test_words_for_kernels() -> None:

@@ -1,4 +1,4 @@
-"""The machinery workloads do what they say, on the CPU and on jax."""
+"""The overhead workloads do what they say, on the CPU and on jax."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck.bench.core.model import MachineryWorkload
+from ampcheck.bench.core.model import OverheadWorkload
 from ampcheck.bench.workloads import catalogue
 from tests.cli_support import LIMIT, ROOT
 
-MACHINERY = {name: w for name, w in catalogue().items() if isinstance(w, MachineryWorkload)}
+OVERHEAD = {name: w for name, w in catalogue().items() if isinstance(w, OverheadWorkload)}
 BF16 = torch.bfloat16
 
 
 def casts(call: Callable[[], Any]) -> int:
-    """How often tensors are cast to bfloat16 in a call."""
+    """Count the casts of tensors to bfloat16 in a call."""
 
     class Counting(TorchDispatchMode):
         count = 0
@@ -45,19 +45,19 @@ EXPECTED_CASTS = {
 }
 
 
-def casts_problem(w: MachineryWorkload) -> str:
+def casts_problem(w: OverheadWorkload) -> str:
     found = {name: casts(call) for name, call in w.make("cpu").items()}
     expected = EXPECTED_CASTS[w.name]
     return "" if found == expected else f"{w.name} casts {found}, expected {expected}"
 
 
 @pytest.mark.parametrize("name", EXPECTED_CASTS)
-def test_machinery_casts_as_often_as_it_says(name: str) -> None:
-    assert casts_problem(MACHINERY[name]) == ""
+def test_overhead_casts_as_often_as_it_says(name: str) -> None:
+    assert casts_problem(OVERHEAD[name]) == ""
 
 
 def test_wrong_casts_are_noticed() -> None:
-    cache = MACHINERY["weight-cache"]
+    cache = OVERHEAD["weight-cache"]
 
     def swapped(device: str) -> dict[str, Callable[[], Any]]:
         made = cache.make(device)
@@ -66,9 +66,9 @@ def test_wrong_casts_are_noticed() -> None:
     assert casts_problem(dataclasses.replace(cache, make=swapped)).startswith("weight-cache casts {'on': 8, 'off': 1}")
 
 
-@pytest.mark.parametrize("name", MACHINERY)
-def test_machinery_runs_and_leaves_autocast_as_it_was(name: str) -> None:
-    variants = MACHINERY[name].make("cpu")
+@pytest.mark.parametrize("name", OVERHEAD)
+def test_overhead_runs_and_leaves_autocast_as_it_was(name: str) -> None:
+    variants = OVERHEAD[name].make("cpu")
     assert len(variants) > 1
     for call in variants.values():
         call()
@@ -78,7 +78,7 @@ def test_machinery_runs_and_leaves_autocast_as_it_was(name: str) -> None:
 
 
 def test_the_baselines_come_first() -> None:
-    firsts = {name: next(iter(w.make("cpu"))) for name, w in MACHINERY.items()}
+    firsts = {name: next(iter(w.make("cpu"))) for name, w in OVERHEAD.items()}
     assert firsts == {
         "region-enter": "none",
         "op-without-cast": "outside",
@@ -92,7 +92,7 @@ def test_the_baselines_come_first() -> None:
 
 
 def test_the_scaler_makes_the_same_updates() -> None:
-    variants = MACHINERY["scaler-step"].make("cpu")
+    variants = OVERHEAD["scaler-step"].make("cpu")
     for _ in range(3):
         found = {name: call() for name, call in variants.items()}
     assert torch.equal(found["plain"], found["scaler"])
@@ -100,7 +100,7 @@ def test_the_scaler_makes_the_same_updates() -> None:
 
 
 def test_the_python_kernel_is_entered_in_a_region_alone() -> None:
-    variants = MACHINERY["op-python-kernel"].make("cpu")
+    variants = OVERHEAD["op-python-kernel"].make("cpu")
     entered = {}
     for name, call in variants.items():
         names: list[str] = []
@@ -116,12 +116,12 @@ def test_the_python_kernel_is_entered_in_a_region_alone() -> None:
 ON_JAX = """
 import torch
 import ampcheck.jax_device
-from ampcheck.bench.core.model import MachineryWorkload
+from ampcheck.bench.core.model import OverheadWorkload
 from ampcheck.bench.workloads import catalogue
-from ampcheck.bench.core.inputs import make_inputs, make_module
+from ampcheck.bench.core.prepare import make_inputs, make_module
 
 for name, w in catalogue().items():
-    if isinstance(w, MachineryWorkload):
+    if isinstance(w, OverheadWorkload):
         for variant, call in w.make("jax").items():
             out = call()
             assert out is None or out.device.type == "jax", (name, variant)
@@ -138,7 +138,7 @@ assert make_module(catalogue()["lstm-step"], "jax").head.weight.device.type == "
 @pytest.mark.skipif(
     find_spec("jax") is None or find_spec("torchax") is None, reason="the extra ampcheck[jax] is not here"
 )
-def test_machinery_and_inputs_on_jax() -> None:
+def test_overhead_and_inputs_on_jax() -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", ON_JAX], capture_output=True, text=True, env=env, timeout=LIMIT)
     assert done.returncode == 0, done.stderr[-2000:]

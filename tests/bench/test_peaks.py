@@ -11,8 +11,8 @@ import torch
 import torch.utils.flop_counter
 
 from ampcheck.bench.core import peaks
-from ampcheck.bench.core.clocks import clock
 from ampcheck.bench.core.peaks import Load
+from ampcheck.bench.core.timing import clock
 from ampcheck.devices.cpu import Cpu
 
 

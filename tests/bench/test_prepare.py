@@ -1,4 +1,4 @@
-"""What a prepared arm computes: in its region and dtypes, from the same start each time, through its executor."""
+"""The results of a prepared variant: in its region and dtypes, from the same start each time, through its executor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ampcheck.bench.core.accuracy import error
-from ampcheck.bench.core.model import PRECISIONS, Arm, MachineryWorkload, OpWorkload, Spec, StepWorkload, Workload
+from ampcheck.bench.core.model import PRECISIONS, OpWorkload, OverheadWorkload, Spec, StepWorkload, Variant, Workload
 from ampcheck.bench.core.prepare import prepare, reference
 from tests.cli_support import ROOT, environment
 
@@ -29,16 +29,16 @@ OVERFLOWING = StepWorkload(
 )
 
 
-def arm(name: str) -> Arm:
-    return Arm(PRECISIONS[name])
+def variant(name: str) -> Variant:
+    return Variant(PRECISIONS[name])
 
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16), ("bf16-native", torch.bfloat16)],
 )
-def test_an_op_computes_in_the_dtype_of_its_arm(name: str, dtype: torch.dtype) -> None:
-    ready = prepare(OP, arm(name), "cpu", "eager")
+def test_an_op_computes_in_the_dtype_of_its_variant(name: str, dtype: torch.dtype) -> None:
+    ready = prepare(OP, variant(name), "cpu", "eager")
     assert ready.call().dtype is dtype
     assert not ready.call().requires_grad
     assert not torch.is_autocast_enabled("cpu")
@@ -47,7 +47,7 @@ def test_an_op_computes_in_the_dtype_of_its_arm(name: str, dtype: torch.dtype) -
 @pytest.mark.parametrize("workload", [OP, STEP], ids=["op", "step"])
 def test_errors_are_of_the_size_of_the_precision(workload: Workload) -> None:
     exact = reference(workload)
-    errors = {name: error(prepare(workload, arm(name), "cpu", "eager").output(), exact) for name in PRECISIONS}
+    errors = {name: error(prepare(workload, variant(name), "cpu", "eager").output(), exact) for name in PRECISIONS}
     assert errors["fp32"] < 1e-6
     assert 1e-5 < errors["fp16"] < 2e-3
     assert 1e-4 < errors["bf16"] < 2e-2
@@ -55,7 +55,7 @@ def test_errors_are_of_the_size_of_the_precision(workload: Workload) -> None:
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp16", "bf16-native"])
 def test_a_step_trains_and_can_be_put_back(name: str) -> None:
-    ready = prepare(STEP, arm(name), "cpu", "eager")
+    ready = prepare(STEP, variant(name), "cpu", "eager")
     first = ready.output()
     losses = [float(ready.call()) for _ in range(30)]
     assert losses[-1] < losses[0]
@@ -66,7 +66,7 @@ def test_a_step_trains_and_can_be_put_back(name: str) -> None:
 
 
 def test_gradients_are_not_accumulated() -> None:
-    ready = prepare(STEP, arm("fp32"), "cpu", "eager")
+    ready = prepare(STEP, variant("fp32"), "cpu", "eager")
     once = ready.output()
     ready.call()
     ready.call()
@@ -74,24 +74,24 @@ def test_gradients_are_not_accumulated() -> None:
 
 
 def test_a_step_that_overflows_changes_nothing() -> None:
-    ready = prepare(OVERFLOWING, arm("bf16"), "cpu", "eager")
+    ready = prepare(OVERFLOWING, variant("bf16"), "cpu", "eager")
     losses = [float(ready.call()) for _ in range(3)]
     assert len(set(losses)) == 1
     assert ready.output().shape == (1,)
 
 
 def test_compile_gives_what_eager_gives() -> None:
-    eager = prepare(STEP, arm("bf16"), "cpu", "eager")
-    compiled = prepare(STEP, arm("bf16"), "cpu", "eager")
+    eager = prepare(STEP, variant("bf16"), "cpu", "eager")
+    compiled = prepare(STEP, variant("bf16"), "cpu", "eager")
     compiled.call = compiled.compiled_with("aot_eager")
     assert error(compiled.output(), eager.output()) < 1e-2
     torch._dynamo.reset()
 
 
-def test_machinery_has_no_arms() -> None:
-    workload = MachineryWorkload(name="m", family="f", policy="", make=lambda device: {})
-    with pytest.raises(TypeError, match="m has variants, not arms"):
-        prepare(workload, arm("fp32"), "cpu", "eager")
+def test_overhead_has_no_variants() -> None:
+    workload = OverheadWorkload(name="m", family="f", policy="", make=lambda device: {})
+    with pytest.raises(TypeError, match="m measures overhead: its variants are made by `make`"):
+        prepare(workload, variant("fp32"), "cpu", "eager")
 
 
 _JAX = """
@@ -99,19 +99,19 @@ import torch
 import ampcheck.jax_device
 from ampcheck.bench.core.accuracy import error
 from ampcheck.bench.core.prepare import prepare, reference
-from tests.bench.test_prepare import OP, OVERFLOWING, STEP, arm
+from tests.bench.test_prepare import OP, OVERFLOWING, STEP, variant
 
 for workload in (OP, STEP):
     exact = reference(workload)
     for name, most in (("fp32", 1e-6), ("bf16", 2e-2), ("fp16", 2e-3), ("bf16-native", 2e-2)):
         for executor in ("eager", "jit"):
-            ready = prepare(workload, arm(name), "jax", executor)
+            ready = prepare(workload, variant(name), "jax", executor)
             first = ready.output()
             assert error(first, exact) < most, (workload.name, name, executor)
             ready.call()
             assert torch.equal(ready.output(), first)
     assert "dot_general" in ready.jitted.lower(*ready.arguments).as_text()
-ready = prepare(OVERFLOWING, arm("fp16"), "jax", "jit")
+ready = prepare(OVERFLOWING, variant("fp16"), "jax", "jit")
 assert len({ready.call().item() for _ in range(3)}) == 1
 """
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from ampcheck.bench.core.model import ArmResult, Group
+from ampcheck.bench.core.model import Group, VariantResult
 from ampcheck.bench.run import readme
 from ampcheck.bench.run.runfile import BenchRun
 from ampcheck.bench.run.summary import estimated_beside_default
@@ -19,8 +19,8 @@ COLUMN = ("cpu", "eager")
 
 
 def group(verdict: str = "faster", speed: float | None = 4.0, **fields: object) -> Group:
-    arms = [ArmResult("fp32", "first", seconds=4e-3), ArmResult("bf16", verdict, seconds=1e-3, speed=speed)]
-    return dataclasses.replace(Group("mm-64", "matmul", "op", *COLUMN, arms=arms), **fields)  # type: ignore[arg-type]
+    variants = [VariantResult("fp32", "first", seconds=4e-3), VariantResult("bf16", verdict, seconds=1e-3, speed=speed)]
+    return dataclasses.replace(Group("mm-64", "matmul", "op", *COLUMN, variants=variants), **fields)  # type: ignore[arg-type]
 
 
 def test_a_cell_has_both_times_and_the_ratio() -> None:
@@ -46,9 +46,12 @@ def tpu(device: str, *speeds: tuple[str, float]) -> tuple[tuple[str, str], dict[
     """A column of estimates: by workload, how fast bf16 is beside a default that takes a quarter of float32's time."""
     groups = {}
     for workload, speed in speeds:
-        arms = [ArmResult("fp32", "first", seconds=4e-3), ArmResult("fp32-default", "faster", seconds=1e-3, speed=4.0)]
-        arms += [ArmResult("bf16", "faster", seconds=1e-3 / speed, speed=4 * speed)]
-        groups[workload] = Group(workload, "matmul", "op", device, "jit", estimate=True, arms=arms)
+        variants = [
+            VariantResult("fp32", "first", seconds=4e-3),
+            VariantResult("fp32-default", "faster", seconds=1e-3, speed=4.0),
+        ]
+        variants += [VariantResult("bf16", "faster", seconds=1e-3 / speed, speed=4 * speed)]
+        groups[workload] = Group(workload, "matmul", "op", device, "jit", estimate=True, variants=variants)
         estimated_beside_default(groups[workload])
     return (device, "jit"), groups
 
@@ -73,9 +76,9 @@ def test_the_sentence_counts_where_autocast_is_slower_than_the_default() -> None
     )
     assert readme.sentence({COLUMN: {"mm-64": group()}}) == ""
     without = dict([tpu("tpu-v5e", ("add", 0.8))])
-    default = without["tpu-v5e", "jit"]["add"].arms[1]
+    default = without["tpu-v5e", "jit"]["add"].variants[1]
     default.verdict, default.reason, default.seconds = "not measured", NO_PRODUCT, None
-    without["tpu-v5e", "jit"]["add"].arms[2].default_speed = None
+    without["tpu-v5e", "jit"]["add"].variants[2].default_speed = None
     assert readme.sentence(without) == "", "without a product there is nothing to shorten"
     assert "no product" in readme.markdown(without)
 
@@ -113,15 +116,15 @@ def test_no_share_above_one_is_shown(history: BenchHistory) -> None:
     assert shares.count("above the measured ceiling") >= 4
     assert all(int(share.split("%")[0]) <= 100 for share in shares if "%" in share)
     for run in readme.published():
-        assert all(arm.share is None or arm.share <= 1 for group in run.groups.values() for arm in group.arms)
+        assert all(v.share is None or v.share <= 1 for group in run.groups.values() for v in group.variants)
 
 
 def test_the_pages_have_the_speed_beside_the_default(history: BenchHistory) -> None:
     groups = {row["group"].key: row for row in pages.results(history, [])["groups"]}
-    arms = {arm["name"]: arm for arm in groups["tpu-v5e/jit/mm-1024"]["arms"]}
-    assert (arms["bf16"]["ratio"], arms["bf16"]["default"]) == ("2.41×", "0.832× slower")
-    assert arms["fp32"]["default"] == arms["fp32-default"]["default"] == ""
-    rows = [row for row in pages.devices(history)["rows"] if row["workload"] == "mm-1024" and row["arm"] == "bf16"]
+    variants = {variant["name"]: variant for variant in groups["tpu-v5e/jit/mm-1024"]["variants"]}
+    assert (variants["bf16"]["ratio"], variants["bf16"]["default"]) == ("2.41×", "0.832× slower")
+    assert variants["fp32"]["default"] == variants["fp32-default"]["default"] == ""
+    rows = [row for row in pages.devices(history)["rows"] if row["workload"] == "mm-1024" and row["variant"] == "bf16"]
     cells = {device: cell["default"] for row in rows for device, cell in row["cells"].items()}
     assert cells == {"cpu": "", "jax": "", "tpu-v5e": "0.832× slower", "tpu-v6e": "0.864× slower"}
 
@@ -137,9 +140,9 @@ def test_the_newest_file_counts() -> None:
     for speed in (2.0, 3.0):
         one = group(speed=speed)
         runs.append(BenchRun(readme.ROOT / "x.jsonl", {}, {one.key: one}, {}, ""))
-    arm = readme.chosen(runs)[COLUMN]["mm-64"].arm("bf16")
-    assert arm is not None
-    assert arm.speed == 3.0
+    variant = readme.chosen(runs)[COLUMN]["mm-64"].variant("bf16")
+    assert variant is not None
+    assert variant.speed == 3.0
 
 
 def test_the_picture_is_drawn_the_same_twice() -> None:

@@ -1,42 +1,112 @@
-"""Rounds of several processes become groups: medians, ratios and verdicts."""
+"""Rounds of several processes become groups: medians, ratios and verdicts, also where something is missing."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from ampcheck.bench.core import peaks
-from ampcheck.bench.core.model import Group
+from ampcheck.bench.core import peaks, table
+from ampcheck.bench.core.model import (
+    Group,
+    OpWorkload,
+    OverheadWorkload,
+    Rounds,
+    Spec,
+    StepWorkload,
+    VariantResult,
+    Workload,
+)
+from ampcheck.bench.core.peaks import Peaks
+from ampcheck.bench.run import ceilings
+from ampcheck.bench.run.exports import samples
 from ampcheck.bench.run.runfile import read
 from ampcheck.bench.run.summary import summarize
-from tests.bench.summary_rounds import CATALOGUE, SPEEDS, arm, one, processes
+from ampcheck.errors import UsageError
 from tests.report.made_bench import made_group, written
+
+MM = OpWorkload(
+    name="mm-512",
+    family="matmul",
+    policy="downcast",
+    base="mm",
+    size=512,
+    flops=2 * 512**3,
+    moved=lambda width: 3 * 512 * 512 * width,
+    inputs=(Spec((512, 512)), Spec((512, 512))),
+    call=torch.mm,
+)
+STEP = StepWorkload(
+    name="mlp",
+    family="steps",
+    policy="mixed",
+    samples=64,
+    model=lambda: torch.nn.Linear(2, 2),
+    inputs=(),
+    loss=torch.nn.functional.mse_loss,
+)
+COPY = OpWorkload(
+    name="copy", family="policies", policy="upcast", moved=lambda width: 8.0 * width, inputs=(), call=torch.clone
+)
+ENTER = OverheadWorkload(name="enter", family="overhead", policy="", make=lambda device: {})
+CATALOGUE: dict[str, Workload] = {workload.name: workload for workload in (MM, STEP, COPY, ENTER)}
+
+SPEEDS = {"fp32": 1.0, "fp32-aa": 1.0, "bf16": 3.9, "bf16-native": 0.5}
+
+
+def processes(speeds: dict[str, float], workload: str = "mm-512", noise: float = 0.005, count: int = 5) -> list[Rounds]:
+    """Return the rounds of processes whose variants run at some speeds; fp32 takes a millisecond."""
+    random = np.random.default_rng(1)
+    out = []
+    for process in range(count):
+        load = np.exp(random.normal(0, 0.1, 9))
+        samples = {
+            variant: [float(value) for value in 1e-3 / speed * load * np.exp(random.normal(0, noise, 9))]
+            for variant, speed in speeds.items()
+        }
+        cpu = {variant: [value / 2 for value in values] for variant, values in samples.items()}
+        out.append(Rounds(workload, "cpu", "eager", process, samples, cpu))
+    return out
+
+
+def one(rounds: list[Rounds], **options: Any) -> Group:
+    """The only group of some rounds."""
+    (group,) = summarize(rounds, CATALOGUE, **options)
+    return group
+
+
+def variant(group: Group, name: str) -> VariantResult:
+    """A variant that must be there."""
+    found = group.variant(name)
+    assert found is not None
+    return found
 
 
 def test_speeds_and_verdicts() -> None:
     group = one(processes(SPEEDS))
-    assert {result.name: result.verdict for result in group.arms} == {
+    assert {result.name: result.verdict for result in group.variants} == {
         "fp32": "first",
-        "fp32-again": "same",
+        "fp32-aa": "same",
         "bf16": "faster",
         "bf16-native": "slower",
     }
-    bf16 = arm(group, "bf16")
+    bf16 = variant(group, "bf16")
     assert bf16.speed == pytest.approx(3.9, rel=0.01)
     assert bf16.speed_low is not None
     assert bf16.speed_high is not None
     assert bf16.speed_low < bf16.speed < bf16.speed_high
     assert (bf16.rounds, bf16.processes) == (45, 5)
-    assert arm(group, "fp32").speed is None
+    assert variant(group, "fp32").speed is None
 
 
 def test_times_are_pooled_over_processes() -> None:
     rounds = processes(SPEEDS)
     values = [value for one in rounds for value in one.samples["bf16"]]
-    found = arm(one(rounds), "bf16")
+    found = variant(one(rounds), "bf16")
     assert found.seconds == np.median(values)
     assert (found.low, found.high) == tuple(np.percentile(values, [5, 95]))
     assert found.cpu_seconds == pytest.approx(np.median(values) / 2)
@@ -46,8 +116,8 @@ def test_the_workload_gives_the_facts_of_the_group_and_its_rates() -> None:
     group = one(processes(SPEEDS))
     assert (group.family, group.kind, group.policy, group.base, group.size) == ("matmul", "op", "downcast", "mm", 512)
     assert (group.key, group.flops, group.note) == ("cpu/eager/mm-512", 2 * 512**3, "")
-    for name, width in (("fp32", 4), ("fp32-again", 4), ("bf16", 2), ("bf16-native", 2)):
-        found = arm(group, name)
+    for name, width in (("fp32", 4), ("fp32-aa", 4), ("bf16", 2), ("bf16-native", 2)):
+        found = variant(group, name)
         assert found.seconds is not None
         assert found.flops_per_second == pytest.approx(2 * 512**3 / found.seconds)
         assert found.bytes_per_second == pytest.approx(3 * 512 * 512 * width / found.seconds)
@@ -56,31 +126,31 @@ def test_the_workload_gives_the_facts_of_the_group_and_its_rates() -> None:
 
 
 def test_without_counted_flops_there_is_no_intensity() -> None:
-    found = arm(one(processes(SPEEDS, "copy")), "fp32")
+    found = variant(one(processes(SPEEDS, "copy")), "fp32")
     assert found.seconds is not None
     assert found.bytes_per_second == pytest.approx(32 / found.seconds)
     assert (found.flops_per_second, found.intensity) == (None, None)
 
 
 def test_a_step_has_the_bound_of_steps() -> None:
-    speeds = {"fp32": 1.0, "fp32-again": 1.03, "bf16": 2.0}
+    speeds = {"fp32": 1.0, "fp32-aa": 1.03, "bf16": 2.0}
     step, op = one(processes(speeds, "mlp")), one(processes(speeds))
-    assert (step.kind, step.samples, arm(step, "bf16").verdict) == ("step", 64, "faster")
-    assert (op.kind, arm(op, "bf16").verdict, arm(op, "fp32-again").verdict) == ("op", "faster", "ambiguous")
-    assert arm(op, "fp32-again").reason.startswith("the interval does not lie beyond that of the A/A arm, 1.0")
+    assert (step.kind, step.samples, variant(step, "bf16").verdict) == ("step", 64, "faster")
+    assert (op.kind, variant(op, "bf16").verdict, variant(op, "fp32-aa").verdict) == ("op", "faster", "ambiguous")
+    assert variant(op, "fp32-aa").reason.startswith("the interval does not lie beyond that of the A/A baseline, 1.0")
 
 
-def test_machinery_is_compared_with_its_first_variant() -> None:
+def test_overhead_is_compared_with_its_first_variant() -> None:
     group = one(processes({"fresh": 1.0, "reused": 1.6}, "enter"))
-    assert [(result.name, result.verdict) for result in group.arms] == [("fresh", "first"), ("reused", "faster")]
-    assert (group.kind, group.arms[1].flops_per_second, group.arms[1].intensity) == ("machinery", None, None)
+    assert [(result.name, result.verdict) for result in group.variants] == [("fresh", "first"), ("reused", "faster")]
+    assert (group.kind, group.variants[1].flops_per_second, group.variants[1].intensity) == ("overhead", None, None)
 
 
 def test_an_unknown_workload_is_summarized_without_its_facts() -> None:
     group = one(processes(SPEEDS, "of-another-version"))
     assert (group.family, group.kind, group.flops) == ("", "op", 0)
     assert group.note == "this version does not know the workload"
-    assert arm(group, "bf16").verdict == "faster"
+    assert variant(group, "bf16").verdict == "faster"
 
 
 def test_the_catalogue_of_this_version_is_used_unless_another_is_given() -> None:
@@ -96,7 +166,7 @@ def test_groups_keep_apart_what_differs_and_their_order() -> None:
     rounds[1].executor = rounds[2].executor = "jit"
     groups = summarize(rounds, CATALOGUE)
     assert [group.key for group in groups] == ["cpu/eager/mm-512", "cpu/jit/mm-512", "cpu/eager/mlp"]
-    assert [group.arms[0].processes for group in groups] == [3, 2, 5]
+    assert [group.variants[0].processes for group in groups] == [3, 2, 5]
     assert summarize([], CATALOGUE) == []
 
 
@@ -108,19 +178,19 @@ def test_facts_are_pooled() -> None:
             "memory": 100 + i % 2,
             "compile": float(i**2),
             "first": float(i),
-            "proof": "bf16 kernels" if i else "",
+            "precision_check": "bf16 kernels" if i else "",
         }
-    found = arm(one(rounds), "bf16")
+    found = variant(one(rounds), "bf16")
     assert (found.error, found.memory, found.compile, found.first) == (3e-3, 101, 4.0, 2.0)
-    assert found.proof == "bf16 kernels"
-    rounds[0].facts["bf16"]["proof"] = "no kernel seen"
-    assert arm(one(rounds), "bf16").proof == "no kernel seen; bf16 kernels"
+    assert found.precision_check == "bf16 kernels"
+    rounds[0].facts["bf16"]["precision_check"] = "no kernel seen"
+    assert variant(one(rounds), "bf16").precision_check == "no kernel seen; bf16 kernels"
 
 
 def test_noise_is_unstable_and_says_how_wide() -> None:
     noisy = one(processes({"fp32": 1.0, "bf16": 1.0}, noise=0.3))
-    assert arm(noisy, "bf16").verdict == "unstable"
-    assert arm(noisy, "bf16").reason.endswith("equal arms lie within ±2%")
+    assert variant(noisy, "bf16").verdict == "unstable"
+    assert variant(noisy, "bf16").reason.endswith("equal variants lie within ±2%")
 
 
 # ---- groups that an earlier version judged
@@ -129,6 +199,33 @@ def test_noise_is_unstable_and_says_how_wide() -> None:
 def reread(folder: Path, group: Group, **header: Any) -> Group:
     """A group as a file gives it back."""
     return read(written(folder / "run.jsonl", [group], [], **header)).groups[group.key]
+
+
+def test_files_of_the_first_schema_are_read_with_the_names_of_today(tmp_path: Path) -> None:
+    overhead = made_group("enter", variants={"fresh": 1.0, "reused": 1.7}, kind="overhead", family="overhead", flops=0)
+    groups = [made_group(), overhead]
+    variant(groups[0], "fp32-aa").reason = "failed in 1 of 5 processes: equal variants"
+    names = {
+        '"variants":': '"arms":',
+        '"precision_check":': '"proof":',
+        '"overhead"': '"machinery"',
+        'fp32-aa"': 'fp32-again"',
+        "equal variants": "equal arms",
+        '"bench-2"': '"bench-1"',
+    }
+    for footer in (True, False):  # without one the groups are made of the rounds
+        new = written(tmp_path / f"new-{footer}.jsonl", groups, footer=footer)
+        text = new.read_text()
+        for name, before in names.items():
+            assert name in text
+            text = text.replace(name, before)
+        old = tmp_path / f"old-{footer}.jsonl"
+        old.write_text(text)
+        assert read(old).groups == read(new).groups
+        assert samples(old) == samples(new)
+        old.write_text(text.replace('"bench-1"', '"bench-0"'))
+        with pytest.raises(UsageError, match="has schema 'bench-0'"):
+            read(old)
 
 
 @pytest.mark.parametrize(
@@ -143,12 +240,14 @@ def test_files_of_earlier_versions_are_judged_by_this_rule(
     tmp_path: Path, bf16: tuple[float, ...], again: tuple[float, ...], verdict: str
 ) -> None:
     group = made_group()
-    for name, interval in (("bf16", bf16), ("fp32-again", again)):
-        found = arm(group, name)
+    for name, interval in (("bf16", bf16), ("fp32-aa", again)):
+        found = variant(group, name)
         found.speed, found.speed_low, found.speed_high = interval
-    arm(group, "bf16").verdict = "ambiguous" if verdict != "ambiguous" else "slower"
-    arm(group, "bf16").reason = "the A/A arm's ratio is 0.950, outside ±2%; failed in 1 of 5 processes: no memory"
-    found = arm(reread(tmp_path, group), "bf16")
+    variant(group, "bf16").verdict = "ambiguous" if verdict != "ambiguous" else "slower"
+    variant(
+        group, "bf16"
+    ).reason = "the A/A baseline's ratio is 0.950, outside ±2%; failed in 1 of 5 processes: no memory"
+    found = variant(reread(tmp_path, group), "bf16")
     assert found.verdict == verdict
     assert found.reason.endswith("failed in 1 of 5 processes: no memory")
     assert ("A/A" in found.reason) is (verdict == "ambiguous")
@@ -156,32 +255,32 @@ def test_files_of_earlier_versions_are_judged_by_this_rule(
 
 def test_what_does_not_count_is_not_judged_again(tmp_path: Path) -> None:
     group = made_group()
-    bf16, fp16 = arm(group, "bf16"), arm(group, "fp16")
+    bf16, fp16 = variant(group, "bf16"), variant(group, "fp16")
     bf16.verdict, bf16.reason = "invalid", "the kernel received fp32"
     fp16.verdict, fp16.reason, fp16.speed, fp16.speed_low = "not measured", "no kernel", None, None
     again = reread(tmp_path, group)
-    assert arm(again, "bf16") == bf16
-    assert arm(again, "fp16") == fp16
+    assert variant(again, "bf16") == bf16
+    assert variant(again, "fp16") == fp16
 
 
 def test_a_share_above_one_of_an_earlier_version_is_none(tmp_path: Path) -> None:
     group = made_group()
-    arm(group, "bf16").share, arm(group, "fp16").share = 6.4, 0.9
+    variant(group, "bf16").share, variant(group, "fp16").share = 6.4, 0.9
     again = reread(tmp_path, group)
-    assert (arm(again, "bf16").share, arm(again, "bf16").ceiling) == (None, "above the measured ceiling")
-    assert (arm(again, "fp16").share, arm(again, "fp16").ceiling) == (0.9, "")
+    assert (variant(again, "bf16").share, variant(again, "bf16").ceiling) == (None, "above the measured ceiling")
+    assert (variant(again, "fp16").share, variant(again, "fp16").ceiling) == (0.9, "")
     (tmp_path / "run.jsonl").unlink()
     sheet = peaks.known("NVIDIA H200")
     assert sheet is not None
     again = reread(tmp_path, group, ceilings_source={"cpu": sheet.source})
-    assert arm(again, "bf16").ceiling == "above the published ceiling"
+    assert variant(again, "bf16").ceiling == "above the published ceiling"
 
 
 def test_estimates_of_an_earlier_version_are_compared_with_the_default(tmp_path: Path) -> None:
     speeds = {"fp32": 1.0, "fp32-default": 4.0, "bf16": 2.0, "fp16": 4.01, "bf16-native": 8.0}
-    estimate = made_group(device="tpu-v5e", arms=speeds, estimate=True)
+    estimate = made_group(device="tpu-v5e", variants=speeds, estimate=True)
     again = reread(tmp_path, estimate)
-    told = {one.name: (one.default_speed, one.default_verdict) for one in again.arms}
+    told = {one.name: (one.default_speed, one.default_verdict) for one in again.variants}
     assert told == {
         "fp32": (None, ""),
         "fp32-default": (None, ""),
@@ -190,8 +289,214 @@ def test_estimates_of_an_earlier_version_are_compared_with_the_default(tmp_path:
         "bf16-native": (pytest.approx(2.0), "faster"),
     }
     (tmp_path / "run.jsonl").unlink()
-    arm(estimate, "fp32-default").verdict = "ambiguous"
-    assert arm(reread(tmp_path, estimate), "bf16").default_verdict == "ambiguous"
+    variant(estimate, "fp32-default").verdict = "ambiguous"
+    assert variant(reread(tmp_path, estimate), "bf16").default_verdict == "ambiguous"
     (tmp_path / "run.jsonl").unlink()
-    measured = reread(tmp_path, made_group(arms=speeds))
-    assert not any(one.default_verdict for one in measured.arms), "a median is no proof of a difference"
+    measured = reread(tmp_path, made_group(variants=speeds))
+    assert not any(one.default_verdict for one in measured.variants), "a median does not show a difference"
+
+
+# ---- rounds that lack a variant, or hold what cannot be
+
+
+def test_an_error_that_is_no_number_is_the_worst_one() -> None:
+    rounds = processes(SPEEDS)
+    for measured, error in zip(rounds, (0.1, math.nan, 0.2, None, 0.3), strict=True):
+        measured.facts["bf16"] = {"error": error}
+    assert variant(one(rounds), "bf16").error == math.inf
+
+
+def test_what_is_invalid_keeps_its_numbers_and_has_no_speed() -> None:
+    rounds = processes(SPEEDS)
+    rounds[2].facts["bf16"] = {"invalid": "no bf16 kernel was seen", "error": 0.01}
+    group = one(rounds)
+    found = variant(group, "bf16")
+    assert (found.verdict, found.reason) == ("invalid", "no bf16 kernel was seen")
+    assert (found.speed, found.error) == (None, 0.01)
+    assert found.seconds is not None
+    assert variant(group, "bf16-native").verdict == "slower"
+
+
+def test_nothing_is_compared_with_an_invalid_first_variant() -> None:
+    rounds = processes(SPEEDS)
+    rounds[0].facts["fp32"] = {"invalid": "TF32 was on"}
+    group = one(rounds)
+    assert variant(group, "fp32").verdict == "invalid"
+    for name in ("fp32-aa", "bf16", "bf16-native"):
+        found = variant(group, name)
+        assert (found.verdict, found.speed) == ("not measured", None)
+        assert found.reason == "fp32, which it is compared with, is invalid: TF32 was on"
+        assert found.seconds is not None
+
+
+@pytest.mark.parametrize("names", [("fp32", "fp32-aa", "bf16"), ("fp32", "bf16", "bf16-native")])
+def test_a_failed_first_variant_is_still_the_first(names: tuple[str, ...]) -> None:
+    rounds = processes({name: SPEEDS[name] for name in names})
+    for measured in rounds:
+        del measured.samples["fp32"], measured.cpu["fp32"]
+        measured.failed["fp32"] = "out of memory"
+    group = one(rounds)
+    assert (group.variants[0].name, group.variants[0].verdict, group.variants[0].reason) == (
+        "fp32",
+        "not measured",
+        "out of memory",
+    )
+    assert {result.verdict for result in group.variants} == {"not measured"}
+    assert variant(group, "bf16").reason == "fp32, which it is compared with, is not measured: out of memory"
+
+
+def test_failed_variants() -> None:
+    rounds = processes(SPEEDS)
+    for measured in rounds:
+        del measured.samples["bf16"]
+        measured.failed["bf16"] = "no kernel"
+    del rounds[1].samples["bf16-native"]
+    rounds[1].failed["bf16-native"] = "out of memory"
+    group = one(rounds)
+    assert (variant(group, "bf16").verdict, variant(group, "bf16").reason) == ("not measured", "no kernel")
+    native = variant(group, "bf16-native")
+    assert (native.verdict, native.processes) == ("slower", 4)
+    assert native.reason == "failed in 1 of 5 processes: out of memory"
+
+
+def test_a_failed_second_first_variant_makes_the_others_ambiguous() -> None:
+    rounds = processes(SPEEDS)
+    for measured in rounds:
+        del measured.samples["fp32-aa"]
+        measured.failed["fp32-aa"] = "out of memory"
+    group = one(rounds)
+    assert variant(group, "fp32-aa").verdict == "not measured"
+    assert (variant(group, "bf16").verdict, variant(group, "bf16").reason) == (
+        "ambiguous",
+        "the A/A baseline was not measured",
+    )
+    rounds = processes(SPEEDS)
+    rounds[0].facts["fp32-aa"] = {"invalid": "was not waited for"}
+    group = one(rounds)
+    assert (variant(group, "fp32-aa").verdict, variant(group, "bf16").verdict) == ("invalid", "ambiguous")
+
+
+def test_variants_without_samples_and_with_too_few() -> None:
+    rounds = processes(SPEEDS, count=1)
+    rounds[0].facts["fp16"] = {"first": 0.1}
+    rounds[0].samples["bf16"] = rounds[0].samples["bf16"][:4]
+    group = one(rounds)
+    assert (variant(group, "fp16").verdict, variant(group, "fp16").reason) == (
+        "not measured",
+        "no process has a sample of it",
+    )
+    bf16 = variant(group, "bf16")
+    assert (bf16.verdict, bf16.speed, bf16.reason) == ("not measured", None, "4 rounds; a verdict needs 5")
+
+
+def test_more_than_the_peak_is_invalid() -> None:
+    seen = []
+
+    def peaks(device: str, precision: str) -> float | None:
+        seen.append((device, precision))
+        return {"fp32": 1e12, "bf16": 2e12}.get(precision)  # bf16 runs at about 1.05e12, fp32 at 2.7e11
+
+    group = one(processes(SPEEDS), peaks=peaks)
+    assert variant(group, "bf16").share == pytest.approx(0.52, abs=0.02)
+    assert variant(group, "bf16-native").share is None
+    assert variant(group, "bf16").verdict == "faster"
+    assert set(seen) == {("cpu", "fp32"), ("cpu", "bf16"), ("cpu", "bf16-native")}
+
+    group = one(processes(SPEEDS), peaks=lambda device, precision: 7.7e11 if precision == "bf16" else None)
+    bf16 = variant(group, "bf16")
+    assert (bf16.verdict, bf16.speed) == ("invalid", None)
+    assert bf16.reason.startswith("1.04 TFLOP/s where the device can do 770 GFLOP/s at most: the clock stopped")
+    assert (bf16.share, bf16.ceiling) == (None, "above the published ceiling")
+
+
+def test_a_share_above_one_is_none() -> None:
+    rate = variant(one(processes(SPEEDS)), "bf16").flops_per_second
+    assert rate is not None
+    for factor, verdict in ((1.01, "faster"), (1.03, "invalid")):
+        bf16 = variant(one(processes(SPEEDS), peaks=lambda device, precision: rate / factor), "bf16")  # noqa: B023
+        assert (bf16.verdict, bf16.share, bf16.ceiling) == (verdict, None, "above the published ceiling")
+    bf16 = variant(one(processes(SPEEDS), peaks=lambda device, precision: rate), "bf16")
+    assert (bf16.verdict, bf16.share, bf16.ceiling) == ("faster", 1, "")
+
+
+def test_a_share_of_a_measured_ceiling() -> None:
+    group = one(processes(SPEEDS))
+    rate = variant(group, "bf16").flops_per_second
+    assert rate is not None
+    ceilings.share([group], {"cpu": Peaks("cpu", {"fp32": 2 * rate, "bf16": rate / 2}, None, "here", True)})
+    assert (variant(group, "fp32").share or 1) < 0.2
+    assert (variant(group, "bf16").share, variant(group, "bf16").ceiling) == (None, "above the measured ceiling")
+
+
+DEFAULT_SPEEDS = {"fp32": 1.0, "fp32-aa": 1.0, "fp32-default": 4.0, "bf16": 2.0, "bf16-native": 8.0}
+
+
+def test_lower_precisions_are_compared_with_the_default_too() -> None:
+    group = one(processes(DEFAULT_SPEEDS))
+    bf16, native = variant(group, "bf16"), variant(group, "bf16-native")
+    assert (bf16.verdict, bf16.default_verdict) == ("faster", "slower")
+    assert bf16.default_speed == pytest.approx(0.5, rel=0.02)
+    assert bf16.default_low is not None
+    assert bf16.default_high is not None
+    assert bf16.default_low < bf16.default_speed < bf16.default_high
+    assert (native.verdict, native.default_verdict) == ("faster", "faster")
+    assert all(not variant(group, name).default_verdict for name in ("fp32", "fp32-aa", "fp32-default"))
+    assert not variant(one(processes(SPEEDS)), "bf16").default_verdict, "where the group has no such variant"
+
+
+def test_a_default_that_does_not_count_is_compared_with_nothing() -> None:
+    rounds = processes(DEFAULT_SPEEDS)
+    rounds[0].facts["fp32-default"] = {"invalid": "it was not shortened"}
+    bf16 = variant(one(rounds), "bf16")
+    assert (bf16.verdict, bf16.default_speed, bf16.default_verdict) == ("faster", None, "")
+
+
+@pytest.mark.parametrize(("precision_check", "at_most"), [("mm in bf16", True), ("", False)])
+def test_a_variant_that_was_given_up_has_a_bound_and_a_speed_only_with_its_precision_check(
+    precision_check: str, at_most: bool
+) -> None:
+    rounds = processes({"fp32": 1.0, "fp32-aa": 1.0})
+    for measured, seconds in zip(rounds, (0.5, 0.25, 0.75, 1.0, 2.0), strict=True):
+        measured.failed["bf16"] = "no time for rounds"
+        measured.facts["bf16"] = {"at_least": seconds, "precision_check": precision_check}
+    group = one(rounds)
+    bf16, high = variant(group, "bf16"), variant(group, "fp32").high
+    assert high is not None
+    assert (bf16.verdict, bf16.reason, bf16.at_least) == ("not measured", "no time for rounds", 0.25)
+    assert (bf16.speed, bf16.at_most) == (None, high / 0.25 if at_most else None)
+    assert table.ratio(bf16) == (f"≤ {high / 0.25:.5f}×" if at_most else "–")
+    assert table.time(bf16) == "≥ 250 ms"
+
+
+def test_a_bound_says_nothing_beside_a_first_variant_that_does_not_count() -> None:
+    rounds = processes({"fp32": 1.0})
+    rounds[0].facts["fp32"] = {"invalid": "TF32 was on"}
+    rounds[0].failed["bf16"], rounds[0].facts["bf16"] = "no time", {"at_least": 1.0, "precision_check": "mm in bf16"}
+    bf16 = variant(one(rounds), "bf16")
+    assert (bf16.at_least, bf16.at_most) == (1.0, None)
+
+
+@pytest.mark.parametrize("bad", [0.0, math.nan, -1e-3])
+def test_a_sample_that_is_no_time_makes_its_variant_invalid(bad: float) -> None:
+    rounds = processes(SPEEDS)
+    rounds[3].samples["bf16"][2] = bad
+    group = one(rounds)
+    found = variant(group, "bf16")
+    assert (found.verdict, found.seconds) == ("invalid", None)
+    assert found.reason == f"a sample of {bad:g} s cannot be the time of a call"
+    assert variant(group, "bf16-native").verdict == "slower"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"samples": {"fp32": ["fast"]}}, "could not convert"),
+        ({"samples": {"fp32": 3}}, "not iterable"),
+        ({"facts": {"fp32": {"colour": 1}}}, "'colour' is not a fact of a variant"),
+        ({"facts": {"fp32": {"memory": math.inf}}}, "infinity"),
+        ({"facts": {"fp32": 3}}, "not iterable"),
+    ],
+)
+def test_damaged_rounds_are_refused(damage: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=rf"^the rounds of cpu/eager/mm-512 hold something.*{message}"):
+        one([Rounds("mm-512", "cpu", "eager", 0, **damage)])

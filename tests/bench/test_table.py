@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ampcheck.bench.core import table
-from ampcheck.bench.core.model import ArmResult
+from ampcheck.bench.core.model import VariantResult
 from tests.report.made_bench import made_group
 
 
@@ -31,21 +31,23 @@ def test_numbers_have_three_digits_and_a_unit(shown: str, want: str) -> None:
 
 
 def test_a_ratio_has_its_interval_and_none_without_validity() -> None:
-    arm = ArmResult("bf16", "faster", speed=3.414, speed_low=3.38, speed_high=3.4449)
-    assert table.ratio(arm) == "3.41× [3.38, 3.44]"
+    variant = VariantResult("bf16", "faster", speed=3.414, speed_low=3.38, speed_high=3.4449)
+    assert table.ratio(variant) == "3.41× [3.38, 3.44]"
     for verdict in ("invalid", "not measured", "first"):
-        arm.verdict = verdict
-        assert table.ratio(arm) == "–"
+        variant.verdict = verdict
+        assert table.ratio(variant) == "–"
 
 
 def test_what_was_given_up_is_shown_as_a_bound() -> None:
-    arm = ArmResult("bf16", "not measured", at_least=5.0, at_most=0.0123)
-    assert (table.time(arm), table.ratio(arm)) == ("≥ 5.00 s", "≤ 0.0123×")
-    arm.at_most = None
-    assert (table.time(arm), table.ratio(arm)) == ("≥ 5.00 s", "–"), "without its proof there is no ratio"
-    arm = ArmResult("bf16", "slower", seconds=1.0, speed=0.5, at_least=0.9, at_most=0.6)
-    assert (table.time(arm), table.ratio(arm)) == ("1.00 s", "0.500×"), "another process measured it"
-    assert table.time(ArmResult("bf16", "invalid", seconds=1.0)) == "(1.00 s)"
+    variant = VariantResult("bf16", "not measured", at_least=5.0, at_most=0.0123)
+    assert (table.time(variant), table.ratio(variant)) == ("≥ 5.00 s", "≤ 0.0123×")
+    variant.at_most = None
+    assert (table.time(variant), table.ratio(variant)) == ("≥ 5.00 s", "–"), (
+        "without its precision check there is no ratio"
+    )
+    variant = VariantResult("bf16", "slower", seconds=1.0, speed=0.5, at_least=0.9, at_most=0.6)
+    assert (table.time(variant), table.ratio(variant)) == ("1.00 s", "0.500×"), "another process measured it"
+    assert table.time(VariantResult("bf16", "invalid", seconds=1.0)) == "(1.00 s)"
 
 
 @pytest.mark.parametrize(
@@ -53,27 +55,32 @@ def test_what_was_given_up_is_shown_as_a_bound() -> None:
     [(0.71, "", "71% of the peak"), (None, "above the measured ceiling", "above the measured ceiling"), (None, "", "")],
 )
 def test_a_share_is_never_above_one(share: float | None, ceiling: str, want: str) -> None:
-    assert table.share(ArmResult("bf16", "faster", share=share, ceiling=ceiling)) == want
+    assert table.share(VariantResult("bf16", "faster", share=share, ceiling=ceiling)) == want
 
 
 def test_speeds_beside_the_default_are_shown_below_the_group() -> None:
     group = made_group("mm-512")
     assert "fp32-default" not in table.table([group])
-    arm = group.arms[2]
-    arm.default_speed, arm.default_low, arm.default_high, arm.default_verdict = 0.83, 0.82, 0.84, "slower"
-    assert table.default_ratio(arm) == "0.830× [0.820, 0.840] slower"
+    variant = group.variants[2]
+    variant.default_speed, variant.default_low, variant.default_high, variant.default_verdict = (
+        0.83,
+        0.82,
+        0.84,
+        "slower",
+    )
+    assert table.default_ratio(variant) == "0.830× [0.820, 0.840] slower"
     (line,) = (line for line in table.table([group]).splitlines() if "fp32-default" in line)
     assert line.startswith("  └ beside fp32-default, which is float32 as the device computes it unless told otherwise:")
     assert line.endswith(": bf16 0.830× [0.820, 0.840] slower")
 
 
-def test_the_arms_of_a_group_stand_below_each_other_with_both_times() -> None:
+def test_the_variants_of_a_group_stand_below_each_other_with_both_times() -> None:
     lines = table.table([made_group("mm-512")]).splitlines()
     assert lines[0].split() == [
         "workload",
         "device",
         "executor",
-        "arm",
+        "variant",
         "time",
         "speed",
         "[95",
@@ -88,7 +95,7 @@ def test_the_arms_of_a_group_stand_below_each_other_with_both_times() -> None:
 
 def test_what_is_not_valid_has_its_reason_below_and_no_ratio() -> None:
     group = made_group("mm-512", estimate=True, note="from a cost model")
-    bad, absent = group.arms[2], group.arms[3]
+    bad, absent = group.variants[2], group.variants[3]
     bad.verdict, bad.reason = "invalid", "the kernel received fp32"
     absent.verdict, absent.seconds = "not measured", None
     lines = table.table([group]).splitlines()
@@ -108,7 +115,7 @@ def test_no_groups_are_said_so() -> None:
 
 def test_a_reason_of_several_lines_stays_below_its_own_group() -> None:
     groups = [made_group("mm-16"), made_group("mm-64")]
-    groups[0].arms[3].verdict, groups[0].arms[3].reason = "invalid", "one\ntwo"
+    groups[0].variants[3].verdict, groups[0].variants[3].reason = "invalid", "one\ntwo"
     lines = table.table(groups).splitlines()
     assert lines[6] == "  └ fp16 invalid: one two"
     assert lines[7].startswith("mm-64")

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.bench.core.clocks import Clock, CpuClock, clock
 from ampcheck.bench.core.model import BenchPlan, Rounds
-from ampcheck.bench.core.timing import Timed, calibrate, interleave, warm_up
+from ampcheck.bench.core.timing import Clock, CpuClock, Timed, calibrate, clock, interleave, warm_up
 from ampcheck.bench.run import measure
 from ampcheck.devices.cpu import Cpu
 
@@ -35,10 +34,10 @@ def test_a_sample_has_as_many_calls_as_its_length_wants(seconds: float, count: i
     assert calibrate(Ticking(), lambda: seconds, 0.01) == count
 
 
-def test_every_arm_is_timed_once_a_round_in_changing_order() -> None:
+def test_every_variant_is_timed_once_a_round_in_changing_order() -> None:
     order: list[str] = []
-    arms = {name: Timed(lambda name=name: order.append(name) or 1.0, count=3) for name in "abc"}  # type: ignore[misc]
-    wall, cpu = interleave(Ticking(), arms, 20, seed=1)
+    variants = {name: Timed(lambda name=name: order.append(name) or 1.0, count=3) for name in "abc"}  # type: ignore[misc]
+    wall, cpu = interleave(Ticking(), variants, 20, seed=1)
     assert {name: len(samples) for name, samples in wall.items()} == dict.fromkeys("abc", 20)
     assert cpu.keys() == wall.keys()
     rounds = ["".join(order[i : i + 6 : 2]) for i in range(0, 120, 6)]
@@ -66,23 +65,23 @@ def test_each_device_has_its_clock() -> None:
     assert type(clock(Cpu())) is CpuClock
 
 
-# ---- arms that take too long for their rounds
+# ---- variants that take too long for their rounds
 
 
 class Telling(CpuClock):
-    """A clock on which the calls of some arms take some seconds, and those of others nothing."""
+    """A clock on which the calls of some variants take some seconds, and those of others nothing."""
 
     def __init__(self, seconds: dict[str, float]) -> None:
         super().__init__(Cpu())
-        self.seconds, self.arm, self.said = seconds, "", list[tuple[str, str]]()
+        self.seconds, self.variant, self.said = seconds, "", list[tuple[str, str]]()
 
-    def say(self, arm: str, what: str) -> None:
-        self.arm = arm
-        self.said.append((arm, what))
+    def say(self, variant: str, what: str) -> None:
+        self.variant = variant
+        self.said.append((variant, what))
 
     def sample(self, call: Callable[[], Any], count: int) -> tuple[float, float]:
         self.last = call()
-        return self.seconds.get(self.arm, 1e-5), 0.0
+        return self.seconds.get(self.variant, 1e-5), 0.0
 
 
 def timed(
@@ -91,56 +90,64 @@ def timed(
     patience: float = 6.0,
     given_up: dict[str, dict[str, Any]] | None = None,
 ) -> tuple[Rounds, Telling]:
-    """What is measured of a product of 64² on the CPU where the calls of some arms take some seconds."""
+    """Measure a product of 64² on the CPU where the calls of some variants take some seconds."""
     monkeypatch.setattr(measure, "warm_up", lambda timer, call, times=3: timer.sample(call, 1)[0])
     measurer = measure.Measurer(BenchPlan("cpu", [], 0, 5, 1e-4, True, 1, [], patience))
     measurer.timer = timer = Telling(seconds)
     return measurer.measure("mm-64", "eager", timer.say, given_up), timer
 
 
-ALL = {"fp32", "fp32-again", "bf16", "fp16", "bf16-native", "fp16-native"}
+ALL = {"fp32", "fp32-aa", "bf16", "fp16", "bf16-native", "fp16-native"}
 
 
-def test_an_arm_that_is_too_slow_is_given_up_with_its_bound_and_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_that_is_too_slow_is_given_up_with_its_bound_and_its_precision_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found, _ = timed({"bf16": 1.0, "fp16": 0.25}, monkeypatch)
     assert set(found.samples) == ALL - {"bf16"}
     assert found.failed == {
-        "bf16": "neither of two calls took less than 1 s; 6 s, which an arm may take, are not enough for 5 rounds"
+        "bf16": "neither of two calls took less than 1 s; 6 s, which a variant may take, are not enough for 5 rounds"
     }
     assert found.facts["bf16"]["at_least"] == 1.0
-    assert found.facts["bf16"]["proof"] == "mm in bf16"
+    assert found.facts["bf16"]["precision_check"] == "mm in bf16"
     assert "at_least" not in found.facts["fp16"]
     found, _ = timed({"bf16": 1.0}, monkeypatch, patience=math.inf)
     assert set(found.samples) == ALL
 
 
-def test_an_arm_that_is_far_too_slow_is_not_even_shown_to_be_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_that_is_far_too_slow_is_not_even_shown_to_be_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     found, timer = timed({"bf16": 4.0}, monkeypatch)
     assert found.facts["bf16"] == {"first": 4.0, "at_least": 4.0}
-    assert ("bf16", "prove") not in timer.said
+    assert ("bf16", "check_precision") not in timer.said
     assert set(found.samples) == ALL - {"bf16"}
 
 
-def test_nothing_is_measured_beside_a_first_arm_that_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_measured_beside_a_first_variant_that_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     found, timer = timed({"fp32": 1.0}, monkeypatch)
     assert (found.samples, set(found.failed)) == ({}, {"fp32"})
-    assert {arm for arm, _ in timer.said} == {"fp32"}
+    assert {variant for variant, _ in timer.said} == {"fp32"}
 
 
 def test_what_an_earlier_process_gave_up_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     found, timer = timed({}, monkeypatch, given_up={"bf16": {"reason": "a call had not ended", "at_least": 6.0}})
-    assert "bf16" not in {arm for arm, _ in timer.said}
+    assert "bf16" not in {variant for variant, _ in timer.said}
     assert (found.failed["bf16"], found.facts["bf16"]) == ("a call had not ended", {"at_least": 6.0})
     assert set(found.samples) == ALL - {"bf16"}
 
 
 def test_a_call_is_announced_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     _, timer = timed({}, monkeypatch)
-    assert [what for arm, what in timer.said if arm == "bf16"] == ["prepare", "call", "call", "prove"]
+    assert [what for variant, what in timer.said if variant == "bf16"] == ["prepare", "call", "call", "check_precision"]
     assert timer.said[-1] == ("", "rounds")
     monkeypatch.setattr(measure, "COMPILED_AHEAD", ())
     _, timer = timed({}, monkeypatch)
-    assert [what for arm, what in timer.said if arm == "bf16"] == ["prepare", "compile", "call", "call", "prove"]
+    assert [what for variant, what in timer.said if variant == "bf16"] == [
+        "prepare",
+        "compile",
+        "call",
+        "call",
+        "check_precision",
+    ]
 
 
 def test_a_first_call_that_compiles_bounds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,14 +202,14 @@ def test_a_synchronize_that_does_nothing_makes_every_result_invalid(waits: bool)
     timer = Clock(device)
     found = Rounds("w", "cpu", "eager", 0, facts={"a": {}, "b": {}})
     blocked = measure.Blocked(timer, device, found)
-    arms = {name: Timed(device.compute) for name in "ab"}
-    found.samples, _ = interleave(timer, arms, 3, 0, blocked.check)
+    variants = {name: Timed(device.compute) for name in "ab"}
+    found.samples, _ = interleave(timer, variants, 3, 0, blocked.check)
     blocked.conclude()
     if waits:
         assert found.facts == {"a": {}, "b": {}}
         assert min(map(min, found.samples.values())) >= 0.9 * device.SECONDS
     else:
-        assert all("work was still running when the clock stopped" in found.facts[arm]["invalid"] for arm in "ab")
+        assert all("work was still running when the clock stopped" in found.facts[v]["invalid"] for v in "ab")
 
 
 def test_one_slow_reading_of_several_is_no_reason() -> None:

@@ -1,9 +1,11 @@
-"""Estimates for TPUs: reading programs, adding up their time, saying what an arm is. tests/bench/test_tpu_compile.py
-compiles some."""
+"""Estimates for TPUs: reading programs, adding up their time, judging variants, and compiling where possible."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -12,15 +14,17 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.bench.core.model import PRECISIONS, ArmResult, Group, OpWorkload, Spec
+from ampcheck.bench.core.model import PRECISIONS, Group, OpWorkload, Spec, VariantResult
 from ampcheck.bench.run.summary import estimated_beside_default
 from ampcheck.bench.tpu import chips, command
 from ampcheck.bench.tpu.chips import Chip, available, chip
 from ampcheck.bench.tpu.estimate import Estimate, duration
 from ampcheck.bench.tpu.program import Array, Product, casts, parse, products, wide
 from ampcheck.bench.tpu.schedule import Schedule, schedule
-from ampcheck.bench.tpu.variants import arm_result, contradicts, judge, proof
+from ampcheck.bench.tpu.variants import contradicts, judge, precision_check, variant_result
+from ampcheck.bench.workloads import catalogue
 from ampcheck.errors import UsageError
+from tests.cli_support import LIMIT, ROOT
 
 PROGRAM = """HloModule jit_program, is_scheduled=true, entry_computation_layout={(f32[1024,1024]{1,0})->f32[]}
 
@@ -154,9 +158,9 @@ def test_a_loop_is_counted_and_its_body_once() -> None:
     )
     plan = schedule(parse(text), clock=1e9, bandwidth=1e12)
     assert (plan.loops, plan.cycles) == (1, 70)
-    arm = arm_result(MM, PRECISIONS["fp32"], found(schedule=plan), CHIP)
-    assert (arm.verdict, arm.seconds) == ("not measured", None)
-    assert arm.reason == "how often 1 loop of the program run is not in the compiler's text"
+    variant = variant_result(MM, PRECISIONS["fp32"], found(schedule=plan), CHIP)
+    assert (variant.verdict, variant.seconds) == ("not measured", None)
+    assert variant.reason == "how often 1 loop of the program run is not in the compiler's text"
 
 
 def test_where_the_seconds_come_from() -> None:
@@ -186,57 +190,63 @@ def test_where_the_seconds_come_from() -> None:
         ("bf16", {}, ""),
     ],
 )
-def test_an_arm_is_what_its_name_says(precision: str, kinds: dict[Product, int], said: str) -> None:
+def test_a_variant_is_what_its_name_says(precision: str, kinds: dict[Product, int], said: str) -> None:
     estimate = found(products=Counter(kinds))
     assert contradicts(MM, PRECISIONS[precision], estimate) == said
-    arm = arm_result(MM, PRECISIONS[precision], estimate, CHIP)
-    assert (arm.verdict, arm.reason, arm.seconds) == (("invalid", said, None) if said else ("", "", 1e-3))
+    variant = variant_result(MM, PRECISIONS[precision], estimate, CHIP)
+    assert (variant.verdict, variant.reason, variant.seconds) == (("invalid", said, None) if said else ("", "", 1e-3))
 
 
-def test_float64_makes_an_arm_invalid() -> None:
+def test_float64_makes_a_variant_invalid() -> None:
     assert contradicts(MM, PRECISIONS["fp32"], found(wide=("fp64[8,8]",))) == "computes in float64: fp64[8,8]"
 
 
-def test_the_figures_of_an_arm() -> None:
-    arm = arm_result(MM, PRECISIONS["fp32"], found(casts=("2 × fp32 to bf16[8,8]",), cast_count=3), CHIP)
-    assert (arm.flops_per_second, arm.bytes_per_second, arm.intensity) == (2e12, 1e10, 200.0)
-    assert (arm.share, arm.memory, arm.compile) == (pytest.approx(0.02), 8, 0.5)
-    assert arm.proof == (
+def test_the_figures_of_a_variant() -> None:
+    variant = variant_result(MM, PRECISIONS["fp32"], found(casts=("2 × fp32 to bf16[8,8]",), cast_count=3), CHIP)
+    assert (variant.flops_per_second, variant.bytes_per_second, variant.intensity) == (2e12, 1e10, 200.0)
+    assert (variant.share, variant.memory, variant.compile) == (pytest.approx(0.02), 8, 0.5)
+    assert variant.precision_check == (
         "products: 1 × fp32 in 6 bf16 passes; casts left: 3 (2 × fp32 to bf16[8,8]); "
         "time from 1000000 cycles of the compiler's"
     )
-    assert proof(found(source="roofline")).endswith("time from flops by peak and bytes by bandwidth, the larger")
+    assert precision_check(found(source="roofline")).endswith(
+        "time from flops by peak and bytes by bandwidth, the larger"
+    )
 
 
 def test_parts_of_unknown_time_make_a_verdict_ambiguous() -> None:
-    def arm(seconds: float, **without: int) -> ArmResult:
+    def variant(seconds: float, **without: int) -> VariantResult:
         plan = Schedule(seconds, 1e-6, 1, 1, 0, Counter(without))
-        return arm_result(MM, PRECISIONS["fp32"], found(seconds=seconds, schedule=plan), CHIP)
+        return variant_result(MM, PRECISIONS["fp32"], found(seconds=seconds, schedule=plan), CHIP)
 
     reason = "the compiler gives no cycles for 4 × gather: taken by the bytes they move, which is too little"
-    some = [arm(1.0, reshape=3), arm(0.5, gather=4, copy=2), arm(0.5, copy=2)]
+    some = [variant(1.0, reshape=3), variant(0.5, gather=4, copy=2), variant(0.5, copy=2)]
     judge(some)
     assert [(a.verdict, a.reason, a.speed) for a in some] == [
         ("first", "", None),
         ("ambiguous", reason, 2.0),
         ("faster", "", 2.0),
     ]
-    some = [arm(1.0, gather=4), arm(0.5)]
+    some = [variant(1.0, gather=4), variant(0.5)]
     judge(some)
     assert [(a.verdict, a.reason) for a in some] == [("first", reason), ("ambiguous", f"fp32: {reason}")]
 
 
-def test_verdicts_beside_the_first_arm() -> None:
-    def arms(*seconds: float) -> list[ArmResult]:
-        return [ArmResult(str(n), "", seconds=s) for n, s in enumerate(seconds)]
+def test_verdicts_beside_the_first_variant() -> None:
+    def variants(*seconds: float) -> list[VariantResult]:
+        return [VariantResult(str(n), "", seconds=s) for n, s in enumerate(seconds)]
 
-    some = arms(1.0, 0.5, 1.5, 1.019, 0.981, 1.021, 0.98)
+    some = variants(1.0, 0.5, 1.5, 1.019, 0.981, 1.021, 0.98)
     judge(some)
-    assert [arm.verdict for arm in some] == ["first", "faster", "slower", "same", "same", "slower", "faster"]
-    assert [arm.speed for arm in some[:2]] == [None, 2.0]
-    some = [ArmResult("fp32", "invalid", "computes in float64"), *arms(1.0), ArmResult("x", "not measured", "why")]
+    assert [variant.verdict for variant in some] == ["first", "faster", "slower", "same", "same", "slower", "faster"]
+    assert [variant.speed for variant in some[:2]] == [None, 2.0]
+    some = [
+        VariantResult("fp32", "invalid", "computes in float64"),
+        *variants(1.0),
+        VariantResult("x", "not measured", "why"),
+    ]
     judge(some)
-    assert [arm.verdict for arm in some] == ["invalid", "not measured", "not measured"]
+    assert [variant.verdict for variant in some] == ["invalid", "not measured", "not measured"]
     assert some[1].reason == "fp32, which it is compared with, is invalid: computes in float64"
     assert some[2].reason == "why"
 
@@ -268,12 +278,15 @@ def test_a_workload_of_no_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
         command.groups([MM], "v5e", print)
 
 
-def test_a_process_that_ends_or_hangs_costs_one_arm() -> None:
+def test_a_process_that_ends_or_hangs_costs_one_variant() -> None:
     lines: list[str] = []
     ended = dict(command._results("v5e", [("nonesuch", "fp32"), ("nonesuch", "bf16")], lines.append, 120.0))
-    assert [arm.name for arm in ended.values()] == ["fp32", "bf16"]
-    for arm in ended.values():
-        assert (arm.verdict, arm.reason) == ("not measured", "the process ended with exit code 1: KeyError: 'nonesuch'")
+    assert [variant.name for variant in ended.values()] == ["fp32", "bf16"]
+    for variant in ended.values():
+        assert (variant.verdict, variant.reason) == (
+            "not measured",
+            "the process ended with exit code 1: KeyError: 'nonesuch'",
+        )
     assert lines == ["1 of 2: tpu-v5e/jit/nonesuch fp32", "2 of 2: tpu-v5e/jit/nonesuch bf16"]
     ((_, late),) = command._results("v5e", [("mm-16", "fp32")], lines.append, 0.001)
     assert (late.verdict, late.reason) == ("not measured", "took more than 0 s to compile")
@@ -284,14 +297,14 @@ def test_programs_for_which_no_time_is_left_are_not_begun(monkeypatch: pytest.Mo
     started: list[str] = []
     left = dict(command._results("v5e", tasks, started.append, 120.0, until=0.0))
     assert started == []
-    assert [(arm.name, arm.verdict, arm.reason) for arm in left.values()] == [
+    assert [(variant.name, variant.verdict, variant.reason) for variant in left.values()] == [
         ("fp32", "not measured", "left out, as the run had to end"),
         ("bf16", "not measured", "left out, as the run had to end"),
     ]
     now = iter([0.0, 0.0, 5.0])
     monkeypatch.setattr(command.time, "monotonic", lambda: next(now, 5.0))
     late = dict(command._results("v5e", tasks, started.append, 120.0, until=1e-3))
-    assert [arm.reason for arm in late.values()] == [
+    assert [variant.reason for variant in late.values()] == [
         "was not compiled when the run had to end",
         "left out, as the run had to end",
     ]
@@ -299,19 +312,132 @@ def test_programs_for_which_no_time_is_left_are_not_begun(monkeypatch: pytest.Mo
 
 def test_estimates_are_compared_with_the_default() -> None:
     seconds = {"fp32": 6.0, "fp32-default": 1.0, "bf16": 2.0, "fp16": 1.01, "bf16-native": 0.5}
-    arms = [ArmResult(name, "", seconds=value) for name, value in seconds.items()]
-    judge(arms)
-    group = Group("mm", "matmul", "op", "tpu-v5e", "jit", estimate=True, arms=arms)
+    variants = [VariantResult(name, "", seconds=value) for name, value in seconds.items()]
+    judge(variants)
+    group = Group("mm", "matmul", "op", "tpu-v5e", "jit", estimate=True, variants=variants)
     estimated_beside_default(group)
-    assert [(arm.name, arm.verdict, arm.default_verdict) for arm in arms] == [
+    assert [(variant.name, variant.verdict, variant.default_verdict) for variant in variants] == [
         ("fp32", "first", ""),
         ("fp32-default", "faster", ""),
         ("bf16", "faster", "slower"),
         ("fp16", "faster", "same"),
         ("bf16-native", "faster", "faster"),
     ]
-    assert group.arms[2].default_speed == 0.5
+    assert group.variants[2].default_speed == 0.5
 
 
 def test_importing_brings_no_jax() -> None:
     assert "ampcheck.jax_device" not in sys.modules
+
+
+# ---- programs that are compiled
+
+
+needs_libtpu = pytest.mark.skipif(command.available() is not None, reason=str(command.available()))
+
+CPU = """
+import dataclasses, json
+import jax, torch
+import ampcheck.jax_device
+from ampcheck.bench.core.model import PRECISIONS, Variant
+from ampcheck.bench.core.prepare import prepare
+from ampcheck.bench.tpu.variants import variant_result
+from ampcheck.bench.tpu.chips import TPUS
+from ampcheck.bench.tpu.estimate import compiled, lower
+from ampcheck.bench.workloads import catalogue
+
+mm = catalogue()["mm-64"]
+ready = prepare(mm, Variant(PRECISIONS["fp32"]), "jax", "jit")
+with jax.default_matmul_precision("highest"):
+    function, structs = ready.jitted.program(*ready.arguments)
+found = compiled(lower(function, structs, jax.devices("cpu")[0], "cpu"), TPUS["v5e"])
+variant = variant_result(mm, PRECISIONS["fp32"], found, TPUS["v5e"])
+print(json.dumps([found.source, found.flops, found.arguments, found.outputs, dataclasses.asdict(variant)]))
+"""
+
+TRACED = """
+import json
+import jax, torch
+import ampcheck.jax_device
+from ampcheck.bench.tpu.estimate import traced_for
+from ampcheck.jax_device import jit
+
+def text(x):
+    function, structs = jit(lambda a: a @ a).program(x)
+    return function.trace(*structs).lower(lowering_platforms=("tpu",)).as_text()
+
+low = [torch.ones(n, n, dtype=torch.bfloat16, device="jax") for n in (4, 5)]
+with traced_for("tpu"):
+    found = [text(low[0])]
+found.append(text(low[1]))
+print(json.dumps(["f32" in t for t in found] + [jax.default_backend()]))
+"""
+
+INJECTED = """
+import json
+from ampcheck.bench.core.model import PRECISIONS
+from ampcheck.bench.tpu.variants import contradicts
+from ampcheck.bench.tpu.estimate import estimate
+from ampcheck.bench.workloads import catalogue
+
+mm = catalogue()["mm-64"]
+found = {name: estimate(mm, PRECISIONS[name], "v5e") for name in ("fp32", "fp32-default", "bf16")}
+print(json.dumps([contradicts(mm, PRECISIONS[named], found[real]) for named, real in (
+    ("bf16", "fp32"), ("fp32", "fp32-default"), ("fp32", "bf16"), ("fp32", "fp32"), ("bf16", "bf16"))]))
+"""
+
+
+def run(script: str) -> Any:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_compiler_that_says_no_cycles() -> None:
+    source, flops, arguments, outputs, variant = run(CPU)
+    assert (source, flops, arguments, outputs) == ("roofline", 2 * 64**3, 2 * 64 * 64 * 4, 64 * 64 * 4)
+    assert variant["seconds"] == pytest.approx(3 * 64 * 64 * 4 / command.TPUS["v5e"].bandwidth, rel=0.5)
+    assert "products: 1 × fp32" in variant["precision_check"]
+    assert "the larger" in variant["precision_check"]
+
+
+def test_what_is_for_a_cpu_only_is_not_in_the_program() -> None:
+    assert run(TRACED) == [False, True, "cpu"]
+
+
+@needs_libtpu
+def test_an_estimate_of_each_precision() -> None:
+    lines: list[str] = []
+    (group,) = command.groups([catalogue()["mm-1024"], catalogue()["region-enter"]], "tpu-v5e", lines.append)
+    assert (group.key, group.estimate, group.note) == ("tpu-v5e/jit/mm-1024", True, command.NOTE)
+    assert len(lines) == 6
+    variants = {variant.name: variant for variant in group.variants}
+    assert list(variants) == list(command.VARIANTS)
+    assert [variant.verdict for variant in group.variants] == ["first", *["faster"] * 4]
+    for name, product in (
+        ("fp32", "fp32 in 6 bf16 passes"),
+        ("fp32-default", "fp32 in 1 bf16 pass"),
+        ("bf16", "bf16"),
+        ("fp16", "fp16"),
+        ("bf16-native", "bf16"),
+    ):
+        assert variants[name].precision_check.startswith(f"products: 1 × {product};")
+        share = variants[name].share
+        assert share is not None
+        assert 0 < share <= 1
+    assert "casts left: 0" in variants["bf16-native"].precision_check
+    assert "2 × fp32 to bf16[1024,1024]" in variants["bf16"].precision_check
+    assert (variants["fp32"].memory, variants["bf16-native"].memory) == (3 * 4 * 1024**2, 3 * 2 * 1024**2)
+
+
+@needs_libtpu
+def test_a_program_of_another_precision_is_found_out() -> None:
+    assert run(INJECTED) == [
+        "no product is in bf16; there are fp32 in 6 bf16 passes",
+        "a product is in fp32 in 1 bf16 pass, where float32 was asked for",
+        "a product is in bf16, where float32 was asked for",
+        "",
+        "",
+    ]

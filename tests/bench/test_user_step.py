@@ -1,4 +1,4 @@
-"""A step of the user's own: found, checked, and made ready in an arm."""
+"""A step of the user's own: found, checked, and made ready in a variant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from ampcheck.bench.advise.user_step import StepSpec, UserStep, checked, load, reference
 from ampcheck.bench.core.model import PRECISIONS
 from ampcheck.errors import UsageError
-from tests.bench.user_scripts import scripts as scripts  # a fixture
 from tests.cli_support import ROOT
 
 

@@ -1,4 +1,4 @@
-"""Which arms, executors and workloads a run has."""
+"""The variants, executors and workloads of a run."""
 
 from __future__ import annotations
 
@@ -8,98 +8,100 @@ from collections.abc import Mapping, Sequence
 import pytest
 import torch
 
-from ampcheck.bench.core.model import PRECISIONS, Arm, MachineryWorkload, OpWorkload, StepWorkload, Workload
-from ampcheck.bench.run.variants import FP16_GRADIENTS, NO_PRODUCT, NOT_FLOAT32, SLOW_FP16, arms, executors, select
+from ampcheck.bench.core.model import PRECISIONS, OpWorkload, OverheadWorkload, StepWorkload, Variant, Workload
+from ampcheck.bench.run.variants import FP16_GRADIENTS, NO_PRODUCT, NOT_FLOAT32, SLOW_FP16, executors, select, variants
 from ampcheck.bench.workloads import catalogue
 from ampcheck.errors import UsageError
 
 ALL = catalogue()
-WITH_ARMS = [w for w in ALL.values() if not isinstance(w, MachineryWorkload)]
+WITH_VARIANTS = [w for w in ALL.values() if not isinstance(w, OverheadWorkload)]
 COMMON = ["bf16", "fp16", "bf16-native", "fp16-native"]
 DEVICES = {("cpu", "cpu"): [], ("cuda", "cuda"): ["tf32"], ("jax", "cpu"): [], ("jax", "tpu"): ["fp32-default"]}
 
 
-def names(chosen: Sequence[Arm]) -> list[str]:
-    return [arm.name for arm in chosen]
+def names(chosen: Sequence[Variant]) -> list[str]:
+    return [variant.name for variant in chosen]
 
 
-def arms_problem(w: Workload, device: str, platform: str, chosen: Sequence[Arm], without: Mapping[str, str]) -> str:
-    """What is wrong with the arms of a workload, whatever it is."""
+def variants_problem(
+    w: Workload, device: str, platform: str, chosen: Sequence[Variant], without: Mapping[str, str]
+) -> str:
+    """Say what is wrong with the variants of a workload, whatever it is."""
     expected = {"fp32", *DEVICES[device, platform], *COMMON}
     found = names(chosen)
-    if found[:2] != ["fp32", "fp32-again"]:
+    if found[:2] != ["fp32", "fp32-aa"]:
         return f"the first two are {found[:2]}"
     if len(set(found)) < len(found) or set(found) & set(without):
-        return "an arm is there twice, or both chosen and left out"
-    if (told := (set(found) | set(without)) - {"fp32-again"}) != expected:
+        return "a variant is there twice, or both chosen and left out"
+    if (told := (set(found) | set(without)) - {"fp32-aa"}) != expected:
         return f"nothing is said of {sorted(expected ^ told)}"
     if not all(without.values()):
         return "a reason is empty"
-    slow = [arm.name for arm in chosen if arm.precision.low is torch.float16]
+    slow = [variant.name for variant in chosen if variant.precision.low is torch.float16]
     if slow and device == "cpu" and not w.fp16_on_cpu:
         return f"{slow} would take minutes"
     mixed = isinstance(w, OpWorkload) and any(spec.dtype == torch.bfloat16 for spec in w.inputs)
-    native = [arm.name for arm in chosen if arm.precision.convert]
-    return f"{native} would convert what is no float32" if mixed and native else ""
+    native = [variant.name for variant in chosen if variant.precision.convert]
+    return f"{native} would convert what is not float32" if mixed and native else ""
 
 
 @pytest.mark.parametrize(("device", "platform"), DEVICES)
-def test_arms_are_whole_for_every_workload(device: str, platform: str) -> None:
-    for w in WITH_ARMS:
+def test_variants_are_whole_for_every_workload(device: str, platform: str) -> None:
+    for w in WITH_VARIANTS:
         for executor in executors(w, device):
-            assert arms_problem(w, device, platform, *arms(w, device, executor, platform)) == "", w.name
+            assert variants_problem(w, device, platform, *variants(w, device, executor, platform)) == "", w.name
 
 
-def test_wrong_arms_are_noticed() -> None:
+def test_wrong_variants_are_noticed() -> None:
     mm, cat = ALL["mm-1024"], ALL["cat"]
-    chosen, without = arms(mm, "cpu", "eager")
+    chosen, without = variants(mm, "cpu", "eager")
     first, again, bf16, native = chosen
 
-    def said(chosen: Sequence[Arm], without: Mapping[str, str], w: Workload = mm) -> str:
-        return arms_problem(w, "cpu", "cpu", chosen, without)
+    def said(chosen: Sequence[Variant], without: Mapping[str, str], w: Workload = mm) -> str:
+        return variants_problem(w, "cpu", "cpu", chosen, without)
 
     assert said([first, bf16, native], without) == "the first two are ['fp32', 'bf16']"
-    assert said([*chosen, bf16], without).startswith("an arm is there twice")
+    assert said([*chosen, bf16], without).startswith("a variant is there twice")
     assert said([first, again, native], without) == "nothing is said of ['bf16']"
     assert said(chosen, {**without, "tf32": "none here"}) == "nothing is said of ['tf32']"
     assert said(chosen, dict.fromkeys(without, "")) == "a reason is empty"
-    fp16 = [Arm(PRECISIONS["fp16"]), Arm(PRECISIONS["fp16-native"])]
+    fp16 = [Variant(PRECISIONS["fp16"]), Variant(PRECISIONS["fp16-native"])]
     assert said([*chosen, *fp16], {}) == "['fp16', 'fp16-native'] would take minutes"
-    assert said([*chosen, *fp16], {}, cat) == "['bf16-native', 'fp16-native'] would convert what is no float32"
+    assert said([*chosen, *fp16], {}, cat) == "['bf16-native', 'fp16-native'] would convert what is not float32"
 
 
-def test_small_products_have_every_arm_on_a_cpu() -> None:
-    assert names(arms(ALL["mm-64"], "cpu", "eager")[0]) == ["fp32", "fp32-again", *COMMON]
-    assert arms(ALL["mm-64"], "cpu", "eager")[1] == {}
+def test_small_products_have_every_variant_on_a_cpu() -> None:
+    assert names(variants(ALL["mm-64"], "cpu", "eager")[0]) == ["fp32", "fp32-aa", *COMMON]
+    assert variants(ALL["mm-64"], "cpu", "eager")[1] == {}
 
 
 def test_float16_is_left_out_where_a_cpu_has_no_kernels_for_it() -> None:
     for name in ("mm-256", "conv2d", "linear"):
-        assert arms(ALL[name], "cpu", "compile")[1] == {"fp16": SLOW_FP16, "fp16-native": SLOW_FP16}
-        assert arms(ALL[name], "cuda", "compile")[1] == {}
-        assert arms(ALL[name], "jax", "jit", "cpu")[1] == {}
+        assert variants(ALL[name], "cpu", "compile")[1] == {"fp16": SLOW_FP16, "fp16-native": SLOW_FP16}
+        assert variants(ALL[name], "cuda", "compile")[1] == {}
+        assert variants(ALL[name], "jax", "jit", "cpu")[1] == {}
 
 
 def test_inputs_in_lower_precision_are_not_converted() -> None:
     for name in ("softmax-half", "cat", "addcmul"):
-        chosen, without = arms(ALL[name], "jax", "jit", "cpu")
-        assert names(chosen) == ["fp32", "fp32-again", "bf16", "fp16"]
+        chosen, without = variants(ALL[name], "jax", "jit", "cpu")
+        assert names(chosen) == ["fp32", "fp32-aa", "bf16", "fp16"]
         assert without == {"bf16-native": NOT_FLOAT32, "fp16-native": NOT_FLOAT32}
-    assert "bf16-native" in names(arms(ALL["cross-entropy"], "jax", "jit", "cpu")[0])  # its integers stay integers
+    assert "bf16-native" in names(variants(ALL["cross-entropy"], "jax", "jit", "cpu")[0])  # its integers stay integers
 
 
 def test_shortened_products_are_there_where_there_are_products() -> None:
-    assert "tf32" in names(arms(ALL["mm-64"], "cuda", "eager")[0])
-    assert arms(ALL["softmax"], "cuda", "eager")[1] == {"tf32": NO_PRODUCT}
-    assert "tf32" in names(arms(ALL["mlp-step"], "cuda", "eager")[0])
-    assert "fp32-default" in names(arms(ALL["lstm-cell"], "jax", "jit", "tpu")[0])
-    assert arms(ALL["prelu"], "jax", "jit", "tpu")[1] == {"fp32-default": NO_PRODUCT}
+    assert "tf32" in names(variants(ALL["mm-64"], "cuda", "eager")[0])
+    assert variants(ALL["softmax"], "cuda", "eager")[1] == {"tf32": NO_PRODUCT}
+    assert "tf32" in names(variants(ALL["mlp-step"], "cuda", "eager")[0])
+    assert "fp32-default" in names(variants(ALL["lstm-cell"], "jax", "jit", "tpu")[0])
+    assert variants(ALL["prelu"], "jax", "jit", "tpu")[1] == {"fp32-default": NO_PRODUCT}
 
 
 def test_a_step_in_float16_throughout_is_left_out_as_the_scaler_refuses_it() -> None:
     for w in ALL.values():
         if isinstance(w, StepWorkload):
-            assert arms(w, "cuda", "eager")[1] == {"fp16-native": FP16_GRADIENTS}
+            assert variants(w, "cuda", "eager")[1] == {"fp16-native": FP16_GRADIENTS}
     parameter = torch.ones(2, dtype=torch.float16, requires_grad=True)
     parameter.grad = torch.ones_like(parameter)
     scaler = torch.amp.GradScaler("cpu")
@@ -108,18 +110,18 @@ def test_a_step_in_float16_throughout_is_left_out_as_the_scaler_refuses_it() -> 
         scaler.unscale_(torch.optim.SGD([parameter], lr=1.0))
 
 
-def test_machinery_has_no_arms() -> None:
-    with pytest.raises(TypeError, match="region-enter has variants, not arms"):
-        arms(ALL["region-enter"], "cpu", "eager")
+def test_overhead_has_no_variants() -> None:
+    with pytest.raises(TypeError, match="region-enter measures overhead: its variants are made by `make`"):
+        variants(ALL["region-enter"], "cpu", "eager")
 
 
 def test_executors() -> None:
-    op, step, machinery = ALL["mm-64"], ALL["mlp-step"], ALL["region-enter"]
+    op, step, overhead = ALL["mm-64"], ALL["mlp-step"], ALL["region-enter"]
     assert executors(op, "cpu") == executors(step, "cuda") == ["eager", "compile"]
     assert executors(op, "jax") == ["eager", "jit"]
     assert executors(step, "jax") == ["eager", "jit", "compile"]
     assert executors(op, "mydevice") == ["eager"]
-    assert all(executors(machinery, device) == ["eager"] for device in ("cpu", "cuda", "jax"))
+    assert all(executors(overhead, device) == ["eager"] for device in ("cpu", "cuda", "jax"))
 
 
 # Selection
@@ -146,7 +148,7 @@ def test_globs_parts_and_families() -> None:
     assert selected("sdpa-[cm]*") == ["sdpa-causal", "sdpa-masked"]
     assert selected("nhwc") == [name for name, w in ALL.items() if "nhwc" in name and not w.heavy]
     assert selected("recurrent") == ["lstm-cell", "gru-cell"]
-    assert selected("machinery") == [name for name, w in ALL.items() if w.family == "machinery"]
+    assert selected("overhead") == [name for name, w in ALL.items() if w.family == "overhead"]
 
 
 def test_who_names_a_workload_gets_it_in_the_quick_mode_too() -> None:
@@ -180,6 +182,6 @@ def test_an_empty_pattern_matches_nothing() -> None:
         select([""])
 
 
-def test_a_workload_of_ones_own_has_arms() -> None:
+def test_a_workload_of_ones_own_has_variants() -> None:
     mine = dataclasses.replace(ALL["mm-16"], name="mine", fp16_on_cpu=False)
-    assert names(arms(mine, "cpu", "eager")[0]) == ["fp32", "fp32-again", "bf16", "bf16-native"]
+    assert names(variants(mine, "cpu", "eager")[0]) == ["fp32", "fp32-aa", "bf16", "bf16-native"]

@@ -1,6 +1,6 @@
 """The workloads are what they say: names, operations, bytes, policies; and each runs.
 
-A check is a function that says what is wrong, or ""; it is given the catalogue, and something planted wrong.
+A check is a function that says what is wrong, or ""; it is given the catalogue, and an injected mistake.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ampcheck.bench.core.inputs import make_inputs, make_module
 from ampcheck.bench.core.model import OpWorkload, Spec, StepWorkload, Workload
+from ampcheck.bench.core.prepare import make_inputs, make_module
 from ampcheck.bench.workloads import FAMILIES, catalogue, collected
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.cuda import Cuda
@@ -114,7 +114,7 @@ def step_problem(w: StepWorkload) -> str:
     assert model is not None
     loss = loss_of(w, model, make_inputs(w, "cpu"))
     if loss.shape or not loss.isfinite():
-        return f"{w.name}'s loss is no finite number"
+        return f"{w.name}'s loss is not a finite number"
     loss.backward()
     without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
     return f"{w.name} computes no gradient of {', '.join(without)}" if without else ""
@@ -137,7 +137,7 @@ def test_a_step_that_leaves_out_a_parameter_is_noticed() -> None:
 
     tiny = STEPS["tiny-mlp-step"]
     assert step_problem(dataclasses.replace(tiny, model=Part)).endswith("no gradient of idle.weight, idle.bias")
-    assert "no finite number" in step_problem(dataclasses.replace(tiny, loss=lambda out, target: out))
+    assert "not a finite number" in step_problem(dataclasses.replace(tiny, loss=lambda out, target: out))
 
 
 def test_variants_of_a_step_differ_in_the_scaler_alone() -> None:
@@ -154,7 +154,7 @@ def test_variants_of_a_step_differ_in_the_scaler_alone() -> None:
 
 
 def counted(w: OpWorkload | StepWorkload) -> float:
-    """What PyTorch counts, attention taken apart into products."""
+    """Return what PyTorch counts, attention taken apart into products."""
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         if isinstance(w, StepWorkload):
             model = make_module(w, "meta")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import random
@@ -134,10 +133,16 @@ class Browser:
                 "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key], text=text
             )
 
-    def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        """Write a picture of the window, or of the whole page."""
-        answer = self.send("Page.captureScreenshot", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(answer["data"]))
+    def fill(self, name: str, value: str) -> None:
+        """Set a field of the page's form, as a reader does."""
+        self.evaluate(
+            f"{{ const f = document.forms[0].elements[{json.dumps(name)}]; f.value = {json.dumps(value)};"
+            " f.dispatchEvent(new Event('input', {bubbles: true})); }"
+        )
+
+    def texts(self, selector: str) -> list[str]:
+        """The texts that all such elements show."""
+        return self.evaluate(f"[...document.querySelectorAll({json.dumps(selector)})].map(n => n.innerText)")
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:

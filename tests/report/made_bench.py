@@ -1,4 +1,4 @@
-"""Made-up benchmark files to fill a site with: workloads on devices, night by night."""
+"""Made-up benchmark files to fill a site with: workloads on devices, run group by run group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from ampcheck.bench.core.model import ArmResult, Group, Rounds
+from ampcheck.bench.core.model import Group, Rounds, VariantResult
 from ampcheck.bench.run.runfile import BenchWriter
 
 START = datetime(2026, 11, 20, 3)
@@ -21,12 +21,12 @@ HEADER: dict[str, Any] = {
     "devices": {"cpu": "EPYC"},
 }
 
-PLAIN: dict[str, float] = {"fp32": 1.0, "fp32-again": 1.0, "bf16": 3.0, "fp16": 0.5}
-"""Arms, and how fast each is beside the first."""
+PLAIN: dict[str, float] = {"fp32": 1.0, "fp32-aa": 1.0, "bf16": 3.0, "fp16": 0.5}
+"""Variants, and how fast each is beside the first."""
 
 
 def day(number: int) -> str:
-    """When a night began, some days after the first."""
+    """Return the start of a run group, some days after the first."""
     return (START + timedelta(days=number)).isoformat() + "+00:00"
 
 
@@ -39,36 +39,36 @@ def made_group(
     device: str = "cpu",
     *,
     seconds: float = 1e-3,
-    arms: Mapping[str, float] = PLAIN,
+    variants: Mapping[str, float] = PLAIN,
     executor: str = "eager",
     noise: Callable[[], float] = lambda: 1.0,
     **fields: Any,
 ) -> Group:
-    """A group whose arms run at some speeds; `noise` multiplies each time."""
+    """A group whose variants run at some speeds; `noise` multiplies each time."""
     base, _, size = workload.rpartition("-")
     about = {"base": base, "size": int(size)} if size.isdigit() else {}
     common = {"family": "matmul", "kind": "op", "policy": "downcast", "flops": 2.7e8, **about, **fields}
     group = Group(workload, device=device, executor=executor, **common)
-    for name, speed in arms.items():
+    for name, speed in variants.items():
         time = seconds / speed * noise()
-        arm = ArmResult(name, "first" if not group.arms else verdict_of(speed), seconds=time)
-        arm.low, arm.high, arm.rounds, arm.processes = time * 0.98, time * 1.03, 45, 5
-        arm.error = {"fp32": 1.2e-7, "fp32-again": 1.2e-7}.get(name, 2.9e-3)
-        arm.memory, arm.proof = 3 << 20, f"the kernel received {name}"
-        arm.flops_per_second, arm.intensity = group.flops / time, 42.0 if "bf" in name else 21.0
-        if group.arms:
-            arm.speed, arm.speed_low, arm.speed_high = speed, speed * 0.99, speed * 1.01
-        group.arms.append(arm)
+        variant = VariantResult(name, "first" if not group.variants else verdict_of(speed), seconds=time)
+        variant.low, variant.high, variant.rounds, variant.processes = time * 0.98, time * 1.03, 45, 5
+        variant.error = {"fp32": 1.2e-7, "fp32-aa": 1.2e-7}.get(name, 2.9e-3)
+        variant.memory, variant.precision_check = 3 << 20, f"the kernel received {name}"
+        variant.flops_per_second, variant.intensity = group.flops / time, 42.0 if "bf" in name else 21.0
+        if group.variants:
+            variant.speed, variant.speed_low, variant.speed_high = speed, speed * 0.99, speed * 1.01
+        group.variants.append(variant)
     return group
 
 
 def rounds_of(group: Group, seed: int = 0, processes: int = 5, count: int = 9) -> list[Rounds]:
-    """What processes would have measured for these medians, with 1 % of noise."""
+    """Return what processes would have measured for these medians, with 1 % of noise."""
     chance = random.Random(f"{seed}{group.key}")
     out = []
     for process in range(processes):
         samples = {
-            arm.name: [arm.seconds * chance.gauss(1, 0.01) for _ in range(count)] for arm in group.arms if arm.seconds
+            v.name: [v.seconds * chance.gauss(1, 0.01) for _ in range(count)] for v in group.variants if v.seconds
         }
         out.append(Rounds(group.workload, group.device, group.executor, process, samples))
     return out
@@ -88,32 +88,32 @@ def written(
     return path
 
 
-def two_nights(folder: Path) -> list[Path]:
-    """Two nights with each kind of change, and everything that a page has to mark."""
+def two_run_groups(folder: Path) -> list[Path]:
+    """Two run groups with each kind of change, and everything that a page has to mark."""
     folder.mkdir(parents=True, exist_ok=True)
     sizes = {16: 0.2, 64: 0.4, 256: 3.3, 1024: 4.1}
-    ladder = [made_group(f"mm-{n}", seconds=n**2 * 1e-8, arms={**PLAIN, "bf16": s}) for n, s in sizes.items()]
+    ladder = [made_group(f"mm-{n}", seconds=n**2 * 1e-8, variants={**PLAIN, "bf16": s}) for n, s in sizes.items()]
     steps = made_group("mlp-step", seconds=2e-2, kind="step", family="steps", policy="mixed")
-    tiny = made_group("enter", arms={"fresh": 1.0, "reused": 1.7}, kind="machinery", family="machinery", flops=0)
-    tpu = made_group("mm-1024", "tpu-v5e", arms={"fp32-default": 1, "bf16": 2}, estimate=True, executor="jit")
+    tiny = made_group("enter", variants={"fresh": 1.0, "reused": 1.7}, kind="overhead", family="overhead", flops=0)
+    tpu = made_group("mm-1024", "tpu-v5e", variants={"fp32-default": 1, "bf16": 2}, estimate=True, executor="jit")
     tpu.note = "From the compiler's cost model"
-    for arm in tpu.arms:
-        arm.low = arm.high = arm.speed_low = arm.speed_high = None
+    for variant in tpu.variants:
+        variant.low = variant.high = variant.speed_low = variant.speed_high = None
     old = [*ladder, steps, tiny, tpu, made_group("gone-op", family="other")]
-    fp16 = old[4].arms[3]
+    fp16 = old[4].variants[3]
     fp16.verdict, fp16.reason = "invalid", "the kernel received fp32"
     now = [
-        *(made_group(f"mm-{n}", seconds=n**2 * 1e-8, arms={**PLAIN, "bf16": s}) for n, s in sizes.items()),
+        *(made_group(f"mm-{n}", seconds=n**2 * 1e-8, variants={**PLAIN, "bf16": s}) for n, s in sizes.items()),
         made_group("mlp-step", seconds=2.6e-2, kind="step", family="steps", policy="mixed"),
         tiny,
         tpu,
         made_group("new-op", "virtual:<b>x</b>", family="other"),
     ]
-    bad, absent, flipped = now[0].arms[3], now[1].arms[3], now[2].arms[2]
+    bad, absent, flipped = now[0].variants[3], now[1].variants[3], now[2].variants[2]
     bad.verdict, bad.reason = "invalid", "no cast was seen: <img src=x onerror=alert(1)> the kernel received fp32"
     absent.verdict, absent.reason, absent.seconds = "not measured", "RuntimeError: not implemented for 'Half'", None
     flipped.verdict, flipped.speed, flipped.speed_low, flipped.speed_high = "slower", 0.6, 0.59, 0.61
-    flipped.seconds = (now[2].arms[0].seconds or 0) / 0.6
+    flipped.seconds = (now[2].variants[0].seconds or 0) / 0.6
     flipped.low, flipped.high = flipped.seconds * 0.98, flipped.seconds * 1.03
     peaks = {"cpu": {"fp32": 6e11, "bf16": 2.4e12, "bandwidth": 2e10}}
     return [
@@ -122,15 +122,15 @@ def two_nights(folder: Path) -> list[Path]:
     ]
 
 
-def many_nights(folder: Path, nights: int, groups: int, seed: int = 0) -> list[Path]:
-    """Many nights of groups with four arms each and 2 % of noise; one group in ten makes a step halfway."""
+def many_run_groups(folder: Path, run_groups: int, groups: int, seed: int = 0) -> list[Path]:
+    """Many run groups of groups with four variants each and 2 % of noise; one group in ten makes a step halfway."""
     folder.mkdir(parents=True, exist_ok=True)
     chance = random.Random(seed)
     paths = []
-    for night in range(nights):
+    for run_group in range(run_groups):
         found = []
         for number in range(groups):
-            slow = 1.3 if number % 10 == 0 and night >= nights // 2 else 1.0
+            slow = 1.3 if number % 10 == 0 and run_group >= run_groups // 2 else 1.0
             device, base = ("cpu", "jax", "cuda")[number % 3], ("mm", "conv2d", "layer_norm", "sdpa")[number // 3 % 4]
             found.append(
                 made_group(
@@ -141,9 +141,9 @@ def many_nights(folder: Path, nights: int, groups: int, seed: int = 0) -> list[P
                     family=base,
                 )
             )
-        versions = {"torch": "2.12.0" if night < nights // 3 else "2.13.0", "jax": "0.10.2"}
-        # Raw samples of the newest two nights only: those of the others are not used.
-        rounds = None if night >= nights - 2 else []
-        path = folder / f"{night:03}.jsonl"
-        paths.append(written(path, found, rounds, started=day(night - nights), versions=versions))
+        versions = {"torch": "2.12.0" if run_group < run_groups // 3 else "2.13.0", "jax": "0.10.2"}
+        # Raw samples of the newest two run groups only: those of the others are not used.
+        rounds = None if run_group >= run_groups - 2 else []
+        path = folder / f"{run_group:03}.jsonl"
+        paths.append(written(path, found, rounds, started=day(run_group - run_groups), versions=versions))
     return paths

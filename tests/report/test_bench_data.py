@@ -1,4 +1,4 @@
-"""Which nights of benchmarks a site shows, what changed between them, how they are packed; no browser is needed."""
+"""The run groups of benchmarks in a site, their changes and their packing; no browser is needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ampcheck.bench.core.model import ArmResult, Group
+from ampcheck.bench.core.model import Group, VariantResult
 from ampcheck.errors import UsageError
 from ampcheck.report import build
 from ampcheck.report.benchmarks.changes import KINDS, changes
@@ -18,7 +18,7 @@ from ampcheck.report.benchmarks.run_groups import BenchHistory, is_bench, load
 from ampcheck.report.benchmarks.steps import conditions, listed, steps
 from ampcheck.report.benchmarks.verdicts import SHOWN
 from tests.cli_support import refused
-from tests.report.made_bench import HEADER, day, made_group, two_nights, written
+from tests.report.made_bench import HEADER, day, made_group, two_run_groups, written
 
 
 def test_every_verdict_has_a_mark_and_a_label_of_its_own() -> None:
@@ -28,26 +28,26 @@ def test_every_verdict_has_a_mark_and_a_label_of_its_own() -> None:
     assert len({v.mark for v in SHOWN.values()}) == len({v.label for v in SHOWN.values()}) == len(SHOWN)
 
 
-# ---- which nights
+# ---- which run groups
 
 
-def test_files_of_one_night_are_one_and_later_ones_replace_nothing(tmp_path: Path) -> None:
+def test_files_of_one_run_group_are_one_and_later_ones_replace_nothing(tmp_path: Path) -> None:
     cpu = written(tmp_path / "cpu.jsonl", [made_group("mm-512")], started="2026-11-20T02:00:00Z")
     gpu = written(tmp_path / "gpu.jsonl", [made_group("mm-512", "cuda")], started="2026-11-20T05:00:00Z")
     again = written(tmp_path / "again.jsonl", [made_group("mm-512")], started="2026-11-20T06:00:00Z")
     history = load([gpu, cpu, cpu])
-    assert [len(night.groups) for night in history.nights] == [2]
-    assert [len(night.groups) for night in load([cpu, gpu, again]).nights] == [2, 1], "the same group twice: two nights"
+    assert [len(run_group.groups) for run_group in history.run_groups] == [2]
+    assert [len(g.groups) for g in load([cpu, gpu, again]).run_groups] == [2, 1], "the same group twice: two run groups"
 
 
-def test_the_oldest_nights_beyond_the_cap_are_counted(tmp_path: Path) -> None:
+def test_the_oldest_run_groups_beyond_the_cap_are_counted(tmp_path: Path) -> None:
     paths = [written(tmp_path / f"{n}.jsonl", [made_group()], [], started=day(n)) for n in range(5)]
     history = load(paths, cap=3)
-    assert [night.name for night in history.nights] == [day(4), day(3), day(2)]
+    assert [run_group.name for run_group in history.run_groups] == [day(4), day(3), day(2)]
     assert history.left_out == 2
 
 
-def test_a_group_that_the_newest_night_lacks_is_shown_with_its_day(tmp_path: Path) -> None:
+def test_a_group_that_the_newest_run_group_lacks_is_shown_with_its_day(tmp_path: Path) -> None:
     old = written(tmp_path / "1.jsonl", [made_group("mm-512", "cuda"), made_group()], [], started=day(0))
     new = written(tmp_path / "2.jsonl", [made_group()], [], started=day(3))
     build([old, new], tmp_path / "site")
@@ -56,7 +56,7 @@ def test_a_group_that_the_newest_night_lacks_is_shown_with_its_day(tmp_path: Pat
     assert [("last measured 2026-11-20" in head, "cuda" in head) for head in heads] == [(False, False), (True, True)]
 
 
-def test_the_previous_night_is_a_complete_one_with_half_the_groups(tmp_path: Path) -> None:
+def test_the_previous_run_group_is_a_complete_one_with_half_the_groups(tmp_path: Path) -> None:
     groups = [made_group(f"mm-{n}") for n in (16, 64, 256, 1024)]
     whole = written(tmp_path / "1.jsonl", groups, [], started=day(0))
     cut = written(tmp_path / "2.jsonl", groups, started=day(1), footer=False)
@@ -78,22 +78,22 @@ def test_the_previous_night_is_a_complete_one_with_half_the_groups(tmp_path: Pat
         ("speed_low", 0, "speed_low is 0; expected a positive number"),
         ("error", math.nan, "error is nan; expected a number"),
         ("memory", True, "memory is True; expected a number"),
-        ("reason", 3, "its name, reason or proof is no text"),
+        ("reason", 3, "reason is 3; expected a text"),
     ],
 )
 def test_what_cannot_have_been_measured_is_refused(field: str, value: Any, message: str, tmp_path: Path) -> None:
     group = made_group("mm-512")
-    setattr(group.arms[2], field, value)
+    setattr(group.variants[2], field, value)
     path = written(tmp_path / "run.jsonl", [group], [])
-    with pytest.raises(UsageError, match=f"run.jsonl: group cpu/eager/mm-512, arm bf16: {re.escape(message)}"):
+    with pytest.raises(UsageError, match=f"run.jsonl: group cpu/eager/mm-512, variant bf16: {re.escape(message)}"):
         load([path])
 
 
-def test_a_group_without_arms_and_a_header_of_another_form_are_refused(tmp_path: Path) -> None:
+def test_a_group_without_variants_and_a_header_of_another_form_are_refused(tmp_path: Path) -> None:
     bare = Group("mm", "matmul", "op", "cpu", "eager")
-    with pytest.raises(UsageError, match="group cpu/eager/mm: it has no arms"):
+    with pytest.raises(UsageError, match="group cpu/eager/mm: it has no variants"):
         load([written(tmp_path / "a.jsonl", [bare], [])])
-    with pytest.raises(UsageError, match="versions in the header is no object"):
+    with pytest.raises(UsageError, match="versions in the header is not an object"):
         load([written(tmp_path / "b.jsonl", [made_group()], [], versions=["torch"])])
 
 
@@ -127,7 +127,7 @@ def test_the_command_takes_the_files_of_all_four_folders(
     page = (tmp_path / "site/bench.html").read_text()
     assert "conv-64" in page
     assert "mm-512" in page
-    assert "2 workloads over 1 night" in (tmp_path / "site/index.html").read_text()
+    assert "2 workloads over 1 run group" in (tmp_path / "site/index.html").read_text()
     assert "benchmark" not in (tmp_path / "site/summary.md").read_text()
 
 
@@ -136,7 +136,7 @@ def test_pages_without_data_say_so(tmp_path: Path, make: Any, write: Any) -> Non
     for page in (tmp_path / "judged").glob("bench*.html"):
         assert "There is no benchmark here." in page.read_text(), page.name
     assert "There is no" not in (tmp_path / "judged/index.html").read_text()
-    build(two_nights(tmp_path / "nights"), tmp_path / "timed")
+    build(two_run_groups(tmp_path / "run_groups"), tmp_path / "timed")
     for name in ("index", "matrix", "case", "deviations", "compare", "about"):
         assert "There is no conformance run here." in (tmp_path / f"timed/{name}.html").read_text()
     assert not (tmp_path / "timed/badge.svg").exists()
@@ -156,10 +156,10 @@ def test_what_a_file_is_says_its_header_and_else_its_folder(tmp_path: Path, make
 def test_pages_escape_what_files_hold(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
     group = made_group(evil, "cpu", family=evil, note=evil)
-    group.arms[2].reason = group.arms[2].proof = evil
+    group.variants[2].reason = group.variants[2].precision_check = evil
     build([written(tmp_path / "r.jsonl", [group], versions={evil: evil}, machine={"model": evil})], tmp_path / "site")
     for file in (tmp_path / "site").glob("*"):
-        if file.suffix in (".html", ".md"):  # in a script of its own a text is no markup
+        if file.suffix in (".html", ".md"):  # in a script a text is not markup
             assert evil not in file.read_text(), file.name
 
 
@@ -167,19 +167,21 @@ def test_pages_escape_what_files_hold(tmp_path: Path) -> None:
 
 
 def test_changes_are_sorted_by_what_happened(tmp_path: Path) -> None:
-    history = load(two_nights(tmp_path))
+    history = load(two_run_groups(tmp_path))
     assert history.newest
     assert history.previous
     found = changes(history.previous, history.newest)
     kinds: dict[str, set[str]] = {kind: set() for kind in KINDS}
     for change in found:
-        kinds[change.kind].add(f"{change.key}/{change.arm}")
+        kinds[change.kind].add(f"{change.key}/{change.variant}")
     assert kinds["flipped"] == {"cpu/eager/mm-256/bf16"}
     assert kinds["lost"] == {"cpu/eager/mm-16/fp16", "cpu/eager/mm-64/fp16"}
     assert kinds["regained"] == {"cpu/eager/mlp-step/fp16"}
-    assert kinds["new"] == {f"virtual:<b>x</b>/eager/new-op/{arm}" for arm in ("fp32", "fp32-again", "bf16", "fp16")}
+    assert kinds["new"] == {
+        f"virtual:<b>x</b>/eager/new-op/{variant}" for variant in ("fp32", "fp32-aa", "bf16", "fp16")
+    }
     assert {name.rpartition("/")[0] for name in kinds["gone"]} == {"cpu/eager/gone-op"}
-    assert kinds["slower"] == {f"cpu/eager/mlp-step/{arm}" for arm in ("fp32", "fp32-again", "bf16")}
+    assert kinds["slower"] == {f"cpu/eager/mlp-step/{variant}" for variant in ("fp32", "fp32-aa", "bf16")}
     assert kinds["faster"] == set()
     order = list(KINDS)
     assert [order.index(change.kind) for change in found] == sorted(order.index(change.kind) for change in found)
@@ -205,8 +207,8 @@ def test_without_samples_ranges_are_compared(tmp_path: Path) -> None:
 # ---- alerts and steps
 
 
-def nights(folder: Path, levels: list[float], **more: Any) -> BenchHistory:
-    """A night for each level of the time of one group, beside four groups that do not move."""
+def run_groups(folder: Path, levels: list[float], **more: Any) -> BenchHistory:
+    """A run group for each level of the time of one group, beside four groups that do not move."""
     paths = []
     for n, level in enumerate(levels):
         noise = 1 + 0.01 * math.sin(7 * n)
@@ -218,19 +220,19 @@ def nights(folder: Path, levels: list[float], **more: Any) -> BenchHistory:
 
 
 def test_a_step_is_marked_where_it_began_and_alerted(tmp_path: Path) -> None:
-    history = nights(tmp_path, [1.0] * 30 + [1.3] * 4)
+    history = run_groups(tmp_path, [1.0] * 30 + [1.3] * 4)
     found = steps(history)
-    assert {step.arm for step in found} == {"fp32", "fp32-again", "bf16", "fp16"}
-    assert {(step.key, step.night) for step in found} == {("cpu/eager/mm-512", day(30))}
+    assert {step.variant for step in found} == {"fp32", "fp32-aa", "bf16", "fp16"}
+    assert {(step.key, step.run_group) for step in found} == {("cpu/eager/mm-512", day(30))}
     assert found[0].text.startswith("slower: 0.7")
     said = [alert for _, alert in listed(history) if alert.kind == "series"]
     assert {alert.series for alert in said} == {
-        f"cpu/eager/mm-512/{arm}" for arm in ("fp32", "fp32-again", "bf16", "fp16")
+        f"cpu/eager/mm-512/{variant}" for variant in ("fp32", "fp32-aa", "bf16", "fp16")
     }
 
 
-def test_one_slow_night_is_no_step(tmp_path: Path) -> None:
-    history = nights(tmp_path, [1.0] * 20 + [1.5] + [1.0] * 10)
+def test_one_slow_run_group_is_no_step(tmp_path: Path) -> None:
+    history = run_groups(tmp_path, [1.0] * 20 + [1.5] + [1.0] * 10)
     assert steps(history) == []
     assert [alert for _, alert in listed(history)] == []
 
@@ -238,7 +240,7 @@ def test_one_slow_night_is_no_step(tmp_path: Path) -> None:
 def test_another_machine_is_a_mark_and_no_step(tmp_path: Path) -> None:
     machine = [{"model": "EPYC", "cores": 2}] * 15 + [{"model": "Xeon", "cores": 2}] * 15
     versions = [{"torch": "2.12.0"}] * 20 + [{"torch": "2.13.0"}] * 10
-    history = nights(tmp_path, [1.0] * 15 + [2.0] * 15, machine=machine, versions=versions)
+    history = run_groups(tmp_path, [1.0] * 15 + [2.0] * 15, machine=machine, versions=versions)
     assert steps(history) == []
     (at, other), (later, torch) = conditions(history)["cpu"]
     assert (at, later) == (day(15), day(20))
@@ -248,13 +250,13 @@ def test_another_machine_is_a_mark_and_no_step(tmp_path: Path) -> None:
 
 
 def test_what_never_was_valid_is_not_missed(tmp_path: Path) -> None:
-    def night(number: int, reason: str) -> Path:
+    def run_group(number: int, reason: str) -> Path:
         group = made_group("mm-512")
-        group.arms[3] = ArmResult("fp16", "not measured", "no fast kernels")
-        group.arms[2].verdict, group.arms[2].reason = ("invalid", reason) if reason else ("faster", "")
+        group.variants[3] = VariantResult("fp16", "not measured", "no fast kernels")
+        group.variants[2].verdict, group.variants[2].reason = ("invalid", reason) if reason else ("faster", "")
         return written(tmp_path / f"{number}.jsonl", [group], [], started=day(number))
 
-    history = load([night(0, ""), night(1, "the kernel received fp32")])
+    history = load([run_group(0, ""), run_group(1, "the kernel received fp32")])
     said = [alert.members for _, alert in listed(history) if alert.kind == "not measured"]
     assert said == [("cpu/eager/mm-512/bf16",)]
 
@@ -263,14 +265,14 @@ def test_a_device_that_was_not_measured_is_named(tmp_path: Path) -> None:
     old = written(tmp_path / "1.jsonl", [made_group(), made_group("mm-512", "cuda")], [], started=day(0))
     new = written(tmp_path / "2.jsonl", [made_group()], [], started=day(1))
     said = [alert.sentence for device, alert in listed(load([old, new])) if device == "cuda"]
-    assert said == [f"cuda was not measured in the newest night, the last time was {day(0)}"]
+    assert said == [f"cuda was not measured in the newest run group, the last time was {day(0)}"]
 
 
 # ---- what the files hold
 
 
 def test_data_is_plain_json_without_markup(tmp_path: Path) -> None:
-    build(two_nights(tmp_path / "nights"), tmp_path / "site")
+    build(two_run_groups(tmp_path / "run_groups"), tmp_path / "site")
     text = (tmp_path / "site/bench_data.js").read_text()
     data = json.loads(text.removeprefix("window.AMPCHECK_BENCH = ").rstrip(";\n"))
     assert [run["name"] for run in data["runs"]] == [day(0), day(1)]
@@ -280,7 +282,7 @@ def test_data_is_plain_json_without_markup(tmp_path: Path) -> None:
 
 def test_an_infinite_error_and_an_unknown_device_description_are_shown(tmp_path: Path) -> None:
     group = made_group("mm-512")
-    group.arms[3] = ArmResult("fp16", "invalid", "it overflowed", seconds=1e-3, error=math.inf)
+    group.variants[3] = VariantResult("fp16", "invalid", "it overflowed", seconds=1e-3, error=math.inf)
     build(
         [written(tmp_path / "r.jsonl", [group], devices={"cpu": {"model": "EPYC", "has_values": True}})], tmp_path / "s"
     )

@@ -1,39 +1,33 @@
-"""The pages of benchmarks in a real browser, opened from disk as a reader opens them."""
+"""The pages of benchmarks in a real browser, opened from disk as a reader opens them; history and compare last."""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ampcheck.bench.run import alerts
 from ampcheck.report import build
+from ampcheck.report.benchmarks.changes import KINDS, changes
 from ampcheck.report.benchmarks.pages import NAV
-from tests.report.made_bench import two_nights
+from ampcheck.report.benchmarks.run_groups import load
+from tests.report.made_bench import day, made_group, many_run_groups, two_run_groups, written
+from tests.report.test_data import contrast
 
 PAGES = list(NAV.values())
 
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return two_nights(tmp_path_factory.mktemp("nights"))
+    return two_run_groups(tmp_path_factory.mktemp("run_groups"))
 
 
 @pytest.fixture(scope="module")
 def site(paths: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(paths, tmp_path_factory.mktemp("built") / "site").parent
-
-
-def fill(browser: Any, name: str, value: str) -> None:
-    browser.evaluate(
-        f"{{ const f = document.forms[0].elements[{json.dumps(name)}]; f.value = {json.dumps(value)};"
-        " f.dispatchEvent(new Event('input', {bubbles: true})); }"
-    )
-
-
-def texts(browser: Any, selector: str) -> list[str]:
-    return browser.evaluate(f"[...document.querySelectorAll({json.dumps(selector)})].map(n => n.innerText)")
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -87,18 +81,6 @@ def test_lines_can_be_told_from_the_ground_in_both_schemes(site: Path, browser: 
         assert drawn == ("rgb(160, 170, 181)" if dark else "rgb(86, 96, 107)")
 
 
-def contrast(one: str, other: str) -> float:
-    """The contrast ratio of WCAG 2.2."""
-
-    def luminance(color: str) -> float:
-        parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
 # ---- results
 
 
@@ -107,9 +89,9 @@ def test_results_say_first_what_changed_then_alerts_then_both_numbers(site: Path
     browser.open(site / "bench.html")
     text = browser.text()
     assert text.index("What changed since") < text.index("Alerts") < text.index("Workloads")
-    tiles = texts(browser, ".tile a")
+    tiles = browser.texts(".tile a")
     assert tiles == ["1 flipped", "2 lost", "1 regained", "4 new", "4 gone", "3 slower", "0 faster", "17 unchanged"]
-    assert texts(browser, "[aria-label='Changed series'] tbody th")[0] == "cpu/eager/mm-256/bf16"
+    assert browser.texts("[aria-label='Changed series'] tbody th")[0] == "cpu/eager/mm-256/bf16"
     row = browser.evaluate(
         "[...document.querySelectorAll('tbody.row')].find(b => b.dataset.text.startsWith('cpu/eager/mm-1024'))"
         ".rows[3].innerText.split(/\\s*\\t\\s*/)"
@@ -119,7 +101,7 @@ def test_results_say_first_what_changed_then_alerts_then_both_numbers(site: Path
 
 def test_what_is_not_valid_is_visible_and_has_no_ratio(site: Path, browser: Any) -> None:
     browser.open(site / "bench.html")
-    bad = texts(browser, "tr.bad")
+    bad = browser.texts("tr.bad")
     assert len(bad) == 2
     assert "(5.12 µs)\t–\t✗ invalid" in bad[0]
     assert "No cast was seen: <img src=x" in bad[0]
@@ -137,9 +119,9 @@ def test_estimates_are_labelled_wherever_they_appear(site: Path, browser: Any) -
         browser.open(site / f"{page}.html")
         assert browser.evaluate("document.querySelectorAll('.tag.est').length") > 0, page
     browser.open(site / "bench_history.html", "q=tpu")
-    assert texts(browser, ".card h2 .est") == ["estimate"]
+    assert browser.texts(".card h2 .est") == ["estimate"]
     browser.open(site / "bench_compare.html", "q=tpu")
-    assert texts(browser, "#comparison .est") == ["estimate", "estimate"]
+    assert browser.texts("#comparison .est") == ["estimate", "estimate"]
 
 
 def shown(browser: Any) -> int:
@@ -158,7 +140,7 @@ def test_results_filter_and_keep_the_filter_in_the_address(site: Path, browser: 
         ("verdict", "not-measured", 1),
     ):
         browser.open(site / "bench.html")
-        fill(browser, name, value)
+        browser.fill(name, value)
         assert shown(browser) == want, (name, value)
         address = browser.evaluate("location.hash")
         browser.open(site / "bench.html", address.removeprefix("#"))
@@ -175,16 +157,156 @@ def test_results_filter_and_keep_the_filter_in_the_address(site: Path, browser: 
 
 def test_devices_stand_in_the_order_of_the_alphabet_without_percentages(site: Path, browser: Any) -> None:
     browser.open(site / "bench_devices.html")
-    assert texts(browser, "thead th")[3:] == ["cpu", "tpu-v5e", "virtual:<b>x</b>"]
+    assert browser.texts("thead th")[3:] == ["cpu", "tpu-v5e", "virtual:<b>x</b>"]
     assert "%" not in browser.text("table")
-    names = texts(browser, "tbody tr th")
+    names = browser.texts("tbody tr th")
     assert [name for name in dict.fromkeys(names) if name.startswith("mm")] == ["mm-16", "mm-64", "mm-256", "mm-1024"]
-    assert "(5.12 µs) ✗ invalid" in browser.text("tr.row[data-text^='mm-16 '][data-arm=fp16]")
+    assert "(5.12 µs) ✗ invalid" in browser.text("tr.row[data-text^='mm-16 '][data-variant=fp16]")
 
 
 def test_sizes_have_a_crossover_and_a_chart(site: Path, browser: Any) -> None:
     browser.open(site / "bench_scaling.html")
-    rows = dict(line.split("\t")[:2] for line in texts(browser, "tbody tr"))
+    rows = dict(line.split("\t")[:2] for line in browser.texts("tbody tr"))
     assert rows["bf16"] == "from about 370 on"
     assert rows["fp16"] == "never up to 1024"
     assert browser.evaluate("document.querySelectorAll('.chart svg path').length") >= 3
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Sixty run groups of twelve groups; every tenth makes a step."""
+    return many_run_groups(tmp_path_factory.mktemp("long"), 60, 12)
+
+
+@pytest.fixture(scope="module")
+def long_site(long: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(long, tmp_path_factory.mktemp("built") / "site").parent
+
+
+# ---- history
+
+
+def decoded(browser: Any, name: str, column: str) -> list[float | None]:
+    """A column of a series as the page decodes it."""
+    find = f"ampbench.data.series.findIndex((_, s) => ampbench.name(s) === {json.dumps(name)})"
+    return browser.evaluate(f"[...ampbench.columns({find}).{column}].map(v => Number.isNaN(v) ? null : v)")
+
+
+def test_the_page_decodes_what_python_packed(long: list[Path], long_site: Path, browser: Any) -> None:
+    browser.open(long_site / "bench_history.html")
+    history = load(long)
+    for key, variant in (("cpu/eager/mm-16", "fp32"), ("jax/eager/mm-16", "bf16")):
+        results = [run_group.result(key, variant) for run_group in reversed(history.run_groups)]
+        for column, name in (("seconds", "seconds"), ("low", "low"), ("speed", "speed"), ("error", "error")):
+            want = [getattr(result, name) for result in results]
+            found = decoded(browser, f"{key}/{variant}", column)
+            for one, two in zip(found, want, strict=True):
+                assert (one is None) == (two is None)
+                assert one is None or one == pytest.approx(two, rel=2e-3)
+    assert decoded(browser, "cpu/eager/mm-16/fp32", "speed") == [None] * 60
+
+
+def test_absent_run_groups_and_reasons_come_back(site: Path, browser: Any) -> None:
+    browser.open(site / "bench_history.html")
+    assert decoded(browser, "cpu/eager/gone-op/bf16", "seconds")[1] is None
+    assert decoded(browser, "virtual:<b>x</b>/eager/new-op/bf16", "seconds")[0] is None
+    find = "ampbench.data.series.findIndex((_, s) => ampbench.name(s) === 'cpu/eager/mm-16/fp16')"
+    assert browser.evaluate(f"ampbench.columns({find}).reason(1)").startswith("no cast was seen")
+    assert browser.evaluate(f"ampbench.columns({find}).verdicts") == ["slower", "invalid"]
+
+
+def test_the_band_is_what_an_alert_must_exceed(tmp_path: Path, browser: Any) -> None:
+    times = [1e-3 * (1 + 0.04 * math.sin(37 * n)) for n in range(40)]
+    paths = [
+        written(tmp_path / f"{n}.jsonl", [made_group("mm-512", seconds=time)], [], started=day(n))
+        for n, time in enumerate(times)
+    ]
+    build(paths, tmp_path / "site")
+    browser.open(tmp_path / "site/bench_history.html")
+    find = "ampbench.data.series.findIndex((_, s) => ampbench.name(s) === 'cpu/eager/mm-512/fp32')"
+    run_group, low, high = browser.evaluate(f"ampband({find}, 0).at(-1)")
+    before = times[run_group - alerts.BASELINE : run_group]
+    move = alerts.moved([*before, 2e-3, 2e-3, 2e-3])
+    assert run_group == 39
+    assert move is not None
+    middle = math.sqrt(low * high)
+    assert high / middle == pytest.approx(move.threshold, rel=2e-3)
+    assert 2e-3 * move.ratio == pytest.approx(middle, rel=2e-3)
+    assert move.threshold > 1.055, "the spread decides, not the smallest step"
+
+
+def test_steps_and_version_changes_are_marked(long_site: Path, browser: Any) -> None:
+    browser.show()
+    browser.open(long_site / "bench_history.html", "only=steps")
+    marked = browser.texts(".card h2")
+    assert len(marked) >= 2
+    assert any(text.startswith("mm-16") and "cpu" in text for text in marked)
+    events = " ".join(browser.texts(".events li"))
+    assert "torch 2.12.0 → 2.13.0" in events
+    assert "step, fp32 slower: 0.7" in events
+    assert browser.evaluate("document.querySelectorAll('.chart line.step').length") >= 2
+    assert browser.evaluate("document.querySelectorAll('.chart line.moved').length") >= 2
+    assert browser.problems == []
+
+
+def test_hiding_a_variant_leaves_the_colours_of_the_others(long_site: Path, browser: Any) -> None:
+    browser.open(long_site / "bench_history.html", "q=cpu/eager/mm-16")
+    strokes = "[...document.querySelectorAll('.chart svg path[style*=stroke]')].map(p => p.style.stroke)"
+    before = browser.evaluate(strokes)
+    assert before == ["var(--a0)", "var(--a0)", "var(--a3)", "var(--a4)"]
+    browser.evaluate("document.querySelector('#variants input[value=fp32]').click()")
+    assert browser.evaluate(strokes) == before[1:]
+    assert browser.evaluate("location.hash") == "#q=cpu%2Feager%2Fmm-16&hide=fp32"
+    browser.open(long_site / "bench_history.html", "q=cpu/eager/mm-16&hide=fp32&hide=bf16")
+    assert browser.evaluate(strokes) == ["var(--a0)", "var(--a4)"]
+    assert browser.evaluate("document.querySelector('#variants input[value=bf16]').checked") is False
+
+
+def test_history_shows_ratios_and_fewer_run_groups(long_site: Path, browser: Any) -> None:
+    browser.open(long_site / "bench_history.html", "q=cpu/eager/mm-16&show=speed&run_groups=30")
+    assert "30 run groups" in browser.text("#summary")
+    labels = "[...document.querySelectorAll('.chart svg > text')].map(t => t.textContent).join(' ')"
+    assert "3×" in browser.evaluate(labels)
+    browser.fill("show", "")
+    assert "×" not in browser.evaluate(labels)
+    assert "ns" in browser.evaluate(labels)
+
+
+# ---- compare
+
+
+def test_the_compare_page_agrees_with_the_library(paths: list[Path], site: Path, browser: Any) -> None:
+    history = load(paths)
+    assert history.newest
+    assert history.previous
+    want: dict[str, set[str]] = {kind: set() for kind in KINDS}
+    for change in changes(history.previous, history.newest):
+        want[change.kind].add(f"{change.key}/{change.variant}")
+    browser.open(site / "bench_compare.html")
+    headings = browser.evaluate("[...document.querySelectorAll('#comparison h2')].map(h => h.id)")
+    assert headings == [kind for kind in KINDS if want[kind]]
+    for kind, names in want.items():
+        label = "unchanged" if kind == "rest" else kind
+        found = browser.texts(f"[aria-label='{label}'] tbody th")
+        assert {text.replace("estimate", "").replace(" ", "/", 1).replace(" ", "") for text in found} == names, kind
+    assert "p = 0.012" in browser.text("#slower ~ .scroll")
+    assert "two-run test" in browser.text()
+
+
+def test_older_pairs_are_compared_by_intervals_and_say_so(long_site: Path, browser: Any) -> None:
+    browser.open(long_site / "bench_compare.html", f"a={day(-60)}&b={day(-1)}".replace("+", "%2B"))
+    text = browser.text()
+    assert "Only medians and ranges of these run groups are kept here" in text
+    assert "torch went from 2.12.0 to 2.13.0." in text
+    assert "(intervals compared)" in text
+    slower = browser.texts("[aria-label=slower] tbody th")
+    assert {name.partition(" ")[0] for name in slower} >= {"cpu/eager/mm-16"}
+    browser.evaluate("document.getElementById('swap').click()")
+    faster = browser.texts("[aria-label=faster] tbody th")
+    assert {name.partition(" ")[0] for name in faster} >= {"cpu/eager/mm-16"}
+    assert browser.problems == []
+
+
+def test_a_linked_run_group_that_is_not_here_is_said(site: Path, browser: Any) -> None:
+    browser.open(site / "bench_compare.html", "a=2020-01-01T02:00:00Z")
+    assert "The linked run group 2020-01-01T02:00:00Z is not here" in browser.text()

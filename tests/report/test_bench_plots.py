@@ -10,10 +10,10 @@ import pytest
 
 from ampcheck.report import build
 from ampcheck.report.benchmarks import plots
-from ampcheck.report.benchmarks.data import color, pack, variants
+from ampcheck.report.benchmarks.data import color, extra_names, pack
 from ampcheck.report.benchmarks.run_groups import load
 from ampcheck.report.benchmarks.scaling import Point, axes, crossing, crossover
-from tests.report.made_bench import two_nights
+from tests.report.made_bench import two_run_groups
 
 # ---- sizes
 
@@ -39,10 +39,10 @@ def test_between_two_sizes_logarithms_are_interpolated() -> None:
 
 
 def test_sizes_without_a_valid_ratio_are_left_out(tmp_path: Path) -> None:
-    history = load(two_nights(tmp_path))
+    history = load(two_run_groups(tmp_path))
     assert history.newest
     (axis,) = axes(history.newest.groups)
-    fp16 = next(curve for curve in axis.curves if curve.arm == "fp16")
+    fp16 = next(curve for curve in axis.curves if curve.variant == "fp16")
     assert (axis.sizes, fp16.left_out) == ([16, 64, 256, 1024], [16, 64])
     assert [point.size for point in fp16.points] == [256, 1024]
 
@@ -50,11 +50,11 @@ def test_sizes_without_a_valid_ratio_are_left_out(tmp_path: Path) -> None:
 # ---- colours, packing, plots
 
 
-def test_an_arm_has_one_colour_with_or_without_others(tmp_path: Path) -> None:
-    other = variants(load(two_nights(tmp_path)))
+def test_a_variant_has_one_colour_with_or_without_others(tmp_path: Path) -> None:
+    other = extra_names(load(two_run_groups(tmp_path)))
     assert other == ["fresh", "reused"]
-    assert color("bf16", other) == color("bf16", []) == color("bf16-again", [])
-    assert len({color(arm, other) for arm in ("fp32", "bf16", "fp16", "bf16-native", "fresh", "reused")}) == 6
+    assert color("bf16", other) == color("bf16", []) == color("bf16-aa", [])
+    assert len({color(variant, other) for variant in ("fp32", "bf16", "fp16", "bf16-native", "fresh", "reused")}) == 6
 
 
 def test_packing_is_short_and_exact() -> None:
@@ -82,7 +82,7 @@ def test_without_matplotlib_the_site_is_built_and_says_what_is_missing(
     found = plots.importlib.util.find_spec
     monkeypatch.setattr(plots.importlib.util, "find_spec", lambda name: None if name == "matplotlib" else found(name))
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # importing it raises
-    build(two_nights(tmp_path / "nights"), tmp_path / "site")
+    build(two_run_groups(tmp_path / "run_groups"), tmp_path / "site")
     for name in ("bench_accuracy", "bench_roofline"):
         page = (tmp_path / f"site/{name}.html").read_text()
         assert "matplotlib is not installed here" in page
@@ -91,7 +91,7 @@ def test_without_matplotlib_the_site_is_built_and_says_what_is_missing(
 
 
 def test_ceilings_and_estimates_are_on_the_roofline(tmp_path: Path) -> None:
-    build(two_nights(tmp_path / "nights"), tmp_path / "site")
+    build(two_run_groups(tmp_path / "run_groups"), tmp_path / "site")
     page = (tmp_path / "site/bench_roofline.html").read_text()
     assert "bf16 2.40 TFLOP/s" in page
     assert "bandwidth 20.0 GB/s" in page

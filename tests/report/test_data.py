@@ -1,4 +1,4 @@
-"""Which runs a site shows, how its data is packed, its badge and summary; no browser is needed."""
+"""The runs of a site, their packing, its badge and summary; no browser is needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Make = Callable[..., Result]
 Write = Callable[..., Path]
 
 
-def night(day: int, hour: int = 2) -> str:
+def run_group(day: int, hour: int = 2) -> str:
     return f"2026-11-{day:02}T{hour:02}:00:00Z"
 
 
@@ -61,13 +61,13 @@ def test_other_files_of_the_folder_are_left_alone(tmp_path: Path, make: Make, wr
     assert not list((tmp_path / "site").glob("*.part"))
 
 
-def test_files_of_one_night_are_one_run(tmp_path: Path, make: Make, write: Write) -> None:
+def test_files_of_one_run_group_are_one_run(tmp_path: Path, make: Make, write: Write) -> None:
     paths = [
-        write(tmp_path / "cpu.jsonl", [make("mm")], started=night(20, 2)),
-        write(tmp_path / "gpu.jsonl", [make("mm", device="cuda")], started=night(20, 4), manifest="b"),
-        write(tmp_path / "old.jsonl", [make("dot")], started=night(19, 2)),
-        write(tmp_path / "again.jsonl", [make("mm", "fail")], started=night(20, 6)),
-        write(tmp_path / "torch.jsonl", [make("mv")], started=night(20, 7), versions={"torch": "2.12.0"}),
+        write(tmp_path / "cpu.jsonl", [make("mm")], started=run_group(20, 2)),
+        write(tmp_path / "gpu.jsonl", [make("mm", device="cuda")], started=run_group(20, 4), manifest="b"),
+        write(tmp_path / "old.jsonl", [make("dot")], started=run_group(19, 2)),
+        write(tmp_path / "again.jsonl", [make("mm", "fail")], started=run_group(20, 6)),
+        write(tmp_path / "torch.jsonl", [make("mv")], started=run_group(20, 7), versions={"torch": "2.12.0"}),
     ]
     history = load([*paths, paths[0]])
     assert [len(run.results) for run in history.runs] == [1, 2, 1, 1]
@@ -75,11 +75,11 @@ def test_files_of_one_night_are_one_run(tmp_path: Path, make: Make, write: Write
 
 
 def test_the_newest_runs_are_kept_and_the_rest_counted(tmp_path: Path, make: Make, write: Write) -> None:
-    paths = [write(tmp_path / f"{day}.jsonl", [make("mm")], started=night(day)) for day in range(1, 24)]
+    paths = [write(tmp_path / f"{day}.jsonl", [make("mm")], started=run_group(day)) for day in range(1, 24)]
     history = load(paths)
     assert len(history.runs) == 20
     assert history.left_out == 3
-    assert history.newest.header["started"] == night(23)
+    assert history.newest.header["started"] == run_group(23)
     build(paths, tmp_path / "site")
     assert (
         "Only the newest 20 runs are shown; 3 older run files are left out"
@@ -89,21 +89,25 @@ def test_the_newest_runs_are_kept_and_the_rest_counted(tmp_path: Path, make: Mak
 
 def test_the_previous_run_has_the_same_torch_if_there_is_one(tmp_path: Path, make: Make, write: Write) -> None:
     other = {"versions": {"torch": "2.12.0"}}
-    first = write(tmp_path / "1.jsonl", [make("mm")], started=night(17))
-    second = write(tmp_path / "2.jsonl", [make("mm")], started=night(18), **other)
-    newest = write(tmp_path / "4.jsonl", [make("mm")], started=night(20))
-    foreign = write(tmp_path / "3.jsonl", [make("dot")], started=night(19))
-    for paths, want in (([first, second, foreign], night(17)), ([second, foreign], night(18)), ([foreign], None)):
+    first = write(tmp_path / "1.jsonl", [make("mm")], started=run_group(17))
+    second = write(tmp_path / "2.jsonl", [make("mm")], started=run_group(18), **other)
+    newest = write(tmp_path / "4.jsonl", [make("mm")], started=run_group(20))
+    foreign = write(tmp_path / "3.jsonl", [make("dot")], started=run_group(19))
+    for paths, want in (
+        ([first, second, foreign], run_group(17)),
+        ([second, foreign], run_group(18)),
+        ([foreign], None),
+    ):
         previous = load([newest, *paths]).previous
         assert (previous.header["started"] if previous else None) == want
 
 
 def test_a_short_or_interrupted_run_in_between_is_passed_over(tmp_path: Path, make: Make, write: Write) -> None:
     ops = [make(f"op{number}") for number in range(4)]
-    whole = write(tmp_path / "1.jsonl", ops, started=night(17))
-    cut = write(tmp_path / "2.jsonl", ops[:3], started=night(18), footer=False)
-    short = write(tmp_path / "3.jsonl", ops[:1], started=night(19))
-    newest = write(tmp_path / "4.jsonl", ops, started=night(20))
+    whole = write(tmp_path / "1.jsonl", ops, started=run_group(17))
+    cut = write(tmp_path / "2.jsonl", ops[:3], started=run_group(18), footer=False)
+    short = write(tmp_path / "3.jsonl", ops[:1], started=run_group(19))
+    newest = write(tmp_path / "4.jsonl", ops, started=run_group(20))
     for paths, want in (([whole, cut, short], whole), ([cut, short], short), ([cut], cut)):
         previous = load([newest, *paths]).previous
         assert previous is not None
@@ -221,8 +225,8 @@ def test_the_badge_names_virtual_cases(tmp_path: Path, make: Make, write: Write)
 
 
 def test_the_summary_leads_with_the_verdict_and_the_changes(tmp_path: Path, make: Make, write: Write) -> None:
-    before = write(tmp_path / "1.jsonl", [make("mm"), make("dot")], started=night(19))
-    after = write(tmp_path / "2.jsonl", [make("mm", "fail", message="got a|b"), make("dot")], started=night(20))
+    before = write(tmp_path / "1.jsonl", [make("mm"), make("dot")], started=run_group(19))
+    after = write(tmp_path / "2.jsonl", [make("mm", "fail", message="got a|b"), make("dot")], started=run_group(20))
     text = badge.files(load([before, after]))["summary.md"]
     assert "**1 case needs a person.** 2 of 2 cases ran." in text
     assert text.index("1 regressed, 0 fixed") < text.index("| device |")

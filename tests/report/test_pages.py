@@ -24,7 +24,7 @@ EVIL = 'got <img src=x onerror=alert(1)>; expected "torch.float32"'
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, make: Any, write: Any) -> list[Path]:
-    """Three nights: a whole one, an interrupted one, and one with every status."""
+    """Three run groups: a whole one, an interrupted one, and one with every status."""
     folder = tmp_path_factory.mktemp("runs")
     ops = [f"op{number}" for number in range(30)]
     first = [make(op, device=device) for op in ops for device in ("cpu", "virtual:cuda")]
@@ -53,13 +53,6 @@ def site(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def rows(browser: Any) -> list[str]:
     return browser.evaluate("[...document.querySelectorAll('#matrix button[data-op]')].map(b => b.dataset.op)")
-
-
-def fill(browser: Any, name: str, value: str) -> None:
-    browser.evaluate(
-        f"{{ const f = document.forms[0].elements[{json.dumps(name)}]; f.value = {json.dumps(value)};"
-        " f.dispatchEvent(new Event('input', {bubbles: true})); }"
-    )
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -149,7 +142,7 @@ def test_every_filter_narrows_and_is_kept_in_the_address(site: Path, browser: An
         ("suite", "eager", None),
     ):
         browser.open(site / "matrix.html")
-        fill(browser, name, value)
+        browser.fill(name, value)
         found = rows(browser)
         assert want is None or found == want, (name, value)
         address = browser.evaluate("location.hash")
@@ -213,7 +206,7 @@ def test_a_case_has_its_rule_difference_reproductions_and_history(site: Path, br
 
 def test_a_case_as_promised_has_the_pytest_line_that_the_suite_would_give(site: Path, browser: Any) -> None:
     browser.open(site / "case.html", "eager/promote/op1-bf16-bf16-vcu")
-    # "op1" is no overload, so its cases are a scenario's: the function has its name.
+    # "op1" is not an overload, so its cases are a scenario's: the function has its name.
     assert (
         browser.text("pre") == "pytest suites/eager --rule=promote -k 'test_op1[bf16-bf16-vcu]' --device=virtual:cuda"
     )

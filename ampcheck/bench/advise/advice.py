@@ -1,4 +1,4 @@
-"""`ampcheck bench advise`: a step of the user's own in each arm, what pays, what does not, and why."""
+"""`ampcheck bench advise`: a step of the user's own in each variant, what pays, what does not, and why."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from ampcheck.bench.advise import diagnosis
 from ampcheck.bench.advise.diagnosis import Gradients, Recast, Seen, StepCase
 from ampcheck.bench.advise.worker import STEP, AdvicePlan, Found
 from ampcheck.bench.core import machine, table
-from ampcheck.bench.core.model import EXECUTORS, ArmResult, Group, Rounds, StepWorkload
+from ampcheck.bench.core.model import AA, EXECUTORS, Group, Rounds, StepWorkload, VariantResult
 from ampcheck.bench.run.group import FULL, QUICK, environment
-from ampcheck.bench.run.summary import AGAIN, summarize
+from ampcheck.bench.run.summary import summarize
 from ampcheck.devices.registry import select
 from ampcheck.errors import UsageError
 from ampcheck.runner.worker import Worker
 
-SCHEMA = "advice-1"
+SCHEMA = "advice-2"
 COMMAND = (sys.executable, "-m", "ampcheck.bench.advise.worker")
 
 _COMPILED = (diagnosis.nothing_lowered, diagnosis.no_native_kernel)
-"""What holds of a compiled step as well: the others rest on the times of ops that run one by one."""
+"""The reasons that hold for a compiled step, too: the others need the times of ops that run one by one."""
 _MEANS = {"faster": "", "same": "as fast as float32: ", "slower": "slower than float32: "}
 _UNSURE = ("ambiguous", "unstable", *table.INVALID)
 
 
 @dataclass(frozen=True, slots=True)
 class AdviceFinding:
-    """What is said of an arm.
+    """The advice on one variant.
 
     `verdict`: one of `VERDICTS`. `text`: the figures of its speed. `why`: what explains it, `cost`: what comes with it.
     `unexplained`: it does not pay, and none of the known reasons holds. `shares`: where its time goes, op by op.
     """
 
     executor: str
-    arm: str
+    variant: str
     verdict: str
     text: str
     why: Sequence[str] = ()
@@ -54,7 +54,7 @@ class AdviceFinding:
 
 @dataclass(slots=True)
 class Advice:
-    """What was measured of a step, and what follows. `found`: from the process that looked at it op by op."""
+    """The measurements of a step, and the advice. `found`: from the process that looked at it op by op."""
 
     step: str
     device: str
@@ -64,12 +64,12 @@ class Advice:
     findings: list[AdviceFinding] = field(default_factory=list)
 
     def text(self) -> str:
-        """The table of arms, the sentences, and the trace."""
+        """The table of variants, the sentences, and the trace."""
         lines = [f"{self.step} on {self.device}", "", _table(self.groups)]
         best = sorted((f for f in self.findings if f.verdict == "faster"), key=lambda one: -self._speed(one))
         unsure = [one for one in self.findings if one.verdict in _UNSURE]
         rest = [one for one in self.findings if one.verdict in ("same", "slower")]
-        nothing = "  nothing: no arm is certainly faster than float32"
+        nothing = "  nothing: no variant is certainly faster than float32"
         said: dict[str, str] = {}
         lines += ["", "What pays", *(_told(best, said) or [nothing])]
         for title, some in (("What does not, and why", rest), ("What this run cannot tell", unsure)):
@@ -99,13 +99,13 @@ class Advice:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know of the whole."""
+        """Remarks about the whole measurement."""
         return [*filter(None, [machine.busy(self.machine)]), *self.found.notes]
 
     def _speed(self, finding: AdviceFinding) -> float:
         group = next(group for group in self.groups if group.executor == finding.executor)
-        arm = group.arm(finding.arm)
-        return arm.speed or 0.0 if arm else 0.0
+        variant = group.variant(finding.variant)
+        return variant.speed or 0.0 if variant else 0.0
 
 
 def advise(
@@ -159,13 +159,13 @@ def advise(
 
 
 def findings(groups: Sequence[Group], found: Found, isa: Sequence[str]) -> list[AdviceFinding]:
-    """What is to be said of each arm but the first and its twin. `isa`: the CPU's instruction sets."""
+    """Return the advice on each variant but the first and the A/A baseline. `isa`: the CPU's instruction sets."""
     seen = {name: _seen(values) for name, values in found.seen.items()}
     out = []
     for group in groups:
-        first = group.arms[0]
-        for arm in group.arms[1:]:
-            if arm.name.endswith(AGAIN):
+        first = group.variants[0]
+        for variant in group.variants[1:]:
+            if variant.name.endswith(AA):
                 continue
             case = StepCase(
                 group.device,
@@ -173,16 +173,18 @@ def findings(groups: Sequence[Group], found: Found, isa: Sequence[str]) -> list[
                 isa,
                 found.tiny,
                 first,
-                arm,
+                variant,
                 seen.get(first.name, Seen()),
-                seen.get(arm.name, Seen()),
+                seen.get(variant.name, Seen()),
             )
             why = diagnosis.spoken(case, diagnosis.SPEED if group.executor == "eager" else _COMPILED)
             cost = diagnosis.spoken(case, diagnosis.VALUES)
-            unexplained = not why and group.executor == "eager" and arm.verdict in ("same", "slower")
+            unexplained = not why and group.executor == "eager" and variant.verdict in ("same", "slower")
             goes = diagnosis.shares(case) if group.executor == "eager" else ""
             out.append(
-                AdviceFinding(group.executor, arm.name, arm.verdict, _speed(arm, first), why, cost, unexplained, goes)
+                AdviceFinding(
+                    group.executor, variant.name, variant.verdict, _speed(variant, first), why, cost, unexplained, goes
+                )
             )
     return out
 
@@ -196,35 +198,35 @@ def write(path: Path, text: str) -> None:
 
 
 def _table(groups: Sequence[Group]) -> str:
-    """The arms, a row each; the reason of a verdict is told below the table."""
+    """The variants, a row each; the reason of a verdict is told below the table."""
     rows = [
         (
             "" if place else group.executor,
-            arm.name,
-            table.seconds(arm.seconds),
-            table.ratio(arm),
-            "baseline" if arm.verdict == "first" else arm.verdict,
-            table.error(arm.error),
+            variant.name,
+            table.seconds(variant.seconds),
+            table.ratio(variant),
+            "baseline" if variant.verdict == "first" else variant.verdict,
+            table.error(variant.error),
         )
         for group in groups
-        for place, arm in enumerate(group.arms)
+        for place, variant in enumerate(group.variants)
     ]
-    return tabulate(rows, ("executor", "arm", "time", "speed [95 %]", "verdict", "error"), disable_numparse=True)
+    return tabulate(rows, ("executor", "variant", "time", "speed [95 %]", "verdict", "error"), disable_numparse=True)
 
 
-def _speed(arm: ArmResult, first: ArmResult) -> str:
-    if arm.verdict in table.INVALID:
-        return f"{arm.verdict}: {arm.reason}"
-    times = f"{table.ratio(arm)}, {table.seconds(arm.seconds)} instead of {table.seconds(first.seconds)}"
-    reason = f" ({arm.reason})" if arm.reason else ""
-    return f"{_MEANS.get(arm.verdict, f'{arm.verdict}: ')}{times}{reason}"
+def _speed(variant: VariantResult, first: VariantResult) -> str:
+    if variant.verdict in table.INVALID:
+        return f"{variant.verdict}: {variant.reason}"
+    times = f"{table.ratio(variant)}, {table.seconds(variant.seconds)} instead of {table.seconds(first.seconds)}"
+    reason = f" ({variant.reason})" if variant.reason else ""
+    return f"{_MEANS.get(variant.verdict, f'{variant.verdict}: ')}{times}{reason}"
 
 
 def _told(findings: Sequence[AdviceFinding], said: dict[str, str]) -> list[str]:
-    """The lines of some arms. `said`: what was told of which arm before, and is not told in full again."""
+    """The lines of some variants. `said`: what was told of which variant before, and is not told in full again."""
     lines = []
     for one in findings:
-        name = one.arm if one.executor == "eager" else f"{one.arm} ({one.executor})"
+        name = one.variant if one.executor == "eager" else f"{one.variant} ({one.executor})"
         lines.append(f"  {name}: {one.text}")
         lines += [f"    ({one.shares})"] if one.shares else []
         prefix = "it could be faster: " if one.verdict == "faster" else ""
@@ -247,7 +249,7 @@ def _seen(values: Mapping[str, Any]) -> Seen:
 
 
 def _measured(plan: AdvicePlan, limit: float) -> Found:
-    """What a worker finds."""
+    """Run a worker and return what it found."""
     with Worker(COMMAND, environment(plan.threads), asdict(plan)) as worker:
         try:
             said = worker.answer(limit)

@@ -1,4 +1,4 @@
-"""Why an arm of a step pays or does not: each reason a function of what was measured, a sentence or "".
+"""Explain why a variant of a step pays or does not: a function per reason, which returns a sentence or "".
 
 Shares are of the time that the step's kernels took when each was timed by itself, 0 to 1. A reason's sentence has the
 figures that it rests on.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ampcheck.bench.core import table
-from ampcheck.bench.core.model import PRECISIONS, ArmResult
+from ampcheck.bench.core.model import PRECISIONS, VariantResult
 from ampcheck.tools.tracing.report import size, times
 
 LAUNCH = 0.3
@@ -24,7 +24,7 @@ LOST = 0.01
 COST = 0.02
 """The relative error from which on it is said: bf16 rounds by 0.4 %, and a step adds up several roundings."""
 TILE = 8
-"""What sizes of a product must be multiples of, for tensor cores to take two-byte numbers at full speed."""
+"""Tensor cores take two-byte numbers at full speed where sizes are multiples of this."""
 ODD = 0.1
 CACHE_OFF = "the weight cache is off"
 _TOP = 3
@@ -33,7 +33,7 @@ _ISA: Mapping[str, tuple[str, ...]] = {
     "bf16": ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16"),
     "fp16": ("avx512_fp16", "amx_fp16", "neon_fp16"),
 }
-"""By lower precision, the instruction sets that multiply in it."""
+"""The instruction sets that multiply in a lower precision, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,14 @@ class Gradients:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was seen of an arm, op by op.
+    """The kernels and casts of a variant, op by op.
 
     `ops`: kernels, casts and views of a step. `cast_share`: the casts'. `casts`, `cast_bytes`: autocast's, those of
     gradients included. `lowered`, `lowered_share`: kernels that run in lower precision here and in float32 in the first
-    arm, and their share of that one's time. `kept`: by op that a policy keeps in float32, its share. `cache_off`: casts
-    and bytes of weights in regions whose cache is off. `recast`: what is cast again and again though it is on.
-    `frozen`: casts and bytes of parameters that need no gradient. `odd`: products with sizes that are no multiple of
-    `TILE`, and `odd_share` theirs. `single`: seconds of one call of an arm that is too slow to be timed in turns.
+    variant, and their share of that one's time. `kept`: by op that a policy keeps in float32, its share. `cache_off`:
+    casts and bytes of weights in regions whose cache is off. `recast`: what is cast again and again though it is on.
+    `frozen`: casts and bytes of parameters that need no gradient. `odd`: products with sizes that are not multiples of
+    `TILE`, and `odd_share` theirs. `single`: seconds of one call of a variant that is too slow to be timed in turns.
     """
 
     ops: int = 0
@@ -90,47 +90,47 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class StepCase:
-    """An arm beside its group's first.
+    """A variant beside its group's first.
 
     `tiny`: seconds that it costs to start an op on one number on the device. `platform`: e.g. "cpu", "cuda", "tpu".
-    `isa`: the CPU's instruction sets, empty where they are not known. `seen`, `first_seen`: None where the arm was not
-    looked at.
+    `isa`: the CPU's instruction sets, empty where they are not known. `seen`, `first_seen`: None where the variant was
+    not looked at.
     """
 
     device: str
     platform: str
     isa: Sequence[str]
     tiny: float
-    first: ArmResult
-    arm: ArmResult
+    first: VariantResult
+    variant: VariantResult
     first_seen: Seen
     seen: Seen
 
     @property
     def low(self) -> str:
-        """The arm's lower precision: "bf16" or "fp16"; "" for float32 and its like."""
-        return self.arm.name.removesuffix("-native") if PRECISIONS[self.arm.name].low else ""
+        """The variant's lower precision: "bf16" or "fp16"; "" for float32 and its like."""
+        return self.variant.name.removesuffix("-native") if PRECISIONS[self.variant.name].low else ""
 
     @property
     def region(self) -> bool:
-        """Whether the arm is one of autocast."""
-        return PRECISIONS[self.arm.name].region is not None
+        """Return whether the variant has a region of autocast."""
+        return PRECISIONS[self.variant.name].region is not None
 
     @property
     def pays(self) -> bool:
-        """Whether it is faster."""
-        return self.arm.verdict == "faster"
+        """Return whether the variant is faster."""
+        return self.variant.verdict == "faster"
 
 
 def launch_bound(case: StepCase) -> str:
-    """The step's time is what it costs to start its ops, which no precision changes."""
+    """Say that the step's time goes into starting its ops, which no precision changes."""
     ops, seconds = case.first_seen.ops, case.first.seconds
-    if not ops or not seconds or case.arm.seconds is None or ops * case.tiny < LAUNCH * seconds:
+    if not ops or not seconds or case.variant.seconds is None or ops * case.tiny < LAUNCH * seconds:
         return ""
     share = ops * case.tiny / seconds
-    part = f"{share:.0%} of the step" if share <= 1 else "no less than the whole step"
+    part = f"{share:.0%} of the step" if share <= 1 else "at least the whole step"
     extra = case.seen.ops - ops
-    more = f"; {case.arm.name} starts {extra} more" if extra > 0 else ""
+    more = f"; {case.variant.name} starts {extra} more" if extra > 0 else ""
     return (
         f"launch-bound: float32's step is {ops} ops of {table.seconds(seconds / ops)} each, and a tiny add costs "
         f"{table.seconds(case.tiny)} on {case.device}, so starting them is {part}{more}; "
@@ -139,7 +139,7 @@ def launch_bound(case: StepCase) -> str:
 
 
 def casting(case: StepCase) -> str:
-    """The casts take a good part of what is gained."""
+    """Say that the casts take a good part of what is gained."""
     seen = case.seen
     if not case.region or seen.cast_share < CASTS:
         return ""
@@ -150,9 +150,9 @@ def casting(case: StepCase) -> str:
 
 
 def no_native_kernel(case: StepCase) -> str:
-    """The CPU has no instructions for the precision."""
+    """Say that the CPU has no instructions for the precision."""
     wanted = _ISA.get(case.low, ())
-    timed = case.arm.seconds is not None or case.seen.single is not None
+    timed = case.variant.seconds is not None or case.seen.single is not None
     native = not wanted or not case.isa or set(wanted).intersection(case.isa)  # or nobody knows
     if case.platform != "cpu" or case.pays or not timed or native:
         return ""
@@ -165,7 +165,7 @@ def no_native_kernel(case: StepCase) -> str:
 
 
 def cache_is_off(case: StepCase) -> str:
-    """Weights are cast again and again, as a region keeps no copies. With each cast once it would not matter."""
+    """Say that weights are cast repeatedly, as a region keeps no copies. Casting each once would not matter."""
     again = [one for one in case.seen.recast if one.why == CACHE_OFF]
     if not case.region or not again:
         return ""
@@ -177,7 +177,7 @@ def cache_is_off(case: StepCase) -> str:
 
 
 def cache_is_defeated(case: StepCase) -> str:
-    """Weights are cast more than once a step though the cache is on."""
+    """Say that weights are cast more than once a step though the cache is on."""
     found = [one for one in case.seen.recast if one.why != CACHE_OFF and one.kind != "frozen"]
     if not case.region or not found:
         return ""
@@ -187,7 +187,7 @@ def cache_is_defeated(case: StepCase) -> str:
 
 
 def frozen_weights(case: StepCase) -> str:
-    """Parameters that never change are cast in every step."""
+    """Say that parameters that never change are cast in every step."""
     count, moved = case.seen.frozen
     if not case.region or not count:
         return ""
@@ -198,7 +198,7 @@ def frozen_weights(case: StepCase) -> str:
 
 
 def kept_in_float32(case: StepCase) -> str:
-    """Policies keep in float32 what takes the time."""
+    """Say that policies keep in float32 the ops that take the time."""
     kept = case.seen.kept
     total = sum(kept.values())
     if not case.region or total < KEPT:
@@ -211,14 +211,14 @@ def kept_in_float32(case: StepCase) -> str:
 
 
 def nothing_lowered(case: StepCase) -> str:
-    """The step has nothing that autocast runs in lower precision."""
+    """Say that autocast runs nothing of the step in lower precision."""
     if not case.region or case.seen.lowered or not case.seen.ops:
         return ""
     return f"autocast lowers nothing in it: all of its {case.seen.ops} ops run as they do in float32"
 
 
 def amdahl(case: StepCase) -> str:
-    """What autocast lowers is too little of the step's time to gain much from (Amdahl 1967)."""
+    """Say that autocast lowers too little of the step's time to gain much (Amdahl 1967)."""
     share = case.seen.lowered_share
     if not case.region or not case.seen.lowered or share >= 1 or 1 / (1 - share) >= BOUND:
         return ""
@@ -229,18 +229,18 @@ def amdahl(case: StepCase) -> str:
 
 
 def odd_sizes(case: StepCase) -> str:
-    """Sizes that tensor cores do not take at full speed."""
+    """Say that tensor cores do not take some sizes at full speed."""
     if case.platform != "cuda" or not case.low or not case.seen.odd or case.seen.odd_share < ODD:
         return ""
     shown = ", ".join(case.seen.odd[:_TOP]) + (", …" if len(case.seen.odd) > _TOP else "")
     return (
-        f"products with sizes that are no multiple of {TILE}, which tensor cores want, take "
+        f"products with sizes that are not multiples of {TILE}, which tensor cores want, take "
         f"{case.seen.odd_share:.0%} of the kernels' time: {shown}; pad them"
     )
 
 
 def gradients_lost(case: StepCase) -> str:
-    """Gradients that the precision cannot hold."""
+    """Say that the precision cannot hold some gradients."""
     found = case.seen.gradients
     if found is None or not case.low or not found.total:
         return ""
@@ -259,7 +259,7 @@ def gradients_lost(case: StepCase) -> str:
 
 
 def needs_scaler(case: StepCase) -> str:
-    """float16's gradients underflow without a GradScaler."""
+    """Say that float16's gradients underflow without a GradScaler."""
     found = case.seen.gradients
     if found is None or found.scale is None or found.lost_unscaled is None:
         return ""
@@ -272,8 +272,8 @@ def needs_scaler(case: StepCase) -> str:
 
 
 def accuracy_cost(case: StepCase) -> str:
-    """The arm is further from float64 than rounding alone explains."""
-    error = case.arm.error
+    """Say that the variant is further from float64 than rounding alone explains."""
+    error = case.variant.error
     if error is None or not case.low or error < COST:
         return ""
     if error == float("inf"):
@@ -282,12 +282,12 @@ def accuracy_cost(case: StepCase) -> str:
 
 
 def shares(case: StepCase) -> str:
-    """Where a region's time goes, whatever follows; "" for an arm without a region, or that was not looked at."""
+    """Say how a region's time is divided; "" for a variant without a region, or that was not looked at."""
     seen = case.seen
     if not case.region or not seen.ops:
         return ""
     return (
-        f"lowered is what takes {seen.lowered_share:.0%} of float32's kernel time; of its own, casts take "
+        f"lowered is what takes {seen.lowered_share:.0%} of float32's kernel time; of this variant's, casts take "
         f"{seen.cast_share:.0%}, and what a policy keeps in float32 {sum(seen.kept.values()):.0%}"
     )
 
@@ -304,12 +304,12 @@ SPEED: tuple[Callable[[StepCase], str], ...] = (
     kept_in_float32,
     odd_sizes,
 )
-"""What keeps an arm from being faster, or as fast as it could be."""
+"""The reasons why a variant is not faster, or not as fast as it could be."""
 
 VALUES: tuple[Callable[[StepCase], str], ...] = (gradients_lost, needs_scaler, accuracy_cost)
-"""What it costs."""
+"""The reasons not to use a variant although it is faster."""
 
 
 def spoken(case: StepCase, reasons: Sequence[Callable[[StepCase], str]]) -> list[str]:
-    """The sentences of the reasons that hold."""
+    """Return the sentences of the reasons that hold."""
     return [text for reason in reasons if (text := reason(case))]

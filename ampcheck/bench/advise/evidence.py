@@ -1,4 +1,4 @@
-"""What is seen of a step in an arm: each kernel's time and dtypes beside its trace, and what follows from them."""
+"""Observe a step in a variant: each kernel's time and dtypes beside its trace, and what follows from them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv")
 _CONVOLUTIONS = frozenset(("convolution", "_convolution", "convolution_overrideable"))
 _RUNS = 3
 _OWN = Path(__file__).parents[2]
-"""Where a call is said to be that is in none of the user's files, but inside torch, e.g. of a `Sequential`."""
+"""ampcheck's folder: a call from there, e.g. of a `Sequential` inside torch, has no place in the user's files."""
 _LONG = 0.5
 """Seconds from which on a step is looked at once."""
 
@@ -40,7 +40,7 @@ class ProfiledKernel:
     """A kernel that ran. `given`: the floating dtypes it received. `view`: it moves no data, and has no time.
 
     `op`, `policy`: of the public call that it ran for, or for a step of the backward of the one in the forward; "" and
-    "" outside of a region. `odd`: its sizes, for a product of which some are no multiple of `TILE`, else "".
+    "" outside of a region. `odd`: its sizes, for a product of which some are not multiples of `TILE`, else "".
     """
 
     name: str
@@ -156,7 +156,7 @@ ADDS = 100
 
 
 def tiny(device: Device) -> Callable[[], torch.Tensor]:
-    """What starts `ADDS` ops that have next to nothing to compute, to see what starting one costs on the device."""
+    """Return a call of `ADDS` ops with next to nothing to compute, to time how long starting an op takes."""
     number = torch.ones(1, device=device.type)
 
     def adds() -> torch.Tensor:
@@ -168,7 +168,7 @@ def tiny(device: Device) -> Callable[[], torch.Tensor]:
 
 
 def seen(kernels: Sequence[ProfiledKernel], first: Sequence[ProfiledKernel], ops: Sequence[OpRecord]) -> Seen:
-    """What kernels and a trace say of an arm. `first`: the kernels of the arm it is compared with."""
+    """Summarize a variant's kernels and trace. `first`: the kernels of the variant it is compared with."""
     total = sum(kernel.seconds for kernel in kernels)
     lowered = _lowered(kernels, first)
     whole = sum(kernel.seconds for kernel in first)
@@ -197,7 +197,7 @@ def seen(kernels: Sequence[ProfiledKernel], first: Sequence[ProfiledKernel], ops
 
 
 def recast(casts: Iterable[CastRecord]) -> list[Recast]:
-    """Parameters and buffers that were cast more than once between two changes, most bytes first."""
+    """Return the parameters and buffers that were cast more than once between two changes, most bytes first."""
     groups: dict[tuple[int, int, str], list[CastRecord]] = {}
     for cast in casts:
         if cast.kind in ("weight", "frozen", "view", "buffer"):
@@ -219,27 +219,27 @@ def recast(casts: Iterable[CastRecord]) -> list[Recast]:
 def gradients(
     output: torch.Tensor, first: torch.Tensor, scale: float | None, unscaled: torch.Tensor | None
 ) -> Gradients:
-    """What became of a training step's gradients.
+    """Count a training step's gradients that a variant loses.
 
-    `output`, `first`, `unscaled`: vectors as `UserStep.output` gives them, loss first: the arm's, float32's, and the
-    arm's without its GradScaler. `scale`: the GradScaler's, None without one.
+    `output`, `first`, `unscaled`: vectors as `UserStep.output` gives them, loss first: the variant's, float32's, and
+    the variant's without its GradScaler. `scale`: the GradScaler's, None without one.
     """
-    arm, base = output[1:], first[1:]
+    variant, base = output[1:], first[1:]
     return Gradients(
         base.numel(),
-        _lost(arm, base),
-        int((base.isfinite() & ~arm.isfinite()).sum()),
+        _lost(variant, base),
+        int((base.isfinite() & ~variant.isfinite()).sum()),
         scale,
         None if unscaled is None else _lost(unscaled[1:], base),
     )
 
 
-def _lost(arm: torch.Tensor, base: torch.Tensor) -> int:
-    return int(((arm == 0) & (base != 0)).sum())
+def _lost(variant: torch.Tensor, base: torch.Tensor) -> int:
+    return int(((variant == 0) & (base != 0)).sum())
 
 
 def _lowered(kernels: Sequence[ProfiledKernel], first: Sequence[ProfiledKernel]) -> list[ProfiledKernel]:
-    """Those of `first` that run in lower precision among `kernels`; the two are matched in their order by name."""
+    """Return those of `first` that run in lower precision among `kernels`, matched in their order by name."""
     ours = [kernel for kernel in kernels if not kernel.cast and not kernel.view]
     theirs = [kernel for kernel in first if not kernel.cast and not kernel.view]
     matcher = SequenceMatcher(None, [k.name for k in ours], [k.name for k in theirs], autojunk=False)
@@ -265,7 +265,7 @@ def _share(part: float, whole: float) -> float:
 
 
 def _odd(overload: str, args: tuple[Any, ...]) -> str:
-    """The sizes of a product, where one of them is no multiple of `TILE`."""
+    """Return the sizes of a product, where one of them is not a multiple of `TILE`."""
     base = overload.partition(".")[0]
     if base in _CONVOLUTIONS:
         sizes = tuple(args[1].shape[:2])  # its channels; nobody pads the pixels

@@ -1,20 +1,19 @@
-"""A step of the user's own: how it is marked, found and checked, and how it is made ready in an arm.
+"""Find and check a user's step, and make it ready in a variant.
 
 A function returns `(model, inputs, loss)`, e.g. a `StepSpec`; `docs/using.md` has examples.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import importlib
 import importlib.util
 import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
@@ -23,7 +22,7 @@ import torch
 from torch import nn
 
 from ampcheck.bench.core.model import Precision
-from ampcheck.bench.core.prepare import Prepared
+from ampcheck.bench.core.prepare import Trained, region_of, training, vector
 from ampcheck.errors import UsageError, one_line
 from ampcheck.observe.recorder import tensors
 from ampcheck.spec.torch_dtypes import name_of
@@ -59,9 +58,9 @@ def step(make: Make) -> Make:
 
 
 def load(target: str) -> StepSpec:
-    """The step that `MODULE:FUNCTION`, `FILE.py:FUNCTION` or `FILE.py` names; `FILE.py` is run for it.
+    """Return the step that `MODULE:FUNCTION`, `FILE.py:FUNCTION` or `FILE.py` names; `FILE.py` is run for it.
 
-    Raises UsageError where there is none, its function raises, or what it returns is no step.
+    Raises UsageError where there is none, its function raises, or it does not return a step.
     """
     head, colon, name = ("", "", target) if target.endswith(".py") else target.rpartition(":")
     if target.endswith(".py"):
@@ -88,7 +87,7 @@ def load(target: str) -> StepSpec:
 
 
 def checked(made: object, where: str) -> StepSpec:
-    """What a function returned, as a step. Raises UsageError for what is none, naming `where` it came from."""
+    """Return a function's result as a step. Raises UsageError where it is not one, naming `where` it came from."""
     if not isinstance(made, tuple):
         raise UsageError(f"{where} returned {_what(made)}; {_WANTED}")
     if len(made) != 3:
@@ -99,8 +98,8 @@ def checked(made: object, where: str) -> StepSpec:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_floating_point() and tensor.dtype is not torch.float32:
             raise UsageError(
-                f"{where} returned a model whose {name} is {name_of(tensor.dtype)}; it is wanted in fp32, and each arm "
-                "converts it as it needs"
+                f"{where} returned a model whose {name} is {name_of(tensor.dtype)}; it is wanted in fp32, and each "
+                "variant converts it as it needs"
             )
     if not isinstance(inputs, (tuple, list)):
         raise UsageError(f"{where} returned {_what(inputs)} as the inputs; a tuple of tensors is wanted")
@@ -123,8 +122,8 @@ def told(error: BaseException) -> str:
     return one_line(error) + place
 
 
-class UserStep(Prepared):
-    """A step in an arm on a device: forward, loss, backward and an update by SGD; forward alone without a loss.
+class UserStep(Trained):
+    """A step in a variant on a device: forward, loss, backward and an update by SGD; forward alone without a loss.
 
     `scaled`: whether with a GradScaler; by default float16's region has one. `scaler` is it. The step's model is
     copied, so that the user's stays as it is.
@@ -134,43 +133,22 @@ class UserStep(Prepared):
         self, spec: StepSpec, precision: Precision, device: str, executor: str = "eager", scaled: bool | None = None
     ) -> None:
         super().__init__(device, precision)
-        convert = precision.convert
-        model = self._model = deepcopy(spec.model).to(device, convert)
-        self._training = spec.loss is not None
-        self.arguments = tuple(_converted(tensor, device, convert) for tensor in spec.inputs)
+        model, loss = deepcopy(spec.model).to(device, precision.convert), spec.loss
+        self._training = loss is not None
+        self.arguments = tuple(_converted(tensor, device, precision.convert) for tensor in spec.inputs)
         if scaled is None:
             scaled = precision.region is torch.float16 and self._training
-        scaler = self.scaler = torch.amp.GradScaler(device, enabled=scaled)
-        region = _region(device, precision.region)
-        learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.SGD(learned, lr=_RATE) if spec.loss is not None else None
-        loss_of = spec.loss
-        taken = len(spec.inputs) - (loss_of is not None and _takes(loss_of) == 2)
+        self.scaler = torch.amp.GradScaler(device, enabled=scaled)
+        region = region_of(device, precision)
+        if loss is None:
+            self._made(model, partial(_inference, region), executor)
+            return
+        taken = len(spec.inputs) - (_takes(loss) == 2)
 
-        def stepping(forward: Callable[..., Any]) -> Callable[..., Any]:
-            def inference(*inputs: torch.Tensor) -> Any:
-                with torch.no_grad(), region():
-                    return forward(*inputs)
+        def loss_of(forward: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+            return loss(forward(*inputs[:taken]), *inputs[taken:])
 
-            def training(*inputs: torch.Tensor) -> torch.Tensor:
-                assert optimizer is not None and loss_of is not None  # noqa: PT018  # they are of one kind
-                optimizer.zero_grad(set_to_none=True)
-                with region():
-                    loss = loss_of(forward(*inputs[:taken]), *inputs[taken:])
-                scaler.scale(loss).backward()
-                scaler.step(optimizer)
-                scaler.update()
-                return loss.detach()
-
-            return training if optimizer is not None else inference
-
-        self._stepping = stepping
-        self._begun = {t: t.detach().clone() for t in (*model.parameters(), *model.buffers())}
-        self._executed(stepping(model), executor)
-
-    def compiled_with(self, backend: Any) -> Callable[[], Any]:
-        run = self._stepping(torch.compile(self._model, backend=backend, dynamic=False))
-        return lambda: run(*self.arguments)
+        self._made(model, training(model, _RATE, self.scaler, region, loss_of), executor)
 
     def settle(self) -> int:
         """Step until the GradScaler's scale is one at which no update is skipped. Returns how many were."""
@@ -185,7 +163,7 @@ class UserStep(Prepared):
         return skipped
 
     def output(self, seed: int = 0) -> torch.Tensor:
-        """What a call computes from the initial state, as one float64 vector on the CPU.
+        """Return the result of a call from the initial state, as one float64 vector on the CPU.
 
         Of a training step its loss and every gradient (zeros where a parameter has none), unscaled; of inference its
         floating point outputs. `seed`: for random numbers that it draws.
@@ -196,12 +174,12 @@ class UserStep(Prepared):
         if self._training:
             learned = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
             found += [torch.zeros_like(p) if p.grad is None else p.grad for p in learned]
-        parts = [t.detach().cpu().double().reshape(-1) for t in found if t.is_floating_point()]
+        out = vector(found)
         self.restore()
-        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
+        return out
 
     def try_out(self) -> None:
-        """Run it once. Raises UsageError where it raises, as it does for a loss that is no scalar with a gradient."""
+        """Run it once. Raises UsageError where it raises, e.g. for a loss that is not a scalar with a gradient."""
         try:
             self.eager()
         except Exception as error:  # the user's model and loss may raise anything
@@ -210,12 +188,16 @@ class UserStep(Prepared):
 
 
 def reference(spec: StepSpec) -> torch.Tensor:
-    """What the step computes in float64 on the CPU, as `UserStep.output` gives it."""
+    """Return the step's result in float64 on the CPU, as `UserStep.output` gives it."""
     return UserStep(spec, Precision("fp64", convert=torch.float64), "cpu").output()
 
 
-def _region(device: str, dtype: torch.dtype | None) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    return contextlib.nullcontext if dtype is None else functools.partial(torch.autocast, device, dtype=dtype)
+def _inference(region: Callable[[], Any], forward: Callable[..., Any]) -> Callable[..., Any]:
+    def inference(*inputs: torch.Tensor) -> Any:
+        with torch.no_grad(), region():
+            return forward(*inputs)
+
+    return inference
 
 
 def _converted(tensor: torch.Tensor, device: str, convert: torch.dtype | None) -> torch.Tensor:
@@ -225,7 +207,7 @@ def _converted(tensor: torch.Tensor, device: str, convert: torch.dtype | None) -
 
 
 def _takes(loss: Callable[..., Any]) -> int:
-    """How many arguments a loss must be given: 2 for one that wants a target, else 1."""
+    """Return the number of arguments that a loss takes: 2 for one that wants a target, else 1."""
     try:
         parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters.values()
     except (TypeError, ValueError):  # a builtin that tells nothing of its arguments

@@ -18,9 +18,8 @@ import torch
 from ampcheck.bench.advise import evidence
 from ampcheck.bench.advise.user_step import StepSpec, UserStep, load, reference
 from ampcheck.bench.core import accuracy
-from ampcheck.bench.core.clocks import clock
-from ampcheck.bench.core.model import PRECISIONS, Arm, Rounds
-from ampcheck.bench.core.timing import Timed, calibrate, interleave, warm_up
+from ampcheck.bench.core.model import PRECISIONS, Rounds, Variant
+from ampcheck.bench.core.timing import Timed, calibrate, clock, interleave, warm_up
 from ampcheck.bench.run.measure import Blocked
 from ampcheck.bench.run.worker import pin
 from ampcheck.bench.torch_private import dynamo_config
@@ -33,15 +32,15 @@ STEP = "step"
 """The name of the user's step as a workload."""
 _TINY = "tiny"
 _SLOWER, _PATIENCE = 20, 30.0
-"""An arm this many times as slow as float32 is not timed in turns if that would take longer than these seconds."""
+"""A variant this many times as slow as float32 is not timed in turns if that would take longer than these seconds."""
 _SAME = 1e-3
 """The relative difference from which on two runs of a step differ by more than the order of their additions."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdvicePlan:
-    """What a worker is to do. `rounds`, `target` as in `ampcheck.bench.run.group.Mode`; `facts`: whether to look at the
-    arms op by op, too, and at their values."""
+    """A worker's task. `rounds`, `target` as in `ampcheck.bench.run.group.Mode`; `facts`: whether to look at the
+    variants op by op, too, and at their values."""
 
     step: str
     device: str
@@ -56,10 +55,10 @@ class AdvicePlan:
 
 @dataclass(slots=True)
 class Found:
-    """What a worker found. `rounds`: of each executor. `tiny`: seconds that it costs to start an op on one number.
+    """A worker's result. `rounds`: of each executor. `tiny`: seconds that it costs to start an op on one number.
 
-    The rest only with `facts`: `seen` has `Seen` by arm as data; `table` and `trace` are the trace of the arm `traced`
-    as text and as JSON; `notes` are sentences about the whole.
+    The rest only with `facts`: `seen` has `Seen` by variant as data; `table` and `trace` are the trace of the variant
+    `traced` as text and as JSON; `notes` are sentences about the whole.
     """
 
     rounds: list[dict[str, Any]] = field(default_factory=list)
@@ -117,7 +116,7 @@ class _Measurer:
         self._base_seconds: dict[str, float] = {}
         self._singles: dict[str, float] = {}
         if "compile" in plan.executors:
-            dynamo_config().recompile_limit = 64  # every arm is a program of the same code
+            dynamo_config().recompile_limit = 64  # every variant is a program of the same code
 
     def values(self, first: UserStep) -> None:
         """Find what errors are measured against: float64, and float32 for gradients."""
@@ -132,22 +131,22 @@ class _Measurer:
             self.found.notes.append(f"errors are not known, as the step cannot be run in float64: {one_line(error)}")
 
     def group(self, executor: str) -> None:
-        """Measure the arms through an executor."""
+        """Measure the variants through an executor."""
         plan, timer = self.plan, self.timer
         rounds = Rounds(STEP, plan.device, executor, plan.process)
         ready: dict[str, UserStep] = {}
         timed: dict[str, Timed] = {}
-        for arm in _arms(self.device, self.found.platform):
+        for variant in _variants(self.device, self.found.platform):
             try:
-                made = UserStep(self.spec, arm.precision, self.device.type, executor)
-                self._warm(arm, made, executor, rounds, timed)
-            except Exception as error:  # an arm may lack anything; the others are measured all the same
-                rounds.failed[arm.name] = one_line(error)
+                made = UserStep(self.spec, variant.precision, self.device.type, executor)
+                self._warm(variant, made, executor, rounds, timed)
+            except Exception as error:  # a variant may lack anything; the others are measured all the same
+                rounds.failed[variant.name] = one_line(error)
                 continue
-            if arm.name in timed and not arm.again:
-                ready[arm.name] = made
+            if variant.name in timed and not variant.aa:
+                ready[variant.name] = made
         if timed:
-            if executor == "eager":  # in turns with the arms, so that what slows them down slows it down
+            if executor == "eager":  # in turns with the variants, so that what slows them down slows it down
                 adds = evidence.tiny(self.device)
                 timed[_TINY] = Timed(adds, count=calibrate(timer, adds, plan.target))
                 rounds.facts[_TINY] = {}
@@ -164,36 +163,36 @@ class _Measurer:
             self._look(ready, rounds)
         self.found.rounds.append(asdict(rounds))
 
-    def _warm(self, arm: Arm, made: UserStep, executor: str, rounds: Rounds, timed: dict[str, Timed]) -> None:
-        """Make an arm ready to be timed in turns, or note why it is not."""
-        timer, facts = self.timer, rounds.facts.setdefault(arm.name, {})
+    def _warm(self, variant: Variant, made: UserStep, executor: str, rounds: Rounds, timed: dict[str, Timed]) -> None:
+        """Make a variant ready to be timed in turns, or note why it is not."""
+        timer, facts = self.timer, rounds.facts.setdefault(variant.name, {})
         facts["first"] = timer.sample(made.call, 1)[0]
         seconds = timer.sample(made.call, 1)[0]
         base = self._base_seconds.setdefault(executor, seconds)
         if seconds > _SLOWER * base and 2 * self.plan.rounds * seconds > _PATIENCE:
-            self._singles.setdefault(arm.name, seconds)
-            rounds.failed[arm.name] = (
+            self._singles.setdefault(variant.name, seconds)
+            rounds.failed[variant.name] = (
                 f"a single call takes {seconds:.3g} s, {seconds / base:.0f} times as long as float32's, so that it was "
                 "not timed in turns"
             )
             return
         warm_up(timer, made.call)
         made.settle()
-        if self._base is not None and not arm.again:
-            self._judge(arm, executor, made.output(), facts)
-        timed[arm.name] = Timed(made.call, made.restore, calibrate(timer, made.call, self.plan.target))
+        if self._base is not None and not variant.aa:
+            self._judge(variant, executor, made.output(), facts)
+        timed[variant.name] = Timed(made.call, made.restore, calibrate(timer, made.call, self.plan.target))
 
-    def _judge(self, arm: Arm, executor: str, output: torch.Tensor, facts: dict[str, Any]) -> None:
-        """Note an arm's error, and where it is float32's output though it is not where ops run one by one."""
+    def _judge(self, variant: Variant, executor: str, output: torch.Tensor, facts: dict[str, Any]) -> None:
+        """Note a variant's error, and where it is float32's output though it is not where ops run one by one."""
         first = self._outputs.setdefault(executor, output)
         if self._exact is not None:
             facts["error"] = accuracy.error(output, self._exact)
-        lowers = self.found.seen.get(arm.name, {}).get("lowered") and executor != "eager"
+        lowers = self.found.seen.get(variant.name, {}).get("lowered") and executor != "eager"
         if lowers and torch.equal(output, first):
             facts["invalid"] = "its output is float32's bit for bit, so that nothing was computed in lower precision"
 
     def _look(self, ready: dict[str, UserStep], rounds: Rounds) -> None:
-        """Look at the arms op by op."""
+        """Look at the variants op by op."""
         found = self.found
         first: list[evidence.ProfiledKernel] = []
         for name, step in ready.items():
@@ -220,12 +219,12 @@ class _Measurer:
         return asdict(evidence.gradients(step.output(), self._base, scale, unscaled))
 
 
-def _arms(device: Device, platform: str) -> list[Arm]:
-    """float32, the same again, and what is compared with them."""
+def _variants(device: Device, platform: str) -> list[Variant]:
+    """Return float32, its A/A baseline, and the variants that are compared with them."""
     names = ["tf32"] if device.type == "cuda" else ["fp32-default"] if platform == "tpu" else []
     names += [f"{dtype}{kind}" for kind in ("", "-native") for dtype in ("bf16", "fp16") if dtype in device.amp_dtypes]
     fp32 = PRECISIONS["fp32"]
-    return [Arm(fp32), Arm(fp32, again=True), *(Arm(PRECISIONS[name]) for name in names)]
+    return [Variant(fp32), Variant(fp32, aa=True), *(Variant(PRECISIONS[name]) for name in names)]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How far an output is from float64's, and how far it may be in each precision.
+"""The error of an output against float64, and the largest error that each precision may have.
 
 The reference is `ampcheck.bench.core.prepare.reference`: the workload with the same values, computed in float64 on the
 CPU. Outputs are vectors as `Prepared.output` gives them, without integers and booleans.
@@ -51,7 +51,7 @@ def limit(kind: str, workload: Workload) -> float:
 
 
 def given_low(workload: Workload) -> str:
-    """The lower precision that the workload's own inputs have in every arm, "" where they are float32."""
+    """The lower precision that the workload's own inputs have in every variant, "" where they are float32."""
     for spec in getattr(workload, "inputs", ()):
         name = name_of(spec.dtype)
         if is_floating(name) and spec.dtype.itemsize < 4:
@@ -60,7 +60,7 @@ def given_low(workload: Workload) -> str:
 
 
 def float32_kind(found: float, workload: Workload, platform: str) -> str:
-    """What the arithmetic of a float32 arm is called, by the size of its error.
+    """Name the arithmetic of a float32 variant, by the size of its error.
 
     "float32", "TF32", "bf16 products" (on a TPU its default), or "" where the error is larger than all of these give.
     `platform`: e.g. "cpu", "cuda", "tpu".
@@ -75,7 +75,7 @@ def float32_kind(found: float, workload: Workload, platform: str) -> str:
 
 
 def beyond(found: float, precision: Precision, workload: Workload, platform: str = "") -> str:
-    """Why an error is not what the precision gives, "" where it is.
+    """Say why the precision does not explain an error, "" where it does.
 
     `found`: relative error. `platform` as for `float32_kind`.
     """

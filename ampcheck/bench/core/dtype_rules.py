@@ -1,4 +1,4 @@
-"""Whether the kernels that were seen are those of an arm, and how they are put in words."""
+"""Judge whether observed kernels are those of a variant, and put them in words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ampcheck.bench.core import accuracy
 from ampcheck.bench.core.kernels import BenchKernel, KernelProgram, computing
-from ampcheck.bench.core.model import Arm, Workload
+from ampcheck.bench.core.model import Variant, Workload
 from ampcheck.spec.casting import expect
 from ampcheck.spec.dtypes import LOW, widest
 from ampcheck.spec.torch_dtypes import name_of
@@ -15,7 +15,7 @@ from ampcheck.spec.torch_dtypes import name_of
 _FLOAT32 = frozenset(("upcast", "optdtype", "append"))
 """Policies that compute in float32."""
 _NAMED = 4
-"""How many kernels a text names."""
+"""A text names this many kernels at most."""
 
 
 def against_spec(kernels: Sequence[BenchKernel], policies: Mapping[str, str], amp: str) -> str:
@@ -41,22 +41,22 @@ def against_spec(kernels: Sequence[BenchKernel], policies: Mapping[str, str], am
 
 def judge(
     kernels: Sequence[BenchKernel],
-    arm: Arm,
+    variant: Variant,
     workload: Workload,
     promised: Collection[str],
     read: KernelProgram | None = None,
 ) -> str:
-    """Why kernels are not those of an arm, "" where they are.
+    """Say why kernels are not those of a variant, "" where they are.
 
     `kernels`: those that compute, at least one. `promised`: the policies of what the workload calls. `read`: the
     program that they are of.
     """
-    precision = arm.precision
+    precision = variant.precision
     if precision.low is None:
         if accuracy.given_low(workload):
             return ""
         below = [(k, low) for k in kernels for low in LOW if low in (*k.got, *k.out)]
-        return f"{below[0][0].short} computes in {below[0][1]} in an arm named {arm.name}" if below else ""
+        return f"{below[0][0].short} computes in {below[0][1]} in a variant named {variant.name}" if below else ""
     low = name_of(precision.low)
     products = [kernel for kernel in kernels if kernel.is_product]
     if products:

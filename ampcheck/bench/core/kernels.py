@@ -1,4 +1,4 @@
-"""Which kernels a call runs and in which dtypes: seen as they run, read in graphs, or read in a program's text."""
+"""Find the kernels that a call runs, and their dtypes: observed, read in graphs, or read in a program's text."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class BenchKernel:
 
     @property
     def dtype(self) -> str:
-        """What it computes in: its arguments' dtype, or several joined by "+", or what its `dtype=` asks for."""
+        """The dtype it computes in: its arguments', or several joined by "+", or what its `dtype=` asks for."""
         return self.dtype_kwarg or "+".join(sorted(set(self.got)))
 
     @property
     def is_product(self) -> bool:
-        """Whether it multiplies matrices, convolves, attends or runs a recurrent layer, forward or backward."""
+        """Return whether it multiplies matrices, convolves, attends or runs a recurrent layer, forward or backward."""
         return _PRODUCT.fullmatch(self.short) is not None
 
 
@@ -124,7 +124,7 @@ class _Watch(TorchFunctionMode):
 
 
 def enters(call: Callable[[], Any], device_type: str, region: torch.dtype) -> bool:
-    """Whether a call makes torch calls within an autocast region of that dtype which it enters itself."""
+    """Return whether a call makes torch calls within an autocast region of that dtype which it enters itself."""
     with torch.autocast(device_type, enabled=False), _Watch(device_type) as watch:
         call()
     return region in watch.seen
@@ -219,7 +219,7 @@ def program(text: str) -> KernelProgram:
             out = _types(results) if arrow else _types(arguments)
             kernels.append(BenchKernel(match[1], _types(arguments), out=out))
     if takes is None:
-        raise ValueError("the text is no StableHLO module: it has no function @main")
+        raise ValueError("the text is not a StableHLO module: it has no function @main")
     return KernelProgram(tuple(kernels), takes, frozenset(_types(text)))
 
 

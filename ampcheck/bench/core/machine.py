@@ -1,4 +1,4 @@
-"""What of a machine decides how fast it is, for the header of a benchmark file; no names of hosts, users or paths."""
+"""Describe what decides a machine's speed, for the header of a benchmark file; no names of hosts, users or paths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUSY = 0.5
 
 _ISA = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "avx_ne_convert")
 # What Linux calls an ARM processor's features, by what they are.
-_ARM = {"asimd": "neon", "asimdhp": "neon_fp16", "bf16": "bf16", "sve": "sve", "svebf16": "sve_bf16", "sme": "sme"}
+_VARIANT = {"asimd": "neon", "asimdhp": "neon_fp16", "bf16": "bf16", "sve": "sve", "svebf16": "sve_bf16", "sme": "sme"}
 
 
 def describe(proc: Path = Path("/proc"), system: Path = Path("/sys")) -> dict[str, Any]:
@@ -79,11 +79,11 @@ def processor(cpuinfo: str) -> tuple[str, list[str]]:
             fields.setdefault(name.strip().lower(), value.strip())
     flags = fields.get("flags", "").split()
     features = fields.get("features", "").split()
-    isa = [name for name in _ISA if name in flags] + [name for flag, name in _ARM.items() if flag in features]
-    return fields.get("model name") or fields.get("hardware") or _arm_model(fields), isa
+    isa = [name for name in _ISA if name in flags] + [name for flag, name in _VARIANT.items() if flag in features]
+    return fields.get("model name") or fields.get("hardware") or _variant_model(fields), isa
 
 
-def _arm_model(fields: Mapping[str, str]) -> str:
+def _variant_model(fields: Mapping[str, str]) -> str:
     """An ARM processor has numbers instead of a name."""
     numbers = [fields.get(f"cpu {name}", "") for name in ("implementer", "part", "variant")]
     return f"ARM implementer {numbers[0]} part {numbers[1]} variant {numbers[2]}" if numbers[0] else ""
@@ -119,7 +119,7 @@ def _xla_flags(text: str) -> list[str]:
 
 
 def _matmul() -> dict[str, Any]:
-    """How float32 products may be shortened."""
+    """Describe how float32 products may be shortened."""
     found: dict[str, Any] = {}
     for name, read in (
         ("matmul_precision", torch.get_float32_matmul_precision),

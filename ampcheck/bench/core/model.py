@@ -1,4 +1,4 @@
-"""What a benchmark is made of: workloads, the arms each is run in, and what was measured of them. Plain data."""
+"""The data of benchmarks: workloads, the variants each is run in, and their results."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ import torch
 from torch import nn
 
 VERDICTS = ("slower", "faster", "same", "ambiguous", "unstable", "invalid", "not measured")
-"""Of an arm beside its group's first. slower, faster: the interval of the ratio lies beyond the bound of equal arms and
-beyond the interval of the A/A arm. same: within
-it. ambiguous: neither, or what the A/A arm shows as well. unstable: the spread is too wide to say anything.
-invalid: measured, but not what the arm's name says, or not what happened. not measured: `reason` says why."""
+"""Of a variant beside its group's first. slower, faster: the interval of the ratio lies beyond the bound of equal
+variants and beyond the interval of the A/A baseline. same: within it. ambiguous: neither, or what the A/A baseline
+shows as well. unstable: the spread is too wide to say anything. invalid: measured, but not what the variant's name
+says, or not what happened. not measured: `reason` says why."""
 
 DEFAULT = "fp32-default"
-"""The arm of float32 as the platform shortens it unless told otherwise; a TPU multiplies in one bf16 pass."""
+"""The variant of float32 as the platform shortens it unless told otherwise; a TPU multiplies in one bf16 pass."""
+
+AA = "-aa"
+"""The end of an A/A baseline's name: the first variant timed once more, whose ratio is the noise."""
 
 ESTIMATED = "tpu-"
-"""How the names of devices begin that are estimated by a compiler."""
+"""The beginning of the names of devices that a compiler estimates."""
 
 EXECUTORS = ("eager", "graph", "compile", "jit")
 """eager: op by op. graph: replayed from a CUDA graph. compile: `torch.compile`. jit: `ampcheck.jax_device.jit`, the
@@ -62,16 +65,16 @@ PRECISIONS: Mapping[str, Precision] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
-    """One side of a comparison: a precision, or the first arm once more (`again`), which shows the noise."""
+class Variant:
+    """One side of a comparison: a precision, or the first one once more as the A/A baseline (`aa`)."""
 
     precision: Precision
-    again: bool = False
+    aa: bool = False
 
     @property
     def name(self) -> str:
-        """Its name in tables and files, e.g. "bf16" or "fp32-again"."""
-        return self.precision.name + ("-again" if self.again else "")
+        """Its name in tables and files, e.g. "bf16" or "fp32-aa"."""
+        return self.precision.name + (AA if self.aa else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Something to time. `name` is unique: its series goes by it from night to night.
+    """Something to time. `name` is unique: its series has it in every run group.
 
     `family`: what it belongs to, e.g. "matmul". `size`: its place on the family's axis of sizes; `base` names that
     axis, e.g. "mm", "" for a workload that has none. `policy`: what autocast does with it: "downcast", "upcast",
@@ -115,7 +118,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpWorkload(Workload):
-    """A call of an op on some tensors. `call` gets them on the device, in the arm's dtype."""
+    """A call of an op on some tensors. `call` gets them on the device, in the variant's dtype."""
 
     inputs: tuple[Spec, ...]
     call: Callable[..., torch.Tensor]
@@ -128,7 +131,7 @@ class StepWorkload(Workload):
     """A training step: forward, loss, backward, update by SGD.
 
     `model` is made with seed 0 on the CPU. `loss` gets the model's output and the last of `inputs`; the model gets the
-    others. `scaler`: with a GradScaler; fp16 arms have one in any case. `overflows`: every step's scaled gradients
+    others. `scaler`: with a GradScaler; fp16 variants have one in any case. `overflows`: every step's scaled gradients
     are infinite, so that the update is skipped.
     """
 
@@ -141,25 +144,25 @@ class StepWorkload(Workload):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MachineryWorkload(Workload):
-    """What autocast itself costs: variants of a call by name, the first the baseline. `make` gets the device type."""
+class OverheadWorkload(Workload):
+    """The overhead of autocast: variants of a call by name, the first the baseline. `make` gets the device type."""
 
     make: Callable[[str], Mapping[str, Callable[[], Any]]]
 
 
 @dataclass(slots=True)
-class ArmResult:
-    """What was measured of one arm. Times are seconds of one call; ratios are speeds beside the group's first arm.
+class VariantResult:
+    """The results of one variant. Times are seconds of one call; ratios are speeds beside the group's first variant.
 
     `seconds`: the median over rounds and processes, `low` and `high` the middle 90 % of the samples. `speed`: the
     median of paired ratios, `speed_low` and `speed_high` its 95 % interval. `error`: against float64, relative.
-    `proof`: what shows that the arm computed in its precision. `share`: of the device's peak, 0 to 1; None where there
-    is none, and where `ceiling` says that the arm exceeds it. `intensity`: flops per byte. `memory`: peak bytes.
-    `compile`, `first`: seconds to compile, and of the first call with it.
+    `precision_check`: the kernels' dtypes that show the variant's precision. `share`: of the device's peak, 0 to 1;
+    None where there is none, and where `ceiling` says that the variant exceeds it. `intensity`: flops per byte.
+    `memory`: peak bytes. `compile`, `first`: seconds to compile, and of the first call with it.
 
-    `at_least`: of an arm that was given up, seconds that no call took less than; `at_most`: the speed that follows,
-    where the arm was shown to compute in its precision. `default_speed` with its interval and `default_verdict`: beside
-    the arm `DEFAULT`, where the group has one.
+    `at_least`: of a variant that was given up, seconds that no call took less than; `at_most`: the speed that follows,
+    where the variant passed its precision check. `default_speed` with its interval and `default_verdict`:
+    beside the variant `DEFAULT`, where the group has one.
     """
 
     name: str
@@ -175,7 +178,7 @@ class ArmResult:
     speed_low: float | None = None
     speed_high: float | None = None
     error: float | None = None
-    proof: str = ""
+    precision_check: str = ""
     flops_per_second: float | None = None
     bytes_per_second: float | None = None
     share: float | None = None
@@ -194,7 +197,7 @@ class ArmResult:
 
 @dataclass(slots=True)
 class Group:
-    """A workload on a device through an executor: its arms side by side, the first being what they are compared with.
+    """A workload on a device through an executor: its variants, all compared with the first one.
 
     `estimate`: the figures come from a compiler, not from a clock; `note` says what a reader must know.
     """
@@ -211,25 +214,26 @@ class Group:
     samples: int = 0
     estimate: bool = False
     note: str = ""
-    arms: list[ArmResult] = field(default_factory=list)
+    variants: list[VariantResult] = field(default_factory=list)
 
     @property
     def key(self) -> str:
         """Its name across runs: `device/executor/workload`."""
         return f"{self.device}/{self.executor}/{self.workload}"
 
-    def arm(self, name: str) -> ArmResult | None:
-        """The arm of that name."""
-        return next((arm for arm in self.arms if arm.name == name), None)
+    def variant(self, name: str) -> VariantResult | None:
+        """The variant of that name."""
+        return next((variant for variant in self.variants if variant.name == name), None)
 
 
 @dataclass(slots=True)
 class Rounds:
-    """What one process measured of one group: for each arm, a sample a round, in the order of the rounds.
+    """One process's measurements of one group: for each variant, a sample a round, in the order of the rounds.
 
-    `samples[arm][round]`: seconds of one call; the same round's samples of two arms are a pair. `cpu` likewise in CPU
-    time. `facts`: what was found out once, by arm: fields of `ArmResult` such as `error`, `proof`, `memory`, and
-    `invalid`, the reason why what was measured does not count. `failed`: arms that could not be measured, and why.
+    `samples[variant][round]`: seconds of one call; the same round's samples of two variants are a pair. `cpu` likewise
+    in CPU time. `facts`: what was found out once, by variant: fields of `VariantResult` such as `error`,
+    `precision_check`, `memory`, and `invalid`, the reason why what was measured does not count. `failed`: variants that
+    could not be measured, and why.
     """
 
     workload: str
@@ -248,18 +252,18 @@ class Rounds:
 
 
 def kind_of(workload: Workload) -> str:
-    """ "op", "step" or "machinery"."""
-    kinds: Sequence[tuple[type, str]] = ((OpWorkload, "op"), (StepWorkload, "step"), (MachineryWorkload, "machinery"))
+    """Return "op", "step" or "overhead"."""
+    kinds: Sequence[tuple[type, str]] = ((OpWorkload, "op"), (StepWorkload, "step"), (OverheadWorkload, "overhead"))
     return next(name for cls, name in kinds if isinstance(workload, cls))
 
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """What a measuring process is to do.
+    """A measuring process's task.
 
     `tasks`: pairs of workload and executor. `target`: seconds of a sample. `facts`: whether to find out, too, what is
-    found out once: proof, error, memory. `patience`: seconds that an arm may take. `given_up`: arms of the first task
-    that an earlier process did not get done, with `reason` and perhaps `at_least` as in `ArmResult`.
+    found out once: precision, error, memory. `patience`: seconds that a variant may take. `given_up`: variants of
+    the first task that an earlier process did not get done, with `reason` and perhaps `at_least` as in `VariantResult`.
     """
 
     device: str

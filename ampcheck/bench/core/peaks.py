@@ -1,4 +1,4 @@
-"""How fast a device can be at most: published peaks, or the best that is measured where nobody publishes them.
+"""The ceilings of devices: published peaks, or the best that is measured where nobody publishes them.
 
 Published ones lie in `peaks.csv` beside this file: dense products in TFLOP/s, memory in GB/s, and where that is said.
 `names` is a regular expression for what PyTorch or JAX call the device, in lower case and without the maker's name.
@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ampcheck.bench.core.model import PRECISIONS
+from ampcheck.bench.core.timing import Clock
 from ampcheck.spec.torch_dtypes import DTYPES
 
 TABLE = Path(__file__).parent / "peaks.csv"
@@ -48,7 +49,7 @@ class Peaks:
     def of(self, precision: str) -> float | None:
         """Operations a second for a precision of `PRECISIONS`; None where there is no figure, or no such precision.
 
-        "fp32-default" has the fastest kind that may stand for float32: bf16 on a TPU, TF32 where there is that.
+        "fp32-default" has the fastest kind that may replace float32: bf16 on a TPU, TF32 where there is that.
         """
         known = PRECISIONS.get(precision)
         if known is None:
@@ -94,13 +95,6 @@ def read(path: Path = TABLE) -> tuple[tuple[re.Pattern[str], Peaks], ...]:
     return tuple(rows)
 
 
-class Sampler(Protocol):
-    """What measures a call: `ampcheck.bench.core.clocks.Clock`."""
-
-    def sample(self, call: Callable[[], Any], count: int) -> tuple[float, float]:
-        """Wall and CPU seconds of one call, the mean of `count`."""
-
-
 @dataclass(frozen=True, slots=True)
 class Load:
     """Something that loads a device to its limit: `kind` is one of `KINDS` or "bandwidth", `amount` flops or bytes."""
@@ -110,7 +104,7 @@ class Load:
     call: Callable[[], Any]
 
 
-def measure(clock: Sampler, loads: Iterable[Load], device: str, seconds: float = 2.0) -> Peaks:
+def measure(clock: Clock, loads: Iterable[Load], device: str, seconds: float = 2.0) -> Peaks:
     """The best that a device shows on some loads, where no peak is published.
 
     Args:

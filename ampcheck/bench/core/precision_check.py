@@ -1,15 +1,15 @@
-"""What makes a benchmark result valid: that an arm computed in its precision, and that its work was over when timed.
+"""Check a benchmark result: that the variant computed in its precision, and that its work was over when timed.
 
-An autocast that casts nothing is as fast as float32, and a benchmark of it would say "1.00×". So every arm is asked
-for its kernels' dtypes, its output is held against float32's, and its error against what its precision gives.
+An autocast that casts nothing is as fast as float32, and a benchmark of it would say "1.00×". So every variant is asked
+for its kernels' dtypes; its output is compared with float32's, its error with what its precision gives.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -25,7 +25,8 @@ from ampcheck.bench.core.kernels import (
     observed_step,
     program,
 )
-from ampcheck.bench.core.model import EXECUTORS, Arm, StepWorkload, Workload
+from ampcheck.bench.core.model import EXECUTORS, StepWorkload, Variant, Workload
+from ampcheck.bench.core.prepare import Prepared
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError, one_line
 from ampcheck.observe.recorder import tensors
@@ -37,66 +38,52 @@ FLOOR = 2e-4
 """Seconds by which it may in any case: allocating, and waking a thread."""
 
 
-class Prepared(Protocol):
-    """An arm of a workload, ready to be called: what a proof needs of `ampcheck.bench.core.prepare.Prepared`."""
-
-    @property
-    def eager(self) -> Callable[[], Any]: ...
-    @property
-    def jitted(self) -> Any: ...
-    @property
-    def arguments(self) -> Sequence[torch.Tensor]: ...
-    def compiled_with(self, backend: Any) -> Callable[[], Any]: ...
-    def output(self) -> torch.Tensor: ...
-    def restore(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
-class Proof:
-    """`text`: the dtypes that were seen, e.g. "mm in bf16". `invalid`: why the arm is not what its name says, or ""."""
+class PrecisionCheck:
+    """`text`: the dtypes that were seen, e.g. "mm in bf16". `invalid`: how they contradict the variant, or ""."""
 
     text: str
     invalid: str = ""
 
 
-def prove(
+def check_precision(
     prepared: Prepared,
-    arm: Arm,
+    variant: Variant,
     workload: Workload,
     device: Device,
     executor: str,
     reference: torch.Tensor | None = None,
     output: torch.Tensor | None = None,
     exact: torch.Tensor | None = None,
-) -> Proof:
-    """Find out whether an arm computes in its precision.
+) -> PrecisionCheck:
+    """Find out whether a variant computes in its precision.
 
     Its kernels are recorded (executor "eager", and "graph", which replays the same), read in the StableHLO ("jit"), or
     read in the graphs ("compile"). The parameters of a step are restored afterwards.
 
     Args:
-        reference: the float32 arm's output; None, or `output` itself, for that arm.
-        output: the arm's own; `prepared.output()` where it is None.
+        reference: the float32 variant's output; None, or `output` itself, for that variant.
+        output: the variant's own; `prepared.output()` where it is None.
         exact: float64's; without it the size of the error is not looked at.
 
-    Returns the proof. Raises UsageError for an unknown executor.
+    Raises UsageError for an unknown executor.
     """
     if executor not in EXECUTORS:
         raise UsageError(f"there is no executor {executor!r}; there are {', '.join(EXECUTORS)}")
     output = prepared.output() if output is None else output
     try:
-        text, invalid = _dtypes(prepared, arm, workload, device, executor)
+        text, invalid = _dtypes(prepared, variant, workload, device, executor)
     except Exception as error:  # a recorder meets what a call does not, and then nothing is shown
         text, invalid = "", f"its dtypes could not be seen: {one_line(error)}"
     finally:
         prepared.restore()
-    kind, wrong = _values(arm, workload, device, output, None if reference is output else reference, exact)
-    return Proof("; ".join(filter(None, (text, kind))), invalid or wrong)
+    kind, wrong = _values(variant, workload, device, output, None if reference is output else reference, exact)
+    return PrecisionCheck("; ".join(filter(None, (text, kind))), invalid or wrong)
 
 
-def _dtypes(prepared: Prepared, arm: Arm, workload: Workload, device: Device, executor: str) -> tuple[str, str]:
-    """The text about the kernels, and what is wrong with them."""
-    policies, region = device.policies(), arm.precision.region
+def _dtypes(prepared: Prepared, variant: Variant, workload: Workload, device: Device, executor: str) -> tuple[str, str]:
+    """Return the text about the kernels, and what is wrong with them."""
+    policies, region = device.policies(), variant.precision.region
     step = isinstance(workload, StepWorkload)
     seen: list[BenchKernel] = []
     launched = executor in ("eager", "graph")
@@ -122,43 +109,43 @@ def _dtypes(prepared: Prepared, arm: Arm, workload: Workload, device: Device, ex
     wrong = ""
     if region is not None and not step:
         wrong = against_spec(seen, policies, name_of(region))
-        # A device with regions of its own may keep their state elsewhere.
+        # A device with another kind of region may keep its state elsewhere.
         if device.region == "torch.autocast" and not enters(prepared.eager, device.type, region):
             wrong = f"the call enters no autocast region of {name_of(region)}"
     if region is not None and not step and not promised and workload.policy in ("upcast", "promote"):
         text += f"; {device.name}'s autocast has no policy for it"
-    return text, wrong or judge(kernels, arm, workload, promised, read)
+    return text, wrong or judge(kernels, variant, workload, promised, read)
 
 
 def _values(
-    arm: Arm,
+    variant: Variant,
     workload: Workload,
     device: Device,
     output: torch.Tensor,
     reference: torch.Tensor | None,
     exact: torch.Tensor | None,
 ) -> tuple[str, str]:
-    """What the output's values say: a name for the arithmetic, and what is wrong."""
-    wrong = differs(arm, workload, output, reference) if reference is not None else ""
+    """Return a name for the arithmetic by the output's values, and what is wrong."""
+    wrong = differs(variant, workload, output, reference) if reference is not None else ""
     if exact is None or not device.has_values:
         return "", wrong
     found = accuracy.error(output, exact)
     platform = device.describe().get("platform", device.type)
     kind = ""
-    if arm.precision.low is None and arm.precision.matmul != "highest" and not accuracy.given_low(workload):
+    if variant.precision.low is None and variant.precision.matmul != "highest" and not accuracy.given_low(workload):
         kind = accuracy.float32_kind(found, workload, platform)
-    return kind and f"error of {kind}", wrong or accuracy.beyond(found, arm.precision, workload, platform)
+    return kind and f"error of {kind}", wrong or accuracy.beyond(found, variant.precision, workload, platform)
 
 
-def differs(arm: Arm, workload: Workload, output: torch.Tensor, reference: torch.Tensor) -> str:
-    """Why an output is too much like the float32 arm's, "" where it is not.
+def differs(variant: Variant, workload: Workload, output: torch.Tensor, reference: torch.Tensor) -> str:
+    """Say why an output is too much like the float32 variant's, "" where it is not.
 
     An output in lower precision must differ where float32's has numbers that the lower precision does not have.
     """
     if output.shape != reference.shape:
-        return f"the output has {output.numel()} numbers and the first arm's {reference.numel()}"
-    low = arm.precision.low
-    casts = workload.policy in ("downcast", "mixed") or arm.precision.convert is not None
+        return f"the output has {output.numel()} numbers and the first variant's {reference.numel()}"
+    low = variant.precision.low
+    casts = workload.policy in ("downcast", "mixed") or variant.precision.convert is not None
     if low is None or not casts or getattr(workload, "overflows", False):
         return ""
     values = reference[reference.isfinite()]
@@ -173,7 +160,7 @@ def read_back(
     sample: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> str:
-    """Why a clock had stopped before its work was done, "" where it had not: outputs are read to the host twice.
+    """Say why a clock had stopped before its work was done, "" where it had not: outputs are read to the host twice.
 
     To be called as soon as the clock has stopped. The first reading waits for what is still running, the second one
     shows what reading alone takes. A single reason may be chance (the process was put aside); most of several is not.

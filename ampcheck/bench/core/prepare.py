@@ -1,26 +1,26 @@
-"""A workload made ready to be called in one arm: tensors, model, region, executor."""
+"""A workload made ready to be called in one variant: tensors, model, region, executor."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import nn
 
 from ampcheck.bench.core.graphs import graphed
-from ampcheck.bench.core.inputs import make_inputs, make_module
-from ampcheck.bench.core.model import Arm, OpWorkload, Precision, StepWorkload, Workload
+from ampcheck.bench.core.model import OpWorkload, Precision, Spec, StepWorkload, Variant, Workload
 from ampcheck.observe.recorder import tensors
 
-FP64 = Arm(Precision("fp64", convert=torch.float64))
-"""What errors are measured against; run eagerly on the CPU."""
+FP64 = Variant(Precision("fp64", convert=torch.float64))
+"""The reference for errors; run eagerly on the CPU."""
 
 
 class Prepared:
-    """One arm of a workload on a device.
+    """One variant of a workload on a device.
 
     `call()` is what is timed: the autocast region is entered inside, as the weight cache would stay warm otherwise.
     `eager()` computes the same op by op, for a recorder to see. `restore()` puts parameters and buffers back to where
@@ -41,7 +41,7 @@ class Prepared:
         raise NotImplementedError
 
     def output(self) -> torch.Tensor:
-        """What a call computes from the initial state, as one float64 vector on the CPU.
+        """Return the result of a call from the initial state, as one float64 vector on the CPU.
 
         Of an op its floating point outputs, of a step its loss and every gradient.
         """
@@ -85,7 +85,7 @@ class _Op(Prepared):
         module = make_module(workload, device, precision.convert)
         modules = () if module is None else (module,)
         self.arguments = tuple(make_inputs(workload, device, precision.convert))
-        region, call = _region(device, precision), workload.call
+        region, call = region_of(device, precision), workload.call
 
         def run(*inputs: torch.Tensor) -> Any:
             with torch.no_grad(), region():
@@ -99,69 +99,90 @@ class _Op(Prepared):
         return lambda: compiled(*self.arguments)
 
     def output(self) -> torch.Tensor:
-        return _vector(tensors(self.call()))
+        return vector(tensors(self.call()))
 
 
-class _Step(Prepared):
+class Trained(Prepared):
+    """A model in a variant, called by `stepping(forward)`, where `forward` is the model or what it was compiled to."""
+
+    def _made(self, model: nn.Module, stepping: Callable[[Callable[..., Any]], Callable[..., Any]], to: str) -> None:
+        self._model, self._stepping = model, stepping
+        self._begun = {t: t.detach().clone() for t in (*model.parameters(), *model.buffers())}
+        self._executed(stepping(model), to)
+
+    def compiled_with(self, backend: Any) -> Callable[[], Any]:
+        run = self._stepping(torch.compile(self._model, backend=backend, dynamic=False))
+        return lambda: run(*self.arguments)
+
+
+def training(
+    model: nn.Module,
+    rate: float,
+    scaler: torch.amp.GradScaler,
+    region: Callable[[], AbstractContextManager[Any]],
+    loss_of: Callable[[Callable[..., Any], Sequence[torch.Tensor]], torch.Tensor],
+) -> Callable[[Callable[..., Any]], Callable[..., torch.Tensor]]:
+    """Return a function that makes the training step of a forward: loss in the region, backward, update by SGD."""
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=rate)
+
+    def stepping(forward: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+        def step(*inputs: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad(set_to_none=True)  # else the accumulation would be timed
+            with region():
+                loss = loss_of(forward, inputs)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.detach()
+
+        return step
+
+    return stepping
+
+
+class _Step(Trained):
     def __init__(self, workload: StepWorkload, precision: Precision, device: str, executor: str) -> None:
         super().__init__(device, precision)
         model = make_module(workload, device, precision.convert)
         assert model is not None  # a step has a model
-        self._model = model
         self.arguments = tuple(make_inputs(workload, device, precision.convert))
         self._overflows = workload.overflows
-        optimizer = torch.optim.SGD(model.parameters(), lr=workload.rate)
         scaled = workload.scaler or workload.overflows or precision.region is torch.float16
         # A scale of infinity makes every gradient infinite, and half of it still does.
         start = float("inf") if workload.overflows else 2.0**10
         scaler = torch.amp.GradScaler(device, init_scale=start, enabled=scaled)
-        region, loss_of = _region(device, precision), workload.loss
+        loss = workload.loss
 
-        def stepping(forward: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-            def step(*inputs: torch.Tensor) -> torch.Tensor:
-                optimizer.zero_grad(set_to_none=True)  # else the accumulation would be timed
-                with region():
-                    loss = loss_of(forward(*inputs[:-1]), inputs[-1])
-                scaler.scale(loss).backward()
-                scaler.step(optimizer)
-                scaler.update()
-                return loss.detach()
+        def loss_of(forward: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+            return loss(forward(*inputs[:-1]), inputs[-1])
 
-            return step
-
-        self._stepping = stepping
-        self._begun = {t: t.detach().clone() for t in (*model.parameters(), *model.buffers())}
-        self._executed(stepping(model), executor)
-
-    def compiled_with(self, backend: Any) -> Callable[[], Any]:
-        step = self._stepping(torch.compile(self._model, backend=backend, dynamic=False))
-        return lambda: step(*self.arguments)
+        self._made(model, training(model, workload.rate, scaler, region_of(device, precision), loss_of), executor)
 
     def output(self) -> torch.Tensor:
         self.restore()
         loss = self.call()
         grads = [] if self._overflows else [p.grad for p in self._model.parameters() if p.grad is not None]
-        found = _vector([loss, *grads])
+        found = vector([loss, *grads])
         self.restore()
         return found
 
 
-def prepare(workload: Workload, arm: Arm, device: str, executor: str) -> Prepared:
-    """Make a workload ready in one arm; nothing is called yet.
+def prepare(workload: Workload, variant: Variant, device: str, executor: str) -> Prepared:
+    """Make a workload ready in one variant; nothing is called yet.
 
     Args:
         device: the PyTorch device type.
         executor: one of `EXECUTORS`.
     """
     if isinstance(workload, StepWorkload):
-        return _Step(workload, arm.precision, device, executor)
+        return _Step(workload, variant.precision, device, executor)
     if isinstance(workload, OpWorkload):
-        return _Op(workload, arm.precision, device, executor)
-    raise TypeError(f"{workload.name} has variants, not arms")
+        return _Op(workload, variant.precision, device, executor)
+    raise TypeError(f"{workload.name} measures overhead: its variants are made by `make`")
 
 
 def reference(workload: Workload) -> torch.Tensor:
-    """What the workload computes in float64, as `Prepared.output` gives it."""
+    """Return the workload's result in float64, as `Prepared.output` gives it."""
     return prepare(workload, FP64, "cpu", "eager").output()
 
 
@@ -174,20 +195,21 @@ def _backend(device: str) -> Any:
     return backend
 
 
-def _region(device: str, precision: Precision) -> Callable[[], AbstractContextManager[Any]]:
-    """What gives the precision's autocast region, or none."""
+def region_of(device: str, precision: Precision) -> Callable[[], AbstractContextManager[Any]]:
+    """Return a function that gives the precision's autocast region, or none."""
     if precision.region is None:
         return contextlib.nullcontext
     return functools.partial(torch.autocast, device, dtype=precision.region)
 
 
-def _vector(found: Any) -> torch.Tensor:
+def vector(found: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the floating point tensors as one float64 vector on the CPU."""
     parts = [t.detach().cpu().double().reshape(-1) for t in found if t.is_floating_point()]
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
 
 def _matmul(device: str, setting: str) -> Callable[[], AbstractContextManager[Any]]:
-    """What sets how float32 products may be shortened, for backends that shorten them."""
+    """Return a context that sets how float32 products may be shortened, for backends that shorten them."""
     if device == "cuda":
         return lambda: _tf32(setting != "highest")
     if device == "jax":
@@ -207,3 +229,55 @@ def _tf32(allowed: bool) -> Iterator[None]:
         yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def make_inputs(
+    workload: OpWorkload | StepWorkload, device: str, convert: torch.dtype | None = None, seed: int = 0
+) -> list[torch.Tensor]:
+    """The tensors of a workload on a device, in the order of its specs.
+
+    `convert`: what float32 specs become. float64 is for a reference, so specs of lower precision become that as well,
+    with the values that they have after rounding. On the device "meta" the tensors have no values. Raises ValueError
+    for channels-last memory of a tensor that has neither four nor five dimensions.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return [_tensor(spec, device, convert, generator) for spec in workload.inputs]
+
+
+def make_module(
+    workload: OpWorkload | StepWorkload, device: str, convert: torch.dtype | None = None
+) -> nn.Module | None:
+    """The module of a workload on a device, its parameters drawn on the CPU from seed 0; None for one without.
+
+    `convert`: what its floating point parameters and buffers become. On the device "meta" they have no values.
+    """
+    make = workload.model if isinstance(workload, StepWorkload) else workload.module
+    if make is None:
+        return None
+    if device == "meta":
+        with torch.device("meta"):
+            return make().to(convert)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        module = make()
+    return module.to(device, convert)
+
+
+def _tensor(spec: Spec, device: str, convert: torch.dtype | None, generator: torch.Generator) -> torch.Tensor:
+    if spec.channels_last and len(spec.shape) not in _FORMATS:
+        raise ValueError(f"a tensor of shape {spec.shape} has no channels-last memory format")
+    if device == "meta":
+        tensor = torch.empty(spec.shape, dtype=spec.dtype, device=device)
+    elif spec.high is not None:
+        tensor = torch.randint(spec.high, spec.shape, generator=generator).to(spec.dtype)
+    else:
+        tensor = torch.randn(spec.shape, generator=generator).to(spec.dtype)
+    is_reference = convert is torch.float64 and spec.dtype.is_floating_point
+    if convert is not None and (spec.dtype is torch.float32 or is_reference):
+        tensor = tensor.to(convert)
+    tensor = tensor.to(device)
+    # On the device and not before, as a move to it may change the memory format.
+    return tensor.contiguous(memory_format=_FORMATS[len(spec.shape)]) if spec.channels_last else tensor

@@ -1,10 +1,10 @@
-"""Which of two arms, or of two runs, is faster, and how sure that is. Needs numpy only.
+"""Compare the times of two variants, or of two runs, with an interval. Needs numpy only.
 
 Times are compared as logarithms of ratios, so that twice as fast and half as fast are equally far from no change. All
 ratios are speeds: the seconds of the base over the seconds of the other, so above 1 the other one is faster.
 
-A sample set is what was measured of one arm: for each process its samples in seconds, in the order of the rounds.
-Functions raise UsageError where a sample is no positive finite number.
+A sample set is what was measured of one variant: for each process its samples in seconds, in the order of the rounds.
+Functions raise UsageError where a sample is not a positive finite number.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ampcheck.errors import UsageError
 Samples = Sequence[Sequence[float]]
 Array = NDArray[np.float64]
 
-BOUNDS = {"op": 0.02, "machinery": 0.02, "step": 0.04}
-"""By kind of workload, how far from 1 the ratio of two equal arms may lie."""
+BOUNDS = {"op": 0.02, "overhead": 0.02, "step": 0.04}
+"""The distance from 1 that the ratio of two equal variants may have, by kind of workload."""
 
 MIN_ROUNDS = 5
-"""Below this many pairs there is no verdict: an interval of four is about as wide as their range."""
+"""Fewer pairs give no verdict: an interval of four is about as wide as their range."""
 
 TOO_WIDE = 5
 """An interval this many times as wide as the A/A band (for an op 20 %) is unstable even where one side is excluded."""
@@ -42,7 +42,7 @@ its memory layout and its neighbours on the machine, and would count as more evi
 
 @dataclass(frozen=True, slots=True)
 class TimingComparison:
-    """One arm or run beside another.
+    """One variant or run beside another.
 
     `ratio` is a speed, with its 95 % interval; `spread` the robust standard deviation of the log ratios (1.4826 MAD);
     `p` that of the rank test for no difference; `rounds` the pairs, or the samples of the smaller run.
@@ -59,19 +59,21 @@ class TimingComparison:
     processes: int = 0
 
 
-def log_ratios(base: Samples, arm: Samples) -> list[Array]:
-    """log(base / arm) of each round that both have, for each process that has any.
+def log_ratios(base: Samples, variant: Samples) -> list[Array]:
+    """Return log(base / variant) of each round that both have, for each process that has any.
 
-    Raises UsageError where the two have different numbers of processes: there is no telling which belong together.
+    Raises UsageError where the two have different numbers of processes: nothing tells which belong together.
     """
-    if len(base) != len(arm):
-        raise UsageError(f"{len(base)} processes of one arm cannot be paired with {len(arm)} of another")
-    paired = [(one[: len(two)], two[: len(one)]) for one, two in zip(base, arm, strict=True) if len(one) and len(two)]
+    if len(base) != len(variant):
+        raise UsageError(f"{len(base)} processes of one variant cannot be paired with {len(variant)} of another")
+    paired = [
+        (one[: len(two)], two[: len(one)]) for one, two in zip(base, variant, strict=True) if len(one) and len(two)
+    ]
     return [_logs(one) - _logs(two) for one, two in paired]
 
 
 def interval(processes: Sequence[Array], draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
-    """The 95 % interval of the median of all values, by a hierarchical bootstrap: processes, then rounds within each.
+    """Return the 95 % interval of the median, by a hierarchical bootstrap: processes, then rounds within each.
 
     With one process only rounds are drawn, and nothing is known of what another process would have measured. Resampling
     P processes makes their spread too small by √((P-1)/P), which is put right. Simulated coverage for 5 × 9 is 0.92
@@ -81,9 +83,9 @@ def interval(processes: Sequence[Array], draws: int = DRAWS, seed: int = 0) -> t
 
 
 def verdict(low: float, high: float, bound: float) -> str:
-    """What the interval of a speed says: "faster", "slower", "same", "ambiguous" or "unstable".
+    """Judge the interval of a speed: "faster", "slower", "same", "ambiguous" or "unstable".
 
-    `bound`: how far from 1 counts as the same, e.g. 0.02; its band is 1/1.02 to 1.02, so that exchanging the arms
+    `bound`: how far from 1 counts as the same, e.g. 0.02; its band is 1/1.02 to 1.02, so that exchanging the variants
     exchanges faster and slower. ambiguous: either "same" or one of the others. unstable: the interval holds the whole
     band, so that all three are possible, or is `TOO_WIDE` times as wide as the band.
     """
@@ -101,59 +103,58 @@ def verdict(low: float, high: float, bound: float) -> str:
 
 
 def judged(ratio: float, low: float, high: float, bound: float) -> TimingComparison:
-    """The comparison of a ratio with its interval, without a look at the noise of the machine."""
+    """Return the comparison of a ratio with its interval, whatever the noise of the machine."""
     word = verdict(low, high, bound)
     reason = ""
     if word in ("ambiguous", "unstable"):
-        reason = f"the interval is {low:.3g} to {high:.3g}, equal arms lie within ±{bound:.0%}"
+        reason = f"the interval is {low:.3g} to {high:.3g}, equal variants lie within ±{bound:.0%}"
     return TimingComparison(word, reason, ratio, low, high)
 
 
 def outside(ratio: float, bound: float) -> bool:
-    """Whether a ratio lies outside the band of equal arms."""
+    """Return whether a ratio lies outside the band of equal variants."""
     return abs(math.log(ratio)) > math.log1p(bound)
 
 
-def compare_arms(
-    base: Samples, arm: Samples, bound: float, again: Samples | None = None, seed: int = 0
+def compare_variants(
+    base: Samples, variant: Samples, bound: float, aa: Samples | None = None, seed: int = 0
 ) -> TimingComparison:
-    """Two arms of one run: the same round of the same process is a pair. `again`: the A/A arm, if the run has one."""
-    logs = log_ratios(base, arm)
+    """Compare two variants of one run, round by round. `aa`: the A/A baseline, if the run has one."""
+    logs = log_ratios(base, variant)
     rounds = sum(map(len, logs))
     if rounds < MIN_ROUNDS:
         return _few(rounds, len(logs))
     pool = np.concatenate(logs)
     found = _judged(float(np.median(pool)), _medians(logs, DRAWS, seed), _spread(pool), bound)
     found = replace(found, p=signed_rank(pool), rounds=rounds, processes=len(logs))
-    return found if again is None else beside_noise(found, compare_arms(base, again, bound, seed=seed), bound)
+    return found if aa is None else beside_noise(found, compare_variants(base, aa, bound, seed=seed), bound)
 
 
 def beside_noise(found: TimingComparison, noise: TimingComparison, bound: float) -> TimingComparison:
-    """Judge a comparison by the noise of its machine. `noise`: the A/A arm's comparison, of the arm with itself.
+    """Judge a comparison by the noise of its machine, the A/A baseline's comparison.
 
-    A difference counts where the whole interval lies beyond that of the A/A arm, however wide the latter is. "same"
-    counts where the A/A arm's ratio lies within the bound.
-    """
+    A difference counts where the whole interval lies beyond that of the A/A baseline, however wide the latter is.
+    "same" counts where the A/A baseline's ratio lies within the bound."""
     if found.low is None or found.high is None or found.verdict == "unstable":
         return found
     if noise.ratio is None or noise.low is None or noise.high is None:
-        return replace(found, verdict="ambiguous", reason="the A/A arm was not measured")
+        return replace(found, verdict="ambiguous", reason="the A/A baseline was not measured")
     if found.verdict in ("faster", "slower"):
         beyond = found.low > noise.high if found.verdict == "faster" else found.high < noise.low
         if beyond:
             return found
-        reason = f"the interval does not lie beyond that of the A/A arm, {noise.low:.3g} to {noise.high:.3g}"
+        reason = f"the interval does not lie beyond that of the A/A baseline, {noise.low:.3g} to {noise.high:.3g}"
         return replace(found, verdict="ambiguous", reason=reason)
     if outside(noise.ratio, bound):
-        reason = f"the A/A arm's ratio is {noise.ratio:.3f}, outside ±{bound:.0%}"
+        reason = f"the A/A baseline's ratio is {noise.ratio:.3f}, outside ±{bound:.0%}"
         return replace(found, verdict="ambiguous", reason=reason)
     return found
 
 
 def compare_runs(before: Samples, after: Samples, bound: float, seed: int = 0) -> TimingComparison:
-    """The same arm in two runs, unpaired. faster and slower are said of the later one, and need the rank test as well.
+    """Compare one variant in two runs, unpaired; "faster" and "slower", of the later one, need the rank test as well.
 
-    The machine may have changed between the runs, so compare the groups' first arms too before believing it.
+    The machine may have changed between the runs, so compare the groups' first variants too before believing it.
     """
     sides = [[_logs(process) for process in side if len(process)] for side in (before, after)]
     rounds, processes = min(sum(map(len, side)) for side in sides), min(map(len, sides))
@@ -173,7 +174,7 @@ def compare_runs(before: Samples, after: Samples, bound: float, seed: int = 0) -
 
 
 def mann_whitney(a: Sequence[float] | Array, b: Sequence[float] | Array) -> float:
-    """The two-sided p of Mann and Whitney's U test: do unpaired values of one lie above the other's as often as below.
+    """Return the two-sided p of Mann and Whitney's U test that neither of two unpaired samples lies above the other.
 
     Normal approximation with correction for ties and continuity (Mann and Whitney 1947); 1 where all values are equal.
     Raises UsageError where one side is empty.
@@ -189,7 +190,7 @@ def mann_whitney(a: Sequence[float] | Array, b: Sequence[float] | Array) -> floa
 
 
 def signed_rank(differences: Sequence[float] | Array) -> float:
-    """The two-sided p of Wilcoxon's signed-rank test: are paired differences as far above zero as below.
+    """Return the two-sided p of Wilcoxon's signed-rank test: are paired differences as far above zero as below.
 
     Normal approximation with correction for ties and continuity; zeros are left out (Wilcoxon 1945); 1 where all are.
     """
@@ -206,7 +207,7 @@ def _few(rounds: int, processes: int) -> TimingComparison:
 
 
 def _judged(middle: float, drawn: Array, spread: float, bound: float) -> TimingComparison:
-    """The verdict on a median of log ratios and its bootstrap draws."""
+    """Judge a median of log ratios and its bootstrap draws."""
     return replace(judged(math.exp(middle), *_quantiles(drawn), bound), spread=spread)
 
 
@@ -214,7 +215,7 @@ def _logs(samples: Sequence[float]) -> Array:
     values = np.asarray(samples, dtype=float)
     bad = values[~(np.isfinite(values) & (values > 0))]
     if bad.size:
-        raise UsageError(f"a sample of {bad[0]:g} s is no time that a call can take")
+        raise UsageError(f"a sample of {bad[0]:g} s cannot be the time of a call")
     logs: Array = np.log(values)
     return logs
 
@@ -224,7 +225,7 @@ def _spread(values: Array) -> float:
 
 
 def _medians(processes: Sequence[Array], draws: int, seed: int) -> Array:
-    """Medians of bootstrap draws, their distance from the median put right for the number of processes (or rounds)."""
+    """Return medians of bootstrap draws, their spread put right for the number of processes (or rounds)."""
     counts = tuple(len(process) for process in processes if len(process))
     if not counts:
         raise UsageError("an interval needs at least one value")
@@ -241,9 +242,9 @@ def _medians(processes: Sequence[Array], draws: int, seed: int) -> Array:
 
 @lru_cache(maxsize=32)
 def _draws(counts: tuple[int, ...], draws: int, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Positions in the pooled values, a row a draw, and how many of each row count; the others point behind the end.
+    """Return positions in the pooled values, a row a draw, and the number of each row that count.
 
-    Kept, because the arms of a group and the groups of a run have the same shape.
+    The others point behind the end. Cached, because variants and groups have the same shape.
     """
     generator = np.random.default_rng(seed)
     lengths = np.array(counts, dtype=np.intp)
@@ -263,7 +264,7 @@ def _quantiles(logs: Array) -> tuple[float, float]:
 
 
 def _ranks(values: Array) -> tuple[Array, float]:
-    """Ranks from 1, equal values sharing their mean rank, and Σ(t³ - t) over the numbers t of equal values."""
+    """Return ranks from 1, equal values sharing their mean rank, and Σ(t³ - t) over the numbers t of equal values."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     ranks: Array = (last - (counts - 1) / 2)[inverse]

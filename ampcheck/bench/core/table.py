@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
-from ampcheck.bench.core.model import DEFAULT, ArmResult, Group
+from ampcheck.bench.core.model import DEFAULT, Group, VariantResult
 
 INVALID = ("invalid", "not measured")
-"""The verdicts of arms whose figures say nothing about their precision."""
+"""The verdicts of variants whose figures say nothing about their precision."""
 
 NONE = "–"
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (0.0, "ns"))
-_HEADINGS = ("workload", "device", "executor", "arm", "time", "speed [95 %]", "verdict", "error")
+_HEADINGS = ("workload", "device", "executor", "variant", "time", "speed [95 %]", "verdict", "error")
 
 
 def seconds(value: float | None) -> str:
@@ -50,39 +50,39 @@ def error(value: float | None) -> str:
     return NONE if value is None else "0" if value == 0 else f"{value:.1e}"
 
 
-def ratio(arm: ArmResult) -> str:
-    """The speed beside the first arm with its interval, e.g. "3.41× [3.38, 3.44]"; a dash where it says nothing.
+def ratio(variant: VariantResult) -> str:
+    """Return the speed beside the first variant with its interval, e.g. "3.41× [3.38, 3.44]"; a dash without one.
 
-    Of an arm that was given up, what it is at most: "≤ 0.0120×".
+    Of a variant that was given up, what it is at most: "≤ 0.0120×".
     """
-    if arm.at_most is not None and arm.verdict == "not measured":
-        return f"≤ {_three(arm.at_most)}×"
-    if arm.speed is None or arm.verdict in (*INVALID, "first"):
+    if variant.at_most is not None and variant.verdict == "not measured":
+        return f"≤ {_three(variant.at_most)}×"
+    if variant.speed is None or variant.verdict in (*INVALID, "first"):
         return NONE
-    return _interval(arm.speed, arm.speed_low, arm.speed_high)
+    return _interval(variant.speed, variant.speed_low, variant.speed_high)
 
 
-def default_ratio(arm: ArmResult) -> str:
-    """The speed beside `fp32-default` and its verdict, e.g. "0.832× slower"; "" where the group has no such arm."""
-    if arm.default_speed is None or not arm.default_verdict:
+def default_ratio(variant: VariantResult) -> str:
+    """The speed beside `fp32-default` and its verdict, e.g. "0.832× slower"; "" where the group has no such variant."""
+    if variant.default_speed is None or not variant.default_verdict:
         return ""
-    return f"{_interval(arm.default_speed, arm.default_low, arm.default_high)} {arm.default_verdict}"
+    return f"{_interval(variant.default_speed, variant.default_low, variant.default_high)} {variant.default_verdict}"
 
 
-def share(arm: ArmResult) -> str:
-    """The share of the device's ceiling, e.g. "71% of the peak"; never one above 1, but that the ceiling was none."""
-    return arm.ceiling or ("" if arm.share is None else f"{arm.share:.0%} of the peak")
+def share(variant: VariantResult) -> str:
+    """Return the share of the device's ceiling, e.g. "71% of the peak"; above 1, the ceiling that is exceeded."""
+    return variant.ceiling or ("" if variant.share is None else f"{variant.share:.0%} of the peak")
 
 
-def time(arm: ArmResult) -> str:
-    """An arm's time; in brackets where it is not the time of what the arm's name says, "≥ 5.00 s" where it is a bound.
+def time(variant: VariantResult) -> str:
+    """Return a variant's time; in brackets where it is not valid, "≥ 5.00 s" where it is a bound.
 
-    A bound is of an arm that was given up: no call took less.
+    A bound is of a variant that was given up: no call took less.
     """
-    if arm.at_least is not None and arm.verdict == "not measured":
-        return f"≥ {seconds(arm.at_least)}"
-    shown = seconds(arm.seconds)
-    return f"({shown})" if arm.verdict in INVALID and arm.seconds is not None else shown
+    if variant.at_least is not None and variant.verdict == "not measured":
+        return f"≥ {seconds(variant.at_least)}"
+    shown = seconds(variant.seconds)
+    return f"({shown})" if variant.verdict in INVALID and variant.seconds is not None else shown
 
 
 def label(group: Group) -> str:
@@ -91,30 +91,34 @@ def label(group: Group) -> str:
 
 
 def reasons(group: Group) -> list[str]:
-    """A sentence for each arm that has something to explain, the speeds beside the default, and the group's note."""
-    lines = [f"{arm.name} {arm.verdict}: {arm.reason or 'no reason was given'}" for arm in group.arms if told(arm)]
-    beside = ", ".join(f"{arm.name} {ratio}" for arm in group.arms if (ratio := default_ratio(arm)))
+    """Return a sentence for each variant with a reason, the speeds beside the default, and the group's note."""
+    lines = [
+        f"{variant.name} {variant.verdict}: {variant.reason or 'no reason was given'}"
+        for variant in group.variants
+        if told(variant)
+    ]
+    beside = ", ".join(f"{variant.name} {ratio}" for variant in group.variants if (ratio := default_ratio(variant)))
     if beside:
         lines.append(f"beside {DEFAULT}, which is float32 as the device computes it unless told otherwise: {beside}")
     return [" ".join(line.split()) for line in (*lines, group.note) if line]
 
 
-def told(arm: ArmResult) -> bool:
-    """Whether the arm's verdict needs its reason beside it."""
-    return bool(arm.reason) or arm.verdict in INVALID
+def told(variant: VariantResult) -> bool:
+    """Return whether the variant's verdict needs its reason beside it."""
+    return bool(variant.reason) or variant.verdict in INVALID
 
 
 def table(groups: Iterable[Group]) -> str:
-    """The groups as a table for a terminal: a row per arm, the first arm's time above those compared with it.
+    """Return the groups as a table for a terminal: a row per variant, the first variant above the others.
 
     Reasons and notes are in lines below their group; "(estimate)" follows a time that no clock measured.
     """
     rows: list[Sequence[str]] = []
     below: dict[int, list[str]] = {}
     for group in groups:
-        for place, arm in enumerate(group.arms):
+        for place, variant in enumerate(group.variants):
             where = (label(group), group.device, group.executor) if place == 0 else ("", "", "")
-            rows.append((*where, arm.name, time(arm), ratio(arm), _verdict(arm), error(arm.error)))
+            rows.append((*where, variant.name, time(variant), ratio(variant), _verdict(variant), error(variant.error)))
         below[len(rows)] = [f"  └ {line}" for line in reasons(group)]
     if not rows:
         return "Nothing was measured."
@@ -124,8 +128,8 @@ def table(groups: Iterable[Group]) -> str:
     return "\n".join((heading, rule, *lines))
 
 
-def _verdict(arm: ArmResult) -> str:
-    return "baseline" if arm.verdict == "first" else arm.verdict
+def _verdict(variant: VariantResult) -> str:
+    return "baseline" if variant.verdict == "first" else variant.verdict
 
 
 def _interval(value: float, low: float | None, high: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Interleaved rounds: in each, every arm is timed once, in random order, so that what disturbs one disturbs all."""
+"""Clocks for each kind of device, and interleaved rounds: each variant once a round, in random order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,91 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ampcheck.bench.core.clocks import Clock
+import torch
+
+from ampcheck.devices.base import Device
+from ampcheck.observe.recorder import tensors
+
+
+class Clock:
+    """Wall time of calls on a device; the device has ended its work when the clock stops.
+
+    This one suits every device: it waits by the device's `synchronize`. `last` is what the last call returned.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.last: Any = None
+
+    def sample(self, call: Callable[[], Any], count: int) -> tuple[float, float]:
+        """Seconds of wall time and of this process's CPU time that one call takes, the mean of `count` in a row."""
+        self.wait(None)
+        cpu, started = time.process_time(), time.perf_counter()
+        for _ in range(count):
+            self.last = None  # the memory of one result serves the next, as in torch.utils.benchmark
+            self.last = call()
+            self.wait(self.last)
+        return (time.perf_counter() - started) / count, (time.process_time() - cpu) / count
+
+    def wait(self, outputs: Any) -> None:
+        """Return when the work is done that the outputs come from."""
+        self.device.synchronize()
+
+
+class CpuClock(Clock):
+    """For a device that has done its work when a call returns."""
+
+    def wait(self, outputs: Any) -> None:
+        """There is nothing to wait for."""
+
+
+class JaxClock(Clock):
+    """For the jax device: each call's outputs are waited for, as JAX returns before it has computed."""
+
+    def wait(self, outputs: Any) -> None:
+        """Block until the arrays are computed."""
+        from ampcheck.jax_device.storage.arrays import Bytes, held
+
+        if outputs is None:
+            self.device.synchronize()
+            return
+        for tensor in [outputs] if isinstance(outputs, torch.Tensor) else tensors(outputs):
+            array = held(tensor)
+            (array.array if isinstance(array, Bytes) else array).block_until_ready()
+
+
+class CudaClock(Clock):
+    """For CUDA: a pair of events around each call, read after one synchronization.
+
+    `cold`: the L2 cache is overwritten before each call, so that no call finds the inputs of the one before.
+    """
+
+    def __init__(self, device: Device, cold: bool = False) -> None:
+        super().__init__(device)
+        size = torch.cuda.get_device_properties().L2_cache_size if cold else 0
+        self._flush = torch.empty(2 * size, dtype=torch.int8, device="cuda") if size else None
+
+    def sample(self, call: Callable[[], Any], count: int) -> tuple[float, float]:
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
+        self.device.synchronize()
+        cpu = time.process_time()
+        for begin, end in events:
+            if self._flush is not None:
+                self._flush.zero_()
+            begin.record()
+            self.last = None
+            self.last = call()
+            end.record()
+        self.device.synchronize()
+        milliseconds = sum(begin.elapsed_time(end) for begin, end in events)
+        return milliseconds / count / 1e3, (time.process_time() - cpu) / count
+
+
+def clock(device: Device) -> Clock:
+    """The clock for a device."""
+    kinds: dict[str, type[Clock]] = {"cpu": CpuClock, "cuda": CudaClock, "jax": JaxClock}
+    return kinds.get(device.type, Clock)(device)
+
 
 _WARM = 3
 _MOST = 20_000
@@ -35,7 +119,7 @@ def warm_up(clock: Clock, call: Callable[[], Any], times: int = _WARM) -> float:
 
 
 def calibrate(clock: Clock, call: Callable[[], Any], target: float) -> int:
-    """How many calls in a row take about `target` seconds; at least one."""
+    """Find the number of calls in a row that take about `target` seconds; at least one."""
     count = 1
     while True:
         seconds = clock.sample(call, count)[0]
@@ -47,31 +131,31 @@ def calibrate(clock: Clock, call: Callable[[], Any], target: float) -> int:
 
 def interleave(
     clock: Clock,
-    arms: Mapping[str, Timed],
+    variants: Mapping[str, Timed],
     rounds: int,
     seed: int,
     check: Callable[[str, float], None] | None = None,
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Time every arm once a round.
+    """Time every variant once a round.
 
     Args:
-        check: called after each sample with the arm's name and the sample's seconds; `clock.last` is its output.
+        check: called after each sample with the variant's name and the sample's seconds; `clock.last` is its output.
 
-    Returns wall seconds of one call, and CPU seconds, by arm in the order of the rounds.
+    Returns wall seconds of one call, and CPU seconds, by variant in the order of the rounds.
     """
-    order, shuffled = list(arms), random.Random(seed)
+    order, shuffled = list(variants), random.Random(seed)
     wall: dict[str, list[float]] = {name: [] for name in order}
     cpu: dict[str, list[float]] = {name: [] for name in order}
     for _ in range(rounds):
         shuffled.shuffle(order)
         for name in order:
-            arm = arms[name]
-            if arm.before is not None:
-                arm.before()
-            clock.sample(arm.call, 1)  # the arm before left its own data in the caches
-            seconds, busy = clock.sample(arm.call, arm.count)
+            variant = variants[name]
+            if variant.before is not None:
+                variant.before()
+            clock.sample(variant.call, 1)  # the variant before left its own data in the caches
+            seconds, busy = clock.sample(variant.call, variant.count)
             if check is not None:
-                check(name, seconds * arm.count)
+                check(name, seconds * variant.count)
             wall[name].append(seconds)
             cpu[name].append(busy)
     return wall, cpu

@@ -1,13 +1,13 @@
-"""What moved from night to night: alerts over a history of one figure a night for each series.
+"""Alerts over a history: each series has one figure in a run group.
 
-A single night is noisy, so the median of the last three measured nights is held against the median of the thirty before
-them. They differ where the ratio is more than the larger of 5 % and 4σ/√3, σ being the series' own spread. Simulated
-with 3 % of noise, that finds about nine of ten steps of 10 % within three nights, with less than one false alarm per
-series and year; a drift of 10 % a month is found in half of the series within that month. A step stands
-for about fifteen nights, until it is half of the baseline.
+A single run group is noisy, so the median of the last three measured run groups is compared with the median of the
+thirty before them. They differ where the ratio is more than the larger of 5 % and 4σ/√3, σ being the series' own
+spread. Simulated with 3 % of noise, that finds about nine of ten steps of 10 % within three run groups, with less than
+one false alarm per series and year; a drift of 10 % a month is found in half of the series within that month. A step
+is reported for about fifteen run groups, until it is half of the baseline.
 
-Nights of another machine are left out of a baseline, not compared with it: a machine that was never there before starts
-with none, one that comes back goes on with its own.
+Run groups of another machine are left out of a baseline, not compared with it: a machine that was never there before
+starts with none, one that comes back goes on with its own.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ RECENT = 3
 BASELINE = 30
 
 ENOUGH = 10
-"""Fewer nights before the recent ones are no baseline: their spread is known to a third at best."""
+"""Fewer run groups before the recent ones do not make a baseline: their spread is known to a third at best."""
 
 SMALLEST = 0.05
 TOGETHER = 0.3
-"""Where more than this share of the judged series moves the same way, it is the machine that did."""
+"""The machine is said to have moved where more than this share of the judged series did, the same way."""
 
 FEWEST = 3
 """So many series have to move before it can be the machine; one of two says nothing about it."""
 
 KINDS: tuple[str, ...] = ("machine", "series", "not measured", "not judged")
-"""What an alert is about, in the order of a list: all series at once; one of them; series without a figure in the last
-night; series with too few nights on this machine. The last two are never to be read as "no change"."""
+"""The subjects of alerts, in the order of a list: all series at once; one of them; series without a figure in the last
+run group; series with too few run groups on this machine. The last two are never to be read as "no change"."""
 
 
 @dataclass(frozen=True, slots=True)
-class Night:
-    """One night's figures: `values` by series, in seconds, None for what was not measured.
+class RunFigures:
+    """One run group's figures: `values` by series, in seconds, None for what was not measured.
 
     `started`: UTC, in a form that sorts, e.g. ISO 8601. `machine`: its identity, whatever makes figures comparable.
     """
@@ -55,7 +55,7 @@ class Night:
 class Move:
     """A series that moved: `ratio` of speeds, above 1 being faster; `threshold` what it had to exceed, as a factor.
 
-    `since`: how many of its nights, counted from the last, are on the new level.
+    `since`: how many of its run groups, counted from the last, are on the new level.
     """
 
     ratio: float
@@ -65,11 +65,11 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Something a reader has to know of the last night.
+    """Something a reader has to know of the last run group.
 
     `kind`: one of `KINDS`. `series`: "" where it is about several, which `members` lists. `ratio`: of speeds, now over
-    before; `direction` "slower", "faster" or "". `since`: the first night of it. `new`: whether the night before did
-    not have it yet. `changes`: what else changed about then, e.g. "torch 2.12.0 → 2.13.0 on 2026-05-03".
+    before; `direction` "slower", "faster" or "". `since`: the first run group of it. `new`: whether the run group
+    before did not have it yet. `changes`: what else changed about then, e.g. "torch 2.12.0 → 2.13.0 on 2026-05-03".
     """
 
     kind: str
@@ -87,7 +87,7 @@ Rule = Callable[[Sequence[float]], Move | None]
 
 
 def moved(values: Sequence[float]) -> Move | None:
-    """Whether a series moved, given its measured figures on one machine, oldest first; None where it did not.
+    """Judge a series by its measured figures on one machine, oldest first; None where it did not move.
 
     Needs `RECENT + ENOUGH` figures, else None; the last `RECENT + BASELINE` count.
     """
@@ -104,31 +104,31 @@ def moved(values: Sequence[float]) -> Move | None:
     return Move(math.exp(-change), math.exp(threshold), _since(logs))
 
 
-def marks(nights: Sequence[Night]) -> list[tuple[str, str]]:
-    """For each night whose machine or versions differ from the night before: when it started, and what changed."""
+def marks(runs: Sequence[RunFigures]) -> list[tuple[str, str]]:
+    """Return the start of each run group whose machine or versions are not those before, and what changed."""
     found = []
-    for before, night in pairwise(nights):
-        parts = [] if before.machine == night.machine else [f"machine {before.machine} → {night.machine}"]
-        for name in sorted({*before.versions, *night.versions}):
-            one, two = (side.versions.get(name, "absent") for side in (before, night))
+    for before, run in pairwise(runs):
+        parts = [] if before.machine == run.machine else [f"machine {before.machine} → {run.machine}"]
+        for name in sorted({*before.versions, *run.versions}):
+            one, two = (side.versions.get(name, "absent") for side in (before, run))
             parts += [] if one == two else [f"{name} {one} → {two}"]
         if parts:
-            found.append((night.started, ", ".join(parts)))
+            found.append((run.started, ", ".join(parts)))
     return found
 
 
-def alerts(nights: Sequence[Night], rule: Rule = moved) -> list[Alert]:
-    """What the last night shows beside those before it, in the order of `KINDS`, the largest moves first.
+def alerts(runs: Sequence[RunFigures], rule: Rule = moved) -> list[Alert]:
+    """Return the alerts of the last run group, in the order of `KINDS`, the largest moves first.
 
     Where more than `TOGETHER` of the judged series move the same way, that is one alert about the machine; a series is
     then reported by itself only if it moved more than its threshold beyond the others. Raises UsageError where the
-    nights are not in order, or a figure is no positive finite number.
+    run groups are not in order, or a figure is not a positive finite number.
     """
-    if not nights:
+    if not runs:
         return []
-    _check(nights)
-    last = nights[-1]
-    history = [night for night in nights if night.machine == last.machine]
+    _check(runs)
+    last = runs[-1]
+    history = [run for run in runs if run.machine == last.machine]
     today = _movers(history, rule)
     before = _movers(history[:-1], rule)
     found: list[Alert] = []
@@ -138,18 +138,18 @@ def alerts(nights: Sequence[Night], rule: Rule = moved) -> list[Alert]:
         group = today.together(faster)
         if group:
             shift = median(math.log(move.ratio) for move, _ in group.values())
-            found.append(_machine(group, math.exp(shift), len(today.judged), nights, bool(before.together(faster))))
+            found.append(_machine(group, math.exp(shift), len(today.judged), runs, bool(before.together(faster))))
             for name, (move, _) in group.items():
                 if abs(math.log(move.ratio) - shift) <= math.log(move.threshold):
                     del single[name]
     for name, (move, since) in sorted(single.items(), key=lambda item: -abs(math.log(item[1][0].ratio))):
-        found.append(_series(name, move, since, nights, (name, move.ratio > 1) in old))
-    return found + _not_measured(nights) + _not_judged(history, today, nights)
+        found.append(_series(name, move, since, runs, (name, move.ratio > 1) in old))
+    return found + _not_measured(runs) + _not_judged(history, today, runs)
 
 
 @dataclass(frozen=True, slots=True)
 class _Movers:
-    """The series with enough nights, those without, and those that moved, each with the night since when."""
+    """The series with enough run groups, those without, and those that moved, each with the run group since when."""
 
     judged: list[str]
     few: list[str]
@@ -161,11 +161,11 @@ class _Movers:
         return group if len(group) >= FEWEST and len(group) > TOGETHER * len(self.judged) else {}
 
 
-def _movers(history: Sequence[Night], rule: Rule) -> _Movers:
-    """Judge the series that the last of these nights measured."""
+def _movers(history: Sequence[RunFigures], rule: Rule) -> _Movers:
+    """Judge the series that the last of these run groups measured."""
     found = _Movers([], [], {})
     for name in _measured(history[-1]) if history else []:
-        figures = [(night.started, value) for night in history if (value := night.values.get(name)) is not None]
+        figures = [(run.started, value) for run in history if (value := run.values.get(name)) is not None]
         if len(figures) < RECENT + ENOUGH:
             found.few.append(name)
             continue
@@ -176,24 +176,24 @@ def _movers(history: Sequence[Night], rule: Rule) -> _Movers:
     return found
 
 
-def _measured(night: Night) -> list[str]:
-    return [name for name, value in night.values.items() if value is not None]
+def _measured(run: RunFigures) -> list[str]:
+    return [name for name, value in run.values.items() if value is not None]
 
 
-def _check(nights: Sequence[Night]) -> None:
-    for before, night in pairwise(nights):
-        if before.started >= night.started:
-            raise UsageError(f"the night of {night.started} follows that of {before.started}: they are not in order")
-    for night in nights:
-        for name, value in night.values.items():
+def _check(runs: Sequence[RunFigures]) -> None:
+    for before, run in pairwise(runs):
+        if before.started >= run.started:
+            raise UsageError(f"the run group of {run.started} follows that of {before.started}: they are not in order")
+    for run in runs:
+        for name, value in run.values.items():
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise UsageError(f"{name} is {value:g} s in the night of {night.started}, which no call can take")
+                raise UsageError(f"{name} is {value:g} s in the run group of {run.started}, which no call can take")
 
 
-def _changes(since: str, nights: Sequence[Night]) -> tuple[str, ...]:
-    """What changed within a night of that one; the split into levels can be off by one."""
-    place = next(index for index, night in enumerate(nights) if night.started == since)
-    near = nights[max(place - 2, 0) : place + 2]
+def _changes(since: str, runs: Sequence[RunFigures]) -> tuple[str, ...]:
+    """Return what changed within a run group of that one; the split into levels can be off by one."""
+    place = next(index for index, run in enumerate(runs) if run.started == since)
+    near = runs[max(place - 2, 0) : place + 2]
     return tuple(f"{what} on {started}" for started, what in marks(near))
 
 
@@ -210,8 +210,8 @@ def _way(ratio: float) -> str:
     return "faster" if ratio > 1 else "slower"
 
 
-def _series(name: str, move: Move, since: str, nights: Sequence[Night], old: bool) -> Alert:
-    changes = _changes(since, nights)
+def _series(name: str, move: Move, since: str, runs: Sequence[RunFigures], old: bool) -> Alert:
+    changes = _changes(since, runs)
     way = _way(move.ratio)
     noise = f"below {move.threshold:.2f}" if move.ratio > 1 else f"above {1 / move.threshold:.2f}"
     sentence = f"{name} is {way} since {since}: {move.ratio:.2f} × its former speed, where noise stays {noise} ×"
@@ -219,11 +219,11 @@ def _series(name: str, move: Move, since: str, nights: Sequence[Night], old: boo
 
 
 def _machine(
-    group: Mapping[str, tuple[Move, str]], ratio: float, judged: int, nights: Sequence[Night], old: bool
+    group: Mapping[str, tuple[Move, str]], ratio: float, judged: int, runs: Sequence[RunFigures], old: bool
 ) -> Alert:
     starts = sorted(since for _, since in group.values())
     since = max(starts, key=starts.count)
-    changes = _changes(since, nights)
+    changes = _changes(since, runs)
     way = _way(ratio)
     sentence = f"{len(group)} of {judged} series are {way} together since {since}, {ratio:.2f} × their former speed"
     sentence += ": it is the machine, or something that all of them use"
@@ -232,41 +232,41 @@ def _machine(
     )
 
 
-def _not_measured(nights: Sequence[Night]) -> list[Alert]:
-    """Series of the last month without a figure in the last night, by the night since when they have none."""
-    measured = set(_measured(nights[-1]))
+def _not_measured(runs: Sequence[RunFigures]) -> list[Alert]:
+    """Series of the last month without a figure in the last run group, by the run group since when they have none."""
+    measured = set(_measured(runs[-1]))
     gone: dict[str, list[str]] = {}
-    window = nights[-BASELINE - 1 :]
-    for name in sorted({name for night in window for name in night.values} - measured):
-        had = [index for index, night in enumerate(window) if night.values.get(name) is not None]
+    window = runs[-BASELINE - 1 :]
+    for name in sorted({name for run in window for name in run.values} - measured):
+        had = [index for index, run in enumerate(window) if run.values.get(name) is not None]
         gone.setdefault(window[had[-1] + 1 if had else 0].started, []).append(name)
     return [
         Alert(
             "not measured",
             f"{len(names)} series {'was' if len(names) == 1 else 'were'} not measured since {since}: {_some(names)}",
             since=since,
-            new=since == nights[-1].started,
+            new=since == runs[-1].started,
             members=tuple(names),
         )
         for since, names in sorted(gone.items(), reverse=True)
     ]
 
 
-def _not_judged(history: Sequence[Night], today: _Movers, nights: Sequence[Night]) -> list[Alert]:
+def _not_judged(history: Sequence[RunFigures], today: _Movers, runs: Sequence[RunFigures]) -> list[Alert]:
     if not today.few:
         return []
-    since = next(night.started for night in history if not set(today.few).isdisjoint(_measured(night)))
-    changes = _changes(since, nights)
+    since = next(run.started for run in history if not set(today.few).isdisjoint(_measured(run)))
+    changes = _changes(since, runs)
     sentence = (
-        f"{len(today.few)} series {'has' if len(today.few) == 1 else 'have'} fewer than {RECENT + ENOUGH} nights on "
-        f"{nights[-1].machine} and {'is' if len(today.few) == 1 else 'are'} not judged yet: {_some(today.few)}"
+        f"{len(today.few)} series {'has' if len(today.few) == 1 else 'have'} fewer than {RECENT + ENOUGH} run groups "
+        f"on {runs[-1].machine} and {'is' if len(today.few) == 1 else 'are'} not judged yet: {_some(today.few)}"
     )
     return [
         Alert(
             "not judged",
             sentence + _tail(changes),
             since=since,
-            new=since == nights[-1].started,
+            new=since == runs[-1].started,
             changes=changes,
             members=tuple(today.few),
         )
@@ -276,8 +276,8 @@ def _not_judged(history: Sequence[Night], today: _Movers, nights: Sequence[Night
 def _spread(logs: Sequence[float]) -> float:
     """The standard deviation without values beyond five robust ones from the median.
 
-    The MAD of thirty nights is off by a fifth, which would double the false alarms; the plain standard deviation would
-    let a single burst hide what comes after it for a month.
+    The MAD of thirty run groups is off by a fifth, which would double the false alarms; the plain standard deviation
+    would let a single burst hide what comes after it for a month.
     """
     middle = median(logs)
     limit = 5 * 1.4826 * median(abs(value - middle) for value in logs)
@@ -286,10 +286,10 @@ def _spread(logs: Sequence[float]) -> float:
 
 
 def _since(logs: Sequence[float]) -> int:
-    """How many of the last nights are on the new level: the split into two levels with the least absolute residuals."""
+    """Count the last run groups on the new level: the split in two with the least absolute residuals."""
 
     def residuals(part: Sequence[float]) -> float:
         middle = median(part)
         return sum(abs(value - middle) for value in part)
 
-    return min(range(1, len(logs)), key=lambda nights: residuals(logs[:-nights]) + residuals(logs[-nights:]))
+    return min(range(1, len(logs)), key=lambda runs: residuals(logs[:-runs]) + residuals(logs[-runs:]))

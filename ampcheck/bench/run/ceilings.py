@@ -1,8 +1,8 @@
-"""What a device can do at most: published where its model is known, else the best that it shows here.
+"""Find the ceilings of a device: published where its model is known, else the best that is measured here.
 
     python -m ampcheck.bench.run.ceilings DEVICE [MODULE …]
 
-is run in a process of its own, as it asks the device.
+runs in a separate process, as it asks the device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from ampcheck.bench.core import peaks
-from ampcheck.bench.core.model import Group
+from ampcheck.bench.core.model import AA, Group
 from ampcheck.bench.core.peaks import Peaks
 from ampcheck.bench.run import summary
 from ampcheck.bench.run.group import environment
@@ -54,17 +54,17 @@ def gate(found: Mapping[str, Peaks]) -> Callable[[str, str], float | None]:
 
 
 def share(groups: Iterable[Group], found: Mapping[str, Peaks]) -> None:
-    """Fill in the share of a ceiling that was only measured. One that is exceeded was none, so there is no share."""
+    """Fill in the share of a ceiling that was only measured. One that is exceeded gives no share."""
     for group in groups:
-        for arm in group.arms:
-            peak = found[group.device].of(arm.name.removesuffix("-again")) if group.device in found else None
-            if arm.share is None and not arm.ceiling and peak and arm.flops_per_second:
-                summary.share(arm, arm.flops_per_second / peak, "measured")
+        for variant in group.variants:
+            peak = found[group.device].of(variant.name.removesuffix(AA)) if group.device in found else None
+            if variant.share is None and not variant.ceiling and peak and variant.flops_per_second:
+                summary.share(variant, variant.flops_per_second / peak, "measured")
 
 
 def main(arguments: Sequence[str]) -> None:
     """Find a device's ceilings and print them as JSON."""
-    from ampcheck.bench.core.clocks import clock
+    from ampcheck.bench.core.timing import clock
     from ampcheck.bench.run.worker import pin
     from ampcheck.devices.registry import select
 

@@ -18,33 +18,32 @@ from pathlib import Path
 from typing import Any
 
 from ampcheck.bench.core import table
-from ampcheck.bench.core.model import ESTIMATED, ArmResult, Group, MachineryWorkload
-from ampcheck.bench.run.runfile import SCHEMA, WHAT, BenchRun
+from ampcheck.bench.core.model import ESTIMATED, Group, OverheadWorkload, VariantResult
+from ampcheck.bench.run.runfile import BenchRun, lines_of
 from ampcheck.bench.run.variants import select
 from ampcheck.errors import UsageError
-from ampcheck.runner import jsonl
 
 _GROUP = ("workload", "family", "kind", "device", "executor", "policy", "base", "size", "flops", "samples", "estimate")
-_ARM = tuple(field.name for field in dataclasses.fields(ArmResult))
+_VARIANT = tuple(field.name for field in dataclasses.fields(VariantResult))
 
 Samples = dict[str, dict[str, list[list[float]]]]
-"""By group key and arm: for each process its samples, in seconds of one call."""
+"""Samples in seconds of one call, a list a process, by group key and variant."""
 
 
 def samples(path: Path) -> Samples:
     """The raw samples of a benchmark file. Raises UsageError as `runfile.read` does."""
     found: Samples = {}
-    for _, line in jsonl.read(path, WHAT, SCHEMA, ("rounds", "group")).body:
+    for _, line in lines_of(path).body:
         if line["kind"] == "rounds":
-            arms = found.setdefault(f"{line['device']}/{line['executor']}/{line['workload']}", {})
-            for arm, values in line.get("samples", {}).items():
+            variants = found.setdefault(f"{line['device']}/{line['executor']}/{line['workload']}", {})
+            for variant, values in line.get("samples", {}).items():
                 if values:
-                    arms.setdefault(arm, []).append([float(value) for value in values])
+                    variants.setdefault(variant, []).append([float(value) for value in values])
     return found
 
 
 def incomplete(run: BenchRun) -> str:
-    """Why the run does not have all it was to have, "" where it has.
+    """Say why a run is not complete, "" where it is.
 
     Estimates are not repeated, so a group of them is whole or absent, and more time would not change it. A run of
     nothing else has all it was to have where each group that it was asked for is there, whenever it was ended.
@@ -75,25 +74,26 @@ def _estimates(run: BenchRun) -> list[str]:
         chosen = select(filters, header.get("mode") == "quick", heavy=True)
     except UsageError:  # this version does not know the workload
         return []
-    return [f"{name}/jit/{w.name}" for name in devices for w in chosen if not isinstance(w, MachineryWorkload)]
+    return [f"{name}/jit/{w.name}" for name in devices for w in chosen if not isinstance(w, OverheadWorkload)]
 
 
 def pytest_benchmark_json(run: BenchRun) -> str:
     """The run as pytest-benchmark saves one, for `pytest-benchmark compare`.
 
-    A benchmark per arm, grouped by `device/executor/workload`, of the raw samples in the run's file; the paired ratio
-    is in `extra_info`. Estimates have no samples, so they are left out like what is invalid; `left_out` lists both.
+    A benchmark per variant, grouped by `device/executor/workload`, of the raw samples in the run's file; the paired
+    ratio is in `extra_info`. Estimates have no samples, so they are left out like what is invalid; `left_out` lists
+    both.
     """
     raw = samples(run.path)
     benchmarks, left_out = [], []
     for group in run.groups.values():
-        for arm in group.arms:
-            values = [value for process in raw.get(group.key, {}).get(arm.name, []) for value in process]
-            if arm.verdict in table.INVALID or group.estimate or not values:
-                why = "an estimate" if group.estimate else arm.reason or arm.verdict
-                left_out.append({"name": f"{group.key}/{arm.name}", "reason": why})
+        for variant in group.variants:
+            values = [value for process in raw.get(group.key, {}).get(variant.name, []) for value in process]
+            if variant.verdict in table.INVALID or group.estimate or not values:
+                why = "an estimate" if group.estimate else variant.reason or variant.verdict
+                left_out.append({"name": f"{group.key}/{variant.name}", "reason": why})
             else:
-                benchmarks.append(_benchmark(group, arm, values))
+                benchmarks.append(_benchmark(group, variant, values))
     return _json(
         {
             "machine_info": {**run.header.get("machine", {}), "versions": run.header.get("versions", {})},
@@ -107,14 +107,14 @@ def pytest_benchmark_json(run: BenchRun) -> str:
 
 
 def as_csv(run: BenchRun) -> str:
-    """A row per arm with every field of it and of its group; with the first arm's seconds beside each arm's own."""
+    """Return a row per variant with every field of it and of its group, and the first variant's seconds."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("started", *_GROUP, "arm", "baseline", "baseline_seconds", *_ARM[1:], "note"))
+    writer.writerow(("started", *_GROUP, "variant", "baseline", "baseline_seconds", *_VARIANT[1:], "note"))
     for group in run.groups.values():
-        for arm in group.arms:
-            first = group.arms[0]
-            mine = [_cell(getattr(arm, name)) for name in _ARM]
+        for variant in group.variants:
+            first = group.variants[0]
+            mine = [_cell(getattr(variant, name)) for name in _VARIANT]
             head = [_cell(getattr(group, name)) for name in _GROUP]
             beside = (first.name, _cell(first.seconds))
             writer.writerow((run.header.get("started", ""), *head, mine[0], *beside, *mine[1:], group.note))
@@ -122,33 +122,33 @@ def as_csv(run: BenchRun) -> str:
 
 
 def as_markdown(run: BenchRun) -> str:
-    """The run as a job summary: counts by verdict, a table of every arm beside its baseline, reasons below."""
-    arms = [(group, arm) for group in run.groups.values() for arm in group.arms]
+    """The run as a job summary: counts by verdict, a table of every variant beside its baseline, reasons below."""
+    variants = [(group, variant) for group in run.groups.values() for variant in group.variants]
     verdicts: dict[str, int] = {}
-    for _, arm in arms:
-        if arm.verdict != "first":
-            verdicts[arm.verdict] = verdicts.get(arm.verdict, 0) + 1
+    for _, variant in variants:
+        if variant.verdict != "first":
+            verdicts[variant.verdict] = verdicts.get(variant.verdict, 0) + 1
     said = ", ".join(f"{amount} {verdict}" for verdict, amount in sorted(verdicts.items())) or "nothing was measured"
     started = run.header.get("started", "at an unknown time")
     lines = ["## ampcheck benchmarks", "", f"{len(run.groups)} workloads, {_markdown(str(started))}: {said}."]
     if note := incomplete(run):
         lines += ["", f"**Incomplete:** {_markdown(note)}."]
-    if arms:
+    if variants:
         lines += [
             "",
-            "| workload | device | executor | arm | baseline | arm's time | speed [95 %] | verdict | error |",
+            "| workload | device | executor | variant | baseline | variant's time | speed [95 %] | verdict | error |",
             "| --- | --- | --- | --- | ---: | ---: | ---: | --- | ---: |",
         ]
-    for group, arm in arms:
-        if arm.verdict != "first":
-            base = group.arms[0]
-            cells = (table.label(group), group.device, group.executor, arm.name)
+    for group, variant in variants:
+        if variant.verdict != "first":
+            base = group.variants[0]
+            cells = (table.label(group), group.device, group.executor, variant.name)
             numbers = (
                 f"{base.name} {table.time(base)}",
-                table.time(arm),
-                table.ratio(arm),
-                arm.verdict,
-                table.error(arm.error),
+                table.time(variant),
+                table.ratio(variant),
+                variant.verdict,
+                table.error(variant.error),
             )
             lines.append("| " + " | ".join(map(_markdown, (*cells, *numbers))) + " |")
     told = [
@@ -160,41 +160,41 @@ def as_markdown(run: BenchRun) -> str:
 
 
 def smaller_is_better(run: BenchRun) -> str:
-    """The run for github-action-benchmark's `customSmallerIsBetter`: an entry per valid arm, its value in seconds.
+    """The run for github-action-benchmark's `customSmallerIsBetter`: an entry per valid variant, its value in seconds.
 
     `range` is the half width of the middle 90 % of the samples; `extra` names verdict, ratio and baseline.
     """
     entries: list[dict[str, Any]] = []
     for group in run.groups.values():
-        base = group.arms[0] if group.arms else None
-        for arm in group.arms:
-            if arm.seconds is None or arm.verdict in table.INVALID or base is None:
+        base = group.variants[0] if group.variants else None
+        for variant in group.variants:
+            if variant.seconds is None or variant.verdict in table.INVALID or base is None:
                 continue
-            entry: dict[str, Any] = {"name": f"{group.key}/{arm.name}", "unit": "s", "value": arm.seconds}
+            entry: dict[str, Any] = {"name": f"{group.key}/{variant.name}", "unit": "s", "value": variant.seconds}
             if group.estimate:
                 entry["name"] += " (estimate)"
-            if arm.low is not None and arm.high is not None:
-                entry["range"] = f"± {(arm.high - arm.low) / 2:.3g}"
-            extra = ["baseline" if arm.verdict == "first" else f"verdict: {arm.verdict}"]
-            if arm.verdict != "first":
-                extra.append(f"speed: {table.ratio(arm)} beside {base.name} ({table.time(base)})")
+            if variant.low is not None and variant.high is not None:
+                entry["range"] = f"± {(variant.high - variant.low) / 2:.3g}"
+            extra = ["baseline" if variant.verdict == "first" else f"verdict: {variant.verdict}"]
+            if variant.verdict != "first":
+                extra.append(f"speed: {table.ratio(variant)} beside {base.name} ({table.time(base)})")
             entry["extra"] = "\n".join(
-                [*extra, *([f"error: {table.error(arm.error)}"] if arm.error is not None else [])]
+                [*extra, *([f"error: {table.error(variant.error)}"] if variant.error is not None else [])]
             )
             entries.append(entry)
     return _json(entries)
 
 
-def _benchmark(group: Group, arm: ArmResult, values: Sequence[float]) -> dict[str, Any]:
-    name = f"{group.workload}[{arm.name}-{group.device}-{group.executor}]"
-    extra = {name: value for name in _ARM[1:] if (value := getattr(arm, name)) not in (None, "")}
+def _benchmark(group: Group, variant: VariantResult, values: Sequence[float]) -> dict[str, Any]:
+    name = f"{group.workload}[{variant.name}-{group.device}-{group.executor}]"
+    extra = {name: value for name in _VARIANT[1:] if (value := getattr(variant, name)) not in (None, "")}
     return {
         "group": group.key,
         "name": name,
-        "fullname": f"{group.key}/{arm.name}",
-        "params": {"arm": arm.name, "device": group.device, "executor": group.executor},
-        "param": f"{arm.name}-{group.device}-{group.executor}",
-        "extra_info": {**extra, "family": group.family, "policy": group.policy, "baseline": group.arms[0].name},
+        "fullname": f"{group.key}/{variant.name}",
+        "params": {"variant": variant.name, "device": group.device, "executor": group.executor},
+        "param": f"{variant.name}-{group.device}-{group.executor}",
+        "extra_info": {**extra, "family": group.family, "policy": group.policy, "baseline": group.variants[0].name},
         "options": {"disable_gc": False, "timer": "perf_counter", "warmup": True},
         "stats": _stats(sorted(values)),
     }

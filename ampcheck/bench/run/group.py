@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ampcheck.bench.core.model import BenchPlan, MachineryWorkload, Rounds, Workload, kind_of
+from ampcheck.bench.core.model import AA, BenchPlan, OverheadWorkload, Rounds, Workload, kind_of
 from ampcheck.bench.core.peaks import Peaks
-from ampcheck.bench.run.variants import COMPILED_AHEAD, arms
+from ampcheck.bench.run.variants import COMPILED_AHEAD, variants
 from ampcheck.bench.run.worker import failed
 from ampcheck.bench.workloads import catalogue
 from ampcheck.runner.worker import Worker
@@ -26,11 +26,11 @@ Task = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """How much is measured: processes, rounds in each, and seconds of a sample.
+    """The extent of a run: processes, rounds in each, and seconds of a sample.
 
-    `patience`: seconds that an arm may take; one that needs more is given up, with what its calls took at least.
-    `limit`: seconds that anything else may take, such as compiling an arm. `budget`: seconds that the whole may take;
-    groups are left out that do not fit in.
+    `patience`: seconds that a variant may take; one that needs more is given up, with what its calls took at least.
+    `limit`: seconds that anything else may take, such as compiling a variant. `budget`: seconds that the whole may
+    take; groups are left out that do not fit in.
     """
 
     name: str
@@ -51,7 +51,7 @@ RESERVE = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """How far a run is: groups measured and to measure over all processes, and the one that begins, "" at the end.
+    """The progress of a run: groups measured and to measure over all processes, and the one that begins, "" at the end.
 
     `left`: seconds until the end, by what the groups took until now; None before anything is known.
     """
@@ -64,13 +64,13 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a run is expected to take, in seconds: the start of a device's process, and each group by its key."""
+    """The expected time of a run in seconds: the start of a device's process, and each group by its key."""
 
     starts: Mapping[str, float]
     groups: Mapping[str, float]
 
     def seconds(self, devices: Iterable[str]) -> float:
-        """What the groups of some devices are expected to take."""
+        """Return the expected time of the groups of some devices."""
         own = {f"{device}/" for device in devices}
         groups = sum(seconds for key, seconds in self.groups.items() if key[: key.index("/") + 1] in own)
         return groups + sum(seconds for device, seconds in self.starts.items() if f"{device}/" in own)
@@ -130,7 +130,7 @@ class Bench:
                 later.remove(device)
 
     def _end(self, devices: Sequence[str]) -> float:
-        """When the first of the devices that are left has to end.
+        """Return the time when the first of the devices that are left has to end.
 
         It has as much time as each of the others, and what they are expected not to need of theirs.
         """
@@ -145,31 +145,31 @@ class Bench:
         self._foreseen += self._expected.starts.get(plan.device, 0.0) if self._expected else 0.0
         while left and not self._late(plan.device, left[0], end):
             with _Worker(replace(plan, tasks=left, given_up=given_up), self._mode, end) as worker:
-                base, arm, doing, over = "", "", "", False
+                base, variant, doing, over = "", "", "", False
                 for kind, value in worker.lines():
                     if kind == "begin":
-                        base, arm, doing = "", "", "begin"
+                        base, variant, doing = "", "", "begin"
                         if over := self._late(plan.device, left[0], end):
                             break
                         self._tell(self._event(_key(plan.device, left[0])))
-                    elif kind == "arm":
-                        arm, doing = value
-                        base = base or arm
+                    elif kind == "variant":
+                        variant, doing = value
+                        base = base or variant
                     else:
                         self._foreseen += self._cost(plan.device, left.pop(0))
                         given_up = {}
                         self._ended(Rounds(**value))
                 if not left or over or (worker.timed_out and time.monotonic() >= end):
                     break
-                if worker.timed_out and arm and arm != base and doing != "rounds":
-                    given_up = {**given_up, arm: self._given_up(doing)}
+                if worker.timed_out and variant and variant != base and doing != "rounds":
+                    given_up = {**given_up, variant: self._given_up(doing)}
                     continue
                 # It ended before its plan: the group that it was at is the reason.
                 self._foreseen += self._cost(plan.device, left[0])
                 found = failed(left.pop(0), plan, worker.end())
-                if worker.timed_out and arm and arm == base:
+                if worker.timed_out and variant and variant == base:
                     why = self._given_up(doing)
-                    found.failed, found.facts = {arm: why["reason"]}, {arm: {"at_least": why.get("at_least")}}
+                    found.failed, found.facts = {variant: why["reason"]}, {variant: {"at_least": why.get("at_least")}}
                 self._ended(found)
                 given_up = {}
         for task in left:
@@ -178,25 +178,25 @@ class Bench:
         self._tell(self._event(""))
 
     def _given_up(self, doing: str) -> dict[str, Any]:
-        """What is noted of an arm during which the process was ended, and what its calls took at least."""
+        """Return the reason why a variant was given up, and what its calls took at least."""
         mode = self._mode
         if doing == "call":
             reason = (
-                f"a call had not ended after {mode.patience:.0f} s; its precision was not shown, so no ratio is given"
+                f"a call had not ended after {mode.patience:.0f} s; its precision was not checked, so no ratio is given"
             )
             return {"reason": reason, "at_least": mode.patience}
         what = {"prepare": "be made ready", "compile": "be called for the first time, which compiles it"}
-        return {"reason": f"it took more than {mode.limit:.0f} s to {what.get(doing, 'be shown to be what it says')}"}
+        return {"reason": f"it took more than {mode.limit:.0f} s to {what.get(doing, 'have its precision checked')}"}
 
     def _late(self, device: str, task: Task, end: float) -> bool:
-        """Whether there is no time left for a group: it is over, or the group is expected to take longer."""
+        """Return whether the time left is shorter than a group is expected to take."""
         return time.monotonic() + min(self._pace(), 2.0) * self._cost(device, task) >= end
 
     def _cost(self, device: str, task: Task) -> float:
         return self._expected.groups[_key(device, task)] if self._expected is not None else 0.0
 
     def _pace(self) -> float:
-        """How many times as long as expected the groups took until now."""
+        """Return the time that the groups took until now over the time that was expected."""
         return (time.monotonic() - self._started) / self._foreseen if self._foreseen else 1.0
 
     def _event(self, group: str) -> Event:
@@ -217,11 +217,11 @@ def _key(device: str, task: Task) -> str:
     return f"{device}/{task[1]}/{task[0]}"
 
 
-_COMPILE = {"op": 0.03, "step": 0.4, "machinery": 0.0}
-"""What preparing an arm takes where it is compiled, by kind of workload, as a part of what starting a process takes:
-both are work for Python, which a slow machine does slowly."""
+_COMPILE = {"op": 0.03, "step": 0.4, "overhead": 0.0}
+"""The time to compile a variant by kind of workload, as a part of the time that a process takes to start: both are work
+for Python, which a slow machine does slowly."""
 _READY = 12
-"""Calls that make an arm ready; see `ampcheck.bench.run.measure`."""
+"""Calls that make a variant ready; see `ampcheck.bench.run.measure`."""
 
 
 def expect(
@@ -243,12 +243,12 @@ def expect(
 
 
 def _seconds(workload: Workload, executor: str, device: str, mode: Mode, start: float, peaks: Peaks | None) -> float:
-    machinery = isinstance(workload, MachineryWorkload)
-    names = ["variant"] * 6 if machinery else [arm.name for arm in arms(workload, device, executor)[0]]
+    overhead = isinstance(workload, OverheadWorkload)
+    names = ["variant"] * 6 if overhead else [variant.name for variant in variants(workload, device, executor)[0]]
     compiled = executor != "eager" or device not in COMPILED_AHEAD
     total = 0.0
     for name in names:
-        rate = peaks.of(name.removesuffix("-again")) if peaks is not None else None
+        rate = peaks.of(name.removesuffix(AA)) if peaks is not None else None
         call = workload.flops / rate if rate else 0.0
         whole = (_READY + mode.rounds) * call + mode.rounds * max(call, mode.target)
         total += min(whole, 2 * mode.patience) + start * (_COMPILE[kind_of(workload)] if compiled else 0.01)
@@ -274,12 +274,12 @@ class _Worker(Worker):
             if line is None:
                 return
             for kind, value in line.items():
-                single = kind == "arm" and value[1] == "call"
+                single = kind == "variant" and value[1] == "call"
                 limit = self._mode.patience if single else self._mode.limit
                 yield kind, value
 
     def end(self) -> str:
-        """How it ended, in a sentence."""
+        """Say how it ended."""
         return f"took more than {self._mode.limit:.0f} s" if self.timed_out else f"the process ended {self.how()}"
 
 

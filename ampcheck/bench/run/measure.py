@@ -1,4 +1,4 @@
-"""Measures one group in this process: its arms made ready, shown to be what they say, and timed in turns."""
+"""Measure one group in this process: make its variants ready, check their precision, and time them in turns."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from ampcheck.bench.core import accuracy, memory, precision_check
-from ampcheck.bench.core.clocks import Clock, clock
-from ampcheck.bench.core.model import Arm, BenchPlan, MachineryWorkload, Rounds, Workload
+from ampcheck.bench.core.model import AA, BenchPlan, OverheadWorkload, Rounds, Variant, Workload
 from ampcheck.bench.core.prepare import Prepared, prepare, reference
-from ampcheck.bench.core.timing import Timed, calibrate, interleave, warm_up
-from ampcheck.bench.run.variants import COMPILED_AHEAD, arms
+from ampcheck.bench.core.timing import Clock, Timed, calibrate, clock, interleave, warm_up
+from ampcheck.bench.run.variants import COMPILED_AHEAD, variants
 from ampcheck.bench.workloads import catalogue
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import select
@@ -21,16 +20,14 @@ from ampcheck.errors import one_line
 from ampcheck.observe.recorder import tensors
 from ampcheck.observe.torch_private import reset_dynamo
 
-AGAIN = "-again"
-
 _CALLS = 12
-"""At most as many calls make an arm ready: its first ones, its output, its proof, its memory, its calibration."""
-_PROOF = 4
-"""At most as many calls show what an arm computes in."""
+"""The calls at most that make a variant ready: its first ones, output, precision, memory and calibration."""
+_CHECK = 4
+"""The calls at most that check a variant's precision."""
 
 Say = Callable[[str, str], None]
-"""Is told of an arm and what is done with it: "prepare", "compile", "call" (a single one, with nothing to compile),
-"prove"; or of none and "rounds"."""
+"""Is told of a variant and what is done with it: "prepare", "compile", "call" (a single one, with nothing to compile),
+"check_precision"; or of none and "rounds"."""
 
 
 class Measurer:
@@ -41,50 +38,50 @@ class Measurer:
         (self.device,) = select([plan.device], plan.modules)
         self.timer = clock(self.device)
         self.timed: dict[str, Timed] = {}
-        """The arms of the group that was measured last, ready to be called."""
+        """The variants of the group that was measured last, ready to be called."""
 
     def measure(
         self,
         name: str,
         executor: str,
-        say: Say = lambda arm, what: None,
+        say: Say = lambda variant, what: None,
         given_up: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Rounds:
         """Measure a group. What cannot be measured is in `failed`; nothing is raised for what a device cannot do.
 
-        `given_up`: arms that are not tried, as in `BenchPlan`.
+        `given_up`: variants that are not tried, as in `BenchPlan`.
         """
         workload = catalogue()[name]
         found = Rounds(name, self.plan.device, executor, self.plan.process)
         timer = self.timer
         torch.manual_seed(0)
-        if isinstance(workload, MachineryWorkload):
-            calls = _variants(workload, self.device)
+        if isinstance(workload, OverheadWorkload):
+            calls = _of_overhead(workload, self.device)
         else:
-            calls = self._arms(workload, executor, timer, found, say, given_up or {})
+            calls = self._variants(workload, executor, timer, found, say, given_up or {})
         timed = self.timed = {}
-        for arm, timing in calls.items():
+        for variant, timing in calls.items():
             try:
                 first = warm_up(timer, timing.call)
                 timing.count = calibrate(timer, timing.call, self.plan.target)
             except Exception as error:  # a device may lack anything; the others are measured all the same
-                found.failed[arm] = one_line(error)
+                found.failed[variant] = one_line(error)
                 continue
-            found.facts.setdefault(arm, {}).setdefault("first", first)
-            timed[arm] = timing
+            found.facts.setdefault(variant, {}).setdefault("first", first)
+            timed[variant] = timing
         if timed:
             say("", "rounds")
             blocked = Blocked(timer, self.device, found)
             seed = 1000 * self.plan.process + sum(map(ord, name))
             found.samples, found.cpu = interleave(timer, timed, self.plan.rounds, seed, blocked.check)
             blocked.conclude()
-        for arm, samples in found.samples.items():
-            facts = found.facts[arm]
+        for variant, samples in found.samples.items():
+            facts = found.facts[variant]
             if executor in ("compile", "jit"):
                 facts["compile"] = max(facts["first"] - statistics.median(samples), 0.0)
         return found
 
-    def _arms(
+    def _variants(
         self,
         workload: Workload,
         executor: str,
@@ -93,60 +90,60 @@ class Measurer:
         say: Say,
         given_up: Mapping[str, Mapping[str, Any]],
     ) -> dict[str, Timed]:
-        """The arms of a workload, ready; those that cannot be are noted in `found`.
+        """The variants of a workload, ready; those that cannot be are noted in `found`.
 
-        An arm that takes too long for its rounds is given up with what its calls took at least. Without the first arm
-        there is nothing to compare with, so the others are not tried either.
+        A variant that takes too long for its rounds is given up with what its calls took at least. Without the first
+        variant there is nothing to compare with, so the others are not tried either.
         """
         compiles = executor != "eager" or self.device.type not in COMPILED_AHEAD
-        chosen, without = arms(workload, self.device.name, executor, self._platform())
+        chosen, without = variants(workload, self.device.name, executor, self._platform())
         found.failed |= without
         exact = reference(workload) if self.plan.facts else None
         base: torch.Tensor | None = None
         out: dict[str, Timed] = {}
-        for arm in chosen:
-            if arm.name in given_up:
-                found.failed[arm.name] = str(given_up[arm.name]["reason"])
-                found.facts[arm.name] = {"at_least": given_up[arm.name].get("at_least")}
+        for variant in chosen:
+            if variant.name in given_up:
+                found.failed[variant.name] = str(given_up[variant.name]["reason"])
+                found.facts[variant.name] = {"at_least": given_up[variant.name].get("at_least")}
                 continue
             reset_dynamo()
             try:
-                say(arm.name, "prepare")
-                ready = prepare(workload, arm, self.device.type, executor)
-                say(arm.name, "compile" if compiles else "call")
+                say(variant.name, "prepare")
+                ready = prepare(workload, variant, self.device.type, executor)
+                say(variant.name, "compile" if compiles else "call")
                 first = warm_up(timer, ready.call, 1)
                 taken = [] if compiles else [first]
                 while len(taken) < 2:
-                    say(arm.name, "call")
+                    say(variant.name, "call")
                     taken.append(timer.sample(ready.call, 1)[0])
-                found.facts[arm.name] = {"first": first}
-                hurried = self._hurried(arm.name, min(taken), found)
-                if hurried and arm is chosen[0]:
+                found.facts[variant.name] = {"first": first}
+                hurried = self._hurried(variant.name, min(taken), found)
+                if hurried and variant is chosen[0]:
                     break
-                if hurried and _PROOF * min(taken) > 2 * self.plan.patience:
+                if hurried and _CHECK * min(taken) > 2 * self.plan.patience:
                     continue
-                say(arm.name, "prove")
-                if exact is not None and not arm.again:
+                say(variant.name, "check_precision")
+                if exact is not None and not variant.aa:
                     output = ready.output()
                     base = output if base is None else base
-                    found.facts[arm.name] |= self._facts(workload, arm, executor, ready, output, base, exact)
+                    found.facts[variant.name] |= self._facts(workload, variant, executor, ready, output, base, exact)
                     if not hurried and (peak := memory.peak(ready, self.device, executor)) is not None:
-                        found.facts[arm.name]["memory"] = peak
+                        found.facts[variant.name]["memory"] = peak
             except Exception as error:  # a device may lack anything
-                found.failed[arm.name] = one_line(error)
+                found.failed[variant.name] = one_line(error)
                 continue
             if not hurried:
-                out[arm.name] = Timed(ready.call, ready.restore)
+                out[variant.name] = Timed(ready.call, ready.restore)
         return out
 
-    def _hurried(self, arm: str, seconds: float, found: Rounds) -> bool:
-        """Whether an arm whose calls take some seconds has no time for its rounds, which is noted then."""
+    def _hurried(self, variant: str, seconds: float, found: Rounds) -> bool:
+        """Return whether a variant's calls are too slow for its rounds, and note it."""
         rounds, patience = self.plan.rounds, self.plan.patience
         if (_CALLS + 2 * rounds) * seconds <= patience:
             return False
-        found.facts[arm]["at_least"] = seconds
-        found.failed[arm] = (
-            f"neither of two calls took less than {seconds:.3g} s; {patience:.0f} s, which an arm may take, are not "
+        found.facts[variant]["at_least"] = seconds
+        found.failed[variant] = (
+            f"neither of two calls took less than {seconds:.3g} s; {patience:.0f} s, which a variant may take, are not "
             f"enough for {rounds} rounds"
         )
         return True
@@ -154,15 +151,15 @@ class Measurer:
     def _facts(
         self,
         workload: Workload,
-        arm: Arm,
+        variant: Variant,
         executor: str,
         ready: Prepared,
         output: torch.Tensor,
         base: torch.Tensor,
         exact: torch.Tensor,
     ) -> dict[str, Any]:
-        shown = precision_check.prove(ready, arm, workload, self.device, executor, base, output, exact)
-        facts: dict[str, Any] = {"error": accuracy.error(output, exact), "proof": shown.text}
+        shown = precision_check.check_precision(ready, variant, workload, self.device, executor, base, output, exact)
+        facts: dict[str, Any] = {"error": accuracy.error(output, exact), "precision_check": shown.text}
         if shown.invalid:
             facts["invalid"] = shown.invalid
         return facts
@@ -171,30 +168,30 @@ class Measurer:
         return self.device.describe().get("platform", self.device.type)
 
 
-def _variants(workload: MachineryWorkload, device: Device) -> dict[str, Timed]:
-    """The variants, and the first once more."""
+def _of_overhead(workload: OverheadWorkload, device: Device) -> dict[str, Timed]:
+    """Return the variants, and the first one's A/A baseline."""
     made = workload.make(device.type)
     first = next(iter(made))
-    return {name: Timed(call) for name, call in {**made, first + AGAIN: made[first]}.items()}
+    return {name: Timed(call) for name, call in {**made, first + AA: made[first]}.items()}
 
 
 class Blocked:
-    """Finds out whether the device had really ended when the clock stopped: its outputs are read at once then."""
+    """Check whether the device had ended when the clock stopped, by reading its outputs at once."""
 
     def __init__(self, timer: Clock, device: Device, found: Rounds) -> None:
         self._timer, self._device, self._found = timer, device, found
         self._late: dict[str, list[str]] = {}
 
-    def check(self, arm: str, seconds: float) -> None:
-        """Called after each sample."""
+    def check(self, variant: str, seconds: float) -> None:
+        """Check a sample that was just taken."""
         outputs = [t for t in tensors(self._timer.last) if t.device.type == self._device.type]
         if outputs:
             reason = precision_check.read_back(outputs, self._device.host, seconds)
-            self._late.setdefault(arm, []).append(reason)
+            self._late.setdefault(variant, []).append(reason)
 
     def conclude(self) -> None:
-        """Make arms invalid that were not waited for in most rounds; one slow read may be anything."""
-        for arm, reasons in self._late.items():
+        """Make variants invalid that were not waited for in most rounds; one slow read may be anything."""
+        for variant, reasons in self._late.items():
             late = [reason for reason in reasons if reason]
             if 2 * len(late) > len(reasons):
-                self._found.facts[arm]["invalid"] = late[-1]
+                self._found.facts[variant]["invalid"] = late[-1]

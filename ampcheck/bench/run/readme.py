@@ -32,7 +32,7 @@ WORKLOADS = (
     "layer-norm", "softmax", "add", "tiny-mlp-step", "mlp-step", "mlp-step-4096", "transformer-step",
     "transformer-step-1024", "resnet-step", "resnet-step-256-nhwc", "lstm-step",
 )  # fmt: skip
-"""What is shown, from small ops to steps."""
+"""The workloads that are shown, from small ops to steps."""
 
 COLUMNS = (
     ("cpu", "eager"),
@@ -44,7 +44,7 @@ COLUMNS = (
 )
 """Device and executor of each column, where a published file has it."""
 
-ARM = "bf16"
+VARIANT = "bf16"
 _COLOURS = ("#1b6ca8", "#c2571a", "#2a8a4a", "#7a4bb5", "#777777", "#b03060")
 
 
@@ -83,18 +83,22 @@ def markdown(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
 
 
 def sentence(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
-    """In how many workloads autocast is slower than float32 as a TPU computes it by default; "" without such figures.
+    """Say in how many workloads autocast is slower than float32 as a TPU computes it by default; "" without figures.
 
     Those count in which the two have a product to compute, and so differ.
     """
     parts = []
     for (device, _), groups in columns.items():
-        arms = [arm for name in WORKLOADS if name in groups and (arm := groups[name].arm(ARM)) and arm.default_speed]
-        slower = [arm for arm in arms if arm.default_speed and arm.default_speed < 1]
-        clear = sum(arm.default_verdict == "slower" for arm in slower)
-        if arms:
+        variants = [
+            variant
+            for name in WORKLOADS
+            if name in groups and (variant := groups[name].variant(VARIANT)) and variant.default_speed
+        ]
+        slower = [variant for variant in variants if variant.default_speed and variant.default_speed < 1]
+        clear = sum(variant.default_verdict == "slower" for variant in slower)
+        if variants:
             inner = f" ({clear} of them by more than {BAND:.0%})" if clear < len(slower) else ""
-            parts.append(f"in {len(slower)} of {len(arms)} workloads{inner} on {device}")
+            parts.append(f"in {len(slower)} of {len(variants)} workloads{inner} on {device}")
     if not parts:
         return ""
     return (
@@ -104,7 +108,7 @@ def sentence(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
 
 
 def _shortened(groups: Mapping[str, Group]) -> bool:
-    return any(group.arm(DEFAULT) for group in groups.values())
+    return any(group.variant(DEFAULT) for group in groups.values())
 
 
 def _estimated(groups: Mapping[str, Group]) -> str:
@@ -112,23 +116,27 @@ def _estimated(groups: Mapping[str, Group]) -> str:
 
 
 def _cell(group: Group | None) -> str:
-    first, arm = (group.arms[0], group.arm(ARM)) if group is not None and group.arms else (None, None)
-    if first is None or arm is None:
+    first, variant = (
+        (group.variants[0], group.variant(VARIANT)) if group is not None and group.variants else (None, None)
+    )
+    if first is None or variant is None:
         return "not measured"
-    if arm.speed is None:
-        return arm.verdict
-    return f"{table.seconds(first.seconds)} → {table.seconds(arm.seconds)}, **{arm.speed:.2f}×** {arm.verdict}"
+    if variant.speed is None:
+        return variant.verdict
+    return (
+        f"{table.seconds(first.seconds)} → {table.seconds(variant.seconds)}, **{variant.speed:.2f}×** {variant.verdict}"
+    )
 
 
 def _default_cell(group: Group | None) -> str:
     """As `_cell`, beside float32 as the device computes it by default."""
-    default, arm = (group.arm(DEFAULT), group.arm(ARM)) if group is not None else (None, None)
-    if default is None or arm is None:
+    default, variant = (group.variant(DEFAULT), group.variant(VARIANT)) if group is not None else (None, None)
+    if default is None or variant is None:
         return "not measured"
-    if arm.default_speed is None:
+    if variant.default_speed is None:
         return "no product" if default.reason == NO_PRODUCT else "not measured"
-    times = f"{table.seconds(default.seconds)} → {table.seconds(arm.seconds)}"
-    return f"{times}, **{arm.default_speed:.2f}×** {arm.default_verdict}"
+    times = f"{table.seconds(default.seconds)} → {table.seconds(variant.seconds)}"
+    return f"{times}, **{variant.default_speed:.2f}×** {variant.default_verdict}"
 
 
 def machines(runs: Sequence[BenchRun]) -> str:
@@ -208,12 +216,12 @@ def picture(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
 
 
 def _drawn(group: Group | None, default: bool) -> tuple[float, float, float] | None:
-    """A speed with its interval, beside the first arm or beside `fp32-default`; None where there is none."""
-    arm = group.arm(ARM) if group is not None else None
-    if arm is None:
+    """A speed with its interval, beside the first variant or beside `fp32-default`; None where there is none."""
+    variant = group.variant(VARIANT) if group is not None else None
+    if variant is None:
         return None
-    speed = arm.default_speed if default else arm.speed
-    low, high = (arm.default_low, arm.default_high) if default else (arm.speed_low, arm.speed_high)
+    speed = variant.default_speed if default else variant.speed
+    low, high = (variant.default_low, variant.default_high) if default else (variant.speed_low, variant.speed_high)
     return None if speed is None else (speed, low or speed, high or speed)
 
 

@@ -6,18 +6,29 @@ A file without footer was interrupted; its groups are made again from what was m
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ampcheck.bench.core import peaks
-from ampcheck.bench.core.model import VERDICTS, ArmResult, Group, Rounds
+from ampcheck.bench.core.model import AA, VERDICTS, Group, Rounds, VariantResult
 from ampcheck.bench.run.summary import estimated_beside_default, judge_again, share, summarize
 from ampcheck.errors import UsageError
 from ampcheck.runner import jsonl
 
-SCHEMA = "bench-1"
+SCHEMA, OLDER = "bench-2", "bench-1"
+_NAMES = {
+    "arms": "variants",
+    "proof": "precision_check",
+    "machinery": "overhead",
+    "-again": AA,
+    "equal arms": "equal variants",
+    "A/A arm": "A/A baseline",
+}
+"""Names in files of `OLDER`: fields, kinds and families as a whole; the end of a variant's name; words of a reason."""
+_OLD = re.compile(r"^(?:arms|proof|machinery)$|-again$|equal arms|A/A arm")
 WHAT = "benchmark file"
 
 
@@ -50,13 +61,21 @@ class BenchWriter:
     def close(self, groups: Iterable[Group], footer: Mapping[str, Any]) -> None:
         """Append the groups and the footer."""
         for group in groups:
-            self._file.put("group", {"group": _filled(group)})  # a group has a kind of its own
+            self._file.put("group", {"group": _filled(group)})
         self._file.close(footer)
 
 
+def lines_of(path: Path) -> jsonl.Lines:
+    """Read the lines of a benchmark file, with the names of `SCHEMA`. Raises UsageError as `read` does."""
+    lines = jsonl.read(path, WHAT, SCHEMA, ("rounds", "group"), older=(OLDER,))
+    if lines.header["schema"] == OLDER:
+        lines.body = [(number, _renamed(line)) for number, line in lines.body]
+    return lines
+
+
 def read(path: Path) -> BenchRun:
-    """Read a benchmark file. Raises UsageError where it is none, of another schema, or damaged before its last line."""
-    lines = jsonl.read(path, WHAT, SCHEMA, ("rounds", "group"))
+    """Read a benchmark file. Raises UsageError for another file, another schema, or damage before its last line."""
+    lines = lines_of(path)
     sources = lines.header.get("ceilings_source") or {}
     published = {one.source for _, one in peaks.read()}
     groups: dict[str, Group] = {}
@@ -80,20 +99,29 @@ def read(path: Path) -> BenchRun:
 def _filled(group: Group) -> dict[str, Any]:
     """The group without the fields that say nothing."""
     line = {name: value for name, value in dataclasses.asdict(group).items() if value not in (None, "", 0, False)}
-    line["arms"] = [
-        {name: value for name, value in arm.items() if value is not None and value != ""} for arm in line["arms"]
+    line["variants"] = [
+        {name: value for name, value in v.items() if value is not None and value != ""} for v in line["variants"]
     ]
     return line
 
 
+def _renamed(value: Any) -> Any:
+    """Return a value of a line of `OLDER`, nested or not, with the names of `SCHEMA`."""
+    if isinstance(value, dict):
+        return {_renamed(name): _renamed(inner) for name, inner in value.items()}
+    if isinstance(value, str):
+        return _OLD.sub(lambda found: _NAMES[found[0]], value)
+    return [_renamed(inner) for inner in value] if isinstance(value, list) else value
+
+
 def _group(values: dict[str, Any]) -> Group:
     values = {"family": "", **values}  # a workload of another version has none
-    arms = [ArmResult(**arm) for arm in values.pop("arms", [])]
-    unknown = [arm.verdict for arm in arms if arm.verdict not in (*VERDICTS, "first")]
-    unknown += [arm.default_verdict for arm in arms if arm.default_verdict not in (*VERDICTS, "")]
+    variants = [VariantResult(**variant) for variant in values.pop("variants", [])]
+    unknown = [variant.verdict for variant in variants if variant.verdict not in (*VERDICTS, "first")]
+    unknown += [variant.default_verdict for variant in variants if variant.default_verdict not in (*VERDICTS, "")]
     if unknown:
         raise ValueError(f"unknown verdict {unknown[0]!r}")
-    return Group(**values, arms=arms)
+    return Group(**values, variants=variants)
 
 
 def _of_this_version(group: Group, published: bool) -> None:
@@ -102,8 +130,8 @@ def _of_this_version(group: Group, published: bool) -> None:
     `published`: whether the ceilings of its device are published ones.
     """
     judge_again(group)
-    for arm in group.arms:
-        if arm.share is not None:
-            share(arm, arm.share, "published" if published else "measured")
-    if all(not arm.default_verdict for arm in group.arms):
+    for variant in group.variants:
+        if variant.share is not None:
+            share(variant, variant.share, "published" if published else "measured")
+    if all(not variant.default_verdict for variant in group.variants):
         estimated_beside_default(group)

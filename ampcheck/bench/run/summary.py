@@ -1,4 +1,4 @@
-"""What several processes measured of a group becomes one result: medians, ratios beside the first arm, verdicts."""
+"""Summarize what several processes measured of a group: medians, ratios beside the first variant, verdicts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ampcheck.bench.core import statistics, table
-from ampcheck.bench.core.model import DEFAULT, PRECISIONS, ArmResult, Group, Rounds, Workload, kind_of
+from ampcheck.bench.core.model import AA, DEFAULT, PRECISIONS, Group, Rounds, VariantResult, Workload, kind_of
 from ampcheck.errors import UsageError
 from ampcheck.runner.compare import first_line
 
@@ -18,20 +18,19 @@ Peaks = Callable[[str, str], float | None]
 """From a device and a precision's name to the device's peak in flop/s, None where nobody knows it."""
 
 TOO_FAST = 1.02
-"""More than this share of the peak is no speed: clocks boost by less, so the call had not ended."""
+"""Above this share of the peak a speed is wrong: clocks boost by less, so the call had not ended."""
 
-AGAIN = "-again"
 
 BAND = 0.02
 """Estimated speeds of 1/1.02 to 1.02 are the same."""
 
 ABOVE = "above the {} ceiling"
-"""What is said in place of a share above 1; "measured" or "published" goes in."""
+"""The text in place of a share above 1; "measured" or "published" goes in."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """One arm over all processes: `samples` holds a list a process, an empty one where it has none."""
+    """One variant over all processes: `samples` holds a list a process, an empty one where it has none."""
 
     samples: list[list[float]]
     cpu: list[float]
@@ -47,10 +46,10 @@ def summarize(
     Args:
         catalogue: workloads by name, those of this version unless given. A workload that is not among them is
             summarized without its family, flops and bytes, and with the bounds of an op.
-        peaks: with it, each arm gets its share of the device's peak, and one above 102 % of it is invalid. A share
-            above 1 is never given; `ArmResult.ceiling` says that the arm is above the published ceiling.
+        peaks: with it, each variant gets its share of the device's peak, and one above 102 % of it is invalid. A share
+            above 1 is never given; `VariantResult.ceiling` says that the variant is above the published ceiling.
 
-    Raises UsageError where the rounds hold something that is no measurement.
+    Raises UsageError where the rounds hold something that is not a measurement.
     """
     if catalogue is None:
         from ampcheck.bench.workloads import catalogue as known
@@ -72,24 +71,25 @@ def _group(processes: list[Rounds], workload: Workload | None, peaks: Peaks | No
     else:
         group.note = "this version does not know the workload"
     try:
-        arms = {name: _collect(processes, name) for name in _names(processes)}
-        group.arms = [_figures(name, arm, group, workload, peaks) for name, arm in arms.items()]
-        _compare(group, arms)
+        variants = {name: _collect(processes, name) for name in _names(processes)}
+        group.variants = [_figures(name, variant, group, workload, peaks) for name, variant in variants.items()]
+        _compare(group, variants)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise UsageError(f"the rounds of {some.key} hold something that is no measurement: {error}") from error
+        raise UsageError(f"the rounds of {some.key} hold something that is not a measurement: {error}") from error
     return group
 
 
 def _names(processes: list[Rounds]) -> list[str]:
-    """The arms, first the one that the others are compared with.
+    """Return the variants' names, first the one that the others are compared with.
 
-    An arm that failed has no samples, so the first that has some need not be it. The A/A arm bears its name; without
-    one it is the first in the order of precisions, and where the arms are not precisions the first that was noted.
+    A variant that failed has no samples, so the first that has some need not be it. The A/A baseline bears its name;
+    without one it is the first in the order of precisions, and where the variants are not precisions the first that was
+    noted.
     """
     names = list(
         dict.fromkeys(name for one in processes for part in (one.samples, one.facts, one.failed) for name in part)
     )
-    first = next((name.removesuffix(AGAIN) for name in names if name.endswith(AGAIN)), None)
+    first = next((name.removesuffix(AA) for name in names if name.endswith(AA)), None)
     if first is None and all(name in PRECISIONS for name in names):
         first = next((name for name in PRECISIONS if name in names), None)
     return names if first is None else [first, *(name for name in names if name != first)]
@@ -104,128 +104,136 @@ def _collect(processes: list[Rounds], name: str) -> _Measured:
     )
 
 
-def _figures(name: str, measured: _Measured, group: Group, workload: Workload | None, peaks: Peaks | None) -> ArmResult:
-    """What can be said of an arm by itself; its verdict is "invalid", "not measured", or "" until it is compared."""
+def _figures(
+    name: str, measured: _Measured, group: Group, workload: Workload | None, peaks: Peaks | None
+) -> VariantResult:
+    """Return a variant's own figures; its verdict is "invalid", "not measured", or "" until it is compared."""
     samples = np.array([value for process in measured.samples for value in process], dtype=float)
-    arm = ArmResult(name, "", rounds=samples.size, processes=sum(1 for process in measured.samples if process))
-    _facts(arm, measured.facts)
+    variant = VariantResult(name, "", rounds=samples.size, processes=sum(1 for process in measured.samples if process))
+    _facts(variant, measured.facts)
     invalid = next((str(facts["invalid"]) for facts in measured.facts if facts.get("invalid")), "")
     if samples.size:
-        arm.cpu_seconds = float(np.median(measured.cpu)) if measured.cpu else None
+        variant.cpu_seconds = float(np.median(measured.cpu)) if measured.cpu else None
         bad = samples[~(np.isfinite(samples) & (samples > 0))]
         if bad.size:
-            invalid = invalid or f"a sample of {bad[0]:g} s is no time that a call can take"
+            invalid = invalid or f"a sample of {bad[0]:g} s cannot be the time of a call"
         else:
-            arm.seconds = float(np.median(samples))
-            arm.low, arm.high = (float(value) for value in np.percentile(samples, [5, 95]))
-            invalid = _rates(arm, arm.seconds, group, workload, peaks) or invalid
+            variant.seconds = float(np.median(samples))
+            variant.low, variant.high = (float(value) for value in np.percentile(samples, [5, 95]))
+            invalid = _rates(variant, variant.seconds, group, workload, peaks) or invalid
     if invalid:
-        arm.verdict, arm.reason = "invalid", invalid
+        variant.verdict, variant.reason = "invalid", invalid
     elif not samples.size:
         reason = first_line(measured.failed[0]) if measured.failed else "no process has a sample of it"
-        arm.verdict, arm.reason = "not measured", reason
+        variant.verdict, variant.reason = "not measured", reason
     elif measured.failed:
         how = first_line(measured.failed[0])
-        arm.reason = f"failed in {len(measured.failed)} of {len(measured.samples)} processes: {how}"
-    return arm
+        variant.reason = f"failed in {len(measured.failed)} of {len(measured.samples)} processes: {how}"
+    return variant
 
 
-def _rates(arm: ArmResult, seconds: float, group: Group, workload: Workload | None, peaks: Peaks | None) -> str:
+def _rates(variant: VariantResult, seconds: float, group: Group, workload: Workload | None, peaks: Peaks | None) -> str:
     """Fill in what follows from flops and bytes; the reason why it cannot be, "" where it can."""
-    precision = arm.name.removesuffix(AGAIN)
+    precision = variant.name.removesuffix(AA)
     known = PRECISIONS.get(precision)
     if known is not None and workload is not None and workload.moved is not None:
         moved = workload.moved(4 if known.low is None else 2)
-        arm.bytes_per_second = moved / seconds
-        arm.intensity = group.flops / moved if group.flops and moved else None
+        variant.bytes_per_second = moved / seconds
+        variant.intensity = group.flops / moved if group.flops and moved else None
     if not group.flops:
         return ""
-    arm.flops_per_second = group.flops / seconds
+    variant.flops_per_second = group.flops / seconds
     peak = peaks(group.device, precision) if peaks is not None else None
     if not peak:
         return ""
-    share(arm, arm.flops_per_second / peak, "published")
-    if arm.flops_per_second <= TOO_FAST * peak:
+    share(variant, variant.flops_per_second / peak, "published")
+    if variant.flops_per_second <= TOO_FAST * peak:
         return ""
     return (
-        f"{table.count(arm.flops_per_second, 'FLOP/s')} where the device can do {table.count(peak, 'FLOP/s')} at most: "
-        "the clock stopped before the work was done"
+        f"{table.count(variant.flops_per_second, 'FLOP/s')} where the device can do "
+        f"{table.count(peak, 'FLOP/s')} at most: the clock stopped before the work was done"
     )
 
 
-def share(arm: ArmResult, value: float, kind: str) -> None:
-    """Give an arm its share of a ceiling, or say that it is above it. `kind`: "measured" or "published"."""
-    arm.share, arm.ceiling = (value, "") if value <= 1 else (None, ABOVE.format(kind))
+def share(variant: VariantResult, value: float, kind: str) -> None:
+    """Give a variant its share of a ceiling, or say that it is above it. `kind`: "measured" or "published"."""
+    variant.share, variant.ceiling = (value, "") if value <= 1 else (None, ABOVE.format(kind))
 
 
-def _compare(group: Group, arms: Mapping[str, _Measured]) -> None:
-    """Give each arm its speed beside the first one, and its verdict."""
-    first, others = group.arms[0], group.arms[1:]
+def _compare(group: Group, variants: Mapping[str, _Measured]) -> None:
+    """Give each variant its speed beside the first one, and its verdict."""
+    first, others = group.variants[0], group.variants[1:]
     why = ""
     if first.verdict:
         why = f"{first.name}, which it is compared with, is {first.verdict}: {first.reason}"
     else:
         first.verdict = "first"
     bound = statistics.BOUNDS[group.kind]
-    again = next((arm for arm in others if arm.name == first.name + AGAIN), None)
+    aa = next((variant for variant in others if variant.name == first.name + AA), None)
     noise = None
-    if again is not None:  # one that does not count is as if it had no samples
-        samples = [[] for _ in arms[again.name].samples] if again.verdict else arms[again.name].samples
-        noise = statistics.compare_arms(arms[first.name].samples, samples, bound)
+    if aa is not None:  # one that does not count is as if it had no samples
+        samples = [[] for _ in variants[aa.name].samples] if aa.verdict else variants[aa.name].samples
+        noise = statistics.compare_variants(variants[first.name].samples, samples, bound)
 
     def beside(base: str, name: str) -> statistics.TimingComparison:
-        found = statistics.compare_arms(arms[base].samples, arms[name].samples, bound)
+        found = statistics.compare_variants(variants[base].samples, variants[name].samples, bound)
         return found if noise is None else statistics.beside_noise(found, noise, bound)
 
-    for arm in others:
-        if arm.verdict:
-            _bound(arm, first)
+    for variant in others:
+        if variant.verdict:
+            _bound(variant, first)
             continue
         if why:
-            arm.verdict, arm.reason = "not measured", why
+            variant.verdict, variant.reason = "not measured", why
             continue
-        found = beside(first.name, arm.name)
-        arm.speed, arm.speed_low, arm.speed_high = found.ratio, found.low, found.high
-        arm.verdict = found.verdict
-        arm.reason = "; ".join(part for part in (found.reason, arm.reason) if part)
-    default = group.arm(DEFAULT)
+        found = beside(first.name, variant.name)
+        variant.speed, variant.speed_low, variant.speed_high = found.ratio, found.low, found.high
+        variant.verdict = found.verdict
+        variant.reason = "; ".join(part for part in (found.reason, variant.reason) if part)
+    default = group.variant(DEFAULT)
     if default is None or default.verdict in table.INVALID:
         return
-    for arm in others:
-        if _lower(arm) and arm.verdict not in table.INVALID:
-            found = beside(DEFAULT, arm.name)
-            arm.default_speed, arm.default_low, arm.default_high = found.ratio, found.low, found.high
-            arm.default_verdict = found.verdict
+    for variant in others:
+        if _lower(variant) and variant.verdict not in table.INVALID:
+            found = beside(DEFAULT, variant.name)
+            variant.default_speed, variant.default_low, variant.default_high = found.ratio, found.low, found.high
+            variant.default_verdict = found.verdict
 
 
-def _lower(arm: ArmResult) -> bool:
-    """Whether an arm computes in a lower precision."""
-    return arm.name in PRECISIONS and PRECISIONS[arm.name].low is not None
+def _lower(variant: VariantResult) -> bool:
+    """Return whether a variant computes in a lower precision."""
+    return variant.name in PRECISIONS and PRECISIONS[variant.name].low is not None
 
 
-def _bound(arm: ArmResult, first: ArmResult) -> None:
-    """Say how fast an arm is at most that was given up: only of one that was shown to compute in its precision.
+def _bound(variant: VariantResult, first: VariantResult) -> None:
+    """Say how fast a variant is at most that was given up: only of one that passed its precision check.
 
-    The first arm's slowest samples are taken, and the least that a call of this one took.
+    The first variant's slowest samples are taken, and the least that a call of this one took.
     """
-    if arm.at_least and arm.proof and arm.verdict == "not measured" and first.verdict == "first" and first.high:
-        arm.at_most = first.high / arm.at_least
+    if (
+        variant.at_least
+        and variant.precision_check
+        and variant.verdict == "not measured"
+        and first.verdict == "first"
+        and first.high
+    ):
+        variant.at_most = first.high / variant.at_least
 
 
 def estimated_beside_default(group: Group) -> None:
     """Give each lower precision of an estimate its speed beside the float32 that a TPU computes by default."""
-    default = group.arm(DEFAULT)
+    default = group.variant(DEFAULT)
     if not group.estimate or default is None or default.verdict in table.INVALID or not default.seconds:
         return
-    for arm in group.arms:
-        if _lower(arm) and arm.verdict not in table.INVALID and arm.seconds:
-            arm.default_speed = default.seconds / arm.seconds
-            unclear = "ambiguous" in (arm.verdict, default.verdict)
-            arm.default_verdict = "ambiguous" if unclear else estimated_verdict(arm.default_speed)
+    for variant in group.variants:
+        if _lower(variant) and variant.verdict not in table.INVALID and variant.seconds:
+            variant.default_speed = default.seconds / variant.seconds
+            unclear = "ambiguous" in (variant.verdict, default.verdict)
+            variant.default_verdict = "ambiguous" if unclear else estimated_verdict(variant.default_speed)
 
 
 def estimated_verdict(speed: float) -> str:
-    """What a compiler's speed says; it has no noise, so it is never ambiguous."""
+    """Judge a compiler's speed, which has no noise and so is never ambiguous."""
     return "faster" if speed > 1 + BAND else "slower" if speed < 1 / (1 + BAND) else "same"
 
 
@@ -234,24 +242,29 @@ def judge_again(group: Group) -> None:
 
     The rule needs no more than the intervals that the group has; they are not made again.
     """
-    again = next((arm for arm in group.arms if arm.name.endswith(AGAIN)), None)
-    if group.estimate or again is None or again.speed_low is None:
+    aa = next((variant for variant in group.variants if variant.name.endswith(AA)), None)
+    if group.estimate or aa is None or aa.speed_low is None:
         return
     bound = statistics.BOUNDS.get(group.kind, statistics.BOUNDS["op"])
-    noise = statistics.TimingComparison("", "", again.speed, again.speed_low, again.speed_high)
-    for arm in group.arms:
-        if arm.speed is None or arm.speed_low is None or arm.speed_high is None or arm.verdict in table.INVALID:
+    noise = statistics.TimingComparison("", "", aa.speed, aa.speed_low, aa.speed_high)
+    for variant in group.variants:
+        if (
+            variant.speed is None
+            or variant.speed_low is None
+            or variant.speed_high is None
+            or variant.verdict in table.INVALID
+        ):
             continue
-        if not 0 < arm.speed_low <= arm.speed_high:  # no interval; who shows it says so
+        if not 0 < variant.speed_low <= variant.speed_high:  # no interval; who shows it says so
             continue
-        found = statistics.judged(arm.speed, arm.speed_low, arm.speed_high, bound)
+        found = statistics.judged(variant.speed, variant.speed_low, variant.speed_high, bound)
         found = statistics.beside_noise(found, noise, bound)
-        if found.verdict != arm.verdict:
-            failed = [part for part in arm.reason.split("; ") if part.startswith("failed in ")]
-            arm.verdict, arm.reason = found.verdict, "; ".join(filter(None, (found.reason, *failed)))
+        if found.verdict != variant.verdict:
+            failed = [part for part in variant.reason.split("; ") if part.startswith("failed in ")]
+            variant.verdict, variant.reason = found.verdict, "; ".join(filter(None, (found.reason, *failed)))
 
 
-def _facts(arm: ArmResult, processes: list[Mapping[str, Any]]) -> None:
+def _facts(variant: VariantResult, processes: list[Mapping[str, Any]]) -> None:
     """Pool what each process found out once: the worst error, the most memory, the median time to compile."""
     pools: Mapping[str, Callable[[list[float]], float]] = {
         "error": max,
@@ -262,10 +275,10 @@ def _facts(arm: ArmResult, processes: list[Mapping[str, Any]]) -> None:
     }
     for name in dict.fromkeys(name for facts in processes for name in facts):
         values = [facts[name] for facts in processes if facts.get(name) is not None]
-        if name == "proof":
-            arm.proof = "; ".join(dict.fromkeys(str(value) for value in values if value))
+        if name == "precision_check":
+            variant.precision_check = "; ".join(dict.fromkeys(str(value) for value in values if value))
         elif name in pools:
             numbers = [math.inf if math.isnan(value) else value for value in map(float, values)]
-            setattr(arm, name, pools[name](numbers) if numbers else None)
+            setattr(variant, name, pools[name](numbers) if numbers else None)
         elif name != "invalid":
-            raise ValueError(f"{name!r} is no fact of an arm")
+            raise ValueError(f"{name!r} is not a fact of a variant")

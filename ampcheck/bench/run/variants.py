@@ -1,4 +1,4 @@
-"""Which workloads a run has, and for each the executors and the arms that make sense on a device."""
+"""Choose the workloads of a run, and for each the executors and the variants that make sense on a device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from fnmatch import fnmatchcase
 
 import torch
 
-from ampcheck.bench.core.model import PRECISIONS, Arm, MachineryWorkload, OpWorkload, Precision, StepWorkload, Workload
+from ampcheck.bench.core.model import (
+    PRECISIONS,
+    OpWorkload,
+    OverheadWorkload,
+    Precision,
+    StepWorkload,
+    Variant,
+    Workload,
+)
 from ampcheck.bench.workloads import catalogue
 from ampcheck.errors import UsageError
 
@@ -21,20 +29,22 @@ COMPILED_AHEAD = ("cpu",)
 FP16_GRADIENTS = "GradScaler refuses float16 gradients, and without it they underflow"
 
 
-def arms(workload: Workload, device: str, executor: str, platform: str = "") -> tuple[list[Arm], dict[str, str]]:
-    """The arms of a workload, the first what the others are compared with and the second its twin; and those left out.
+def variants(
+    workload: Workload, device: str, executor: str, platform: str = ""
+) -> tuple[list[Variant], dict[str, str]]:
+    """Return the variants of a workload, first the one for comparison and its A/A baseline; and those left out.
 
     `device`: its name, e.g. "cpu". `platform`: JAX's, e.g. "tpu", where the device is jax. What is left out comes by
     name with the reason. A precision that only other devices have is neither: a CPU has no TF32 to leave out. The
     executor has no say by now; it is asked for so that a precision that one cannot do has a place to be left out.
-    Machinery has variants of its own instead of arms: raises TypeError.
+    A workload of overhead makes its variants itself: raises TypeError.
     """
-    if isinstance(workload, MachineryWorkload):
-        raise TypeError(f"{workload.name} has variants, not arms")
+    if isinstance(workload, OverheadWorkload):
+        raise TypeError(f"{workload.name} measures overhead: its variants are made by `make`")
     names = ["fp32", *_shortened(device, platform), "bf16", "fp16", "bf16-native", "fp16-native"]
     found = {name: _left_out(workload, PRECISIONS[name], device) for name in names}
-    chosen = [Arm(PRECISIONS[name]) for name, reason in found.items() if not reason]
-    return [chosen[0], Arm(chosen[0].precision, again=True), *chosen[1:]], {n: r for n, r in found.items() if r}
+    chosen = [Variant(PRECISIONS[name]) for name, reason in found.items() if not reason]
+    return [chosen[0], Variant(chosen[0].precision, aa=True), *chosen[1:]], {n: r for n, r in found.items() if r}
 
 
 def _shortened(device: str, platform: str) -> list[str]:
@@ -45,7 +55,7 @@ def _shortened(device: str, platform: str) -> list[str]:
 
 
 def _left_out(workload: Workload, precision: Precision, device: str) -> str:
-    """Why a workload has no arm of a precision on a device, "" where it has one."""
+    """Say why a workload has no variant of a precision on a device, "" where it has one."""
     if precision.matmul != "highest" and not workload.flops:
         return NO_PRODUCT
     if precision.low is torch.float16 and device == "cpu" and not workload.fp16_on_cpu:
@@ -62,14 +72,14 @@ def _all_float32(workload: OpWorkload) -> bool:
 
 
 def executors(workload: Workload, device: str) -> list[str]:
-    """How a workload is run on a device of that name; op by op first.
+    """Return the executors of a workload on a device of that name, op by op first.
 
     On jax a whole call is one program with "jit"; `torch.compile` makes a program of the forward and one of the
     backward pass there, which is the same for an op and worth a look for a step. A device of somebody else's runs op
-    by op, as nothing is known of its compilers. Machinery is Python's cost, so it runs op by op as well.
+    by op, as nothing is known of its compilers. Overhead is Python's cost, so it runs op by op as well.
     On CUDA an op is replayed from a graph too, where launching may take longer than computing (`graphs.LIMIT`).
     """
-    if isinstance(workload, MachineryWorkload):
+    if isinstance(workload, OverheadWorkload):
         return ["eager"]
     if device == "cuda" and isinstance(workload, OpWorkload):
         return ["eager", "graph", "compile"]

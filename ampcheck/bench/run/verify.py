@@ -1,4 +1,4 @@
-"""Measures the measuring: the same arm twice, and the same ratio by another tool.
+"""Verify the measuring: time the same variant twice, and the same ratio by another tool.
 
 ampcheck bench verify
 """
@@ -15,11 +15,10 @@ from dataclasses import dataclass
 
 import torch.utils.benchmark
 
-from ampcheck.bench.core.clocks import clock
-from ampcheck.bench.core.model import PRECISIONS, Arm, kind_of
+from ampcheck.bench.core.model import PRECISIONS, Variant, kind_of
 from ampcheck.bench.core.prepare import prepare
 from ampcheck.bench.core.statistics import BOUNDS
-from ampcheck.bench.core.timing import Timed, calibrate, interleave, warm_up
+from ampcheck.bench.core.timing import Timed, calibrate, clock, interleave, warm_up
 from ampcheck.bench.run.group import FULL
 from ampcheck.bench.run.worker import pin
 from ampcheck.bench.workloads import catalogue
@@ -37,12 +36,12 @@ _ROUNDS = FULL.processes * FULL.rounds
 """As many rounds as a full run has of each group."""
 
 AGREE = 0.03
-"""How far a ratio may be from that of `torch.utils.benchmark`."""
+"""The distance that a ratio may have from that of `torch.utils.benchmark`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one check found. `value` and `bound` are shares; `ok` whether the promise holds."""
+    """The result of one check. `value` and `bound` are shares; `ok` whether the promise holds."""
 
     what: str
     value: float
@@ -50,20 +49,20 @@ class Found:
     ok: bool
 
 
-def same_arm(device: str, executor: str, name: str, runs: int, rounds: int, target: float) -> Found:
-    """In how many of some runs the ratio of an arm to itself stays within the bound of its kind; 95 % is promised."""
+def same_variant(device: str, executor: str, name: str, runs: int, rounds: int, target: float) -> Found:
+    """Check that the ratio of a variant to itself stays within the bound of its kind in 95 % of some runs."""
     (chosen,) = select([device])
     workload, timer = catalogue()[name], clock(chosen)
     bound = BOUNDS[kind_of(workload)]
     with chosen.activate():
-        pair = [prepare(workload, Arm(PRECISIONS["fp32"]), chosen.type, executor) for _ in range(2)]
+        pair = [prepare(workload, Variant(PRECISIONS["fp32"]), chosen.type, executor) for _ in range(2)]
         for ready in pair:
             warm_up(timer, ready.call)
         count = calibrate(timer, pair[0].call, target)
-        arms = {str(i): Timed(ready.call, ready.restore, count) for i, ready in enumerate(pair)}
+        variants = {str(i): Timed(ready.call, ready.restore, count) for i, ready in enumerate(pair)}
         ratios = []
         for seed in range(runs):
-            wall, _ = interleave(timer, arms, rounds, seed)
+            wall, _ = interleave(timer, variants, rounds, seed)
             ratios.append(statistics.median(a / b for a, b in zip(wall["0"], wall["1"], strict=True)))
     share = sum(abs(ratio - 1) <= bound for ratio in ratios) / runs
     return Found(
@@ -72,30 +71,31 @@ def same_arm(device: str, executor: str, name: str, runs: int, rounds: int, targ
 
 
 def other_tool(device: str, executor: str, name: str, rounds: int, target: float) -> Found:
-    """How far our ratio of float32 to bf16 is from that of `torch.utils.benchmark`, measured in turns with it."""
+    """Compare our ratio of float32 to bf16 with that of `torch.utils.benchmark`, measured in turns with it."""
     (chosen,) = select([device])
     workload, timer = catalogue()[name], clock(chosen)
-    seconds: dict[tuple[str, int], list[float]] = {(tool, arm): [] for tool in ("ours", "other") for arm in (0, 1)}
+    seconds: dict[tuple[str, int], list[float]] = {(tool, v): [] for tool in ("ours", "other") for v in (0, 1)}
     with chosen.activate():
-        ready = [prepare(workload, Arm(PRECISIONS[p]), chosen.type, executor) for p in ("fp32", "bf16")]
+        ready = [prepare(workload, Variant(PRECISIONS[p]), chosen.type, executor) for p in ("fp32", "bf16")]
         counts = []
         for one in ready:
             warm_up(timer, one.call)
             counts.append(calibrate(timer, one.call, target))
         order, shuffled = list(seconds), random.Random(0)
         for _ in range(rounds):
-            shuffled.shuffle(order)  # else what runs before an arm, and how hot it leaves the core, is part of its time
-            for tool, arm in order:
-                one, count = ready[arm], counts[arm]
+            # Else what runs before a variant, and how hot it leaves the core, is part of its time.
+            shuffled.shuffle(order)
+            for tool, variant in order:
+                one, count = ready[variant], counts[variant]
                 if tool == "ours":
                     wall, _ = interleave(timer, {"one": Timed(one.call, one.restore, count)}, 1, 0)
-                    seconds[tool, arm].append(wall["one"][0])
+                    seconds[tool, variant].append(wall["one"][0])
                     continue
                 # It asks the CUDA runtime for the time by itself; with another device it must be given a clock.
                 other_timer = torch.utils.benchmark.Timer(
                     "wait(call())", globals={"call": one.call, "wait": timer.wait}, timer=time.perf_counter
                 )
-                seconds[tool, arm].append(other_timer.timeit(count).median)
+                seconds[tool, variant].append(other_timer.timeit(count).median)
     ours, theirs = (
         [a / b for a, b in zip(seconds[tool, 0], seconds[tool, 1], strict=True)] for tool in ("ours", "other")
     )
@@ -107,12 +107,12 @@ def other_tool(device: str, executor: str, name: str, rounds: int, target: float
 
 def verify(device: str, executor: str, name: str, runs: int = 20, rounds: int = _ROUNDS) -> Iterator[Found]:
     """Both checks of a workload, as they end."""
-    yield same_arm(device, executor, name, runs, rounds, 0.02)
+    yield same_variant(device, executor, name, runs, rounds, 0.02)
     yield other_tool(device, executor, name, rounds, 0.02)
 
 
 def main(chosen: Sequence[str]) -> int:
-    """Print both checks of a workload, or of each in a process of its own; 0 where every promise holds, else 1.
+    """Print both checks of a workload, or of each in a separate process; 0 where every promise holds, else 1.
 
     A process measures one workload, as in a benchmark: no library's threads wait for work beside another's.
     """

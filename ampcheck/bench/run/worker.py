@@ -1,5 +1,5 @@
 """The process that measures: takes a plan from standard input, gives JSON lines: of each group as it begins and ends,
-and of each arm as it is prepared, called and shown to be what it says.
+and of each variant as it is prepared, called and its precision checked.
 
     python -m ampcheck.bench.run.worker < plan.json
 
@@ -25,14 +25,14 @@ def main() -> None:
     plan = BenchPlan(**json.load(sys.stdin))
     lines = answers()
     pin(plan.threads, plan.process)
-    warnings.simplefilter("ignore")  # a compiler's advice is no matter here
+    warnings.simplefilter("ignore")  # a compiler's advice does not matter here
     from ampcheck.bench.run.measure import Measurer
 
     measurer = Measurer(plan)
     given_up = plan.given_up
 
-    def say(arm: str, what: str) -> None:
-        lines.write(json.dumps({"arm": [arm, what]}) + "\n")
+    def say(variant: str, what: str) -> None:
+        lines.write(json.dumps({"variant": [variant, what]}) + "\n")
 
     with measurer.device.activate():
         for workload, executor in plan.tasks:
@@ -57,7 +57,7 @@ def pin(threads: int, process: int) -> None:
 
 
 def failed(task: tuple[str, str], plan: BenchPlan, reason: str) -> Rounds:
-    """What is noted of a group whose process ended under it: its first arm, and with it the others, has no figures."""
+    """Return the rounds of a group whose process ended: without its first variant, the others have no figures."""
     return Rounds(task[0], plan.device, task[1], plan.process, failed={"fp32": reason})
 
 

@@ -11,7 +11,7 @@ from ampcheck.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """What one JAX device of a TPU generation has, by its maker's figures.
+    """One JAX device of a TPU generation, by its maker's figures.
 
     `topology`: what libtpu calls the smallest slice. `clock`: cycles a second, the peak divided by what the matrix
     units do in a cycle. `flops`: peak of bf16 products, a second. `bandwidth`: of HBM, bytes a second. `note`: what of
@@ -35,7 +35,7 @@ TPUS: Mapping[str, Chip] = {
 
 
 def available() -> str | None:
-    """Why there can be no estimates here, None where there can. Imports neither JAX nor libtpu."""
+    """Say why there can be no estimates here, None where there can. Imports neither JAX nor libtpu."""
     if importlib.util.find_spec("jax") is None:
         return "JAX is not installed; the extra ampcheck[tpu-estimate] brings it"
     if importlib.util.find_spec("libtpu") is None:

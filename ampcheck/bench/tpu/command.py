@@ -1,4 +1,4 @@
-"""What a workload would cost on a TPU, by the TPU compiler's own estimate: no TPU is needed, and nothing is measured.
+"""Estimate the cost of a workload on a TPU with the TPU's compiler: no TPU is needed, and nothing is measured.
 
 The program is that of `ampcheck.jax_device.jit`; libtpu compiles it for a chip that is described, not there.
 docs/benchmarks.md says what the figures mean.
@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from ampcheck.bench.core.model import ArmResult, Group, MachineryWorkload, Workload, kind_of
+from ampcheck.bench.core.model import Group, OverheadWorkload, VariantResult, Workload, kind_of
 from ampcheck.bench.run.group import environment
 from ampcheck.bench.run.summary import estimated_beside_default
 from ampcheck.bench.tpu.chips import TPUS, Chip, available, chip
@@ -23,7 +23,7 @@ from ampcheck.runner.worker import Worker
 __all__ = ["TPUS", "Chip", "Estimate", "available", "chip", "estimate", "groups"]
 
 NOTE = "an estimate of the TPU compiler, not a measurement"
-ARMS = ("fp32", "fp32-default", "bf16", "fp16", "bf16-native")
+VARIANTS = ("fp32", "fp32-default", "bf16", "fp16", "bf16-native")
 LIMIT = 900.0
 """Seconds that one program may take; float32 in six passes takes the compiler longest, minutes for a step."""
 
@@ -38,9 +38,9 @@ def groups(
     limit: float = LIMIT,
     until: float = math.inf,
 ) -> list[Group]:
-    """Estimate each workload in each precision; the programs are compiled in a process of its own, one by one.
+    """Estimate each workload in each precision; the programs are compiled in a separate process, one by one.
 
-    Machinery has no program and is left out. An arm that cannot be compiled, ends the process or takes too long is
+    Overhead has no program and is left out. A variant that cannot be compiled, ends the process or takes too long is
     "not measured" with the reason.
 
     Args:
@@ -52,7 +52,7 @@ def groups(
 
     Raises UsageError for an unknown TPU, where `available` says why not, and for a workload of no catalogue.
     """
-    from ampcheck.bench.run.variants import arms
+    from ampcheck.bench.run.variants import variants
     from ampcheck.bench.workloads import catalogue
 
     made = chip(tpu)
@@ -63,24 +63,24 @@ def groups(
     out: list[Group] = []
     left: list[Task] = []
     for workload in workloads:
-        if isinstance(workload, MachineryWorkload):
+        if isinstance(workload, OverheadWorkload):
             continue
         if catalogue().get(workload.name) is not workload:
             raise UsageError(f"workload {workload.name!r} is not in the catalogue, so another process cannot find it")
-        chosen, without = arms(workload, "jax", "jit", "tpu")
-        there = {arm.name for arm in chosen if not arm.again}
+        chosen, without = variants(workload, "jax", "jit", "tpu")
+        there = {variant.name for variant in chosen if not variant.aa}
         group = _group(workload, name, made)
-        for precision in ARMS:
+        for precision in VARIANTS:
             if precision in there:
                 left.append((workload.name, precision))
             elif precision in without:
-                group.arms.append(ArmResult(precision, "not measured", without[precision]))
+                group.variants.append(VariantResult(precision, "not measured", without[precision]))
         out.append(group)
     found = dict(_results(name, left, progress, limit, until))
     for group in out:
-        group.arms += [arm for (workload_name, _), arm in found.items() if workload_name == group.workload]
-        group.arms.sort(key=lambda arm: ARMS.index(arm.name))
-        judge(group.arms)
+        group.variants += [variant for (workload_name, _), variant in found.items() if workload_name == group.workload]
+        group.variants.sort(key=lambda variant: VARIANTS.index(variant.name))
+        judge(group.variants)
         estimated_beside_default(group)
     return out
 
@@ -104,12 +104,12 @@ def _group(workload: Workload, tpu: str, made: Chip) -> Group:
 
 def _results(
     tpu: str, tasks: Sequence[Task], progress: Callable[[str], None], limit: float, until: float = math.inf
-) -> Iterator[tuple[Task, ArmResult]]:
-    """Each task's arm as it is ready; a process that ends early costs the arm that it was at."""
+) -> Iterator[tuple[Task, VariantResult]]:
+    """Each task's variant as it is ready; a process that ends early costs the variant that it was at."""
     left, done = list(tasks), 0
     while left:
         if time.monotonic() >= until:
-            yield left.pop(0), ArmResult(tasks[done][1], "not measured", "left out, as the run had to end")
+            yield left.pop(0), VariantResult(tasks[done][1], "not measured", "left out, as the run had to end")
             done += 1
             continue
         command = [sys.executable, "-m", "ampcheck.bench.tpu.worker"]
@@ -126,12 +126,12 @@ def _results(
                     break
                 if line is None:
                     break
-                yield left.pop(0), ArmResult(**line)
+                yield left.pop(0), VariantResult(**line)
                 done += 1
                 progress(_line(tpu, tasks, done))
             if left:
                 ended = ended or f"the process ended {worker.how()}"
-                yield left.pop(0), ArmResult(tasks[done][1], "not measured", ended)
+                yield left.pop(0), VariantResult(tasks[done][1], "not measured", ended)
                 done += 1
 
 

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 from unittest import mock
 
-from ampcheck.bench.core.model import Arm, Precision, Workload
+from ampcheck.bench.core.model import Precision, Variant, Workload
 from ampcheck.bench.tpu.chips import Chip, available, chip
 from ampcheck.bench.tpu.program import Product, casts, parse, products, wide
 from ampcheck.bench.tpu.schedule import SMALL, Schedule, schedule
@@ -22,7 +22,7 @@ from ampcheck.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What the compiler says of one program on one device.
+    """The compiler's estimate of one program on one device.
 
     `seconds` of one call, from `source`: "cycles" (the compiler's, scheduled), "optimal" (XLA's `optimal_seconds`) or
     "roofline" (the larger of flops by peak and bytes by bandwidth). `optimal`: XLA's `optimal_seconds` as it is, below
@@ -53,7 +53,7 @@ def estimate(workload: Workload, precision: Precision, tpu: str) -> Estimate:
     """Compile a workload in a precision for a TPU, and read what the compiler says.
 
     Makes the jax device in this process and describes a TPU to libtpu in the environment, so a process that uses a
-    real TPU is no place for it; `groups` starts its own. Nothing is computed, but the workload's tensors are made.
+    real TPU is not the place for it; `groups` starts another. Nothing is computed, but the workload's tensors are made.
     Raises UsageError for an unknown TPU or where `available` says why not, and whatever tracing or the compiler raises.
     """
     made = chip(tpu)
@@ -67,7 +67,7 @@ def estimate(workload: Workload, precision: Precision, tpu: str) -> Estimate:
 
     setting = "highest" if precision.matmul == "highest" else "default"
     with jax.default_matmul_precision(setting):
-        ready = prepare(workload, Arm(precision), "jax", "jit")
+        ready = prepare(workload, Variant(precision), "jax", "jit")
         with traced_for("tpu"):
             function, structs = ready.jitted.program(*ready.arguments)
         lowered = lower(function, structs, _device(made.topology), "tpu")

@@ -37,7 +37,7 @@ CALLS = ("while", "call", "conditional")
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """What an instruction gives or takes: XLA's name of the dtype, the shape, and whether it lies in HBM."""
+    """An operand or result of an instruction: XLA's name of the dtype, the shape, and whether it lies in HBM."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -45,7 +45,7 @@ class Array:
 
     @property
     def bytes(self) -> int:
-        """How many bytes it takes, without padding."""
+        """Its bytes, without padding."""
         digits = re.search(r"\d+", self.dtype)
         bits = _BITS.get(self.dtype) if self.dtype in _BITS else int(digits[0]) if digits else 0
         return prod(self.shape) * (bits or 0) // 8
@@ -88,7 +88,7 @@ class HloProgram:
                     yield from self.kernels(called)
 
     def parts(self, computation: Computation, instruction: Instruction) -> Iterator[tuple[Computation, Instruction]]:
-        """What a kernel is made of: the instruction itself, or the instructions that were fused into it."""
+        """Return the parts of a kernel: the instruction itself, or the instructions that were fused into it."""
         if instruction.opcode not in ("fusion", "async-start"):
             yield computation, instruction
             return
@@ -120,7 +120,7 @@ def parse(text: str) -> HloProgram:
             if instruction is not None:
                 current[begin[1]] = instruction
     if not program.entry:
-        raise ValueError("the text has no ENTRY computation: it is no compiled XLA program")
+        raise ValueError("the text has no ENTRY computation: it is not a compiled XLA program")
     return program
 
 
@@ -144,7 +144,7 @@ def _instruction(name: str, rest: str) -> Instruction | None:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """What is in the parenthesis that the text begins with, and what follows it."""
+    """Split a text into the parenthesis that it begins with and the rest."""
     depth = 0
     for place, sign in enumerate(text):
         depth += (sign == "(") - (sign == ")")
@@ -173,7 +173,7 @@ class Product:
 
 
 def products(program: HloProgram) -> Counter[Product]:
-    """How many products of each kind the program has; one in a loop's body counts once."""
+    """Count the program's products of each kind; one in a loop's body counts once."""
     found: Counter[Product] = Counter()
     for kernel in program.kernels():
         for computation, part in program.parts(*kernel):
@@ -212,7 +212,7 @@ def casts(program: HloProgram) -> Counter[HloCast]:
 
 
 def floating(dtype: str) -> bool:
-    """Whether XLA's name of a dtype is one of floating point numbers."""
+    """Return whether XLA's name of a dtype is one of floating point numbers."""
     return dtype.startswith(("f", "bf"))
 
 

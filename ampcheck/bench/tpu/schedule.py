@@ -1,6 +1,6 @@
-"""How long the TPU compiler expects a program to take: the cycles it notes on instructions, and the copies beside them.
+"""Read the time that the TPU compiler expects a program to take: cycles of instructions, and copies beside them.
 
-XLA's own sum, `optimal_seconds`, is no measure here. It knows no passes of the matrix unit, so that a float32 product
+XLA's own sum, `optimal_seconds`, does not serve here. It knows no passes of the matrix unit, so that a float32 product
 in six of them takes as long as one in bf16; it counts copies into the memory on the chip as work; and each instruction
 that it knows nothing of takes -1 s, which every training step has some of.
 """
@@ -20,7 +20,7 @@ SMALL = 1 << 16
 
 @dataclass(slots=True)
 class Schedule:
-    """How long a program's instructions take one after the other, copies between HBM and the chip beside them.
+    """The time of a program's instructions one after the other, copies between HBM and the chip beside them.
 
     `seconds` in all, of which `guessed` are those of instructions that the compiler gives no cycles, by the bytes they
     move; `without` says how many of each opcode. `cycles`: the sum of the compiler's. `hbm`: bytes read from and
@@ -88,7 +88,7 @@ def _copied(computation: Computation, instruction: Instruction) -> tuple[int, in
 
 
 def _kind(program: HloProgram, computation: Computation, instruction: Instruction) -> str:
-    """What an instruction does: its opcode, of a fusion the rarest thing in it."""
+    """Return the kind of an instruction: its opcode, of a fusion the rarest thing in it."""
     parts = [part.opcode for _, part in program.parts(computation, instruction)]
     telling = ("gather", "scatter", "sort", "custom-call", "dynamic-update-slice", "reduce-window")
     return next((opcode for opcode in telling if opcode in parts), instruction.opcode)

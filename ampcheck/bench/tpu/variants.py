@@ -1,10 +1,10 @@
-"""What an estimate makes of an arm: its figures, what shows that it is what its name says, its verdict."""
+"""Turn an estimate into a variant's result: its figures, its precision check, its verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ampcheck.bench.core.model import ArmResult, Precision, Workload
+from ampcheck.bench.core.model import Precision, VariantResult, Workload
 from ampcheck.bench.run import summary
 from ampcheck.bench.tpu.chips import Chip
 from ampcheck.bench.tpu.estimate import Estimate
@@ -13,39 +13,45 @@ from ampcheck.bench.tpu.program import floating
 MOVES = frozenset(
     ("reshape", "copy", "transpose", "slice", "dynamic-slice", "dynamic-update-slice", "concatenate", "pad")
 )
-"""What takes as long as its bytes take to move, where the compiler gives it no cycles."""
+"""The kinds that take as long as their bytes take to move, where the compiler gives no cycles."""
 
 
-def arm_result(workload: Workload, precision: Precision, found: Estimate, made: Chip) -> ArmResult:
-    """The figures of an arm; its verdict is "invalid", "not measured", "ambiguous", or "" until it is compared."""
+def variant_result(workload: Workload, precision: Precision, found: Estimate, made: Chip) -> VariantResult:
+    """The figures of a variant; its verdict is "invalid", "not measured", "ambiguous", or "" until it is compared."""
     invalid = contradicts(workload, precision, found)
     loops = found.schedule.loops
-    arm = ArmResult(precision.name, "invalid" if invalid else "", invalid, proof=proof(found), compile=found.compile)
-    arm.memory = found.memory
+    variant = VariantResult(
+        precision.name,
+        "invalid" if invalid else "",
+        invalid,
+        precision_check=precision_check(found),
+        compile=found.compile,
+    )
+    variant.memory = found.memory
     if loops and not invalid:
-        arm.verdict = "not measured"
-        arm.reason = (
+        variant.verdict = "not measured"
+        variant.reason = (
             f"how often {loops} loop{'s' if loops > 1 else ''} of the program run is not in the compiler's text"
         )
-    if arm.verdict:
-        return arm
+    if variant.verdict:
+        return variant
     flops = workload.flops or found.flops
-    arm.seconds = found.seconds
-    arm.flops_per_second = flops / found.seconds if flops else None
-    arm.bytes_per_second = found.bytes / found.seconds
-    arm.intensity = flops / found.bytes if flops and found.bytes else None
+    variant.seconds = found.seconds
+    variant.flops_per_second = flops / found.seconds if flops else None
+    variant.bytes_per_second = found.bytes / found.seconds
+    variant.intensity = flops / found.bytes if flops and found.bytes else None
     if workload.flops:
-        summary.share(arm, workload.flops / found.seconds / made.flops, "published")
+        summary.share(variant, workload.flops / found.seconds / made.flops, "published")
     unknown = {name: count for name, count in found.schedule.without.most_common() if name not in MOVES}
     if unknown:
         what = ", ".join(f"{count} × {name}" for name, count in unknown.items())
-        arm.verdict = "ambiguous"
-        arm.reason = f"the compiler gives no cycles for {what}: taken by the bytes they move, which is too little"
-    return arm
+        variant.verdict = "ambiguous"
+        variant.reason = f"the compiler gives no cycles for {what}: taken by the bytes they move, which is too little"
+    return variant
 
 
 def contradicts(workload: Workload, precision: Precision, found: Estimate) -> str:
-    """Why the program is not what the arm's name says, "" where it is."""
+    """Say why the program is not what the variant's name says, "" where it is."""
     if found.wide:
         return f"computes in float64: {found.wide[0]}"
     kinds = [product for product in found.products if any(map(floating, product.operands))]
@@ -61,7 +67,7 @@ def contradicts(workload: Workload, precision: Precision, found: Estimate) -> st
     return ""
 
 
-def proof(found: Estimate) -> str:
+def precision_check(found: Estimate) -> str:
     """The dtypes of the products and the casts that are left, and where the time comes from."""
     kinds = ", ".join(f"{count} × {kind}" for kind, count in found.products.most_common())
     parts = [f"products: {kinds or 'none'}", f"casts left: {found.cast_count}"]
@@ -75,20 +81,20 @@ def proof(found: Estimate) -> str:
     return "; ".join([*parts, sources[found.source]])
 
 
-def judge(arms: Sequence[ArmResult]) -> None:
-    """Give each arm its speed beside the first one, and its verdict; ambiguous where a part takes an unknown time."""
-    first = arms[0]
+def judge(variants: Sequence[VariantResult]) -> None:
+    """Give each variant its speed beside the first one and its verdict, ambiguous where a part's time is unknown."""
+    first = variants[0]
     unclear = first.reason if first.verdict == "ambiguous" else ""
     first.verdict = "first" if first.verdict in ("", "ambiguous") else first.verdict
-    for arm in arms[1:]:
-        if arm.verdict not in ("", "ambiguous"):
+    for variant in variants[1:]:
+        if variant.verdict not in ("", "ambiguous"):
             continue
-        if not first.seconds or not arm.seconds:
-            arm.verdict = "not measured"
-            arm.reason = f"{first.name}, which it is compared with, is {first.verdict}: {first.reason}"
+        if not first.seconds or not variant.seconds:
+            variant.verdict = "not measured"
+            variant.reason = f"{first.name}, which it is compared with, is {first.verdict}: {first.reason}"
             continue
-        arm.speed = first.seconds / arm.seconds
-        if arm.verdict or unclear:
-            arm.verdict, arm.reason = "ambiguous", arm.reason or f"{first.name}: {unclear}"
+        variant.speed = first.seconds / variant.seconds
+        if variant.verdict or unclear:
+            variant.verdict, variant.reason = "ambiguous", variant.reason or f"{first.name}: {unclear}"
         else:
-            arm.verdict = summary.estimated_verdict(arm.speed)
+            variant.verdict = summary.estimated_verdict(variant.speed)

@@ -1,4 +1,4 @@
-"""The process that compiles for a TPU: takes its tasks from standard input, gives an arm as a JSON line as each ends.
+"""Compile for a TPU in this process: tasks come on standard input, and each variant goes out as a JSON line.
 
 python -m ampcheck.bench.tpu.worker < tasks.json
 """
@@ -11,10 +11,10 @@ import json
 import sys
 import warnings
 
-from ampcheck.bench.core.model import PRECISIONS, ArmResult
+from ampcheck.bench.core.model import PRECISIONS, VariantResult
 from ampcheck.bench.tpu.chips import chip
 from ampcheck.bench.tpu.estimate import estimate
-from ampcheck.bench.tpu.variants import arm_result
+from ampcheck.bench.tpu.variants import variant_result
 from ampcheck.bench.workloads import catalogue
 from ampcheck.errors import one_line
 from ampcheck.runner.compare import first_line
@@ -27,18 +27,18 @@ def main() -> None:
     lines = answers()
     warnings.simplefilter("ignore")
     for workload, precision in given["tasks"]:
-        arm = estimated(workload, precision, given["tpu"])
-        lines.write(json.dumps(dataclasses.asdict(arm)) + "\n")
+        variant = estimated(workload, precision, given["tpu"])
+        lines.write(json.dumps(dataclasses.asdict(variant)) + "\n")
         gc.collect()
 
 
-def estimated(workload: str, precision: str, tpu: str) -> ArmResult:
-    """One arm, "not measured" where it cannot be compiled."""
+def estimated(workload: str, precision: str, tpu: str) -> VariantResult:
+    """One variant, "not measured" where it cannot be compiled."""
     of, chosen = catalogue()[workload], PRECISIONS[precision]
     try:
-        return arm_result(of, chosen, estimate(of, chosen, tpu), chip(tpu))
+        return variant_result(of, chosen, estimate(of, chosen, tpu), chip(tpu))
     except Exception as error:  # the compiler may refuse anything, and the next program is to be tried
-        return ArmResult(precision, "not measured", first_line(one_line(error)))
+        return VariantResult(precision, "not measured", first_line(one_line(error)))
 
 
 if __name__ == "__main__":

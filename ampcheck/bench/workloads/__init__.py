@@ -1,4 +1,4 @@
-"""What is timed, one file per family. `docs/contributing.md` says how to add one."""
+"""The workloads, one file per family. `docs/contributing.md` says how to add one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call must compute and move at least: floating point operations, and bytes.
+"""Count what a call must compute and move at least: floating point operations, and bytes.
 
 Only products (matrix products, convolutions, attention) are counted as operations, as `FlopCounterMode` does: a
 multiplication and an addition for each pair of numbers multiplied. Bytes are the inputs read once and the output

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -15,22 +18,28 @@ QUICK = (64, 512, 1024)
 HEAVY = (4096, 8192)
 
 
-def _mm(size: int) -> OpWorkload:
-    inputs = (Spec((size, size)), Spec((size, size)))
+def _product(
+    name: str, call: Callable[..., torch.Tensor], flops: float, *shapes: tuple[int, ...], **more: Any
+) -> OpWorkload:
+    """A product of square matrices of these shapes; the output has the last one."""
+    inputs = tuple(map(Spec, shapes))
+    size = shapes[-1][-1]
     return OpWorkload(
-        name=f"mm-{size}",
+        name=name,
         family="matmul",
         policy="downcast",
-        base="mm",
-        size=size,
         inputs=inputs,
-        call=torch.mm,
-        flops=product(size, size, size),
-        moved=traffic(inputs, (size, size)),
-        quick=size in QUICK,
-        heavy=size in HEAVY,
+        call=call,
+        flops=flops,
+        moved=traffic(inputs, shapes[-1]),
         fp16_on_cpu=size <= FP16_ON_CPU,
+        **more,
     )
+
+
+def _mm(size: int) -> OpWorkload:
+    more = {"base": "mm", "size": size, "quick": size in QUICK, "heavy": size in HEAVY}
+    return _product(f"mm-{size}", torch.mm, product(size, size, size), (size, size), (size, size), **more)
 
 
 def _call(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -58,39 +67,11 @@ def _linear(name: str, tokens: int, width: int, *, quick: bool = False, heavy: b
     )
 
 
-def _addmm(size: int) -> OpWorkload:
-    inputs = (Spec((size,)), Spec((size, size)), Spec((size, size)))
-    return OpWorkload(
-        name="addmm",
-        family="matmul",
-        policy="downcast",
-        inputs=inputs,
-        call=torch.addmm,
-        flops=product(size, size, size),
-        moved=traffic(inputs, (size, size)),
-        fp16_on_cpu=size <= FP16_ON_CPU,
-    )
-
-
-def _bmm(batch: int, size: int) -> OpWorkload:
-    inputs = (Spec((batch, size, size)), Spec((batch, size, size)))
-    return OpWorkload(
-        name="bmm",
-        family="matmul",
-        policy="downcast",
-        inputs=inputs,
-        call=torch.bmm,
-        flops=product(size, size, size, batch),
-        moved=traffic(inputs, (batch, size, size)),
-        fp16_on_cpu=size <= FP16_ON_CPU,
-    )
-
-
 WORKLOADS: tuple[Workload, ...] = (
     *(_mm(size) for size in (16, 32, 64, 128, 256, 512, 1001, 1024, 2048, *HEAVY)),
     _linear("linear-64", 64, 64),
     _linear("linear", 256, 1024, quick=True),
     _linear("linear-4096", 8192, 4096, heavy=True),
-    _addmm(512),
-    _bmm(8, 256),
+    _product("addmm", torch.addmm, product(512, 512, 512), (512,), (512, 512), (512, 512)),
+    _product("bmm", torch.bmm, product(256, 256, 256, 8), (8, 256, 256), (8, 256, 256)),
 )

@@ -1,4 +1,4 @@
-"""What autocast itself costs, with next to no arithmetic: entering a region, each op, the weight cache, the scaler."""
+"""Workloads of autocast's overhead, almost without arithmetic: entering a region, ops, the weight cache, the scaler."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from ampcheck.bench.core.model import MachineryWorkload, Workload
+from ampcheck.bench.core.model import OverheadWorkload, Workload
 from ampcheck.bench.torch_private import parse_key
 from ampcheck.register.torch_private import DispatchKeySet, ExcludeDispatchKeyGuard, backend_name
 
 Variants = Mapping[str, Callable[[], Any]]
 
 OPS = 50
-"""How many ops a region of the `op-…` workloads has, so that entering it is a small part: 2 µs beside 50 ops."""
+"""The ops in a region of the `op-…` workloads, so many that entering it is a small part: 2 µs beside 50 ops."""
 
 USES = 8
-"""How often the weight of `weight-cache` is used in its region."""
+"""The uses of the weight of `weight-cache` in its region."""
 
 LOW = torch.bfloat16
 
@@ -213,19 +213,19 @@ def _scaler_step(device: str) -> Variants:
     return {"plain": plain, "scaler": with_scaler}
 
 
-def _machinery(name: str, make: Callable[[str], Variants], samples: int) -> MachineryWorkload:
+def _overhead(name: str, make: Callable[[str], Variants], samples: int) -> OverheadWorkload:
     """`samples`: how many ops, uses or regions a call has, so that the cost of one can be told."""
     quick = name in ("region-enter", "op-with-cast")
-    return MachineryWorkload(name=name, family="machinery", policy="", make=make, samples=samples, quick=quick)
+    return OverheadWorkload(name=name, family="overhead", policy="", make=make, samples=samples, quick=quick)
 
 
 WORKLOADS: tuple[Workload, ...] = (
-    _machinery("region-enter", _enter, 1),
-    _machinery("op-without-cast", _op_without_cast, OPS),
-    _machinery("op-fallthrough", _op_fallthrough, OPS),
-    _machinery("op-with-cast", _op_with_cast, OPS),
-    _machinery("op-python-kernel", _op_python_kernel, OPS),
-    _machinery("compile-toggle", _compile_toggle, 2),
-    _machinery("weight-cache", _weight_cache, USES),
-    _machinery("scaler-step", _scaler_step, 1),
+    _overhead("region-enter", _enter, 1),
+    _overhead("op-without-cast", _op_without_cast, OPS),
+    _overhead("op-fallthrough", _op_fallthrough, OPS),
+    _overhead("op-with-cast", _op_with_cast, OPS),
+    _overhead("op-python-kernel", _op_python_kernel, OPS),
+    _overhead("compile-toggle", _compile_toggle, 2),
+    _overhead("weight-cache", _weight_cache, USES),
+    _overhead("scaler-step", _scaler_step, 1),
 )

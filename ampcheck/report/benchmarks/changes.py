@@ -1,6 +1,6 @@
-"""What changed between two nights of benchmarks, series by series. A series is an arm of a group.
+"""Compare two run groups of benchmarks, series by series. A series is a variant of a group.
 
-`bench_compare.js` sorts any two nights the same way, from intervals; here the two newest are held against each other
+`bench_compare.js` sorts any two run groups the same way, from intervals; here the two newest are compared
 with the two-run test of `ampcheck.bench.core.statistics`, which needs raw samples.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ampcheck.bench.core import statistics
-from ampcheck.bench.core.model import ArmResult, Group
+from ampcheck.bench.core.model import Group, VariantResult
 from ampcheck.report.benchmarks.run_groups import RunGroup, valid
 
 KINDS = {
@@ -31,17 +31,17 @@ _DECIDED = ("slower", "faster", "same")
 
 @dataclass(frozen=True, slots=True)
 class SpeedChange:
-    """A series in two nights. `words`: "slower", "faster", or what else the test says of its time; `p` as it has it.
+    """A series in two run groups. `words`: what the test says of its time, e.g. "slower"; `p` as it has it.
 
     `ratio`: the earlier time over the later, so above 1 it became faster; with the interval of the two-run test.
     """
 
     key: str
-    arm: str
+    variant: str
     kind: str
     group: Group
-    before: ArmResult | None
-    after: ArmResult | None
+    before: VariantResult | None
+    after: VariantResult | None
     words: str = ""
     ratio: float | None = None
     low: float | None = None
@@ -50,43 +50,46 @@ class SpeedChange:
 
 
 def changes(before: RunGroup, after: RunGroup) -> list[SpeedChange]:
-    """Every series of either night, by kind and how far its time moved; tested where both nights have samples."""
+    """Return every series of either run group, by kind and how far its time moved; tested where both have samples."""
     raw = before.samples(), after.samples()
     keys = {
-        (key, arm.name): group for night in (before, after) for key, group in night.groups.items() for arm in group.arms
+        (key, variant.name): group
+        for run_group in (before, after)
+        for key, group in run_group.groups.items()
+        for variant in group.variants
     }
     found = []
-    for (key, arm), group in keys.items():
-        one, two = before.result(key, arm), after.result(key, arm)
-        sides = [side.get(key, {}).get(arm, []) for side in raw]
-        found.append(_change(key, arm, group, one, two, sides))
+    for (key, variant), group in keys.items():
+        one, two = before.result(key, variant), after.result(key, variant)
+        sides = [side.get(key, {}).get(variant, []) for side in raw]
+        found.append(_change(key, variant, group, one, two, sides))
     order = list(KINDS)
-    return sorted(found, key=lambda change: (order.index(change.kind), -_size(change), change.key, change.arm))
+    return sorted(found, key=lambda change: (order.index(change.kind), -_size(change), change.key, change.variant))
 
 
 def _change(
     key: str,
-    arm: str,
+    variant: str,
     group: Group,
-    one: ArmResult | None,
-    two: ArmResult | None,
+    one: VariantResult | None,
+    two: VariantResult | None,
     sides: Sequence[Sequence[Sequence[float]]],
 ) -> SpeedChange:
     if one is None or two is None:
-        return SpeedChange(key, arm, "new" if one is None else "gone", group, one, two)
+        return SpeedChange(key, variant, "new" if one is None else "gone", group, one, two)
     if not (valid(one) and valid(two)):
         kind = "lost" if valid(one) else "regained" if valid(two) else "rest"
-        return SpeedChange(key, arm, kind, group, one, two)
+        return SpeedChange(key, variant, kind, group, one, two)
     words, numbers, p = _tested(group, one, two, sides)
     flipped = one.verdict != two.verdict and one.verdict in _DECIDED and two.verdict in _DECIDED
     kind = "flipped" if flipped else words if words in ("slower", "faster") else "rest"
-    return SpeedChange(key, arm, kind, group, one, two, words, *numbers, p)
+    return SpeedChange(key, variant, kind, group, one, two, words, *numbers, p)
 
 
 def _tested(
-    group: Group, one: ArmResult, two: ArmResult, sides: Sequence[Sequence[Sequence[float]]]
+    group: Group, one: VariantResult, two: VariantResult, sides: Sequence[Sequence[Sequence[float]]]
 ) -> tuple[str, tuple[float | None, float | None, float | None], float | None]:
-    """What is said of the times of two nights, with ratio and interval; by intervals where samples are missing."""
+    """Compare the times of two run groups, with ratio and interval; by intervals where samples are missing."""
     bound = statistics.BOUNDS.get(group.kind, statistics.BOUNDS["op"])
     if all(sides) and not group.estimate:
         found = statistics.compare_runs(sides[0], sides[1], bound)
@@ -95,25 +98,25 @@ def _tested(
     return by_intervals(one, two, bound), (ratio(one, two), None, None), None
 
 
-def by_intervals(one: ArmResult, two: ArmResult, bound: float) -> str:
-    """ "slower", "faster" or "same": whether the middle 90 % of the samples of two nights are apart.
+def by_intervals(one: VariantResult, two: VariantResult, bound: float) -> str:
+    """ "slower", "faster" or "same": whether the middle 90 % of the samples of two run groups are apart.
 
-    Where a night has no such range, as an estimate has none, `bound` around its value stands for it.
+    Where a run group has no such range, as an estimate has none, `bound` around its value takes its place.
     """
-    (low, high), (later_low, later_high) = (_range(arm, bound) for arm in (one, two))
+    (low, high), (later_low, later_high) = (_range(variant, bound) for variant in (one, two))
     return "slower" if later_low > high else "faster" if later_high < low else "same"
 
 
-def ratio(one: ArmResult, two: ArmResult) -> float | None:
+def ratio(one: VariantResult, two: VariantResult) -> float | None:
     """The earlier time over the later."""
     return one.seconds / two.seconds if one.seconds and two.seconds else None
 
 
 def _size(change: SpeedChange) -> float:
-    """How far a time moved, where that is what the change is about; else 0."""
+    """Return the distance that a time moved, where the change is about that; else 0."""
     return abs(math.log(change.ratio)) if change.ratio and change.kind in ("slower", "faster") else 0.0
 
 
-def _range(arm: ArmResult, bound: float) -> tuple[float, float]:
-    middle = arm.seconds or 0.0
-    return arm.low or middle / (1 + bound), arm.high or middle * (1 + bound)
+def _range(variant: VariantResult, bound: float) -> tuple[float, float]:
+    middle = variant.seconds or 0.0
+    return variant.low or middle / (1 + bound), variant.high or middle * (1 + bound)

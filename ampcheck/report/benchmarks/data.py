@@ -1,4 +1,4 @@
-"""The nights of benchmarks as compact JSON: per series and night, times, ratios and errors as integers of logarithms.
+"""Pack the run groups of benchmarks as JSON: times, ratios and errors of each series as integers of logarithms.
 
 `bench_app.js` is the other half of this module: it decodes what this encodes. A number is kept to 0.05 %.
 """
@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from ampcheck.bench.core import statistics
-from ampcheck.bench.core.model import PRECISIONS, VERDICTS, ArmResult, Group
+from ampcheck.bench.core.model import AA, PRECISIONS, VERDICTS, Group, VariantResult
 from ampcheck.bench.run import alerts
 from ampcheck.report.benchmarks.changes import SpeedChange
 from ampcheck.report.benchmarks.run_groups import BenchHistory, RunGroup
@@ -25,32 +25,31 @@ SCALE = 1000
 LETTERS = dict(zip((*VERDICTS, "first"), "sfeauxnb", strict=True))
 _DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _COLORS = 12
-_AGAIN = "-again"
 
 
-def color(arm: str, variants: Sequence[str]) -> int:
-    """The number of an arm's colour, the same on every page: a precision's own, else its place among the variants."""
-    name = arm.removesuffix(_AGAIN)
+def color(variant: str, others: Sequence[str]) -> int:
+    """The number of a variant's colour, the same on every page: a precision's own, else its place among the others."""
+    name = variant.removesuffix(AA)
     known = list(PRECISIONS)
     if name in known:
         return known.index(name)
     left = _COLORS - len(known)
-    return len(known) + (list(variants).index(name) % left if name in variants else 0)
+    return len(known) + (list(others).index(name) % left if name in others else 0)
 
 
-def variants(history: BenchHistory) -> list[str]:
-    """The names of arms that are no precisions, sorted."""
-    names = {arm.name for night in history.nights for group in night.groups.values() for arm in group.arms}
-    return sorted({name.removesuffix(_AGAIN) for name in names} - set(PRECISIONS))
+def extra_names(history: BenchHistory) -> list[str]:
+    """Return the names of variants that are not precisions, sorted."""
+    names = {variant.name for g in history.run_groups for group in g.groups.values() for variant in group.variants}
+    return sorted({name.removesuffix(AA) for name in names} - set(PRECISIONS))
 
 
 def series(history: BenchHistory) -> dict[tuple[str, str], Group]:
-    """Every series of any night, by group key and arm, with its newest group; sorted by key, arms as there."""
+    """Return every series by group key and variant, with its newest group; sorted by key, variants as in the group."""
     found: dict[tuple[str, str], Group] = {}
-    for night in history.nights:
-        for key, group in night.groups.items():
-            for arm in group.arms:
-                found.setdefault((key, arm.name), group)
+    for run_group in history.run_groups:
+        for key, group in run_group.groups.items():
+            for variant in group.variants:
+                found.setdefault((key, variant.name), group)
     return dict(sorted(found.items(), key=lambda item: _natural(item[0][0])))
 
 
@@ -75,24 +74,24 @@ def pack(values: Iterable[int | None]) -> str:
 
 
 def data(history: BenchHistory, tested: Sequence[SpeedChange]) -> dict[str, Any]:
-    """What `bench_data.js` holds, nights in the order of time.
+    """Return the content of `bench_data.js`, run groups in the order of time.
 
-    `tested`: what the two-run test says of the newest night and the one it is compared with.
+    `tested`: the results of the two-run test of the newest run group and the one it is compared with.
     """
-    nights = history.nights[::-1]
+    run_groups = history.run_groups[::-1]
     every = series(history)
-    other = variants(history)
+    other = extra_names(history)
     keys = list(dict.fromkeys(key for key, _ in every))
     places = {key: number for number, key in enumerate(keys)}
     numbers = {one: number for number, one in enumerate(every)}
     reasons, machines = Interner(), Interner()
-    named = {night.name: number for number, night in enumerate(nights)}
+    named = {run_group.name: number for number, run_group in enumerate(run_groups)}
     groups = {key: group for (key, _), group in every.items()}
     return {
         "scale": SCALE,
         "verdicts": {letter: name for name, letter in LETTERS.items()},
         "bounds": statistics.BOUNDS,
-        "runs": [_night(night, machines) for night in nights],
+        "runs": [_run_group(run_group, machines) for run_group in run_groups],
         "alerts": {
             "recent": alerts.RECENT,
             "enough": alerts.ENOUGH,
@@ -101,17 +100,23 @@ def data(history: BenchHistory, tested: Sequence[SpeedChange]) -> dict[str, Any]
         },
         "groups": [_group(groups[key]) for key in keys],
         "series": [
-            {"g": places[key], "arm": arm, "color": color(arm, other), **_columns(nights, key, arm, reasons)}
-            for key, arm in every
+            {
+                "g": places[key],
+                "variant": variant,
+                "color": color(variant, other),
+                **_columns(run_groups, key, variant, reasons),
+            }
+            for key, variant in every
         ],
         "reasons": reasons.texts,
-        "marks": [[numbers[step.key, step.arm], named[step.night], step.text] for step in steps(history)],
+        "marks": [[numbers[step.key, step.variant], named[step.run_group], step.text] for step in steps(history)],
         "conditions": {
-            device: [[named[night], text] for night, text in found] for device, found in conditions(history).items()
+            device: [[named[run_group], text] for run_group, text in found]
+            for device, found in conditions(history).items()
         },
-        "pair": [named[night.name] for night in (history.previous, history.newest) if night] if tested else [],
+        "pair": [named[g.name] for g in (history.previous, history.newest) if g] if tested else [],
         "tested": {
-            numbers[change.key, change.arm]: [
+            numbers[change.key, change.variant]: [
                 change.words,
                 *map(_short, (change.ratio, change.low, change.high, change.p)),
             ]
@@ -121,15 +126,15 @@ def data(history: BenchHistory, tested: Sequence[SpeedChange]) -> dict[str, Any]
     }
 
 
-def _night(night: RunGroup, machines: Interner) -> dict[str, Any]:
-    header = night.runs[0].header
-    source = {group.device: night.source[key].header for key, group in night.groups.items()}
+def _run_group(run_group: RunGroup, machines: Interner) -> dict[str, Any]:
+    header = run_group.runs[0].header
+    source = {group.device: run_group.source[key].header for key, group in run_group.groups.items()}
     return {
-        "name": night.name,
-        "started": night.started,
-        "torch": night.torch,
+        "name": run_group.name,
+        "started": run_group.started,
+        "torch": run_group.torch,
         "mode": str(header.get("mode", "")),
-        "note": night.note,
+        "note": run_group.note,
         "machines": {device: machines(machine(header, device)) for device, header in source.items()},
     }
 
@@ -139,8 +144,8 @@ def _group(group: Group) -> dict[str, Any]:
     return {name: getattr(group, name) for name in names}
 
 
-def _columns(nights: Sequence[RunGroup], key: str, arm: str, reasons: Interner) -> dict[str, str]:
-    results = [night.result(key, arm) for night in nights]
+def _columns(run_groups: Sequence[RunGroup], key: str, variant: str, reasons: Interner) -> dict[str, str]:
+    results = [run_group.result(key, variant) for run_group in run_groups]
     times = [_log(result.seconds if result else None) for result in results]
     speeds = [_log(result.speed if result else None) for result in results]
     said = [reasons(result.reason) if result and result.reason else None for result in results]
@@ -158,7 +163,7 @@ def _columns(nights: Sequence[RunGroup], key: str, arm: str, reasons: Interner) 
     return {**packed, "verdict": _letters(results)}
 
 
-def _letters(results: Iterable[ArmResult | None]) -> str:
+def _letters(results: Iterable[VariantResult | None]) -> str:
     out = []
     for verdict, same in groupby(result.verdict if result else "" for result in results):
         length = sum(1 for _ in same)

@@ -1,4 +1,4 @@
-"""What the pages of benchmarks are filled with: plain values, so that templates only lay them out."""
+"""Fill the pages of benchmarks with plain values, so that templates only lay them out."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 from urllib.parse import urlencode
 
 from ampcheck.bench.core import table
-from ampcheck.bench.core.model import ArmResult, Group
+from ampcheck.bench.core.model import AA, Group, VariantResult
 from ampcheck.bench.run.exports import incomplete
 from ampcheck.report.benchmarks.changes import KINDS, SpeedChange
-from ampcheck.report.benchmarks.data import color, variants
+from ampcheck.report.benchmarks.data import color, extra_names
 from ampcheck.report.benchmarks.run_groups import BenchHistory, RunGroup, order, valid
+from ampcheck.report.benchmarks.scaling import Axis
 from ampcheck.report.benchmarks.scaling import axes as scaling_axes
 from ampcheck.report.benchmarks.steps import listed
 from ampcheck.report.benchmarks.verdicts import SHOWN
@@ -32,20 +33,20 @@ EXPORTS = {
     "bench_pytest.json": "pytest-benchmark",
     "bench_smaller_is_better.json": "github-action-benchmark",
 }
-"""Files beside the pages; those of one night that has several files are of its newest."""
+"""Files beside the pages; those of one run group that has several files are of its newest."""
 
 Row = dict[str, Any]
 
 
 def results(history: BenchHistory, changed: Sequence[SpeedChange]) -> dict[str, Any]:
-    """The first page: what changed, alerts, then every workload with its arms side by side."""
-    night, before, newest = history.latest, history.previous, history.newest
-    assert night is not None
+    """The first page: what changed, alerts, then every workload with its variants side by side."""
+    run_group, before, newest = history.latest, history.previous, history.newest
+    assert run_group is not None
     assert newest is not None
-    other = variants(history)
+    other = extra_names(history)
     groups = [
-        _group(group, older(history, night, key), other)
-        for key, group in sorted(night.groups.items(), key=lambda item: order(item[1]))
+        _group(group, older(history, run_group, key), other)
+        for key, group in sorted(run_group.groups.items(), key=lambda item: order(item[1]))
     ]
     kinds = Counter(change.kind for change in changed)
     shown = [change for change in changed if change.kind != "rest"]
@@ -57,125 +58,116 @@ def results(history: BenchHistory, changed: Sequence[SpeedChange]) -> dict[str, 
         "kinds": {kind: (kinds[kind], meaning) for kind, meaning in KINDS.items()},
         "alerts": listed(history),
         "compare_href": "bench_compare.html#" + urlencode(named),
-        "counts": Counter(arm["verdict"].name for group in groups for arm in group["arms"]),
+        "counts": Counter(variant["verdict"].name for group in groups for variant in group["variants"]),
         "exports": EXPORTS,
-        "conditions": [(run.path.name, _said(run.header), incomplete(run)) for run in night.runs],
-        **_choices(night.groups.values()),
+        "conditions": [(run.path.name, _said(run.header), incomplete(run)) for run in run_group.runs],
+        **_choices(run_group.groups.values()),
     }
 
 
 def scaling(history: BenchHistory) -> dict[str, Any]:
     """Per base the curves over size, with where autocast starts to pay."""
-    night = history.latest
-    assert night is not None
-    other = variants(history)
-    axes = scaling_axes(night.groups)
-    return {
-        "axes": [
-            {
-                "axis": axis,
-                "curves": [
-                    {
-                        "curve": curve,
-                        "color": color(curve.arm, other),
-                        "again": curve.arm.endswith("-again"),
-                        "at": {point.size: point for point in curve.points},
-                    }
-                    for curve in axis.curves
-                ],
-                "plot": [
-                    {
-                        "name": curve.arm,
-                        "color": color(curve.arm, other),
-                        "points": [[p.size, p.speed, p.low, p.high] for p in curve.points],
-                    }
-                    for curve in axis.curves
-                ],
-            }
-            for axis in axes
-        ],
-        "device_names": sorted({axis.device for axis in axes}),
-        "executor_names": sorted({axis.executor for axis in axes}),
-        "families": sorted({axis.family for axis in axes}),
-    }
+    run_group = history.latest
+    assert run_group is not None
+    other = extra_names(history)
+    axes = scaling_axes(run_group.groups)
+    shown = []
+    for axis in axes:
+        coloured = [(curve, color(curve.variant, other)) for curve in axis.curves]
+        curves = [
+            {"curve": c, "color": number, "aa": c.variant.endswith(AA), "at": {p.size: p for p in c.points}}
+            for c, number in coloured
+        ]
+        plot = [
+            {"name": c.variant, "color": number, "points": [[p.size, p.speed, p.low, p.high] for p in c.points]}
+            for c, number in coloured
+        ]
+        shown.append({"axis": axis, "curves": curves, "plot": plot})
+    return {"axes": shown, **_choices(axes)}
 
 
 def devices(history: BenchHistory) -> dict[str, Any]:
-    """A row for each workload, executor and arm, a column for each device in the order of the alphabet."""
-    night = history.latest
-    assert night is not None
-    other = variants(history)
+    """A row for each workload, executor and variant, a column for each device in the order of the alphabet."""
+    run_group = history.latest
+    assert run_group is not None
+    other = extra_names(history)
     rows: dict[tuple[str, str, str], Row] = {}
-    for group in sorted(night.groups.values(), key=order):
-        since = older(history, night, group.key)
-        for arm in group.arms:
-            key = (group.workload, group.executor, arm.name)
+    for group in sorted(run_group.groups.values(), key=order):
+        since = older(history, run_group, group.key)
+        for variant in group.variants:
+            key = (group.workload, group.executor, variant.name)
             row = rows.setdefault(key, {"workload": group.workload, "executor": group.executor, "cells": {}})
             row |= {
-                "arm": arm.name,
+                "variant": variant.name,
                 "family": group.family,
-                "color": color(arm.name, other),
+                "color": color(variant.name, other),
                 "order": order(group)[:4],
             }
-            row["cells"][group.device] = {**_arm(group, arm, other), "estimate": group.estimate, "older": since}
-    ordered = sorted(rows.values(), key=lambda row: (row["order"], row["executor"]))  # arms stay as in their group
-    return {"rows": ordered, **_choices(night.groups.values()), "arm_names": sorted({row["arm"] for row in ordered})}
+            row["cells"][group.device] = {**_variant(group, variant, other), "estimate": group.estimate, "older": since}
+    ordered = sorted(rows.values(), key=lambda row: (row["order"], row["executor"]))  # variants stay as in their group
+    return {
+        "rows": ordered,
+        **_choices(run_group.groups.values()),
+        "variant_names": sorted({row["variant"] for row in ordered}),
+    }
 
 
 def summary(history: BenchHistory) -> dict[str, Any] | None:
-    """What other pages say of the benchmarks, None without any."""
-    night, latest = history.newest, history.latest
-    if night is None or latest is None:
+    """Return the figures about benchmarks on other pages, None without any."""
+    run_group, latest = history.newest, history.latest
+    if run_group is None or latest is None:
         return None
     return {
-        "started": night.started,
-        "torch": night.torch,
-        "note": night.note,
+        "started": run_group.started,
+        "torch": run_group.torch,
+        "note": run_group.note,
         "workloads": len(latest.groups),
-        "nights": len(history.nights),
+        "run_groups": len(history.run_groups),
         "left_out": history.left_out,
         "estimates": any(group.estimate for group in latest.groups.values()),
     }
 
 
 def older(history: BenchHistory, shown: RunGroup, key: str) -> str:
-    """The day a group was measured, where that was before the newest night, else ""."""
+    """The day a group was measured, where that was before the newest run group, else ""."""
     newest = history.newest
     if newest is not None and key in newest.groups:
         return ""
-    return str(shown.source[key].header.get("started", "an unknown night")).partition("T")[0]
+    return str(shown.source[key].header.get("started", "an unknown run group")).partition("T")[0]
 
 
 def _group(group: Group, since: str, other: Sequence[str]) -> Row:
     return {
         "group": group,
         "older": since,
-        "arms": [_arm(group, arm, other) for arm in group.arms],
-        "text": " ".join((group.key, group.family, group.policy, *(arm.name for arm in group.arms))).lower(),
+        "variants": [_variant(group, variant, other) for variant in group.variants],
+        "text": " ".join((group.key, group.family, group.policy, *(v.name for v in group.variants))).lower(),
     }
 
 
-def _arm(group: Group, arm: ArmResult, other: Sequence[str]) -> Row:
-    base = group.arms[0]
+def _variant(group: Group, variant: VariantResult, other: Sequence[str]) -> Row:
+    base = group.variants[0]
     return {
-        "name": arm.name,
-        "color": color(arm.name, other),
-        "again": arm.name.endswith("-again"),
-        "verdict": SHOWN[arm.verdict],
-        "valid": valid(arm),
-        "reason": arm.reason,
-        "time": table.time(arm),
-        "range": f"{table.seconds(arm.low)} to {table.seconds(arm.high)}" if arm.low and arm.high else "",
+        "name": variant.name,
+        "color": color(variant.name, other),
+        "aa": variant.name.endswith(AA),
+        "verdict": SHOWN[variant.verdict],
+        "valid": valid(variant),
+        "reason": variant.reason,
+        "time": table.time(variant),
+        "range": f"{table.seconds(variant.low)} to {table.seconds(variant.high)}"
+        if variant.low and variant.high
+        else "",
         "base": table.seconds(base.seconds),
         "base_name": base.name,
         "base_valid": valid(base),
-        "ratio": table.ratio(arm),
-        "default": table.default_ratio(arm),
-        "error": table.error(arm.error),
-        "memory": table.memory(arm.memory),
-        "proof": arm.proof,
-        "rounds": arm.rounds,
-        "processes": arm.processes,
+        "ratio": table.ratio(variant),
+        "default": table.default_ratio(variant),
+        "error": table.error(variant.error),
+        "memory": table.memory(variant.memory),
+        "precision_check": variant.precision_check,
+        "rounds": variant.rounds,
+        "processes": variant.processes,
     }
 
 
@@ -195,7 +187,7 @@ def _changed(change: SpeedChange) -> Row:
 
 
 def _sentence(change: SpeedChange) -> str:
-    """What the test of two nights says, e.g. "slower: 0.91× [0.90, 0.92] of the speed before, p = 0.002"."""
+    """Put the test of two run groups in words, e.g. "slower: 0.91× [0.90, 0.92] of the speed before, p = 0.002"."""
     if not change.words:
         return ""
     ratio = "" if change.ratio is None else f": {change.ratio:.3g}×"
@@ -205,8 +197,8 @@ def _sentence(change: SpeedChange) -> str:
     return f"{change.words}{ratio} of the speed before{p}" if ratio else change.words
 
 
-def _choices(groups: Iterable[Group]) -> dict[str, Any]:
-    """What the filters of a page offer."""
+def _choices(groups: Iterable[Group | Axis]) -> dict[str, Any]:
+    """Return the choices of a page's filters."""
     groups = list(groups)
     return {
         "device_names": sorted({group.device for group in groups}),

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MISSING = "matplotlib is not installed here, so this plot is missing; pip install 'ampcheck[bench]' brings it."
-MARKERS = {"op": "o", "step": "s", "machinery": "^"}
+MARKERS = {"op": "o", "step": "s", "overhead": "^"}
 """The shape of a point, by kind of workload."""
 
 _COLORS = tuple(f"#a{number:x}c0d{number:x}" for number in range(12))
-"""Stand-ins in the drawing for the CSS variables --a0 to --a11, which `_styled` puts in."""
+"""Placeholders in the drawing of the CSS variables --a0 to --a11, which `_styled` puts in."""
 
 _POINT = re.compile(r"<(use|path) ([^>]*?(?:xlink:href|clip-path)[^>]*?)/>")
 """A drawn point: several of a look use one shape, a single one is a path."""
@@ -48,7 +48,7 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """A point of a plot: its place, the number of its arm's colour, what it is called, and how it is marked."""
+    """A point of a plot: its place, the number of its variant's colour, what it is called, and how it is marked."""
 
     x: float
     y: float
@@ -59,7 +59,7 @@ class Dot:
 
 
 def available() -> bool:
-    """Whether matplotlib is here; it is not imported for that."""
+    """Return whether matplotlib is here, without importing it."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
@@ -189,7 +189,7 @@ def _titled(svg: str, dots: Sequence[Dot]) -> str:
 
 
 def _styled(name: str, svg: str, label: str) -> str:
-    """The drawing as part of a page: no prolog, ids of its own, the site's colours, a name for those who cannot see."""
+    """Make the drawing part of a page: no prolog, distinct ids, the site's colours, a name for those who cannot see."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'id="([^"]+)"', rf'id="{name}-\1"', svg)

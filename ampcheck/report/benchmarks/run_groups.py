@@ -1,24 +1,22 @@
-"""Which benchmark runs a site shows: files read and checked, the files of one night merged, no more than a cap."""
+"""Choose the benchmark runs of a site: read and check files, put those of a run group together, keep the newest."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ampcheck.bench.core.model import ArmResult, Group
+from ampcheck.bench.core.model import Group, VariantResult
 from ampcheck.bench.core.table import INVALID
 from ampcheck.bench.run import exports
 from ampcheck.bench.run.runfile import SCHEMA, BenchRun, read
 from ampcheck.errors import UsageError
-from ampcheck.report.history import NIGHT
+from ampcheck.report.history import header_of, together
 
 CAP = 400
-"""How many nights a site holds."""
+"""A site holds this many run groups at most."""
 
 _TEXTS = ("workload", "family", "kind", "device", "executor", "policy", "base", "note")
 _NUMBERS = (
@@ -30,9 +28,9 @@ _AMOUNTS = ("error", "memory", "flops_per_second", "bytes_per_second", "share", 
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """The benchmark runs of one night as one: files that start close to each other and have no group in common.
+    """The benchmark files of one occasion: they start close to each otherand have no group in common.
 
-    `name`: what addresses call it. `groups` by key. `source`: the run that each group is of.
+    `name`: its name in addresses. `groups` by key. `source`: the run that each group is of.
     """
 
     name: str
@@ -42,12 +40,12 @@ class RunGroup:
 
     @property
     def started(self) -> str:
-        """When its first file began."""
+        """The start of its first file."""
         return min(str(run.header.get("started", "")) for run in self.runs)
 
     @property
     def note(self) -> str:
-        """What is wrong with the ends of its files, "" if nothing."""
+        """Say what is wrong with the ends of its files, "" if nothing."""
         return "; ".join(note for run in self.runs if (note := exports.incomplete(run)))
 
     @property
@@ -55,84 +53,80 @@ class RunGroup:
         """Its torch version."""
         return str(self.runs[0].header.get("versions", {}).get("torch", ""))
 
-    def result(self, key: str, arm: str) -> ArmResult | None:
-        """An arm's result, None where the night does not have it."""
+    def result(self, key: str, variant: str) -> VariantResult | None:
+        """A variant's result, None where the run group does not have it."""
         group = self.groups.get(key)
-        return group.arm(arm) if group else None
+        return group.variant(variant) if group else None
 
     def samples(self) -> exports.Samples:
         """The raw samples of its files."""
-        return {key: arms for run in self.runs for key, arms in exports.samples(run.path).items()}
+        return {key: variants for run in self.runs for key, variants in exports.samples(run.path).items()}
 
 
 @dataclass(frozen=True, slots=True)
 class BenchHistory:
-    """The nights of a site, newest first. `left_out`: how many older files are not in it."""
+    """The run groups of a site, newest first. `left_out`: how many older files are not in it."""
 
-    nights: tuple[RunGroup, ...] = ()
+    run_groups: tuple[RunGroup, ...] = ()
     left_out: int = 0
 
     @property
     def newest(self) -> RunGroup | None:
-        """The night the site is about, None without any."""
-        return self.nights[0] if self.nights else None
+        """The run group the site is about, None without any."""
+        return self.run_groups[0] if self.run_groups else None
 
     @property
     def latest(self) -> RunGroup | None:
-        """Every group as the newest night that has it measured it: devices are seldom all measured in one night."""
-        if not self.nights:
+        """Every group from the newest run group that has it: devices are seldom all measured at once."""
+        if not self.run_groups:
             return None
-        source = {key: run for night in reversed(self.nights) for key, run in night.source.items()}
+        source = {key: run for run_group in reversed(self.run_groups) for key, run in run_group.source.items()}
         runs = {id(run): run for run in source.values()}
         newest_first = sorted(runs.values(), key=lambda run: str(run.header.get("started", "")), reverse=True)
         groups = {key: run.groups[key] for key, run in source.items()}
-        return RunGroup(self.nights[0].name, tuple(newest_first), groups, source)
+        return RunGroup(self.run_groups[0].name, tuple(newest_first), groups, source)
 
     @property
     def previous(self) -> RunGroup | None:
-        """What the newest night is compared with: of the earlier ones with a group in common, the latest.
+        """The run group that the newest is compared with: of the earlier ones with a group in common, the latest.
 
-        A complete one with at least half of the newest night's groups is preferred.
+        A complete one with at least half of the newest run group's groups is preferred.
         """
-        if not self.nights:
+        if not self.run_groups:
             return None
-        mine = self.nights[0].groups.keys()
+        mine = self.run_groups[0].groups.keys()
 
-        def rank(night: RunGroup) -> tuple[bool, bool]:
-            return not night.note, 2 * len(night.groups.keys() & mine) >= len(mine)
+        def rank(run_group: RunGroup) -> tuple[bool, bool]:
+            return not run_group.note, 2 * len(run_group.groups.keys() & mine) >= len(mine)
 
-        return max((night for night in self.nights[1:] if night.groups.keys() & mine), key=rank, default=None)
+        return max((g for g in self.run_groups[1:] if g.groups.keys() & mine), key=rank, default=None)
 
 
 def is_bench(path: Path) -> bool:
-    """Whether a file is to be read as a benchmark file: its header says so, or it lies in a folder named "bench".
+    """Return whether to read a file as a benchmark file: its header says so, or it lies in a folder named "bench".
 
     A file without a readable header in such a folder is then refused as a benchmark file, not as a run file.
     """
-    try:
-        with path.open(encoding="utf-8") as file:
-            header = json.loads(file.readline())
-    except (OSError, ValueError):
-        header = None
-    if isinstance(header, dict) and "schema" in header:
+    header = header_of(path)
+    if "schema" in header:
         return str(header["schema"]).startswith(SCHEMA.partition("-")[0])
     return path.parent.name == "bench"
 
 
 def load(paths: Sequence[Path], cap: int = CAP) -> BenchHistory:
-    """Read the newest benchmark files and merge those of one night; no files are no nights.
+    """Read the newest benchmark files and merge those of one run group; no files are no run groups.
 
-    Raises UsageError for a file that is no benchmark file or holds what cannot have been measured.
+    Raises UsageError for a file that is not a benchmark file or holds what cannot have been measured.
     """
     runs = [_checked(read(path)) for path in {path.resolve(): path for path in paths}.values()]
     runs.sort(key=lambda run: (str(run.header.get("started", "")), run.path.name), reverse=True)
-    nights: list[list[BenchRun]] = []
+    run_groups: list[list[BenchRun]] = []
     for run in runs:
-        if nights and _same_night(nights[-1], run):
-            nights[-1].append(run)
+        if run_groups and _same_run_group(run_groups[-1], run):
+            run_groups[-1].append(run)
         else:
-            nights.append([run])
-    kept, dropped = nights[:cap], nights[cap:]
+            run_groups.append([run])
+    kept, dropped = run_groups[:cap], run_groups[cap:]
     names: dict[str, int] = {}
     made = []
     for parts in reversed(kept):
@@ -142,9 +136,9 @@ def load(paths: Sequence[Path], cap: int = CAP) -> BenchHistory:
     return BenchHistory(tuple(reversed(made)), sum(map(len, dropped)))
 
 
-def valid(arm: ArmResult | None) -> bool:
-    """Whether an arm's figures are of what its name says."""
-    return arm is not None and arm.verdict not in INVALID and arm.seconds is not None
+def valid(variant: VariantResult | None) -> bool:
+    """Return whether a variant's figures are of what its name says."""
+    return variant is not None and variant.verdict not in INVALID and variant.seconds is not None
 
 
 def order(group: Group) -> tuple[str, str, int, str, str, str]:
@@ -157,49 +151,38 @@ def _merged(name: str, parts: Sequence[BenchRun]) -> RunGroup:
     return RunGroup(name, tuple(parts), {key: run.groups[key] for key, run in source.items()}, source)
 
 
-def _same_night(parts: Sequence[BenchRun], run: BenchRun) -> bool:
-    begun = [_time(part) for part in (*parts, run)]
-    known = [time for time in begun if time is not None]
-    close = len(known) == len(begun) and max(known) - min(known) < NIGHT
+def _same_run_group(parts: Sequence[BenchRun], run: BenchRun) -> bool:
     torch = {part.header.get("versions", {}).get("torch") for part in (*parts, run)}
+    close = together(part.header for part in (*parts, run))
     return close and len(torch) == 1 and not any(part.groups.keys() & run.groups.keys() for part in parts)
-
-
-def _time(run: BenchRun) -> datetime | None:
-    try:
-        found = datetime.fromisoformat(str(run.header.get("started", "")))
-    except ValueError:
-        return None
-    return found if found.tzinfo else None
 
 
 def _checked(run: BenchRun) -> BenchRun:
     """The run, unless it holds what the pages could not show."""
     for name in ("versions", "machine", "devices", "ceilings"):
         if not isinstance(run.header.get(name, {}), dict):
-            raise UsageError(f"{run.path}: {name} in the header is no object")
+            raise UsageError(f"{run.path}: {name} in the header is not an object")
     for group in run.groups.values():
         where = f"{run.path}: group {group.key}"
         wrong = [name for name in _TEXTS if not isinstance(getattr(group, name), str)]
         if wrong or not group.workload or not group.device or not group.executor:
-            raise UsageError(f"{where}: {', '.join(wrong) or 'its name'} is no text")
-        if not group.arms:
-            raise UsageError(f"{where}: it has no arms")
+            raise UsageError(f"{where}: {', '.join(wrong) or 'its name'} is not a text")
+        if not group.variants:
+            raise UsageError(f"{where}: it has no variants")
         for name in ("size", "flops"):
             if not _amount(getattr(group, name)):
                 raise UsageError(f"{where}: {name} is {getattr(group, name)!r}; expected a number")
-        for arm in group.arms:
-            _check_arm(f"{where}, arm {arm.name}", arm)
+        for variant in group.variants:
+            _check_variant(f"{where}, variant {variant.name}", variant)
     return run
 
 
-def _check_arm(where: str, arm: ArmResult) -> None:
-    if not all(isinstance(text, str) for text in (arm.name, arm.reason, arm.proof)):
-        raise UsageError(f"{where}: its name, reason or proof is no text")
-    if not isinstance(arm.ceiling, str):
-        raise UsageError(f"{where}: its ceiling is no text")
+def _check_variant(where: str, variant: VariantResult) -> None:
+    for name in ("name", "reason", "precision_check", "ceiling"):
+        if not isinstance(getattr(variant, name), str):
+            raise UsageError(f"{where}: {name} is {getattr(variant, name)!r}; expected a text")
     for name in (*_NUMBERS, *_AMOUNTS):
-        value = getattr(arm, name)
+        value = getattr(variant, name)
         if value is None:
             continue
         # An error is infinite where a result is; everything else has an end.

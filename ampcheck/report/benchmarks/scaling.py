@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ampcheck.bench.core.model import ArmResult, Group
+from ampcheck.bench.core.model import Group, VariantResult
 from ampcheck.report.benchmarks.run_groups import valid
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A size, and the speed of an arm there beside its baseline, with its interval where one is known."""
+    """A size, and the speed of a variant there beside its baseline, with its interval where one is known."""
 
     size: int
     speed: float
@@ -22,21 +22,21 @@ class Point:
 
 @dataclass(slots=True)
 class Curve:
-    """An arm along the sizes of a base on a device. `left_out`: sizes that have no valid ratio."""
+    """A variant along the sizes of a base on a device. `left_out`: sizes that have no valid ratio."""
 
-    arm: str
+    variant: str
     points: list[Point]
     left_out: list[int]
 
     @property
     def sentence(self) -> str:
-        """Where it starts to pay."""
+        """Say from which size on it pays."""
         return crossover(self.points)
 
 
 @dataclass(slots=True)
 class Axis:
-    """A `base` on a device through an executor, its arms as curves. `estimate`: no clock measured them."""
+    """A `base` on a device through an executor, its variants as curves. `estimate`: no clock measured them."""
 
     base: str
     family: str
@@ -85,23 +85,23 @@ def crossing(before: Point, after: Point) -> float:
 
 def _axis(members: Sequence[Group]) -> Axis:
     some = members[0]
-    names = dict.fromkeys(arm.name for group in members for arm in group.arms if arm.verdict != "first")
-    baseline = some.arms[0].name
+    names = dict.fromkeys(variant.name for group in members for variant in group.variants if variant.verdict != "first")
+    baseline = some.variants[0].name
     curves = []
     for name in names:
-        results = [(group.size, group.arm(name)) for group in members]
-        points = [_point(size, arm) for size, arm in results if arm is not None and _usable(arm)]
-        left = [size for size, arm in results if arm is None or not _usable(arm)]
+        results = [(group.size, group.variant(name)) for group in members]
+        points = [_point(size, variant) for size, variant in results if variant is not None and _usable(variant)]
+        left = [size for size, variant in results if variant is None or not _usable(variant)]
         curves.append(Curve(name, points, left))
     estimate = any(group.estimate for group in members)
     sizes = [group.size for group in members]
     return Axis(some.base, some.family, some.device, some.executor, baseline, estimate, sizes, curves)
 
 
-def _usable(arm: ArmResult) -> bool:
-    return valid(arm) and arm.verdict != "unstable" and arm.speed is not None
+def _usable(variant: VariantResult) -> bool:
+    return valid(variant) and variant.verdict != "unstable" and variant.speed is not None
 
 
-def _point(size: int, arm: ArmResult) -> Point:
-    assert arm.speed is not None
-    return Point(size, arm.speed, arm.speed_low, arm.speed_high)
+def _point(size: int, variant: VariantResult) -> Point:
+    assert variant.speed is not None
+    return Point(size, variant.speed, variant.speed_low, variant.speed_high)

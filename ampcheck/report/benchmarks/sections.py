@@ -1,20 +1,20 @@
-"""What the pages with plots are filled with: a section for each device, with the numbers behind its plot."""
+"""Fill the pages with plots: a section for each device, with the numbers behind its plot."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ampcheck.bench.core import table
-from ampcheck.bench.core.model import ArmResult, Group
+from ampcheck.bench.core.model import AA, Group, VariantResult
 from ampcheck.report.benchmarks import plots
-from ampcheck.report.benchmarks.data import color, variants
+from ampcheck.report.benchmarks.data import color, extra_names
 from ampcheck.report.benchmarks.run_groups import BenchHistory, RunGroup, order, valid
 from ampcheck.report.benchmarks.verdicts import SHOWN
 
 Row = dict[str, Any]
 Dots = Callable[[Sequence[Group], Sequence[str]], tuple[list[Row], int]]
-"""From a device's groups and the names of variants to rows with a dot each, and how many arms have no place."""
+"""From a device's groups and the names of variants to rows with a dot each, and how many variants have no place."""
 
 
 def accuracy(history: BenchHistory) -> dict[str, Any]:
@@ -28,28 +28,28 @@ def roofline(history: BenchHistory) -> dict[str, Any]:
 
 
 def _plotted(history: BenchHistory, dots: Dots, name: str, what: str) -> dict[str, Any]:
-    """A section for each device, alphabetically: its plot, the rows behind it, how many arms have no place in it."""
-    night = history.latest
-    assert night is not None
-    other = variants(history)
+    """Return a section for each device: its plot, the rows behind it, the number of variants that are not in it."""
+    run_group = history.latest
+    assert run_group is not None
+    other = extra_names(history)
     sections = []
-    for number, device in enumerate(sorted({group.device for group in night.groups.values()})):
-        members = sorted((g for g in night.groups.values() if g.device == device), key=order)
-        ceilings = _ceilings(night, device) if name == "roofline" else {}
+    for number, device in enumerate(sorted({group.device for group in run_group.groups.values()})):
+        members = sorted((g for g in run_group.groups.values() if g.device == device), key=order)
+        ceilings = _ceilings(run_group, device) if name == "roofline" else {}
         rows, left = dots(members, other)
         drawn = ""
         if rows and plots.available():
             points = [row["dot"] for row in rows]
-            text = f"{what}: {len(points)} arms on {device}; the table below has the same numbers"
+            text = f"{what}: {len(points)} variants on {device}; the table below has the same numbers"
             drawing = f"{name}{number}"
             if name == "roofline":
                 drawn = plots.roofline(drawing, points, ceilings, text)
             else:
                 drawn = plots.scatter(drawing, points, text)
-        legend = {row["arm"]: row["dot"].color for row in rows}
+        legend = {row["variant"]: row["dot"].color for row in rows}
         kinds = sorted({row["dot"].kind for row in rows})
         estimate = any(row["dot"].estimate for row in rows)
-        source = [str(run.header.get("ceilings_source", {}).get(device, "")) for run in night.runs]
+        source = [str(run.header.get("ceilings_source", {}).get(device, "")) for run in run_group.runs]
         section = {"device": device, "svg": drawn, "rows": rows, "left": left, "legend": legend, "kinds": kinds}
         shown = {name: table.count(v, "B/s" if name == "bandwidth" else "FLOP/s") for name, v in ceilings.items()}
         sections.append({**section, "estimate": estimate, "ceilings": shown, "source": next(filter(None, source), "")})
@@ -58,64 +58,63 @@ def _plotted(history: BenchHistory, dots: Dots, name: str, what: str) -> dict[st
 
 def _accuracy_dots(members: Sequence[Group], other: Sequence[str]) -> tuple[list[Row], int]:
     rows, left = [], 0
-    for group in members:
-        for arm in group.arms:
-            if arm.verdict == "first" or arm.name.endswith("-again"):
-                continue
-            usable = valid(arm) and arm.verdict != "unstable" and arm.speed is not None
-            if not usable or not arm.error or arm.error == float("inf"):
-                left += 1
-                continue
-            title = (
-                f"{table.label(group)} {group.executor} {arm.name}: {table.ratio(arm)}, error {table.error(arm.error)}"
-            )
-            dot = plots.Dot(arm.error, arm.speed or 1.0, color(arm.name, other), title, group.kind, group.estimate)
-            rows.append({"group": group, "arm": arm.name, "dot": dot, **_numbers(arm)})
+    for group, variant in _variants(members):
+        if variant.verdict == "first":
+            continue
+        usable = valid(variant) and variant.verdict != "unstable" and variant.speed is not None
+        if not usable or not variant.error or variant.error == float("inf"):
+            left += 1
+            continue
+        text = f"{table.ratio(variant)}, error {table.error(variant.error)}"
+        rows.append(_row(group, variant, (variant.error, variant.speed or 1.0), text, other))
     return rows, left
 
 
 def _roofline_dots(members: Sequence[Group], other: Sequence[str]) -> tuple[list[Row], int]:
     rows, left = [], 0
-    for group in members:
-        for arm in group.arms:
-            if arm.name.endswith("-again") or not group.flops:
-                continue
-            if not valid(arm) or not arm.flops_per_second or not arm.intensity:
-                left += 1
-                continue
-            rate = table.count(arm.flops_per_second, "FLOP/s")
-            title = f"{table.label(group)} {group.executor} {arm.name}: {rate} at {arm.intensity:.3g} FLOP/B"
-            place = (arm.intensity, arm.flops_per_second)
-            dot = plots.Dot(*place, color(arm.name, other), title, group.kind, group.estimate)
-            numbers = {
-                "rate": rate,
-                "intensity": f"{arm.intensity:.3g}",
-                "moved": table.count(arm.bytes_per_second, "B/s"),
-            }
-            rows.append(
-                {"group": group, "arm": arm.name, "dot": dot, **numbers, "share": table.share(arm), **_numbers(arm)}
-            )
+    for group, variant in _variants(members):
+        if not group.flops:
+            continue
+        if not valid(variant) or not variant.flops_per_second or not variant.intensity:
+            left += 1
+            continue
+        rate, intensity = table.count(variant.flops_per_second, "FLOP/s"), f"{variant.intensity:.3g}"
+        place = (variant.intensity, variant.flops_per_second)
+        numbers = {"rate": rate, "intensity": intensity, "moved": table.count(variant.bytes_per_second, "B/s")}
+        row = _row(group, variant, place, f"{rate} at {intensity} FLOP/B", other)
+        rows.append({**row, **numbers, "share": table.share(variant)})
     return rows, left
 
 
-def _numbers(arm: ArmResult) -> Row:
+def _variants(members: Sequence[Group]) -> Iterator[tuple[Group, VariantResult]]:
+    """Yield the variants of groups without their A/A baselines."""
+    return ((group, v) for group in members for v in group.variants if not v.name.endswith(AA))
+
+
+def _row(group: Group, variant: VariantResult, place: tuple[float, float], text: str, other: Sequence[str]) -> Row:
+    title = f"{table.label(group)} {group.executor} {variant.name}: {text}"
+    dot = plots.Dot(*place, color(variant.name, other), title, group.kind, group.estimate)
+    return {"group": group, "variant": variant.name, "dot": dot, **_numbers(variant)}
+
+
+def _numbers(variant: VariantResult) -> Row:
     return {
-        "ratio": table.ratio(arm),
-        "error": table.error(arm.error),
-        "time": table.seconds(arm.seconds),
-        "verdict": SHOWN[arm.verdict],
+        "ratio": table.ratio(variant),
+        "error": table.error(variant.error),
+        "time": table.seconds(variant.seconds),
+        "verdict": SHOWN[variant.verdict],
     }
 
 
-def _ceilings(night: RunGroup, device: str) -> dict[str, float]:
-    """What the night's files say of a device's peaks; where they say nothing, what its arms' shares of them tell."""
+def _ceilings(run_group: RunGroup, device: str) -> dict[str, float]:
+    """Return a device's peaks from the run group's files, else from its variants' shares of them."""
     found: dict[str, float] = {}
-    for run in night.runs:
+    for run in run_group.runs:
         for name, value in dict(run.header.get("ceilings", {}).get(device) or {}).items():
             if isinstance(value, (int, float)) and value > 0:
                 found.setdefault(str(name), float(value))
-    for group in () if found else night.groups.values():
-        for arm in group.arms if group.device == device else ():
-            if arm.share and arm.flops_per_second and valid(arm):
-                found.setdefault(arm.name, arm.flops_per_second / arm.share)
+    for group in () if found else run_group.groups.values():
+        for variant in group.variants if group.device == device else ():
+            if variant.share and variant.flops_per_second and valid(variant):
+                found.setdefault(variant.name, variant.flops_per_second / variant.share)
     return found

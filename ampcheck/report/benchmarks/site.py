@@ -18,7 +18,7 @@ _DATA = ["bench_data.js", "bench_app.js"]
 
 
 def changed(history: BenchHistory) -> list[SpeedChange]:
-    """What changed from the previous night to the newest, nothing where there is only one."""
+    """Compare the newest run group with the previous one; nothing where there is only one."""
     before, after = history.previous, history.newest
     return changes(before, after) if before and after else []
 
@@ -46,7 +46,7 @@ def pages(
 
 
 def files(history: BenchHistory, changed: Sequence[SpeedChange]) -> dict[str, str]:
-    """The data of the scripts, and the newest night's exports."""
+    """The data of the scripts, and the newest run group's exports."""
     if history.newest is None:
         return {}
     run = history.newest.runs[0]

@@ -1,4 +1,4 @@
-"""How a verdict is shown: one mark, one label and one sentence each, the same on every page."""
+"""The look of a verdict: one mark, one label and one sentence each, the same on every page."""
 
 from __future__ import annotations
 
@@ -24,26 +24,14 @@ class Verdict:
 
 
 _ALL = (
-    Verdict(
-        "slower",
-        "▼",
-        "slower",
-        "The whole interval of its speed lies below 1 ± the bound, and below that of the A/A arm.",
-    ),
-    Verdict(
-        "faster",
-        "▲",
-        "faster",
-        "The whole interval of its speed lies above 1 ± the bound, and above that of the A/A arm.",
-    ),
-    Verdict("same", "=", "same", "The whole interval lies where two equal arms may lie."),
-    Verdict(
-        "ambiguous", "?", "ambiguous", "None of these, or the A/A arm, which is the first one again, shows as much."
-    ),
+    Verdict("slower", "▼", "slower", "The whole interval lies below 1 ± the bound and that of the A/A baseline."),
+    Verdict("faster", "▲", "faster", "The whole interval lies above 1 ± the bound and that of the A/A baseline."),
+    Verdict("same", "=", "same", "The whole interval lies where two equal variants may lie."),
+    Verdict("ambiguous", "?", "ambiguous", "None of these, or the A/A baseline shows as much."),
     Verdict("unstable", "~", "unstable", "The spread is too wide to say anything."),
     Verdict("invalid", "✗", "invalid", "It was measured, but not in the precision it is named for, or not to its end."),
     Verdict("not measured", "∅", "not measured", "It could not be measured; the reason says why."),
-    Verdict("first", "·", "baseline", "What the other arms of its group are compared with."),
+    Verdict("first", "·", "baseline", "What the other variants of its group are compared with."),
 )
 
 SHOWN = {verdict.name: verdict for verdict in _ALL}

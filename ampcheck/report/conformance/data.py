@@ -44,8 +44,8 @@ def run_names(history: History) -> list[str]:
     names: list[str] = []
     for run in history.runs:
         started = str(run.header.get("started", ""))
-        twins = sum(1 for name in names if name.partition("~")[0] == started)
-        names.append(f"{started}~{twins + 1}" if twins or not started else started)
+        same = sum(1 for name in names if name.partition("~")[0] == started)
+        names.append(f"{started}~{same + 1}" if same or not started else started)
     return names
 
 
@@ -60,7 +60,7 @@ def union(history: History) -> list[Result]:
 
 
 def cases(history: History, ops: Collection[str]) -> dict[str, Any]:
-    """What `data.js` holds. `ops`: the overloads that have op cases; every other name is a scenario."""
+    """Return the content of `data.js`. `ops`: the overloads that have op cases; every other name is a scenario."""
     results = union(history)
     words = {name: Interner() for name in (*COLUMNS, "token")}
     columns: dict[str, list[int]] = {name: [] for name in (*COLUMNS, "token")}
@@ -107,7 +107,7 @@ def cases(history: History, ops: Collection[str]) -> dict[str, Any]:
 
 
 def details(history: History) -> dict[str, Any]:
-    """What `details.js` holds: times, differences, tracebacks and reproductions of the newest run's cases, by place."""
+    """Return the content of `details.js`: times, differences, tracebacks and reproductions of cases, by place."""
     newest = history.newest.results
     lines = Interner()
     out: dict[str, Any] = {"options": device_modules(history.newest), "pytest": {}, "reproduced": {}}

@@ -1,4 +1,4 @@
-"""What each page is filled with: plain values made from the runs, so that templates only lay them out."""
+"""Fill each page with plain values made from the runs, so that templates only lay them out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAV = {
 }
 
 _CAUSES = 20
-"""How many causes the first page shows."""
+"""The first page shows this many causes."""
 
 _DESCRIBED = ("name", "token", "type", "key", "has_values")
 
@@ -68,7 +68,7 @@ FILTERS: Mapping[str, Callable[..., str]] = {
 
 
 def common(history: History) -> dict[str, Any]:
-    """What every page needs."""
+    """Return the values of every page."""
     return {
         "run": _summary(history.newest, run_names(history)[0]),
         "statuses": SHOWN,

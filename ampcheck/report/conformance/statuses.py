@@ -1,4 +1,4 @@
-"""How a status is shown: one mark, one label and one sentence each, the same on every page and in every export."""
+"""The look of a status: one mark, one label and one sentence each, the same on every page and in every export."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Status:
 
     @property
     def red(self) -> bool:
-        """Whether it makes a run fail."""
+        """Return whether it makes a run fail."""
         return self.name in RED
 
 

@@ -5,11 +5,11 @@ window.ampbench = (() => {
   const DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   const value = new Int8Array(128).fill(-1);
   for (let i = 0; i < 64; i++) value[DIGITS.charCodeAt(i)] = i;
-  const nights = data.runs.length;
+  const runGroups = data.runs.length;
 
-  // A column as integers, NaN where a night has none.
+  // A column as integers, NaN where a run group has none.
   const unpack = (text) => {
-    const out = new Float64Array(nights).fill(NaN);
+    const out = new Float64Array(runGroups).fill(NaN);
     if (!text) return out;
     let place = 0;
     let last = 0;
@@ -42,7 +42,7 @@ window.ampbench = (() => {
     if (!decoded.has(s)) {
       const packed = data.series[s];
       const [seconds, speed] = [unpack(packed.seconds), unpack(packed.speed)];
-      const verdicts = new Array(nights).fill("");
+      const verdicts = new Array(runGroups).fill("");
       let place = 0;
       for (const [, letter, count] of packed.verdict.matchAll(/([a-z.])(\d*)/g)) {
         const end = place + Number(count || 1);
@@ -65,7 +65,7 @@ window.ampbench = (() => {
     return decoded.get(s);
   };
   const valid = (c, i) => c.verdicts[i] !== "" && c.verdicts[i] !== "invalid" && c.verdicts[i] !== "not measured" && !Number.isNaN(c.seconds[i]);
-  const name = (s) => data.groups[data.series[s].g].key + "/" + data.series[s].arm;
+  const name = (s) => data.groups[data.series[s].g].key + "/" + data.series[s].variant;
 
   // Every text reaches the page through here, as a text node: nothing in a benchmark file can become markup.
   const el = (tag, attributes, ...children) => {
@@ -96,8 +96,8 @@ window.ampbench = (() => {
     const shown = data.shown[verdict];
     return el("span", { class: "chip v-" + shown.style }, el("span", { class: "mark", "aria-hidden": "true" }, shown.mark), " " + shown.label);
   };
-  const arm = (text, color) =>
-    el("span", { class: "arm" }, el("span", { class: "key" + (text.endsWith("-again") ? " again" : ""), style: `--c: var(--a${color})`, "aria-hidden": "true" }), text);
+  const variant = (text, color) =>
+    el("span", { class: "variant" }, el("span", { class: "key" + (text.endsWith("-aa") ? " aa" : ""), style: `--c: var(--a${color})`, "aria-hidden": "true" }), text);
   const number = (count) => String(count).replace(/\B(?=(\d{3})+$)/g, "\u00a0");
 
   // The address holds what is shown, so the skip link must not put its own target there.
@@ -112,5 +112,5 @@ window.ampbench = (() => {
   };
   const runNumber = (wanted) => data.runs.findIndex((run) => run.name === wanted);
 
-  return { data, nights, columns, valid, name, el, three, seconds, speed, chip, arm, number, address, setAddress, runNumber };
+  return { data, runGroups, columns, valid, name, el, three, seconds, speed, chip, variant, number, address, setAddress, runNumber };
 })();

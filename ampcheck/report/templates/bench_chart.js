@@ -1,5 +1,5 @@
 "use strict";
-// Line charts as SVG: series in their arm's colour, bands, vertical marks. Axes are logarithmic where told so.
+// Line charts as SVG: series in their variant's colour, bands, vertical marks. Axes are logarithmic where told so.
 window.ampchart = (() => {
   const NS = "http://www.w3.org/2000/svg";
   const svg = (tag, attributes, text) => {

@@ -62,7 +62,7 @@
   const line = (a, b) => ({ s, c, test }) => {
     const group = data.groups[data.series[s].g];
     const link = el("a", { href: "bench_history.html#" + new URLSearchParams({ q: group.key }) }, group.key);
-    const head = el("th", { scope: "row", class: "key" }, link, " ", B.arm(data.series[s].arm, data.series[s].color), group.estimate ? el("span", { class: "tag est" }, "estimate") : "");
+    const head = el("th", { scope: "row", class: "key" }, link, " ", B.variant(data.series[s].variant, data.series[s].color), group.estimate ? el("span", { class: "tag est" }, "estimate") : "");
     return el("tr", {}, head, side(c, a), side(c, b), el("td", { class: "text" }, said(test)));
   };
   const list = (kind, found, a, b) => {
@@ -89,17 +89,17 @@
     const [earlier, later] = [data.runs[a], data.runs[b]];
     const groups = compare(a, b);
     const words = form.elements.q.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const notes = missing.map((name) => `The linked night ${name} is not here, so another one is shown.`);
+    const notes = missing.map((name) => `The linked run group ${name} is not here, so another one is shown.`);
     for (const [run, what] of [[earlier, "earlier"], [later, "later"]]) {
-      if (run.note) notes.push(`The ${what} night is incomplete (${run.note}): what it lacks may only not have run.`);
+      if (run.note) notes.push(`The ${what} run group is incomplete (${run.note}): what it lacks may only not have run.`);
     }
     if (earlier.torch !== later.torch) notes.push(`torch went from ${earlier.torch} to ${later.torch}.`);
-    if (earlier.mode !== later.mode) notes.push(`The earlier night ran in ${earlier.mode} mode, the later in ${later.mode} mode.`);
+    if (earlier.mode !== later.mode) notes.push(`The earlier run group ran in ${earlier.mode} mode, the later in ${later.mode} mode.`);
     const other = Object.keys(later.machines).filter((device) => device in earlier.machines && earlier.machines[device] !== later.machines[device]);
     if (other.length) notes.push(`Another machine, or one described otherwise, measured ${other.join(", ")}.`);
-    if (a === b) notes.push("Both sides are the same night.");
-    else if (data.pair[0] === a && data.pair[1] === b) notes.push("Times are compared with the two-run test (Mann and Whitney, and an interval), on the samples of both nights.");
-    else notes.push("Only medians and ranges of these nights are kept here: times differ where the middle 90 % of their samples are apart. The newest two nights are tested with their samples.");
+    if (a === b) notes.push("Both sides are the same run group.");
+    else if (data.pair[0] === a && data.pair[1] === b) notes.push("Times are compared with the two-run test (Mann and Whitney, and an interval), on the samples of both run groups.");
+    else notes.push("Only medians and ranges of these run groups are kept here: times differ where the middle 90 % of their samples are apart. The newest two run groups are tested with their samples.");
     const counts = Object.entries(groups).map(([kind, found]) => `${B.number(found.length)} ${kind === "rest" ? "unchanged" : kind}`).join(", ");
     const shown = Object.entries(groups).map(([kind, found]) => [kind, found.filter(({ s }) => words.every((word) => lowered[s].includes(word)))]);
     place.replaceChildren(

@@ -10,7 +10,7 @@
         series: curves.map((curve) => ({
           name: curve.name,
           color: curve.color,
-          dashed: curve.name.endsWith("-again"),
+          dashed: curve.name.endsWith("-aa"),
           points: curve.points.map(([size, speed]) => [size, speed, `${curve.name} at ${size}: ${ratio(speed)}`]),
         })),
         bands: curves.map((curve) => ({ color: curve.color, points: curve.points.filter((point) => point[2] && point[3]).map(([size, , low, high]) => [size, low, high]) })),

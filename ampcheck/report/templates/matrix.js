@@ -138,7 +138,7 @@
       if (data.statuses[status[i]].red) reds += ++row.red ? 1 : 0;
     }
     const devices = [...used].sort((a, b) => place(a) - place(b) || (executorOf(a) < executorOf(b) ? -1 : 1));
-    // Private overloads stand beside the public ones they serve.
+    // Private overloads are beside the public ones they serve.
     const plain = (row) => words.op[row.op].replace(/^_+/, "").toLowerCase();
     const byName = (a, b) => (plain(a) < plain(b) ? -1 : 1);
     const redFirst = form.elements.sort.value === "red";

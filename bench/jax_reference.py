@@ -1,4 +1,4 @@
-"""Models written by hand in JAX, with the casts that PyTorch's autocast makes: the other side of bench/jax_steps.py.
+"""Reference models in JAX, with the casts that PyTorch's autocast makes: the other side of bench/jax_steps.py.
 
 Products accumulate in float32 and are rounded once, forward and backward (`preferred_element_type`), because a CPU is
 fast only so. JAX's own derivative of such a product would multiply a float32 by a bfloat16 operand: hence `custom_vjp`.
