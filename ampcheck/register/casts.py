@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.register.kept import Cache
+from ampcheck.register.weight_cache import Cache
 
 FLOAT32 = torch.float32
 _DOUBLE = torch.float64

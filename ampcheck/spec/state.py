@@ -206,10 +206,10 @@ class Thread:
         for tensor, dtype in zip(given, expectation.leaves, strict=True):
             if dtype == tensor.dtype:
                 continue
-            kept = (tensor.name, dtype)
+            key = (tensor.name, dtype)
             reuse = tensor.is_weight and now.cache_enabled and not inference and dtype == now.dtype
-            if not (reuse and kept in self.process.cache):
+            if not (reuse and key in self.process.cache):
                 casts += 1
             if reuse:
-                self.process.cache.add(kept)
+                self.process.cache.add(key)
         return Outcome(expectation, casts)

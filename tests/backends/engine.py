@@ -8,7 +8,7 @@ A backend is a name, a memory and what is special about it:
 
 PyTorch's CPU kernels compute on the tensors' own memory. Each op that the CPU has a kernel for gets one of its own
 under PrivateUse1, so that an op that is left out is missing to the dispatcher, as it is in a backend that lacks it.
-Nothing here knows of faults but `Backend.planted` and `Backend.copy`, through which tests/faults makes a kernel wrong.
+Nothing here knows of faults but `Backend.mutants` and `Backend.copy`, through which tests/faults makes a kernel wrong.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Backend:
         self.name = name
         self.memory = memory
         self.autocast: Registration | None = None
-        self.planted: dict[str, Kernel] = {}
+        self.mutants: dict[str, Kernel] = {}
         """By overload, what runs in the place of PyTorch's CPU kernel: `(call, *args, **kwargs)` on CPU tensors."""
         self.copy: Kernel = lambda target, source: target.copy_(source)
         self.functions = functions or {}
@@ -188,8 +188,8 @@ class Backend:
             return tree_map(to_device, self._computed(op, args, kwargs))
 
     def _computed(self, op: Any, args: Any, kwargs: Any) -> Any:
-        if planted := self.planted.get(_name(op)):
-            return planted(op, *args, **kwargs)
+        if mutant := self.mutants.get(_name(op)):
+            return mutant(op, *args, **kwargs)
         function, out = self.functions.get(op._opname), kwargs.get("out")
         if function and op._overloadname in ("", "out", "Tensor"):
             given = [x for x in (*args, out) if x is not None]

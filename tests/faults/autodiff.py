@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils import parametrize
 
 from tests.faults.eligibility import complex_too, doubles_too
-from tests.faults.fault import Fault, Plant
+from tests.faults.fault import Fault, Inject
 from tests.faults.gradients import computed, detached, low, passed
 from tests.faults.kernels import Body, Call, kernel
 from tests.faults.regions import replaced
@@ -24,9 +24,9 @@ _COMPUTE = parametrize.ParametrizationList.forward
 _EMBEDDING = torch.nn.functional.embedding
 
 
-def _fault(name: str, plant: Plant, only: str, *says: str, device: str = "cpu") -> Fault:
+def _fault(name: str, inject: Inject, only: str, *says: str, device: str = "cpu") -> Fault:
     """A fault that the cases which `only` chooses must catch."""
-    return Fault(name, "autodiff", plant, says, "autograd", device, only=only)
+    return Fault(name, "autodiff", inject, says, "autograd", device, only=only)
 
 
 def _method(name: str, only: str, *says: str, where: Any = torch.Tensor, device: str = "cpu", **wrong: Any) -> Fault:

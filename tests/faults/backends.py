@@ -17,7 +17,7 @@ import torch
 from torch.library import Library
 from torch.utils._pytree import tree_map
 
-from ampcheck.register import kept as cached
+from ampcheck.register import weight_cache
 from tests.faults.fault import REFUSED, Fault
 
 Kernel = Callable[..., Any]
@@ -38,7 +38,7 @@ class Subject:
     register: Callable[..., object]
 
 
-Planting = Callable[[Subject], AbstractContextManager[object]]
+InjectInto = Callable[[Subject], AbstractContextManager[object]]
 
 
 @cache
@@ -51,7 +51,7 @@ def _subject(backend: str) -> Subject:
 def _fault(
     name: str,
     where: str,
-    plant: Planting,
+    inject: InjectInto,
     statuses: tuple[str, ...],
     says: tuple[str, ...],
     backends: tuple[str, ...] = BACKENDS,
@@ -63,11 +63,11 @@ def _fault(
     """
     suite, rule, op, only = [*where.split("/"), f"{where.rpartition('/')[2]}-"][:4] if where else [""] * 4
     made = Fault(name, rule, nullcontext, says, suite, "", op, only, statuses=statuses)
-    return tuple(replace(made, device=backend, plant=partial(_planted, plant, backend)) for backend in backends)
+    return tuple(replace(made, device=backend, inject=partial(_injected, inject, backend)) for backend in backends)
 
 
-def _planted(plant: Planting, backend: str) -> AbstractContextManager[object]:
-    return plant(_subject(backend))
+def _injected(inject: InjectInto, backend: str) -> AbstractContextManager[object]:
+    return inject(_subject(backend))
 
 
 MM = "eager/downcast/mm/" + " or ".join(
@@ -81,31 +81,31 @@ EITHER = ("broken", "fail")
 # ---- ways to plant
 
 
-def kernels(overloads: str, change: Kernel) -> Planting:
+def kernels(overloads: str, change: Kernel) -> InjectInto:
     """Kernels of the backend, computed by `change`."""
 
     @contextmanager
-    def plant(subject: Subject) -> Iterator[None]:
-        planted = subject.backend.planted
-        planted.update(dict.fromkeys(overloads.split(), change))
+    def inject(subject: Subject) -> Iterator[None]:
+        mutants = subject.backend.mutants
+        mutants.update(dict.fromkeys(overloads.split(), change))
         try:
             yield
         finally:
-            planted.clear()
+            mutants.clear()
 
-    return plant
+    return inject
 
 
-def fresh(overloads: str, make: Callable[[], Kernel]) -> Planting:
+def fresh(overloads: str, make: Callable[[], Kernel]) -> InjectInto:
     """The same, of a kernel that has a state of its own each time it is planted."""
     return lambda subject: kernels(overloads, make())(subject)
 
 
-def copies(copy: Callable[[Tensor, Tensor], object]) -> Planting:
+def copies(copy: Callable[[Tensor, Tensor], object]) -> InjectInto:
     """Copies in, out and between dtypes, made by `copy(target, source)` on CPU tensors."""
 
     @contextmanager
-    def plant(subject: Subject) -> Iterator[None]:
+    def inject(subject: Subject) -> Iterator[None]:
         right = subject.backend.copy
         subject.backend.copy = copy
         try:
@@ -113,28 +113,28 @@ def copies(copy: Callable[[Tensor, Tensor], object]) -> Planting:
         finally:
             subject.backend.copy = right
 
-    return plant
+    return inject
 
 
-def policies(**overrides: str) -> Planting:
+def policies(**overrides: str) -> InjectInto:
     """Autocast registered with other policies than the device promises; in names, `__` is a dot."""
 
     @contextmanager
-    def plant(subject: Subject) -> Iterator[None]:
+    def inject(subject: Subject) -> Iterator[None]:
         subject.register(**{name.replace("__", "."): policy for name, policy in overrides.items()})
         try:
             yield
         finally:
             subject.register()
 
-    return plant
+    return inject
 
 
-def autocast(name: str, make: Callable[[Any, str], Kernel]) -> Planting:
+def autocast(name: str, make: Callable[[Any, str], Kernel]) -> InjectInto:
     """An autocast kernel of the backend's own: `make(op, device type)` of an overload."""
 
     @contextmanager
-    def plant(subject: Subject) -> Iterator[None]:
+    def inject(subject: Subject) -> Iterator[None]:
         library = Library("aten", "IMPL")
         subject.register(**{name: "fallthrough"})
         try:
@@ -144,14 +144,14 @@ def autocast(name: str, make: Callable[[Any, str], Kernel]) -> Planting:
             library._destroy()
             subject.register()
 
-    return plant
+    return inject
 
 
-def declared(**attributes: Any) -> Planting:
+def declared(**attributes: Any) -> InjectInto:
     """Attributes and methods of the device as it is declared to ampcheck."""
 
     @contextmanager
-    def plant(subject: Subject) -> Iterator[None]:
+    def inject(subject: Subject) -> Iterator[None]:
         vars(subject.device).update(before := dict(vars(subject.device)) | attributes)
         try:
             yield
@@ -160,7 +160,7 @@ def declared(**attributes: Any) -> Planting:
                 delattr(subject.device, name)
             vars(subject.device).update({n: v for n, v in before.items() if n not in attributes})
 
-    return plant
+    return inject
 
 
 def _overload(name: str) -> Any:
@@ -237,13 +237,13 @@ def giving(change: Callable[[Tensor], Any], when: Callable[..., bool] = always, 
     return kernel
 
 
-def before(spoil: Callable[..., object], when: Callable[..., bool] = always) -> Kernel:
+def before(corrupt: Callable[..., object], when: Callable[..., bool] = always) -> Kernel:
     """The right kernel, which does something to its arguments when it is done."""
 
     def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
         out = op(*args, **kwargs)
         if when(*args, **kwargs):
-            spoil(*args)
+            corrupt(*args)
         return out
 
     return kernel
@@ -277,22 +277,22 @@ def aliased(op: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 def one_buffer() -> Kernel:
     """Outputs of one shape and dtype are all the same memory."""
-    kept: dict[Any, Tensor] = {}
+    cached: dict[Any, Tensor] = {}
 
     def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
         out = op(*args, **kwargs)
-        return kept.setdefault((out.shape, out.dtype), out).copy_(out)
+        return cached.setdefault((out.shape, out.dtype), out).copy_(out)
 
     return kernel
 
 
 def remembered() -> Kernel:
     """What was computed first for a shape and dtype is given to all that ask."""
-    kept: dict[Any, Tensor] = {}
+    cached: dict[Any, Tensor] = {}
 
     def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
         out = op(*args, **kwargs)
-        return kept.setdefault((out.shape, out.dtype), out).clone()
+        return cached.setdefault((out.shape, out.dtype), out).clone()
 
     return kernel
 
@@ -550,25 +550,25 @@ def zeroing(out: Any, args: tuple[Any, ...]) -> Any:
 @contextmanager
 def stale(subject: Subject) -> Iterator[None]:
     """Kept casts stay whatever happens to their weight."""
-    right = cached.Cache._fresh
-    cached.Cache._fresh = lambda self, found, weight: found.weight() is weight  # type: ignore[method-assign]
+    right = weight_cache.Cache._fresh
+    weight_cache.Cache._fresh = lambda self, found, weight: found.weight() is weight  # type: ignore[method-assign]
     try:
         yield
     finally:
-        cached.Cache._fresh = right  # type: ignore[method-assign]
+        weight_cache.Cache._fresh = right  # type: ignore[method-assign]
 
 
 # ---- declarations
 
 
-def _promise(**further: str) -> Planting:
+def _promise(**further: str) -> InjectInto:
     @contextmanager
-    def plant(subject: Subject) -> Iterator[None]:
+    def inject(subject: Subject) -> Iterator[None]:
         listed = {**subject.device.policies(), **{name.replace("__", "."): p for name, p in further.items()}}
         with declared(policies=lambda: listed)(subject):
             yield
 
-    return plant
+    return inject
 
 
 def _raise(error: Exception) -> Callable[[], Any]:

@@ -1,6 +1,6 @@
 """Runs the faults of a device that its process alone can have: `python -m tests.faults.child DEVICE`.
 
-Each line read is a JSON list of what to do, `run` or `again`, and the name of a fault; each is answered with a line.
+Each line read is a JSON list of what to do, `run` or `rerun`, and the name of a fault; each is answered with a line.
 """
 
 from __future__ import annotations

@@ -24,10 +24,10 @@ Forward = Callable[[Pass, str, Any, tuple[Any, ...], dict[str, Any]], Any]
 def _fault(name: str, only: str, *says: str, where: Any = torch.amp, device: str = "cpu", **wrong: Any) -> Fault:
     """A fault that the cases which `only` chooses must catch."""
 
-    def plant() -> AbstractContextManager[object]:
+    def inject() -> AbstractContextManager[object]:
         return replaced(where, **wrong)
 
-    return Fault(name, "customfn", plant, says, "autograd", device, only=only)
+    return Fault(name, "customfn", inject, says, "autograd", device, only=only)
 
 
 def forward(call: Forward) -> Pass:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 from tests.faults import caches, regions
 from tests.faults.casts import in_low
 from tests.faults.customfn import backward
-from tests.faults.fault import Fault, Plant
+from tests.faults.fault import Fault, Inject
 from tests.faults.gradients import doubled, passed, wide
 from tests.faults.kernels import Body, Call, kernel
 
@@ -33,10 +33,10 @@ _APPLY = torch.autograd.Function.apply
 Pass = Callable[..., Any]
 
 
-def _fault(name: str, where: str, says: str, plant: Plant) -> Fault:
+def _fault(name: str, where: str, says: str, inject: Inject) -> Fault:
     """A fault that the scenario `rule/name` must catch."""
     rule, _, scenario = where.partition("/")
-    return Fault(name, rule, plant, (), "autograd").seen_by(scenario, says)
+    return Fault(name, rule, inject, (), "autograd").seen_by(scenario, says)
 
 
 def _region(name: str, where: str, says: str, **methods: Pass) -> Fault:

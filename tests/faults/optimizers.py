@@ -10,7 +10,7 @@ import torch
 from tests.faults import unscale
 from tests.faults.fault import Fault
 from tests.faults.regions import replaced
-from tests.faults.unscale import SCALER, planted, takes_half
+from tests.faults.unscale import SCALER, mutant, takes_half
 
 _GRADS, _MAYBE, _STEP = SCALER._unscale_grads_, SCALER._maybe_opt_step, SCALER.step
 _APART, _UPDATE, _SCALE, _LOAD = SCALER.unscale_, SCALER.update, SCALER.scale, SCALER.load_state_dict
@@ -111,7 +111,7 @@ def faults(device: str) -> tuple[Fault, ...]:
     """Every fault of this file, to be caught on a device."""
 
     def on(name: str, rule: str, where: Any, cases: str, *says: str, **wrong: Callable[..., Any]) -> Fault:
-        return planted(name, rule, where, cases, *says, device=device, **wrong)
+        return mutant(name, rule, where, cases, *says, device=device, **wrong)
 
     return (
         on(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tests.faults import caches, decorators, regions
-from tests.faults.fault import Fault, Plant, seen_in
+from tests.faults.fault import Fault, Inject, seen_in
 from tests.faults.regions import autocast, replaced
 
 INIT, ENTER, EXIT, CALL = autocast.__init__, autocast.__enter__, autocast.__exit__, autocast.__call__
@@ -144,11 +144,11 @@ def never_cast(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return MM(a.float(), b.float())
 
 
-def methods(**wrong: Any) -> Plant:
+def methods(**wrong: Any) -> Inject:
     return lambda: replaced(autocast, **wrong)
 
 
-def on_torch(**wrong: Any) -> Plant:
+def on_torch(**wrong: Any) -> Inject:
     return lambda: replaced(torch, **wrong)
 
 

@@ -94,25 +94,25 @@ class Runner:
     def run(self, fault: Fault) -> tuple[list[Result], list[Result]]:
         """The results of a fault's cases without it, of each from its first run, and then with it."""
         if fault.statuses == REFUSED:
-            with fault.plant():
+            with fault.inject():
                 return [], self._refused()
         if results := _OTHERS.get(fault.suite):
             unharmed = results(fault)
-            with fault.plant():
+            with fault.inject():
                 return unharmed, results(fault)
         items = self.cases(fault)
         suites = self._suites[fault.nightly]
         for item in items:
             if item not in self._unharmed:
                 self._unharmed[item] = suites.run([item])
-        with fault.plant():
+        with fault.inject():
             harmed = suites.run(items)
             if fault.reproduction:
                 harmed = [{**result, "shown": _shown(result.get("torch", ""))} for result in harmed]
         reset({})  # under the fault nothing may have been able to
         return [result for item in items for result in self._unharmed[item]], harmed
 
-    def again(self, fault: Fault) -> list[Result]:
+    def rerun(self, fault: Fault) -> list[Result]:
         """The results of a fault's cases now, when it is not planted."""
         if results := _OTHERS.get(fault.suite):
             return results(fault)
@@ -168,9 +168,9 @@ class Remote:
         unharmed, harmed = self._ask("run", fault)
         return unharmed, harmed
 
-    def again(self, fault: Fault) -> list[Result]:
-        """As `Runner.again`."""
-        found: list[Result] = self._ask("again", fault)
+    def rerun(self, fault: Fault) -> list[Result]:
+        """As `Runner.rerun`."""
+        found: list[Result] = self._ask("rerun", fault)
         return found
 
     def close(self) -> None:

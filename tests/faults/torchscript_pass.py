@@ -19,7 +19,7 @@ from ampcheck.checks.torchscript_agreement import OURS, measure
 from ampcheck.devices.registry import select
 from ampcheck.torchscript import ops, programs, regions, rewrite
 from ampcheck.torchscript.regions import GraphState, States, scripted
-from tests.faults.fault import Fault, Plant, Result
+from tests.faults.fault import Fault, Inject, Result
 from tests.torchscript import programs as torchscript_programs
 from tests.torchscript.test_regions import AMBIENT, around, given
 
@@ -31,7 +31,7 @@ _FLOAT32 = 6
 
 def _fault(
     name: str,
-    plant: Plant,
+    inject: Inject,
     says: str,
     in_programs: tuple[str, ...] = (),
     ops: tuple[tuple[str, str], ...] = (),
@@ -41,7 +41,7 @@ def _fault(
     `in_programs`: those of `tests.torchscript.programs` that must do something else than eagerly. `ops`: device and
     overload of those whose measured agreement must be lost.
     """
-    made = Fault(name, "agreement", plant, (says,), SUITE)
+    made = Fault(name, "agreement", inject, (says,), SUITE)
     return tuple(
         replace(made, name=f"pass-{name}-in-{op}", device=device, op=op)
         for device, op in (*(("cpu", program) for program in in_programs), *ops)

@@ -21,7 +21,7 @@ RESCALE = "_amp_update_scale_"
 _UNSCALE, _RESCALE, _GRADS = getattr(torch, UNSCALE), getattr(torch, RESCALE), SCALER._unscale_grads_
 
 
-def planted(
+def mutant(
     name: str, rule: str, where: Any, cases: str, *says: str, device: str = "cpu", **wrong: Callable[..., Any]
 ) -> Fault:
     """A fault that replaces functions of `where`, looked for in the cases of the rule that `cases` selects."""
@@ -143,13 +143,13 @@ def faults(device: str) -> tuple[Fault, ...]:
     """Every fault of this file, to be caught on a device."""
 
     def on(name: str, where: Any, cases: str, *says: str, **wrong: Callable[..., Any]) -> Fault:
-        return planted(name, "unscale", where, cases, *says, device=device, **wrong)
+        return mutant(name, "unscale", where, cases, *says, device=device, **wrong)
 
     def op(name: str, cases: str, *says: str, wrong: Callable[..., Any]) -> Fault:
         return on(name, torch, cases, *says, **{UNSCALE: wrong})
 
     def update(name: str, cases: str, *says: str, wrong: Callable[..., Any]) -> Fault:
-        return planted(name, "rescale", torch, cases, *says, device=device, **{RESCALE: wrong})
+        return mutant(name, "rescale", torch, cases, *says, device=device, **{RESCALE: wrong})
 
     return (
         op("unscale-skips-last", "many", "gradient 1 of 2", wrong=without(lambda n, _, count: n == count - 1 > 0)),

@@ -37,11 +37,11 @@ def test_a_removed_overload_is_named() -> None:
 
 
 def test_both_ways_at_once_in_a_stable_order() -> None:
-    planted = {
+    mutant = {
         "AutocastXPU": (as_listed("AutocastXPU") - {"mv"}) | {"foo"},
         "AutocastCPU": (as_listed("AutocastCPU") - {"mm", "bmm"}) | {"b", "a"},
     }
-    assert [sentence.split(",")[0] for sentence in drift(planted, "2.13")] == [
+    assert [sentence.split(",")[0] for sentence in drift(mutant, "2.13")] == [
         "AutocastCPU registers aten::a",
         "AutocastCPU registers aten::b",
         "AutocastCPU does not register aten::bmm",

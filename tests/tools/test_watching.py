@@ -252,8 +252,8 @@ def test_watched_twice() -> None:
     scaler = torch.amp.GradScaler("cpu")
     with ampcheck.watch(scaler), pytest.raises(UsageError, match="is watched already"):
         ampcheck.watch(scaler)
-    with ampcheck.watch(scaler) as again:
-        assert isinstance(again, Watch)
+    with ampcheck.watch(scaler) as second:
+        assert isinstance(second, Watch)
 
 
 def test_refused_input_leaves_the_scaler_alone() -> None:

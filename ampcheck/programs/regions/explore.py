@@ -13,7 +13,7 @@ from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.virtual import DEVICES
 from ampcheck.errors import CheckFailure, one_line
 from ampcheck.programs.regions.execute import facts, run
-from ampcheck.programs.regions.model import compare, model, open_to
+from ampcheck.programs.regions.model import compare, known_bugs_hit, model
 from ampcheck.programs.regions.render import render
 from ampcheck.programs.regions.steps import Program
 from ampcheck.programs.search import search
@@ -73,7 +73,7 @@ class RegionExplorer:
             nonlocal first
             # Out of time for a smaller one: only what was found stays a finding.
             if not found or monotonic() - first < SHRINKING:
-                assume(not open_to(program, self.facts))
+                assume(not known_bugs_hit(program, self.facts))
                 if difference := self.difference(program):
                     first = first or monotonic()
                     found[program] = difference

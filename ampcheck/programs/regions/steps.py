@@ -42,11 +42,11 @@ class Decorated:
 
 @dataclass(frozen=True, slots=True)
 class Reenter:
-    """One region object entered twice: for `body`, and again for `again` inside it (`nested`) or after it."""
+    """One region object entered twice: for `body`, and then for `second_body` inside it (`nested`) or after it."""
 
     options: Options
     body: Program
-    again: Program
+    second_body: Program
     nested: bool = False
 
 

@@ -72,7 +72,7 @@ class Side:
                 found[device] = found[device] * VALUES[bad.value]
         return list(found.values())
 
-    def spoil(self, optimizer: int, param: int, value: str) -> None:
+    def corrupt_grad(self, optimizer: int, param: int, value: str) -> None:
         """Write a value into the first element of a gradient, where there is one."""
         grad = self.params[optimizer][param].grad
         if grad is not None:

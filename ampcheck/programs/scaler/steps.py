@@ -67,7 +67,7 @@ class Backward:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoil:
+class CorruptGrad:
     """Write a value into one element of a parameter's gradient, where it has one."""
 
     optimizer: int
@@ -90,7 +90,7 @@ class Clip:
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
+class OptimizerStep:
     """`scaler.step(optimizer)`, with a closure by keyword where `closure`."""
 
     optimizer: int = 0
@@ -141,7 +141,9 @@ class Set:
     value: float
 
 
-Step: TypeAlias = Backward | Spoil | Unscale | Clip | Take | Update | ZeroGrad | Reload | Load | Pickle | Set
+Step: TypeAlias = (
+    Backward | CorruptGrad | Unscale | Clip | OptimizerStep | Update | ZeroGrad | Reload | Load | Pickle | Set
+)
 
 
 @dataclass(frozen=True, slots=True)

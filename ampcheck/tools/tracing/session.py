@@ -124,9 +124,9 @@ class _PublicCalls(TorchFunctionMode):
             return func(*args, **kwargs)
         call = TracedCall(func, args, kwargs)
         # Tensor methods in Python call the method of the base class, which comes back here under the same name.
-        again = self._recorder.enter(call)
+        repeated = self._recorder.enter(call)
         try:
-            body = _body(func) if not again and _plain(types) else None
+            body = _body(func) if not repeated and _plain(types) else None
             if body is None:
                 return func(*args, **kwargs)
             with self:

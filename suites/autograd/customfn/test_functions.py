@@ -377,18 +377,18 @@ def test_gradient(amp: Amp, to: str) -> None:
     """The gradient of a cast input is that of an explicit cast, in the dtype of the leaf."""
     dtype = {"wide": torch.float32, "low": amp.dtype, "same": None}[to]
     x = amp.rand(4, dtype=amp.dtype if to == "wide" else torch.float32, requires_grad=True)
-    by_hand = _copy(x)
+    reference = _copy(x)
     with amp.region():
         out = _cube(amp, dtype).apply(x)
-    given = by_hand if dtype is None else by_hand.to(dtype)
+    given = reference if dtype is None else reference.to(dtype)
     want = given * given * given
     out.float().sum().backward()
     want.float().sum().backward()
     amp.assert_identical("result", out, want)
-    if x.grad is None or by_hand.grad is None:
+    if x.grad is None or reference.grad is None:
         raise RuntimeError("the scenario computed no gradient")
     lowest = torch.float32 if to == "same" else amp.dtype
-    amp.assert_close("gradient", x.grad, amp.device.host(by_hand.grad), 8 * torch.finfo(lowest).eps)
+    amp.assert_close("gradient", x.grad, amp.device.host(reference.grad), 8 * torch.finfo(lowest).eps)
 
 
 @pytest.mark.parametrize("place", ["outside", "same", "another"])
@@ -547,16 +547,16 @@ def test_backward_in_backward(amp: Amp) -> None:
             return x.grad
 
     x = amp.rand(3, 3, requires_grad=True)
-    by_hand = _copy(x)
+    reference = _copy(x)
     with amp.region():
         out = Again.apply(x)
     out.float().sum().backward()
-    other = by_hand.to(amp.other)
+    other = reference.to(amp.other)
     torch.mm(other, other).backward(torch.ones(3, 3, device=amp.type, dtype=amp.other))
     amp.assert_equal("dtype inside, state after it, state before it", seen, [(amp.other, True, (True, amp.dtype))])
-    if x.grad is None or by_hand.grad is None:
+    if x.grad is None or reference.grad is None:
         raise RuntimeError("the scenario computed no gradient")
-    amp.assert_close("gradient", x.grad, amp.device.host(by_hand.grad), 4 * torch.finfo(amp.dtype).eps)
+    amp.assert_close("gradient", x.grad, amp.device.host(reference.grad), 4 * torch.finfo(amp.dtype).eps)
 
 
 # ---- torch.vmap, torch.func.grad and forward-mode differentiation
