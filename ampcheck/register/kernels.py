@@ -125,13 +125,7 @@ def _made(op: OpOverload, call: Kernel, signature: _Signature, body: list[str], 
         arguments=", ".join(signature.arguments),
         body="\n".join(" " * 8 + line for line in body),
     )
-    scope = {
-        "exclude": exclude_key,
-        "key": KEY,
-        "call": call,
-        **bound,
-        **signature.defaults,
-    }
+    scope = {"exclude": exclude_key, "key": KEY, "call": call, **bound, **signature.defaults}
     exec(_compiled(source), scope)  # the source is made of argument names of registered schemas, and nothing else
     kernel: Kernel = unseen(scope["kernel"])
     kernel.__name__ = kernel.__qualname__ = f"autocast_{op._opname}_{op._overloadname}"

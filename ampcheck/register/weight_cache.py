@@ -25,11 +25,7 @@ from ampcheck.register.torch_private import (
     tracing_state,
 )
 
-_FAKE, _PROXY, _FUNCTIONAL = (
-    ModeKey.FAKE,
-    ModeKey.PROXY,
-    ModeKey.FUNCTIONAL,
-)
+_FAKE, _PROXY, _FUNCTIONAL = (ModeKey.FAKE, ModeKey.PROXY, ModeKey.FUNCTIONAL)
 _is_inference = torch.is_inference_mode_enabled
 _is_grad = torch.is_grad_enabled
 

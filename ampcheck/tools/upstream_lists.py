@@ -51,11 +51,7 @@ _CUDA = {
     "torch_need_autocast_promote": "kwargs",
     "banned": "module",
 }
-_XPU = {
-    "torch_fp16": "skip",
-    "torch_need_autocast_promote": "kwargs",
-    "torch_expect_builtin_promote": "dtype",
-}
+_XPU = {"torch_fp16": "skip", "torch_need_autocast_promote": "kwargs", "torch_expect_builtin_promote": "dtype"}
 _XPU_LEFT_OUT = ("gru_cell", "lstm_cell")  # test_xpu.py names them as not implemented there
 
 

@@ -29,10 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ampcheck.runner.suite import Amp, scenario
 
-pytestmark = [
-    pytest.mark.rule("dataparallel"),
-    pytest.mark.filterwarnings("ignore:.*:UserWarning:torch.distributed"),
-]
+pytestmark = [pytest.mark.rule("dataparallel"), pytest.mark.filterwarnings("ignore:.*:UserWarning:torch.distributed")]
 
 Seen = list[tuple[tuple[bool, torch.dtype, bool], torch.dtype]]
 

@@ -327,10 +327,7 @@ def test_two_places(amp: Amp, bad: str) -> None:
     there = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([here, there], lr=1.0)
     scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
-    losses = [
-        (here * (inf if bad == "here" else 0.5)).sum(),
-        (there * (nan if bad == "there" else 0.25)).sum(),
-    ]
+    losses = [(here * (inf if bad == "here" else 0.5)).sum(), (there * (nan if bad == "there" else 0.25)).sum()]
     for loss in scaler.scale(losses):
         loss.backward()
     scaler.step(optimizer)

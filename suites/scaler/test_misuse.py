@@ -335,12 +335,7 @@ def test_absent_device(amp: Amp) -> None:
         return
     made: Any
     for given, made in (("cuda", partial(torch.amp.GradScaler, "cuda")), (None, torch.amp.GradScaler)):
-        scaler = amp.assert_warns(
-            f"GradScaler({given!r})",
-            UserWarning,
-            "CUDA is not available.  Disabling.",
-            made,
-        )
+        scaler = amp.assert_warns(f"GradScaler({given!r})", UserWarning, "CUDA is not available.  Disabling.", made)
         amp.assert_equal("whether it is enabled", scaler.is_enabled(), False)
     amp.assert_no_warning("GradScaler('cuda', enabled=False)", lambda: torch.amp.GradScaler("cuda", enabled=False))
 

@@ -174,10 +174,7 @@ def test_a_malformed_manifest(tmp_path: Path) -> None:
         (toml({**_ENTRY, "libraries": "jax"}), "libraries must be a table of version ranges"),
         (toml(_ENTRY) + 'libraries = { pytest = "new" }\n', "libraries.pytest is no version range: 'new'"),
         (toml(_ENTRY) + "libraries = { pytest = 8 }\n", "libraries.pytest is no version range: 8"),
-        (
-            toml(_ENTRY) + 'libraries = { pytset = ">8" }\n',
-            "libraries names 'pytset', which is not installed and",
-        ),
+        (toml(_ENTRY) + 'libraries = { pytset = ">8" }\n', "libraries names 'pytset', which is not installed and"),
         (toml(_ENTRY, _ENTRY), "deviation 'one' is in the file more than once"),
     ],
 )

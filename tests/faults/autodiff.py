@@ -283,11 +283,7 @@ FAULTS = (
 JAX = (
     _method("jax-backward-outside", "what_a_hook_sees and same", "in two hooks", device="jax", backward=outside),
     _method(
-        "jax-backward-in-a-region",
-        "what_a_hook_sees and outside",
-        "in two hooks",
-        device="jax",
-        backward=in_a_region,
+        "jax-backward-in-a-region", "what_a_hook_sees and outside", "in two hooks", device="jax", backward=in_a_region
     ),
     _method("jax-gradients-added-in-low", "small_steps", "sum of the gradients", device="jax", backward=in_low_sums),
     _op("jax-product-gradient-lost", detached(1), "as_by_hand and product", "gradient of w", device="jax"),

@@ -787,11 +787,7 @@ VALUES = (
     ),
     *_fault("mm-zero-in-fp16", MM, kernels("mm", giving(torch.zeros_like, half)), BROKEN, ("mm", "fp16")),
     *_fault(
-        "exp-off-in-fp32",
-        "eager/upcast/exp",
-        kernels("exp", giving(lambda out: out * 1.001, wide)),
-        BROKEN,
-        ("exp",),
+        "exp-off-in-fp32", "eager/upcast/exp", kernels("exp", giving(lambda out: out * 1.001, wide)), BROKEN, ("exp",)
     ),
     *_fault(
         "bmm-nan-in-low",
@@ -827,13 +823,7 @@ VALUES = (
     ),
     *_fault("large-values-saturate", MM, kernels("mm", giving(lambda out: out.clamp(-64, 64))), BROKEN, ("mm",)),
     *_fault("small-values-vanish", MM, kernels("mm", giving(lambda out: out * (out.abs() > 1e-2))), BROKEN, ("mm",)),
-    *_fault(
-        "reads-strides-as-contiguous",
-        MM,
-        kernels("mm", on_arguments(flat)),
-        EITHER,
-        ("mm",),
-    ),
+    *_fault("reads-strides-as-contiguous", MM, kernels("mm", on_arguments(flat)), EITHER, ("mm",)),
     *_fault("every-second-call-is-wrong", MM, fresh("mm", every_second), EITHER, ("mm",)),
     *_fault("remembers-the-first-result", "eager/downcast/addmm/", fresh("addmm", remembered), EITHER, ("addmm",)),
     *_fault("never-twice-the-same", MM, fresh("mm", noise), EITHER, ("mm",)),
@@ -879,11 +869,7 @@ SHAPES = (
         ("tanh", "fp32"),
     ),
     *_fault(
-        "float64-for-float32",
-        "eager/upcast/exp",
-        kernels("exp", giving(torch.Tensor.double)),
-        BROKEN,
-        ("exp", "fp64"),
+        "float64-for-float32", "eager/upcast/exp", kernels("exp", giving(torch.Tensor.double)), BROKEN, ("exp", "fp64")
     ),
     *_fault("the-other-low", MM, kernels("mm", giving(other_low)), BROKEN, ("mm",)),
     *_fault("bf16-comes-out-as-fp16", MM, kernels("mm", giving(lambda out: out.half(), brain)), BROKEN, ("mm", "fp16")),
@@ -936,11 +922,7 @@ MEMORY = (
         "writes-in-low-alone", MM, kernels("mm", before(lambda a, b: a.zero_(), low)), BROKEN, ("mm", "argument 0")
     ),
     *_fault(
-        "output-is-the-input",
-        "eager/fallthrough/tanh",
-        kernels("tanh", over_the_input),
-        BROKEN,
-        ("tanh", "argument 0"),
+        "output-is-the-input", "eager/fallthrough/tanh", kernels("tanh", over_the_input), BROKEN, ("tanh", "argument 0")
     ),
     *_fault(
         "output-in-the-inputs-memory",
@@ -1052,11 +1034,7 @@ POLICIES = (
         ("aten::sum.dim_IntList ran with dtype=None; expected dtype=fp32",),
     ),
     *_fault(
-        "sum-cast",
-        "eager/optdtype/sum.dim_IntList",
-        policies(sum__dim_IntList="downcast"),
-        FAIL,
-        ("sum.dim_IntList",),
+        "sum-cast", "eager/optdtype/sum.dim_IntList", policies(sum__dim_IntList="downcast"), FAIL, ("sum.dim_IntList",)
     ),
     *_fault(
         "norm-not-sent-on",
@@ -1137,11 +1115,7 @@ POLICIES = (
         ("addmm",),
     ),
     *_fault(
-        "arguments-dropped",
-        "eager/optdtype/sum.dim_IntList/",
-        autocast("sum.dim_IntList", forgetful),
-        FAIL,
-        ("sum",),
+        "arguments-dropped", "eager/optdtype/sum.dim_IntList/", autocast("sum.dim_IntList", forgetful), FAIL, ("sum",)
     ),
     *_fault(
         "the-callers-dtype-written-over",
@@ -1243,11 +1217,7 @@ DECLARED = (
     *_fault("promise-for-no-overload", "", _promise(sum__dim="optdtype"), REFUSED, ("sum.dim", "no such overload")),
     *_fault("a-key-that-does-not-exist", "", declared(key="AutocastPrivateUse9"), REFUSED, ("AutocastPrivateUse9",)),
     *_fault(
-        "the-key-of-another-type",
-        "",
-        declared(key="AutocastCUDA"),
-        REFUSED,
-        ("AutocastCUDA", "AutocastPrivateUse1"),
+        "the-key-of-another-type", "", declared(key="AutocastCUDA"), REFUSED, ("AutocastCUDA", "AutocastPrivateUse1")
     ),
     *_fault(
         "policies-raise",

@@ -184,12 +184,7 @@ def faults(device: str) -> tuple[Fault, ...]:
         ),
         on("half-is-stepped", "optimizers", SCALER, "half_is_refused", "raised nothing", _unscale_grads_=takes_half),
         on(
-            "unscaled-twice",
-            "loops",
-            SCALER,
-            "recipe and clip_norm",
-            "in a region: False",
-            unscale_=apart_is_forgotten,
+            "unscaled-twice", "loops", SCALER, "recipe and clip_norm", "in a region: False", unscale_=apart_is_forgotten
         ),
         on(
             "clipped-before-unscaling",
@@ -202,14 +197,7 @@ def faults(device: str) -> tuple[Fault, ...]:
         ),
         on("first-optimizer-alone", "loops", SCALER, "recipe and several", "the scale", update=first_optimizer_alone),
         on("disabled-scales", "loops", SCALER, "disabled and typical", "parameter 0", scale=scales_when_disabled),
-        on(
-            "tracker-not-loaded",
-            "loops",
-            SCALER,
-            "resumed",
-            "state after step 3",
-            load_state_dict=forgets_the_tracker,
-        ),
+        on("tracker-not-loaded", "loops", SCALER, "resumed", "state after step 3", load_state_dict=forgets_the_tracker),
     )
 
 

@@ -456,9 +456,7 @@ FAULTS = (
     *seen_in(
         "to-thread-stays",
         lambda: replaced(asyncio, to_thread=lambda call: asyncio.sleep(0, call())),
-        {
-            "eager/threads/to_thread": "state and dtype of a product there: got ((True, torch.float16, True), torch.fl",
-        },
+        {"eager/threads/to_thread": "state and dtype of a product there: got ((True, torch.float16, True), torch.fl"},
     ),
 )
 """Every scenario of these rules is seen to notice at least one of them."""

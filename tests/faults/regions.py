@@ -268,13 +268,7 @@ EXCEPTIONS = (
 )
 
 PROGRAMS = (
-    region(
-        "program-second-entry",
-        "programs",
-        "inside the region is off",
-        only="known",
-        enter=enter_twice_disabled,
-    ),
+    region("program-second-entry", "programs", "inside the region is off", only="known", enter=enter_twice_disabled),
     region("program-keeps-dtype", "programs", "fp16", only="known", exit=exit_keeps_dtype),
     region("program-exception-open", "programs", "on", only="known", exit=exit_only_without_exception),
     region("program-leaves-a-level", "programs", "depth 2; expected on", only="known", exit=exit_leaves_a_level),

@@ -204,10 +204,7 @@ FAULTS = (
         _fused_sgd_=unaware(_SGD, "grad_scale"),
     ),
     _fault(
-        "new-optimizer",
-        "optimizers/every_one_is_known",
-        "optimizers without a case: got ['Newest']",
-        a_new_optimizer,
+        "new-optimizer", "optimizers/every_one_is_known", "optimizers without a case: got ['Newest']", a_new_optimizer
     ),
     _put(
         "scale-always-finite",

@@ -30,11 +30,7 @@ _FLOAT32 = 6
 
 
 def _fault(
-    name: str,
-    inject: Inject,
-    says: str,
-    in_programs: tuple[str, ...] = (),
-    ops: tuple[tuple[str, str], ...] = (),
+    name: str, inject: Inject, says: str, in_programs: tuple[str, ...] = (), ops: tuple[tuple[str, str], ...] = ()
 ) -> tuple[Fault, ...]:
     """A fault of the pass, which each of some programs and overloads must show.
 

@@ -175,13 +175,7 @@ def faults(device: str) -> tuple[Fault, ...]:
         op("unscale-narrows-float64", "sizes-double or sizes", "gradient of 1025 elements", wrong=narrows),
         op("unscale-mends-infinities", "each_place and single", "inf at 0 of 1 became: got '0.0'", wrong=mends),
         on("unscale-dense-only", SCALER, "sparse", "the gradient: differs", _unscale_grads_=dense_only),
-        on(
-            "unscale-sums-unseen",
-            torch.Tensor,
-            "overflow_by",
-            "what was found: got 0.0",
-            coalesce=lambda self: self,
-        ),
+        on("unscale-sums-unseen", torch.Tensor, "overflow_by", "what was found: got 0.0", coalesce=lambda self: self),
         on("unscale-takes-half", SCALER, "half_is_refused", "raised nothing", _unscale_grads_=takes_half),
         on("unscale-inverse-is-off", SCALER, "divides", "gradient 0 at", _unscale_grads_=inverse_is_off),
         update(
