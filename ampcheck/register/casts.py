@@ -1,4 +1,4 @@
-"""Which tensors autocast casts, and the casts. Source: aten/src/ATen/autocast_mode.h, `is_eligible`, `cached_cast`."""
+"""Tensors that autocast casts, and the casts. Source: aten/src/ATen/autocast_mode.h, `is_eligible`, `cached_cast`."""
 
 from __future__ import annotations
 

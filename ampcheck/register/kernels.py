@@ -45,7 +45,7 @@ def kernel({parameters}):
 
 
 def kind(argument: Any) -> str | None:
-    """What a schema argument holds for autocast: "tensor", "optional", "list", or None for no tensors."""
+    """Return a schema argument's kind for autocast: "tensor", "optional", "list", or None for no tensors."""
     return _KINDS.get(str(argument.type))
 
 
@@ -153,7 +153,7 @@ def _call(op: OpOverload, signature: _Signature) -> Kernel:
 
 
 def _takes(other: OpOverload, op: OpOverload) -> bool:
-    """Whether a call of `op` could mean `other`: it needs no more positional arguments and no other keyword-only ones.
+    """Return whether a call of `op` could mean `other`: it needs no more positional or other keyword-only arguments.
 
     Overloads without tensors belong to TorchScript; PyTorch's Python functions do not have them.
     """

@@ -32,7 +32,7 @@ _current: Registration | None = None
 
 
 class Registration:
-    """What `register_autocast` registered; also a context manager that unregisters at its end.
+    """The result of `register_autocast`; also a context manager that unregisters at its end.
 
     `device`: the device type. `policies`: the policy of each overload that has one, by full name (`aten::mm`).
     `missing`: overloads of the base table that the installed torch does not have.
@@ -55,7 +55,7 @@ class Registration:
 
     @property
     def active(self) -> bool:
-        """Whether it is in force."""
+        """Return whether it is in force."""
         return bool(self._undo)
 
     def unregister(self) -> None:

@@ -49,7 +49,7 @@ class _Graph(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, holder: list[torch.Tensor]) -> torch.Tensor:
-        # In a list, the cast is no input of the node, so that the node's output is the very same tensor.
+        # In a list, the cast is not an input of the node, so that the node's output is the very same tensor.
         (low,) = holder
         low.grad_dtype = weight.dtype
         return low
@@ -111,7 +111,7 @@ class Cache:
         casts[place] = _CachedCast(weakref.ref(weight, forget), memory, _layout(weight), low)
 
     def _fresh(self, found: _CachedCast, weight: torch.Tensor) -> bool:
-        """Whether a kept cast is of this very tensor with the values it has now."""
+        """Return whether a cached cast is of this very tensor with its present values."""
         return found.weight() is weight and found.memory() is self._held(weight) and found.layout == _layout(weight)
 
     def _held(self, weight: torch.Tensor) -> object:
@@ -122,12 +122,12 @@ class Cache:
 
 
 def _layout(weight: torch.Tensor) -> tuple[Any, ...]:
-    """What changes with an in-place write, and with `weight.data = …` on the same storage."""
+    """Return properties that change with an in-place write, and with `weight.data = …` on the same storage."""
     return weight._version, weight.shape, weight.stride(), weight.storage_offset()
 
 
 def _foreign(weight: torch.Tensor) -> bool:
-    """Whether a kept cast would be a constant in a traced program, or a fake tensor outside of its mode.
+    """Return whether a cached cast would be a constant in a traced program, or a fake tensor outside of its mode.
 
     Also a tensor that CUDA graphs rewrite unseen, and any under functorch, whose levels end before the region does.
     """

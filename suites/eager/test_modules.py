@@ -147,7 +147,7 @@ NETWORKS = {
 
 
 class _Ctc(nn.Module):
-    """nn.CTCLoss with targets of its own."""
+    """nn.CTCLoss with fixed targets."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         targets = torch.tensor([[1, 2], [3, 1]], device=x.device)

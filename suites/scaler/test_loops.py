@@ -450,7 +450,7 @@ def test_long_overflow(amp: Amp) -> None:
 
 @scenario(values=True, dtypes="default")
 def test_scale_too_small(amp: Amp) -> None:
-    """Where the unscaled gradients are not finite the step is skipped, also if the scaled ones were (pytorch#99640).
+    """The step is skipped if the unscaled gradients are not finite, even if the scaled ones were (pytorch#99640).
 
     GradScaler.step: optimizer.step() is skipped "to avoid corrupting the params". Nothing keeps the scale from 0.
     """

@@ -74,7 +74,7 @@ def test_out_of_turn_when_fused(amp: Amp, case: str) -> None:
 @pytest.mark.parametrize("call", ["unscale_", "step", "update"], ids=["divide", "step", "update"])
 @scenario(values=True, dtypes="default")
 def test_nothing_scaled(amp: Amp, call: str) -> None:
-    """Before any output is scaled there is no scale, and a call that needs one says who asked and what to do."""
+    """Before any output is scaled a call that needs the scale raises an error that names the call and the remedy."""
     scaler, weight, optimizer = _after_calls(amp)
     weight.grad = torch.ones_like(weight)
     given = () if call == "update" else (optimizer,)

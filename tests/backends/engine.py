@@ -1,4 +1,4 @@
-"""What the small PrivateUse1 backends of this folder share: a device module, two kinds of memory, and kernels.
+"""Base of the small PrivateUse1 backends of this folder: a device module, two kinds of memory, and kernels.
 
 A backend is a name, a memory and what is special about it:
 
@@ -144,7 +144,7 @@ class Backend:
         return self.autocast
 
     def owns(self, value: Any) -> bool:
-        """Whether a value is a tensor of the device."""
+        """Return whether a value is a tensor of the device."""
         return isinstance(value, torch.Tensor) and value.device.type == self.name
 
     def run(self, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -222,7 +222,7 @@ class Backend:
         return tensor
 
     def _as_strided_(self, tensor: torch.Tensor, size: Any, stride: Any, offset: int | None = None) -> torch.Tensor:
-        """What PyTorch's own does but for asking its storage, which is empty, whether there is room."""
+        """Do as PyTorch's own, but do not check the size of the storage, which is empty."""
         tensor.data = self.memory.view(aten.as_strided.default, (tensor, size, stride, offset), {})
         return tensor
 
@@ -239,7 +239,7 @@ _ON_STORAGES = (
 
 
 def _set_up(name: str, *, guard: bool) -> None:
-    """What `_setup_privateuseone_for_python_backend` does, with PyTorch's guard in Python or without one."""
+    """Do as `_setup_privateuseone_for_python_backend`, with PyTorch's guard in Python or without one."""
     torch.utils.rename_privateuse1_backend(name)
     torch.utils.generate_methods_for_privateuse1_backend()
     torch._register_device_module(name, DeviceModule(f"torch.{name}"))

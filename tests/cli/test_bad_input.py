@@ -140,7 +140,7 @@ def test_a_malformed_manifest(tmp_path: Path) -> None:
         run_pytest(tmp_path, str(ROOT / "suites"), "--device=cpu", "--op=mm", "--manifest=all.txt"),
     ):
         assert done.returncode == 2
-        assert "'nonsense' is no case; a case is written suite/rule/id" in done.stderr
+        assert "'nonsense' is not a case; a case is written suite/rule/id" in done.stderr
     (tmp_path / "all.txt").write_text('eager/downcast/mm-fp32-bf16-cpu\t{"ops": "mm"}\n')
     done = run(tmp_path, "run", "--device=cpu", "--op=mm", "--manifest=all.txt")
     assert done.returncode == 2

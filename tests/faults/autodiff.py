@@ -52,13 +52,13 @@ def outside(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
 
 
 def in_a_region(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-    """As if autocast had a region of its own for backward."""
+    """Run backward in another region."""
     with torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False):
         _BACKWARD(self, *args, **kwargs)
 
 
 def with_the_default_dtype(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-    """What worker threads did once: enabled as the caller, in the default dtype."""
+    """Run backward enabled as the caller, but in a default dtype, as PyTorch's worker threads once did."""
     type_, dtype = self.device.type, torch.get_autocast_dtype(self.device.type)
     torch.set_autocast_dtype(type_, torch.float64)
     try:

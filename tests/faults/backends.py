@@ -97,7 +97,7 @@ def kernels(overloads: str, change: Kernel) -> InjectInto:
 
 
 def fresh(overloads: str, make: Callable[[], Kernel]) -> InjectInto:
-    """The same, of a kernel that has a state of its own each time it is planted."""
+    """The same, of a kernel with a new state each time it is planted."""
     return lambda subject: kernels(overloads, make())(subject)
 
 
@@ -206,7 +206,7 @@ def empty(*args: Any, **kwargs: Any) -> bool:
 
 
 def in_region(*args: Any, **kwargs: Any) -> bool:
-    """Whether the thread is inside of a region, which a kernel can ask and should not."""
+    """Return whether the thread is inside of a region, which a kernel can ask and should not."""
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting() > 0
 
@@ -287,7 +287,7 @@ def one_buffer() -> Kernel:
 
 
 def remembered() -> Kernel:
-    """What was computed first for a shape and dtype is given to all that ask."""
+    """Return the first result for a shape and dtype at every call."""
     cached: dict[Any, Tensor] = {}
 
     def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,6 @@
 """A cache of casts that keeps too much, too little or the wrong thing.
 
-PyTorch's own cache lies in C++. Where a fault needs another one, the kernel of `mm` gets a cache of its own, which
+PyTorch's own cache lies in C++. Where a fault needs another one, the kernel of `mm` gets another cache, which
 `torch.clear_autocast_cache` empties like PyTorch's.
 """
 
@@ -23,7 +23,7 @@ Test = Callable[[Call, torch.Tensor], bool]
 
 
 def promised(call: Call, t: torch.Tensor) -> bool:
-    """Whether PyTorch keeps the cast of a tensor."""
+    """Return whether PyTorch caches the cast of a tensor."""
     return (
         torch.is_autocast_cache_enabled()
         and t.dtype == torch.float32
@@ -36,7 +36,7 @@ def promised(call: Call, t: torch.Tensor) -> bool:
 
 
 def by_identity(call: Call, t: torch.Tensor) -> Hashable:
-    """What PyTorch keeps a cast under: the tensor, its dtype, and whether gradients are recorded."""
+    """Return PyTorch's cache key: the tensor, its dtype, and whether gradients are recorded."""
     return id(t), call.low, torch.is_grad_enabled()
 
 
@@ -51,7 +51,7 @@ def cache(
     clears: bool = True,
     strong: bool = True,
 ) -> AbstractContextManager[object]:
-    """Products with a cache of their own while entered.
+    """Products with another cache while entered.
 
     `keeps`: whether a cast is kept. `key`: under what. `clears`: whether clearing empties it. `strong`: whether the
     tensor is kept alive, so that its identity is not used again.

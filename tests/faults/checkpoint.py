@@ -87,7 +87,7 @@ def _checking_nothing() -> AbstractContextManager[object]:
 
 
 def _policy_swapped() -> AbstractContextManager[object]:
-    """What a policy keeps is given for the next op of the kind."""
+    """Return the saved output of another product."""
     real = module._CachedTorchDispatchMode.__torch_dispatch__
 
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

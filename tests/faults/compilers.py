@@ -29,7 +29,7 @@ _ENTER, _EXIT = torch.amp._enter_autocast, torch.amp._exit_autocast
 
 
 def handed_out(change: Change, compiler: str = "compile") -> AbstractContextManager[object]:
-    """What a compiler makes, changed."""
+    """Change the programs that a compiler returns."""
 
     def of(make: Function) -> Function:
         def changed(function: Function | None = None, *args: Any, **options: Any) -> Any:
@@ -50,7 +50,7 @@ def handed_out(change: Change, compiler: str = "compile") -> AbstractContextMana
 
 
 def entering(enter: Function) -> AbstractContextManager[object]:
-    """How a captured program enters and leaves its regions: `enter` gives what is entered, or None."""
+    """Enter the regions of a captured program by `enter`, which returns a context manager or None."""
 
     def leave(mode: Any = None) -> None:
         if mode is not None:

@@ -1,4 +1,4 @@
-"""What a planted fault is, and what must become of the cases that run under it."""
+"""A planted fault, and the required results of the cases that run under it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Fault:
         return f"{self.device}-{self.name}"
 
     def picks(self, case: Case) -> bool:
-        """Whether a case runs under it."""
+        """Return whether a case runs under it."""
         for want, value in (
             (self.rule, case.rule),
             (self.op, case.op),

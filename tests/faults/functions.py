@@ -74,7 +74,7 @@ def set_enabled_everywhere(*args: Any) -> None:
 
 
 def set_enabled_once(*args: Any) -> None:
-    """What is on stays on."""
+    """Never disable autocast."""
     if args[-1] is not False or len(args) != 2:
         _SET(*args)
 

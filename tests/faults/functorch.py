@@ -58,7 +58,7 @@ def _after(name: str, done: Callable[[Any], Any]) -> AbstractContextManager[obje
 
 
 def _mapping(change: Callable[..., Any]) -> AbstractContextManager[object]:
-    """A vmap that `change` stands for, which is called with the arguments of PyTorch's."""
+    """Replace vmap by `change`, which is called with the arguments of PyTorch's."""
     return patch.object(apis, "vmap_impl", change)
 
 

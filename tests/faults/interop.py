@@ -13,7 +13,7 @@ from tests.faults.fault import Fault
 
 
 def _fault(name: str, scenario: str, says: str, owner: str, wrong: Callable[[Any], Any]) -> Fault:
-    """A fault that a scenario must catch: `wrong` makes an attribute of the module, or of a class of it, of its own."""
+    """A fault that a scenario must catch: `wrong` makes another attribute of the module, or a class of it."""
 
     @contextmanager
     def inject() -> Iterator[None]:

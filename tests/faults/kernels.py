@@ -54,7 +54,7 @@ class Call:
         return torch.float16 if self.low == torch.bfloat16 else torch.bfloat16
 
     def eligible(self, tensor: torch.Tensor) -> bool:
-        """Whether autocast may cast the tensor."""
+        """Return whether autocast may cast the tensor."""
         return tensor.is_floating_point() and tensor.dtype != torch.float64 and tensor.device.type == self.type
 
     def tensors(self) -> list[torch.Tensor]:

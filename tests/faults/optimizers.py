@@ -73,7 +73,7 @@ def apart_is_forgotten(self: Any, optimizer: Any) -> None:
 
 
 def apart_does_nothing(self: Any, optimizer: Any) -> None:
-    """Where the caller asks for it; `step` comes to it by itself."""
+    """Do nothing when the caller calls `unscale_`; `step` unscales by itself."""
 
 
 def step_unscales_late(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -21,7 +21,7 @@ DEVICE, SUITE = "npy", "preflight"
 
 
 def results(fault: Fault) -> list[Result]:
-    """What each step of the preflight finds now."""
+    """Return the findings of each step of the preflight."""
     found = [finding for _, finding in examine((known(("numpy_backend",))[DEVICE],))]
     ends = {True: "the run ends", False: "the run goes on"}
     return [{"id": f.step, "rule": f.step, "status": f.status, "message": f"{f.text}; {ends[f.ends]}"} for f in found]

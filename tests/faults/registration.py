@@ -133,7 +133,7 @@ def _injected(mistake: Callable[[], None]) -> Iterator[None]:
 
 
 def results(fault: Fault) -> list[Result]:
-    """What the check of a fault finds, in a copy of this process, so that no registration outlives it."""
+    """Run the check of a fault in a copy of this process, so that no registration outlives it."""
     items = [item for item in _checks() if item.name == fault.op]
     read, write = os.pipe()
     if (copy := os.fork()) == 0:

@@ -33,7 +33,7 @@ def setting_flags_alone(*given: Any) -> None:
 
 
 def one_state_for_all_threads() -> AbstractContextManager[object]:
-    """Whether autocast is on is told by whether any thread has entered a region."""
+    """Report autocast as enabled once any thread has entered a region."""
     entered: list[bool] = []
 
     def enter(self: Any) -> Any:

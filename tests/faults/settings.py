@@ -47,7 +47,7 @@ def any_kind(grads: Any, found: torch.Tensor, inverse: torch.Tensor) -> None:
 
 
 def tensors_alone(self: Any, optimizer: Any, *rest: Any) -> Any:
-    """What is no tensor is passed over without a word."""
+    """Ignore parameters that are not tensors."""
     held = [p for group in optimizer.param_groups for p in group["params"] if isinstance(p, torch.Tensor)]
     return OWN["_unscale_grads_"](self, SimpleNamespace(param_groups=[{"params": held}]), *rest)
 
@@ -140,7 +140,7 @@ def a_new_optimizer() -> AbstractContextManager[object]:
 
 
 def saved_and_followed(self: Any) -> Any:
-    """What was saved is kept, and follows the scaler."""
+    """Return one state dictionary that follows the scaler."""
     saved = vars(self).setdefault("_saved", {})
     saved.update(OWN["state_dict"](self))
     return saved

@@ -57,7 +57,7 @@ def test_the_long_ones_are_faults() -> None:
 
 
 def _at_night(fault: Fault) -> bool:
-    """Whether each night alone has a fault: a long one, and two of three on jax, which compiles for each."""
+    """Return whether a fault is nightly: a long one, and two of three on jax, which compiles for each."""
     return fault.id in LONG or (fault.device == "jax" and crc32(fault.id.encode()) % 3 > 0)
 
 

@@ -45,7 +45,7 @@ def _fault(
 
 
 def results(fault: Fault) -> list[Result]:
-    """How far a rewritten program, or one of a region and an overload, agrees with eager mode now."""
+    """Compare a rewritten program, or one of a region and an overload, with eager mode."""
     if fault.op in {program.__name__ for program in torchscript_programs.PROGRAMS}:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript has no is_autocast_enabled of a type
@@ -57,7 +57,7 @@ def results(fault: Fault) -> list[Result]:
 
 
 def _of_program(name: str) -> list[str]:
-    """How a rewritten program differs from the eager one, in each state of its caller."""
+    """Return the differences of a rewritten program from the eager one, in each state of its caller."""
     program = getattr(torchscript_programs, name)
     rewritten = torchscript.autocast(scripted(program))
     out = []

@@ -78,7 +78,7 @@ def narrows(grads: Any, found: torch.Tensor, inverse: torch.Tensor) -> None:
 
 
 def mends(grads: Any, found: torch.Tensor, inverse: torch.Tensor) -> None:
-    """What is not finite becomes a number, so that nobody sees it later."""
+    """Replace values that are not finite by zero, so that nobody sees them later."""
     _UNSCALE(grads, found, inverse)
     for grad in grads:
         grad.copy_(torch.where(grad.isfinite(), grad, torch.zeros_like(grad)))

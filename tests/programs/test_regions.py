@@ -259,7 +259,7 @@ def test_rendered_programs_run() -> None:
 
 
 def test_rendered_programs_say_what_runs_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a region does not restore, the first line that says FAIL is of the difference that a run finds."""
+    """The first FAIL of a rendered program is the difference that a run finds."""
     program: Program = (Catch((With(HERE, (With(OTHER, (MM,)), Raise())),)), MM)
     source = render(program, [CPU])
     assert "FAIL" not in _printed(source)

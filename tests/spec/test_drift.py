@@ -108,7 +108,7 @@ def test_nothing_is_unlisted_on_a_covered_version(key: str) -> None:
 
 @pytest.fixture
 def newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A torch newer than every table, with an op of its own and without one that the table lists."""
+    """A torch newer than every table, with a new op and without one that the table lists."""
     (tmp_path / "torch-2.0.csv").write_text(
         "key,overload,policy,builds,verified,source\n"
         "AutocastCPU,mm,downcast,,run,here\n"

@@ -133,10 +133,10 @@ def test_the_passing_cases_of_a_run() -> None:
     ("given", "sentence"),
     [
         (lines("2.98.0"), r"^run\.jsonl is of torch 2\.98\.0; the installed torch is 2\.99\.1\+cpu$"),
-        (["{"], r"^run\.jsonl is no whole run file: JSONDecodeError: "),
-        ([], r"^run\.jsonl is no whole run file: ValueError: "),
-        (['{"kind": "header"}'], r"^run\.jsonl is no whole run file: KeyError: 'versions'$"),
-        ([*lines("2.99.0"), "7"], r"^run\.jsonl is no whole run file: TypeError: "),
+        (["{"], r"^run\.jsonl is not a complete run file: JSONDecodeError: "),
+        ([], r"^run\.jsonl is not a complete run file: ValueError: "),
+        (['{"kind": "header"}'], r"^run\.jsonl is not a complete run file: KeyError: 'versions'$"),
+        ([*lines("2.99.0"), "7"], r"^run\.jsonl is not a complete run file: TypeError: "),
     ],
 )
 def test_another_run_is_refused(given: list[str], sentence: str) -> None:

@@ -50,7 +50,7 @@ _CALLS: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def facts(devices: Sequence[Device]) -> dict[str, DeviceFacts]:
-    """What the model needs to know of some devices, by type. A region of CUDA may have any dtype."""
+    """Return the facts that the model needs of some devices, by type. A region of CUDA may have any dtype."""
     return {
         device.type: DeviceFacts(
             device.policies(), device.default_amp, None if device.type == "cuda" else device.amp_dtypes
@@ -64,7 +64,7 @@ class _Planned(Exception):
 
 
 def state_of(device_type: str) -> State:
-    """What torch reports in this thread for a device type."""
+    """Return the state that torch reports in this thread for a device type."""
     return State(
         torch.is_autocast_enabled(device_type),
         name_of(torch.get_autocast_dtype(device_type)),

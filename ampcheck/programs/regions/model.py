@@ -1,4 +1,4 @@
-"""What a program must do, predicted from the specification alone."""
+"""A program's behaviour, predicted from the specification alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ampcheck.spec.dtypes import LOW, is_floating, widest
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What the prediction needs to know of a device type: the policy of each overload, the dtype it starts with, the
+    """The facts of a device type that a prediction needs: the policy of each overload, the dtype it starts with, the
     dtypes its regions may have (None: any)."""
 
     policies: Mapping[str, str]
@@ -230,7 +230,7 @@ def model(program: Program, facts: Mapping[str, DeviceFacts]) -> list[Seen]:
 
 
 def known_bugs_hit(program: Program, facts: Mapping[str, DeviceFacts]) -> set[str]:
-    """The known deviations of PyTorch that a program would meet, in words; each has a scenario of its own.
+    """The known deviations of PyTorch that a program would meet, in words; each has its own scenario.
 
     Random programs stay clear of them, so that a difference they show is a new one.
     """

@@ -121,7 +121,7 @@ def render(program: Program, devices: Sequence[Device]) -> str:
 
 
 def _wanted(program: Program, devices: Sequence[Device]) -> list[str]:
-    """What is to be seen, by step and name, as a dictionary in which each value waits for its turn."""
+    """Return the source of a dictionary of the expected observations, in order, by step and name."""
     found: dict[tuple[str, str], list[object]] = {}
     for seen in model(program, facts(devices)):
         value = astuple(seen.value) if isinstance(seen.value, State) else seen.value

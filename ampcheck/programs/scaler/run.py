@@ -37,7 +37,7 @@ _FLOAT32, _FLOAT64 = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).
 
 
 class KnownBug(Exception):
-    """The program comes to a known deviation of PyTorch, which has a case of its own; what follows is not compared."""
+    """The program comes to a known deviation of PyTorch, which has its own case; later steps are not compared."""
 
 
 class _Different(Exception):
@@ -45,7 +45,7 @@ class _Different(Exception):
 
 
 class ScalerRun:
-    """One program on one device type. `compared`: how many values were held against the model."""
+    """One program on one device type. `compared`: how many values were compared with the model."""
 
     def __init__(self, program: ScalerProgram, home: str) -> None:
         self.program = program
@@ -60,7 +60,7 @@ class ScalerRun:
         self._guilty: dict[int, list[tuple[int, int, int]]] = {}
 
     def difference(self) -> str | None:
-        """How torch differs from the model, in a sentence that names the step, or None."""
+        """Describe how torch differs from the model in a sentence that names the step, or return None."""
         with ExitStack() as stack:
             stack.callback(self._close)
             self._look()
@@ -125,7 +125,7 @@ class ScalerRun:
             self._tensors(f"optimizer {number}", got, want)
 
     def _both(self, call: Callable[[], Any], model: Callable[[], Any]) -> tuple[Any, Any] | None:
-        """What the call and the model return, or None where both refuse."""
+        """Return the results of the call and of the model, or None where both refuse."""
         wanted: Any = None
         refused: Refused | None = None
         try:
@@ -213,7 +213,7 @@ class ScalerRun:
             (loss * scale if self.model.enabled else loss).backward()
 
     def _checked(self, optimizer: int) -> dict[str, bool]:
-        """Whether the gradients are finite now, which is when they are checked; remembers which are not."""
+        """Return for each device whether the gradients are finite now, and remember which are not."""
         self._guilty[optimizer] = [
             (number, int(grad.isinf().sum()), int(grad.isnan().sum()))
             for number, grad in self.reference.gradients(optimizer)

@@ -47,7 +47,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """What makes a backward pass give gradients that are not finite.
+    """A cause of gradients that are not finite.
 
     `where`: "loss" (of the parameter's device, before it is scaled), or "forward" (what one element of the parameter is
     multiplied by there). `param`: the parameter's number in its optimizer. `value`: "inf", "-inf" or "nan".
@@ -148,7 +148,7 @@ Step: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class ScalerProgram:
-    """What is trained, and the calls. `watched`: whether `ampcheck.watch` looks on."""
+    """Optimizers to train, and the calls. `watched`: whether `ampcheck.watch` looks on."""
 
     optimizers: tuple[Optimizer, ...]
     steps: tuple[Step, ...]

@@ -1,4 +1,4 @@
-"""Whether a result is the CPU's."""
+"""Comparison of a result with the CPU's."""
 
 from __future__ import annotations
 
@@ -140,5 +140,5 @@ def _moments(a: torch.Tensor, e: torch.Tensor, slack: float) -> str:
 
 
 def uninitialised(name: str) -> bool:
-    """Whether the values of the op's result mean nothing."""
+    """Return whether the values of the op's result are uninitialised."""
     return name.split(".")[0] in samples.UNINITIALISED

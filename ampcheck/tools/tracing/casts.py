@@ -97,7 +97,7 @@ class CastTracker:
         leaf = Leaf(given, before.device.type == record.region.device)
         pending = _Pending(cast, id(before), leaf, first=not record.kernels)
         target = _storage(after)
-        # Sparse tensors have no storage of their own to follow.
+        # Sparse tensors have no storage to follow.
         call.pending[target._cdata if target is not None else -id(cast)] = pending
         if target is not None:
             self.made([after])
@@ -192,7 +192,7 @@ def _origin(call: TracedCall, record: OpRecord, pending: _Pending, asked: dict[i
 
 
 def _transformed(call: TracedCall) -> bool:
-    """Whether vmap, grad or the like wraps its arguments: what is cast are then the tensors inside of them."""
+    """Return whether vmap, grad or the like wraps its arguments: autocast then casts the tensors inside of them."""
     return any(is_functorch_wrapped(t) for t in tensors((call.args, call.kwargs)))
 
 

@@ -39,7 +39,7 @@ def signature_of(func: OpOverload) -> _Signature:
     if name.startswith(("prim::", "profiler::")):
         return _Signature(name, False, True, False)
     qualified = str(func._schema.name) + (f".{func._schema.overload_name}" if func._schema.overload_name else "")
-    # A composite op with a kernel of its own for a backend is not taken apart there.
+    # A composite op with a kernel for a backend is not taken apart there.
     composite = has_kernel(qualified, "CompositeImplicitAutograd") and not has_kernel(qualified, "CPU")
     return _Signature(name, name in CASTS, bool(func.is_view) or name in _VIEWS, composite)
 
@@ -79,7 +79,7 @@ class TraceRecorder:
 
     def failed(self, call: TracedCall, error: Exception) -> None:
         """It raised. Only the innermost call that an exception comes from is marked."""
-        # PyTorch's own control flow is no error: a checkpoint stops its recomputation by a private exception.
+        # PyTorch's own control flow is not an error: a checkpoint stops its recomputation by a private exception.
         if error is not self._error and not type(error).__name__.startswith("_"):
             self._error = error
             with _untraced():
@@ -218,7 +218,7 @@ class TraceRecorder:
 
 
 def _untraced() -> AbstractContextManager[object]:
-    """What the trace asks tensors itself is no business of function modes, its own or the program's."""
+    """Hide the trace's own questions to tensors from function modes."""
     guard: AbstractContextManager[object] = DisableTorchFunction()
     return guard
 

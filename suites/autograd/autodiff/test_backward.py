@@ -267,7 +267,7 @@ def test_function_instead_of_method(amp: Amp) -> None:
 
 @scenario(values=True)
 def test_several_roots(amp: Amp) -> None:
-    """torch.autograd.backward takes results of every dtype at once, each with a gradient of its own (its page)."""
+    """torch.autograd.backward takes results of every dtype at once, each with its gradient (its page)."""
     x, w = _leaves(amp)
     (w2,) = _copies(w)
     fixed = x.detach()
@@ -492,7 +492,7 @@ def test_penalty_in_a_region(amp: Amp) -> None:
 
 @scenario(values=True)
 def test_batched_gradients(amp: Amp) -> None:
-    """is_grads_batched gives each row what a call of its own gives (torch.autograd.grad; pytorch#184890)."""
+    """is_grads_batched gives each row the result of a separate call (torch.autograd.grad; pytorch#184890)."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
     with amp.region():
         out = torch.nn.functional.layer_norm(torch.mm(x, w), (3,))

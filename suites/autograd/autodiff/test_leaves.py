@@ -1,4 +1,4 @@
-"""Rule autodiff: a leaf gets a gradient of its own dtype, whatever happens between forward and backward.
+"""Rule autodiff: a leaf gets a gradient of its dtype, whatever happens between forward and backward.
 
 Source, where a case names no other: https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast. Parts: leaves and their
 views; weights that a parametrization computes from others
@@ -93,7 +93,7 @@ def test_micro_batches(amp: Amp, regions: str) -> None:
 def test_many_small_steps(amp: Amp) -> None:
     """A thousand backward passes of a gradient of 1 make 1000, which no lower precision counts to (amp_examples.html).
 
-    Each has a region of its own; that uses inside of one are summed in its dtype is rule cache's to say.
+    Each has its own region; rule cache checks that uses inside of one are summed in its dtype.
     """
     w, x = torch.ones(1, 1, device=amp.type, requires_grad=True), torch.ones(1, 1, device=amp.type)
     steps = 3000

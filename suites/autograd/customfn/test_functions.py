@@ -160,7 +160,7 @@ def test_backward_of_no_region(amp: Amp, place: str) -> None:
 
 @scenario(values=True)
 def test_never_cast(amp: Amp) -> None:
-    """cast_inputs leaves float64, integer, bool, complex and other devices' tensors, and what is no tensor, alone."""
+    """cast_inputs leaves float64, integer, bool, complex and other devices' tensors, and other values, alone."""
     seen: list[Any] = []
     kinds = (torch.float64, torch.int32, torch.bool, torch.complex64)
 
@@ -440,7 +440,7 @@ def test_once_differentiable(amp: Amp, cast: str) -> None:
 
 @scenario(values=True)
 def test_several_results(amp: Amp) -> None:
-    """Results of several dtypes each get a gradient of their own dtype, zeros where none came (torch.autograd)."""
+    """Each result gets a gradient of its dtype, zeros if none came (torch.autograd)."""
     seen: list[Any] = []
 
     class Three(torch.autograd.Function):
@@ -564,7 +564,7 @@ def test_backward_in_backward(amp: Amp) -> None:
 
 @scenario(values=True)
 def test_under_vmap(amp: Amp) -> None:
-    """A function with a vmap rule of its own, or a generated one, is mapped in its region (torch.func's notes)."""
+    """A function with its own vmap rule, or a generated one, is mapped in its region (torch.func's notes)."""
     seen: list[Any] = []
 
     class Own(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Which policy an overload gets: the base table and overrides."""
+"""The policy of an overload: the base table and overrides."""
 
 from __future__ import annotations
 
