@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         promised(device)
     found = explain.resolve(args.op)
     if len(found.overloads) > 1:
-        print(f"{args.op} stands for {len(found.overloads)} overloads: {', '.join(found.overloads)}")
+        print(f"{args.op} means {len(found.overloads)} overloads: {', '.join(found.overloads)}")
     if found.how:
         print(f"({found.how})")
     refused = []
@@ -82,7 +82,7 @@ def _overload(overload: str, devices: list[Device], amp: str | None, inputs: tup
 
 
 def _group(overload: str, policy: str, dtype: str, members: list[Device], inputs: tuple[str, ...]) -> list[str]:
-    """What happens on devices that share a policy and a region's dtype."""
+    """Describe an op on devices that share a policy and a region's dtype."""
     from tabulate import tabulate
 
     from ampcheck.observe.recorder import is_composite

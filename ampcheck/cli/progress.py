@@ -1,4 +1,4 @@
-"""What a user sees while a run goes on, and how long it will take."""
+"""The progress of a run as a user sees it, and an estimate of its time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def earlier(folder: Path, cases: Collection[str]) -> Run | None:
 
 
 def weights(cases: Collection[str], run: Run | None) -> dict[str, float]:
-    """How long each case took in an earlier run, the mean of the others for one that it lacks; 1 without a run."""
+    """Return each case's seconds in an earlier run, the mean for a case that it lacks; 1 without a run."""
     known = {key: run.results[key].seconds for key in cases if key in run.results} if run is not None else {}
     mean = sum(known.values()) / len(known) if known else 0.0
     return {key: known.get(key, mean) for key in cases} if mean else dict.fromkeys(cases, 1.0)

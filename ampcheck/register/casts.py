@@ -1,4 +1,4 @@
-"""Which tensors autocast casts, and the casts. Source: aten/src/ATen/autocast_mode.h, `is_eligible`, `cached_cast`."""
+"""Tensors that autocast casts, and the casts. Source: aten/src/ATen/autocast_mode.h, `is_eligible`, `cached_cast`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.register.kept import Cache
+from ampcheck.register.weight_cache import Cache
 
 FLOAT32 = torch.float32
 _DOUBLE = torch.float64

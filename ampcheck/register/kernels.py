@@ -45,7 +45,7 @@ def kernel({parameters}):
 
 
 def kind(argument: Any) -> str | None:
-    """What a schema argument holds for autocast: "tensor", "optional", "list", or None for no tensors."""
+    """Return a schema argument's kind for autocast: "tensor", "optional", "list", or None for no tensors."""
     return _KINDS.get(str(argument.type))
 
 
@@ -125,13 +125,7 @@ def _made(op: OpOverload, call: Kernel, signature: _Signature, body: list[str], 
         arguments=", ".join(signature.arguments),
         body="\n".join(" " * 8 + line for line in body),
     )
-    scope = {
-        "exclude": exclude_key,
-        "key": KEY,
-        "call": call,
-        **bound,
-        **signature.defaults,
-    }
+    scope = {"exclude": exclude_key, "key": KEY, "call": call, **bound, **signature.defaults}
     exec(_compiled(source), scope)  # the source is made of argument names of registered schemas, and nothing else
     kernel: Kernel = unseen(scope["kernel"])
     kernel.__name__ = kernel.__qualname__ = f"autocast_{op._opname}_{op._overloadname}"
@@ -159,7 +153,7 @@ def _call(op: OpOverload, signature: _Signature) -> Kernel:
 
 
 def _takes(other: OpOverload, op: OpOverload) -> bool:
-    """Whether a call of `op` could mean `other`: it needs no more positional arguments and no other keyword-only ones.
+    """Return whether a call of `op` could mean `other`: it needs no more positional or other keyword-only arguments.
 
     Overloads without tensors belong to TorchScript; PyTorch's Python functions do not have them.
     """

@@ -1,4 +1,4 @@
-"""What is said where an op is refused, and what to call instead."""
+"""Messages for ops that autocast refuses, with the call to use instead."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class PolicyPlan:
-    """What is to be registered. `missing`: overloads of the table that the installed torch does not have."""
+    """Registrations to make. `missing`: overloads of the table that the installed torch does not have."""
 
     planned: tuple[Planned, ...]
     missing: tuple[str, ...]

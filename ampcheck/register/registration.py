@@ -14,11 +14,11 @@ from torch.library import Library, fallthrough_kernel
 from ampcheck.errors import UsageError
 from ampcheck.register.casts import Casts
 from ampcheck.register.hops import HigherOrder
-from ampcheck.register.kept import Cache
 from ampcheck.register.kernels import KEY
 from ampcheck.register.messages import overload_name
 from ampcheck.register.plan import BASES, FALLTHROUGH, PolicyPlan, plan
 from ampcheck.register.torch_private import DispatchKey, backend_name, has_fallback, has_kernel
+from ampcheck.register.weight_cache import Cache
 
 Memory = Callable[[torch.Tensor], object]
 
@@ -32,7 +32,7 @@ _current: Registration | None = None
 
 
 class Registration:
-    """What `register_autocast` registered; also a context manager that unregisters at its end.
+    """The result of `register_autocast`; also a context manager that unregisters at its end.
 
     `device`: the device type. `policies`: the policy of each overload that has one, by full name (`aten::mm`).
     `missing`: overloads of the base table that the installed torch does not have.
@@ -55,7 +55,7 @@ class Registration:
 
     @property
     def active(self) -> bool:
-        """Whether it is in force."""
+        """Return whether it is in force."""
         return bool(self._undo)
 
     def unregister(self) -> None:

@@ -33,14 +33,13 @@ fallthrough_keys: list[DispatchKey] = NAMES.take(
     "torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS", "higher-order operators that are defined later"
 )
 flex_attention: Any = NAMES.take(
-    "torch._higher_order_ops.flex_attention",
-    "the operator with autocast kernels, which importing defines",
+    "torch._higher_order_ops.flex_attention", "the operator with autocast kernels, which importing defines"
 )
 has_kernel: Callable[..., bool] = NAMES.take(
     "torch._C._dispatch_has_kernel_for_dispatch_key", "whether an op has a kernel under a key"
 )
 has_fallback: Callable[[DispatchKey], bool] = NAMES.take(
-    "torch._C._dispatch_has_backend_fallback", "whether the backend registered a fallback of its own"
+    "torch._C._dispatch_has_backend_fallback", "whether the backend registered its own fallback"
 )
 exclude_key: Callable[[DispatchKey, bool], None] = NAMES.take(
     "torch._C._dispatch_tls_set_dispatch_key_excluded", "excluding the autocast key while a kernel runs"

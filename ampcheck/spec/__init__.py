@@ -1,1 +1,1 @@
-"""What PyTorch promises, in plain Python and data: no device, no torch, no I/O beyond reading the tables."""
+"""PyTorch's promises in plain Python and data: no device, no torch, no I/O beyond reading the tables."""

@@ -45,7 +45,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What deviations call it; see `deviation_name`."""
+        """Return its name in deviations; see `deviation_name`."""
         return deviation_name(self.suite, self.rule, self.id, self.executor)
 
     def fields(self) -> dict[str, str]:
@@ -55,5 +55,5 @@ class Case:
 
 
 def deviation_name(suite: str, rule: str, case: str, executor: str) -> str:
-    """What deviations call a case: `rule/id` in every suite, but `suite/rule/id` for one with an executor."""
+    """Return a case's name in deviations: `rule/id` in every suite, but `suite/rule/id` for one with an executor."""
     return f"{suite}/{rule}/{case}" if executor else f"{rule}/{case}"

@@ -37,7 +37,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What must be seen when the kernel of one call runs.
+    """Expected observations when the kernel of one call runs.
 
     `leaves`: dtype of each tensor argument, in order. `overload`: the overload whose kernel runs (another one than was
     called only for `append`). `dtype_kwarg`: the value autocast fills in for `dtype=`, or None where it must leave the
@@ -74,7 +74,7 @@ def expect(
     dtype_given: bool = False,
     enabled: bool = True,
 ) -> Expectation:
-    """What autocast must do to a call.
+    """Return the casts that autocast must make for a call.
 
     Args:
         policy: the overload's policy under the region's dispatch key, or "fallthrough".

@@ -1,4 +1,4 @@
-"""Where the policy tables and a dispatcher's registrations differ, in sentences.
+"""Differences between the policy tables and a dispatcher's registrations, in sentences.
 
 The tables say what PyTorch registered when they were written; a dispatcher says what this build registers. On a version
 that has a table a difference is an error of the table. On a newer one it is news, which a run reports and goes on.
@@ -13,7 +13,7 @@ from ampcheck.spec.policies import minor, rows, versions
 
 
 def covered(torch_version: str) -> bool:
-    """Whether there is a table of this torch version's own minor version, e.g. for "2.13.1+cpu".
+    """Return whether this torch version's minor version, e.g. of "2.13.1+cpu", has a table.
 
     Raises ValueError for a text that does not start with two numbers.
     """

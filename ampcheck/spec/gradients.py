@@ -1,4 +1,4 @@
-"""Which ops with a policy have a gradient: all but these. What each says is held against PyTorch by a test."""
+"""Ops with a policy that have no gradient; all others have one. A test compares each entry with PyTorch."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _ALIASES = {
 
 
 def op_token(op: str, sample: str = "") -> str:
-    """How an op, and a sample other than its main one, is written in an id."""
+    """Return an op, and a sample other than its main one, as an id writes it."""
     name = _ALIASES.get(op, op)
     return f"{name}+{sample}" if sample else name
 
@@ -98,7 +98,7 @@ class Shard:
         return Shard(int(match[1]), int(match[2]))
 
     def has(self, key: str) -> bool:
-        """Whether a case `suite/rule/id` belongs to it, by its key alone, whatever other cases there are."""
+        """Return whether a case `suite/rule/id` belongs to it, by its key alone, whatever the other cases."""
         return int.from_bytes(sha256(key.encode()).digest()[:8]) % self.count == self.number - 1
 
     def __str__(self) -> str:
@@ -109,5 +109,5 @@ def check_key(key: str) -> str:
     """Return a case's key. Raises UsageError for a text of another form than `suite/rule/id`."""
     parts = key.split("/")
     if len(parts) != 3 or not all(parts):
-        raise UsageError(f"{key!r} is no case; a case is written suite/rule/id")
+        raise UsageError(f"{key!r} is not a case; a case is written suite/rule/id")
     return key

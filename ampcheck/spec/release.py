@@ -118,7 +118,7 @@ def release(
 
 
 def changes(before: Iterable[PolicyRow], after: Iterable[PolicyRow]) -> list[str]:
-    """What differs between two tables, a sentence each, sorted by dispatch key."""
+    """Describe the differences between two tables, a sentence each, sorted by dispatch key."""
     old, new = ({(row.key, row.overload): row.policy for row in some} for some in (before, after))
     out = []
     for key, name in sorted(old.keys() | new.keys()):
@@ -149,7 +149,7 @@ def _policy(
 def passing(lines: Iterable[str], torch_version: str, where: str) -> Iterator[tuple[str, str]]:
     """Key and overload of the passing cases of policies in a run file's lines.
 
-    Raises UsageError for what is no run file, and for a run of another torch.
+    Raises UsageError for a file that is not a run file, and for a run of another torch.
     """
     try:
         header, *records = map(json.loads, lines)
@@ -158,7 +158,7 @@ def passing(lines: Iterable[str], torch_version: str, where: str) -> Iterator[tu
         passed = [r for r in records if r["kind"] == "case" and r["status"] == "pass" and r["rule"] in POLICIES]
         found = [(keys[r["device"]], r["op"]) for r in passed]
     except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{where} is no whole run file: {type(error).__name__}: {error}") from error
+        raise UsageError(f"{where} is not a complete run file: {type(error).__name__}: {error}") from error
     if minor(ran) != minor(torch_version):
         raise UsageError(f"{where} is of torch {ran}; the installed torch is {torch_version}")
     yield from found

@@ -4,7 +4,7 @@ Sources, all of PyTorch 2.13: https://docs.pytorch.org/docs/2.13/amp.html#torch.
 `torch/amp/grad_scaler.py`; for how the scale grows `aten/src/ATen/native/cuda/AmpKernels.cu`: the product is made in
 double and rounded to float32 once, and the scale stays where growing would make it infinite.
 
-The model knows gradients only by whether they are finite, per device. An optimizer is whatever hashable stands for it.
+The model knows gradients only by whether they are finite, per device. An optimizer may be any hashable value.
 Where an implementation breaks a promise (a tracker that has passed an interval set later never meets it), the model
 keeps the promise and the difference is a deviation.
 """
@@ -52,7 +52,7 @@ def float32(value: float) -> float:
 
 @dataclass(slots=True)
 class Optimizer:
-    """What a scaler knows of an optimizer since the last update.
+    """A scaler's record of an optimizer since the last update.
 
     `found_inf`: for each device that has gradients of it, whether one of them was not finite when they were checked.
     """
@@ -86,7 +86,7 @@ class Scaler:
 
     @property
     def scale_value(self) -> float:
-        """What `get_scale` returns."""
+        """Return the result of `get_scale`."""
         if not self.enabled:
             return 1.0
         return self.init_scale if self.lazy else self.current
@@ -175,7 +175,7 @@ class Scaler:
             self.tracker = 0
 
     def state(self) -> dict[str, float]:
-        """What `state_dict` returns."""
+        """Return the result of `state_dict`."""
         if not self.enabled:
             return {}
         return {
@@ -216,7 +216,7 @@ class Scaler:
 
 
 def fits_float32(value: float) -> bool:
-    """Whether float32 holds a number, rounded."""
+    """Return whether float32 holds a number, rounded."""
     try:
         float32(value)
     except Refused:

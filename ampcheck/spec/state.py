@@ -36,7 +36,7 @@ DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What torch reports in a thread for one device type: `is_autocast_enabled`, `get_autocast_dtype`,
+    """The state torch reports in a thread for one device type: `is_autocast_enabled`, `get_autocast_dtype`,
     `is_autocast_cache_enabled`, and the nesting depth, which counts regions of every device type."""
 
     enabled: bool
@@ -58,14 +58,14 @@ class Tensor:
 
     @property
     def is_weight(self) -> bool:
-        """Whether its cast to the region's dtype is kept: a float32 leaf that requires grad and is no view."""
+        """Return whether its cast to the region's dtype is cached: a float32 leaf, not a view, that requires grad."""
         leaf = self.is_leaf and self.requires_grad and not self.is_view
         return bool(self.name) and self.on_device and self.dtype == "fp32" and leaf
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one call must do: the expectation for its kernel, and how many casts of its arguments are made for it.
+    """The expectation for the kernel of one call, and how many casts of its arguments are made for it.
 
     `casts` is smaller than the number of arguments that change dtype where the cache already has some of them.
     """
@@ -119,7 +119,7 @@ class Thread:
         self._depth = 0
 
     def state(self, device_type: str) -> State:
-        """What torch reports for a device type. Raises KeyError for a type the process does not know."""
+        """Return torch's state for a device type. Raises KeyError for a type the process does not know."""
         dtype = self._dtype.get(device_type) or self.process.defaults[device_type]
         return State(self._enabled.get(device_type, False), dtype, self._cache_enabled, self._depth)
 
@@ -206,10 +206,10 @@ class Thread:
         for tensor, dtype in zip(given, expectation.leaves, strict=True):
             if dtype == tensor.dtype:
                 continue
-            kept = (tensor.name, dtype)
+            key = (tensor.name, dtype)
             reuse = tensor.is_weight and now.cache_enabled and not inference and dtype == now.dtype
-            if not (reuse and kept in self.process.cache):
+            if not (reuse and key in self.process.cache):
                 casts += 1
             if reuse:
-                self.process.cache.add(kept)
+                self.process.cache.add(key)
         return Outcome(expectation, casts)

@@ -1,1 +1,1 @@
-"""What a user applies to code of their own: explain, trace, lint, watch; and the measure of what the suites cover."""
+"""Tools for users' code: explain, trace, lint, watch; and the measure of the suites' coverage."""

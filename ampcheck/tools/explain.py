@@ -1,4 +1,4 @@
-"""What autocast does to an op, said from the specification; no op of a device is run.
+"""Explains autocast's effect on an op from the specification; no op of a device is run.
 
 Only where the dtype that comes out cannot be told from the specification, the op is run on fake CPU tensors.
 """
@@ -34,7 +34,7 @@ _ABBREVIATIONS = {"F.": "torch.nn.functional.", "Tensor.": "torch.Tensor.", "nn.
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What a name stands for: `overloads` of aten, and a sentence on how the name leads to them, or ""."""
+    """The meaning of a name: `overloads` of aten, and a sentence on how the name leads to them, or ""."""
 
     overloads: tuple[str, ...]
     how: str = ""
@@ -66,7 +66,7 @@ def _spellings() -> dict[str, tuple[str, ...]]:
 
 
 def resolve(name: str) -> Resolved:
-    """The overloads that a name stands for.
+    """Return the overloads that a name means.
 
     `name`: an overload (`sum.dim_IntList`, `aten::mm`, `torch.ops.aten.mm.default`), a packet (`softmax`) or a Python
     spelling (`torch.softmax`, `F.linear`, `Tensor.mm`). Raises UsageError with close matches for any other.
@@ -134,7 +134,7 @@ def keys(overload: str, devices: Iterable[Device]) -> list[tuple[str, str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What autocast does to one call: the dtypes `given`, those the kernel gets, what else happens, what comes out."""
+    """Autocast's effect on one call: the dtypes `given`, those the kernel gets, other effects, the result's dtypes."""
 
     given: tuple[str, ...]
     kernel: tuple[str, ...]
@@ -143,9 +143,9 @@ class Effect:
 
 
 def effects(overload: str, policy: str, device: Device, amp: str, inputs: Sequence[str] = ()) -> list[Effect]:
-    """What autocast does to calls of an overload: with the `inputs`' dtypes, or with the typical ones.
+    """Return the effects of autocast on calls of an overload with the `inputs`' dtypes, or with the typical ones.
 
-    One dtype in `inputs` stands for all. Raises UsageError where the overload takes another number of floating tensors.
+    One dtype in `inputs` is for all. Raises UsageError where the overload takes another number of floating tensors.
     """
     sample = _sample(overload, inputs)
     args = list(leaves(sample)) if sample else _schema_leaves(overload)

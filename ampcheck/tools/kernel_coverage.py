@@ -1,4 +1,4 @@
-"""Which registered autocast kernels the op cases really enter, shown by a recorder put in place of each kernel.
+"""The registered autocast kernels that op cases enter, shown by a recorder put in place of each kernel.
 
 The recorder notes its key and overload and goes on with the kernel it replaced, so behaviour is unchanged. PyTorch's
 own lists are run under the same recorder for comparison (`ampcheck.tools.upstream_lists`): on the CPU for real, on the
@@ -93,7 +93,7 @@ def _enters(device: Device, overload: str, entered: set[tuple[str, str]]) -> boo
 
 
 def _acted(seen: Observation, overload: str, dtype_given: str | None) -> bool:
-    """Whether an observation shows something only the autocast kernel of the overload does."""
+    """Return whether an observation shows something only the autocast kernel of the overload does."""
     if seen.error is not None and "autocast" in str(seen.error):
         return True
     call = seen.of(overload)

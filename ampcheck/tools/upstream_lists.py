@@ -2,7 +2,7 @@
 
 The lists are in `torch.testing._internal.autocast_test_lists`; `test/test_autocast.py`, `test/test_cuda.py` and
 `test/test_xpu.py` of PyTorch run them. Here each entry is called the way those files call it, as a function of a
-module and as a method, with a recorder in place of every kernel. The files' tests of recurrent nets are no lists and
+module and as a method, with a recorder in place of every kernel. The files' tests of recurrent nets are not lists and
 are not run.
 """
 
@@ -51,11 +51,7 @@ _CUDA = {
     "torch_need_autocast_promote": "kwargs",
     "banned": "module",
 }
-_XPU = {
-    "torch_fp16": "skip",
-    "torch_need_autocast_promote": "kwargs",
-    "torch_expect_builtin_promote": "dtype",
-}
+_XPU = {"torch_fp16": "skip", "torch_need_autocast_promote": "kwargs", "torch_expect_builtin_promote": "dtype"}
 _XPU_LEFT_OUT = ("gru_cell", "lstm_cell")  # test_xpu.py names them as not implemented there
 
 
@@ -70,7 +66,7 @@ class ListedCall:
     amp: str
 
     def run(self, device: Device) -> None:
-        """Call it both ways, each in a region of its own; what a kernel refuses was entered all the same."""
+        """Call it both ways, each in a new region; a kernel that refuses was entered all the same."""
         with device.autocast(self.amp), suppress(Exception):
             if self.module is not None and hasattr(self.module, self.op):
                 getattr(self.module, self.op)(*self.args, **self.kwargs)

@@ -52,7 +52,7 @@ class WatchedStep:
 
     @property
     def taken(self) -> bool:
-        """Whether the parameters were updated. With a fused optimizer the device decides, and the first look waits."""
+        """Return whether the parameters were updated. With a fused optimizer the first call waits for the device."""
         return self._skipped() is None
 
     @property
@@ -93,7 +93,7 @@ class _Counted:
 
 
 class Watch:
-    """What `watch` returns: a context manager that watches until it is closed.
+    """The result of `watch`: a context manager that watches until it is closed.
 
     `steps`: the last ones, oldest first. What was seen stays after the end.
     """
@@ -210,7 +210,7 @@ class Watch:
         return out
 
     def _evidence(self, optimizer: Any, counted: list[_Counted] | None, asks: bool) -> Callable[[], Skip | None]:
-        """What tells why a step was skipped and, where that is to be asked, whether: values that nothing changes later.
+        """Return a function that tells why a step was skipped, if it was, from values that nothing changes later.
 
         `counted`: the gradients as `unscale_` saw them, or None where they are still as they were checked.
         """
@@ -274,7 +274,7 @@ def watch(
     neither a module nor an optimizer.
     """
     if not isinstance(scaler, GradScaler):
-        raise UsageError(f"watch was given {scaler!r}, which is no torch.amp.GradScaler")
+        raise UsageError(f"watch was given {scaler!r}, which is not a torch.amp.GradScaler")
     if isinstance(getattr(vars(scaler).get("step"), "__self__", None), Watch):
         raise UsageError("this GradScaler is watched already; close the other watch first")
     if keep < 1:

@@ -19,12 +19,12 @@ _LIBRARY: list[torch.library.Library] = []  # what is registered lives as long a
 
 
 def reaches(value: Any, device_type: str) -> bool:
-    """Whether a tensor makes the dispatcher enter the autocast kernel of a device type."""
+    """Return whether a tensor makes the dispatcher enter the autocast kernel of a device type."""
     return isinstance(value, torch.Tensor) and value.device.type == device_type
 
 
 def eligible(value: Any, device_type: str) -> bool:
-    """Whether autocast casts a value: a floating tensor other than float64 on the device type."""
+    """Return whether autocast casts a value: a floating tensor other than float64 on the device type."""
     return reaches(value, device_type) and value.is_floating_point() and value.dtype != torch.float64
 
 
@@ -74,7 +74,7 @@ def autocast_append_dtype(device_type: str, first: torch.Tensor) -> torch.dtype:
 
 
 def autocast_reached(device_type: str, enabled: bool, values: Sequence[torch.Tensor | None]) -> bool:
-    """Whether autocast is enabled and the dispatcher would enter its kernel."""
+    """Return whether autocast is enabled and the dispatcher would enter its kernel."""
     return enabled and any(reaches(value, device_type) for value in values)
 
 
@@ -118,7 +118,7 @@ def autocast_region(
     outer_enabled: bool,
     outer_dtype: torch.dtype,
 ) -> tuple[bool, torch.dtype]:
-    """What a region on `device` makes of the state of one device type. Raises RuntimeError for an unknown device."""
+    """Return one device type's state inside a region on `device`. Raises RuntimeError for an unknown device."""
     _place(device, device_types)
     if device != device_type:
         return outer_enabled, outer_dtype

@@ -29,7 +29,7 @@ def inline(graph: Graph, methods: Mapping[str, Graph], *, own_code: bool) -> Non
     Args:
         graph: changed in place.
         methods: the graphs of a module's methods, by class and name.
-        own_code: whether other names are those of this process. A loaded program brings functions of its own, which may
+        own_code: whether other names are those of this process. A loaded program brings other functions, which may
             be called as others here, and only PyTorch's pass finds them.
     """
     inline_fork_wait(graph)
@@ -44,7 +44,7 @@ def inline(graph: Graph, methods: Mapping[str, Graph], *, own_code: bool) -> Non
 
 
 def _says_nothing(node: Node) -> bool:
-    """Whether it tells the type checker what is known of the value by now."""
+    """Return whether it is a cast to the type that its input has already."""
     if node.kind() != "prim::unchecked_cast":
         return False
     return str(node.inputsAt(0).type().annotation_str) == str(node.output().type().annotation_str)

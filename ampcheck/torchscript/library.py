@@ -38,5 +38,5 @@ def load(folder: Path = FOLDER) -> str:
 
 
 def variadic() -> bool:
-    """Whether the operators take any number and mixture of values, as those of the library do."""
+    """Return whether the operators take any number and mixture of values, as those of the library do."""
     return any("(...)" in str(schema) for schema in schemas_of("amp::autocast_promote"))

@@ -1,4 +1,4 @@
-"""What the pass must know of an op: its overload, which of its arguments hold tensors, whether it calls other ops."""
+"""The pass's facts of an op: its overload, which of its arguments hold tensors, whether it calls other ops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TENSORS = {"Tensor": "tensor", "Optional[Tensor]": "optional", "List[Tensor]": 
 
 
 def kind_of(value: Value) -> str | None:
-    """What a value holds for autocast: "tensor", "optional", "list", or None for no tensors."""
+    """Return a value's kind for autocast: "tensor", "optional", "list", or None for no tensors."""
     return _TENSORS.get(value.type().annotation_str)
 
 
@@ -39,7 +39,7 @@ def place_of(node: Node, name: str) -> int:
 
 
 def calls_others(node: Node, name: str) -> bool:
-    """Whether an op without a policy may call ops with one where no graph shows them.
+    """Return whether an op without a policy may call ops with one where no graph shows them.
 
     Composite ops do, some kernels of backends, the ops of other libraries and Python functions.
     """

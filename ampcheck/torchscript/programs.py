@@ -105,7 +105,7 @@ def _share(original: Any, cloned: Any) -> None:
 
 
 def _made_here(type_: Any) -> bool:
-    """Whether a module was scripted in this process, not loaded."""
+    """Return whether a module was scripted in this process, not loaded."""
     here = python_code.get_class(type_.qualified_name())
     return here is not None and bool(type_.isSubtypeOf(here))
 

@@ -75,7 +75,7 @@ def _type(call: Any) -> Any:
 
 
 def is_constant(value: Value) -> bool:
-    """Whether a value is known before the program runs."""
+    """Return whether a value is known before the program runs."""
     return bool(value.node().kind() == "prim::Constant")
 
 
@@ -85,12 +85,12 @@ def constant(value: Value) -> Any:
 
 
 def off(state: GraphState) -> bool:
-    """Whether autocast is known to be disabled."""
+    """Return whether autocast is known to be disabled."""
     return constant(state.enabled) is False
 
 
 def is_region(node: Node) -> bool:
-    """Whether a prim::Enter or prim::Exit belongs to an autocast region."""
+    """Return whether a prim::Enter or prim::Exit belongs to an autocast region."""
     return bool(_AUTOCAST.match(str(node.inputsAt(0).type().annotation_str)))
 
 
@@ -190,7 +190,7 @@ class Builder:
         return GraphState(*self.values(node, "amp::autocast_region", inputs, types))
 
     def _attribute(self, node: Node, made: Value, name: str) -> Value:
-        """What a region's object holds: the value it was given where that is plain, else read when it is entered."""
+        """Return an attribute of a region's object: the value it was given if that is plain, else a read at entry."""
         uses = [use.user for use in made.uses()]
         given = [user for user in uses if user.kind() == "prim::SetAttr" and user.s("name") == name]
         if made.node().kind() == "prim::CreateObject" and len(given) == 1:

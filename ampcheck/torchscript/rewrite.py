@@ -238,7 +238,7 @@ class _Pass:
         node.replaceInput(place, self._build.values(node, "amp::autocast_opt_dtype", inputs, [optional])[0])
 
     def _append(self, node: Node, leading: list[Value]) -> Node:
-        """Where the kernel would be entered the overload with a dtype runs, else the op as it is; that one's node."""
+        """Run the overload with a dtype if the kernel would be entered, else the op as it is; return that op's node."""
         bool_, int_ = BoolType.get(), IntType.get()
         reached = self._build.values(node, "amp::autocast_reached", [*leading, self._tensors(node)], [bool_])
         branch = self._build.node(node, "prim::If", reached, [node.output().type()])

@@ -29,32 +29,32 @@ def test_one_cast_with_gradients(amp: Amp) -> None:
         amp.assert_equal(f"nodes behind two uses, cache_enabled={enabled}", len(set(nodes)), 1 if enabled else 2)
 
 
-def _expect_reference_gradient(amp: Amp, what: str, weight: torch.Tensor, by_hand: torch.Tensor) -> None:
+def _expect_reference_gradient(amp: Amp, what: str, weight: torch.Tensor, reference: torch.Tensor) -> None:
     """The gradient is that of explicit casts, up to the dtype in which the uses were summed.
 
     PyTorch's own devices sum in the lower precision (docs/findings); one that sums in float32 is right, too.
     """
-    if weight.grad is None or by_hand.grad is None:
+    if weight.grad is None or reference.grad is None:
         raise RuntimeError("the scenario computed no gradient")
-    amp.assert_close(what, weight.grad, amp.device.host(by_hand.grad), 2 * torch.finfo(amp.dtype).eps)
+    amp.assert_close(what, weight.grad, amp.device.host(reference.grad), 2 * torch.finfo(amp.dtype).eps)
 
 
 @scenario(values=True)
 def test_three_forwards_three_backwards(amp: Amp) -> None:
     """Cached casts carry gradients to the leaf, in its dtype, as often as it is used (pytorch#158232)."""
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
-    by_hand = weight.detach().clone().requires_grad_()
+    reference = weight.detach().clone().requires_grad_()
     for turn in range(3):
         for with_other_losses in (False, True):
-            weight.grad = by_hand.grad = None
+            weight.grad = reference.grad = None
             with amp.region():
                 out = torch.mm(x, weight) if not with_other_losses else torch.mm(torch.mm(x, weight), weight)
             out.float().sum().backward()
-            low = by_hand.to(amp.dtype)
+            low = reference.to(amp.dtype)
             again = torch.mm(x.to(amp.dtype), low)
             (again if not with_other_losses else torch.mm(again, low)).float().sum().backward()
             amp.assert_equal(f"gradient dtype in turn {turn}", weight.grad.dtype, torch.float32)
-            _expect_reference_gradient(amp, f"gradient in turn {turn}", weight, by_hand)
+            _expect_reference_gradient(amp, f"gradient in turn {turn}", weight, reference)
 
 
 @scenario(values=True)
@@ -62,13 +62,13 @@ def test_gradient_once_per_use(amp: Amp) -> None:
     """A leaf used three times through one cached cast gets the gradient of all three uses (autocast_mode.cpp)."""
     weight = amp.rand(4, 4, requires_grad=True)
     xs = [amp.rand(4, 4) for _ in range(3)]
-    by_hand = weight.detach().clone().requires_grad_()
+    reference = weight.detach().clone().requires_grad_()
     with amp.region():
         outs = [torch.mm(x, weight) for x in xs]
     sum(out.float().sum() for out in outs).backward()  # type: ignore[union-attr]  # the sum of a list of tensors is one
-    low = by_hand.to(amp.dtype)
+    low = reference.to(amp.dtype)
     sum(torch.mm(x.to(amp.dtype), low).float().sum() for x in xs).backward()  # type: ignore[union-attr]
-    _expect_reference_gradient(amp, "gradient of three uses", weight, by_hand)
+    _expect_reference_gradient(amp, "gradient of three uses", weight, reference)
 
 
 @scenario(values=True)

@@ -29,10 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ampcheck.runner.suite import Amp, scenario
 
-pytestmark = [
-    pytest.mark.rule("dataparallel"),
-    pytest.mark.filterwarnings("ignore:.*:UserWarning:torch.distributed"),
-]
+pytestmark = [pytest.mark.rule("dataparallel"), pytest.mark.filterwarnings("ignore:.*:UserWarning:torch.distributed")]
 
 Seen = list[tuple[tuple[bool, torch.dtype, bool], torch.dtype]]
 
@@ -109,7 +106,7 @@ def test_applied(amp: Amp, around: str, count: int) -> None:
 @pytest.mark.parametrize("around", [True, False], ids=["in_other", "in_none"])
 @scenario(values=True)
 def test_applied_with_their_own(amp: Amp, kind: type[_Net], around: bool) -> None:
-    """A forward with a region of its own runs in it, whatever the caller's is (amp_examples.html, autocast forward)."""
+    """A forward with its own region runs in it, whatever the caller's is (amp_examples.html, autocast forward)."""
     seen: Seen = []
     nets = [kind(amp, seen) for _ in range(2)]
     inputs = [amp.rand(2, 3) for _ in nets]
@@ -160,7 +157,7 @@ def test_replicated(amp: Amp) -> None:
 @pytest.mark.parametrize("kind", [_Decorated, _Within], ids=["decorated", "within"])
 @scenario(values=True)
 def test_one_thread_each(amp: Amp, kind: type[_Net]) -> None:
-    """Replicas that enter their region themselves run in it in threads of their own, in turns (amp_examples.html)."""
+    """Replicas that enter their region themselves run in it in their threads, in turns (amp_examples.html)."""
     seen: Seen = []
     net = kind(amp, seen)
     nets = [net, copy.deepcopy(net)]

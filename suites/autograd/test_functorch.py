@@ -79,7 +79,7 @@ class _Product:
         self.seen.append((self.amp.state(), first.dtype, last.dtype))
         return last.float()
 
-    def by_hand(self, dtype: torch.dtype) -> Function:
+    def reference(self, dtype: torch.dtype) -> Function:
         weight = self.weight.to(dtype)
         return lambda x: torch.mm(torch.sin(torch.mm(x.to(dtype), weight).float()).to(dtype), weight).float()
 
@@ -107,7 +107,7 @@ def test_derivative(amp: Amp, derivative: str, place: str) -> None:
     expected = ((True, amp.dtype, False), amp.dtype, amp.dtype)
     amp.assert_equal("states it ran in, and dtypes of its products", set(product.seen), {expected})
     amp.assert_equal(f"dtypes of {derivative}", {tensor.dtype for tensor in _tensor_leaves(got)}, {torch.float32})
-    _expect_close(amp, derivative, got, derive(product.by_hand(amp.dtype), x, v))
+    _expect_close(amp, derivative, got, derive(product.reference(amp.dtype), x, v))
 
 
 @pytest.mark.parametrize("derivative", ["grad", "vjp", "jvp", "jacfwd", "linearize", "hessian"])
@@ -124,7 +124,7 @@ def test_inner_region_off(amp: Amp, derivative: str) -> None:
         got = _tensor_leaves(DERIVATIVES[derivative](off, x, v))
         amp.assert_equal("state afterwards", amp.state(), (True, amp.other, True))
     amp.assert_equal("dtypes of products", {dtype for _, dtype, _ in product.seen}, {torch.float32})
-    for place, want in enumerate(_tensor_leaves(DERIVATIVES[derivative](product.by_hand(torch.float32), x, v))):
+    for place, want in enumerate(_tensor_leaves(DERIVATIVES[derivative](product.reference(torch.float32), x, v))):
         amp.assert_close(f"tensor {place}", got[place], amp.device.host(want))
 
 
@@ -136,7 +136,7 @@ def test_inner_region_other(amp: Amp, derivative: str) -> None:
     with amp.region(amp.other):
         got = _tensor_leaves(DERIVATIVES[derivative](product.with_region, x, v))
     amp.assert_equal("dtypes of products", {dtype for _, dtype, _ in product.seen}, {amp.dtype})
-    for place, want in enumerate(_tensor_leaves(DERIVATIVES[derivative](product.by_hand(amp.dtype), x, v))):
+    for place, want in enumerate(_tensor_leaves(DERIVATIVES[derivative](product.reference(amp.dtype), x, v))):
         amp.assert_equal(f"values of tensor {place}", amp.values(got[place]), amp.values(want))
 
 
@@ -147,7 +147,7 @@ def test_pulled_outside(amp: Amp, derivative: str) -> None:
     product, x, v = _Product(amp), amp.rand(3, 3), amp.rand(3, 3)
     with amp.region():
         pull = torch.func.vjp(product, x)[1] if derivative == "vjp" else torch.func.linearize(product, x)[1]
-    want = DERIVATIVES[derivative](product.by_hand(amp.dtype), x, v)
+    want = DERIVATIVES[derivative](product.reference(amp.dtype), x, v)
     amp.assert_equal("dtypes of the result", {found.dtype for found in _tensor_leaves(pull(v))}, {torch.float32})
     _expect_close(amp, "the result outside", pull(v), want)
     before = amp.state()

@@ -229,7 +229,7 @@ def test_left_without_being_entered(amp: Amp) -> None:
             amp.region().__exit__(None, None, None)
         return amp.state()
 
-    # In a thread of its own: the nesting depth may be wrong after this misuse.
+    # In another thread: the nesting depth may be wrong after this misuse.
     amp.assert_equal("state after __exit__ alone", amp.thread(leave), (True, amp.other, True))
 
 

@@ -164,7 +164,7 @@ def test_options(amp: Amp, enabled: bool, cache_enabled: bool) -> None:
 
 @scenario()
 def test_decorated_inside_a_region(amp: Amp) -> None:
-    """Where it was decorated does not matter, but for what the decorator leaves out (autocast_mode.py, __init__)."""
+    """Applied in another region, a decorator takes only omitted options from there (autocast_mode.py, __init__)."""
     with amp.region(amp.other, cache_enabled=False):
         explicit = amp.region(cache_enabled=True)(lambda: amp.state())
         left_out = torch.autocast(amp.type, enabled=False)(lambda: amp.state())

@@ -18,7 +18,7 @@ from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("deprecated")
 
-# torch.cuda.amp.autocast switches itself off where CUDA is absent; a virtual device stands in for it.
+# torch.cuda.amp.autocast switches itself off where CUDA is absent; a virtual device replaces it.
 _CUDA_IS_THERE = "torch.cuda.amp.common.amp_definitely_not_available"
 
 

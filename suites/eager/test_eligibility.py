@@ -111,7 +111,7 @@ def test_other_device(amp: Amp) -> None:
 
 @scenario(types=("cuda", "xpu", "mps", "mtia"))
 def test_two_device_types(amp: Amp) -> None:
-    """Of two regions each acts on the tensors of its own device type (pytorch#57386)."""
+    """Each of two regions acts on the tensors of its device type (pytorch#57386)."""
     here, there = amp.rand(3, 3), torch.empty(3, 3, device="cpu")
     with torch.autocast("cpu", dtype=amp.other):
         amp.assert_equal(f"dtype of a {amp.type} product in a CPU region", torch.mm(here, here).dtype, torch.float32)
@@ -197,7 +197,7 @@ def test_empty_lists(amp: Amp) -> None:
 
 @scenario()
 def test_requires_grad_is_no_matter(amp: Amp) -> None:
-    """Whether a tensor requires grad has no say in its cast (autocast_mode.h, is_eligible)."""
+    """A tensor is cast whether or not it requires grad (autocast_mode.h, is_eligible)."""
     low = name_of(amp.dtype)
     for needed in (False, True):
         x, lower = amp.rand(3, 3, requires_grad=needed), amp.rand(3, 3, dtype=amp.dtype, requires_grad=needed)
@@ -395,7 +395,7 @@ def test_other_ops_that_widen(amp: Amp) -> None:
 
 
 class _Marked(torch.Tensor):
-    """A tensor of a class of its own, with the behaviour PyTorch gives it."""
+    """A tensor of a subclass with the behaviour that PyTorch gives it."""
 
 
 @scenario(values=True)
@@ -462,7 +462,7 @@ LOW_AND_WIDE: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "heaviside": torch.heaviside,
     "meshgrid": lambda low, wide: torch.meshgrid(low[0], wide[0], indexing="ij"),
 }
-"""Calls of a low and a float32 tensor; more of them, with a report of their own, are in `test_reports.py`."""
+"""Calls of a low and a float32 tensor; more of them, with separate reports, are in `test_reports.py`."""
 
 
 @pytest.mark.parametrize("op", list(LOW_AND_WIDE))
@@ -661,6 +661,6 @@ def test_weight_after_a_transform(amp: Amp) -> None:
         out = torch.mm(x, weight)
     amp.assert_equal("dtype and class of a product", (out.dtype, type(out)), (amp.dtype, torch.Tensor))
     out.float().sum().backward()
-    by_hand = weight.detach().clone().requires_grad_()
-    torch.mm(x.to(amp.dtype), by_hand.to(amp.dtype)).float().sum().backward()
-    amp.assert_equal("gradient of the weight", amp.values(weight.grad), amp.values(by_hand.grad))
+    reference = weight.detach().clone().requires_grad_()
+    torch.mm(x.to(amp.dtype), reference.to(amp.dtype)).float().sum().backward()
+    amp.assert_equal("gradient of the weight", amp.values(weight.grad), amp.values(reference.grad))

@@ -197,7 +197,7 @@ def test_index_in_the_device_type(amp: Amp) -> None:
 
 
 def _enabled_and_warnings(name: str, dtype: torch.dtype) -> tuple[bool, int]:
-    """Whether a region of a device string enables autocast, and how many warnings it gives."""
+    """Return whether a region of a device string enables autocast, and the number of its warnings."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         with torch.autocast(name, dtype=dtype):

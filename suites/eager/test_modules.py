@@ -147,7 +147,7 @@ NETWORKS = {
 
 
 class _Ctc(nn.Module):
-    """nn.CTCLoss with targets of its own."""
+    """nn.CTCLoss with fixed targets."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         targets = torch.tensor([[1, 2], [3, 1]], device=x.device)
@@ -205,11 +205,11 @@ def _compare(amp: Amp, call: Callable[[], object], name: str, *, runs: bool = Fa
         amp.differences += comparisons.output_dtypes(native, [name_of(t.dtype) for t in wanted.outputs], name)
         if amp.device.has_values:
             host = amp.device.host
-            by_hand = [host(t) for t in wanted.outputs]
-            differences = comparisons.bitwise([host(t) for t in native], by_hand, name)
+            reference = [host(t) for t in wanted.outputs]
+            differences = comparisons.bitwise([host(t) for t in native], reference, name)
             if differences and amp.device.key not in KEYS:
                 # A backend may run a composite op whole where no gradient is recorded, as here, and round elsewhere.
-                differences = comparisons.bitwise([host(t) for t in seen.outputs], by_hand, name)
+                differences = comparisons.bitwise([host(t) for t in seen.outputs], reference, name)
             amp.differences += differences
     if not ran and not amp.device.has_values and error is not None and "unsafe to autocast" not in str(error):
         amp.differences.append(f"{name} ran no op with a policy and raised {one_line(error)}")
@@ -340,10 +340,10 @@ def test_same_as_its_function(amp: Amp) -> None:
         "Embedding": (lambda: table(index), lambda: functional.embedding(index, table.weight)),
         "ReLU": (lambda: nn.ReLU()(lower), lambda: functional.relu(lower)),
     }
-    for name, (in_region, by_hand) in calls.items():
+    for name, (in_region, reference) in calls.items():
         with amp.region():
             got = in_region()
-        wanted = by_hand()
+        wanted = reference()
         amp.looked_at += 1
         amp.differences += comparisons.output_dtypes([got], [name_of(wanted.dtype)], name)
         amp.differences += comparisons.bitwise([amp.device.host(got)], [amp.device.host(wanted)], name)

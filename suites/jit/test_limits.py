@@ -270,7 +270,7 @@ def test_jit(amp: Amp, name: str) -> None:
 @pytest.mark.parametrize("name", list(SCRIPTED))
 @scenario(types=("cpu",), values=True, dtypes="default")
 def test_jit_found(amp: Amp, name: str) -> None:
-    """Where PyTorch gives no diagnostic, ampcheck's linter gives one (JIT-AUTOCAST.md, Diagnostics)."""
+    """ampcheck's linter reports the limitations that PyTorch gives no diagnostic for (JIT-AUTOCAST.md, Diagnostics)."""
     check_found(amp, SCRIPTED[name], name)
 
 
@@ -291,7 +291,7 @@ for _ in range(3):
 def test_asked_in_a_region(amp: Amp) -> None:
     """A scripted function may ask whether it is in a region, its own ones included (pytorch#82394).
 
-    In a process of its own, which the question may end.
+    In another process, which the question may end.
     """
     asked = "is_autocast_cpu_enabled" if amp.type == "cpu" else "is_autocast_enabled"
     with TemporaryDirectory() as folder:
@@ -442,7 +442,7 @@ def test_captured(amp: Amp, name: str) -> None:
 @pytest.mark.parametrize("name", list(CAPTURED))
 @scenario(types=("cpu",), values=True, dtypes="default")
 def test_found_in_captures(amp: Amp, name: str) -> None:
-    """Where PyTorch gives no diagnostic, ampcheck's linter gives one (JIT-AUTOCAST.md, Diagnostics)."""
+    """ampcheck's linter reports the limitations that PyTorch gives no diagnostic for (JIT-AUTOCAST.md, Diagnostics)."""
     check_found(amp, CAPTURED[name], name)
 
 
@@ -456,7 +456,7 @@ def test_tracing_in_a_region(amp: Amp) -> None:
         with amp.region(cache_enabled=cache_enabled):
             return torch.jit.trace(module, (x,))
 
-    with warnings.catch_warnings():  # TorchScript is deprecated as a whole, and a cache is no constant
+    with warnings.catch_warnings():  # TorchScript is deprecated as a whole, and a cache is not a constant
         warnings.simplefilter("ignore")
         amp.assert_raises("tracing with the cache", RuntimeError, "requires grad as a constant", lambda: trace(True))
         traced = trace(False)

@@ -37,7 +37,7 @@ def test_compiled_in_a_region_called_by_a_thread(amp: Amp, executor: str) -> Non
 @scenario()
 @pytest.mark.parametrize("executor", _GUARDED)
 def test_two_threads_two_dtypes(amp: Amp, executor: str) -> None:
-    """Two threads call one compiled function in turns, each in a region of its own dtype."""
+    """Two threads call one compiled function in turns, in regions of different dtypes."""
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, torch.mm, x, x)
 

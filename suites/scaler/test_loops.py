@@ -22,7 +22,7 @@ from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("loops")
 
-STEPS, SPOILED = 4, 1
+STEPS, CORRUPTED = 4, 1
 """How many steps there are, and the one whose gradients overflow; a run without a scaler leaves that step out."""
 
 
@@ -42,9 +42,9 @@ class Run:
         with self.region():
             return torch.nn.functional.mse_loss(self.models[model](x), y)
 
-    def spoil(self, step: int, model: int = 0) -> None:
+    def corrupt_grad(self, step: int, model: int = 0) -> None:
         """Make the gradients of one step infinite; without a scaler that step of the optimizer is left out."""
-        self.skipped = [self.optimizers[model]] if step == SPOILED else []
+        self.skipped = [self.optimizers[model]] if step == CORRUPTED else []
         if self.skipped and self.scaled:
             for one in self.models[model].parameters():
                 one.grad = torch.full_like(one, float("inf"))
@@ -69,7 +69,7 @@ def _batch(amp: Amp, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 def _typical(run: Run, step: int) -> None:
     run.optimizers[0].zero_grad()
     run.scaler.scale(run.loss(*_batch(run.amp, step))).backward()
-    run.spoil(step)
+    run.corrupt_grad(step)
     run.step(run.optimizers[0])
 
 
@@ -77,7 +77,7 @@ def _clipped(clip: Callable[[Any], object], apart: bool) -> Callable[[Run, int],
     def recipe(run: Run, step: int) -> None:
         run.optimizers[0].zero_grad()
         run.scaler.scale(run.loss(*_batch(run.amp, step))).backward()
-        run.spoil(step)
+        run.corrupt_grad(step)
         if apart:
             run.scaler.unscale_(run.optimizers[0])
         clip(run)
@@ -94,7 +94,7 @@ def _accumulated(run: Run, step: int) -> None:
     run.optimizers[0].zero_grad()
     for part in range(3):
         run.scaler.scale(run.loss(*_batch(run.amp, 3 * step + part)) / 3).backward()
-    run.spoil(step)
+    run.corrupt_grad(step)
     run.step(run.optimizers[0])
 
 
@@ -107,7 +107,7 @@ def _penalized(run: Run, step: int) -> None:
         loss = loss + 0.25 * norm
     run.optimizers[0].zero_grad()
     run.scaler.scale(loss).backward()
-    run.spoil(step)
+    run.corrupt_grad(step)
     run.step(run.optimizers[0])
 
 
@@ -119,7 +119,7 @@ def _several(run: Run, step: int) -> None:
     one, two = run.loss(x, y), run.loss(x, y + 1, 1)
     run.scaler.scale(one + 0.5 * two).backward(retain_graph=True)
     run.scaler.scale(0.25 * two - 0.125 * one).backward()
-    run.spoil(step, 1)
+    run.corrupt_grad(step, 1)
     run.scaler.unscale_(run.optimizers[0])
     run.step(*run.optimizers)
 
@@ -129,7 +129,7 @@ def _list_of_losses(run: Run, step: int) -> None:
     run.optimizers[0].zero_grad()
     scaled = run.scaler.scale([run.loss(x[:4], y[:4]), run.loss(x[4:], y[4:])])
     torch.autograd.backward(list(scaled))
-    run.spoil(step)
+    run.corrupt_grad(step)
     run.step(run.optimizers[0])
 
 
@@ -450,7 +450,7 @@ def test_long_overflow(amp: Amp) -> None:
 
 @scenario(values=True, dtypes="default")
 def test_scale_too_small(amp: Amp) -> None:
-    """Where the unscaled gradients are not finite the step is skipped, also if the scaled ones were (pytorch#99640).
+    """The step is skipped if the unscaled gradients are not finite, even if the scaled ones were (pytorch#99640).
 
     GradScaler.step: optimizer.step() is skipped "to avoid corrupting the params". Nothing keeps the scale from 0.
     """

@@ -110,13 +110,13 @@ def test_step_count_of_adam(amp: Amp, foreach: str) -> None:
         _iterate(scaler, optimizer, weights, bad)
     counts = [float(kept["step"]) for kept in optimizer.state.values()]
     amp.assert_equal("steps that Adam has counted", counts, [2.0] * 3)
-    twin = _weights(amp)
-    by_hand = torch.optim.Adam(twin, lr=0.5)
+    reference = _weights(amp)
+    reference_optimizer = torch.optim.Adam(reference, lr=0.5)
     for _ in range(2):
-        for weight in twin:
+        for weight in reference:
             weight.grad = torch.ones_like(weight)
-        by_hand.step()
-    for n, (weight, want) in enumerate(zip(weights, twin, strict=True)):
+        reference_optimizer.step()
+    for n, (weight, want) in enumerate(zip(weights, reference, strict=True)):
         amp.assert_close(f"weight {n}", weight, amp.device.host(want))
 
 
@@ -327,10 +327,7 @@ def test_two_places(amp: Amp, bad: str) -> None:
     there = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([here, there], lr=1.0)
     scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
-    losses = [
-        (here * (inf if bad == "here" else 0.5)).sum(),
-        (there * (nan if bad == "there" else 0.25)).sum(),
-    ]
+    losses = [(here * (inf if bad == "here" else 0.5)).sum(), (there * (nan if bad == "there" else 0.25)).sum()]
     for loss in scaler.scale(losses):
         loss.backward()
     scaler.step(optimizer)

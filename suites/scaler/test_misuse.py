@@ -74,7 +74,7 @@ def test_out_of_turn_when_fused(amp: Amp, case: str) -> None:
 @pytest.mark.parametrize("call", ["unscale_", "step", "update"], ids=["divide", "step", "update"])
 @scenario(values=True, dtypes="default")
 def test_nothing_scaled(amp: Amp, call: str) -> None:
-    """Before any output is scaled there is no scale, and a call that needs one says who asked and what to do."""
+    """Before any output is scaled a call that needs the scale raises an error that names the call and the remedy."""
     scaler, weight, optimizer = _after_calls(amp)
     weight.grad = torch.ones_like(weight)
     given = () if call == "update" else (optimizer,)
@@ -335,12 +335,7 @@ def test_absent_device(amp: Amp) -> None:
         return
     made: Any
     for given, made in (("cuda", partial(torch.amp.GradScaler, "cuda")), (None, torch.amp.GradScaler)):
-        scaler = amp.assert_warns(
-            f"GradScaler({given!r})",
-            UserWarning,
-            "CUDA is not available.  Disabling.",
-            made,
-        )
+        scaler = amp.assert_warns(f"GradScaler({given!r})", UserWarning, "CUDA is not available.  Disabling.", made)
         amp.assert_equal("whether it is enabled", scaler.is_enabled(), False)
     amp.assert_no_warning("GradScaler('cuda', enabled=False)", lambda: torch.amp.GradScaler("cuda", enabled=False))
 

@@ -26,7 +26,7 @@ from ampcheck.runner.suite import Amp, scenario
 pytestmark = pytest.mark.rule("optimizers")
 
 APART = ("Optimizer", "LBFGS", "SparseAdam")
-"""The base class, one that must have a closure, and one for sparse gradients: cases of their own."""
+"""The base class, one that must have a closure, and one for sparse gradients: with their own cases."""
 SETTINGS: dict[str, Any] = {
     "lr": 0.05,
     "momentum": 0.75,
@@ -82,7 +82,7 @@ def _differentiate(held: list[torch.nn.Parameter], step: int, scaler: torch.amp.
 
 
 def _optimizer_state(optimizer: Optimizer) -> dict[str, torch.Tensor]:
-    """What the optimizer keeps of each parameter, by the parameter's number and the name of the state."""
+    """Return the optimizer's state tensors, by the parameter's number and the state's name."""
     return {
         f"{number} {key}": torch.as_tensor(value).detach().cpu().clone()
         for number, kept in optimizer.state_dict()["state"].items()
@@ -103,7 +103,7 @@ def _expect_same_state(
 
 
 def _supports(amp: Amp, name: str, way: str) -> bool:
-    """Whether the device has the way; where it has not, PyTorch's refusal is the case."""
+    """Return whether the device has the implementation; if not, check that PyTorch refuses it."""
     if way == "fused" and amp.type not in _get_fused_kernels_supported_devices():
         amp.assert_raises("a fused optimizer", RuntimeError, "fused", lambda: _parameters_and_optimizer(amp, name, way))
         return False
@@ -610,7 +610,7 @@ def test_gradient_spoiled_after_the_check(amp: Amp, name: str) -> None:
 
 @scenario(values=True, dtypes="default")
 def test_groups_of_both_kinds(amp: Amp) -> None:
-    """Groups with settings of their own are each stepped by them, from one scale (torch.optim, param groups)."""
+    """Each parameter group is stepped with its own settings, from one scale (torch.optim, param groups)."""
     for made in FUSED.values():
         results = []
         for scaled in (False, True):

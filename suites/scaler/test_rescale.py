@@ -168,7 +168,7 @@ def test_wrong_argument(amp: Amp, which: str) -> None:
 @pytest.mark.parametrize("found", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=lambda pair: f"{pair[0]}_{pair[1]}")
 @scenario(values=True, dtypes="default")
 def test_two_found(amp: Amp, found: tuple[int, int]) -> None:
-    """One overflow in any of several optimizers is one for the scale, and two are no more (grad_scaler.py, update)."""
+    """One overflow in any of several optimizers is one for the scale, and so are two (grad_scaler.py, update)."""
     scaler = torch.amp.GradScaler(amp.type, init_scale=8.0, growth_interval=1)
     leaves = [torch.nn.Parameter(torch.ones(2, device=amp.type)) for _ in found]
     both = [torch.optim.SGD([leaf], lr=0.1) for leaf in leaves]

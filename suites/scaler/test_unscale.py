@@ -32,7 +32,7 @@ def _on_device(amp: Amp, host: torch.Tensor) -> torch.Tensor:
 
 
 def _unscaled(grad: torch.Tensor, inverse: float) -> torch.Tensor:
-    """What a gradient becomes: multiplied in float32 or wider, rounded once to its own dtype."""
+    """Return a gradient multiplied in float32 or wider and rounded once to its own dtype."""
     wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
     return (wide * torch.tensor(inverse)).to(grad.dtype)
 

@@ -1,4 +1,4 @@
-"""What the small PrivateUse1 backends of this folder share: a device module, two kinds of memory, and kernels.
+"""Base of the small PrivateUse1 backends of this folder: a device module, two kinds of memory, and kernels.
 
 A backend is a name, a memory and what is special about it:
 
@@ -8,7 +8,7 @@ A backend is a name, a memory and what is special about it:
 
 PyTorch's CPU kernels compute on the tensors' own memory. Each op that the CPU has a kernel for gets one of its own
 under PrivateUse1, so that an op that is left out is missing to the dispatcher, as it is in a backend that lacks it.
-Nothing here knows of faults but `Backend.planted` and `Backend.copy`, through which tests/faults makes a kernel wrong.
+Nothing here knows of faults but `Backend.mutants` and `Backend.copy`, through which tests/faults makes a kernel wrong.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Backend:
         self.name = name
         self.memory = memory
         self.autocast: Registration | None = None
-        self.planted: dict[str, Kernel] = {}
+        self.mutants: dict[str, Kernel] = {}
         """By overload, what runs in the place of PyTorch's CPU kernel: `(call, *args, **kwargs)` on CPU tensors."""
         self.copy: Kernel = lambda target, source: target.copy_(source)
         self.functions = functions or {}
@@ -144,7 +144,7 @@ class Backend:
         return self.autocast
 
     def owns(self, value: Any) -> bool:
-        """Whether a value is a tensor of the device."""
+        """Return whether a value is a tensor of the device."""
         return isinstance(value, torch.Tensor) and value.device.type == self.name
 
     def run(self, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -188,8 +188,8 @@ class Backend:
             return tree_map(to_device, self._computed(op, args, kwargs))
 
     def _computed(self, op: Any, args: Any, kwargs: Any) -> Any:
-        if planted := self.planted.get(_name(op)):
-            return planted(op, *args, **kwargs)
+        if mutant := self.mutants.get(_name(op)):
+            return mutant(op, *args, **kwargs)
         function, out = self.functions.get(op._opname), kwargs.get("out")
         if function and op._overloadname in ("", "out", "Tensor"):
             given = [x for x in (*args, out) if x is not None]
@@ -222,7 +222,7 @@ class Backend:
         return tensor
 
     def _as_strided_(self, tensor: torch.Tensor, size: Any, stride: Any, offset: int | None = None) -> torch.Tensor:
-        """What PyTorch's own does but for asking its storage, which is empty, whether there is room."""
+        """Do as PyTorch's own, but do not check the size of the storage, which is empty."""
         tensor.data = self.memory.view(aten.as_strided.default, (tensor, size, stride, offset), {})
         return tensor
 
@@ -239,7 +239,7 @@ _ON_STORAGES = (
 
 
 def _set_up(name: str, *, guard: bool) -> None:
-    """What `_setup_privateuseone_for_python_backend` does, with PyTorch's guard in Python or without one."""
+    """Do as `_setup_privateuseone_for_python_backend`, with PyTorch's guard in Python or without one."""
     torch.utils.rename_privateuse1_backend(name)
     torch.utils.generate_methods_for_privateuse1_backend()
     torch._register_device_module(name, DeviceModule(f"torch.{name}"))

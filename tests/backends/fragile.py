@@ -23,6 +23,6 @@ def _hang(op: Any, x: Any) -> Any:
 
 
 BACKEND = Backend("fragile", Arrays())
-BACKEND.planted |= {"tanh": _crash, "neg": _hang}
+BACKEND.mutants |= {"tanh": _crash, "neg": _hang}
 BACKEND.register()
 DEVICES = (Tested(BACKEND),)

@@ -33,6 +33,6 @@ def _typo(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 MISSING = _missing()
 BACKEND = Backend("halfdone", Arrays(), missing=MISSING)
-BACKEND.planted |= dict.fromkeys(("mm", "addmm", "tanh"), _in_low) | {"exp": _typo}
+BACKEND.mutants |= dict.fromkeys(("mm", "addmm", "tanh"), _in_low) | {"exp": _typo}
 BACKEND.register()
 DEVICES = (Tested(BACKEND),)

@@ -17,6 +17,6 @@ def _warning(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 BACKEND = Backend("noisy", Arrays())
-BACKEND.planted |= dict.fromkeys(("mm", "exp", "_softmax", "tanh"), _warning)
+BACKEND.mutants |= dict.fromkeys(("mm", "exp", "_softmax", "tanh"), _warning)
 BACKEND.register()
 DEVICES = (Tested(BACKEND),)

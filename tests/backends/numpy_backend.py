@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from engine import Arrays, Backend, Tested
 
-from ampcheck.register import kept
+from ampcheck.register import weight_cache
 from ampcheck.spec.policies import closest, table
 
 NAME = "npy"
@@ -42,9 +42,9 @@ AUTOCAST = BACKEND.register(
     {"drop": {"aten::linear": "fallthrough"}, "policy": {"aten::exp": "downcast"}}.get(FAULT), base=BASE
 )
 if FAULT == "uncached":
-    kept._foreign = lambda weight: True
+    weight_cache._foreign = lambda weight: True
 if FAULT == "stale":
-    kept.Cache._fresh = lambda self, found, weight: found.weight() is weight
+    weight_cache.Cache._fresh = lambda self, found, weight: found.weight() is weight
 
 
 class Npy(Tested):

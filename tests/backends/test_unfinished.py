@@ -39,13 +39,7 @@ def test_a_backend_without_bfloat16_is_told(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{FOLDER}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "ampcheck", "run", "--device=halfonly", "--device-module=halfonly", "--op=mm"]
     done = subprocess.run(
-        [*command, "--rule=downcast"],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
+        [*command, "--rule=downcast"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LIMIT, check=False
     )
     assert done.returncode == 2
     (sentence,) = done.stderr.strip().splitlines()

@@ -13,14 +13,14 @@ from ampcheck.devices.cpu import Cpu
 
 
 def kernel(name: str, tensor: torch.Tensor) -> Any:
-    """What the backend has for two ops: nothing."""
+    """Raise for each op, as the backend lacks it."""
     if name == "exp":
         raise ValueError(f"{name}: shape {tuple(tensor.shape)} of {tensor.dtype} is not done")
     raise RuntimeError(f"no kernel for {name} at {hex(id(tensor))}, see the list of kernels in its manual " + "m" * 300)
 
 
 class Kernels(TorchFunctionMode):
-    """What the device enters."""
+    """The mode that the device enters."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "").startswith("exp") and torch.is_autocast_enabled("cpu"):

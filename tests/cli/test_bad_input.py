@@ -140,7 +140,7 @@ def test_a_malformed_manifest(tmp_path: Path) -> None:
         run_pytest(tmp_path, str(ROOT / "suites"), "--device=cpu", "--op=mm", "--manifest=all.txt"),
     ):
         assert done.returncode == 2
-        assert "'nonsense' is no case; a case is written suite/rule/id" in done.stderr
+        assert "'nonsense' is not a case; a case is written suite/rule/id" in done.stderr
     (tmp_path / "all.txt").write_text('eager/downcast/mm-fp32-bf16-cpu\t{"ops": "mm"}\n')
     done = run(tmp_path, "run", "--device=cpu", "--op=mm", "--manifest=all.txt")
     assert done.returncode == 2
@@ -174,10 +174,7 @@ def test_a_malformed_manifest(tmp_path: Path) -> None:
         (toml({**_ENTRY, "libraries": "jax"}), "libraries must be a table of version ranges"),
         (toml(_ENTRY) + 'libraries = { pytest = "new" }\n', "libraries.pytest is no version range: 'new'"),
         (toml(_ENTRY) + "libraries = { pytest = 8 }\n", "libraries.pytest is no version range: 8"),
-        (
-            toml(_ENTRY) + 'libraries = { pytset = ">8" }\n',
-            "libraries names 'pytset', which is not installed and",
-        ),
+        (toml(_ENTRY) + 'libraries = { pytset = ">8" }\n', "libraries names 'pytset', which is not installed and"),
         (toml(_ENTRY, _ENTRY), "deviation 'one' is in the file more than once"),
     ],
 )

@@ -23,7 +23,7 @@ from tests.cli_support import MODULE, environment, refused
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    """What a command prints."""
+    """Return the output of a command."""
     capsys.readouterr()
     assert main.main(arguments) == code
     return capsys.readouterr().out

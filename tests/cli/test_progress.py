@@ -1,4 +1,4 @@
-"""How long a run will take, by given numbers, and how many processes it is divided among."""
+"""The estimate of a run's time from given numbers, and the number of its processes."""
 
 from __future__ import annotations
 

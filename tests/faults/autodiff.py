@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils import parametrize
 
 from tests.faults.eligibility import complex_too, doubles_too
-from tests.faults.fault import Fault, Plant
+from tests.faults.fault import Fault, Inject
 from tests.faults.gradients import computed, detached, low, passed
 from tests.faults.kernels import Body, Call, kernel
 from tests.faults.regions import replaced
@@ -24,9 +24,9 @@ _COMPUTE = parametrize.ParametrizationList.forward
 _EMBEDDING = torch.nn.functional.embedding
 
 
-def _fault(name: str, plant: Plant, only: str, *says: str, device: str = "cpu") -> Fault:
+def _fault(name: str, inject: Inject, only: str, *says: str, device: str = "cpu") -> Fault:
     """A fault that the cases which `only` chooses must catch."""
-    return Fault(name, "autodiff", plant, says, "autograd", device, only=only)
+    return Fault(name, "autodiff", inject, says, "autograd", device, only=only)
 
 
 def _method(name: str, only: str, *says: str, where: Any = torch.Tensor, device: str = "cpu", **wrong: Any) -> Fault:
@@ -52,13 +52,13 @@ def outside(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
 
 
 def in_a_region(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-    """As if autocast had a region of its own for backward."""
+    """Run backward in another region."""
     with torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False):
         _BACKWARD(self, *args, **kwargs)
 
 
 def with_the_default_dtype(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-    """What worker threads did once: enabled as the caller, in the default dtype."""
+    """Run backward enabled as the caller, but in a default dtype, as PyTorch's worker threads once did."""
     type_, dtype = self.device.type, torch.get_autocast_dtype(self.device.type)
     torch.set_autocast_dtype(type_, torch.float64)
     try:
@@ -283,11 +283,7 @@ FAULTS = (
 JAX = (
     _method("jax-backward-outside", "what_a_hook_sees and same", "in two hooks", device="jax", backward=outside),
     _method(
-        "jax-backward-in-a-region",
-        "what_a_hook_sees and outside",
-        "in two hooks",
-        device="jax",
-        backward=in_a_region,
+        "jax-backward-in-a-region", "what_a_hook_sees and outside", "in two hooks", device="jax", backward=in_a_region
     ),
     _method("jax-gradients-added-in-low", "small_steps", "sum of the gradients", device="jax", backward=in_low_sums),
     _op("jax-product-gradient-lost", detached(1), "as_by_hand and product", "gradient of w", device="jax"),

@@ -1,6 +1,6 @@
 """A cache of casts that keeps too much, too little or the wrong thing.
 
-PyTorch's own cache lies in C++. Where a fault needs another one, the kernel of `mm` gets a cache of its own, which
+PyTorch's own cache lies in C++. Where a fault needs another one, the kernel of `mm` gets another cache, which
 `torch.clear_autocast_cache` empties like PyTorch's.
 """
 
@@ -23,7 +23,7 @@ Test = Callable[[Call, torch.Tensor], bool]
 
 
 def promised(call: Call, t: torch.Tensor) -> bool:
-    """Whether PyTorch keeps the cast of a tensor."""
+    """Return whether PyTorch caches the cast of a tensor."""
     return (
         torch.is_autocast_cache_enabled()
         and t.dtype == torch.float32
@@ -36,7 +36,7 @@ def promised(call: Call, t: torch.Tensor) -> bool:
 
 
 def by_identity(call: Call, t: torch.Tensor) -> Hashable:
-    """What PyTorch keeps a cast under: the tensor, its dtype, and whether gradients are recorded."""
+    """Return PyTorch's cache key: the tensor, its dtype, and whether gradients are recorded."""
     return id(t), call.low, torch.is_grad_enabled()
 
 
@@ -51,12 +51,12 @@ def cache(
     clears: bool = True,
     strong: bool = True,
 ) -> AbstractContextManager[object]:
-    """Products with a cache of their own while entered.
+    """Products with another cache while entered.
 
     `keeps`: whether a cast is kept. `key`: under what. `clears`: whether clearing empties it. `strong`: whether the
     tensor is kept alive, so that its identity is not used again.
     """
-    kept: dict[Hashable, tuple[torch.Tensor | None, torch.Tensor]] = {}
+    cached: dict[Hashable, tuple[torch.Tensor | None, torch.Tensor]] = {}
 
     def cast(call: Call, t: torch.Tensor) -> torch.Tensor:
         if not call.eligible(t) or t.dtype == call.low:
@@ -64,20 +64,20 @@ def cache(
         if not keeps(call, t):
             return t.to(call.low)
         place = key(call, t)
-        if place not in kept:
-            kept[place] = (t if strong else None, t.to(call.low))
-        return kept[place][1]
+        if place not in cached:
+            cached[place] = (t if strong else None, t.to(call.low))
+        return cached[place][1]
 
     def clear() -> None:
         _CLEAR()
         if clears:
-            kept.clear()
+            cached.clear()
 
     stack = ExitStack()
     for op in _PRODUCTS:
         stack.enter_context(kernel("cpu", op, lambda call: call.run(lambda place, t: cast(call, t))))
     stack.enter_context(replaced(torch, clear_autocast_cache=clear))
-    stack.callback(kept.clear)
+    stack.callback(cached.clear)
     return stack
 
 
@@ -87,13 +87,13 @@ def caching(name: str, *says: str, suite: str = "eager", **how: Any) -> Fault:
 
 
 def _clearing(name: str, *says: str, clear: Callable[[], None]) -> Fault:
-    def plant() -> AbstractContextManager[object]:
+    def inject() -> AbstractContextManager[object]:
         stack = ExitStack()
         stack.enter_context(replaced(torch, clear_autocast_cache=clear))
         stack.callback(_CLEAR)
         return stack
 
-    return Fault(name, "cache", plant, says)
+    return Fault(name, "cache", inject, says)
 
 
 def clear_nothing() -> None:
@@ -145,10 +145,10 @@ def detached(call: Call, t: torch.Tensor) -> torch.Tensor:
 
 
 def _losing_gradient(name: str, *says: str) -> Fault:
-    def plant() -> AbstractContextManager[object]:
+    def inject() -> AbstractContextManager[object]:
         return kernel("cpu", "mm", lambda call: call.run(lambda p, t: detached(call, t) if call.eligible(t) else t))
 
-    return Fault(name, "cache", plant, says, "autograd")
+    return Fault(name, "cache", inject, says, "autograd")
 
 
 FAULTS = (

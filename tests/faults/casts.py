@@ -2,61 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from tests.faults.kernels import Call, outputs, wrong
+from tests.faults.kernels import Body, Call, outputs, wrong
 
 CPU, CUDA, XPU, MPS = "cpu", "virtual:cuda", "virtual:xpu", "virtual:mps"
 FP32 = torch.float32
 _WIDTH = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 2}
 
 
-def in_float32(call: Call) -> Any:
-    return call.cast(FP32)
+def to(dtype: str | torch.dtype, but: Callable[[Call, int, torch.Tensor], bool] = lambda *_: False) -> Body:
+    """Return a kernel that casts eligible tensors to a dtype, or to `low` or `other` of the call, all `but` some."""
+
+    def body(call: Call) -> Any:
+        wanted = getattr(call, dtype) if isinstance(dtype, str) else dtype
+        return call.cast(wanted, unless=lambda place, t: but(call, place, t))
+
+    return body
 
 
-def in_low(call: Call) -> Any:
-    return call.cast(call.low)
+def each(change: Callable[[Call, torch.Tensor], torch.Tensor]) -> Body:
+    """Return a kernel that runs on changed tensors."""
+    return lambda call: call.run(lambda _, t: change(call, t))
 
 
-def in_other(call: Call) -> Any:
-    return call.cast(call.other)
+def last(call: Call, place: int, t: torch.Tensor) -> bool:
+    return place == len(call.tensors()) - 1
+
+
+def second(call: Call, place: int, t: torch.Tensor) -> bool:
+    return place == 1
 
 
 def as_given(call: Call) -> Any:
     return call.run()
 
 
-def always_bfloat16(call: Call) -> Any:
-    return call.cast(torch.bfloat16)
-
-
-def low_but_last(call: Call) -> Any:
-    last = len(call.tensors()) - 1
-    return call.cast(call.low, unless=lambda place, t: place == last)
-
-
-def low_but_second(call: Call) -> Any:
-    return call.cast(call.low, unless=lambda place, t: place == 1)
-
-
-def low_but_bare(call: Call) -> Any:
-    """Forgets tensors without dimensions or elements."""
-    return call.cast(call.low, unless=lambda place, t: t.numel() == 0)
-
-
-def low_doubles_too(call: Call) -> Any:
-    return call.run(lambda place, t: t.to(call.low) if t.is_floating_point() else t)
-
-
-def low_integers_too(call: Call) -> Any:
-    return call.run(lambda place, t: t.to(call.low) if t.dtype != torch.float64 else t)
-
-
-def low_by_way_of_other(call: Call) -> Any:
-    return call.run(lambda place, t: t.to(call.other).to(call.low) if call.eligible(t) else t)
+in_float32, in_float64, in_low, in_other = to(FP32), to(torch.float64), to("low"), to("other")
+always_bfloat16 = to(torch.bfloat16)
+low_but_last, low_but_second = to("low", last), to("low", second)
+low_but_bare = to("low", lambda call, place, t: t.numel() == 0)
+low_but_batched = to("low", lambda call, place, t: t.dim() == 3)
+low_doubles_too = each(lambda call, t: t.to(call.low) if t.is_floating_point() else t)
+low_integers_too = each(lambda call, t: t.to(call.low) if t.dtype != torch.float64 else t)
+low_by_way_of_other = each(lambda call, t: t.to(call.other).to(call.low) if call.eligible(t) else t)
+float32_but_last, float32_but_second = to(FP32, last), to(FP32, second)
+float32_doubles_too = each(lambda call, t: t.float() if t.is_floating_point() else t)
+float32_integers_too = each(lambda call, t: t.float() if t.dtype in (torch.int64, torch.bool) else t)
+float32_only_of_region = to(FP32, lambda call, place, t: t.dtype == call.other)
+float32_rounded_first = each(lambda call, t: t.to(call.low).float() if call.eligible(t) else t)
 
 
 def low_then_as_given(call: Call) -> Any:
@@ -74,47 +71,12 @@ def low_only_leading_half(call: Call) -> Any:
     return call.run() if mixed else call.cast(call.low)
 
 
-def low_but_batched(call: Call) -> Any:
-    """Three dimensions are one too many."""
-    return call.cast(call.low, unless=lambda place, t: t.dim() == 3)
-
-
 def low_for_good(call: Call) -> Any:
     """The caller's own tensors become low, not copies of them."""
     for t in call.tensors():
         if call.eligible(t):
             t.data = t.data.to(call.low)
     return call.run()
-
-
-def float32_but_second(call: Call) -> Any:
-    return call.cast(FP32, unless=lambda place, t: place == 1)
-
-
-def float32_but_last(call: Call) -> Any:
-    last = len(call.tensors()) - 1
-    return call.cast(FP32, unless=lambda place, t: place == last)
-
-
-def float32_doubles_too(call: Call) -> Any:
-    return call.run(lambda place, t: t.float() if t.is_floating_point() else t)
-
-
-def float32_integers_too(call: Call) -> Any:
-    return call.run(lambda place, t: t.float() if t.dtype in (torch.int64, torch.bool) else t)
-
-
-def in_float64(call: Call) -> Any:
-    return call.cast(torch.float64)
-
-
-def float32_only_of_region(call: Call) -> Any:
-    """Casts the region's dtype only; the other lower precision stays."""
-    return call.cast(FP32, unless=lambda place, t: t.dtype == call.other)
-
-
-def float32_rounded_first(call: Call) -> Any:
-    return call.run(lambda place, t: t.to(call.low).float() if call.eligible(t) else t)
 
 
 def low_inside_float32_outside(call: Call) -> Any:
@@ -150,40 +112,40 @@ def _eligible(call: Call) -> list[torch.dtype]:
     return [t.dtype for t in call.tensors() if call.eligible(t)]
 
 
-def promote_first(call: Call) -> Any:
-    found = _eligible(call)
-    return call.cast(found[0]) if found else call.run()
+def promote(choose: Callable[[Call, list[torch.dtype]], torch.dtype]) -> Body:
+    """Return a kernel that casts to one of the eligible dtypes it is given, or to another."""
+
+    def body(call: Call) -> Any:
+        found = _eligible(call)
+        return call.cast(choose(call, found)) if found else call.run()
+
+    return body
 
 
-def promote_last(call: Call) -> Any:
-    found = _eligible(call)
-    return call.cast(found[-1]) if found else call.run()
+def _widest(found: list[torch.dtype]) -> torch.dtype:
+    return max(found, key=_WIDTH.__getitem__)
 
 
-def promote_narrowest(call: Call) -> Any:
-    found = _eligible(call)
-    return call.cast(min(found, key=_WIDTH.__getitem__)) if found else call.run()
+def promote_with_integers(call: Call, found: list[torch.dtype]) -> torch.dtype:
+    """Count an integer among the arguments as float32."""
+    return FP32 if any(not t.is_floating_point() for t in call.tensors()) else _widest(found)
 
 
-def promote_with_integers(call: Call) -> Any:
-    """An integer among the arguments counts as float32."""
-    integers = any(not t.is_floating_point() for t in call.tensors())
-    found = _eligible(call)
-    return call.cast(FP32 if integers else max(found, key=_WIDTH.__getitem__)) if found else call.run()
+def promote_with_doubles(call: Call, found: list[torch.dtype]) -> torch.dtype:
+    """Widen the others to a double among the arguments."""
+    return torch.float64 if any(t.dtype == torch.float64 for t in call.tensors()) else _widest(found)
 
 
-def promote_with_doubles(call: Call) -> Any:
-    """A double among the arguments widens the others."""
-    doubles = any(t.dtype == torch.float64 for t in call.tensors())
-    found = _eligible(call)
-    return call.cast(torch.float64 if doubles else max(found, key=_WIDTH.__getitem__)) if found else call.run()
+promote_first = promote(lambda call, found: found[0])
+promote_last = promote(lambda call, found: found[-1])
+promote_narrowest = promote(lambda call, found: min(found, key=_WIDTH.__getitem__))
 
 
 def promote_doubles_down(call: Call) -> Any:
     found = _eligible(call)
     if not found:
         return call.run()
-    widest = max(found, key=_WIDTH.__getitem__)
+    widest = _widest(found)
     return call.run(lambda place, t: t.to(widest) if t.is_floating_point() else t)
 
 
@@ -192,7 +154,7 @@ def promote_ignores_third(call: Call) -> Any:
     found = [t.dtype for place, t in enumerate(call.tensors()) if call.eligible(t) and place != 2]
     if not found:
         return call.run()
-    return call.cast(max(found, key=_WIDTH.__getitem__), unless=lambda place, t: place == 2)
+    return call.cast(_widest(found), unless=lambda place, t: place == 2)
 
 
 DOWNCAST = (
@@ -247,12 +209,12 @@ UPCAST = (
 PROMOTE = (
     wrong("cat-by-first", "promote", CPU, "cat", promote_first),
     wrong("stack-always-float32", "promote", CPU, "stack", in_float32),
-    wrong("index-copy-integers-count", "promote", CPU, "index_copy", promote_with_integers),
+    wrong("index-copy-integers-count", "promote", CPU, "index_copy", promote(promote_with_integers)),
     wrong("addcmul-by-last", "promote", CUDA, "addcmul", promote_last),
     wrong("atan2-narrowest", "promote", CUDA, "atan2", promote_narrowest),
     wrong("dot-always-low", "promote", CUDA, "dot", in_low),
     wrong("scatter-add-as-given", "promote", CUDA, "scatter_add", as_given),
-    wrong("cross-doubles-count", "promote", XPU, "cross", promote_with_doubles),
+    wrong("cross-doubles-count", "promote", XPU, "cross", promote(promote_with_doubles)),
     wrong("index-put-values-ignored", "promote", XPU, "index_put", promote_first),
     wrong("tensordot-doubles-cast", "promote", MPS, "tensordot", promote_doubles_down),
     wrong("addcdiv-third-ignored", "promote", MPS, "addcdiv", promote_ignores_third),

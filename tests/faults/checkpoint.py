@@ -87,7 +87,7 @@ def _checking_nothing() -> AbstractContextManager[object]:
 
 
 def _policy_swapped() -> AbstractContextManager[object]:
-    """What a policy keeps is given for the next op of the kind."""
+    """Return the saved output of another product."""
     real = module._CachedTorchDispatchMode.__torch_dispatch__
 
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -105,9 +105,9 @@ def _set_uncached() -> None:
     torch.set_autocast_cache_enabled(False)
 
 
-def fault(name: str, plant: Callable[[], AbstractContextManager[object]], says: str, only: str) -> Fault:
+def fault(name: str, inject: Callable[[], AbstractContextManager[object]], says: str, only: str) -> Fault:
     """A fault that the scenarios whose names hold `only` catch."""
-    return Fault(name, "checkpoint", plant, (says,), "autograd", only=only)
+    return Fault(name, "checkpoint", inject, (says,), "autograd", only=only)
 
 
 FAULTS = (

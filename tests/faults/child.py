@@ -1,6 +1,6 @@
 """Runs the faults of a device that its process alone can have: `python -m tests.faults.child DEVICE`.
 
-Each line read is a JSON list of what to do, `run` or `again`, and the name of a fault; each is answered with a line.
+Each line read is a JSON list of what to do, `run` or `rerun`, and the name of a fault; each is answered with a line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MODULES = {"npy": "numpy_backend"}
 def main(device: str) -> None:
     """Answer until there is nothing more to read."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what cases print is no answer
+    os.dup2(2, 1)  # the output of cases is not an answer
     faults = {fault.name: fault for fault in (*FAULTS, *CONTROLS) if fault.device == device}
     options = chosen(device)
     if device == "jax":

@@ -21,7 +21,7 @@ class _Whole:
 
 
 def collected(arguments: Sequence[str], *plugins: object) -> tuple[pytest.Config, list[pytest.Item]]:
-    """What pytest makes of a command line: its configuration, to be unconfigured at the end, and the tests."""
+    """Return pytest's configuration of a command line, to be unconfigured at the end, and its tests."""
     config = _prepareconfig([*arguments, *OPTIONS, "--collect-only"], plugins=[_Whole(), *plugins])
     config._do_configure()
     config.pluginmanager.unregister(name="terminalreporter")

@@ -29,7 +29,7 @@ _ENTER, _EXIT = torch.amp._enter_autocast, torch.amp._exit_autocast
 
 
 def handed_out(change: Change, compiler: str = "compile") -> AbstractContextManager[object]:
-    """What a compiler makes, changed."""
+    """Change the programs that a compiler returns."""
 
     def of(make: Function) -> Function:
         def changed(function: Function | None = None, *args: Any, **options: Any) -> Any:
@@ -50,7 +50,7 @@ def handed_out(change: Change, compiler: str = "compile") -> AbstractContextMana
 
 
 def entering(enter: Function) -> AbstractContextManager[object]:
-    """How a captured program enters and leaves its regions: `enter` gives what is entered, or None."""
+    """Enter the regions of a captured program by `enter`, which returns a context manager or None."""
 
     def leave(mode: Any = None) -> None:
         if mode is not None:
@@ -108,25 +108,25 @@ def frozen(_: Function, function: Function) -> Function:
 
 def frozen_result(compiled: Function, _: Function) -> Function:
     """The first call's result serves every later one with inputs of the same identity."""
-    kept: dict[tuple[int, ...], Any] = {}
+    cached: dict[tuple[int, ...], Any] = {}
 
     def call(*args: Any, **kwargs: Any) -> Any:
         key = tuple(map(id, args))
-        if key not in kept:
-            kept[key] = compiled(*args, **kwargs)
-        return kept[key]
+        if key not in cached:
+            cached[key] = compiled(*args, **kwargs)
+        return cached[key]
 
     return call
 
 
 def frozen_dtypes(compiled: Function, _: Function) -> Function:
     """Programs are kept by the shapes of their inputs: results take the dtypes that the first call's had."""
-    kept: list[torch.dtype] = []
+    cached: list[torch.dtype] = []
 
     def call(*args: Any, **kwargs: Any) -> Any:
         out = compiled(*args, **kwargs)
-        kept.extend(x.dtype for x in tensors(out) if not kept)
-        return map_tensors(out, lambda x: x.to(kept[0]))
+        cached.extend(x.dtype for x in tensors(out) if not cached)
+        return map_tensors(out, lambda x: x.to(cached[0]))
 
     return call
 

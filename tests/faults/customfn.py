@@ -1,4 +1,4 @@
-"""Decorators of autograd functions, and autocast rules of ops of one's own, that cast or restore the wrong thing."""
+"""Decorators of autograd functions, and autocast rules of custom ops, that cast or restore the wrong thing."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Forward = Callable[[Pass, str, Any, tuple[Any, ...], dict[str, Any]], Any]
 def _fault(name: str, only: str, *says: str, where: Any = torch.amp, device: str = "cpu", **wrong: Any) -> Fault:
     """A fault that the cases which `only` chooses must catch."""
 
-    def plant() -> AbstractContextManager[object]:
+    def inject() -> AbstractContextManager[object]:
         return replaced(where, **wrong)
 
-    return Fault(name, "customfn", plant, says, "autograd", device, only=only)
+    return Fault(name, "customfn", inject, says, "autograd", device, only=only)
 
 
 def forward(call: Forward) -> Pass:
@@ -98,7 +98,7 @@ def casting_the_first(fwd: Pass, type_: str, dtype: Any, args: tuple[Any, ...], 
 
 
 def dropping_keywords(fwd: Pass, type_: str, dtype: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Where nothing is to be cast, keyword arguments are forgotten."""
+    """Drop keyword arguments of a call without casts."""
     if dtype is None:
         return fwd(*args)
     return casting_anywhere(fwd, type_, dtype if _casts(type_, dtype) else None, args, kwargs)
@@ -146,7 +146,7 @@ def always_off(bwd: Pass, type_: str, dtype: Any, args: tuple[Any, ...], kwargs:
 
 
 def in_the_callers_dtype(bwd: Pass, type_: str, dtype: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What PyTorch did until 2.0: enabled as in forward, in whatever dtype is set (pytorch#87979)."""
+    """Enable backward as forward but in the caller's dtype, as PyTorch did until 2.0 (pytorch#87979)."""
     with torch.autocast(type_, enabled=args[0]._fwd_used_autocast, dtype=torch.get_autocast_dtype(type_)):
         return bwd(*args, **kwargs)
 

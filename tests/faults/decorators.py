@@ -92,7 +92,7 @@ def call_leaks_on_exception(self: Any, function: Any) -> Any:
 
 
 class _Unbound:
-    """Calls a function in a region, but is no function: a class keeps it as it is, and `self` is lost."""
+    """Calls a function in a region, but is not a function: a class keeps it as it is, and `self` is lost."""
 
     def __init__(self, entered: Any, function: Any) -> None:
         wraps(function)(self)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from tests.faults.functions import functions
+
+_fault = partial(functions, rule="deprecated")
 
 
 def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,87 +51,64 @@ def cpu_region_always_enabled(self: Any, enabled: bool = True, *args: Any, **kwa
 
 
 def cuda_region_of_cpu(self: Any, enabled: bool = True, dtype: Any = torch.float16, cache_enabled: bool = True) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.autocast.__init__(self, "cpu", dtype, enabled, cache_enabled)
-    warnings.warn(
-        "`torch.cuda.amp.autocast(args...)` is deprecated. Please use `torch.amp.autocast('cuda', args...)` instead.",
-        FutureWarning,
-        stacklevel=2,
-    )
+    text = "`torch.cuda.amp.autocast(args...)` is deprecated. Please use `torch.amp.autocast('cuda', args...)` instead."
+    loud(torch.autocast.__init__, FutureWarning, text)(self, "cpu", dtype, enabled, cache_enabled)
 
 
 def _aliased(name: str, replacement: str, body: Callable[..., Any]) -> Callable[..., Any]:
-    """A deprecated function with its warning, that does something else."""
-
-    def wrong(*args: Any) -> Any:
-        warnings.warn(
-            f"torch.{name} is deprecated. Please use torch.{replacement} instead.", DeprecationWarning, stacklevel=2
-        )
-        return body(*args)
-
-    return wrong
+    """Return a deprecated function with its warning that does something else."""
+    return loud(body, DeprecationWarning, f"torch.{name} is deprecated. Please use torch.{replacement} instead.")
 
 
 FAULTS = (
-    functions(
+    _fault(
         "cpu-region-does-not-warn",
-        "deprecated",
         "warned of nothing",
         "torch.cpu.amp.autocast",
         where=torch.cpu.amp,
         autocast=quiet(_CPU_REGION),
     ),
-    functions(
-        "cpu-region-in-float16", "deprecated", "got torch.float16", where=_CPU_REGION, __init__=cpu_region_in_float16
-    ),
-    functions(
+    _fault("cpu-region-in-float16", "got torch.float16", where=_CPU_REGION, __init__=cpu_region_in_float16),
+    _fault(
         "cpu-region-always-enabled",
-        "deprecated",
         "enabled=False: got torch.bfloat16",
         where=_CPU_REGION,
         __init__=cpu_region_always_enabled,
     ),
-    functions(
+    _fault(
         "cuda-region-of-cpu",
-        "deprecated",
         "state in the region: got (False, ",
         device="virtual:cuda",
         where=torch.cuda.amp.autocast,
         __init__=cuda_region_of_cpu,
     ),
-    functions(
+    _fault(
         "is-cpu-enabled-does-not-warn",
-        "deprecated",
         "is_autocast_cpu_enabled: warned of nothing",
         is_autocast_cpu_enabled=quiet(torch.is_autocast_cpu_enabled),
     ),
-    functions(
+    _fault(
         "is-cpu-enabled-names-nothing",
-        "deprecated",
         "is_autocast_cpu_enabled",
         "DeprecationWarning 'deprecated'",
         is_autocast_cpu_enabled=loud(torch.is_autocast_cpu_enabled, DeprecationWarning, "deprecated"),
     ),
-    functions(
+    _fault(
         "is-cpu-enabled-reads-cuda",
-        "deprecated",
         "is_autocast_cpu_enabled reads: got False",
         is_autocast_cpu_enabled=_aliased(
             "is_autocast_cpu_enabled()", "is_autocast_enabled('cpu')", lambda: torch.is_autocast_enabled("cuda")
         ),
     ),
-    functions(
+    _fault(
         "set-cpu-dtype-does-nothing",
-        "deprecated",
         "set_autocast_cpu_dtype: got torch.bfloat16",
         set_autocast_cpu_dtype=_aliased(
             "set_autocast_cpu_dtype(dtype)", "set_autocast_dtype('cpu', dtype)", lambda dtype: None
         ),
     ),
-    functions(
+    _fault(
         "set-gpu-dtype-sets-cpu",
-        "deprecated",
         "set_autocast_gpu_dtype: got torch.float16",
         device="virtual:cuda",
         set_autocast_gpu_dtype=_aliased(
@@ -137,9 +117,8 @@ FAULTS = (
             lambda dtype: torch.set_autocast_dtype("cpu", dtype),
         ),
     ),
-    functions(
+    _fault(
         "custom-fwd-does-not-warn",
-        "deprecated",
         "custom_fwd: warned of nothing",
         device="virtual:cuda",
         where=torch.cuda.amp,

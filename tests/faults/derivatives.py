@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 from tests.faults import caches, regions
 from tests.faults.casts import in_low
 from tests.faults.customfn import backward
-from tests.faults.fault import Fault, Plant
+from tests.faults.fault import Fault, Inject
 from tests.faults.gradients import doubled, passed, wide
 from tests.faults.kernels import Body, Call, kernel
 
@@ -33,10 +33,10 @@ _APPLY = torch.autograd.Function.apply
 Pass = Callable[..., Any]
 
 
-def _fault(name: str, where: str, says: str, plant: Plant) -> Fault:
+def _fault(name: str, where: str, says: str, inject: Inject) -> Fault:
     """A fault that the scenario `rule/name` must catch."""
     rule, _, scenario = where.partition("/")
-    return Fault(name, rule, plant, (), "autograd").seen_by(scenario, says)
+    return Fault(name, rule, inject, (), "autograd").seen_by(scenario, says)
 
 
 def _region(name: str, where: str, says: str, **methods: Pass) -> Fault:
@@ -56,7 +56,7 @@ def _put(name: str, where: str, says: str, owner: Any, attribute: str, wrong: An
 
 
 def packing_bytes(self: Any, pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]) -> None:
-    """What is saved elsewhere is rounded to eight bits on its way."""
+    """Round saved tensors to eight bits."""
     _PACK(self, lambda tensor: pack(tensor.to(torch.float8_e5m2).to(tensor.dtype)), unpack)
 
 
@@ -91,7 +91,7 @@ def inverted_in_low(self: Any, weight: torch.Tensor) -> Any:
 
 
 def applied_outside() -> AbstractContextManager[object]:
-    """Functions of one's own run outside of every region."""
+    """Run custom functions outside of every region."""
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         with torch.autocast("cpu", enabled=False):
@@ -104,7 +104,7 @@ def without_requested_regions(function: Any, preserve: Any, context_fn: Any, *re
     return _AGAIN(function, preserve, checkpoint.noop_context_fn, *rest, **options)
 
 
-# ---- functions and ops of one's own
+# ---- custom functions and ops
 
 
 def without_graph(bwd: Pass, type_: str, dtype: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -118,12 +118,12 @@ def materialized(bwd: Pass, type_: str, dtype: Any, args: tuple[Any, ...], kwarg
 
 
 def no_refusal(message: str, count: int) -> Any:
-    """What a second derivative is refused with is no error, only without a graph."""
+    """Return no graph in place of refusing a second derivative."""
     return lambda *gradients: tuple(gradient.detach() for gradient in gradients)
 
 
 def registered_for_region(op: Any, device_type: str, cast_inputs: torch.dtype, /, *, lib: Any = None) -> Any:
-    """The dtype of the region stands for the one that was asked for."""
+    """Register the region's dtype in place of the requested one."""
     return _REGISTER(op, device_type, torch.bfloat16, lib=lib)
 
 
@@ -141,7 +141,7 @@ def registered_once() -> AbstractContextManager[object]:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """What is registered with a library outlives it."""
+    """Keep the registrations of a library after its end."""
     libraries: list[Any] = []
 
     def register(op: Any, device_type: str, cast_inputs: torch.dtype, /, *, lib: Any = None) -> None:

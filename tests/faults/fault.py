@@ -1,4 +1,4 @@
-"""What a planted fault is, and what must become of the cases that run under it."""
+"""A planted fault, and the required results of the cases that run under it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from _pytest.mark.expression import Expression
 from ampcheck.runner.results import RED
 from ampcheck.spec.case import Case
 
-Plant = Callable[[], AbstractContextManager[object]]
+Inject = Callable[[], AbstractContextManager[object]]
 """Breaks a promise while what it returns is entered."""
 
 Result = Mapping[str, str]
@@ -23,7 +23,7 @@ SUITES = ("eager", "autograd", "scaler", "jit")
 
 @dataclass(frozen=True)
 class Fault:
-    """A promise that is broken while `plant()` is entered, and kept again afterwards.
+    """A promise that is broken while `inject()` is entered, and kept afterwards.
 
     The cases that run under it are those of `suite`, `rule` and `device`. These choose among them: `op`, an overload or
     the name of a scenario; `amp`, the region's dtype; `executor`; `only`, words of the key `suite/rule/id` in an
@@ -36,7 +36,7 @@ class Fault:
 
     name: str
     rule: str
-    plant: Plant
+    inject: Inject
     says: tuple[str, ...]
     suite: str = "eager"
     device: str = "cpu"
@@ -54,7 +54,7 @@ class Fault:
         return f"{self.device}-{self.name}"
 
     def picks(self, case: Case) -> bool:
-        """Whether a case runs under it."""
+        """Return whether a case runs under it."""
         for want, value in (
             (self.rule, case.rule),
             (self.op, case.op),
@@ -99,7 +99,7 @@ class Fault:
             assert all(result["torch"] and result["pytest"] for result in noticed), "a red case lacks its reproduction"
 
 
-def seen_in(name: str, plant: Plant, seen: Mapping[str, str]) -> tuple[Fault, ...]:
+def seen_in(name: str, inject: Inject, seen: Mapping[str, str]) -> tuple[Fault, ...]:
     """A fault once for each scenario that must catch it, with the words for it.
 
     Scenarios are given as `suite/rule/name`, with `-value` for each parameter and ` on device` for one beside the CPU.
@@ -111,7 +111,7 @@ def seen_in(name: str, plant: Plant, seen: Mapping[str, str]) -> tuple[Fault, ..
         op = words.partition("-")[0]
         only = f"/{words}-" if op != words else ""
         made = f"{name}-by-{rule}-{words}"
-        out.append(Fault(made, rule, plant, (says,), suite, device or "cpu", op, only))
+        out.append(Fault(made, rule, inject, (says,), suite, device or "cpu", op, only))
     return tuple(out)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -23,10 +23,9 @@ _AVAILABLE = torch.amp.autocast_mode.is_autocast_available
 
 
 def functions(
-    name: str, rule: str, *says: str, device: str = "cpu", where: Any = torch, **wrong: Callable[..., Any]
+    name: str, *says: str, rule: str = "state", device: str = "cpu", where: Any = torch, **wrong: Callable[..., Any]
 ) -> Fault:
-    """A fault that replaces functions of `where`."""
-
+    """Return a fault that replaces functions of `where`."""
     return Fault(name, rule, lambda: replaced(where, **wrong), says, device=device)
 
 
@@ -67,14 +66,17 @@ def stale_dtype(device_type: str) -> torch.dtype:
     return torch.bfloat16 if device_type == "cpu" else torch.float16
 
 
-def set_enabled_everywhere(*args: Any) -> None:
-    _SET(*args)
-    for name in TYPES:
-        _SET(name, args[-1])
+def everywhere(set_: Callable[..., None]) -> Callable[..., None]:
+    def call(*args: Any) -> None:
+        set_(*args)
+        for name in TYPES:
+            set_(name, args[-1])
+
+    return call
 
 
 def set_enabled_once(*args: Any) -> None:
-    """What is on stays on."""
+    """Never disable autocast."""
     if args[-1] is not False or len(args) != 2:
         _SET(*args)
 
@@ -83,20 +85,10 @@ def set_enabled_takes_numbers(*args: Any) -> None:
     _SET(*args[:-1], bool(args[-1]) if isinstance(args[-1], int) else args[-1])
 
 
-def set_dtype_everywhere(*args: Any) -> None:
-    _SET_DTYPE(*args)
-    for name in TYPES:
-        _SET_DTYPE(name, args[-1])
-
-
 def set_dtype_low_only(*args: Any) -> None:
     if len(args) == 2 and args[1] in (torch.float32, torch.float64):
         raise RuntimeError(f"{args[1]} is not supported")
     _SET_DTYPE(*args)
-
-
-def set_dtype_nothing(*args: Any) -> None:
-    pass
 
 
 def set_dtype_returns(*args: Any) -> Any:
@@ -105,134 +97,80 @@ def set_dtype_returns(*args: Any) -> Any:
     return before
 
 
-def set_cache_nothing(enabled: bool) -> None:
-    pass
+def _available(name: str, wrong: Callable[..., Any], says: str, device: str = "cpu") -> Fault:
+    """Return a fault of is_autocast_available under both its names."""
 
+    def inject() -> AbstractContextManager[object]:
+        stack = replaced(torch.amp, is_autocast_available=wrong)
+        stack.enter_context(replaced(torch.amp.autocast_mode, is_autocast_available=wrong))
+        return stack
 
-def set_cache_takes_numbers(enabled: Any) -> None:
-    _SET_CACHE(bool(enabled))
-
-
-def cache_always_on() -> bool:
-    return True
-
-
-def increment_one_too_many() -> int:
-    return _INCREMENT() + 1
-
-
-def always_available(device_type: str) -> bool:
-    return True
-
-
-def available_on_cpu_only(device_type: str) -> bool:
-    return _AVAILABLE(device_type) and device_type == "cpu"
-
-
-def available(wrong: Callable[..., Any]) -> AbstractContextManager[object]:
-    """is_autocast_available replaced under both its names."""
-    stack = ExitStack()
-    stack.enter_context(replaced(torch.amp, is_autocast_available=wrong))
-    stack.enter_context(replaced(torch.amp.autocast_mode, is_autocast_available=wrong))
-    return stack
+    return Fault(name, "defaults", inject, (says,), device=device)
 
 
 FAULTS = (
-    functions("is-enabled-never", "state", "enabled after setting True: got False", is_autocast_enabled=never_enabled),
+    functions("is-enabled-never", "enabled after setting True: got False", is_autocast_enabled=never_enabled),
     functions(
         "is-enabled-on-cpu-only",
-        "state",
         "enabled after setting True: got False",
         device="virtual:cuda",
         is_autocast_enabled=enabled_for_cpu_only,
     ),
-    functions("is-enabled-if-any", "state", "while cuda is enabled: got (True, ", is_autocast_enabled=enabled_if_any),
+    functions("is-enabled-if-any", "while cuda is enabled: got (True, ", is_autocast_enabled=enabled_if_any),
+    functions("is-enabled-takes-device", "read_device", "raised nothing", is_autocast_enabled=enabled_takes_devices),
+    functions("is-enabled-takes-unknown", "read_unknown", "raised nothing", is_autocast_enabled=enabled_takes_unknown),
+    functions("is-enabled-refuses-vaguely", "invalid argument", "must be str", is_autocast_enabled=enabled_vague),
     functions(
-        "is-enabled-takes-device", "state", "read_device", "raised nothing", is_autocast_enabled=enabled_takes_devices
-    ),
-    functions(
-        "is-enabled-takes-unknown", "state", "read_unknown", "raised nothing", is_autocast_enabled=enabled_takes_unknown
-    ),
-    functions(
-        "is-enabled-refuses-vaguely", "state", "invalid argument", "must be str", is_autocast_enabled=enabled_vague
-    ),
-    functions(
-        "get-dtype-stale",
-        "state",
-        "dtype after setting torch.float16: got torch.bfloat16",
-        get_autocast_dtype=stale_dtype,
+        "get-dtype-stale", "dtype after setting torch.float16: got torch.bfloat16", get_autocast_dtype=stale_dtype
     ),
     functions(
         "set-enabled-everywhere",
-        "state",
         "other types after enabling",
         "(True, torch.float16)",
-        set_autocast_enabled=set_enabled_everywhere,
+        set_autocast_enabled=everywhere(_SET),
     ),
     functions(
         "set-enabled-never-off",
-        "state",
         "enabled after setting False: got True",
         device="virtual:xpu",
         set_autocast_enabled=set_enabled_once,
     ),
     functions(
-        "set-enabled-takes-number",
-        "state",
-        "set_number",
-        "raised nothing",
-        set_autocast_enabled=set_enabled_takes_numbers,
+        "set-enabled-takes-number", "set_number", "raised nothing", set_autocast_enabled=set_enabled_takes_numbers
     ),
-    functions(
-        "set-dtype-everywhere", "state", "other types", "this one's dtype", set_autocast_dtype=set_dtype_everywhere
-    ),
-    functions("set-dtype-low-only", "state", "torch.float32 is not supported", set_autocast_dtype=set_dtype_low_only),
+    functions("set-dtype-everywhere", "other types", "this one's dtype", set_autocast_dtype=everywhere(_SET_DTYPE)),
+    functions("set-dtype-low-only", "torch.float32 is not supported", set_autocast_dtype=set_dtype_low_only),
     functions(
         "set-dtype-nothing",
-        "state",
         "dtype after setting torch.bfloat16: got torch.float16",
         device="virtual:mps",
-        set_autocast_dtype=set_dtype_nothing,
+        set_autocast_dtype=lambda *args: None,
     ),
     functions(
         "set-dtype-returns-old",
-        "state",
         "set_autocast_dtype: got torch.bfloat16; expected None",
         set_autocast_dtype=set_dtype_returns,
     ),
     functions(
         "set-cache-nothing",
-        "state",
         "cache_enabled after setting False: got True",
-        set_autocast_cache_enabled=set_cache_nothing,
+        set_autocast_cache_enabled=lambda enabled: None,
     ),
     functions(
         "set-cache-takes-number",
-        "state",
         "reuse_number",
         "raised nothing",
-        set_autocast_cache_enabled=set_cache_takes_numbers,
+        set_autocast_cache_enabled=lambda enabled: _SET_CACHE(bool(enabled)),
     ),
     functions(
-        "is-cache-always-on",
-        "state",
-        "cache_enabled after setting False: got True",
-        is_autocast_cache_enabled=cache_always_on,
+        "is-cache-always-on", "cache_enabled after setting False: got True", is_autocast_cache_enabled=lambda: True
     ),
-    functions(
-        "depth-one-too-many", "state", "incrementing returns: got 2", autocast_increment_nesting=increment_one_too_many
-    ),
-    Fault(
-        "available-everywhere",
-        "defaults",
-        lambda: available(always_available),
-        ("is_autocast_available('meta'): got True",),
-    ),
-    Fault(
+    functions("depth-one-too-many", "incrementing returns: got 2", autocast_increment_nesting=lambda: _INCREMENT() + 1),
+    _available("available-everywhere", lambda device_type: True, "is_autocast_available('meta'): got True"),
+    _available(
         "available-on-cpu-only",
-        "defaults",
-        lambda: available(available_on_cpu_only),
-        ("is_autocast_available: got False",),
+        lambda device_type: _AVAILABLE(device_type) and device_type == "cpu",
+        "is_autocast_available: got False",
         device="virtual:cuda",
     ),
 )

@@ -12,7 +12,7 @@ from torch._functorch import apis
 from torch.autograd import forward_ad
 from torch.nn.utils import stateless
 
-from tests.faults.fault import Fault, Plant
+from tests.faults.fault import Fault, Inject
 
 _VMAP = apis.vmap_impl
 
@@ -26,7 +26,7 @@ def _other() -> AbstractContextManager[object]:
     return torch.autocast("cpu", dtype=torch.float16 if low == torch.bfloat16 else torch.bfloat16)
 
 
-def _within(around: Plant, function: Any) -> Any:
+def _within(around: Inject, function: Any) -> Any:
     """The function, called within `around`."""
 
     def within(*args: Any, **options: Any) -> Any:
@@ -36,7 +36,7 @@ def _within(around: Plant, function: Any) -> Any:
     return within
 
 
-def _inside(name: str, around: Plant) -> AbstractContextManager[object]:
+def _inside(name: str, around: Inject) -> AbstractContextManager[object]:
     """A transform of which the function is called within `around`."""
     transform = getattr(torch.func, name)
 
@@ -58,7 +58,7 @@ def _after(name: str, done: Callable[[Any], Any]) -> AbstractContextManager[obje
 
 
 def _mapping(change: Callable[..., Any]) -> AbstractContextManager[object]:
-    """A vmap that `change` stands for, which is called with the arguments of PyTorch's."""
+    """Replace vmap by `change`, which is called with the arguments of PyTorch's."""
     return patch.object(apis, "vmap_impl", change)
 
 
@@ -96,9 +96,9 @@ def _own_parameters() -> AbstractContextManager[object]:
     return patch.object(stateless, "_functional_call", call)
 
 
-def fault(name: str, plant: Plant, says: str, only: str) -> Fault:
+def fault(name: str, inject: Inject, says: str, only: str) -> Fault:
     """A fault that the scenarios whose names hold `only` catch."""
-    return Fault(name, "functorch", plant, (says,), "autograd", only=only)
+    return Fault(name, "functorch", inject, (says,), "autograd", only=only)
 
 
 FAULTS = (

@@ -75,7 +75,7 @@ def wide(call: Call) -> torch.dtype:
 
 
 def widest(call: Call) -> torch.dtype:
-    """What the rule promote casts to, of float32 and one lower precision."""
+    """Return the dtype that rule promote casts float32 and one lower precision to."""
     found = {t.dtype for t in call.tensors() if call.eligible(t)}
     return FP32 if FP32 in found else call.low
 
@@ -159,7 +159,7 @@ def averaged(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def truncated(gradient: torch.Tensor) -> torch.Tensor:
-    """What is small is lost."""
+    """Flush small values to zero."""
     return gradient * (gradient.abs() > 0.05)
 
 

@@ -13,10 +13,10 @@ from tests.faults.fault import Fault
 
 
 def _fault(name: str, scenario: str, says: str, owner: str, wrong: Callable[[Any], Any]) -> Fault:
-    """A fault that a scenario must catch: `wrong` makes an attribute of the module, or of a class of it, of its own."""
+    """A fault that a scenario must catch: `wrong` makes another attribute of the module, or a class of it."""
 
     @contextmanager
-    def plant() -> Iterator[None]:
+    def inject() -> Iterator[None]:
         from ampcheck.jax_device.interop import functions
 
         where, _, attribute = owner.rpartition(".")
@@ -24,7 +24,7 @@ def _fault(name: str, scenario: str, says: str, owner: str, wrong: Callable[[Any
         with patch.object(holder, attribute, wrong(getattr(holder, attribute))):
             yield
 
-    return Fault(f"j2t-{name}", "j2t", plant, (says,), "autograd", "jax", scenario)
+    return Fault(f"j2t-{name}", "j2t", inject, (says,), "autograd", "jax", scenario)
 
 
 def doubled(wrap: Any) -> Any:

@@ -6,25 +6,25 @@ from contextlib import AbstractContextManager
 
 from tests.faults import compilers as wrong
 from tests.faults.compilers import Change, entering, handed_out, inside, results
-from tests.faults.fault import Fault, Plant
+from tests.faults.fault import Fault, Inject
 
 
-def _fault(name: str, rule: str, plant: Plant, *says: str, **chosen: str) -> Fault:
-    return Fault(f"jit-{name}", rule, plant, says, "jit", **chosen)
+def _fault(name: str, rule: str, inject: Inject, *says: str, **chosen: str) -> Fault:
+    return Fault(f"jit-{name}", rule, inject, says, "jit", **chosen)
 
 
-def _op(name: str, rule: str, plant: Plant, case: str, *says: str) -> Fault:
+def _op(name: str, rule: str, inject: Inject, case: str, *says: str) -> Fault:
     """A fault that the cases of one op in one executor catch, `case` being `<op> in <executor>`."""
     op, executor = case.split(" in ")
-    return _fault(name, rule, plant, *says, op=op, executor=executor)
+    return _fault(name, rule, inject, *says, op=op, executor=executor)
 
 
-def _scenario(name: str, rule: str, plant: Plant, *says: str) -> Fault:
+def _scenario(name: str, rule: str, inject: Inject, *says: str) -> Fault:
     """A fault that the scenarios of a rule catch under Dynamo."""
-    return _fault(name, rule, plant, *says, executor="dynamo", amp="bf16")
+    return _fault(name, rule, inject, *says, executor="dynamo", amp="bf16")
 
 
-def _out(change: Change, compiler: str = "compile") -> Plant:
+def _out(change: Change, compiler: str = "compile") -> Inject:
     return lambda: handed_out(change, compiler)
 
 
@@ -55,13 +55,7 @@ FAULTS = (
     _op("upcast-lost", "upcast", _out(_NEVER_WIDENED), "mse_loss in dynamo", "is bf16"),
     _op("upcast-after-rounding", "upcast", _out(results(wrong.rounded)), "mse_loss in aot", "away from eager mode's"),
     _op("promotes-never", "promote", _out(_NEVER_WIDENED), "cat in aot", "is bf16; expected fp32"),
-    _op(
-        "promotes-always-narrow",
-        "promote",
-        _out(_NEVER_WIDENED, "export"),
-        "cat in strict",
-        "is bf16; expected fp32",
-    ),
+    _op("promotes-always-narrow", "promote", _out(_NEVER_WIDENED, "export"), "cat in strict", "is bf16; expected fp32"),
     _op("casts-what-has-no-policy", "fallthrough", _out(_NEVER_WIDENED), "add.Tensor in dynamo", "add.Tensor is bf16"),
     _scenario("no-guard-on-surroundings", "context", _out(wrong.frozen), "dtype in a region"),
     _scenario("kept-across-dtypes", "context", _out(wrong.frozen_dtypes), "region of another dtype"),

@@ -54,7 +54,7 @@ class Call:
         return torch.float16 if self.low == torch.bfloat16 else torch.bfloat16
 
     def eligible(self, tensor: torch.Tensor) -> bool:
-        """Whether autocast may cast the tensor."""
+        """Return whether autocast may cast the tensor."""
         return tensor.is_floating_point() and tensor.dtype != torch.float64 and tensor.device.type == self.type
 
     def tensors(self) -> list[torch.Tensor]:
@@ -124,10 +124,10 @@ def kernel(device: str, name: str, body: Body) -> Iterator[None]:
 def wrong(name: str, rule: str, device: str, op: str, body: Body, says: tuple[str, ...] = (), **chosen: Any) -> Fault:
     """A fault of one op on one device: its autocast kernel does `body`."""
 
-    def plant() -> AbstractContextManager[None]:
+    def inject() -> AbstractContextManager[None]:
         return kernel(device, op, body)
 
-    return Fault(name, rule, plant, says or (f"aten::{op}",), device=device, op=op, **chosen)
+    return Fault(name, rule, inject, says or (f"aten::{op}",), device=device, op=op, **chosen)
 
 
 def outputs(value: Any, change: Callable[[int, torch.Tensor], torch.Tensor]) -> Any:

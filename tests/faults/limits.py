@@ -25,10 +25,10 @@ _DECORATE: Any = torch.amp.autocast_mode.autocast_decorator
 def _linter(name: str, case: str, change: Callable[[list[Diagnostic]], list[Diagnostic]], *says: str) -> Fault:
     """A linter whose reports are changed; the twin of a case must notice."""
 
-    def plant() -> AbstractContextManager[object]:
+    def inject() -> AbstractContextManager[object]:
         return patch.object(cases, "lint_source", lambda *args: change(_LINT(*args)))
 
-    return Fault(name, "limits", plant, says, "jit", only=f"found and {case}")
+    return Fault(name, "limits", inject, says, "jit", only=f"found and {case}")
 
 
 def _blind(rule: str, case: str) -> Fault:
@@ -62,8 +62,8 @@ _CASES = {
 # ---- check_scripted
 
 
-def _dynamic(name: str, case: str, plant: Callable[[], AbstractContextManager[object]], *says: str) -> Fault:
-    return Fault(name, "limits", plant, says, "jit", only=f"found and {case}")
+def _dynamic(name: str, case: str, inject: Callable[[], AbstractContextManager[object]], *says: str) -> Fault:
+    return Fault(name, "limits", inject, says, "jit", only=f"found and {case}")
 
 
 def sees_nothing() -> AbstractContextManager[object]:
@@ -100,10 +100,10 @@ def _compiler(name: str, change: Callable[[Callable[..., Any]], Callable[..., An
     def make(function: Callable[..., Any], inputs: Sequence[Any]) -> Compiled:
         return Compiled(change(function))
 
-    def plant() -> AbstractContextManager[object]:
+    def inject() -> AbstractContextManager[object]:
         return patch.dict(kinds.EXECUTORS, {"traced": Executor(make)})
 
-    return Fault(name, "parity", plant, says, "jit", only="drawn and traced-")
+    return Fault(name, "parity", inject, says, "jit", only="drawn and traced-")
 
 
 @contextmanager

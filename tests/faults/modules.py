@@ -75,16 +75,16 @@ def narrowed(function: Callable[..., Any]) -> Callable[..., Any]:
 def module(name: str, where: type[nn.Module], change: Callable[..., Any], cases: str, *says: str) -> Fault:
     """A fault of a module's `forward`; `cases`: which cases to run."""
 
-    def plant() -> AbstractContextManager[object]:
+    def inject() -> AbstractContextManager[object]:
         return replaced(where, forward=change(where.forward))
 
-    return Fault(name, "modules", plant, says, only=cases)
+    return Fault(name, "modules", inject, says, only=cases)
 
 
 def functional(name: str, rule: str, op: str, function: str) -> Fault:
     """A fault of a function of torch.nn.functional, seen by the cases that spell the op that way."""
 
-    def plant() -> AbstractContextManager[object]:
+    def inject() -> AbstractContextManager[object]:
         stack = ExitStack()
         wrong = outside(getattr(nn.functional, function))
         stack.enter_context(replaced(nn.functional, **{function: wrong}))
@@ -92,7 +92,7 @@ def functional(name: str, rule: str, op: str, function: str) -> Fault:
         stack.callback(eager.cache_clear)
         return stack
 
-    return Fault(name, rule, plant, (f"aten::{op}",), op=op)
+    return Fault(name, rule, inject, (f"aten::{op}",), op=op)
 
 
 FAULTS = (

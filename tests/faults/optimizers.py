@@ -10,7 +10,7 @@ import torch
 from tests.faults import unscale
 from tests.faults.fault import Fault
 from tests.faults.regions import replaced
-from tests.faults.unscale import SCALER, planted, takes_half
+from tests.faults.unscale import SCALER, mutant, takes_half
 
 _GRADS, _MAYBE, _STEP = SCALER._unscale_grads_, SCALER._maybe_opt_step, SCALER.step
 _APART, _UPDATE, _SCALE, _LOAD = SCALER.unscale_, SCALER.update, SCALER.scale, SCALER.load_state_dict
@@ -73,7 +73,7 @@ def apart_is_forgotten(self: Any, optimizer: Any) -> None:
 
 
 def apart_does_nothing(self: Any, optimizer: Any) -> None:
-    """Where the caller asks for it; `step` comes to it by itself."""
+    """Do nothing when the caller calls `unscale_`; `step` unscales by itself."""
 
 
 def step_unscales_late(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -111,7 +111,7 @@ def faults(device: str) -> tuple[Fault, ...]:
     """Every fault of this file, to be caught on a device."""
 
     def on(name: str, rule: str, where: Any, cases: str, *says: str, **wrong: Callable[..., Any]) -> Fault:
-        return planted(name, rule, where, cases, *says, device=device, **wrong)
+        return mutant(name, rule, where, cases, *says, device=device, **wrong)
 
     return (
         on(
@@ -184,12 +184,7 @@ def faults(device: str) -> tuple[Fault, ...]:
         ),
         on("half-is-stepped", "optimizers", SCALER, "half_is_refused", "raised nothing", _unscale_grads_=takes_half),
         on(
-            "unscaled-twice",
-            "loops",
-            SCALER,
-            "recipe and clip_norm",
-            "in a region: False",
-            unscale_=apart_is_forgotten,
+            "unscaled-twice", "loops", SCALER, "recipe and clip_norm", "in a region: False", unscale_=apart_is_forgotten
         ),
         on(
             "clipped-before-unscaling",
@@ -202,14 +197,7 @@ def faults(device: str) -> tuple[Fault, ...]:
         ),
         on("first-optimizer-alone", "loops", SCALER, "recipe and several", "the scale", update=first_optimizer_alone),
         on("disabled-scales", "loops", SCALER, "disabled and typical", "parameter 0", scale=scales_when_disabled),
-        on(
-            "tracker-not-loaded",
-            "loops",
-            SCALER,
-            "resumed",
-            "state after step 3",
-            load_state_dict=forgets_the_tracker,
-        ),
+        on("tracker-not-loaded", "loops", SCALER, "resumed", "state after step 3", load_state_dict=forgets_the_tracker),
     )
 
 

@@ -15,22 +15,22 @@ import torch
 
 from ampcheck.devices.preflight import examine
 from ampcheck.devices.registry import known
-from tests.faults.fault import Fault, Plant, Result
+from tests.faults.fault import Fault, Inject, Result
 
 DEVICE, SUITE = "npy", "preflight"
 
 
 def results(fault: Fault) -> list[Result]:
-    """What each step of the preflight finds now."""
+    """Return the findings of each step of the preflight."""
     found = [finding for _, finding in examine((known(("numpy_backend",))[DEVICE],))]
     ends = {True: "the run ends", False: "the run goes on"}
     return [{"id": f.step, "rule": f.step, "status": f.status, "message": f"{f.text}; {ends[f.ends]}"} for f in found]
 
 
-def _fault(name: str, step: str, status: str, plant: Plant, *says: str, ends: bool = False) -> Fault:
+def _fault(name: str, step: str, status: str, inject: Inject, *says: str, ends: bool = False) -> Fault:
     """A fault that a step must name with a status; `ends`: whether it must end the run."""
     said = (*says, "the run ends" if ends else "the run goes on")
-    return Fault(name, step, plant, said, SUITE, DEVICE, statuses=(status,))
+    return Fault(name, step, inject, said, SUITE, DEVICE, statuses=(status,))
 
 
 def kernel(after: Callable[[Any, Any], None]) -> Any:

@@ -5,40 +5,34 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from tests.faults import caches, decorators, regions
-from tests.faults.fault import Fault, Plant, seen_in
+from tests.faults.fault import Fault, Inject, seen_in
 from tests.faults.regions import autocast, replaced
 
 INIT, ENTER, EXIT, CALL = autocast.__init__, autocast.__enter__, autocast.__exit__, autocast.__call__
 
 
-def exit_disables_two_types(self: Any, *error: Any) -> Any:
-    out = EXIT(self, *error)
-    for name in ("cpu", "xpu"):
-        torch.set_autocast_enabled(name, False)
-    return out
+def set_two_types(enabled: Callable[[Any], bool]) -> Callable[[Any], None]:
+    def action(region: Any) -> None:
+        for name in ("cpu", "xpu"):
+            torch.set_autocast_enabled(name, enabled(region))
+
+    return action
+
+
+exit_disables_two_types = regions.then(EXIT, set_two_types(lambda region: False))
+enter_sets_two_types = regions.then(ENTER, set_two_types(lambda region: region._enabled))
+enter_turns_the_cache_on = regions.then(ENTER, lambda region: torch.set_autocast_cache_enabled(True))
 
 
 def exit_keeps_enabled_on_exception(self: Any, *error: Any) -> Any:
     return EXIT(self, *error) if error[:1] in ((), (None,)) else regions.exit_keeps_enabled(self, *error)
-
-
-def enter_turns_the_cache_on(self: Any) -> Any:
-    out = ENTER(self)
-    torch.set_autocast_cache_enabled(True)
-    return out
-
-
-def enter_sets_two_types(self: Any) -> Any:
-    out = ENTER(self)
-    for name in ("cpu", "xpu"):
-        torch.set_autocast_enabled(name, self._enabled)
-    return out
 
 
 def deciding_late(self: Any, device_type: Any, dtype: Any = None, *rest: Any, **options: Any) -> None:
@@ -144,11 +138,11 @@ def never_cast(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return MM(a.float(), b.float())
 
 
-def methods(**wrong: Any) -> Plant:
+def methods(**wrong: Any) -> Inject:
     return lambda: replaced(autocast, **wrong)
 
 
-def on_torch(**wrong: Any) -> Plant:
+def on_torch(**wrong: Any) -> Inject:
     return lambda: replaced(torch, **wrong)
 
 
@@ -456,9 +450,7 @@ FAULTS = (
     *seen_in(
         "to-thread-stays",
         lambda: replaced(asyncio, to_thread=lambda call: asyncio.sleep(0, call())),
-        {
-            "eager/threads/to_thread": "state and dtype of a product there: got ((True, torch.float16, True), torch.fl",
-        },
+        {"eager/threads/to_thread": "state and dtype of a product there: got ((True, torch.float16, True), torch.fl"},
     ),
 )
 """Every scenario of these rules is seen to notice at least one of them."""

@@ -32,52 +32,55 @@ def region(name: str, rule: str, *says: str, device: str = "cpu", only: str = ""
     return Fault(name, rule, lambda: replaced(autocast, **wrong), says, device=device, only=only, amp=amp)
 
 
+def then(method: Method, action: Callable[[Any], object]) -> Method:
+    """Return the method, which calls `action(region)` afterwards."""
+
+    def call(self: Any, *exc: Any) -> Any:
+        out = method(self, *exc)
+        action(self)
+        return out
+
+    return call
+
+
+def unchanged(method: Method, get: Callable[[Any], Any], put: Callable[[Any, Any], object]) -> Method:
+    """Return the method without its effect on a part of the state: it is put back afterwards."""
+
+    def call(self: Any, *exc: Any) -> Any:
+        before = get(self)
+        return then(method, lambda region: put(region, before))(self, *exc)
+
+    return call
+
+
+def is_enabled(region: Any) -> bool:
+    return torch.is_autocast_enabled(region.device)
+
+
+def set_enabled(region: Any, enabled: bool) -> None:
+    torch.set_autocast_enabled(region.device, enabled)
+
+
+ENABLED = (is_enabled, set_enabled)
+DTYPE = (
+    lambda region: torch.get_autocast_dtype(region.device),
+    lambda region, dtype: torch.set_autocast_dtype(region.device, dtype),
+)
+CACHE = (lambda _: torch.is_autocast_cache_enabled(), lambda _, enabled: torch.set_autocast_cache_enabled(enabled))
+
+
 # ---- leaving a region
 
 
-def exit_keeps_enabled(self: Any, *exc: Any) -> Any:
-    inside = torch.is_autocast_enabled(self.device)
-    out = _EXIT(self, *exc)
-    torch.set_autocast_enabled(self.device, inside)
-    return out
-
-
-def exit_keeps_dtype(self: Any, *exc: Any) -> Any:
-    inside = torch.get_autocast_dtype(self.device)
-    out = _EXIT(self, *exc)
-    torch.set_autocast_dtype(self.device, inside)
-    return out
-
-
-def exit_keeps_cache_setting(self: Any, *exc: Any) -> Any:
-    inside = torch.is_autocast_cache_enabled()
-    out = _EXIT(self, *exc)
-    torch.set_autocast_cache_enabled(inside)
-    return out
-
-
-def exit_always_disables(self: Any, *exc: Any) -> Any:
-    out = _EXIT(self, *exc)
-    torch.set_autocast_enabled(self.device, False)
-    return out
-
-
-def exit_to_default_dtype(self: Any, *exc: Any) -> Any:
-    out = _EXIT(self, *exc)
-    torch.set_autocast_dtype(self.device, torch.bfloat16 if self.device == "cpu" else torch.float16)
-    return out
-
-
-def exit_to_cache_on(self: Any, *exc: Any) -> Any:
-    out = _EXIT(self, *exc)
-    torch.set_autocast_cache_enabled(True)
-    return out
-
-
-def exit_leaves_a_level(self: Any, *exc: Any) -> Any:
-    out = _EXIT(self, *exc)
-    torch.autocast_increment_nesting()
-    return out
+exit_keeps_enabled, exit_keeps_dtype, exit_keeps_cache_setting = (
+    unchanged(_EXIT, *part) for part in (ENABLED, DTYPE, CACHE)
+)
+exit_always_disables = then(_EXIT, lambda self: set_enabled(self, False))
+exit_to_default_dtype = then(
+    _EXIT, lambda self: DTYPE[1](self, torch.bfloat16 if self.device == "cpu" else torch.float16)
+)
+exit_to_cache_on = then(_EXIT, lambda self: torch.set_autocast_cache_enabled(True))
+exit_leaves_a_level = then(_EXIT, lambda self: torch.autocast_increment_nesting())
 
 
 def exit_only_without_exception(self: Any, *exc: Any) -> Any:
@@ -104,11 +107,19 @@ def exit_changes_exception(self: Any, *exc: Any) -> Any:
     return False
 
 
-def exit_touches_other_types(self: Any, *exc: Any) -> Any:
-    out = _EXIT(self, *exc)
-    for name in TYPES:
-        torch.set_autocast_enabled(name, torch.is_autocast_enabled(self.device))
-    return out
+def set_types(enabled: Callable[[Any], bool], but_own: bool = False) -> Callable[[Any], None]:
+    """Return an action that enables or disables every device type."""
+
+    def action(region: Any) -> None:
+        for name in TYPES:
+            if not but_own or name != region.device:
+                torch.set_autocast_enabled(name, enabled(region))
+
+    return action
+
+
+exit_touches_other_types = then(_EXIT, set_types(is_enabled))
+exit_disables_other_types = then(_EXIT, set_types(lambda region: False, but_own=True))
 
 
 def exit_by_count(self: Any, *exc: Any) -> Any:
@@ -121,36 +132,16 @@ def exit_by_count(self: Any, *exc: Any) -> Any:
 # ---- entering a region
 
 
-def enter_without_dtype(self: Any) -> Any:
-    before = torch.get_autocast_dtype(self.device)
-    out = _ENTER(self)
-    torch.set_autocast_dtype(self.device, before)
-    return out
-
-
-def enter_without_enabling(self: Any) -> Any:
-    before = torch.is_autocast_enabled(self.device)
-    out = _ENTER(self)
-    torch.set_autocast_enabled(self.device, before)
-    return out
-
-
-def enter_without_cache_setting(self: Any) -> Any:
-    before = torch.is_autocast_cache_enabled()
-    out = _ENTER(self)
-    torch.set_autocast_cache_enabled(before)
-    return out
+enter_without_enabling, enter_without_dtype, enter_without_cache_setting = (
+    unchanged(_ENTER, *part) for part in (ENABLED, DTYPE, CACHE)
+)
+enter_cannot_disable = unchanged(_ENTER, is_enabled, lambda self, before: set_enabled(self, before or self._enabled))
+enter_ignores_enabled = then(_ENTER, lambda self: set_enabled(self, True))
+enter_enables_other_types = then(_ENTER, set_types(lambda region: region._enabled))
 
 
 def enter_returns_nothing(self: Any) -> Any:
     _ENTER(self)
-
-
-def enter_cannot_disable(self: Any) -> Any:
-    before = torch.is_autocast_enabled(self.device)
-    out = _ENTER(self)
-    torch.set_autocast_enabled(self.device, before or self._enabled)
-    return out
 
 
 def enter_cannot_enable_again(self: Any) -> Any:
@@ -168,27 +159,6 @@ def enter_keeps_outer_dtype(self: Any) -> Any:
     out = _ENTER(self)
     if enabled:
         torch.set_autocast_dtype(self.device, dtype)
-    return out
-
-
-def enter_ignores_enabled(self: Any) -> Any:
-    out = _ENTER(self)
-    torch.set_autocast_enabled(self.device, True)
-    return out
-
-
-def enter_enables_other_types(self: Any) -> Any:
-    out = _ENTER(self)
-    for name in TYPES:
-        torch.set_autocast_enabled(name, self._enabled)
-    return out
-
-
-def exit_disables_other_types(self: Any, *exc: Any) -> Any:
-    out = _EXIT(self, *exc)
-    for name in TYPES:
-        if name != self.device:
-            torch.set_autocast_enabled(name, False)
     return out
 
 
@@ -268,13 +238,7 @@ EXCEPTIONS = (
 )
 
 PROGRAMS = (
-    region(
-        "program-second-entry",
-        "programs",
-        "inside the region is off",
-        only="known",
-        enter=enter_twice_disabled,
-    ),
+    region("program-second-entry", "programs", "inside the region is off", only="known", enter=enter_twice_disabled),
     region("program-keeps-dtype", "programs", "fp16", only="known", exit=exit_keeps_dtype),
     region("program-exception-open", "programs", "on", only="known", exit=exit_only_without_exception),
     region("program-leaves-a-level", "programs", "depth 2; expected on", only="known", exit=exit_leaves_a_level),

@@ -14,7 +14,7 @@ import torch
 from _pytest.runner import runtestprotocol
 from torch._C import DispatchKey
 
-from ampcheck.register import casts, hops, kept, kernels, plan, registration
+from ampcheck.register import casts, hops, kernels, plan, registration, weight_cache
 from tests.faults.collecting import ROOT, collected
 from tests.faults.fault import Fault, Result
 
@@ -89,37 +89,39 @@ def _cache_is_not_cleared() -> None:
 def _cache_forgets_the_dtype() -> None:
     class ByWeight(dict):  # type: ignore[type-arg]
         def get(self, place: Any, default: Any = None) -> Any:
-            return next((kept for (weight, _), kept in self.items() if weight == place[0]), default)
+            return next((cast for (weight, _), cast in self.items() if weight == place[0]), default)
 
-    plain = kept.Cache.__init__
+    plain = weight_cache.Cache.__init__
 
     def start(self: Any) -> None:
         plain(self)
-        self._kept = ByWeight()
+        self._casts = ByWeight()
 
-    kept.Cache.__init__ = start  # type: ignore[method-assign]
+    weight_cache.Cache.__init__ = start  # type: ignore[method-assign]
 
 
 def _cache_ignores_changes() -> None:
-    kept.Cache._fresh = lambda self, found, weight: found.weight() is weight  # type: ignore[method-assign]
+    weight_cache.Cache._fresh = lambda self, found, weight: found.weight() is weight  # type: ignore[method-assign]
 
 
 def _gradients_stay_low() -> None:
     def forward(ctx: Any, weight: Any, holder: Any) -> Any:
         return holder[0]
 
-    kept._Graph.forward = staticmethod(forward)
+    weight_cache._Graph.forward = staticmethod(forward)
 
 
 def _traces_see_kept_casts() -> None:
-    kept._foreign = lambda weight: False
+    weight_cache._foreign = lambda weight: False
 
 
 @contextmanager
-def _planted(mistake: Callable[[], None]) -> Iterator[None]:
+def _injected(mistake: Callable[[], None]) -> Iterator[None]:
     """A mistake, and whatever it replaced put back."""
-    classes = (hops.HigherOrder, registration.Registration, kept.Cache, kept._Graph)
-    before = [(owner, dict(vars(owner))) for owner in (casts, hops, kept, kernels, plan, registration, *classes)]
+    classes = (hops.HigherOrder, registration.Registration, weight_cache.Cache, weight_cache._Graph)
+    before = [
+        (owner, dict(vars(owner))) for owner in (casts, hops, weight_cache, kernels, plan, registration, *classes)
+    ]
     mistake()
     try:
         yield
@@ -131,7 +133,7 @@ def _planted(mistake: Callable[[], None]) -> Iterator[None]:
 
 
 def results(fault: Fault) -> list[Result]:
-    """What the check of a fault finds, in a copy of this process, so that no registration outlives it."""
+    """Run the check of a fault in a copy of this process, so that no registration outlives it."""
     items = [item for item in _checks() if item.name == fault.op]
     read, write = os.pipe()
     if (copy := os.fork()) == 0:
@@ -156,7 +158,7 @@ def _checks() -> list[pytest.Item]:
 
 
 FAULTS = tuple(
-    Fault(name, SUITE, partial(_planted, mistake), (), SUITE, DEVICE, op=check)
+    Fault(name, SUITE, partial(_injected, mistake), (), SUITE, DEVICE, op=check)
     for name, mistake, check in (
         ("operators-stay", _operators_stay, "check_unregister_restores_everything"),
         ("module-stays", _module_stays, "check_unregister_restores_everything"),

@@ -13,7 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as Replicated
 
 from tests.faults import regions
-from tests.faults.fault import Fault, Plant
+from tests.faults.fault import Fault, Inject
 from tests.faults.gradients import doubled, passed
 from tests.faults.kernels import kernel
 
@@ -21,8 +21,8 @@ _FORWARD, _ALONE = Replicated.forward, Replicated.no_sync
 _POLICY = fsdp.MixedPrecisionPolicy
 
 
-def _fault(name: str, scenario: str, says: str, plant: Plant) -> Fault:
-    return Fault(name, "dataparallel", plant, (), "autograd").seen_by(scenario, says)
+def _fault(name: str, scenario: str, says: str, inject: Inject) -> Fault:
+    return Fault(name, "dataparallel", inject, (), "autograd").seen_by(scenario, says)
 
 
 def forward_outside(self: Any, *args: Any, **kwargs: Any) -> Any:

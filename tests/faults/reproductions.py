@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from tests.faults.casts import as_given, in_low
 from tests.faults.compilers import handed_out
-from tests.faults.fault import Fault, Plant
+from tests.faults.fault import Fault, Inject
 from tests.faults.kernels import Call, kernel
 from tests.faults.regions import autocast, replaced
 
@@ -33,7 +33,7 @@ def setting_flags_alone(*given: Any) -> None:
 
 
 def one_state_for_all_threads() -> AbstractContextManager[object]:
-    """Whether autocast is on is told by whether any thread has entered a region."""
+    """Report autocast as enabled once any thread has entered a region."""
     entered: list[bool] = []
 
     def enter(self: Any) -> Any:
@@ -70,11 +70,11 @@ def doubled(traced: Callable[..., Any], _: Callable[..., Any]) -> Callable[..., 
     return lambda *given: 2 * traced(*given)
 
 
-def _fault(name: str, where: str, plant: Plant, shows: str, device: str = "cpu", amp: str = "bf16") -> Fault:
+def _fault(name: str, where: str, inject: Inject, shows: str, device: str = "cpu", amp: str = "bf16") -> Fault:
     """A fault of the case `suite/rule/scenario[-parameters]`, whose program must show it so."""
     suite, rule, words = where.split("/")
     op = words.partition("-")[0]
-    return Fault(f"{name}-reproduced", rule, plant, (), suite, device, op, f"/{words}-", amp, reproduction=shows)
+    return Fault(f"{name}-reproduced", rule, inject, (), suite, device, op, f"/{words}-", amp, reproduction=shows)
 
 
 _LEFT_OPEN = partial(replaced, autocast, __exit__=leaving_a_level_alone)

@@ -94,25 +94,25 @@ class Runner:
     def run(self, fault: Fault) -> tuple[list[Result], list[Result]]:
         """The results of a fault's cases without it, of each from its first run, and then with it."""
         if fault.statuses == REFUSED:
-            with fault.plant():
+            with fault.inject():
                 return [], self._refused()
         if results := _OTHERS.get(fault.suite):
             unharmed = results(fault)
-            with fault.plant():
+            with fault.inject():
                 return unharmed, results(fault)
         items = self.cases(fault)
         suites = self._suites[fault.nightly]
         for item in items:
             if item not in self._unharmed:
                 self._unharmed[item] = suites.run([item])
-        with fault.plant():
+        with fault.inject():
             harmed = suites.run(items)
             if fault.reproduction:
                 harmed = [{**result, "shown": _shown(result.get("torch", ""))} for result in harmed]
         reset({})  # under the fault nothing may have been able to
         return [result for item in items for result in self._unharmed[item]], harmed
 
-    def again(self, fault: Fault) -> list[Result]:
+    def rerun(self, fault: Fault) -> list[Result]:
         """The results of a fault's cases now, when it is not planted."""
         if results := _OTHERS.get(fault.suite):
             return results(fault)
@@ -130,7 +130,7 @@ class Runner:
         return self._suites[fault.nightly].of(fault)
 
     def _refused(self) -> list[Result]:
-        """How a run ends now that must not begin: its exit code as a status, and what it printed."""
+        """Return the exit code, as a status, and the output of a run that must not begin."""
         out = io.StringIO()
         case = str(ROOT / "suites/eager")
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
@@ -139,14 +139,14 @@ class Runner:
 
 
 def _shown(program: str) -> str:
-    """What a program prints and raises in this process, where it cannot import ampcheck."""
+    """Return a program's output and error in this process, without access to ampcheck."""
     with tempfile.TemporaryDirectory() as folder, patch.dict(sys.modules, {"ampcheck": None, "tests": None}):
         got = outcome(program, Path(folder) / f"program{next(_NUMBERS)}.py")
     return got["printed"] + got["raised"]
 
 
 class Remote:
-    """Runs the faults of a device in a process of its own, for PrivateUse1 gets its name once in a process."""
+    """Runs the faults of a device in another process, for PrivateUse1 gets its name once in a process."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -168,9 +168,9 @@ class Remote:
         unharmed, harmed = self._ask("run", fault)
         return unharmed, harmed
 
-    def again(self, fault: Fault) -> list[Result]:
-        """As `Runner.again`."""
-        found: list[Result] = self._ask("again", fault)
+    def rerun(self, fault: Fault) -> list[Result]:
+        """As `Runner.rerun`."""
+        found: list[Result] = self._ask("rerun", fault)
         return found
 
     def close(self) -> None:
@@ -206,7 +206,7 @@ class Runners:
         self.ran: dict[tuple[str, str, str], Fault] = {}
 
     def of(self, fault: Fault) -> Runner | Remote:
-        """What runs a fault."""
+        """Return the runner of a fault."""
         place = "" if fault.device in self._here else fault.device
         if place not in self._made:
             self._made[place] = Remote(place) if place else Runner(*chosen(*self._here))

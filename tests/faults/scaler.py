@@ -30,10 +30,10 @@ def fault(
 ) -> Fault:
     """A fault that replaces methods of GradScaler, or functions of torch; `op` and `only` choose cases."""
 
-    def plant() -> AbstractContextManager[object]:
+    def inject() -> AbstractContextManager[object]:
         return replaced(owner, **methods)
 
-    return Fault(f"scaler-{name}", rule, plant, says, "scaler", op=op, only=only)
+    return Fault(f"scaler-{name}", rule, inject, says, "scaler", op=op, only=only)
 
 
 def _op(name: str, *says: str, only: str = "not random", **functions: Callable[..., Any]) -> Fault:
@@ -144,12 +144,12 @@ def returns_nothing(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Non
 def _ready_again(call: str) -> Callable[..., Any]:
     """Takes an optimizer that had its turn for a fresh one."""
 
-    def again(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def rerun(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if self._enabled and self._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY:
             self._per_optimizer_states[id(optimizer)]["stage"] = OptState.READY
         return OWN[call](self, optimizer, *args, **kwargs)
 
-    return again
+    return rerun
 
 
 def takes_closures(self: Any, optimizer: Any, *args: Any, closure: Any = None, **kwargs: Any) -> Any:

@@ -11,18 +11,18 @@ from unittest.mock import patch
 
 import torch
 
-from tests.faults.fault import Plant, seen_in
+from tests.faults.fault import Inject, seen_in
 
 _NESTING, _CACHE = torch.autocast_decrement_nesting, torch.set_autocast_cache_enabled
 _INIT, _ENTER, _OF_CPU = torch.autocast.__init__, torch.autocast.__enter__, torch.cpu.amp.autocast
 
 
-def put(owner: Any, **wrong: Any) -> Plant:
+def put(owner: Any, **wrong: Any) -> Inject:
     """Attributes replaced."""
     return lambda: patch.multiple(owner, **wrong)
 
 
-def wrapped(name: str, change: Callable[..., object]) -> Plant:
+def wrapped(name: str, change: Callable[..., object]) -> Inject:
     """A function of torch replaced by `change(real, *args, **kwargs)`."""
     path, _, last = name.rpartition(".")
     owner = attrgetter(path)(torch) if path else torch
@@ -30,15 +30,15 @@ def wrapped(name: str, change: Callable[..., object]) -> Plant:
     return lambda: patch.object(owner, last, lambda *args, **kwargs: change(real, *args, **kwargs))
 
 
-def returns(name: str, value: object) -> Plant:
+def returns(name: str, value: object) -> Inject:
     """A function of torch that takes anything and always returns the same."""
     return wrapped(name, lambda real, *args, **kwargs: value)
 
 
 no_clearing = put(torch, clear_autocast_cache=lambda: None)
 always_outermost = put(torch, autocast_decrement_nesting=lambda: _NESTING() * 0)
-always_kept = put(torch, set_autocast_cache_enabled=lambda enabled: None)
-never_kept = put(torch, set_autocast_cache_enabled=lambda enabled: _CACHE(False))
+always_cached = put(torch, set_autocast_cache_enabled=lambda enabled: None)
+never_cached = put(torch, set_autocast_cache_enabled=lambda enabled: _CACHE(False))
 silent = put(torch.amp.autocast_mode, warnings=SimpleNamespace(warn=lambda *args, **kwargs: None))
 quiet_spelling = put(torch.cpu.amp, autocast=partial(torch.autocast, "cpu"))
 inverted = put(torch.cpu.amp, autocast=lambda enabled=True, **kwargs: _OF_CPU(enabled=not enabled, **kwargs))
@@ -94,7 +94,7 @@ def twice(real: Callable[..., torch.Tensor], *args: object, **kwargs: object) ->
 FAULTS = (
     *seen_in(
         "never-kept",
-        never_kept,
+        never_cached,
         {
             "eager/cache/one_cast_for_many_uses": "casts of a leaf used by three products: got 3; expected 1",
             "eager/cache/no_growth_without_grad": "casts kept after four forwards: got 0; expected 1",
@@ -104,7 +104,7 @@ FAULTS = (
     ),
     *seen_in(
         "always-kept",
-        always_kept,
+        always_cached,
         {
             "eager/cache/off": "casts without the cache: got 1; expected 3",
             "eager/cache/off_inside_on": "casts inside: got 0; expected 2",

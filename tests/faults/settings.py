@@ -16,7 +16,7 @@ from torch.amp.grad_scaler import GradScaler, OptState
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from tests.faults.compilers import handed_out
-from tests.faults.fault import Fault, Plant
+from tests.faults.fault import Fault, Inject
 from tests.faults.optimizers import unaware
 from tests.faults.scaler import OWN, steps_in_any_case
 from tests.faults.unscale import RESCALE, UNSCALE
@@ -25,10 +25,10 @@ _UNSCALE, _RESCALE, _SGD = getattr(torch, UNSCALE), getattr(torch, RESCALE), tor
 _TOP = torch.finfo(torch.float32).max
 
 
-def _fault(name: str, where: str, says: str, plant: Plant) -> Fault:
+def _fault(name: str, where: str, says: str, inject: Inject) -> Fault:
     """A fault that the scenario `rule/name` must catch."""
     rule, _, scenario = where.partition("/")
-    return Fault(name, rule, plant, (), "scaler").seen_by(scenario, says)
+    return Fault(name, rule, inject, (), "scaler").seen_by(scenario, says)
 
 
 def _put(name: str, where: str, says: str, owner: Any = GradScaler, **wrong: Any) -> Fault:
@@ -47,7 +47,7 @@ def any_kind(grads: Any, found: torch.Tensor, inverse: torch.Tensor) -> None:
 
 
 def tensors_alone(self: Any, optimizer: Any, *rest: Any) -> Any:
-    """What is no tensor is passed over without a word."""
+    """Ignore parameters that are not tensors."""
     held = [p for group in optimizer.param_groups for p in group["params"] if isinstance(p, torch.Tensor)]
     return OWN["_unscale_grads_"](self, SimpleNamespace(param_groups=[{"params": held}]), *rest)
 
@@ -140,7 +140,7 @@ def a_new_optimizer() -> AbstractContextManager[object]:
 
 
 def saved_and_followed(self: Any) -> Any:
-    """What was saved is kept, and follows the scaler."""
+    """Return one state dictionary that follows the scaler."""
     saved = vars(self).setdefault("_saved", {})
     saved.update(OWN["state_dict"](self))
     return saved
@@ -204,10 +204,7 @@ FAULTS = (
         _fused_sgd_=unaware(_SGD, "grad_scale"),
     ),
     _fault(
-        "new-optimizer",
-        "optimizers/every_one_is_known",
-        "optimizers without a case: got ['Newest']",
-        a_new_optimizer,
+        "new-optimizer", "optimizers/every_one_is_known", "optimizers without a case: got ['Newest']", a_new_optimizer
     ),
     _put(
         "scale-always-finite",

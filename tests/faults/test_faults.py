@@ -57,7 +57,7 @@ def test_the_long_ones_are_faults() -> None:
 
 
 def _at_night(fault: Fault) -> bool:
-    """Whether each night alone has a fault: a long one, and two of three on jax, which compiles for each."""
+    """Return whether a fault is nightly: a long one, and two of three on jax, which compiles for each."""
     return fault.id in LONG or (fault.device == "jax" and crc32(fault.id.encode()) % 3 > 0)
 
 
@@ -98,12 +98,12 @@ def test_every_scenario_cites_its_source(suite: str, rule: str, runners: Runners
 def test_nothing_is_left_behind(runners: Runners) -> None:
     """The cases of a fault of each rule are green after all faults of this process."""
     for fault in runners.ran.values():
-        assert lines(red(runners.of(fault).again(fault))) == "", f"{fault.rule} is red after the faults"
+        assert lines(red(runners.of(fault).rerun(fault))) == "", f"{fault.rule} is red after the faults"
 
 
 def test_the_own_cache_is_right(runners: Runners) -> None:
     """The cache that the faults of `caches` change does what is promised as long as none of them does."""
-    fault = replace(next(fault for fault in FAULTS if fault.name == "cache-by-shape"), plant=cache)
+    fault = replace(next(fault for fault in FAULTS if fault.name == "cache-by-shape"), inject=cache)
     _, results = runners.of(fault).run(fault)
     # Where PyTorch's own cache deviates this one may be right, which makes the deviation stale.
     assert lines([result for result in red(results) if result["status"] != "fixed"]) == ""
@@ -113,6 +113,6 @@ def test_the_own_cache_is_right(runners: Runners) -> None:
 def test_right_kernels_of_a_backend_pass(backend: str, runners: Runners) -> None:
     """After the faults of this process."""
     controls = [fault for fault in CONTROLS if fault.device == backend]
-    results = [result for fault in controls for result in runners.of(fault).again(fault)]
+    results = [result for fault in controls for result in runners.of(fault).rerun(fault)]
     assert sum(result["status"] == "pass" for result in results) > 300
     assert lines(red(results)) == ""

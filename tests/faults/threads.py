@@ -57,7 +57,7 @@ def thread(name: str, *says: str, **methods: Method) -> Fault:
 
 
 def one_state_for_all() -> AbstractContextManager[object]:
-    """Whether autocast acts is decided by the region that any thread entered or left last."""
+    """Let the region that any thread entered or left last decide for all threads."""
     enabled = [False]
 
     def enter(self: Any) -> Any:

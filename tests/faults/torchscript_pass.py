@@ -19,7 +19,7 @@ from ampcheck.checks.torchscript_agreement import OURS, measure
 from ampcheck.devices.registry import select
 from ampcheck.torchscript import ops, programs, regions, rewrite
 from ampcheck.torchscript.regions import GraphState, States, scripted
-from tests.faults.fault import Fault, Plant, Result
+from tests.faults.fault import Fault, Inject, Result
 from tests.torchscript import programs as torchscript_programs
 from tests.torchscript.test_regions import AMBIENT, around, given
 
@@ -30,18 +30,14 @@ _FLOAT32 = 6
 
 
 def _fault(
-    name: str,
-    plant: Plant,
-    says: str,
-    in_programs: tuple[str, ...] = (),
-    ops: tuple[tuple[str, str], ...] = (),
+    name: str, inject: Inject, says: str, in_programs: tuple[str, ...] = (), ops: tuple[tuple[str, str], ...] = ()
 ) -> tuple[Fault, ...]:
     """A fault of the pass, which each of some programs and overloads must show.
 
     `in_programs`: those of `tests.torchscript.programs` that must do something else than eagerly. `ops`: device and
     overload of those whose measured agreement must be lost.
     """
-    made = Fault(name, "agreement", plant, (says,), SUITE)
+    made = Fault(name, "agreement", inject, (says,), SUITE)
     return tuple(
         replace(made, name=f"pass-{name}-in-{op}", device=device, op=op)
         for device, op in (*(("cpu", program) for program in in_programs), *ops)
@@ -49,7 +45,7 @@ def _fault(
 
 
 def results(fault: Fault) -> list[Result]:
-    """How far a rewritten program, or one of a region and an overload, agrees with eager mode now."""
+    """Compare a rewritten program, or one of a region and an overload, with eager mode."""
     if fault.op in {program.__name__ for program in torchscript_programs.PROGRAMS}:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript has no is_autocast_enabled of a type
@@ -61,7 +57,7 @@ def results(fault: Fault) -> list[Result]:
 
 
 def _of_program(name: str) -> list[str]:
-    """How a rewritten program differs from the eager one, in each state of its caller."""
+    """Return the differences of a rewritten program from the eager one, in each state of its caller."""
     program = getattr(torchscript_programs, name)
     rewritten = torchscript.autocast(scripted(program))
     out = []

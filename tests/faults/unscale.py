@@ -21,7 +21,7 @@ RESCALE = "_amp_update_scale_"
 _UNSCALE, _RESCALE, _GRADS = getattr(torch, UNSCALE), getattr(torch, RESCALE), SCALER._unscale_grads_
 
 
-def planted(
+def mutant(
     name: str, rule: str, where: Any, cases: str, *says: str, device: str = "cpu", **wrong: Callable[..., Any]
 ) -> Fault:
     """A fault that replaces functions of `where`, looked for in the cases of the rule that `cases` selects."""
@@ -78,7 +78,7 @@ def narrows(grads: Any, found: torch.Tensor, inverse: torch.Tensor) -> None:
 
 
 def mends(grads: Any, found: torch.Tensor, inverse: torch.Tensor) -> None:
-    """What is not finite becomes a number, so that nobody sees it later."""
+    """Replace values that are not finite by zero, so that nobody sees them later."""
     _UNSCALE(grads, found, inverse)
     for grad in grads:
         grad.copy_(torch.where(grad.isfinite(), grad, torch.zeros_like(grad)))
@@ -143,13 +143,13 @@ def faults(device: str) -> tuple[Fault, ...]:
     """Every fault of this file, to be caught on a device."""
 
     def on(name: str, where: Any, cases: str, *says: str, **wrong: Callable[..., Any]) -> Fault:
-        return planted(name, "unscale", where, cases, *says, device=device, **wrong)
+        return mutant(name, "unscale", where, cases, *says, device=device, **wrong)
 
     def op(name: str, cases: str, *says: str, wrong: Callable[..., Any]) -> Fault:
         return on(name, torch, cases, *says, **{UNSCALE: wrong})
 
     def update(name: str, cases: str, *says: str, wrong: Callable[..., Any]) -> Fault:
-        return planted(name, "rescale", torch, cases, *says, device=device, **{RESCALE: wrong})
+        return mutant(name, "rescale", torch, cases, *says, device=device, **{RESCALE: wrong})
 
     return (
         op("unscale-skips-last", "many", "gradient 1 of 2", wrong=without(lambda n, _, count: n == count - 1 > 0)),
@@ -175,13 +175,7 @@ def faults(device: str) -> tuple[Fault, ...]:
         op("unscale-narrows-float64", "sizes-double or sizes", "gradient of 1025 elements", wrong=narrows),
         op("unscale-mends-infinities", "each_place and single", "inf at 0 of 1 became: got '0.0'", wrong=mends),
         on("unscale-dense-only", SCALER, "sparse", "the gradient: differs", _unscale_grads_=dense_only),
-        on(
-            "unscale-sums-unseen",
-            torch.Tensor,
-            "overflow_by",
-            "what was found: got 0.0",
-            coalesce=lambda self: self,
-        ),
+        on("unscale-sums-unseen", torch.Tensor, "overflow_by", "what was found: got 0.0", coalesce=lambda self: self),
         on("unscale-takes-half", SCALER, "half_is_refused", "raised nothing", _unscale_grads_=takes_half),
         on("unscale-inverse-is-off", SCALER, "divides", "gradient 0 at", _unscale_grads_=inverse_is_off),
         update(

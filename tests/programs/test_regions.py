@@ -32,8 +32,8 @@ from ampcheck.programs.regions import (
     With,
     compare,
     facts,
+    known_bugs_hit,
     model,
-    open_to,
     render,
     run,
 )
@@ -140,11 +140,11 @@ def test_a_run_leaves_no_state() -> None:
     ],
 )
 def test_known_deviations_are_told(program: Program, words: str) -> None:
-    assert open_to(program, facts([CPU])) == {words}
+    assert known_bugs_hit(program, facts([CPU])) == {words}
 
 
 def test_a_program_without_known_deviations() -> None:
-    assert open_to(EVERY_STEP, facts([CPU])) == set()
+    assert known_bugs_hit(EVERY_STEP, facts([CPU])) == set()
 
 
 # ---- planted faults
@@ -259,7 +259,7 @@ def test_rendered_programs_run() -> None:
 
 
 def test_rendered_programs_say_what_runs_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a region does not restore, the first line that says FAIL is of the difference that a run finds."""
+    """The first FAIL of a rendered program is the difference that a run finds."""
     program: Program = (Catch((With(HERE, (With(OTHER, (MM,)), Raise())),)), MM)
     source = render(program, [CPU])
     assert "FAIL" not in _printed(source)

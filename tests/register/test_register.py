@@ -1,6 +1,6 @@
 """`register_autocast`: what it refuses, what it puts back, and a backend that has its autocast from it.
 
-What needs a PrivateUse1 device, whose name a process can set once, runs in processes of its own: the checks of
+What needs a PrivateUse1 device, whose name a process can set once, runs in other processes: the checks of
 tests/backends/register, and `ampcheck run` on tests/backends/numpy_backend.py.
 """
 
@@ -32,7 +32,7 @@ NAMES = [f"{path.stem}::{name}" for path in sorted(CHECKS.glob("checks_*.py")) f
 
 
 def run_checks(folder: Path) -> dict[str, str]:
-    """What the checks found, each empty where it passed, by `file::function`."""
+    """Return the checks' failures by `file::function`, "" for one that passed."""
     paths = os.pathsep.join(map(str, (ROOT, BACKENDS, CHECKS)))
     env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     report = folder / "checks.xml"

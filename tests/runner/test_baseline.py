@@ -130,7 +130,7 @@ def test_some_devices_alone() -> None:
     [
         ("eager/downcast/a: pass\n", 'line 1: expected "suite/rule/id: STATUS", with a STATUS of fail, broken'),
         ("# fine\n  - a line of no case\n", "line 2: expected"),
-        ("a: fail\n", "'a' is no case; a case is written suite/rule/id"),
+        ("a: fail\n", "'a' is not a case; a case is written suite/rule/id"),
         ("eager/downcast/a: fail\neager/downcast/a: fail\n", "line 2: eager/downcast/a occurs more than once"),
     ],
 )

@@ -37,11 +37,11 @@ def test_a_removed_overload_is_named() -> None:
 
 
 def test_both_ways_at_once_in_a_stable_order() -> None:
-    planted = {
+    mutant = {
         "AutocastXPU": (as_listed("AutocastXPU") - {"mv"}) | {"foo"},
         "AutocastCPU": (as_listed("AutocastCPU") - {"mm", "bmm"}) | {"b", "a"},
     }
-    assert [sentence.split(",")[0] for sentence in drift(planted, "2.13")] == [
+    assert [sentence.split(",")[0] for sentence in drift(mutant, "2.13")] == [
         "AutocastCPU registers aten::a",
         "AutocastCPU registers aten::b",
         "AutocastCPU does not register aten::bmm",
@@ -108,7 +108,7 @@ def test_nothing_is_unlisted_on_a_covered_version(key: str) -> None:
 
 @pytest.fixture
 def newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A torch newer than every table, with an op of its own and without one that the table lists."""
+    """A torch newer than every table, with a new op and without one that the table lists."""
     (tmp_path / "torch-2.0.csv").write_text(
         "key,overload,policy,builds,verified,source\n"
         "AutocastCPU,mm,downcast,,run,here\n"

@@ -33,7 +33,7 @@ def _chain(node: ast.expr) -> list[str]:
 
 
 def _is_private(path: str, declared: set[str]) -> bool:
-    """Whether a path from torch on uses a private name; the names of ops (`torch.ops.aten._to_copy`) are public."""
+    """Return whether a path below torch uses a private name; names of ops (`torch.ops.aten._to_copy`) are public."""
     if path in declared or path == "torch._C" or path.startswith("torch._C."):
         return path not in declared
     parts = path.split(".")

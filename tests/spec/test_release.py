@@ -70,10 +70,7 @@ def test_what_is_there_is_taken_over_and_differences_are_said() -> None:
         ("AutocastCUDA", "pow.Tensor_Scalar"): "upcast",
         ("AutocastCUDA", "_cudnn_rnn"): "downcast",
     }
-    assert found.differences == (
-        "AutocastCPU loses qr (upcast)",
-        "AutocastCUDA gains pow.Tensor_Scalar (upcast)",
-    )
+    assert found.differences == ("AutocastCPU loses qr (upcast)", "AutocastCUDA gains pow.Tensor_Scalar (upcast)")
     assert [row.source for row in found.rows if row.key == "AutocastCPU"] == [
         f"torch {VERSION}: dispatcher; autocast_mode.cpp KERNEL_CPU line"
     ]
@@ -101,12 +98,7 @@ def test_a_policy_that_the_header_changed_is_said() -> None:
 def test_what_passed_was_run_and_what_needs_a_library_is_assumed() -> None:
     found = made(passed={("AutocastCUDA", "mm")})
     verified = {row.overload: row.verified for row in found.rows if row.key == "AutocastCUDA"}
-    assert verified == {
-        "_cudnn_rnn": "assumed",
-        "exp": "dispatcher",
-        "mm": "run",
-        "pow.Tensor_Scalar": "dispatcher",
-    }
+    assert verified == {"_cudnn_rnn": "assumed", "exp": "dispatcher", "mm": "run", "pow.Tensor_Scalar": "dispatcher"}
 
 
 @pytest.mark.parametrize(
@@ -141,10 +133,10 @@ def test_the_passing_cases_of_a_run() -> None:
     ("given", "sentence"),
     [
         (lines("2.98.0"), r"^run\.jsonl is of torch 2\.98\.0; the installed torch is 2\.99\.1\+cpu$"),
-        (["{"], r"^run\.jsonl is no whole run file: JSONDecodeError: "),
-        ([], r"^run\.jsonl is no whole run file: ValueError: "),
-        (['{"kind": "header"}'], r"^run\.jsonl is no whole run file: KeyError: 'versions'$"),
-        ([*lines("2.99.0"), "7"], r"^run\.jsonl is no whole run file: TypeError: "),
+        (["{"], r"^run\.jsonl is not a complete run file: JSONDecodeError: "),
+        ([], r"^run\.jsonl is not a complete run file: ValueError: "),
+        (['{"kind": "header"}'], r"^run\.jsonl is not a complete run file: KeyError: 'versions'$"),
+        ([*lines("2.99.0"), "7"], r"^run\.jsonl is not a complete run file: TypeError: "),
     ],
 )
 def test_another_run_is_refused(given: list[str], sentence: str) -> None:

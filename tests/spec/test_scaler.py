@@ -20,17 +20,17 @@ from ampcheck.programs.scaler.steps import (
     Backward,
     Bad,
     Clip,
+    CorruptGrad,
     Load,
     Optimizer,
+    OptimizerStep,
     Options,
     Param,
     Pickle,
     Reload,
     ScalerProgram,
     Set,
-    Spoil,
     Step,
-    Take,
     Unscale,
     Update,
     ZeroGrad,
@@ -45,7 +45,7 @@ CALLS: dict[str, Step] = {
     "backward": Backward(),
     "overflow": Backward(bad=Bad("forward", 0, "nan")),
     "unscale": Unscale(),
-    "step": Take(),
+    "step": OptimizerStep(),
     "update": Update(),
     "set": Update(8.0),
     "zero": ZeroGrad(),
@@ -174,18 +174,18 @@ EVERY = ScalerProgram(
         *(Backward(n) for n in range(5)),
         Unscale(0),
         Clip(0),
-        *(Take(n) for n in range(5)),
-        Take(0),
+        *(OptimizerStep(n) for n in range(5)),
+        OptimizerStep(0),
         Pickle(),
         Update(),
         *(ZeroGrad(n, n % 2 == 0) for n in range(5)),
         Backward(0, Bad("loss", 2, "inf")),
         Backward(1, Bad("forward", 0, "nan")),
-        Spoil(1, 0, "-inf"),
+        CorruptGrad(1, 0, "-inf"),
         Backward(2, Bad("forward", 0, "-inf")),
-        *(Take(n) for n in range(5)),
+        *(OptimizerStep(n) for n in range(5)),
         Update(),
-        Take(4, closure=True),
+        OptimizerStep(4, closure=True),
         Set("growth_factor", 4.0),
         Load(16.0, 1),
         Reload(),
@@ -193,7 +193,7 @@ EVERY = ScalerProgram(
         Update(2.0),
         Backward(3),
         Update(32.0, as_tensor=True),
-        Take(3),
+        OptimizerStep(3),
         Update(),
     ),
     Options(growth_interval=1),
@@ -209,12 +209,14 @@ def test_a_program_with_everything() -> None:
 
 def test_a_difference_names_the_step_and_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.amp.GradScaler, "_maybe_opt_step", lambda self, optimizer, *_: optimizer.step())
-    program = ScalerProgram(ONE, (Backward(), Take(), Backward(0, Bad("forward", 0, "nan")), ZeroGrad(), Update()))
+    program = ScalerProgram(
+        ONE, (Backward(), OptimizerStep(), Backward(0, Bad("forward", 0, "nan")), ZeroGrad(), Update())
+    )
     assert ScalerRun(program, "cpu").difference() is None
-    found = ScalerRun(ScalerProgram(ONE, (Backward(0, Bad("forward", 0, "nan")), Take())), "cpu").difference()
+    found = ScalerRun(ScalerProgram(ONE, (Backward(0, Bad("forward", 0, "nan")), OptimizerStep())), "cpu").difference()
     assert found is not None
     assert found.startswith(
-        "step 2, Take(optimizer=0, closure=False): parameter 0 of optimizer 0, which had no step is"
+        "step 2, OptimizerStep(optimizer=0, closure=False): parameter 0 of optimizer 0, which had no step is"
     )
     assert found.endswith("; the watch says: step 1 of optimizer0 was taken")
 
@@ -223,7 +225,7 @@ def test_a_found_program_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.amp.GradScaler, "_maybe_opt_step", lambda self, optimizer, *_: optimizer.step())
     found = ScalerExplorer(known()["cpu"]).explore(orderly=True)
     assert found is not None
-    assert [type(step) for step in found[1].steps][-1] is Take
+    assert [type(step) for step in found[1].steps][-1] is OptimizerStep
     assert len(found[1].steps) <= 4
 
 

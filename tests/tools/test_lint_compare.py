@@ -134,9 +134,9 @@ def test_what_cannot_be_compared_is_refused() -> None:
         ampcheck.check_scripted(plain)
     with pytest.raises(UsageError, match="the program is compiled; give the eager one"):
         ampcheck.check_scripted(torch.jit.script(torch.nn.Linear(2, 2)), X)
-    with pytest.raises(UsageError, match="a int is no program"):
+    with pytest.raises(UsageError, match="a int is not a program"):
         ampcheck.check_scripted(3, X)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no autocast on 'meta'"):
         ampcheck.check_scripted(plain, X.to("meta"))
-    with pytest.raises(UsageError, match="is no program that was scripted"):
+    with pytest.raises(UsageError, match="is not a program that was scripted"):
         ampcheck.check_scripted(plain, X, compiled=plain)

@@ -1,4 +1,4 @@
-"""What a trace says of its records: hints, table, sizes."""
+"""The report of a trace: hints, table, sizes."""
 
 from __future__ import annotations
 

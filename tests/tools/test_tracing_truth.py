@@ -169,9 +169,9 @@ def test_an_exception_leaves_no_mode_behind_and_the_record_readable() -> None:
     assert t.ops[-1].name == "mm"
     assert t.ops[-1].error.startswith("RuntimeError: mat1 and mat2")
     assert "mm" in t.table()
-    with trace() as again:
+    with trace() as second:
         torch.ones(2)
-    assert len(again.ops) == 1
+    assert len(second.ops) == 1
 
 
 def test_other_modes_and_subclasses_behave_as_without_a_trace() -> None:

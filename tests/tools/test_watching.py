@@ -238,7 +238,7 @@ def test_a_step_that_is_taken_reads_nothing_more(unscale: bool, fused: bool) -> 
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: ampcheck.watch(3), "watch was given 3, which is no torch.amp.GradScaler"),  # type: ignore[arg-type]
+        (lambda: ampcheck.watch(3), "watch was given 3, which is not a torch.amp.GradScaler"),  # type: ignore[arg-type]
         (lambda: ampcheck.watch(torch.amp.GradScaler("cpu"), keep=0), "keep is 0"),
         (lambda: ampcheck.watch(torch.amp.GradScaler("cpu"), 3), "3, which is neither a module"),  # type: ignore[arg-type]
     ],
@@ -252,8 +252,8 @@ def test_watched_twice() -> None:
     scaler = torch.amp.GradScaler("cpu")
     with ampcheck.watch(scaler), pytest.raises(UsageError, match="is watched already"):
         ampcheck.watch(scaler)
-    with ampcheck.watch(scaler) as again:
-        assert isinstance(again, Watch)
+    with ampcheck.watch(scaler) as second:
+        assert isinstance(second, Watch)
 
 
 def test_refused_input_leaves_the_scaler_alone() -> None:
@@ -278,7 +278,7 @@ def test_importing_ampcheck_imports_no_torch() -> None:
 
 
 def test_the_patch_of_a_method_is_seen() -> None:
-    """What the class has when the watch begins is called, so a fault planted there is not hidden."""
+    """The watch calls the methods that the class has at its start, so it does not hide a fault planted there."""
     model, optimizer = _model()
     with patch.object(torch.amp.GradScaler, "step", lambda self, optimizer: "planted"):
         scaler = torch.amp.GradScaler("cpu")

@@ -156,7 +156,7 @@ def test_traced(ambient: str) -> None:
 
 
 def test_python_called_from_a_region() -> None:
-    """What TorchScript leaves to Python runs in the region, too."""
+    """Functions that TorchScript leaves to Python run in the region, too."""
 
     a, b, _ = given()
     rewritten = torchscript.autocast(scripted(programs.leaves_torchscript))

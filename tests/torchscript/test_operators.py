@@ -30,7 +30,7 @@ LIST = torch._C.ListType(TENSOR)
 
 
 def elsewhere(folder: Path, code: str, library: str = "") -> subprocess.CompletedProcess[str]:
-    """What Python code prints where ampcheck has no library of operators, or one of another name that holds nothing."""
+    """Run Python code where ampcheck has no library of operators, or an empty one of another name."""
     copied = folder / "ampcheck"
     shutil.copytree(ROOT / "ampcheck", copied, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     if library:
@@ -42,7 +42,7 @@ def elsewhere(folder: Path, code: str, library: str = "") -> subprocess.Complete
 
 
 def program(types: list[object], *values: object) -> list[object]:
-    """What amp::autocast_promote makes of values of these types, on the CPU with autocast enabled."""
+    """Return the results of amp::autocast_promote for values of these types, on the CPU with autocast enabled."""
     graph = torch._C.Graph()
     leading = [graph.insertConstant("cpu"), graph.insertConstant(True)]
     inputs = [graph.addInput(f"x{place}") for place in range(len(types))]
@@ -176,7 +176,7 @@ def test_a_library_for_another_torch_is_not_loaded(tmp_path: Path) -> None:
 
 
 def test_a_program_is_saved_for_other_installations(tmp_path: Path) -> None:
-    """What was saved where the library is runs where the operators are written in Python."""
+    """A program saved with the library runs where the operators are written in Python."""
     rewritten = torchscript.autocast(scripted(programs.one_region))
     (tmp_path / "program.pt").write_bytes(rewritten.save_to_buffer())
     code = """

@@ -38,7 +38,7 @@ _Outcome = tuple[list[torch.Tensor], object]
 
 
 class Fuzzer:
-    """Compares programs on one compiler. `compared` counts the results that were held against eager mode's."""
+    """Compares programs on one compiler. `compared` counts the results that were compared with eager mode's."""
 
     def __init__(self, device: Device, compiler: str, *, nightly: bool = False, seed: str | int | None = None) -> None:
         self.device, self.compiler, self._make = device, COMPILERS[compiler], EXECUTORS[compiler].make
@@ -46,7 +46,7 @@ class Fuzzer:
         self.compared = 0
 
     def difference(self, program: CompiledProgram) -> str | None:
-        """How the compiled program differs from the eager one, in a sentence, or None."""
+        """Describe how the compiled program differs from the eager one in a sentence, or return None."""
         own = {self.device.type: self.device.default_amp}
         reset(own)
         try:

@@ -74,7 +74,7 @@ COMPILERS = {
 class CompiledProgram:
     """`text` defines `program`. `ambient`: the dtype of the region it is called in; "" for none.
 
-    A program that is called in a region has none of its own, because a compiled region does not change the caller's.
+    A program that is called in a region contains none, because a compiled region does not change the caller's.
     """
 
     text: str

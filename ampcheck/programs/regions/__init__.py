@@ -8,7 +8,7 @@ torch, `strategies` draws random ones with Hypothesis, `explore` looks for one o
 """
 
 from ampcheck.programs.regions.execute import facts, run
-from ampcheck.programs.regions.model import DeviceFacts, compare, model, open_to
+from ampcheck.programs.regions.model import DeviceFacts, compare, known_bugs_hit, model
 from ampcheck.programs.regions.render import render
 from ampcheck.programs.regions.steps import (
     Catch,
@@ -51,8 +51,8 @@ __all__ = [
     "With",
     "compare",
     "facts",
+    "known_bugs_hit",
     "model",
-    "open_to",
     "render",
     "run",
 ]

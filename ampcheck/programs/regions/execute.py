@@ -50,7 +50,7 @@ _CALLS: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def facts(devices: Sequence[Device]) -> dict[str, DeviceFacts]:
-    """What the model needs to know of some devices, by type. A region of CUDA may have any dtype."""
+    """Return the facts that the model needs of some devices, by type. A region of CUDA may have any dtype."""
     return {
         device.type: DeviceFacts(
             device.policies(), device.default_amp, None if device.type == "cuda" else device.amp_dtypes
@@ -64,7 +64,7 @@ class _Planned(Exception):
 
 
 def state_of(device_type: str) -> State:
-    """What torch reports in this thread for a device type."""
+    """Return the state that torch reports in this thread for a device type."""
     return State(
         torch.is_autocast_enabled(device_type),
         name_of(torch.get_autocast_dtype(device_type)),
@@ -105,13 +105,13 @@ class _Run:
         finally:
             self.states(where, "after the region")
 
-    def inside(self, region: torch.autocast, program: Program, where: str, again: Program | None = None) -> None:
-        """The region around a program, and around itself again around `again`."""
+    def inside(self, region: torch.autocast, program: Program, where: str, second_body: Program | None = None) -> None:
+        """The region around a program, and around itself again around `second_body`."""
 
         def run() -> None:
             self.body(program, where)
-            if again is not None:
-                self.inside(region, again, where)
+            if second_body is not None:
+                self.inside(region, second_body, where)
 
         self.around(region, run, where)
 
@@ -121,11 +121,11 @@ class _Run:
                 self.inside(self.construct(options), body, where)
             case Decorated():
                 self.decorated(step, where)
-            case Reenter(options, body, again, nested):
+            case Reenter(options, body, second_body, nested):
                 region = self.construct(options)
-                self.inside(region, body, where, None if not nested else again)
+                self.inside(region, body, where, None if not nested else second_body)
                 if not nested:
-                    self.inside(region, again, where)
+                    self.inside(region, second_body, where)
             case Generator(options, body, between):
                 self.generator(options, body, between, where)
             case Op(op, device, inputs):

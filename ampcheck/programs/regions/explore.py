@@ -13,7 +13,7 @@ from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.virtual import DEVICES
 from ampcheck.errors import CheckFailure, one_line
 from ampcheck.programs.regions.execute import facts, run
-from ampcheck.programs.regions.model import compare, model, open_to
+from ampcheck.programs.regions.model import compare, known_bugs_hit, model
 from ampcheck.programs.regions.render import render
 from ampcheck.programs.regions.steps import Program
 from ampcheck.programs.search import search
@@ -26,7 +26,7 @@ SHRINKING = 2.0
 
 
 def second(device: Device) -> Device:
-    """A device of another type to stand beside one in its programs: the CPU, or for the CPU a virtual one."""
+    """Return a device of another type to use beside one in its programs: the CPU, or for the CPU a virtual one."""
     return Cpu() if device.type != "cpu" else next(d for d in DEVICES if d.type == "xpu")
 
 
@@ -43,10 +43,10 @@ class RegionExplorer:
         self.nightly = nightly
         self.seed = seeds.of_programs(nightly, seed)
         self.compared = 0
-        """How many states, dtypes and casts were held against the model so far."""
+        """How many states, dtypes and casts were compared with the model so far."""
 
     def difference(self, program: Program) -> str | None:
-        """How torch differs from the model on a program, in a sentence, or None."""
+        """Describe how torch differs from the model on a program in a sentence, or return None."""
         want = model(program, self.facts)
         self.compared += len(want)
         try:
@@ -73,7 +73,7 @@ class RegionExplorer:
             nonlocal first
             # Out of time for a smaller one: only what was found stays a finding.
             if not found or monotonic() - first < SHRINKING:
-                assume(not open_to(program, self.facts))
+                assume(not known_bugs_hit(program, self.facts))
                 if difference := self.difference(program):
                     first = first or monotonic()
                     found[program] = difference

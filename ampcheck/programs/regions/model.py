@@ -1,4 +1,4 @@
-"""What a program must do, predicted from the specification alone."""
+"""A program's behaviour, predicted from the specification alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ampcheck.spec.dtypes import LOW, is_floating, widest
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What the prediction needs to know of a device type: the policy of each overload, the dtype it starts with, the
+    """The facts of a device type that a prediction needs: the policy of each overload, the dtype it starts with, the
     dtypes its regions may have (None: any)."""
 
     policies: Mapping[str, str]
@@ -64,13 +64,13 @@ class _Model:
         for number, step in enumerate(program, 1):
             self.step(step, f"{where}.{number}" if where else str(number))
 
-    def inside(self, region: state.Region, program: Program, where: str, again: Program | None = None) -> None:
-        """The region around a program, and around itself again around `again`."""
+    def inside(self, region: state.Region, program: Program, where: str, second_body: Program | None = None) -> None:
+        """The region around a program, and around itself again around `second_body`."""
 
         def run() -> None:
             self.body(program, where)
-            if again is not None:
-                self.inside(region, again, where)
+            if second_body is not None:
+                self.inside(region, second_body, where)
 
         self.around(region, run, where)
 
@@ -105,11 +105,11 @@ class _Model:
                     call()
                 else:
                     self.around(self.construct(around), call, where)
-            case Reenter(options, body, again, nested):
+            case Reenter(options, body, second_body, nested):
                 region = self.construct(options)
-                self.inside(region, body, where, None if not nested else again)
+                self.inside(region, body, where, None if not nested else second_body)
                 if not nested:
-                    self.inside(region, again, where)
+                    self.inside(region, second_body, where)
             case Generator(options, body, between):
                 # The state is the thread's, so a region that a suspended generator holds stays in force.
                 self.inside(self.construct(options), (*body, *between), where)
@@ -229,8 +229,8 @@ def model(program: Program, facts: Mapping[str, DeviceFacts]) -> list[Seen]:
     return _run(program, facts).seen
 
 
-def open_to(program: Program, facts: Mapping[str, DeviceFacts]) -> set[str]:
-    """The known deviations of PyTorch that a program would meet, in words; each has a scenario of its own.
+def known_bugs_hit(program: Program, facts: Mapping[str, DeviceFacts]) -> set[str]:
+    """The known deviations of PyTorch that a program would meet, in words; each has its own scenario.
 
     Random programs stay clear of them, so that a difference they show is a new one.
     """

@@ -121,7 +121,7 @@ def render(program: Program, devices: Sequence[Device]) -> str:
 
 
 def _wanted(program: Program, devices: Sequence[Device]) -> list[str]:
-    """What is to be seen, by step and name, as a dictionary in which each value waits for its turn."""
+    """Return the source of a dictionary of the expected observations, in order, by step and name."""
     found: dict[tuple[str, str], list[object]] = {}
     for seen in model(program, facts(devices)):
         value = astuple(seen.value) if isinstance(seen.value, State) else seen.value
@@ -137,8 +137,8 @@ def _nested(step: Step) -> tuple[Program, ...]:
     match step:
         case With(_, body) | Decorated(_, body) | Catch(body) | NoGrad(body) | InferenceMode(body) | Thread(body):
             return (body,)
-        case Reenter(_, body, again) | Generator(_, body, again):
-            return (body, again)
+        case Reenter(_, body, second_body) | Generator(_, body, second_body):
+            return (body, second_body)
     return ()
 
 
@@ -206,9 +206,9 @@ def _step(step: Step, where: str) -> list[str]:
                 return [*lines, *called]
             whole = [*_inside(f"with {_region(around)}:", (), where), *_indented(called)]
             return [*lines, *then(whole, "after the region")]
-        case Reenter(options, body, again, nested):
+        case Reenter(options, body, second_body, nested):
             first = _inside(f"with r{name}:", body, where)
-            second = then(_inside(f"with r{name}:", again, where), "after the region")
+            second = then(_inside(f"with r{name}:", second_body, where), "after the region")
             if nested:
                 both = then([*first, *_indented(second)], "after the region")
             else:

@@ -1,4 +1,4 @@
-"""Programs as data. A program is a tuple of steps; a step may hold programs of its own.
+"""Programs as data. A program is a tuple of steps; a step may hold programs.
 
 Devices are named by their type, dtypes as in `ampcheck.spec.dtypes`.
 """
@@ -42,11 +42,11 @@ class Decorated:
 
 @dataclass(frozen=True, slots=True)
 class Reenter:
-    """One region object entered twice: for `body`, and again for `again` inside it (`nested`) or after it."""
+    """One region object entered twice: for `body`, and then for `second_body` inside it (`nested`) or after it."""
 
     options: Options
     body: Program
-    again: Program
+    second_body: Program
     nested: bool = False
 
 
@@ -61,7 +61,7 @@ class Generator:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A call of an op of `OPS` on new tensors of the named dtypes; `LAST` stands for the last result."""
+    """A call of an op of `OPS` on new tensors of the named dtypes; `LAST` means the last result."""
 
     op: str
     device: str
@@ -159,7 +159,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class OpFacts:
-    """What is known of an op that programs use: its overload, how many tensors it takes, whether it refuses inputs of
+    """The facts of an op that programs use: its overload, how many tensors it takes, whether it refuses inputs of
     different dtypes in some implementations (then programs leave the result open), and the function to call."""
 
     overload: str

@@ -35,10 +35,10 @@ class ScalerExplorer:
         self.nightly = nightly
         self.seed = seeds.of_programs(nightly, seed)
         self.compared = 0
-        """How many values were held against the model so far."""
+        """How many values were compared with the model so far."""
 
     def difference(self, program: ScalerProgram) -> str | None:
-        """How torch differs from the model on a program, in a sentence, or None."""
+        """Describe how torch differs from the model on a program in a sentence, or return None."""
         run = ScalerRun(program, self.device.type)
         try:
             return run.difference()

@@ -10,16 +10,16 @@ from ampcheck.programs.scaler.steps import (
     ELSEWHERE,
     Backward,
     Clip,
+    CorruptGrad,
     Load,
+    OptimizerStep,
     Options,
     Param,
     Pickle,
     Reload,
     ScalerProgram,
     Set,
-    Spoil,
     Step,
-    Take,
     Unscale,
     Update,
     ZeroGrad,
@@ -37,7 +37,7 @@ def load(scale, tracker):
     scaler.load_state_dict({**scaler.state_dict(), "scale": scale, "_growth_tracker": tracker})
 
 
-def spoil(grad, value):
+def corrupt_grad(grad, value):
     if grad is not None:
         (grad._values() if grad.is_sparse else grad).view(-1)[0] = value
 
@@ -134,13 +134,13 @@ def _step(step: Step, program: ScalerProgram, home: str) -> str | None:
             if len(losses) > 1:
                 return f"[loss.backward() for loss in scaler.scale([{', '.join(losses)}])]"
             return f"scaler.scale({losses[0]}).backward()" if losses else None
-        case Spoil(optimizer, param, value):
-            return f"spoil(p{optimizer}_{param}.grad, {value})"
+        case CorruptGrad(optimizer, param, value):
+            return f"corrupt_grad(p{optimizer}_{param}.grad, {value})"
         case Unscale(optimizer):
             return f"scaler.unscale_(o{optimizer})"
         case Clip(optimizer):
             return f"clip(o{optimizer})"
-        case Take(optimizer, closure):
+        case OptimizerStep(optimizer, closure):
             return f"scaler.step(o{optimizer}{', closure=None' if closure else ''})"
         case Update(None, _):
             return "scaler.update()"

@@ -17,14 +17,14 @@ from ampcheck.programs.scaler.steps import (
     ELSEWHERE,
     Backward,
     Clip,
+    CorruptGrad,
     Load,
+    OptimizerStep,
     Pickle,
     Reload,
     ScalerProgram,
     Set,
-    Spoil,
     Step,
-    Take,
     Unscale,
     Update,
     ZeroGrad,
@@ -36,8 +36,8 @@ Tensors: TypeAlias = dict[str, torch.Tensor]
 _FLOAT32, _FLOAT64 = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
 
 
-class Open(Exception):
-    """The program comes to a known deviation of PyTorch, which has a case of its own; what follows is not compared."""
+class KnownBug(Exception):
+    """The program comes to a known deviation of PyTorch, which has its own case; later steps are not compared."""
 
 
 class _Different(Exception):
@@ -45,13 +45,13 @@ class _Different(Exception):
 
 
 class ScalerRun:
-    """One program on one device type. `compared`: how many values were held against the model."""
+    """One program on one device type. `compared`: how many values were compared with the model."""
 
     def __init__(self, program: ScalerProgram, home: str) -> None:
         self.program = program
         self.home = home
         self.real = Side(program.optimizers, home)
-        self.twin = Side(program.optimizers, home)
+        self.reference = Side(program.optimizers, home)
         self.model = Scaler(**asdict(program.options))
         self.scaler = torch.amp.GradScaler(home, **asdict(program.options))
         self.watching: Watch | None = None
@@ -60,7 +60,7 @@ class ScalerRun:
         self._guilty: dict[int, list[tuple[int, int, int]]] = {}
 
     def difference(self) -> str | None:
-        """How torch differs from the model, in a sentence that names the step, or None."""
+        """Describe how torch differs from the model in a sentence that names the step, or return None."""
         with ExitStack() as stack:
             stack.callback(self._close)
             self._look()
@@ -74,7 +74,7 @@ class ScalerRun:
             except _Different as error:
                 seen = f"; the watch says: {self.watching.last}" if self.watching and self.watching.last else ""
                 return f"{self._where}: {error}{seen}"
-            except Open:
+            except KnownBug:
                 pass
         return None
 
@@ -120,12 +120,12 @@ class ScalerRun:
         for number in range(len(self.real.optimizers)):
             got, want = (
                 {f"gradient {n}": grad.detach().cpu() for n, grad in side.gradients(number)}
-                for side in (self.real, self.twin)
+                for side in (self.real, self.reference)
             )
             self._tensors(f"optimizer {number}", got, want)
 
     def _both(self, call: Callable[[], Any], model: Callable[[], Any]) -> tuple[Any, Any] | None:
-        """What the call and the model return, or None where both refuse."""
+        """Return the results of the call and of the model, or None where both refuse."""
         wanted: Any = None
         refused: Refused | None = None
         try:
@@ -150,20 +150,20 @@ class ScalerRun:
         match step:
             case Backward():
                 self._backward(step)
-            case Spoil(optimizer, param, value):
-                self.real.spoil(optimizer, param, value)
-                self.twin.spoil(optimizer, param, value)
+            case CorruptGrad(optimizer, param, value):
+                self.real.corrupt_grad(optimizer, param, value)
+                self.reference.corrupt_grad(optimizer, param, value)
             case Unscale(optimizer):
                 self._unscale(optimizer)
             case Clip(optimizer):
                 self.real.clip(optimizer)
-                self.twin.clip(optimizer)
-            case Take():
-                self._take(step)
+                self.reference.clip(optimizer)
+            case OptimizerStep():
+                self._optimizer_step(step)
             case Update():
                 self._update(step)
             case ZeroGrad(optimizer, set_to_none):
-                for side in (self.real, self.twin):
+                for side in (self.real, self.reference):
                     side.optimizers[optimizer].zero_grad(set_to_none=set_to_none)
             case Reload():
                 self._replace(self._reloaded, self._model_reloaded)
@@ -208,21 +208,21 @@ class ScalerRun:
         scaled, by = both
         for loss in [scaled] if len(losses) == 1 else scaled:
             loss.backward()
-        for loss in self.twin.losses(step.optimizer, step.bad):
-            by_hand = torch.full((), by, dtype=torch.float32, device=loss.device)
-            (loss * by_hand if self.model.enabled else loss).backward()
+        for loss in self.reference.losses(step.optimizer, step.bad):
+            scale = torch.full((), by, dtype=torch.float32, device=loss.device)
+            (loss * scale if self.model.enabled else loss).backward()
 
     def _checked(self, optimizer: int) -> dict[str, bool]:
-        """Whether the gradients are finite now, which is when they are checked; remembers which are not."""
+        """Return for each device whether the gradients are finite now, and remember which are not."""
         self._guilty[optimizer] = [
             (number, int(grad.isinf().sum()), int(grad.isnan().sum()))
-            for number, grad in self.twin.gradients(optimizer)
+            for number, grad in self.reference.gradients(optimizer)
             if not grad.cpu().isfinite().all()
         ]
-        return self.twin.finite(optimizer)
+        return self.reference.finite(optimizer)
 
-    def _by_hand(self, optimizer: int) -> None:
-        self.twin.multiply(optimizer, float32(1.0 / self.model.current))
+    def _unscale_reference(self, optimizer: int) -> None:
+        self.reference.multiply(optimizer, float32(1.0 / self.model.current))
 
     def _ready(self, optimizer: int) -> bool:
         known = self.model.optimizers.get(optimizer)
@@ -230,18 +230,18 @@ class ScalerRun:
 
     def _unscale(self, optimizer: int) -> None:
         finite = self._checked(optimizer) if self._ready(optimizer) else {}
-        half = self.twin.half(optimizer)
+        half = self.reference.half(optimizer)
         ready = self._ready(optimizer)
         done = self._both(
             lambda: self.scaler.unscale_(self.real.optimizers[optimizer]),
             lambda: self.model.unscale(optimizer, finite, half),
         )
         if done is not None and ready:
-            self._by_hand(optimizer)
+            self._unscale_reference(optimizer)
 
-    def _take(self, step: Take) -> None:
+    def _optimizer_step(self, step: OptimizerStep) -> None:
         optimizer, fused = step.optimizer, self.program.optimizers[step.optimizer].kind == "fused"
-        ready, half = self._ready(optimizer), self.twin.half(optimizer)
+        ready, half = self._ready(optimizer), self.reference.half(optimizer)
         finite = self._checked(optimizer) if ready else {}
         before = self.real.held(optimizer)
         options = {"closure": None} if step.closure else {}
@@ -251,11 +251,11 @@ class ScalerRun:
         )
         unscaled = self.model.enabled and ready and not (half and not fused) and not step.closure
         if unscaled and not (fused and not (taken and taken[1])):
-            self._by_hand(optimizer)
+            self._unscale_reference(optimizer)
         stepped = taken is not None and taken[1]
         if stepped:
-            self.twin.optimizers[optimizer].step()
-        want = self.twin.held(optimizer) if stepped else before
+            self.reference.optimizers[optimizer].step()
+        want = self.reference.held(optimizer) if stepped else before
         # A fused optimizer that is skipped makes its state, all zero, which plain torch makes at its first step.
         after = {name: value for name, value in self.real.held(optimizer).items() if name in want or not fused}
         if not stepped:
@@ -269,7 +269,7 @@ class ScalerRun:
 
     def _divided(self, optimizer: int) -> None:
         """The gradients of a fused optimizer, which may divide by the scale: its inverse is rounded to float32."""
-        pairs = zip(self.real.gradients(optimizer), self.twin.gradients(optimizer), strict=True)
+        pairs = zip(self.real.gradients(optimizer), self.reference.gradients(optimizer), strict=True)
         for (number, got), (_, want) in pairs:
             name = f"gradient {number}"
             self._tensors(f"optimizer {optimizer} after the step", {name: got.cpu()}, {name: want.cpu()}, _FLOAT32)
@@ -290,7 +290,7 @@ class ScalerRun:
         checked = [known for known in self.model.optimizers.values() if known.found_inf]
         grows = checked and not any(any(known.found_inf.values()) for known in checked)
         if step.new_scale is None and grows and self.model.tracker + 1 > self.model.growth_interval:
-            raise Open("the tracker has passed the interval")
+            raise KnownBug("the tracker has passed the interval")
         given: Any = step.new_scale
         if step.as_tensor and given is not None:
             given = torch.full((), given, device=self.home)

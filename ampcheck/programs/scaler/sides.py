@@ -15,12 +15,12 @@ VALUES = {"inf": inf, "-inf": -inf, "nan": nan}
 
 
 def constructor(kind: str) -> str:
-    """How an optimizer of a kind is made, with `groups` for its groups."""
+    """Return the expression that makes an optimizer of a kind, with `groups` for its groups."""
     return OPTIMIZERS[kind].format("groups")
 
 
 def factor(param: int, device: str | torch.device, dtype: torch.dtype, bad: Bad | None = None) -> torch.Tensor:
-    """What a parameter is multiplied by in the loss: its gradient before scaling."""
+    """Return a parameter's factor in the loss, which is its gradient before scaling."""
     values = [0.5 + 0.25 * param, -1.5]
     if bad is not None and bad.where == "forward" and bad.param == param:
         values[0] = VALUES[bad.value]
@@ -72,7 +72,7 @@ class Side:
                 found[device] = found[device] * VALUES[bad.value]
         return list(found.values())
 
-    def spoil(self, optimizer: int, param: int, value: str) -> None:
+    def corrupt_grad(self, optimizer: int, param: int, value: str) -> None:
         """Write a value into the first element of a gradient, where there is one."""
         grad = self.params[optimizer][param].grad
         if grad is not None:
@@ -98,7 +98,7 @@ class Side:
         return found
 
     def half(self, optimizer: int) -> bool:
-        """Whether an optimizer has a float16 gradient."""
+        """Return whether an optimizer has a float16 gradient."""
         return any(grad.dtype == torch.float16 for _, grad in self.gradients(optimizer))
 
     def multiply(self, optimizer: int, by: float) -> None:
@@ -117,7 +117,7 @@ class Side:
 
 
 def same(got: torch.Tensor, want: torch.Tensor, tolerance: float = 0.0) -> bool:
-    """Whether two tensors on the CPU agree in shape, dtype and values; nan equals nan.
+    """Return whether two tensors on the CPU agree in shape, dtype and values; nan equals nan.
 
     `tolerance`: how far they may be apart, relative to 1 + |want|.
     """

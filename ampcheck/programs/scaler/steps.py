@@ -47,7 +47,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """What makes a backward pass give gradients that are not finite.
+    """A cause of gradients that are not finite.
 
     `where`: "loss" (of the parameter's device, before it is scaled), or "forward" (what one element of the parameter is
     multiplied by there). `param`: the parameter's number in its optimizer. `value`: "inf", "-inf" or "nan".
@@ -67,7 +67,7 @@ class Backward:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoil:
+class CorruptGrad:
     """Write a value into one element of a parameter's gradient, where it has one."""
 
     optimizer: int
@@ -90,7 +90,7 @@ class Clip:
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
+class OptimizerStep:
     """`scaler.step(optimizer)`, with a closure by keyword where `closure`."""
 
     optimizer: int = 0
@@ -141,12 +141,14 @@ class Set:
     value: float
 
 
-Step: TypeAlias = Backward | Spoil | Unscale | Clip | Take | Update | ZeroGrad | Reload | Load | Pickle | Set
+Step: TypeAlias = (
+    Backward | CorruptGrad | Unscale | Clip | OptimizerStep | Update | ZeroGrad | Reload | Load | Pickle | Set
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ScalerProgram:
-    """What is trained, and the calls. `watched`: whether `ampcheck.watch` looks on."""
+    """Optimizers to train, and the calls. `watched`: whether `ampcheck.watch` looks on."""
 
     optimizers: tuple[Optimizer, ...]
     steps: tuple[Step, ...]

@@ -10,17 +10,17 @@ from ampcheck.programs.scaler.steps import (
     Backward,
     Bad,
     Clip,
+    CorruptGrad,
     Load,
     Optimizer,
+    OptimizerStep,
     Options,
     Param,
     Pickle,
     Reload,
     ScalerProgram,
     Set,
-    Spoil,
     Step,
-    Take,
     Unscale,
     Update,
     ZeroGrad,
@@ -78,33 +78,33 @@ def _param(optimizer: Optimizer) -> st.SearchStrategy[int]:
     return st.sampled_from((0, count - 1, *range(count)))
 
 
-def _iteration(drawn: Sequence[Optimizer]) -> Steps:
+def _iteration(chosen: Sequence[Optimizer]) -> Steps:
     """An iteration as it is documented, with something not finite somewhere in it or not."""
 
     @st.composite
     def draw_iteration(draw: st.DrawFn) -> tuple[Step, ...]:
         steps: list[Step] = []
-        for number, optimizer in enumerate(drawn):
+        for number, optimizer in enumerate(chosen):
             steps.append(ZeroGrad(number, draw(st.booleans())))
             steps.append(Backward(number, draw(st.none() | _bad(optimizer))))
             if draw(st.integers(0, 3)) == 0:
-                steps.append(Spoil(number, draw(_param(optimizer)), draw(_VALUES)))
-        for number, optimizer in enumerate(drawn):
+                steps.append(CorruptGrad(number, draw(_param(optimizer)), draw(_VALUES)))
+        for number, optimizer in enumerate(chosen):
             how = draw(st.integers(0, 4))
             steps += [(), (Unscale(number),), (Unscale(number), Clip(number)), (), ()][how]
             if how == 1 and draw(st.booleans()):
-                steps.append(Spoil(number, draw(_param(optimizer)), draw(_VALUES)))
-            steps.append(Take(number))
+                steps.append(CorruptGrad(number, draw(_param(optimizer)), draw(_VALUES)))
+            steps.append(OptimizerStep(number))
         return (*steps, Update())
 
     return draw_iteration()
 
 
-def _any(drawn: Sequence[Optimizer]) -> Steps:
+def _any(chosen: Sequence[Optimizer]) -> Steps:
     """One call of any kind, in its place or not."""
-    number = st.integers(0, len(drawn) - 1)
-    bad = number.flatmap(lambda n: st.builds(Backward, st.just(n), st.none() | _bad(drawn[n])))
-    spoil = number.flatmap(lambda n: st.builds(Spoil, st.just(n), _param(drawn[n]), _VALUES))
+    number = st.integers(0, len(chosen) - 1)
+    bad = number.flatmap(lambda n: st.builds(Backward, st.just(n), st.none() | _bad(chosen[n])))
+    corrupt_grad = number.flatmap(lambda n: st.builds(CorruptGrad, st.just(n), _param(chosen[n]), _VALUES))
     factors = st.one_of(
         st.builds(Set, st.just("growth_factor"), st.sampled_from((2.0, 3.0))),
         st.builds(Set, st.just("backoff_factor"), st.sampled_from((0.5, 0.25))),
@@ -114,12 +114,12 @@ def _any(drawn: Sequence[Optimizer]) -> Steps:
         bad,
         bad,
         st.builds(Unscale, number),
-        st.builds(Take, number, st.sampled_from((False, False, False, True))),
-        st.builds(Take, number),
+        st.builds(OptimizerStep, number, st.sampled_from((False, False, False, True))),
+        st.builds(OptimizerStep, number),
         st.builds(Update, st.none() | st.sampled_from(_SCALES), st.booleans()),
         st.builds(Update),
         st.builds(ZeroGrad, number, st.booleans()),
-        spoil,
+        corrupt_grad,
         st.builds(Clip, number),
         st.just(Reload()),
         st.builds(Load, st.sampled_from(_SCALES), st.integers(0, 3)),
@@ -137,13 +137,13 @@ def programs(fused: bool = True, sparse: bool = True, orderly: bool = False) -> 
 
     @st.composite
     def draw_program(draw: st.DrawFn) -> ScalerProgram:
-        drawn = tuple(draw(st.lists(optimizers(fused, sparse), min_size=1, max_size=3)))
-        iteration, one = _iteration(drawn), _any(drawn)
+        chosen = tuple(draw(st.lists(optimizers(fused, sparse), min_size=1, max_size=3)))
+        iteration, one = _iteration(chosen), _any(chosen)
         # Of given lengths, for lists of any length are mostly short.
         if orderly:
             pieces = draw(st.lists(st.one_of(iteration, iteration, one), min_size=3, max_size=5))
         else:
             pieces = [draw(iteration), *draw(st.lists(one, min_size=8, max_size=20))]
-        return ScalerProgram(drawn, tuple(step for part in pieces for step in part), draw(options()), draw(_WATCHED))
+        return ScalerProgram(chosen, tuple(step for part in pieces for step in part), draw(options()), draw(_WATCHED))
 
     return draw_program()

@@ -70,7 +70,7 @@ def _share(
     stopping: threading.Event,
     done: Callable[[Row], None],
 ) -> None:
-    """What one thread does: take pairs and have its worker measure them."""
+    """Take pairs and have this thread's worker measure them."""
     worker: Worker | None = None
     current, count = "", 0
     try:

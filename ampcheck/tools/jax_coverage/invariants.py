@@ -1,4 +1,4 @@
-"""What is unique about results that are unique only up to a sign, a phase or an order.
+"""Invariants of results that are unique only up to a sign, a phase or an order.
 
 A factorisation is compared by what it multiplies to and by what its factors must be, not by its factors.
 """

@@ -1,4 +1,4 @@
-"""Whether a result is the CPU's."""
+"""Comparison of a result with the CPU's."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ def distribution(actual: list[Any], expected: list[Any]) -> str:
     )
     for i, column in enumerate(columns):
         mine, theirs = column[: len(actual)], column[len(actual) :]
-        if isinstance(theirs[0], torch.Tensor) and theirs[0].numel() and (found := _drawn(mine, theirs)):
+        if isinstance(theirs[0], torch.Tensor) and theirs[0].numel() and (found := _random_difference(mine, theirs)):
             return f"output {i}, {found}"
     return ""
 
 
-def _drawn(actual: Any, expected: Any) -> str:
+def _random_difference(actual: Any, expected: Any) -> str:
     """Compare draws of one output. Elements of one draw may depend on each other, as channels dropped together do."""
     shape = expected[0].shape
     independent = len(expected) * max(1, int(torch.Size(shape[:2]).numel()))
@@ -140,5 +140,5 @@ def _moments(a: torch.Tensor, e: torch.Tensor, slack: float) -> str:
 
 
 def uninitialised(name: str) -> bool:
-    """Whether the values of the op's result mean nothing."""
+    """Return whether the values of the op's result are uninitialised."""
     return name.split(".")[0] in samples.UNINITIALISED

@@ -24,10 +24,10 @@ _MISSING = re.compile(r"(\S+) has no kernel on the jax device|Operator with name
 class _Seeded(TorchDispatchMode):
     """Notes whether an op draws random numbers."""
 
-    drawn = False
+    random = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.drawn |= torch.Tag.nondeterministic_seeded in func.tags
+        self.random |= torch.Tag.nondeterministic_seeded in func.tags
         return func(*args, **(kwargs or {}))
 
 
@@ -58,7 +58,7 @@ def measure(op: Any, way: Way, limit: int) -> Iterator[Sample | None]:
             except Exception:
                 yield None
                 continue
-            yield Sample(index, _reason(op, sample, call, way, expected, seeded.drawn, (rtol, atol)))
+            yield Sample(index, _reason(op, sample, call, way, expected, seeded.random, (rtol, atol)))
 
 
 def row(op: Any, name: str, way: Way, limit: int) -> Row:
@@ -72,7 +72,7 @@ def row(op: Any, name: str, way: Way, limit: int) -> Row:
     return out
 
 
-def _reason(op: Any, sample: Any, call: Any, way: Way, expected: Any, drawn: bool, bounds: tuple[float, float]) -> str:
+def _reason(op: Any, sample: Any, call: Any, way: Way, expected: Any, random: bool, bounds: tuple[float, float]) -> str:
     name, given = name_of(op), (sample.input, sample.args, sample.kwargs)
 
     def there() -> Any:
@@ -87,21 +87,21 @@ def _reason(op: Any, sample: Any, call: Any, way: Way, expected: Any, drawn: boo
         actual = way.back(there())
         if name in INVARIANTS:
             invariant = INVARIANTS[name]
-            loose = tuple(max(b, 1e-3) for b in bounds) if drawn else tuple(max(b, 1e-4) for b in bounds)
+            loose = tuple(max(b, 1e-3) for b in bounds) if random else tuple(max(b, 1e-4) for b in bounds)
             if shapes := judge.difference(actual, expected, *bounds, values=False):
                 return shapes
             return judge.difference(invariant(sample, actual), invariant(sample, expected), *loose)
         if judge.uninitialised(name):
             return judge.difference(actual, expected, *bounds, values=False)
-        if drawn:
+        if random:
             return _random(name, given, call, way, expected, there, bounds)
         found = judge.difference(actual, expected, *bounds)
         if found:
             return _unless_tied(name, sample, actual, expected, bounds, found)
         if not way.caches:
             return ""
-        again = way.back(there())  # what a second call does may come from a cache
-        found = judge.difference(again, actual, 0.0, 0.0)
+        second = way.back(there())  # what a second call does may come from a cache
+        found = judge.difference(second, actual, 0.0, 0.0)
         return f"a second call gives another result: {found}" if found else ""
     except Exception as error:
         return describe(error)

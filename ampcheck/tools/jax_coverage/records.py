@@ -1,4 +1,4 @@
-"""What was measured: rows of samples, and the file they are kept in between runs."""
+"""Measured samples as rows, and the file that keeps them between runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Sample:
 
     @property
     def agrees(self) -> bool:
-        """Whether the result was the CPU's."""
+        """Return whether the result was the CPU's."""
         return not self.reason
 
 
@@ -46,7 +46,7 @@ class Row:
 
     @property
     def whole(self) -> bool:
-        """Whether every sample agrees."""
+        """Return whether every sample agrees."""
         return self.agreeing == self.run
 
     @property

@@ -13,7 +13,7 @@ from ampcheck.observe.torch_private import pytree
 
 
 class Way(Protocol):
-    """How inputs reach an implementation and results come back."""
+    """A way for inputs to reach an implementation and for results to come back."""
 
     caches: bool
     """Whether a second call of the same kind takes another path than the first."""
@@ -27,7 +27,7 @@ class Way(Protocol):
         """The results on the CPU. Raises RuntimeError where one is not the implementation's."""
 
     def around(self, given: Any) -> contextlib.AbstractContextManager[Any]:
-        """What the op is called under with these arguments, which `there` gave."""
+        """Return the context to call the op in with these arguments, which `there` gave."""
 
 
 def _moved(tree: Any, move: Callable[[torch.Tensor], Any]) -> Any:
@@ -42,7 +42,7 @@ def _moved(tree: Any, move: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def _named(given: Any) -> bool:
-    """Whether an argument says which device is meant: a tensor on it, or its name."""
+    """Return whether an argument names the device: a tensor on it, or its name."""
     return any(
         leaf == "jax" if isinstance(leaf, str) else isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(given)
     )

@@ -1,4 +1,4 @@
-"""What TorchScript, tracing, fx and export make of autocast annotations: a linter, and a check that runs both.
+"""A linter for autocast annotations under TorchScript, tracing, fx and export, and a check that runs both programs.
 
     lint_source(text, "model.py")             # reads only; `ampcheck lint model.py` on the command line
     ampcheck.check_scripted(model, x)         # compiles and runs, in each autocast state

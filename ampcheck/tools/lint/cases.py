@@ -33,7 +33,7 @@ _COMPILED = {
 class Limit:
     """A limitation.
 
-    `text`: what defines `program`, of two matrices; in it {device}, {dtype} and {other} stand for the scenario's.
+    `text`: what defines `program`, of two matrices; in it {device}, {dtype} and {other} are replaced by the scenario's.
     `finds`: the rules under which the linter must report the program; none for one that compilers do right.
     `says`: what a refusal must say, as PyTorch's way to tell of the limitation.
     `dynamic`: whether `check_scripted` must report it; None where it must if the linter must.
@@ -79,7 +79,7 @@ class Made:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Where eager mode warns that it disables a region, it has told of it."""
+    """Ignore the warnings that eager mode gives of a region."""
     with quiet():
         warnings.filterwarnings("ignore", message=r"In \w+ autocast", category=UserWarning)
         warnings.filterwarnings("ignore", message=r".*should not be instantiated", category=DeprecationWarning)

@@ -26,7 +26,7 @@ _NUMBERS = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16
 
 
 class Differs(AssertionError):
-    """What `check_scripted` raises where it is asked to; `diagnostics` are the differences."""
+    """Raised by `check_scripted` on request; `diagnostics` are the differences."""
 
     def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
         super().__init__("\n".join(map(str, diagnostics)))
@@ -92,7 +92,7 @@ def _eager(program: Any) -> Callable[..., Any]:
     if isinstance(program, (torch.jit.ScriptModule, torch.export.ExportedProgram, torch.fx.GraphModule)):
         raise UsageError("the program is compiled; give the eager one, and it as compiled=")
     if not callable(program):
-        raise UsageError(f"a {type(program).__name__} is no program")
+        raise UsageError(f"a {type(program).__name__} is not a program")
     return program  # type: ignore[no-any-return]
 
 
@@ -102,9 +102,9 @@ def _compiler_of(compiled: Any) -> str:
     if isinstance(compiled, torch.fx.GraphModule):
         return "export" if any("val" in node.meta for node in compiled.graph.nodes) else "fx"
     if isinstance(compiled, (torch.jit.ScriptFunction, torch.jit.ScriptModule)):
-        stands = [stand for found in places(compiled).values() for stand in found]
-        return "traced" if any(stand.traced for stand in stands) else "script"
-    raise UsageError(f"a {type(compiled).__name__} is no program that was scripted, traced or exported")
+        places_ = [place for found in places(compiled).values() for place in found]
+        return "traced" if any(place.traced for place in places_) else "script"
+    raise UsageError(f"a {type(compiled).__name__} is not a program that was scripted, traced or exported")
 
 
 def _by_compiler(eager: Callable[..., Any], compiler: str, inputs: Sequence[Any], device: str) -> Iterator[Diagnostic]:
@@ -195,7 +195,7 @@ def _kernels(got: list[RecordedKernel], want: list[RecordedKernel]) -> Iterator[
 
 
 def same_values(got: RecordedRun, want: RecordedRun) -> bool:
-    """Whether two runs with results of the same dtypes agree: in every bit where they ran the same kernels.
+    """Return whether two runs with results of the same dtypes agree: in every bit where they ran the same kernels.
 
     Where they did not, up to a rounding of the lowest dtype that was computed in.
     """

@@ -1,4 +1,4 @@
-"""A program made of text, with a module and a source of its own, as compilers want it."""
+"""A program made of text, with its module and source, as compilers want it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a name in a source file stands for: torch's functions under whatever alias, and the file's own definitions."""
+"""Names in a source file, resolved to torch's functions under whatever alias, and to the file's definitions."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Names:
             first, scope = False, self.scope(scope)
 
     def attribute(self, owner: ast.ClassDef, name: str, seen: tuple[ast.ClassDef, ...] = ()) -> list[ast.AST]:
-        """What a class, or a base class in the file, binds an attribute of its instances to."""
+        """Return the nodes that a class, or a base class in the file, binds an attribute of its instances to."""
         found = self._bound.get(owner, {}).get(name)
         if found:
             return found
@@ -129,7 +129,7 @@ class Names:
         return found[1] if found else []
 
     def dotted(self, expression: ast.AST, depth: int = 0) -> str:
-        """The full name of what an expression stands for, e.g. "torch.cuda.amp.autocast"; "" where it is none."""
+        """Return the full name of an expression's value, e.g. "torch.cuda.amp.autocast"; "" where it is none."""
         if isinstance(expression, ast.Attribute):
             base = self.dotted(expression.value, depth)
             return f"{base}.{expression.attr}" if base else ""

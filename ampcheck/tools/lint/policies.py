@@ -1,10 +1,10 @@
-"""Which ops TorchScript's autocast treats otherwise than the device type's own, by their public names."""
+"""Functions that TorchScript's autocast treats otherwise than a device type's own in the newest policy table."""
 
 from __future__ import annotations
 
 from functools import cache
 
-from ampcheck.spec.policies import closest, table
+from ampcheck.spec.policies import table, versions
 
 # From torch/csrc/jit/passes/autocast.cpp of torch 2.13.
 _SCRIPTED = {
@@ -21,7 +21,6 @@ _SCRIPTED = {
 }
 _BY_OP = {op: policy for policy, ops in _SCRIPTED.items() for op in ops.split()}
 _KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-_NEWEST = "2.13"
 # A sum in float32 is asked for in another way, with the same result.
 _SAME = {"optdtype": "upcast", "append": "upcast"}
 _WORDS = {"downcast": "the region's dtype", "upcast": "float32", "promote": "the widest dtype", "banned": "an error"}
@@ -29,13 +28,13 @@ _WORDS = {"downcast": "the region's dtype", "upcast": "float32", "promote": "the
 
 @cache
 def _own(device: str) -> dict[str, str]:
-    policies = table(_KEYS[device], closest(_NEWEST))
+    policies = table(_KEYS[device], versions()[-1])
     found = {overload.partition(".")[0]: policy for overload, policy in policies.items()}
     return {op: _SAME.get(policy, policy) for op, policy in found.items()}
 
 
 def difference(called: str, device: str) -> str:
-    """How TorchScript's policy for a function differs from a device type's, in words; "" where it does not.
+    """Return in words how TorchScript's policy for a function differs from a device type's; "" where it does not.
 
     `called`: its full name, e.g. "torch.nn.functional.layer_norm". Methods are not looked at.
     """

@@ -1,4 +1,4 @@
-"""Which functions of a file are compiled, by which compiler, and which functions those call."""
+"""The compiled functions of a file, their compilers, and the functions they call."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class LintedProgram:
         return found.compiler == "script" and self.is_left_out(found.function)
 
     def is_left_out(self, function: Function) -> bool:
-        """Whether TorchScript leaves a function to Python."""
+        """Return whether TorchScript leaves a function to Python."""
         decorators = [d.func if isinstance(d, ast.Call) else d for d in function.decorator_list]
         return any(self.names.dotted(decorator) in _LEFT_OUT for decorator in decorators)
 
@@ -125,7 +125,7 @@ class LintedProgram:
         return None
 
     def value(self, expression: ast.AST, depth: int = 0) -> ast.AST:
-        """What a name was bound to, followed through names."""
+        """Return the node that a name is bound to, followed through names."""
         if depth > _DEPTH:
             return expression
         found: list[ast.AST] = []
@@ -199,7 +199,7 @@ class LintedProgram:
         return None
 
     def entries(self, node: ast.AST | None, compiler: str) -> list[Function]:
-        """Where a compiler enters a function, or an instance of a class."""
+        """Return the functions that a compiler enters for a function, or for an instance of a class."""
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return [node]
         if not isinstance(node, ast.ClassDef):

@@ -37,7 +37,7 @@ class RecordedKernel:
 
 @dataclass(slots=True)
 class RecordedRun:
-    """What a program did. `state`: enabled, dtype, cache_enabled and depth afterwards."""
+    """The record of a program's run. `state`: enabled, dtype, cache_enabled and depth afterwards."""
 
     kernels: list[RecordedKernel] = field(default_factory=list)
     outputs: list[torch.Tensor] = field(default_factory=list)

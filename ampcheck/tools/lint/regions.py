@@ -42,22 +42,22 @@ class LintedRegion:
 
     @property
     def disabled(self) -> bool:
-        """Whether it is off whatever happens."""
+        """Return whether it is always disabled."""
         return self.enabled.constant and self.enabled.value is False
 
     @property
     def own_dtype(self) -> bool:
-        """Whether it names a dtype that is not its device type's default."""
+        """Return whether it names a dtype that is not its device type's default."""
         return self.dtype.constant and self.dtype.value not in (None, _DEFAULT.get(str(self.device.value)))
 
     @property
     def default_dtype(self) -> bool:
-        """Whether it takes the dtype of the region around it, which compilers fix."""
+        """Return whether it takes the dtype of the region around it, which compilers fix."""
         return self.dtype.constant and self.dtype.value is None and not self.disabled
 
     @property
     def unsupported(self) -> bool:
-        """Whether eager mode warns of its dtype and disables it. CUDA takes any dtype."""
+        """Return whether eager mode warns of its dtype and disables it. CUDA takes any dtype."""
         named = self.dtype.constant and self.dtype.value is not None
         return named and self.dtype.value not in _LOW and self.device.value != "cuda"
 

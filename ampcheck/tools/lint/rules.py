@@ -182,7 +182,7 @@ _ALL = (
     ),
     LintRule(
         "lost-in-trace",
-        "a traced region is disabled, or has a dtype of its own",
+        "a traced region is disabled, or has another dtype",
         "runs the body as the region says",
         "runs it in the caller's region, because tracing keeps no regions",
         "cast the inputs in the body, or open the region around the call of the traced program",
@@ -200,7 +200,7 @@ _ALL = (
     ),
     LintRule(
         "frozen",
-        "an option of a region is no constant",
+        "an option of a region is not a constant",
         "takes the option's value at each call",
         "keeps the value it had when the program was compiled",
         "compile one program for each value",

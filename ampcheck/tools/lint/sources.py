@@ -22,7 +22,7 @@ from ampcheck.tools.lint.visits import VISITS, decorators, every_compiler
 Place = tuple[str, int]
 """A file and a line."""
 
-# What compiles and runs programs is no part of them.
+# What compiles and runs programs is not a part of them.
 _LIBRARY = (
     str(Path(torch.__file__).parent),
     *(str(Path(__file__).parents[2] / name) for name in ("tools/lint", "programs", "compilers")),
@@ -123,7 +123,7 @@ def _last(node: ast.stmt) -> int:
 
 
 def _around(function: Function, line: int) -> list[ast.expr]:
-    """What the with statements around a line enter, the innermost first."""
+    """Return the expressions that with statements around a line enter, the innermost first."""
     found = [
         item.context_expr
         for node in ast.walk(function)

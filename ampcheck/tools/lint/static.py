@@ -32,8 +32,8 @@ def lint_source(text: str, file: str, rules: Collection[str] = tuple(RULES)) -> 
     ignored = dict(_ignored(text, file))
     program = LintedProgram(Names(tree))
     found = {_report(file, compiler, seen) for compiler, seen in _all(program)}
-    kept = (report for report in found if report.rule in rules)
-    return sorted(report for report in kept if report.rule not in ignored.get(report.line, ()))
+    selected = (report for report in found if report.rule in rules)
+    return sorted(report for report in selected if report.rule not in ignored.get(report.line, ()))
 
 
 def lint_files(paths: Collection[Path], rules: Collection[str] = tuple(RULES)) -> list[Diagnostic]:

@@ -1,4 +1,4 @@
-"""What the linter looks at in one compiled function: its regions, and the calls it makes."""
+"""The linter's visits to one compiled function: its regions, and the calls it makes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ampcheck.tools.lint.regions import LintedRegion, region
 from ampcheck.tools.lint.rules import COMPILERS
 
 Found = tuple[ast.AST, str, str]
-"""A node, the rule it breaks, and what there is in words; "" for the rule's own."""
+"""A node, the rule it breaks, and a description; "" for the rule's own."""
 
 _STATE = tuple(
     f"autocast_{name}" for name in ("enabled", "cpu_enabled", "cache_enabled", "dtype", "gpu_dtype", "cpu_dtype")
@@ -66,7 +66,7 @@ def around(program: LintedProgram, node: ast.AST) -> list[LintedRegion]:
 
 
 def script(program: LintedProgram, function: Function) -> Iterator[Found]:
-    """What TorchScript makes of a function."""
+    """Find places in a function that TorchScript runs otherwise than eager mode."""
     for made in decorators(program, function):
         yield made.call, "decorator", f"`{function.name}` is scripted and decorated with autocast"
     for item, inside in entered(program, function):
@@ -107,14 +107,14 @@ def script(program: LintedProgram, function: Function) -> Iterator[Found]:
 
 
 def trace(program: LintedProgram, function: Function) -> Iterator[Found]:
-    """What tracing makes of a function."""
+    """Find places in a function that tracing runs otherwise than eager mode."""
     for node, made in _regions(program, function):
         if made.disabled or made.own_dtype:
             yield node, "lost-in-trace", ""
         if made.default_dtype:
             yield node, "default-dtype", ""
         for option in made.varying():
-            yield node, "frozen", f"`{option}` of a region is no constant"
+            yield node, "frozen", f"`{option}` of a region is not a constant"
     for call in program.calls_of(function):
         behind = program.compiled_callee(call)
         if behind is None or not around(program, call):
@@ -126,7 +126,7 @@ def trace(program: LintedProgram, function: Function) -> Iterator[Found]:
 
 
 def fx(program: LintedProgram, function: Function) -> Iterator[Found]:
-    """What symbolic tracing makes of a function."""
+    """Find places in a function that symbolic tracing runs otherwise than eager mode."""
     for node, _ in _regions(program, function):
         yield node, "lost-in-fx", ""
     for item, made in entered(program, function):
@@ -136,10 +136,10 @@ def fx(program: LintedProgram, function: Function) -> Iterator[Found]:
 
 
 def export(program: LintedProgram, function: Function) -> Iterator[Found]:
-    """What export makes of a function."""
+    """Find places in a function that export runs otherwise than eager mode."""
     for node, made in _regions(program, function):
         for option in made.varying():
-            yield node, "frozen", f"`{option}` of a region is no constant"
+            yield node, "frozen", f"`{option}` of a region is not a constant"
         if made.default_dtype:
             yield node, "default-dtype", ""
     yield from _custom(program, function)
@@ -154,7 +154,7 @@ VISITS: dict[str, Callable[[LintedProgram, Function], Iterator[Found]]] = {
 
 
 def every_compiler(program: LintedProgram, compiled: CompiledFunction) -> Iterator[Found]:
-    """What holds for whatever compiler."""
+    """Find places in a function that every compiler runs otherwise than eager mode."""
     function = compiled.function
     for node in program.own(function):
         if isinstance(node, (ast.With, ast.AsyncWith)):
@@ -183,7 +183,7 @@ def _regions(program: LintedProgram, function: Function) -> Iterator[tuple[ast.A
 
 
 def _made_here(program: LintedProgram, function: Function, expression: ast.expr) -> bool:
-    """Whether the object that a with statement enters was made by the same function, under a plain name."""
+    """Return whether the same function made the object that a with statement enters, under a plain name."""
     if not isinstance(expression, ast.Name):
         return False
     found = program.names.lookup(expression.id, expression)
@@ -219,7 +219,7 @@ def _name(item: ast.withitem) -> str:
 
 
 def _disables(program: LintedProgram, roots: list[Function]) -> bool:
-    """Whether a traced program has a disabled region in itself or in what it calls."""
+    """Return whether a traced program, or a function that it calls, has a disabled region."""
     waiting, seen = list(roots), set[Function]()
     while waiting:
         function = waiting.pop()

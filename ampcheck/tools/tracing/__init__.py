@@ -1,4 +1,4 @@
-"""What autocast does to a program: every op it runs, the casts made for each, and where in the program that is.
+"""Autocast's effect on a program: every op it runs, the casts made for each, and their place in the program.
 
 `ampcheck.trace()` around user code, or `ampcheck trace SCRIPT.py` on the command line. A function mode sees each public
 call before autocast (`linear`), a dispatch mode sees the casts and what runs below autocast (`t` and `addmm`); what the

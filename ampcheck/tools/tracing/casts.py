@@ -97,7 +97,7 @@ class CastTracker:
         leaf = Leaf(given, before.device.type == record.region.device)
         pending = _Pending(cast, id(before), leaf, first=not record.kernels)
         target = _storage(after)
-        # Sparse tensors have no storage of their own to follow.
+        # Sparse tensors have no storage to follow.
         call.pending[target._cdata if target is not None else -id(cast)] = pending
         if target is not None:
             self.made([after])
@@ -125,15 +125,15 @@ class CastTracker:
                 self._hit(call, record, storage._cdata)
 
     def _hit(self, call: TracedCall, record: OpRecord, storage: int) -> None:
-        kept = self._weights.get(storage)
-        if kept is None or kept.call is call or storage in call.hits or kept.storage.expired():
+        cached = self._weights.get(storage)
+        if cached is None or cached.call is call or storage in call.hits or cached.storage.expired():
             return
         call.hits.add(storage)
-        kept.cast.uses += torch.is_grad_enabled()
+        cached.cast.uses += torch.is_grad_enabled()
         record.cache_hits += 1
-        weight = kept.weight()
-        if weight is not None and weight._version != kept.cast.version:
-            record.stale.append(kept.cast.source)
+        weight = cached.weight()
+        if weight is not None and weight._version != cached.cast.version:
+            record.stale.append(cached.cast.source)
 
     def settle(self, call: TracedCall) -> None:
         """A call ended: decide whose its casts were."""
@@ -170,7 +170,7 @@ class CastTracker:
                 self._made[storage._cdata] = StorageWeakRef(storage)
         if len(self._made) > self._limit:
             self._made = {key: ref for key, ref in self._made.items() if not ref.expired()}
-            self._weights = {key: kept for key, kept in self._weights.items() if not kept.storage.expired()}
+            self._weights = {key: cached for key, cached in self._weights.items() if not cached.storage.expired()}
             self._limit = max(1024, 2 * len(self._made))
 
 
@@ -192,7 +192,7 @@ def _origin(call: TracedCall, record: OpRecord, pending: _Pending, asked: dict[i
 
 
 def _transformed(call: TracedCall) -> bool:
-    """Whether vmap, grad or the like wraps its arguments: what is cast are then the tensors inside of them."""
+    """Return whether vmap, grad or the like wraps its arguments: autocast then casts the tensors inside of them."""
     return any(is_functorch_wrapped(t) for t in tensors((call.args, call.kwargs)))
 
 

@@ -1,4 +1,4 @@
-"""Which overload a public call is, and which policy that has under a device type's dispatch key."""
+"""The overload of a public call, and its policy under a device type's dispatch key."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def public_name(func: Callable[..., Any]) -> str:
 
 
 def key_of(device_type: str) -> str:
-    """The autocast dispatch key of a device type. A backend's own name stands for PrivateUse1."""
+    """The autocast dispatch key of a device type. The name of a third-party backend means PrivateUse1."""
     if device_type == backend_name():
         return "AutocastPrivateUse1"
     return _KEY_OF.get(device_type, f"Autocast{device_type.upper()}")

@@ -39,7 +39,7 @@ def signature_of(func: OpOverload) -> _Signature:
     if name.startswith(("prim::", "profiler::")):
         return _Signature(name, False, True, False)
     qualified = str(func._schema.name) + (f".{func._schema.overload_name}" if func._schema.overload_name else "")
-    # A composite op with a kernel of its own for a backend is not taken apart there.
+    # A composite op with a kernel for a backend is not taken apart there.
     composite = has_kernel(qualified, "CompositeImplicitAutograd") and not has_kernel(qualified, "CPU")
     return _Signature(name, name in CASTS, bool(func.is_view) or name in _VIEWS, composite)
 
@@ -65,24 +65,24 @@ class TraceRecorder:
         self._end_loose()
         call.node = current_node()
         call.sequence = sequence_number()
-        again = bool(self._calls) and self._calls[-1].func is call.func
+        repeated = bool(self._calls) and self._calls[-1].func is call.func
         self._calls.append(call)
-        return again
+        return repeated
 
     def leave(self, call: TracedCall) -> None:
         """It ended, by whatever way."""
         self._end_loose()
         self._calls.remove(call)
-        with _unseen():
+        with _untraced():
             self._casts.settle(call)
         call.args, call.kwargs = (), {}
 
     def failed(self, call: TracedCall, error: Exception) -> None:
         """It raised. Only the innermost call that an exception comes from is marked."""
-        # PyTorch's own control flow is no error: a checkpoint stops its recomputation by a private exception.
+        # PyTorch's own control flow is not an error: a checkpoint stops its recomputation by a private exception.
         if error is not self._error and not type(error).__name__.startswith("_"):
             self._error = error
-            with _unseen():
+            with _untraced():
                 record = self._record(call)
             record.error = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
@@ -102,16 +102,16 @@ class TraceRecorder:
         """Run a kernel that the dispatch mode was given, and record it. Returns what it returns."""
         # Function modes saw the program's call; the second one from here they would not see without a trace. The
         # methods of tensor subclasses are the program's again.
-        unseen = _unseen() if all(kind is FakeTensor for kind in types) else nullcontext()
+        untraced = _untraced() if all(kind is FakeTensor for kind in types) else nullcontext()
         signature = signature_of(func)
         call = self._current()
         if signature.is_cast or signature.is_view:
-            with unseen:
+            with untraced:
                 out = func(*args, **kwargs)
-            with _unseen():
+            with _untraced():
                 self._moved(call, signature, args, out)
             return out
-        with _unseen():
+        with _untraced():
             given = list(tensors((args, kwargs)))
             record = self._record(call, given)
             policy = names.kernel_policy(record.region.device, signature.overload)
@@ -122,9 +122,9 @@ class TraceRecorder:
             if signature.composite and free:
                 with mode:
                     return func._op_dk(_COMPOSITE, *args, **kwargs)
-            with unseen:
+            with untraced:
                 out = func(*args, **kwargs)
-        with _unseen():
+        with _untraced():
             results = list(tensors(out))
             if given:
                 self._casts.made(results)
@@ -158,7 +158,7 @@ class TraceRecorder:
 
     def _end_loose(self) -> None:
         if self._loose is not None:
-            with _unseen():
+            with _untraced():
                 self._casts.settle(self._loose)
             self._loose = None
 
@@ -217,8 +217,8 @@ class TraceRecorder:
                 torch.set_autocast_enabled(name, False)
 
 
-def _unseen() -> AbstractContextManager[object]:
-    """What the trace asks tensors itself is no business of function modes, its own or the program's."""
+def _untraced() -> AbstractContextManager[object]:
+    """Hide the trace's own questions to tensors from function modes."""
     guard: AbstractContextManager[object] = DisableTorchFunction()
     return guard
 

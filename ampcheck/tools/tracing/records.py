@@ -12,7 +12,7 @@ Origin = Literal["autocast", "gradient", "user", "op"]
 called by name (`.to`, `.float`, …), its gradient included. op: the op casts by itself, with and without autocast."""
 
 Kind = Literal["weight", "frozen", "view", "buffer", "input", "activation"]
-"""What was cast. weight: a leaf that requires grad. frozen: a parameter that does not. view: a view of a parameter.
+"""Kind of tensor. weight: a leaf that requires grad. frozen: a parameter that does not. view: a view of a parameter.
 buffer: a module's. activation: something the traced program computed. input: any other tensor."""
 
 
@@ -93,7 +93,7 @@ class OpRecord:
 
     @property
     def ran_in(self) -> str:
-        """How it ran: in "low" precision, in "float32", in "other" dtypes or a mixture, or "none" that is floating."""
+        """Return "low", "float32", "other" for other dtypes or a mixture, or "none" without floating tensors."""
         # These policies leave the input alone and have the kernel compute and return float32.
         dtypes = self.out if self.policy in ("optdtype", "append") else self.dtype
         if not dtypes:

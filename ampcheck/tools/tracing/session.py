@@ -32,7 +32,7 @@ _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch
 
 
 class Trace(AbstractContextManager["Trace"]):
-    """What `trace()` gives. `ops` holds a record per op, in the program's order, and can be read while it runs."""
+    """The result of `trace()`. `ops` holds a record per op, in the program's order, and can be read while it runs."""
 
     def __init__(self) -> None:
         self._recorder = TraceRecorder()
@@ -46,7 +46,7 @@ class Trace(AbstractContextManager["Trace"]):
             raise UsageError("a trace runs in this thread already, and one trace cannot hold another")
         names.forget()
         with ExitStack() as stack:
-            # Otherwise the backward of another device runs in a thread of its own, in no order with this one.
+            # Otherwise the backward of another device runs in another thread, in no order with this one.
             stack.enter_context(_one_thread())
             stack.enter_context(patch.object(torch.overrides, "has_torch_function", _overridden))
             stack.callback(self._recorder.finish)
@@ -77,7 +77,7 @@ class Trace(AbstractContextManager["Trace"]):
         return report.summary(self.ops)
 
     def hints(self) -> list[str]:
-        """What stands out, a sentence each; none where nothing does."""
+        """Return hints about the program, a sentence each."""
         return report.hints(self.ops)
 
     def to_json(self) -> str:
@@ -124,9 +124,9 @@ class _PublicCalls(TorchFunctionMode):
             return func(*args, **kwargs)
         call = TracedCall(func, args, kwargs)
         # Tensor methods in Python call the method of the base class, which comes back here under the same name.
-        again = self._recorder.enter(call)
+        repeated = self._recorder.enter(call)
         try:
-            body = _body(func) if not again and _plain(types) else None
+            body = _body(func) if not repeated and _plain(types) else None
             if body is None:
                 return func(*args, **kwargs)
             with self:
@@ -169,7 +169,7 @@ def _body(func: Any) -> Callable[..., Any] | None:
 
 
 def _plain(types: Iterable[type]) -> bool:
-    """Whether none of some types has a `__torch_function__` of its own, by the rule that PyTorch's arguments follow."""
+    """Return whether no type overrides `__torch_function__`, by the rule that PyTorch's arguments follow."""
     off = disabled_function
     return all(kind in _PLAIN or getattr(kind, "__torch_function__", off) is off for kind in types)
 

@@ -1,4 +1,4 @@
-"""Where an op comes from: the program's line, the module it runs in, and the names of the tensors it is given."""
+"""The source of an op: the program's line, the module it runs in, and the names of the tensors it is given."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Sources:
         self._tensors: dict[int, tuple[torch.Tensor, str]] = {}
 
     def place(self) -> tuple[str, str]:
-        """The module path and the program's file and line of what runs now; "" for what there is none of."""
+        """The module path and the program's file and line of what runs now; "" for unknown ones."""
         location = ""
         modules: list[torch.nn.Module] = []
         frame: FrameType | None = sys._getframe(1)
@@ -46,12 +46,12 @@ class Sources:
         return f"{name_of(tensor.dtype)}{list(tensor.shape)}"
 
     def known(self, tensor: torch.Tensor) -> bool:
-        """Whether it is a parameter or buffer of a module seen."""
+        """Return whether it is a parameter or buffer of a module seen."""
         known = self._tensors.get(id(tensor))
         return known is not None and known[0] is tensor
 
     def kind(self, tensor: torch.Tensor, *, made: bool) -> Kind:
-        """What a tensor is to the program. `made`: whether the traced program computed it."""
+        """Return a tensor's role in the program. `made`: whether the traced program computed it."""
         if tensor._is_view() and isinstance(tensor._base, torch.nn.Parameter):
             return "view"
         if tensor.is_leaf and tensor.requires_grad and not tensor._is_view():

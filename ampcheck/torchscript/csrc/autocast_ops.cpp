@@ -205,7 +205,7 @@ void autocast_region(Stack& stack) {
   stack.emplace_back(dtype);
 }
 
-// Stands behind an op that casts decide. TorchScript differentiates chains of ops by formulas of its own that take one
+// Follows an op that casts decide. TorchScript differentiates chains of ops by formulas of its own that take one
 // dtype for granted; as they are not joined across something with an effect, autograd differentiates the op.
 void autocast_done(Stack&) {}
 

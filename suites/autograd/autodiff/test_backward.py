@@ -83,14 +83,14 @@ def _weighted_loss(out: torch.Tensor) -> torch.Tensor:
 def test_as_by_hand(amp: Amp, net: str) -> None:
     """Values and gradients of a forward in a region are those of the same ops with explicit casts, to the last bit."""
     leaves = _leaves(amp)
-    by_hand = _copies(*leaves)
+    reference = _copies(*leaves)
     with amp.region(cache_enabled=False):
         out = _output(net, leaves)
-    want = _output(net, by_hand, lambda tensor: tensor.to(amp.dtype))
+    want = _output(net, reference, lambda tensor: tensor.to(amp.dtype))
     amp.assert_identical("result", out, want)
     _weighted_loss(out).backward()
     _weighted_loss(want).backward()
-    for name, leaf, other in zip("xw", leaves, by_hand, strict=True):
+    for name, leaf, other in zip("xw", leaves, reference, strict=True):
         amp.assert_identical(f"gradient of {name}", leaf.grad, other.grad)
 
 
@@ -176,8 +176,8 @@ def test_from_region_to_region(amp: Amp) -> None:
     amp.assert_identical("result", out, want)
     (out.float() / 7).sum().backward()
     (want.float() / 7).sum().backward()
-    for name, leaf, by_hand in (("x", x, x2), ("v", v, v2), ("w", w, w2)):
-        amp.assert_identical(f"gradient of {name}", leaf.grad, by_hand.grad)
+    for name, leaf, reference in (("x", x, x2), ("v", v, v2), ("w", w, w2)):
+        amp.assert_identical(f"gradient of {name}", leaf.grad, reference.grad)
 
 
 @pytest.mark.parametrize("second", ["outside", "same", "off"])
@@ -267,7 +267,7 @@ def test_function_instead_of_method(amp: Amp) -> None:
 
 @scenario(values=True)
 def test_several_roots(amp: Amp) -> None:
-    """torch.autograd.backward takes results of every dtype at once, each with a gradient of its own (its page)."""
+    """torch.autograd.backward takes results of every dtype at once, each with its gradient (its page)."""
     x, w = _leaves(amp)
     (w2,) = _copies(w)
     fixed = x.detach()
@@ -348,15 +348,15 @@ def test_leaf_of_inference_mode(amp: Amp) -> None:
     Autograd may not save it, and what it saves of a product is the cast, which is an ordinary tensor.
     """
     w = amp.rand(3, 3, requires_grad=True)
-    by_hand = _copy(w)
+    reference = _copy(w)
     with torch.inference_mode():
         x = amp.rand(3, 3)
     with amp.region():
         out = torch.mm(x, w)
-    want = torch.mm(x.to(amp.dtype), by_hand.to(amp.dtype))
+    want = torch.mm(x.to(amp.dtype), reference.to(amp.dtype))
     for result in (out, want):
         result.float().pow(2).sum().backward()
-    amp.assert_identical("gradient", w.grad, by_hand.grad)
+    amp.assert_identical("gradient", w.grad, reference.grad)
 
 
 @pytest.mark.parametrize("order", ["around", "inside"])
@@ -364,7 +364,7 @@ def test_leaf_of_inference_mode(amp: Amp) -> None:
 def test_anomaly_detection(amp: Amp, order: str) -> None:
     """detect_anomaly changes neither what is cast nor a gradient (torch.autograd.detect_anomaly)."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
-    by_hand = _copy(w)
+    reference = _copy(w)
     anomaly, region = torch.autograd.set_detect_anomaly(True), amp.region()
     try:
         with anomaly if order == "around" else region, region if order == "around" else anomaly:
@@ -372,8 +372,8 @@ def test_anomaly_detection(amp: Amp, order: str) -> None:
             loss.backward()
     finally:
         torch.autograd.set_detect_anomaly(False)
-    torch.mm(x.to(amp.dtype), by_hand.to(amp.dtype)).float().pow(2).sum().backward()
-    amp.assert_identical("gradient", w.grad, by_hand.grad)
+    torch.mm(x.to(amp.dtype), reference.to(amp.dtype)).float().pow(2).sum().backward()
+    amp.assert_identical("gradient", w.grad, reference.grad)
 
 
 @scenario(values=True)
@@ -410,7 +410,7 @@ def test_backward_in_turns(amp: Amp) -> None:
     """Two threads that run forward and backward in turns, in regions of two dtypes, each get their own gradients."""
     xs = {dtype: amp.rand(3, 3) for dtype in (amp.dtype, amp.other)}
     ws = {dtype: amp.rand(3, 3, requires_grad=True) for dtype in xs}
-    by_hand = {dtype: _copy(w) for dtype, w in ws.items()}
+    reference = {dtype: _copy(w) for dtype, w in ws.items()}
 
     def worker(dtype: torch.dtype) -> Callable[[], Iterator[None]]:
         def steps() -> Iterator[None]:
@@ -425,7 +425,7 @@ def test_backward_in_turns(amp: Amp) -> None:
         return steps
 
     amp.interleave(*(worker(dtype) for dtype in xs))
-    for dtype, leaf in by_hand.items():
+    for dtype, leaf in reference.items():
         for _ in range(3):
             torch.mm(xs[dtype].to(dtype), leaf.to(dtype)).float().pow(2).sum().backward()
         amp.assert_identical(f"gradient of three steps in {dtype}", ws[dtype].grad, leaf.grad)
@@ -449,11 +449,11 @@ def test_double_backward(amp: Amp, place: str) -> None:
     want = torch.mm(torch.mm(x2.to(low), w2.to(low)).tanh(), w2.to(low))
     with amp.region(enabled=place == "unkept", cache_enabled=False) if place != "outside" else torch.enable_grad():
         penalty = _penalty(out, (x, w))
-    by_hand = _penalty(want, (x2, w2))
+    reference = _penalty(want, (x2, w2))
     penalty.backward()
-    by_hand.backward()
+    reference.backward()
     amp.assert_equal("whether x has a second derivative", x.grad is not None, True)
-    amp.assert_identical("penalty", penalty, by_hand)
+    amp.assert_identical("penalty", penalty, reference)
     amp.assert_identical("gradient of x", x.grad, x2.grad)
     amp.assert_identical("gradient of w", w.grad, w2.grad)
 
@@ -462,13 +462,13 @@ def test_double_backward(amp: Amp, place: str) -> None:
 def test_second_derivative_of_a_leaf(amp: Amp) -> None:
     """Each derivative of a float32 leaf is float32, to the third, and as with explicit casts (torch.autograd.grad)."""
     w = amp.rand(3, 3, requires_grad=True)
-    by_hand = _copy(w)
+    reference = _copy(w)
     with amp.region(cache_enabled=False):
         got: Any = torch.mm(w, w).float().pow(3).sum()
-    want: Any = torch.mm(by_hand.to(amp.dtype), by_hand.to(amp.dtype)).float().pow(3).sum()
+    want: Any = torch.mm(reference.to(amp.dtype), reference.to(amp.dtype)).float().pow(3).sum()
     for order in ("first", "second", "third"):
         (got,), (want,) = (
-            torch.autograd.grad(value.sum(), leaf, create_graph=True) for value, leaf in ((got, w), (want, by_hand))
+            torch.autograd.grad(value.sum(), leaf, create_graph=True) for value, leaf in ((got, w), (want, reference))
         )
         amp.assert_identical(f"{order} derivative", got, want)
 
@@ -477,22 +477,22 @@ def test_second_derivative_of_a_leaf(amp: Amp) -> None:
 def test_penalty_in_a_region(amp: Amp) -> None:
     """The documented recipe computes the penalty's norm in a region, from float32 gradients (amp_examples.html)."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
-    by_hand = _copy(w)
+    reference = _copy(w)
     with amp.region():
         loss = torch.mm(x, w).float().pow(2).sum()
     (gradient,) = torch.autograd.grad(loss, w, create_graph=True)
     with amp.region():
         (loss + gradient.pow(2).sum().sqrt()).backward()
-    loss = torch.mm(x.to(amp.dtype), by_hand.to(amp.dtype)).float().pow(2).sum()
-    (wanted,) = torch.autograd.grad(loss, by_hand, create_graph=True)
+    loss = torch.mm(x.to(amp.dtype), reference.to(amp.dtype)).float().pow(2).sum()
+    (wanted,) = torch.autograd.grad(loss, reference, create_graph=True)
     (loss + wanted.pow(2).sum().sqrt()).backward()
     amp.assert_identical("gradient", gradient, wanted)
-    amp.assert_identical("gradient with the penalty", w.grad, by_hand.grad)
+    amp.assert_identical("gradient with the penalty", w.grad, reference.grad)
 
 
 @scenario(values=True)
 def test_batched_gradients(amp: Amp) -> None:
-    """is_grads_batched gives each row what a call of its own gives (torch.autograd.grad; pytorch#184890)."""
+    """is_grads_batched gives each row the result of a separate call (torch.autograd.grad; pytorch#184890)."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
     with amp.region():
         out = torch.nn.functional.layer_norm(torch.mm(x, w), (3,))

@@ -40,15 +40,15 @@ def test_tensor_hook_dtype(amp: Amp) -> None:
 def test_tensor_hook_that_replaces(amp: Amp) -> None:
     """The tensor that a hook returns replaces the gradient, low or float32 (torch.Tensor.register_hook)."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
-    by_hand = w.detach().clone().requires_grad_()
+    reference = w.detach().clone().requires_grad_()
     with amp.region():
         out = torch.mm(x, w)
     out.register_hook(lambda gradient: gradient * 3)
     w.register_hook(lambda gradient: gradient / 7)
     out.float().sum().backward()
-    want = torch.mm(x.to(amp.dtype), by_hand.to(amp.dtype))
+    want = torch.mm(x.to(amp.dtype), reference.to(amp.dtype))
     want.backward(torch.full_like(want, 3))
-    amp.assert_identical("gradient of the leaf", w.grad, None if by_hand.grad is None else by_hand.grad / 7)
+    amp.assert_identical("gradient of the leaf", w.grad, None if reference.grad is None else reference.grad / 7)
 
 
 @scenario(values=True)
@@ -79,7 +79,7 @@ def test_hook_that_computes(amp: Amp) -> None:
 def test_region_in_a_hook(amp: Amp) -> None:
     """A region that a hook enters is left with it: the backward that goes on and its caller do not see it."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
-    by_hand = w.detach().clone().requires_grad_()
+    reference = w.detach().clone().requires_grad_()
     seen: list[Any] = []
 
     def enters(gradient: torch.Tensor) -> None:
@@ -91,11 +91,11 @@ def test_region_in_a_hook(amp: Amp) -> None:
     w.register_hook(lambda gradient: seen.append(amp.state()))
     before = amp.state()
     (out * 0.3).sum().backward()
-    (torch.mm(torch.mm(x, by_hand), by_hand) * 0.3).sum().backward()
+    (torch.mm(torch.mm(x, reference), reference) * 0.3).sum().backward()
     amp.assert_equal("state in the region of a hook", seen[0], (True, amp.other, True))
     amp.assert_equal("state in the next hook", seen[1], before)
     amp.assert_equal("state after backward", amp.state(), before)
-    amp.assert_identical("gradient of the leaf", w.grad, by_hand.grad)
+    amp.assert_identical("gradient of the leaf", w.grad, reference.grad)
 
 
 @scenario(types=NATIVE, values=True)
@@ -203,7 +203,7 @@ def test_hooks_of_a_layer(amp: Amp) -> None:
 def test_saved(amp: Amp) -> None:
     """Autograd saves the casts of a product; unpacked unchanged, they give the gradient that explicit casts give."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
-    by_hand = w.detach().clone().requires_grad_()
+    reference = w.detach().clone().requires_grad_()
     saved: list[torch.dtype] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -213,9 +213,9 @@ def test_saved(amp: Amp) -> None:
     with amp.region(), saved_tensors_hooks(pack, lambda tensor: tensor):
         out = torch.mm(x, w)
     (out.float() / 3).sum().backward()
-    (torch.mm(x.to(amp.dtype), by_hand.to(amp.dtype)).float() / 3).sum().backward()
+    (torch.mm(x.to(amp.dtype), reference.to(amp.dtype)).float() / 3).sum().backward()
     amp.assert_equal("dtypes saved", set(saved), {amp.dtype})
-    amp.assert_identical("gradient of the leaf", w.grad, by_hand.grad)
+    amp.assert_identical("gradient of the leaf", w.grad, reference.grad)
 
 
 @scenario(values=True)

@@ -1,4 +1,4 @@
-"""Rule autodiff: a leaf gets a gradient of its own dtype, whatever happens between forward and backward.
+"""Rule autodiff: a leaf gets a gradient of its dtype, whatever happens between forward and backward.
 
 Source, where a case names no other: https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast. Parts: leaves and their
 views; weights that a parametrization computes from others
@@ -44,15 +44,15 @@ def test_dtype_of_the_leaf(amp: Amp, leaf: str) -> None:
     """A gradient has the dtype of its leaf, whatever dtype the op ran in (notes/autograd.html, torch.Tensor.grad)."""
     dtype = LEAVES[leaf](amp)
     w, x = amp.rand(3, 3, dtype=dtype, requires_grad=True), amp.rand(3, 3, dtype=dtype)
-    by_hand = _copy(w)
+    reference = _copy(w)
     runs_in = dtype if dtype == torch.float64 else amp.dtype
     with amp.region():
         out = torch.mm(x, w)
         loss = out.float().pow(2).sum()
     loss.backward()
-    torch.mm(x.to(runs_in), by_hand.to(runs_in)).float().pow(2).sum().backward()
+    torch.mm(x.to(runs_in), reference.to(runs_in)).float().pow(2).sum().backward()
     amp.assert_equal("dtype of the product", out.dtype, runs_in)
-    amp.assert_identical("gradient", w.grad, by_hand.grad)
+    amp.assert_identical("gradient", w.grad, reference.grad)
 
 
 @scenario(values=True)
@@ -60,14 +60,14 @@ def test_low_leaf_in_float32_op(amp: Amp) -> None:
     """A low leaf that an op on float32's list uses gets its gradient through the cast up, in its own dtype."""
     w = amp.rand(4, dtype=amp.dtype, requires_grad=True)
     target = amp.rand(4, dtype=amp.dtype)
-    by_hand = _copy(w)
+    reference = _copy(w)
     with amp.region():
         loss = F.mse_loss(w, target)
     loss.backward()
-    want = F.mse_loss(by_hand.float(), target.float())
+    want = F.mse_loss(reference.float(), target.float())
     want.backward()
     amp.assert_identical("loss", loss, want)
-    amp.assert_identical("gradient", w.grad, by_hand.grad)
+    amp.assert_identical("gradient", w.grad, reference.grad)
 
 
 @pytest.mark.parametrize("regions", ["each", "one"])
@@ -78,22 +78,22 @@ def test_micro_batches(amp: Amp, regions: str) -> None:
     Whether each forward has a region, or one is around the loop, backward included.
     """
     w, xs = amp.rand(4, 4, requires_grad=True), [amp.rand(2, 4) for _ in range(6)]
-    by_hand = _copy(w)
+    reference = _copy(w)
     with amp.region(enabled=regions == "one", cache_enabled=regions != "one"):
         for x in xs:
             with amp.region():
                 loss = torch.mm(x, w).float().square().mean() / len(xs)
             loss.backward()
     for x in xs:
-        (torch.mm(x.to(amp.dtype), by_hand.to(amp.dtype)).float().square().mean() / len(xs)).backward()
-    amp.assert_identical("gradient of six micro-batches", w.grad, by_hand.grad)
+        (torch.mm(x.to(amp.dtype), reference.to(amp.dtype)).float().square().mean() / len(xs)).backward()
+    amp.assert_identical("gradient of six micro-batches", w.grad, reference.grad)
 
 
 @scenario(values=True)
 def test_many_small_steps(amp: Amp) -> None:
     """A thousand backward passes of a gradient of 1 make 1000, which no lower precision counts to (amp_examples.html).
 
-    Each has a region of its own; that uses inside of one are summed in its dtype is rule cache's to say.
+    Each has its own region; rule cache checks that uses inside of one are summed in its dtype.
     """
     w, x = torch.ones(1, 1, device=amp.type, requires_grad=True), torch.ones(1, 1, device=amp.type)
     steps = 3000
@@ -158,17 +158,17 @@ CHANGED: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_result_changed_in_place(amp: Amp, change: str) -> None:
     """An in-place op on a low result, or on a view of it, keeps its dtype and its gradient (amp.html: in-place ops)."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
-    by_hand = _copy(w)
+    reference = _copy(w)
     with amp.region():
         out = torch.mm(x, w)
         CHANGED[change](out)
         loss = out.float().pow(2).sum()
-    want = torch.mm(x.to(amp.dtype), by_hand.to(amp.dtype))
+    want = torch.mm(x.to(amp.dtype), reference.to(amp.dtype))
     CHANGED[change](want)
     want.float().pow(2).sum().backward()
     loss.backward()
     amp.assert_identical("result", out, want)
-    amp.assert_identical("gradient", w.grad, by_hand.grad)
+    amp.assert_identical("gradient", w.grad, reference.grad)
 
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -188,31 +188,31 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_view_of_a_leaf(amp: Amp, view: str) -> None:
     """The gradient of a view goes back to the places of its leaf, from the view's own cast."""
     w = amp.rand(4, 4, requires_grad=True)
-    by_hand = _copy(w)
+    reference = _copy(w)
     with amp.region(cache_enabled=False):
         seen = VIEWS[view](w)
         out = torch.mm(seen, seen.t())
-    part = VIEWS[view](by_hand)
+    part = VIEWS[view](reference)
     want = torch.mm(part.to(amp.dtype), part.t().to(amp.dtype))
     out.float().pow(2).sum().backward()
     want.float().pow(2).sum().backward()
-    amp.assert_identical("gradient", w.grad, by_hand.grad)
+    amp.assert_identical("gradient", w.grad, reference.grad)
 
 
 @scenario(values=True)
 def test_sparse_gradient(amp: Amp) -> None:
     """A sparse embedding's gradient stays sparse and float32, with the values of explicit casts (nn.Embedding)."""
     table, w = amp.rand(5, 3, requires_grad=True), amp.rand(3, 3)
-    by_hand, index = _copy(table), torch.tensor([0, 3, 3], device=amp.type)
+    reference, index = _copy(table), torch.tensor([0, 3, 3], device=amp.type)
     with amp.region():
         out = torch.mm(F.embedding(index, table, sparse=True), w)
-    want = torch.mm(F.embedding(index, by_hand, sparse=True).to(amp.dtype), w.to(amp.dtype))
+    want = torch.mm(F.embedding(index, reference, sparse=True).to(amp.dtype), w.to(amp.dtype))
     for result in (out, want):
         result.float().pow(2).sum().backward()
-    if table.grad is None or by_hand.grad is None:
+    if table.grad is None or reference.grad is None:
         raise RuntimeError("the scenario computed no gradient")
     amp.assert_equal("layout of the gradient", table.grad.layout, torch.sparse_coo)
-    amp.assert_identical("gradient", table.grad.to_dense(), by_hand.grad.to_dense())
+    amp.assert_identical("gradient", table.grad.to_dense(), reference.grad.to_dense())
 
 
 @scenario(values=True)
@@ -223,8 +223,8 @@ def test_complex_in_between(amp: Amp) -> None:
     with amp.region():
         product = torch.mm(x, w).float()
         loss = (torch.complex(product, x) * torch.complex(w, product)).abs().sum()
-    by_hand = torch.mm(x2.to(amp.dtype), w2.to(amp.dtype)).float()
-    want = (torch.complex(by_hand, x2) * torch.complex(w2, by_hand)).abs().sum()
+    reference = torch.mm(x2.to(amp.dtype), w2.to(amp.dtype)).float()
+    want = (torch.complex(reference, x2) * torch.complex(w2, reference)).abs().sum()
     loss.backward()
     want.backward()
     amp.assert_identical("gradient of x", x.grad, x2.grad)
@@ -236,15 +236,15 @@ def test_complex_leaf(amp: Amp) -> None:
     """A complex leaf keeps its dtype in products, and so does its gradient (amp.html#autocast-eligibility)."""
     w = torch.complex(amp.rand(3, 3), amp.rand(3, 3)).requires_grad_()
     x = amp.rand(3, 3)
-    by_hand = _copy(w)
+    reference = _copy(w)
     with amp.region():
         out = torch.mm(x.to(w.dtype), w)
         loss = out.abs().sum()
     loss.backward()
-    torch.mm(x.to(w.dtype), by_hand).abs().sum().backward()
+    torch.mm(x.to(w.dtype), reference).abs().sum().backward()
     amp.assert_equal("dtype of the product", out.dtype, torch.complex64)
     for part, of in (("real", torch.real), ("imaginary", torch.imag)):
-        got, want = (None if leaf.grad is None else of(leaf.grad).clone() for leaf in (w, by_hand))
+        got, want = (None if leaf.grad is None else of(leaf.grad).clone() for leaf in (w, reference))
         amp.assert_identical(f"{part} part of the gradient", got, want)
 
 
@@ -280,16 +280,16 @@ CONSTRUCTED: dict[str, Callable[..., torch.Tensor]] = {
 def test_constructed_in_a_region(amp: Amp, kind: str) -> None:
     """A leaf that a region makes with requires_grad=True is float32 and gets a float32 gradient (pytorch/xla#8983)."""
     x = amp.rand(3, 3)
-    by_hand = torch.ones(3, 3, dtype=amp.dtype, requires_grad=True)
+    reference = torch.ones(3, 3, dtype=amp.dtype, requires_grad=True)
     with amp.region():
         w = CONSTRUCTED[kind](device=amp.type, requires_grad=True)
         out = torch.mm(x, w)
     amp.assert_equal("dtype of the leaf and of the product", (w.dtype, out.dtype), (torch.float32, amp.dtype))
     amp.assert_equal("whether it requires grad and is a leaf", (w.requires_grad, w.is_leaf), (True, True))
-    torch.mm(amp.device.host(x).to(amp.dtype), by_hand).float().sum().backward()
+    torch.mm(amp.device.host(x).to(amp.dtype), reference).float().sum().backward()
     out.float().sum().backward()
-    if by_hand.grad is not None and w.grad is not None:
-        amp.assert_close("gradient", w.grad, by_hand.grad.float(), torch.finfo(amp.dtype).eps)
+    if reference.grad is not None and w.grad is not None:
+        amp.assert_close("gradient", w.grad, reference.grad.float(), torch.finfo(amp.dtype).eps)
     amp.assert_equal("whether there is a gradient", w.grad is not None, True)
 
 
@@ -342,14 +342,14 @@ def _gradients(layer: torch.nn.Module) -> list[tuple[str, torch.Tensor | None]]:
 def test_parametrized(amp: Amp, kind: str) -> None:
     """A computed weight is cast like any other, and its leaves get the float32 gradients of explicit casts."""
     layer, x = _layer(amp, KINDS[kind]), amp.rand(2, 4)
-    by_hand = deepcopy(layer)
+    reference = deepcopy(layer)
     with amp.region():
         out = layer(x)
-    want = F.linear(x.to(amp.dtype), by_hand.weight.to(amp.dtype), by_hand.bias.to(amp.dtype))
+    want = F.linear(x.to(amp.dtype), reference.weight.to(amp.dtype), reference.bias.to(amp.dtype))
     for result in (out, want):
         result.float().pow(2).sum().backward()
     amp.assert_identical("result", out, want)
-    for (name, got), (_, wanted) in zip(_gradients(layer), _gradients(by_hand), strict=True):
+    for (name, got), (_, wanted) in zip(_gradients(layer), _gradients(reference), strict=True):
         amp.assert_identical(f"gradient of {name}", got, wanted)
 
 
@@ -367,17 +367,17 @@ def test_weight_in_and_outside(amp: Amp, kind: str) -> None:
 def test_computed_by_a_product(amp: Amp) -> None:
     """A weight computed by a product has the region's dtype there, and its leaves the gradients of explicit casts."""
     layer, x = _layer(amp, lambda: _with_parametrization(_Mixed)), amp.rand(2, 4)
-    by_hand = deepcopy(layer)
+    reference = deepcopy(layer)
     with amp.region():
         out = layer(x)
         amp.assert_equal("dtype of the computed weight", layer.weight.dtype, amp.dtype)
     amp.assert_equal("dtype of the computed weight after it", layer.weight.dtype, torch.float32)
-    held = by_hand.parametrizations.weight
+    held = reference.parametrizations.weight
     weight = torch.mm(held.original.to(amp.dtype), held[0].factor.to(amp.dtype))
-    want = F.linear(x.to(amp.dtype), weight, by_hand.bias.to(amp.dtype))
+    want = F.linear(x.to(amp.dtype), weight, reference.bias.to(amp.dtype))
     for result in (out, want):
         result.float().pow(2).sum().backward()
-    for (name, got), (_, wanted) in zip(_gradients(layer), _gradients(by_hand), strict=True):
+    for (name, got), (_, wanted) in zip(_gradients(layer), _gradients(reference), strict=True):
         amp.assert_identical(f"gradient of {name}", got, wanted)
 
 
@@ -386,17 +386,17 @@ def test_computed_by_a_product(amp: Amp) -> None:
 def test_computed_once(amp: Amp, order: str) -> None:
     """parametrize.cached() computes a weight once, also for several uses in a region, and its gradient is right."""
     layer, x = _layer(amp, KINDS["weight_norm"]), amp.rand(2, 4)
-    by_hand = deepcopy(layer)
+    reference = deepcopy(layer)
     once, region = parametrize.cached(), amp.region(cache_enabled=False)
     with once if order == "around" else region, region if order == "around" else once:
         first = layer.weight
         loss = layer(x).float().pow(2).sum() + layer(x * 2).float().sum()
         amp.assert_equal("whether it was computed once", layer.weight is first, True)
     loss.backward()
-    low, weight = amp.dtype, by_hand.weight
-    one, two = (F.linear(each.to(low), weight.to(low), by_hand.bias.to(low)) for each in (x, x * 2))
+    low, weight = amp.dtype, reference.weight
+    one, two = (F.linear(each.to(low), weight.to(low), reference.bias.to(low)) for each in (x, x * 2))
     (one.float().pow(2).sum() + two.float().sum()).backward()
-    for (name, got), (_, wanted) in zip(_gradients(layer), _gradients(by_hand), strict=True):
+    for (name, got), (_, wanted) in zip(_gradients(layer), _gradients(reference), strict=True):
         amp.assert_identical(f"gradient of {name}", got, wanted)
 
 
@@ -437,16 +437,16 @@ def test_swapped_for_a_call(amp: Amp) -> None:
     """functional_call in a region uses and differentiates the tensors it is given (torch.func.functional_call)."""
     layer, x = _layer(amp, KINDS["plain"]), amp.rand(2, 4)
     given = {name: (leaf.detach() * 2).requires_grad_() for name, leaf in layer.named_parameters()}
-    by_hand = {name: leaf.detach().clone().requires_grad_() for name, leaf in given.items()}
+    reference = {name: leaf.detach().clone().requires_grad_() for name, leaf in given.items()}
     with amp.region():
         layer(x)
         out = torch.func.functional_call(layer, given, (x,))
     low = amp.dtype
-    want = F.linear(x.to(low), by_hand["weight"].to(low), by_hand["bias"].to(low))
+    want = F.linear(x.to(low), reference["weight"].to(low), reference["bias"].to(low))
     for result in (out, want):
         result.float().pow(2).sum().backward()
     for name, leaf in given.items():
-        amp.assert_identical(f"gradient of {name}", leaf.grad, by_hand[name].grad)
+        amp.assert_identical(f"gradient of {name}", leaf.grad, reference[name].grad)
         amp.assert_equal(f"gradient of the layer's own {name}", getattr(layer, name).grad, None)
 
 

@@ -160,7 +160,7 @@ def test_backward_of_no_region(amp: Amp, place: str) -> None:
 
 @scenario(values=True)
 def test_never_cast(amp: Amp) -> None:
-    """cast_inputs leaves float64, integer, bool, complex and other devices' tensors, and what is no tensor, alone."""
+    """cast_inputs leaves float64, integer, bool, complex and other devices' tensors, and other values, alone."""
     seen: list[Any] = []
     kinds = (torch.float64, torch.int32, torch.bool, torch.complex64)
 
@@ -377,18 +377,18 @@ def test_gradient(amp: Amp, to: str) -> None:
     """The gradient of a cast input is that of an explicit cast, in the dtype of the leaf."""
     dtype = {"wide": torch.float32, "low": amp.dtype, "same": None}[to]
     x = amp.rand(4, dtype=amp.dtype if to == "wide" else torch.float32, requires_grad=True)
-    by_hand = _copy(x)
+    reference = _copy(x)
     with amp.region():
         out = _cube(amp, dtype).apply(x)
-    given = by_hand if dtype is None else by_hand.to(dtype)
+    given = reference if dtype is None else reference.to(dtype)
     want = given * given * given
     out.float().sum().backward()
     want.float().sum().backward()
     amp.assert_identical("result", out, want)
-    if x.grad is None or by_hand.grad is None:
+    if x.grad is None or reference.grad is None:
         raise RuntimeError("the scenario computed no gradient")
     lowest = torch.float32 if to == "same" else amp.dtype
-    amp.assert_close("gradient", x.grad, amp.device.host(by_hand.grad), 8 * torch.finfo(lowest).eps)
+    amp.assert_close("gradient", x.grad, amp.device.host(reference.grad), 8 * torch.finfo(lowest).eps)
 
 
 @pytest.mark.parametrize("place", ["outside", "same", "another"])
@@ -440,7 +440,7 @@ def test_once_differentiable(amp: Amp, cast: str) -> None:
 
 @scenario(values=True)
 def test_several_results(amp: Amp) -> None:
-    """Results of several dtypes each get a gradient of their own dtype, zeros where none came (torch.autograd)."""
+    """Each result gets a gradient of its dtype, zeros if none came (torch.autograd)."""
     seen: list[Any] = []
 
     class Three(torch.autograd.Function):
@@ -547,16 +547,16 @@ def test_backward_in_backward(amp: Amp) -> None:
             return x.grad
 
     x = amp.rand(3, 3, requires_grad=True)
-    by_hand = _copy(x)
+    reference = _copy(x)
     with amp.region():
         out = Again.apply(x)
     out.float().sum().backward()
-    other = by_hand.to(amp.other)
+    other = reference.to(amp.other)
     torch.mm(other, other).backward(torch.ones(3, 3, device=amp.type, dtype=amp.other))
     amp.assert_equal("dtype inside, state after it, state before it", seen, [(amp.other, True, (True, amp.dtype))])
-    if x.grad is None or by_hand.grad is None:
+    if x.grad is None or reference.grad is None:
         raise RuntimeError("the scenario computed no gradient")
-    amp.assert_close("gradient", x.grad, amp.device.host(by_hand.grad), 4 * torch.finfo(amp.dtype).eps)
+    amp.assert_close("gradient", x.grad, amp.device.host(reference.grad), 4 * torch.finfo(amp.dtype).eps)
 
 
 # ---- torch.vmap, torch.func.grad and forward-mode differentiation
@@ -564,7 +564,7 @@ def test_backward_in_backward(amp: Amp) -> None:
 
 @scenario(values=True)
 def test_under_vmap(amp: Amp) -> None:
-    """A function with a vmap rule of its own, or a generated one, is mapped in its region (torch.func's notes)."""
+    """A function with its own vmap rule, or a generated one, is mapped in its region (torch.func's notes)."""
     seen: list[Any] = []
 
     class Own(torch.autograd.Function):

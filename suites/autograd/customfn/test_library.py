@@ -140,7 +140,7 @@ def test_dictionary(amp: Amp) -> None:
 
 @scenario(values=True, since="2.13")
 def test_two_device_types(amp: Amp) -> None:
-    """Each device type has a dtype of its own for an op, and only its own region casts."""
+    """Each device type has its own dtype for an op, and only its region casts."""
     elsewhere = "xpu" if amp.type == "cpu" else "cpu"
     seen: Seen = []
     op = _copy_op(amp, seen)

@@ -1,4 +1,4 @@
-"""What a kernel does to the calls inside of it, and what compiled and mapped programs make of it."""
+"""Kernels and the calls inside of them, in compiled and mapped programs, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which policy an overload gets: the base table and overrides."""
+"""The policy of an overload: the base table and overrides."""
 
 from __future__ import annotations
 
@@ -82,11 +82,7 @@ def check_override_of_another_namespace() -> None:
             call(low, [None, low])
             call(low, [None, x], by=low, factor=3.0)
             call(low, [], by=x)
-        assert seen == [
-            (BRAIN, [None, BRAIN], None, 2.0),
-            (WIDE, [None, WIDE], WIDE, 3.0),
-            (WIDE, [], WIDE, 2.0),
-        ], seen
+        assert seen == [(BRAIN, [None, BRAIN], None, 2.0), (WIDE, [None, WIDE], WIDE, 3.0), (WIDE, [], WIDE, 2.0)], seen
 
 
 def check_append_hands_on_what_was_left_out() -> None:

@@ -1,4 +1,4 @@
-"""What `register_autocast` refuses, in one sentence and with nothing changed."""
+"""Refusals of `register_autocast`, in one sentence and with nothing changed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the checks of this folder share, and the plugin that runs them: no registration outlives a check.
+"""Helpers of the checks of this folder, and the plugin that runs them: no registration outlives a check.
 
 They need a PrivateUse1 device, whose name a process can set once. So no name here is one pytest collects by itself, and
-tests/register/test_register.py runs them in a process of their own.
+tests/register/test_register.py runs them in another process.
 """
 
 from __future__ import annotations

@@ -25,16 +25,12 @@ from ampcheck.register.torch_private import (
     tracing_state,
 )
 
-_FAKE, _PROXY, _FUNCTIONAL = (
-    ModeKey.FAKE,
-    ModeKey.PROXY,
-    ModeKey.FUNCTIONAL,
-)
+_FAKE, _PROXY, _FUNCTIONAL = (ModeKey.FAKE, ModeKey.PROXY, ModeKey.FUNCTIONAL)
 _is_inference = torch.is_inference_mode_enabled
 _is_grad = torch.is_grad_enabled
 
 
-class _Kept(NamedTuple):
+class _CachedCast(NamedTuple):
     """One kept cast, and what its weight was when it was made."""
 
     weight: weakref.ref[torch.Tensor]
@@ -53,7 +49,7 @@ class _Graph(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, holder: list[torch.Tensor]) -> torch.Tensor:
-        # In a list, the cast is no input of the node, so that the node's output is the very same tensor.
+        # In a list, the cast is not an input of the node, so that the node's output is the very same tensor.
         (low,) = holder
         low.grad_dtype = weight.dtype
         return low
@@ -71,22 +67,22 @@ class Cache:
 
     def __init__(self, memory: Callable[[torch.Tensor], object] | None = None) -> None:
         self._memory = memory
-        self._kept: dict[tuple[int, torch.dtype], _Kept] = {}
+        self._casts: dict[tuple[int, torch.dtype], _CachedCast] = {}
         self._lock = threading.Lock()
 
     def clear(self) -> None:
         """Drop every cast, in every thread."""
-        self._kept.clear()
+        self._casts.clear()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._casts)
 
     def cast(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """A weight cast to a dtype, kept for the next use unless the program it is in must not see kept casts."""
         if _is_inference() or _foreign(weight):
             return weight.to(dtype)
         place = (id(weight), dtype)
-        found = self._kept.get(place)
+        found = self._casts.get(place)
         if found is None or not self._fresh(found, weight):
             with torch.no_grad():
                 low = weight.to(dtype)
@@ -103,19 +99,19 @@ class Cache:
         return low
 
     def _keep(self, place: tuple[int, torch.dtype], weight: torch.Tensor, low: torch.Tensor) -> None:
-        kept = self._kept
+        casts = self._casts
 
         def forget(gone: weakref.ref[torch.Tensor]) -> None:
-            found = kept.get(place)
+            found = casts.get(place)
             if found is not None and found.weight is gone:
-                del kept[place]
+                del casts[place]
 
         now = self._held(weight)
         memory = weakref.ref(now) if isinstance(now, torch.UntypedStorage) else lambda: now
-        kept[place] = _Kept(weakref.ref(weight, forget), memory, _layout(weight), low)
+        casts[place] = _CachedCast(weakref.ref(weight, forget), memory, _layout(weight), low)
 
-    def _fresh(self, found: _Kept, weight: torch.Tensor) -> bool:
-        """Whether a kept cast is of this very tensor with the values it has now."""
+    def _fresh(self, found: _CachedCast, weight: torch.Tensor) -> bool:
+        """Return whether a cached cast is of this very tensor with its present values."""
         return found.weight() is weight and found.memory() is self._held(weight) and found.layout == _layout(weight)
 
     def _held(self, weight: torch.Tensor) -> object:
@@ -126,12 +122,12 @@ class Cache:
 
 
 def _layout(weight: torch.Tensor) -> tuple[Any, ...]:
-    """What changes with an in-place write, and with `weight.data = …` on the same storage."""
+    """Return properties that change with an in-place write, and with `weight.data = …` on the same storage."""
     return weight._version, weight.shape, weight.stride(), weight.storage_offset()
 
 
 def _foreign(weight: torch.Tensor) -> bool:
-    """Whether a kept cast would be a constant in a traced program, or a fake tensor outside of its mode.
+    """Return whether a cached cast would be a constant in a traced program, or a fake tensor outside of its mode.
 
     Also a tensor that CUDA graphs rewrite unseen, and any under functorch, whose levels end before the region does.
     """
