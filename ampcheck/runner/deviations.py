@@ -177,14 +177,15 @@ def load(path: Path, names: Collection[str] | None = None) -> list[Deviation]:
     if unknown or not isinstance(entries.get("deviation", []), list):
         raise UsageError(f"{path}: expected [[deviation]] tables only, found {', '.join(unknown) or 'another form'}")
     out = [_entry(path, number, raw) for number, raw in enumerate(entries.get("deviation", []), 1)]
-    ids = [deviation.id for deviation in out]
+    here = [deviation for deviation in out if deviation.applies()]
+    ids = [deviation.id for deviation in here]
     for deviation in out:
         if ids.count(deviation.id) > 1:
             raise UsageError(f"{path}: deviation {deviation.id!r} is in the file more than once")
         if names is not None and (unknown := [name for name in deviation.devices if name not in names]):
             where = f"{path}: deviation {deviation.id!r}"
             raise UsageError(f"{where}: there is no device named {unknown[0]!r}; there are {', '.join(names)}")
-    return [deviation for deviation in out if deviation.applies()]
+    return here
 
 
 def _installed(package: str, wanted: str) -> bool:
