@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from functools import partial
@@ -70,6 +72,28 @@ class Swapped(Cpu):
 
 DEVICES = (Dying(), Swapped())
 '''
+
+
+def workflow(name: str) -> str:
+    """The text of a workflow of GitHub."""
+    return (ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8")
+
+
+def jobs(name: str) -> dict[str, list[str]]:
+    """The scripts of a workflow's steps, by job, in its order."""
+    bodies = re.finditer(
+        r"^  ([\w-]+):\n((?:    .*\n|  #.*\n|\n)+)", workflow(name).partition("\njobs:\n")[2], re.MULTILINE
+    )
+    step = re.compile(r"^( *)(?:- )?run: (?:([|>])-?\n((?:\1  .*\n|\n)+)|(.+)\n)", re.MULTILINE)
+    return {body[1]: [_script(*found.groups()[1:]) for found in step.finditer(body[2])] for body in bodies}
+
+
+def _script(style: str | None, block: str | None, line: str) -> str:
+    """The text that YAML makes of a block or a line."""
+    if block is None:
+        return line
+    text = textwrap.dedent(block)
+    return " ".join(text.split("\n")) if style == ">" else text
 
 
 def environment() -> dict[str, str]:

@@ -7,16 +7,15 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
-from tests.cli_support import LIMIT, MODULE, ROOT
+from tests.cli_support import LIMIT, MODULE, ROOT, jobs
 
 pytestmark = pytest.mark.nightly
 
-WORKFLOW = (ROOT / ".github" / "workflows" / "nightly.yml").read_text(encoding="utf-8")
+JOBS = jobs("nightly")
 
 GH = """#!/usr/bin/env bash
 echo "$*" >> "$KEPT/gh"
@@ -30,14 +29,6 @@ esac
 DATE = '#!/bin/sh\necho "$NIGHT"\n'
 AMPCHECK = f'#!/bin/sh\nexec "{sys.executable}" -m ampcheck "$@"\n'
 FAULTY = MODULE.replace('autocast("bf16", **kw)', 'autocast("bf16" if os.environ["FAULT"] else dtype, **kw)')
-
-
-def job(name: str) -> list[str]:
-    """The scripts of a job's steps, in its order."""
-    text = re.search(rf"^  {name}:\n((?:    .*\n|\n)+)", WORKFLOW, re.MULTILINE)
-    assert text is not None
-    found = re.finditer(r"^( *)(?:- )?run: (?:\|\n((?:\1  .*\n|\n)+)|(.+)\n)", text[1], re.MULTILINE)
-    return [textwrap.dedent(match[2]) if match[2] else match[3] for match in found]
 
 
 class Pipeline:
@@ -78,7 +69,7 @@ class Pipeline:
 
     def night(self, date: str, fault: str) -> Path:
         """One night; returns the folder of its report."""
-        install, run = job("suites")
+        install, run = JOBS["suites"]
         (self.kept / "summary").write_text("")
         report = self.folder / date
         (report / "scripts").mkdir(parents=True)
@@ -99,7 +90,7 @@ class Pipeline:
             tonight = report / f"tonight/run-2.13-{number}"
             tonight.mkdir(parents=True)
             (tonight / file.name).write_text(f"{header}\n{rest}", encoding="utf-8")
-        for script in job("report")[1:]:
+        for script in JOBS["report"][1:]:
             self.step(script, report)
         (report / "history").rename(self.kept / "new")
         subprocess.run(["rm", "-rf", str(self.kept / "history")], check=True)
@@ -109,7 +100,7 @@ class Pipeline:
 
 def test_the_plan_has_the_nightly_build_where_an_index_is_named(tmp_path: Path) -> None:
     for index, more in (("", []), ("https://example.org/nightly", ["nightly"])):
-        (script,) = job("plan")
+        (script,) = JOBS["plan"]
         env = {**os.environ, "INDEX": index, "GITHUB_OUTPUT": str(tmp_path / "output")}
         subprocess.run(["bash", "-e", "-c", script], env=env, check=True)
         planned = json.loads((tmp_path / "output").read_text().splitlines()[-1].partition("=")[2])

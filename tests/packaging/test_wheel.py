@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -62,8 +63,7 @@ class Installed:
         )
 
 
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def build(tmp_path_factory: pytest.TempPathFactory, **env: str) -> Path:
     """The folder of a wheel built from a copy of the files that git has, so that nothing is left in the checkout."""
     source, wheels = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheels")
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
@@ -83,12 +83,11 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "-w",
         str(wheels),
     ]
-    subprocess.run([*command, str(source)], check=True, capture_output=True, timeout=LIMIT)
+    subprocess.run([*command, str(source)], env={**os.environ, **env}, check=True, capture_output=True, timeout=LIMIT)
     return wheels
 
 
-@pytest.fixture(scope="module")
-def empty(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+def environment(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """An environment without ampcheck. What it depends on is linked from this one; nothing is downloaded."""
     place = tmp_path_factory.mktemp("environment")
     venv.create(place / "venv", symlinks=True)
@@ -108,8 +107,9 @@ def empty(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 @pytest.fixture(scope="module")
-def installed(empty: Installed) -> Installed:
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """The environment after the first command of the page for backends."""
+    empty = environment(build(tmp_path_factory), tmp_path_factory)
     (first, *_) = commands()
     assert first == "pip install ampcheck"
     assert empty.run("ampcheck --help").returncode != 0
@@ -118,6 +118,29 @@ def installed(empty: Installed) -> Installed:
     where = empty.run("python -P -c 'import ampcheck; print(ampcheck.__file__)'").stdout
     assert where.startswith(str(empty.programs.parent))
     return empty
+
+
+OPERATORS = 'python -P -W error -c "import ampcheck.torchscript as t; print(t.OPERATORS)"'
+
+
+def test_a_wheel_built_with_a_compiler_has_its_operators(installed: Installed) -> None:
+    assert installed.run(OPERATORS).stdout.startswith("the library of operators built for torch ")
+
+
+@pytest.mark.nightly
+def test_without_a_compiler_the_operators_are_in_python(tmp_path_factory: pytest.TempPathFactory) -> None:
+    nowhere = str(tmp_path_factory.mktemp("nowhere"))
+    absent = {"PATH": nowhere, "CC": f"{nowhere}/gcc", "CXX": f"{nowhere}/g++"}
+    installed = environment(build(tmp_path_factory, **absent), tmp_path_factory)
+    done = installed.run("pip install ampcheck")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert installed.run(OPERATORS).stdout.startswith("operators written in Python: no library was built")
+    variables = " ".join(f"{name}={value}" for name, value in absent.items() if name != "PATH")
+    programs = f"{installed.programs}:{nowhere}"
+    done = installed.run(f"env PATH={programs} {variables} ampcheck run --device cpu --smoke --run-file smoke.jsonl")
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = read(installed.folder / "smoke.jsonl").results.values()
+    assert any(result.suite == "jit" and result.status == "pass" for result in results)
 
 
 PAGE = (ROOT / "docs" / "your_backend.md").read_text(encoding="utf-8").partition("\n## register_autocast\n")[0]

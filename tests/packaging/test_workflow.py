@@ -6,27 +6,18 @@ import json
 import os
 import re
 import subprocess
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from ampcheck.spec.ids import Shard
-from tests.cli_support import LIMIT, ROOT
+from tests.cli_support import LIMIT, jobs, workflow
 
-WORKFLOW = (ROOT / ".github" / "workflows" / "conformance.yml").read_text(encoding="utf-8")
+WORKFLOW = workflow("conformance")
 NOTE = '#!/bin/bash\nprintf "%s\\n" "$(basename "$0")" "$@" >> "$NOTES"\n'
 
 
-def steps() -> list[str]:
-    """The scripts of the workflow, in its order."""
-    found = []
-    for match in re.finditer(r"^( *)(?:- )?run: (?:\|\n((?:\1  .*\n|\n)+)|(.+)\n)", WORKFLOW, re.MULTILINE):
-        found.append(textwrap.dedent(match[2]) if match[2] else match[3])
-    return found
-
-
-PLAN, INSTALL, RUN, INSTALL_REPORT, REPORT = steps()
+(PLAN,), (INSTALL, RUN), (INSTALL_REPORT, REPORT) = jobs("conformance").values()
 
 
 def run(script: str, folder: Path, **env: str) -> list[str]:
