@@ -21,6 +21,7 @@ GH = """#!/usr/bin/env bash
 echo "$*" >> "$KEPT/gh"
 case "$1 $2" in
   "run list") if [ -d "$KEPT/history" ]; then echo 17; fi ;;
+  "issue list") echo "${ISSUES:-[]}" ;;
   "run download") cp -r "$KEPT/history" history ;;
 esac
 """
@@ -132,3 +133,14 @@ def test_a_regression_is_named_with_its_night(tmp_path: Path) -> None:
     assert "2026-11-03" in page
     assert "regressed" in page
     assert 'href="2.13/index.html"' in (report / "site/index.html").read_text()
+
+
+@pytest.mark.parametrize(("title", "says"), [("torch 2.1", "issue comment 5"), ("torch 2.13", "issue create")])
+def test_only_the_issue_of_the_same_title_is_commented_on(title: str, says: str, tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path)
+    site = tmp_path / "site" / "2.1"
+    site.mkdir(parents=True)
+    (site / "changes.json").write_text('{"regressed": [{}]}')
+    issues = json.dumps([{"number": 5, "title": f"Regressed at night: {title}"}])
+    pipeline.step(str(ROOT / "scripts" / "nightly_issue"), tmp_path, ISSUES=issues)
+    assert (pipeline.kept / "gh").read_text().splitlines()[-1].startswith(says)
