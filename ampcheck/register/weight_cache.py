@@ -51,7 +51,10 @@ class _Graph(torch.autograd.Function):
     def forward(ctx: Any, weight: torch.Tensor, holder: list[torch.Tensor]) -> torch.Tensor:
         # In a list, the cast is not an input of the node, so that the node's output is the very same tensor.
         (low,) = holder
-        low.grad_dtype = weight.dtype
+        if hasattr(ctx, "set_output_grad_dtype"):  # since torch 2.14, where the other way has no effect
+            ctx.set_output_grad_dtype(weight.dtype)
+        else:
+            low.grad_dtype = weight.dtype
         return low
 
     @staticmethod

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from packaging.version import Version
 
 from ampcheck.runner.suite import Amp, scenario
 
@@ -102,14 +103,19 @@ def test_others_leave_this_alone(amp: Amp) -> None:
 
 @scenario(types=("cuda",))
 def test_without_a_device_type(amp: Amp) -> None:
-    """Without a device type the functions speak of CUDA (init.cpp: the signature kept for that use)."""
+    """Without a device type the functions speak of CUDA (init.cpp: the signature kept for that use).
+
+    Since torch 2.14 they speak of the accelerator (pytorch#191916): where a PrivateUse1 backend is loaded, of that one.
+    """
+    accelerator = torch.accelerator.current_accelerator() if Version(torch.__version__) >= Version("2.14") else None
+    meant = accelerator.type if accelerator else "cuda"
     for enabled in (True, False):
         torch.set_autocast_enabled(enabled)
-        amp.assert_equal("is_autocast_enabled(type)", torch.is_autocast_enabled(amp.type), enabled)
+        amp.assert_equal(f"is_autocast_enabled({meant!r})", torch.is_autocast_enabled(meant), enabled)
         amp.assert_equal("is_autocast_enabled()", torch.is_autocast_enabled(), enabled)
-    with amp.region():
+    with amp.region() if meant == amp.type else torch.autocast(meant):
         amp.assert_equal("is_autocast_enabled() in a region", torch.is_autocast_enabled(), True)
-        with amp.region(enabled=False):
+        with amp.region(enabled=False) if meant == amp.type else torch.autocast(meant, enabled=False):
             amp.assert_equal("is_autocast_enabled() in a disabled region", torch.is_autocast_enabled(), False)
 
 

@@ -43,6 +43,9 @@ def _asked(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     try:
         return op(*args, **kwargs)
     except RuntimeError as error:
+        if "same reduction dim" in str(error):  # since torch 2.14, from the Meta kernel of mm in Python
+            (n, m), (k, p) = args[0].shape, args[1].shape
+            raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({n}x{m} and {k}x{p})") from None
         if "Unable to cast" not in str(error):
             raise
     scalars = [
