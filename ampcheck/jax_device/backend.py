@@ -15,7 +15,7 @@ from ampcheck.jax_device import device as devices
 from ampcheck.jax_device import random, streams
 from ampcheck.jax_device.device import index_of, properties
 from ampcheck.jax_device.interop import dlpack
-from ampcheck.jax_device.storage import memory, overrides, pinning
+from ampcheck.jax_device.storage import memory, moving, overrides, pinning
 from ampcheck.jax_device.torch_private import setup_backend
 
 NAME = "jax"
@@ -155,3 +155,4 @@ def make() -> None:
     dlpack.install()
     memory.install()
     pinning.install()
+    moving.install()

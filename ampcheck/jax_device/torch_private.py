@@ -52,6 +52,10 @@ C: Any = NAMES.take("torch._C", "what `torch.accelerator` asks, which is replace
 conj: Callable[[torch.Tensor], torch.Tensor] = NAMES.take("torch._conj", "tensors with a lazy conjugate")
 neg_view: Callable[[torch.Tensor], torch.Tensor] = NAMES.take("torch._neg_view", "tensors with a lazy negative")
 
+has_compatible_type: Callable[[torch.Tensor, torch.Tensor], bool] = NAMES.take(
+    "torch._has_compatible_shallow_copy_type", "whether a tensor can be given another one's values"
+)
+
 # How an op is computed.
 elementwise_dtypes: Callable[..., tuple[torch.dtype, torch.dtype]] = NAMES.take(
     "torch._prims_common.elementwise_dtypes", "the dtype that PyTorch promotes to"
@@ -93,6 +97,9 @@ NAMES.attributes(
 )
 NAMES.attributes("torch.UntypedStorage", "_cdata", need="telling storages apart")
 NAMES.attributes(
+    "torch.Tensor", "_cdata", need="making a parameter one of another device", of=torch.empty(0, device="cpu")
+)
+NAMES.attributes(
     "torch.UntypedStorage",
     "_new_shared",
     "_set_from_file",
@@ -127,6 +134,11 @@ NAMES.optional(
     "c10::SetAllocator",
     need="an allocator under storages that no method was replaced for",
 )
+NAMES.optional(
+    "libc10",
+    "c10::TensorImpl::_change_backend_component_keys",
+    need="making a parameter one of another device",
+)
 NAMES.attributes(
     "torch.amp.GradScaler",
     "_lazy_init_scale_growth_tracker",
@@ -141,6 +153,7 @@ NAMES.attributes(
     of=torch.amp.GradScaler("cpu"),
 )
 NAMES.optional("torch.optim.Optimizer", "_init_group", need="making an optimizer's state before a jitted step")
+NAMES.attributes("torch.nn.Module", "_apply", need="modules that keep their parameters when they move")
 NAMES.attributes(
     "torch.nn.Module", "_buffers", "_modules", need="the tensors that a jitted function reaches", of=torch.nn.Module()
 )

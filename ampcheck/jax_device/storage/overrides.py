@@ -31,16 +31,19 @@ _SET, _GET = "_ZN3c1012SetAllocatorENS_10DeviceTypeEPNS_9AllocatorEh", "_ZN3c101
 _META, _PRIVATEUSE1 = 14, 20  # c10::DeviceType
 
 
-def net() -> bool:
-    """Give PyTorch the Meta device's allocator for the device; whether this PyTorch exports what that takes."""
+def libc10() -> ctypes.CDLL | None:
+    """PyTorch's core library, whose functions can be called by their names; None where it is not found."""
     for name in ("libc10.so", "libc10.dylib"):
         path = Path(torch.__file__).parent / "lib" / name
         if path.exists():
-            library = ctypes.CDLL(str(path))
-            break
-    else:
-        return False
-    if not (hasattr(library, _SET) and hasattr(library, _GET)):
+            return ctypes.CDLL(str(path))
+    return None
+
+
+def net() -> bool:
+    """Give PyTorch the Meta device's allocator for the device; whether this PyTorch exports what that takes."""
+    library = libc10()
+    if library is None or not (hasattr(library, _SET) and hasattr(library, _GET)):
         return False
     get, put = getattr(library, _GET), getattr(library, _SET)
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.POINTER(ctypes.c_int8)]
