@@ -91,6 +91,13 @@ _ALL = (
     Rule("exceptions", "an exception leaves a region unchanged, and the state from before the region is back", _PYTHON),
     Rule("modules", "a module in a region does what the functions it calls do there", _EXAMPLES),
     Rule(
+        "moves",
+        "a converted module keeps its parameters, shared ones shared, so that an optimizer made before trains it in a "
+        "region; a copied or saved one keeps what is shared",
+        "torch/nn/modules/module.py",
+        autograd=True,
+    ),
+    Rule(
         "autodiff",
         "backward runs in the dtypes of the forward pass wherever it is called, and each leaf gets the gradient, in "
         "its own dtype, that casts by hand give",
