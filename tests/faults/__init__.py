@@ -27,6 +27,7 @@ from tests.faults import (
     jit_scenarios,
     limits,
     modules,
+    moves,
     optimizers,
     persistence,
     policies,
@@ -64,6 +65,7 @@ _KINDS = (
     deprecated,
     caches,
     modules,
+    moves,
     scaler,
     persistence,
     unscale,
@@ -84,7 +86,7 @@ _KINDS = (
     registration,
     reproductions,
 )
-_ON_JAX = (autodiff, checkpoint, customfn, functorch, gradients, interop, optimizers, persistence, scaler)
+_ON_JAX = (autodiff, checkpoint, customfn, functorch, gradients, interop, moves, optimizers, persistence, scaler)
 
 FAULTS: tuple[Fault, ...] = (
     *(fault for kind in _KINDS for fault in kind.FAULTS),
