@@ -88,6 +88,7 @@ def install() -> None:
     def _apply(self: Module, fn: Move, *args: Any, **kwargs: Any) -> Module:
         chosen = future.get_swap_module_params_on_conversion() or future.get_overwrite_module_params_on_conversion()
         keeps = chosen or isinstance(fn, _Mover)
-        return original(self, fn if keeps else _Mover(fn), *args, **kwargs)
+        moved: Module = original(self, fn if keeps else _Mover(fn), *args, **kwargs)
+        return moved
 
     Module._apply = _apply  # type: ignore[method-assign]
