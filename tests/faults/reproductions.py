@@ -16,6 +16,7 @@ from tests.faults.casts import as_given, in_low
 from tests.faults.compilers import handed_out
 from tests.faults.fault import Fault, Inject
 from tests.faults.kernels import Call, kernel
+from tests.faults.moves import new_parameters
 from tests.faults.regions import autocast, replaced
 
 _ENTER, _SET, _IS = autocast.__enter__, torch.set_autocast_enabled, torch.is_autocast_enabled
@@ -132,6 +133,12 @@ FAULTS = (
         "eager/modules/layer-Linear-low",
         partial(kernel, "cpu", "linear", linear_in_float32),
         "FAIL listed ops that ran in Linear | got",
+    ),
+    _fault(
+        "parameters-made-anew",
+        "eager/moves/keeps_parameters-there",
+        new_parameters,
+        "FAIL names without the shared weight | got ['embedding', 'encoder', 'decoder', 'head']; expected []",
     ),
     _fault(
         "gradients-not-divided",

@@ -2,7 +2,8 @@
 
 `Module.to` writes `param.data = moved` where PyTorch allows that: between the CPU and CUDA, not between the CPU and a
 PrivateUse1 device. There it makes new parameters, which unties shared ones and leaves optimizers with the old. So a
-parameter is turned into a tensor of the other device first, and the assignment is allowed.
+parameter is turned into a tensor of the other device first, and the assignment is allowed. That is safe because the
+device's tensors are plain TensorImpls, as those of the CPU; another backend's need not be (pytorch#96026).
 """
 
 from __future__ import annotations
