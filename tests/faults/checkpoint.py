@@ -56,7 +56,7 @@ def _stateless() -> AbstractContextManager[object]:
 
 
 def _without_random_state() -> AbstractContextManager[object]:
-    """Random numbers are drawn anew, although they are to be the same."""
+    """Generate new random numbers in place of the same ones."""
 
     @contextlib.contextmanager
     def fork(*args: Any, **options: Any) -> Any:

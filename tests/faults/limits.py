@@ -91,7 +91,7 @@ def silent_decorator() -> AbstractContextManager[object]:
 
 
 def _compiler(name: str, change: Callable[[Callable[..., Any]], Callable[..., Any]], *says: str) -> Fault:
-    """A compiler that is wrong in one way; a drawn program must show it."""
+    """A compiler that is wrong in one way; a random program must show it."""
 
     def make(function: Callable[..., Any], inputs: Sequence[Any]) -> Compiled:
         return Compiled(change(function))
