@@ -27,7 +27,7 @@ class Casts:
         return dtype.is_floating_point and dtype is not _DOUBLE and tensor.device.type == self._type
 
     def wide(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return an eligible tensor in `dtype`, another one as it is. For float32 and promotion, which are not cached."""
+        """Return an eligible tensor in `dtype`, another one as it is. For casts that are not cached."""
         return tensor.to(dtype) if tensor.dtype is not dtype and self.eligible(tensor) else tensor
 
     def low(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
