@@ -27,11 +27,11 @@ class Casts:
         return dtype.is_floating_point and dtype is not _DOUBLE and tensor.device.type == self._type
 
     def wide(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """An eligible tensor in `dtype`, another one as it is. For float32 and promotion, whose casts are not kept."""
+        """Return an eligible tensor in `dtype`, another one as it is. For casts that are not cached."""
         return tensor.to(dtype) if tensor.dtype is not dtype and self.eligible(tensor) else tensor
 
     def low(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The same for the region's dtype; the cast of a float32 leaf that requires grad is kept."""
+        """The same for the region's dtype; the cast of a float32 leaf that requires grad is cached."""
         given = tensor.dtype
         if given is dtype or not self.eligible(tensor):
             return tensor

@@ -1,8 +1,8 @@
-"""The weight cache: casts of float32 leaves that are kept until the outermost region ends.
+"""The weight cache: casts of float32 leaves that are cached until the outermost region ends.
 
 PyTorch's own is in C++ and cannot be reached from Python (`cached_cast`, aten/src/ATen/autocast_mode.cpp). This one
-keeps the casts of the same tensors, for as long, and differs where `docs/findings` shows PyTorch's to be wrong: a
-kept cast is found by its dtype too, is dropped when its weight changes, stays out of fake, traced and functional
+caches the casts of the same tensors, for as long, and differs where `docs/findings` shows PyTorch's to be wrong: a
+cached cast is found by its dtype too, is dropped when its weight changes, stays out of fake, traced and functional
 programs, and lets gradients be summed in the weight's dtype.
 """
 
@@ -31,7 +31,7 @@ _is_grad = torch.is_grad_enabled
 
 
 class _CachedCast(NamedTuple):
-    """One kept cast, and what its weight was when it was made."""
+    """One cached cast, and the identity of its weight when it was made."""
 
     weight: weakref.ref[torch.Tensor]
     memory: Callable[[], object]
@@ -63,7 +63,7 @@ class _Graph(torch.autograd.Function):
 
 
 class Cache:
-    """Kept casts, found by the weight's identity and the dtype; a weight is held weakly, its casts are not.
+    """Cached casts, found by the weight's identity and the dtype; a weight is held weakly, its casts are not.
 
     `memory`: returns the memory of a weight that has no storage PyTorch can read (OpaqueTensorImpl).
     """
@@ -81,7 +81,7 @@ class Cache:
         return len(self._casts)
 
     def cast(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """A weight cast to a dtype, kept for the next use unless the program it is in must not see kept casts."""
+        """Return a weight cast to a dtype, cached for the next use unless the program must not see cached casts."""
         if _is_inference() or _foreign(weight):
             return weight.to(dtype)
         place = (id(weight), dtype)
@@ -132,7 +132,7 @@ def _layout(weight: torch.Tensor) -> tuple[Any, ...]:
 def _foreign(weight: torch.Tensor) -> bool:
     """Return whether a cached cast would be a constant in a traced program, or a fake tensor outside of its mode.
 
-    Also a tensor that CUDA graphs rewrite unseen, and any under functorch, whose levels end before the region does.
+    Also a tensor that CUDA graphs rewrite unnoticed, and any under functorch, whose levels end before the region does.
     """
     if tracing_state() is not None or functorch_level() is not None or is_rewritten(weight):
         return True

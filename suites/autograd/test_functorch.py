@@ -378,7 +378,7 @@ def _two_layers(amp: Amp, seed: int) -> _TwoLayers:
 
 @scenario(values=True)
 def test_ensemble(amp: Amp) -> None:
-    """A stack of models mapped over gives what each model gives, in the region's dtype (stack_module_state)."""
+    """A mapped stack of models gives the result of each model, in the region's dtype (stack_module_state)."""
     nets = [_two_layers(amp, seed) for seed in range(3)]
     x = amp.rand(5, 3)
     parameters, buffers = stack_module_state(nets)
@@ -421,7 +421,7 @@ def test_other_parameters(amp: Amp, kept: bool) -> None:
 
 @scenario(values=True)
 def test_gradient_of_a_functional_call(amp: Amp) -> None:
-    """The gradient with respect to a module's parameters is what backward gives them (torch.func.functional_call)."""
+    """The gradient with respect to a module's parameters equals that of backward (torch.func.functional_call)."""
     net, x = _two_layers(amp, 0), amp.rand(5, 3)
     parameters = {name: p.detach() for name, p in net.named_parameters()}
     with amp.region():
@@ -463,7 +463,7 @@ def test_randomness_refused(amp: Amp) -> None:
 @pytest.mark.parametrize("norm", ["none", "layer_norm", "batch_norm", "group_norm"])
 @scenario(values=True)
 def test_batched_gradients(amp: Amp, norm: str) -> None:
-    """A batch of gradients of a region's result, taken after it, is what a loop over them is (pytorch#184890)."""
+    """A batch of gradients of a region's result, taken after it, equals a loop over them (pytorch#184890)."""
     norms: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "none": torch.tanh,
         "layer_norm": lambda x: functional.layer_norm(x, (4,), scale, shift),
@@ -584,7 +584,7 @@ LAYERS: dict[str, Layer] = {
 @pytest.mark.parametrize("layer", list(LAYERS))
 @scenario(values=True)
 def test_mapped_backward(amp: Amp, layer: str) -> None:
-    """vmap of autograd.grad of a region's result is what a loop over it is (torch.func's notes; pytorch#184890)."""
+    """vmap of autograd.grad of a region's result equals a loop over it (torch.func's notes; pytorch#184890)."""
     scale, shift = amp.rand(4, requires_grad=True), amp.rand(4, requires_grad=True)
     x, weight, last = amp.rand(5, 3), amp.rand(3, 4, requires_grad=True), amp.rand(4, 1)
     with amp.region():

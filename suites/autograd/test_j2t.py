@@ -159,7 +159,7 @@ def test_complex_gradients(amp: Amp) -> None:
 
 @scenario(types=("jax",), values=True)
 def test_as_given(amp: Amp) -> None:
-    """Without cast_inputs the function receives what it is given, inside a region as outside."""
+    """Without cast_inputs the function receives its arguments unchanged, inside a region as outside."""
     seen: list[str] = []
 
     def function(x: Any, y: Any) -> Any:

@@ -301,7 +301,7 @@ def test_address_used_again_without_grad(amp: Amp) -> None:
 
 @scenario()
 def test_inner_region_of_another_dtype(amp: Amp) -> None:
-    """Ops run in the innermost region's dtype, whatever was cached before (amp.html#torch.autocast, dtype)."""
+    """Ops run in the innermost region's dtype, also after casts were cached (amp.html#torch.autocast, dtype)."""
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
     inside = name_of(amp.other)
     with amp.region():
@@ -313,7 +313,7 @@ def test_inner_region_of_another_dtype(amp: Amp) -> None:
 
 @scenario(values=True)
 def test_other_dtype_set_inside(amp: Amp) -> None:
-    """After set_autocast_dtype ops run in the new dtype, whatever was cached before (torch.get_autocast_dtype)."""
+    """After set_autocast_dtype ops run in the new dtype, also after casts were cached (torch.get_autocast_dtype)."""
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
     with amp.region():
         torch.mm(x, weight)

@@ -73,7 +73,7 @@ def test_construction_changes_nothing(amp: Amp) -> None:
 
 @scenario()
 def test_entered_and_left_by_hand(amp: Amp) -> None:
-    """__enter__ and __exit__ called by hand do what a with statement does (autocast_mode.py)."""
+    """__enter__ and __exit__ called directly act as a with statement (autocast_mode.py)."""
     before = amp.state()
     region = amp.region(cache_enabled=False)
     region.__enter__()
@@ -175,7 +175,7 @@ def test_set_inside_put_back(amp: Amp) -> None:
 
 @scenario()
 def test_setting_from_outside_is_put_back(amp: Amp) -> None:
-    """A region puts back what the state functions had set before it, not the defaults (autocast_mode.py, __enter__)."""
+    """A region restores the state that functions had set before it, not the defaults (autocast_mode.py, __enter__)."""
     torch.set_autocast_enabled(amp.type, True)
     torch.set_autocast_dtype(amp.type, amp.other)
     torch.set_autocast_cache_enabled(False)

@@ -116,7 +116,7 @@ def test_forward(amp: Amp) -> None:
 
 @scenario()
 def test_other_callables(amp: Amp) -> None:
-    """Whatever can be called can be decorated: a lambda, a partial, a torch function (autocast_mode.py, __call__)."""
+    """Any callable can be decorated: a lambda, a partial, a torch function (autocast_mode.py, __call__)."""
     a, b = amp.rand(2, 2), amp.rand(2, 2)
     amp.assert_equal("lambda", amp.region()(lambda: torch.mm(a, b).dtype)(), amp.dtype)
     amp.assert_equal("partial", amp.region()(partial(torch.mm, a))(b).dtype, amp.dtype)
@@ -127,7 +127,7 @@ def test_other_callables(amp: Amp) -> None:
 
 @scenario(dtypes="default", since="2.12")
 def test_not_callable(amp: Amp) -> None:
-    """An object that cannot be called is refused in words that name its type (pytorch#172178; torch 2.12)."""
+    """An object that is not callable is refused by an error that names its type (pytorch#172178; torch 2.12)."""
     for wrong in (amp.rand(2), None, classmethod(lambda cls: None)):
         said = f"requires a callable, but got {type(wrong).__name__}"
         amp.assert_raises(
@@ -297,7 +297,7 @@ def test_arguments_and_result(amp: Amp) -> None:
 
 @scenario()
 def test_tensors_pass_through(amp: Amp) -> None:
-    """The decorator casts neither what goes in nor what comes out (amp.html: only ops cast)."""
+    """The decorator casts neither arguments nor results (amp.html: only ops cast)."""
 
     @amp.region()
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

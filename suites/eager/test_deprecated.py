@@ -45,7 +45,7 @@ def test_class(amp: Amp) -> None:
 
 @scenario(types=("cpu", "cuda"))
 def test_class_options(amp: Amp) -> None:
-    """enabled, dtype and cache_enabled of the deprecated class do what they do in torch.autocast (amp.html)."""
+    """enabled, dtype and cache_enabled of the deprecated class act as in torch.autocast (amp.html)."""
     with amp.region():
         with _deprecated_region(amp, False):
             amp.assert_equal("dtype of a product with enabled=False", amp.probe(), torch.float32)

@@ -40,7 +40,7 @@ def _tensor(amp: Amp, dtype: torch.dtype, *shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("kind", list(INELIGIBLE))
 @scenario()
 def test_never_cast(amp: Amp, kind: str) -> None:
-    """float64 and what is not floating point reaches every kernel as it is (amp.html#op-eligibility)."""
+    """float64 and tensors that are not floating point reach every kernel unchanged (amp.html#op-eligibility)."""
     x = _tensor(amp, INELIGIBLE[kind], 3, 3)
     own = name_of(x.dtype)
     with amp.region():
@@ -262,7 +262,7 @@ def test_views_have_their_values(amp: Amp) -> None:
 @pytest.mark.parametrize("op", ["mm", "addmm", "bmm", "baddbmm"])
 @scenario()
 def test_out(amp: Amp, op: str) -> None:
-    """A call with out= does what it does outside of a region (amp.html#op-eligibility; csarofeen/pytorch#672)."""
+    """A call with out= acts as outside of a region (amp.html#op-eligibility; csarofeen/pytorch#672)."""
     shape = (2, 3, 3) if op in ("bmm", "baddbmm") else (3, 3)
     call = getattr(torch, op)
     x, out = amp.rand(*shape), amp.rand(*shape)
@@ -280,7 +280,7 @@ def test_out(amp: Amp, op: str) -> None:
 @pytest.mark.parametrize("op", ["addmm_", "baddbmm_", "addmv_", "addr_"])
 @scenario()
 def test_in_place(amp: Amp, op: str) -> None:
-    """An in-place call does what it does outside of a region (amp.html#op-eligibility; csarofeen/pytorch#672)."""
+    """An in-place call acts as outside of a region (amp.html#op-eligibility; csarofeen/pytorch#672)."""
     matrix, vector, batch = amp.rand(3, 3), amp.rand(3), amp.rand(2, 3, 3)
     own, arguments = {
         "addmm_": (amp.rand(3, 3), (matrix, matrix)),
@@ -384,7 +384,7 @@ def test_builtin_promotion(amp: Amp, op: str) -> None:
 
 @scenario()
 def test_other_ops_that_widen(amp: Amp) -> None:
-    """cat, stack and equal of a mixture are what they are outside (amp.html: ops not listed here natively promote)."""
+    """cat, stack and equal of a mixture act as outside of a region (amp.html: ops not listed here natively promote)."""
     single, low = amp.rand(3), amp.rand(3, dtype=amp.dtype)
     with amp.region():
         amp.assert_equal("dtype of cat", torch.cat([single, low]).dtype, torch.float32)

@@ -153,7 +153,7 @@ REFUSED: dict[str, tuple[type[Exception], str, Make]] = {
 @pytest.mark.parametrize("wrong", list(REFUSED))
 @scenario(dtypes="default")
 def test_refused(amp: Amp, wrong: str) -> None:
-    """A wrong argument is refused in words that name it, and the state stays as it was (autocast_mode.py)."""
+    """A wrong argument is refused by an error that names it, and the state is unchanged (autocast_mode.py)."""
     kind, text, make = REFUSED[wrong]
     with amp.region():
         before = amp.state()
@@ -206,7 +206,7 @@ def _enabled_and_warnings(name: str, dtype: torch.dtype) -> tuple[bool, int]:
 
 @scenario(dtypes="default", since="2.12")
 def test_not_callable(amp: Amp) -> None:
-    """A region called with what cannot be called says what it got (pytorch#172178)."""
+    """Decorating an object that is not callable raises an error that names its type (pytorch#172178)."""
     said = "requires a callable, but got int"
     amp.assert_raises("a region called with a number", TypeError, said, lambda: amp.region()(3))
 

@@ -221,7 +221,7 @@ def _compare(amp: Amp, call: Callable[[], object], name: str, *, runs: bool = Fa
 @pytest.mark.parametrize("layer", list(LAYERS))
 @scenario(dtypes="default")
 def test_layer(amp: Amp, layer: str, given: str) -> None:
-    """A layer does what its op's policy says, whatever the dtype of its input (amp.html, Module/function/method)."""
+    """A layer follows its op's policy for every dtype of its input (amp.html, Module/function/method)."""
     what = LAYERS[layer]
     module = amp.module(what.make)
     inputs = _inputs(amp, what, amp.dtype if given == "low" else torch.float32)
@@ -237,7 +237,7 @@ def test_layer(amp: Amp, layer: str, given: str) -> None:
 @pytest.mark.parametrize("network", list(NETWORKS))
 @scenario(values=True)
 def test_network(amp: Amp, network: str, given: str) -> None:
-    """A module of many ops does what those do (amp.html, Module/function/method)."""
+    """A module of many ops follows the policy of each (amp.html, Module/function/method)."""
     what = NETWORKS[network]
     inputs = _inputs(amp, what, amp.dtype if given == "low" else torch.float32)
     module = amp.module(what.make)
@@ -322,7 +322,7 @@ def test_gradients_of_a_module(amp: Amp) -> None:
 
 @scenario(values=True)
 def test_same_as_its_function(amp: Amp) -> None:
-    """A module gives what its function gives of explicitly cast tensors (amp.html, Module/function/method).
+    """A module gives the result of its function on explicitly cast tensors (amp.html, Module/function/method).
 
     What a module does by itself, in a region or outside, cannot hide here: the module runs only once.
     """

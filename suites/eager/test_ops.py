@@ -75,7 +75,7 @@ def test_promote(case: Case, device: Device) -> None:
 
 @op_cases("banned")
 def test_banned(case: Case, device: Device) -> None:
-    """The call is refused with an error that says what to use instead.
+    """The call is refused by an error that names the op to use instead.
 
     On CUDA, torch.nn.functional.binary_cross_entropy raises RuntimeError, which names binary_cross_entropy_with_logits.
 
@@ -99,7 +99,7 @@ def test_drift(case: Case, device: Device) -> None:
 
 @op_cases("fallthrough", database=True)
 def test_fallthrough(case: Case, device: Device) -> None:
-    """An op without a policy does under autocast what it does without; the parts of a composite op follow their own.
+    """An op without a policy acts under autocast as without; the parts of a composite op follow their own policies.
 
     torch.relu(fp16) returns fp16. On the CPU torch.einsum is composite: of fp32 tensors in a region of bf16 it returns
     bf16, because it calls torch.bmm. Cases named `database` are the calls of PyTorch's own op database

@@ -236,7 +236,7 @@ WRONG: dict[str, tuple[type[Exception], str, Call]] = {
 @pytest.mark.parametrize("wrong", list(WRONG))
 @scenario(dtypes="default")
 def test_wrong_argument(amp: Amp, wrong: str) -> None:
-    """A wrong argument is refused in words that name it, and the state stays as it was (init.cpp)."""
+    """A wrong argument is refused by an error that names it, and the state is unchanged (init.cpp)."""
     kind, text, call = WRONG[wrong]
     with amp.region():
         before = amp.state()

@@ -74,7 +74,7 @@ def test_body_alone_in_a_source(amp: Amp, executor: str) -> None:
 @scenario()
 @pytest.mark.parametrize("executor", _GUARDED)
 def test_compiled_once_called_in_and_out(amp: Amp, executor: str) -> None:
-    """A compiled function does in each region what eager mode does there (upstream test_ambient_autocast_recompile)."""
+    """A compiled function acts in each region as in eager mode (upstream test_ambient_autocast_recompile)."""
     x = amp.rand(2, 2)
     compiled = amp.compiled(executor, torch.mm, x, x)
     amp.assert_equal("dtype outside, before any region", compiled(x, x).dtype, torch.float32)

@@ -139,7 +139,7 @@ def test_decorated_disabled(amp: Amp, executor: str) -> None:
 @scenario()
 @pytest.mark.parametrize("executor", ["script"])
 def test_decorated_in_a_source(amp: Amp, executor: str) -> None:
-    """TorchScript, which knows no decorators, says so (upstream test_autocast_decorator is skipped)."""
+    """TorchScript refuses a decorated function (upstream test_autocast_decorator is skipped)."""
 
     @torch.autocast(amp.type, dtype=amp.dtype)
     def program(x: torch.Tensor) -> torch.Tensor:

@@ -263,7 +263,7 @@ SCRIPTED = {
 @pytest.mark.parametrize("name", list(SCRIPTED))
 @scenario(types=("cpu", "cuda"), values=True, dtypes="default")
 def test_jit(amp: Amp, name: str) -> None:
-    """A scripted region does what it does eagerly, or is refused in words that name it (JIT-AUTOCAST.md)."""
+    """A scripted region acts as in eager mode, or is refused by an error that names it (JIT-AUTOCAST.md)."""
     check(amp, SCRIPTED[name], name)
 
 
@@ -435,7 +435,7 @@ CAPTURED = {
 @pytest.mark.parametrize("name", list(CAPTURED))
 @scenario(values=True, dtypes="default")
 def test_captured(amp: Amp, name: str) -> None:
-    """A region that is traced or exported does what it does eagerly (JIT-AUTOCAST.md; pytorch#62043; export.html)."""
+    """A traced or exported region acts as in eager mode (JIT-AUTOCAST.md; pytorch#62043; export.html)."""
     check(amp, CAPTURED[name], name)
 
 

@@ -72,7 +72,7 @@ def test_promote(case: Case, device: Device) -> None:
 
 @op_cases("banned", compiled=True)
 def test_banned(case: Case, device: Device) -> None:
-    """The call is refused with an error that says what to use instead.
+    """The call is refused by an error that names the op to use instead.
 
     A compiled torch.nn.functional.binary_cross_entropy in a region of CUDA raises RuntimeError, which names
     binary_cross_entropy_with_logits, when it is compiled or when it is called.
@@ -84,7 +84,7 @@ def test_banned(case: Case, device: Device) -> None:
 
 @op_cases("fallthrough", compiled=True)
 def test_fallthrough(case: Case, device: Device) -> None:
-    """An op without a policy does under autocast what it does without; the parts of a composite op follow their own.
+    """An op without a policy acts under autocast as without; the parts of a composite op follow their own policies.
 
     A compiled torch.relu(fp16) in a region returns fp16.
 

@@ -28,18 +28,18 @@ def _explore(amp: Amp, compiler: str, request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize("compiler", ["script"])
 @scenario(types=("cpu", "cuda"), values=True, dtypes="default")
 def test_drawn_for_jit(amp: Amp, compiler: str, request: pytest.FixtureRequest) -> None:
-    """A scripted program does what it does eagerly (JIT-AUTOCAST.md); TorchScript's autocast knows CPU and CUDA."""
+    """A scripted program acts as in eager mode (JIT-AUTOCAST.md); TorchScript's autocast knows CPU and CUDA."""
     _explore(amp, compiler, request)
 
 
 @pytest.mark.parametrize("compiler", [compiler for compiler in COMPILERS if compiler not in ("script", "jaxjit")])
 @scenario(values=True, dtypes="default")
 def test_drawn(amp: Amp, compiler: str, request: pytest.FixtureRequest) -> None:
-    """A traced, compiled or exported program does what it does eagerly (torch/amp/autocast_mode.py; export.html)."""
+    """A traced, compiled or exported program acts as in eager mode (torch/amp/autocast_mode.py; export.html)."""
     _explore(amp, compiler, request)
 
 
 @scenario(types=("jax",), values=True, dtypes="default")
 def test_drawn_for_xla(amp: Amp, request: pytest.FixtureRequest) -> None:
-    """A program that is compiled whole does what it does eagerly (docs/jax_device.md)."""
+    """A program that is compiled as a whole acts as in eager mode (docs/jax_device.md)."""
     _explore(amp, "jaxjit", request)

@@ -339,7 +339,7 @@ def test_two_places(amp: Amp, bad: str) -> None:
 
 @scenario(values=True, dtypes="default")
 def test_clipped(amp: Amp) -> None:
-    """Gradients clipped between unscale_ and step are what the step uses (amp_examples.html, gradient clipping)."""
+    """The step uses gradients clipped between unscale_ and step (amp_examples.html, gradient clipping)."""
     weight = torch.nn.Parameter(torch.tensor([1.0, 2.0], device=amp.type))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     scaler = torch.amp.GradScaler(amp.type, init_scale=1024.0)

@@ -60,14 +60,14 @@ def _call_out_of_order(amp: Amp, case: str, fused: bool = False) -> None:
 @pytest.mark.parametrize("case", list(REFUSED))
 @scenario(values=True, dtypes="default")
 def test_out_of_turn(amp: Amp, case: str) -> None:
-    """Each call of an iteration has its turn, once; another is a RuntimeError that says so, and changes nothing."""
+    """Each call of an iteration is made once, in order; any other raises a RuntimeError and changes nothing."""
     _call_out_of_order(amp, case)
 
 
 @pytest.mark.parametrize("case", list(REFUSED))
 @scenario(values=True, dtypes="default")
 def test_out_of_turn_when_fused(amp: Amp, case: str) -> None:
-    """So it is with an optimizer that divides and skips by itself (step: a fused one is stepped in any case)."""
+    """The same holds for an optimizer that divides and skips by itself (step: a fused one is always called)."""
     _call_out_of_order(amp, case, fused=True)
 
 
@@ -133,7 +133,7 @@ def test_half_gradients(amp: Amp) -> None:
 
 @scenario(values=True, dtypes="default")
 def test_complex_gradients(amp: Amp) -> None:
-    """A complex gradient is refused in words that name its dtype (pytorch#58228)."""
+    """A complex gradient is refused by an error that names its dtype (pytorch#58228)."""
     weight = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64, device=amp.type))
     optimizer = torch.optim.SGD([weight], lr=0.5)
     scaler = torch.amp.GradScaler(amp.type, init_scale=8.0)
@@ -195,7 +195,7 @@ def test_no_output(amp: Amp, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["list", "tuple", "nested", "generator", "empty", "named"])
 @scenario(values=True, dtypes="default")
 def test_containers(amp: Amp, kind: str) -> None:
-    """Outputs in a container come back scaled, lists and tuples as what they were (scale: "iterable of Tensors")."""
+    """Outputs in a container come back scaled, lists as lists and tuples as tuples (scale: "iterable of Tensors")."""
     one, two = torch.ones((), device=amp.type), torch.full((2,), 0.5, device=amp.type)
     scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
     given: Any = {
@@ -274,7 +274,7 @@ def test_scale_beyond_float32(amp: Amp) -> None:
 
 @scenario(values=True, dtypes="default")
 def test_set_and_used(amp: Amp) -> None:
-    """Factors and interval that are set are what the getters give and the next update uses (set_growth_factor…)."""
+    """The getters return the factors and interval that were set, and the next update uses them (set_growth_factor…)."""
     scaler = torch.amp.GradScaler(amp.type, init_scale=8.0)
     scaler.set_growth_factor(4.0)
     scaler.set_backoff_factor(0.125)
@@ -316,7 +316,7 @@ def test_new_scale(amp: Amp, form: str) -> None:
 @pytest.mark.parametrize("form", ["two_elements", "requires_grad", "elsewhere"])
 @scenario(values=True, dtypes="default")
 def test_no_new_scale(amp: Amp, form: str) -> None:
-    """Other tensors are refused, in words that say what is wanted, and the scale is kept (update)."""
+    """Other tensors are refused by an error that names the requirement, and the scale is kept (update)."""
     scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
     scaler.scale(torch.ones((), device=amp.type))
     given: Any = NEW_SCALES[form]
@@ -329,7 +329,7 @@ def test_no_new_scale(amp: Amp, form: str) -> None:
 
 @scenario(values=True, dtypes="default")
 def test_absent_device(amp: Amp) -> None:
-    """A scaler for CUDA where there is none warns that it is disabled, however the device is written (__init__)."""
+    """A scaler for absent CUDA warns that it is disabled, for each spelling of the device (__init__)."""
     if torch.cuda.is_available():
         amp.assert_equal("whether a scaler for CUDA is enabled", torch.amp.GradScaler("cuda").is_enabled(), True)
         return
@@ -343,7 +343,7 @@ def test_absent_device(amp: Amp) -> None:
 @pytest.mark.parametrize("given", ["with_an_index", "as_a_device"])
 @scenario(values=True, dtypes="default", types=("cpu",))
 def test_absent_device_in_other_words(amp: Amp, given: str) -> None:
-    """CUDA that is absent disables the scaler in whatever words it is named (amp.html: `type` of a torch.device)."""
+    """Absent CUDA disables the scaler, for each spelling of the device (amp.html: `type` of a torch.device)."""
     if torch.cuda.is_available():
         amp.assert_equal("CUDA", torch.amp.GradScaler("cuda:0").is_enabled(), True)
         return
@@ -357,7 +357,7 @@ def test_absent_device_in_other_words(amp: Amp, given: str) -> None:
 
 @scenario(values=True, dtypes="default", types=("cpu",))
 def test_unknown_device(amp: Amp) -> None:
-    """A device type that there is not is refused, as torch.autocast refuses it (amp.html: `type` of a torch.device)."""
+    """An unknown device type is refused, as torch.autocast refuses it (amp.html: `type` of a torch.device)."""
     amp.assert_raises("GradScaler('cpux')", RuntimeError, "cpux", lambda: torch.amp.GradScaler("cpux"))
 
 
@@ -387,7 +387,7 @@ def test_does_nothing(amp: Amp) -> None:
 @pytest.mark.parametrize("what", ["growth_factor", "backoff_factor", "growth_interval"])
 @scenario(values=True, dtypes="default")
 def test_getters_where_disabled(amp: Amp, what: str) -> None:
-    """A scaler that is not enabled still says what it was made with (amp.html: other methods become no-ops)."""
+    """A disabled scaler still reports the values it was made with (amp.html: other methods become no-ops)."""
     given: dict[str, Any] = {"growth_factor": 4.0, "backoff_factor": 0.25, "growth_interval": 7}
     scaler = torch.amp.GradScaler(amp.type, enabled=False, **given)
     try:

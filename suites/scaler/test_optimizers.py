@@ -257,7 +257,7 @@ def test_half_is_refused(amp: Amp) -> None:
 
 @scenario(values=True, dtypes="default")
 def test_complex_is_refused(amp: Amp) -> None:
-    """Complex gradients are refused in words that name the dtype, and the parameter is kept (pytorch#127176)."""
+    """Complex gradients are refused by an error that names the dtype, and the parameter is kept (pytorch#127176)."""
     leaf = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64, device=amp.type))
     optimizer, scaler = torch.optim.SGD([leaf], lr=0.25), torch.amp.GradScaler(amp.type, init_scale=512.0)
     scaler.scale(leaf.abs().sum()).backward()
@@ -372,7 +372,7 @@ def test_closure(amp: Amp) -> None:
 
 @scenario(values=True, dtypes="default")
 def test_returned_value(amp: Amp) -> None:
-    """step returns what the optimizer's step returns, and hands on what it is given (amp.html, GradScaler.step)."""
+    """step passes its arguments to the optimizer's step and returns the result (amp.html, GradScaler.step)."""
 
     class Counted(torch.optim.SGD):
         def step(self, closure: Any = None, *, told: int = 0) -> Any:
@@ -480,7 +480,7 @@ def test_divided_once(amp: Amp, name: str) -> None:
 @each_fused
 @scenario(values=True, dtypes="default")
 def test_overflow_in_the_first_step(amp: Amp, name: str, bad: str, apart: bool) -> None:
-    """After a skipped first step, the second does what a first one does (pytorch#95781; the scale starts too high)."""
+    """After a skipped first step, the second one acts as the first (pytorch#95781; the scale starts too high)."""
     results = []
     for skips in (True, False):
         leaf, scaler = _parameter(amp, 4), _scaler(amp)
@@ -651,7 +651,7 @@ class Told(torch.optim.SGD):
 @pytest.mark.parametrize("kind", ["own", "told"])
 @scenario(values=True, dtypes="default")
 def test_optimizer_of_ones_own(amp: Amp, kind: str) -> None:
-    """Such an optimizer is called also where a gradient overflowed, and told so (test_grad_scaler_pass_itself)."""
+    """An optimizer that handles the scale is called and told of an overflow (test_grad_scaler_pass_itself)."""
     for bad, found in ((None, 0.0), (INF, 1.0)):
         leaf, scaler = _parameter(amp, 4), _scaler(amp)
         _scaled_backward(leaf, scaler, bad)

@@ -64,7 +64,7 @@ def _at_stage(amp: Amp, stage: str) -> tuple[torch.amp.GradScaler, torch.nn.Para
 @pytest.mark.parametrize("stage", STAGES)
 @scenario(values=True, dtypes="default")
 def test_what_it_holds(amp: Amp, stage: str) -> None:
-    """At every stage it has five entries, plain numbers, which the calls in between leave alone (state_dict)."""
+    """At every stage the state has five entries, plain numbers, unchanged by the calls in between (state_dict)."""
     scaler, _, _ = _at_stage(amp, stage)
     saved = scaler.state_dict()
     amp.assert_equal("entries", sorted(saved), sorted(KEYS))
@@ -114,7 +114,7 @@ def test_goes_on(amp: Amp, stage: str, end: str) -> None:
 @pytest.mark.parametrize("stage", STAGES)
 @scenario(values=True, dtypes="default")
 def test_middle_of_an_iteration(amp: Amp, stage: str, end: str) -> None:
-    """Between unscale_ and update a scaler is not pickled, and says so; before and after it is (__getstate__)."""
+    """Between unscale_ and update pickling a scaler raises an error; before and after it works (__getstate__)."""
     scaler, _, _ = _at_stage(amp, stage)
     if stage in ("divided", "stepped"):
         text = "may only be pickled at the beginning of an iteration, or at the end after scaler.update()"
@@ -154,7 +154,7 @@ def test_loaded_before_or_after_the_first_output(amp: Amp, made: str) -> None:
 
 @scenario(values=True, dtypes="default")
 def test_getters_after_loading(amp: Amp) -> None:
-    """Loading sets what the getters give (load_state_dict, get_growth_factor and others)."""
+    """Loading sets the values that the getters return (load_state_dict, get_growth_factor and others)."""
     scaler = torch.amp.GradScaler(amp.type)
     scaler.load_state_dict(dict(zip(KEYS, [5.0, 7.0, 0.75, 11, 2], strict=True)))
     got = (scaler.get_scale(), scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval())

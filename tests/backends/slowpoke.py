@@ -1,4 +1,4 @@
-"""A PrivateUse1 backend as somebody else would write it: CPU tensors in a wrapper, autocast registered by hand.
+"""A PrivateUse1 backend of a third party: CPU tensors in a wrapper, autocast registered kernel by kernel.
 
 It uses nothing of ampcheck but the device class and the policy table. The environment
 variable SLOWPOKE_FAULT plants a mistake: "linear" forgets to register linear, "doubles" casts float64 too, "lazy" never

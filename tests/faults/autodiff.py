@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.nn.utils import parametrize
 
-from tests.faults.eligibility import complex_too, doubles_too
+from tests.faults.casts import low_doubles_too
+from tests.faults.eligibility import complex_too
 from tests.faults.fault import Fault, Inject
 from tests.faults.gradients import computed, detached, low, passed
 from tests.faults.kernels import Body, Call, kernel
@@ -67,12 +68,11 @@ def with_the_default_dtype(self: torch.Tensor, *args: Any, **kwargs: Any) -> Non
         torch.set_autocast_dtype(type_, dtype)
 
 
-def retaining(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-    _BACKWARD(self, *args, **{**kwargs, "retain_graph": True})
+def with_options(**wrong: Any) -> Callable[..., None]:
+    def backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        _BACKWARD(self, *args, **{**kwargs, **wrong})
 
-
-def never_retaining(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-    _BACKWARD(self, *args, **{**kwargs, "retain_graph": False})
+    return backward
 
 
 def in_low_sums(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
@@ -87,10 +87,6 @@ def _leaves(node: Any) -> list[torch.Tensor]:
     if node is None:
         return []
     return [node.variable] if hasattr(node, "variable") else [x for n, _ in node.next_functions for x in _leaves(n)]
-
-
-def for_every_leaf(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-    _BACKWARD(self, *args, **{**kwargs, "inputs": None})
 
 
 def also_accumulating(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -143,30 +139,23 @@ def one_dtype_for_all() -> AbstractContextManager[object]:
 # ---- hooks and modes
 
 
-def told_float32(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
-    def called(gradient: torch.Tensor) -> None:
-        hook(gradient.float())
-
-    return _HOOK(self, called)
+def hook(change: Callable[[torch.Tensor, Callable[[torch.Tensor], Any]], Any]) -> Callable[..., Any]:
+    """Return a method that registers `change(gradient, hook)` in place of a hook."""
+    return lambda self, given: _HOOK(self, lambda gradient: change(gradient, given))
 
 
-def hook_without_region(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
-    def called(gradient: torch.Tensor) -> Any:
-        with torch.autocast(gradient.device.type, enabled=False):
-            return hook(gradient)
-
-    return _HOOK(self, called)
+def without_region(gradient: torch.Tensor, given: Callable[[torch.Tensor], Any]) -> Any:
+    with torch.autocast(gradient.device.type, enabled=False):
+        return given(gradient)
 
 
-def hook_ignored(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
-    def called(gradient: torch.Tensor) -> None:
-        hook(gradient)
-
-    return _HOOK(self, called)
+told_float32 = hook(lambda gradient, given: (given(gradient.float()), None)[1])
+hook_without_region = hook(without_region)
+hook_ignored = hook(lambda gradient, given: (given(gradient), None)[1])
 
 
-def hook_too_early(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
-    return _HOOK(self, lambda gradient: hook(self))
+def hook_too_early(self: torch.Tensor, given: Callable[[torch.Tensor], Any]) -> Any:
+    return _HOOK(self, lambda gradient: given(self))
 
 
 def packing_float32(self: Any, pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]) -> None:
@@ -214,10 +203,19 @@ FAULTS = (
     _method("backward-outside", "what_a_hook_sees", "state and dtype of a product in two hooks", backward=outside),
     _method("backward-in-a-region", "what_a_hook_sees and outside", "in two hooks", backward=in_a_region),
     _method("backward-in-default-dtype", "what_a_hook_sees", "torch.float64", backward=with_the_default_dtype),
-    _method("backward-always-retains", "twice", "a third time: raised nothing", backward=retaining),
-    _method("backward-never-retains", "twice", "RuntimeError", "a second time", backward=never_retaining),
+    _method(
+        "backward-always-retains", "twice", "a third time: raised nothing", backward=with_options(retain_graph=True)
+    ),
+    _method(
+        "backward-never-retains", "twice", "RuntimeError", "a second time", backward=with_options(retain_graph=False)
+    ),
     _method("gradients-added-in-low", "micro_batches or small_steps", "gradient", backward=in_low_sums),
-    _method("backward-for-every-leaf", "chosen_leaves", "whether x has a gradient: got True", backward=for_every_leaf),
+    _method(
+        "backward-for-every-leaf",
+        "chosen_leaves",
+        "whether x has a gradient: got True",
+        backward=with_options(inputs=None),
+    ),
     _method(
         "grad-sets-grad", "instead_of_method", "whether .grad is set", where=torch.autograd, grad=also_accumulating
     ),
@@ -232,7 +230,7 @@ FAULTS = (
     _op("product-gradient-lost", detached(1), "as_by_hand and layer", "gradient of w", op="linear"),
     _op("product-once-differentiable", computed(low, low), "double_backward", "RuntimeError"),
     _op("product-casts-again", cast_again, "changed_after_forward", "gradient of the input: differs by"),
-    _op("product-casts-double-leaves", doubles_too, "dtype_of_the_leaf", "dtype of the product", "torch.float64"),
+    _op("product-casts-double-leaves", low_doubles_too, "dtype_of_the_leaf", "dtype of the product", "torch.float64"),
     _op("product-casts-complex-leaves", complex_too, "complex_leaf", "torch.complex64"),
     _fault("product-in-the-first-dtype", one_dtype_for_all, "backward_in_turns", "gradient of three steps in"),
     _method("hook-told-float32", "tensor_hook_dtype", "dtypes of gradients", register_hook=told_float32),

@@ -53,7 +53,7 @@ def cache(
 ) -> AbstractContextManager[object]:
     """Products with another cache while entered.
 
-    `keeps`: whether a cast is kept. `key`: under what. `clears`: whether clearing empties it. `strong`: whether the
+    `keeps`: whether a cast is cached. `key`: its key. `clears`: whether clearing empties it. `strong`: whether the
     tensor is kept alive, so that its identity is not used again.
     """
     cached: dict[Hashable, tuple[torch.Tensor | None, torch.Tensor]] = {}

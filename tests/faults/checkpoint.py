@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 from torch.utils import checkpoint as module
 
-from tests.faults.fault import Fault
+from tests.faults.fault import Fault, Inject
 
 _KWARGS = module._get_autocast_kwargs
 Kwargs = dict[str, Any] | None
@@ -56,7 +56,7 @@ def _stateless() -> AbstractContextManager[object]:
 
 
 def _without_random_state() -> AbstractContextManager[object]:
-    """Random numbers are drawn anew, although they are to be the same."""
+    """Generate new random numbers in place of the same ones."""
 
     @contextlib.contextmanager
     def fork(*args: Any, **options: Any) -> Any:
@@ -105,7 +105,7 @@ def _set_uncached() -> None:
     torch.set_autocast_cache_enabled(False)
 
 
-def fault(name: str, inject: Callable[[], AbstractContextManager[object]], says: str, only: str) -> Fault:
+def fault(name: str, inject: Inject, says: str, only: str) -> Fault:
     """A fault that the scenarios whose names hold `only` catch."""
     return Fault(name, "checkpoint", inject, (says,), "autograd", only=only)
 

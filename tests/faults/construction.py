@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,18 +31,17 @@ def init_disabled(
     _INIT(self, device_type, dtype, enabled, cache_enabled)
 
 
-def init_default_float16(self: Any, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
-    _INIT(self, device_type, dtype or torch.float16, *args, **kwargs)
+def default(of: Callable[[Any], torch.dtype]) -> Callable[..., None]:
+    def init(self: Any, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        _INIT(self, device_type, dtype or of(device_type), *args, **kwargs)
+
+    return init
 
 
-def init_default_bfloat16(self: Any, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
-    _INIT(self, device_type, dtype or torch.bfloat16, *args, **kwargs)
-
-
-def init_fixed_default(self: Any, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
-    """The default is the device type's, whatever set_autocast_dtype said."""
-    own = torch.bfloat16 if device_type == "cpu" else torch.float16
-    _INIT(self, device_type, dtype or own, *args, **kwargs)
+init_default_float16 = default(lambda device_type: torch.float16)
+init_default_bfloat16 = default(lambda device_type: torch.bfloat16)
+# whatever set_autocast_dtype said
+init_fixed_default = default(lambda device_type: torch.bfloat16 if device_type == "cpu" else torch.float16)
 
 
 def init_cache_on(

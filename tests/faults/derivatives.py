@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -17,7 +18,7 @@ from torch.utils._pytree import tree_map
 from tests.faults import caches, regions
 from tests.faults.casts import in_low
 from tests.faults.customfn import backward
-from tests.faults.fault import Fault, Inject
+from tests.faults.fault import Fault, in_scenario
 from tests.faults.gradients import doubled, passed, wide
 from tests.faults.kernels import Body, Call, kernel
 
@@ -33,10 +34,7 @@ _APPLY = torch.autograd.Function.apply
 Pass = Callable[..., Any]
 
 
-def _fault(name: str, where: str, says: str, inject: Inject) -> Fault:
-    """A fault that the scenario `rule/name` must catch."""
-    rule, _, scenario = where.partition("/")
-    return Fault(name, rule, inject, (), "autograd").seen_by(scenario, says)
+_fault = partial(in_scenario, "autograd")
 
 
 def _region(name: str, where: str, says: str, **methods: Pass) -> Fault:

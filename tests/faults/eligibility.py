@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tests.faults.casts import CPU, CUDA, FP32
+from tests.faults.casts import CPU, CUDA, FP32, each, in_float32, in_low, low_doubles_too, low_integers_too, to
 from tests.faults.fault import Fault
 from tests.faults.kernels import Body, Call, kernel
 
@@ -22,64 +22,20 @@ def of_a_form(name: str, device: str, op: str, body: Body, form: str) -> Fault:
     return eligible(name, device, op, body, says, op="any_form", only=form)
 
 
-def other_devices_too(call: Call) -> Any:
-    return call.run(lambda place, t: t.to(call.low) if t.dtype in (FP32, torch.float16, torch.bfloat16) else t)
-
-
-def complex_too(call: Call) -> Any:
-    return call.run(lambda place, t: t.real.to(call.low) if t.is_complex() or call.eligible(t) else t)
-
-
-def doubles_too(call: Call) -> Any:
-    return call.run(lambda place, t: t.to(call.low) if t.is_floating_point() else t)
-
-
-def integers_too(call: Call) -> Any:
-    return call.run(lambda place, t: t.to(call.low) if t.dtype != torch.float64 else t)
-
-
-def not_eight_bits(call: Call) -> Any:
-    return call.cast(call.low, unless=lambda place, t: t.dtype.itemsize == 1)
-
-
-def not_with_gradient(call: Call) -> Any:
-    return call.cast(call.low, unless=lambda place, t: t.requires_grad)
-
-
-def not_zero_dimensional(call: Call) -> Any:
-    return call.cast(FP32, unless=lambda place, t: t.dim() == 0)
-
-
-def not_strided(call: Call) -> Any:
-    return call.cast(call.low, unless=lambda place, t: not t.is_contiguous())
-
-
-def not_views(call: Call) -> Any:
-    return call.cast(call.low, unless=lambda place, t: t._is_view())
-
-
-def not_results(call: Call) -> Any:
-    return call.cast(FP32, unless=lambda place, t: not t.is_leaf)
-
-
-def not_leaves(call: Call) -> Any:
-    return call.cast(FP32, unless=lambda place, t: t.is_leaf and t.requires_grad)
-
-
-def not_parameters(call: Call) -> Any:
-    return call.cast(call.low, unless=lambda place, t: isinstance(t, torch.nn.Parameter))
-
-
-def not_subclass(call: Call) -> Any:
-    return call.cast(call.low, unless=lambda place, t: type(t) not in (torch.Tensor, torch.nn.Parameter))
-
-
-def layout_lost(call: Call) -> Any:
-    return call.run(lambda place, t: t.to(call.low, memory_format=torch.contiguous_format) if call.eligible(t) else t)
-
-
-def copies_always(call: Call) -> Any:
-    return call.run(lambda place, t: t.to(FP32, copy=True) if call.eligible(t) else t)
+other_devices_too = each(lambda call, t: t.to(call.low) if t.dtype in (FP32, torch.float16, torch.bfloat16) else t)
+complex_too = each(lambda call, t: t.real.to(call.low) if t.is_complex() or call.eligible(t) else t)
+not_eight_bits = to("low", lambda call, place, t: t.dtype.itemsize == 1)
+not_with_gradient = to("low", lambda call, place, t: t.requires_grad)
+not_zero_dimensional = to(FP32, lambda call, place, t: t.dim() == 0)
+not_strided = to("low", lambda call, place, t: not t.is_contiguous())
+not_views = to("low", lambda call, place, t: t._is_view())
+not_results = to(FP32, lambda call, place, t: not t.is_leaf)
+not_leaves = to(FP32, lambda call, place, t: t.is_leaf and t.requires_grad)
+not_parameters = to("low", lambda call, place, t: isinstance(t, torch.nn.Parameter))
+not_subclass = to("low", lambda call, place, t: type(t) not in (torch.Tensor, torch.nn.Parameter))
+first_of_list_only = to("low", lambda call, place, t: place > 0)
+copies_always = each(lambda call, t: t.to(FP32, copy=True) if call.eligible(t) else t)
+layout_lost = each(lambda call, t: t.to(call.low, memory_format=torch.contiguous_format) if call.eligible(t) else t)
 
 
 def in_place_low(call: Call) -> Any:
@@ -97,19 +53,11 @@ def dtype_ignored(call: Call) -> Any:
     return call.op(*call.args, **{**call.kwargs, "dtype": FP32})
 
 
-def first_of_list_only(call: Call) -> Any:
-    return call.cast(call.low, unless=lambda place, t: place > 0)
-
-
-def in_low(call: Call) -> Any:
-    return call.cast(call.low)
-
-
 FAULTS = (
     eligible("mm-casts-other-devices", CUDA, "mm", other_devices_too, "dtypes mm receives", "cpu"),
     eligible("mm-casts-meta", CPU, "mm", other_devices_too, "dtypes mm receives", "meta"),
-    eligible("mm-casts-doubles", CPU, "mm", doubles_too, "dtypes mm", "fp64"),
-    eligible("mm-casts-integers", CUDA, "mm", integers_too, "dtypes mm", "int64"),
+    eligible("mm-casts-doubles", CPU, "mm", low_doubles_too, "dtypes mm", "fp64"),
+    eligible("mm-casts-integers", CUDA, "mm", low_integers_too, "dtypes mm", "int64"),
     eligible("mm-casts-complex", CPU, "mm", complex_too, "dtypes mm", "complex64"),
     eligible("mm-leaves-float8", CUDA, "mm", not_eight_bits, "dtypes mm", "float8"),
     eligible("mm-leaves-what-needs-grad", CPU, "mm", not_with_gradient, "dtypes mm receives, requires_grad=True"),
@@ -130,5 +78,5 @@ FAULTS = (
     eligible("softmax-ignores-dtype", CUDA, "softmax.int", dtype_ignored, "softmax", "dtype="),
     eligible("relu-downcast", CPU, "relu", in_low, "dtype of relu of float32"),
     eligible("add-downcast", CPU, "add.Tensor", in_low, "dtype of torch.add"),
-    eligible("gelu-upcast", CUDA, "gelu", lambda call: call.cast(FP32), "dtype of gelu of low"),
+    eligible("gelu-upcast", CUDA, "gelu", in_float32, "dtype of gelu of low"),
 )

@@ -99,6 +99,12 @@ class Fault:
             assert all(result["torch"] and result["pytest"] for result in noticed), "a red case lacks its reproduction"
 
 
+def in_scenario(suite: str, name: str, where: str, says: str, inject: Inject) -> Fault:
+    """Return a fault that the scenario `rule/name` of a suite must catch."""
+    rule, _, scenario = where.partition("/")
+    return Fault(name, rule, inject, (), suite).seen_by(scenario, says)
+
+
 def seen_in(name: str, inject: Inject, seen: Mapping[str, str]) -> tuple[Fault, ...]:
     """A fault once for each scenario that must catch it, with the words for it.
 

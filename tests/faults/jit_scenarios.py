@@ -11,16 +11,14 @@ import torch
 
 from tests.faults import compilers as wrong
 from tests.faults.compilers import Change, entering, handed_out, inside, results
-from tests.faults.fault import Fault, Inject
+from tests.faults.fault import Fault, Inject, in_scenario
 from tests.faults.limits import silent_decorator
 
 _EXPORT = torch.export.export
 
 
 def _fault(name: str, where: str, says: str, inject: Inject) -> Fault:
-    """A fault that the scenario `rule/name` must catch."""
-    rule, _, scenario = where.partition("/")
-    return Fault(f"jit-{name}", rule, inject, (), "jit").seen_by(scenario, says)
+    return in_scenario("jit", f"jit-{name}", where, says, inject)
 
 
 def _dropped(where: str, says: str) -> Fault:

@@ -14,7 +14,7 @@ from ampcheck.compilers import kinds
 from ampcheck.compilers.kinds import Compiled, Executor
 from ampcheck.tools.lint import cases, compare
 from ampcheck.tools.lint.rules import Diagnostic
-from tests.faults.fault import Fault
+from tests.faults.fault import Fault, Inject
 
 _LINT, _CHECK = cases.lint_source, cases.check_scripted
 _DECORATE: Any = torch.amp.autocast_mode.autocast_decorator
@@ -22,13 +22,13 @@ _DECORATE: Any = torch.amp.autocast_mode.autocast_decorator
 # ---- the linter
 
 
-def _linter(name: str, case: str, change: Callable[[list[Diagnostic]], list[Diagnostic]], *says: str) -> Fault:
-    """A linter whose reports are changed; the twin of a case must notice."""
-
-    def inject() -> AbstractContextManager[object]:
-        return patch.object(cases, "lint_source", lambda *args: change(_LINT(*args)))
-
+def _found(name: str, case: str, inject: Inject, *says: str) -> Fault:
     return Fault(name, "limits", inject, says, "jit", only=f"found and {case}")
+
+
+def _linter(name: str, case: str, change: Callable[[list[Diagnostic]], list[Diagnostic]], *says: str) -> Fault:
+    """Return a fault of the linter's reports, which the linter's test of a case must notice."""
+    return _found(name, case, lambda: patch.object(cases, "lint_source", lambda *args: change(_LINT(*args))), *says)
 
 
 def _blind(rule: str, case: str) -> Fault:
@@ -62,10 +62,6 @@ _CASES = {
 # ---- check_scripted
 
 
-def _dynamic(name: str, case: str, inject: Callable[[], AbstractContextManager[object]], *says: str) -> Fault:
-    return Fault(name, "limits", inject, says, "jit", only=f"found and {case}")
-
-
 def sees_nothing() -> AbstractContextManager[object]:
     return patch.object(compare, "_differences", lambda *args: iter(()))
 
@@ -95,7 +91,7 @@ def silent_decorator() -> AbstractContextManager[object]:
 
 
 def _compiler(name: str, change: Callable[[Callable[..., Any]], Callable[..., Any]], *says: str) -> Fault:
-    """A compiler that is wrong in one way; a drawn program must show it."""
+    """A compiler that is wrong in one way; a random program must show it."""
 
     def make(function: Callable[..., Any], inputs: Sequence[Any]) -> Compiled:
         return Compiled(change(function))
@@ -188,8 +184,8 @@ FAULTS = (
         "rules that the linter reports",
         "'bound'",
     ),
-    _dynamic("check-sees-nothing", "wide_dtype", sees_nothing, "whether check_scripted finds a difference"),
-    _dynamic("check-loses-places", "wide_dtype", loses_files, "differences without a line"),
+    _found("check-sees-nothing", "wide_dtype", sees_nothing, "whether check_scripted finds a difference"),
+    _found("check-loses-places", "wide_dtype", loses_files, "differences without a line"),
     Fault(
         "decorator-without-mark",
         "limits",

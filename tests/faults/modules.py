@@ -14,62 +14,54 @@ from ampcheck.compilers import eager
 from tests.faults.fault import Fault
 from tests.faults.regions import replaced
 
+Change = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def low(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else tensor
+
 
 def outside(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with autocast switched off inside."""
-
-    @wraps(function)
-    def wrong(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast("cpu", enabled=False):
-            return function(*args, **kwargs)
-
-    return wrong
+    """Return the function with autocast switched off inside."""
+    return wraps(function)(torch.autocast("cpu", enabled=False)(function))
 
 
-def widened(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with its result cast to float32."""
+def after(change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+    """Return a decorator that changes the first result."""
 
-    @wraps(function)
-    def wrong(*args: Any, **kwargs: Any) -> Any:
-        out = function(*args, **kwargs)
-        return out.float() if isinstance(out, torch.Tensor) else (out[0].float(), *out[1:])
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def wrong(*args: Any, **kwargs: Any) -> Any:
+            out = function(*args, **kwargs)
+            return change(out) if isinstance(out, torch.Tensor) else (change(out[0]), *out[1:])
 
-    return wrong
+        return wrong
 
-
-def lowered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The method with its result cast to the region's dtype."""
-
-    @wraps(function)
-    def wrong(*args: Any, **kwargs: Any) -> Any:
-        out = function(*args, **kwargs)
-        return out.to(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else out
-
-    return wrong
+    return decorate
 
 
-def casting_parameters(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, which turns its module's parameters into the region's dtype for good."""
+def before(change: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> Change:
+    """Return a decorator of a method of modules that changes its first argument."""
 
-    @wraps(function)
-    def wrong(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_autocast_enabled("cpu"):
-            self.to(torch.get_autocast_dtype("cpu"))
-        return function(self, *args, **kwargs)
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def wrong(self: nn.Module, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            return function(self, change(self, x), *args, **kwargs)
 
-    return wrong
+        return wrong
+
+    return decorate
 
 
-def narrowed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The method on an input cast to the region's dtype."""
+def to_low_for_good(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Turn the module's parameters into the region's dtype."""
+    if torch.is_autocast_enabled("cpu"):
+        module.to(torch.get_autocast_dtype("cpu"))
+    return x
 
-    @wraps(function)
-    def wrong(self: nn.Module, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_autocast_enabled("cpu") and x.is_floating_point():
-            x = x.to(torch.get_autocast_dtype("cpu"))
-        return function(self, x, *args, **kwargs)
 
-    return wrong
+widened, lowered, casting_parameters = after(torch.Tensor.float), after(low), before(to_low_for_good)
+narrowed = before(lambda module, x: low(x) if x.is_floating_point() else x)
 
 
 def module(name: str, where: type[nn.Module], change: Callable[..., Any], cases: str, *says: str) -> Fault:

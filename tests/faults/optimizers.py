@@ -110,94 +110,67 @@ def unaware(kernel: Callable[..., Any], *names: str) -> Callable[..., Any]:
 def faults(device: str) -> tuple[Fault, ...]:
     """Every fault of this file, to be caught on a device."""
 
-    def on(name: str, rule: str, where: Any, cases: str, *says: str, **wrong: Callable[..., Any]) -> Fault:
+    def on(
+        name: str, cases: str, *says: str, rule: str = "optimizers", where: Any = SCALER, **wrong: Callable[..., Any]
+    ) -> Fault:
         return mutant(name, rule, where, cases, *says, device=device, **wrong)
 
+    def loops(name: str, cases: str, *says: str, **wrong: Callable[..., Any]) -> Fault:
+        return on(name, cases, *says, rule="loops", **wrong)
+
+    def fused(name: str, cases: str, *says: str, **wrong: Callable[..., Any]) -> Fault:
+        return on(name, cases, *says, where=torch, **wrong)
+
     return (
-        on(
+        fused(
             "fused-ignores-found-inf",
-            "optimizers",
-            torch,
             "skipped and Adam and fused",
             "parameter 0 after a gradient of inf",
             _fused_adam_=unaware(_ADAM, "found_inf"),
         ),
-        on(
+        fused(
             "fused-ignores-grad-scale",
-            "optimizers",
-            torch,
             "divided_once and Adam",
             "the gradient, unscale_ called: False",
             _fused_adam_=unaware(_ADAM, "grad_scale"),
         ),
-        on(
+        fused(
             "fused-sgd-steps-anyway",
-            "optimizers",
-            torch,
             "skipped and SGD and fused",
             "kept 0 momentum_buffer after",
             _fused_sgd_=unaware(_SGD, "found_inf"),
         ),
         on(
-            "step-in-spite-of-nan",
-            "optimizers",
-            SCALER,
-            "skipped and Adam and loop",
-            "after a gradient of nan",
-            _maybe_opt_step=always_steps,
+            "step-in-spite-of-nan", "skipped and Adam and loop", "after a gradient of nan", _maybe_opt_step=always_steps
         ),
         on(
             "skipped-step-counted",
-            "optimizers",
-            SCALER,
             "skipped and Adam and loop",
             "kept 0 step after a gradient of inf",
             _maybe_opt_step=counts_skipped_steps,
         ),
         on(
             "skipped-step-of-zeros",
-            "optimizers",
-            SCALER,
             "skipped and SGD and foreach",
             "parameter 0 after a gradient of inf",
             _maybe_opt_step=steps_on_zeros,
         ),
-        on(
-            "first-step-of-zeros",
-            "optimizers",
-            SCALER,
-            "as_without_one and Adam and loop",
-            "kept 0 step",
-            _maybe_opt_step=steps_on_zeros,
-        ),
-        on("found-inf-stays", "optimizers", SCALER, "nothing_stays", "attributes left", step=leaves_its_attributes),
-        on(
-            "result-swallowed", "optimizers", SCALER, "returned_value", "got None; expected 5", step=swallows_the_result
-        ),
-        on(
-            "later-groups-scaled",
-            "optimizers",
-            SCALER,
-            "group_added",
-            "one that was added",
-            _unscale_grads_=first_group_alone,
-        ),
-        on("half-is-stepped", "optimizers", SCALER, "half_is_refused", "raised nothing", _unscale_grads_=takes_half),
-        on(
-            "unscaled-twice", "loops", SCALER, "recipe and clip_norm", "in a region: False", unscale_=apart_is_forgotten
-        ),
-        on(
+        on("first-step-of-zeros", "as_without_one and Adam and loop", "kept 0 step", _maybe_opt_step=steps_on_zeros),
+        on("found-inf-stays", "nothing_stays", "attributes left", step=leaves_its_attributes),
+        on("result-swallowed", "returned_value", "got None; expected 5", step=swallows_the_result),
+        on("later-groups-scaled", "group_added", "one that was added", _unscale_grads_=first_group_alone),
+        on("half-is-stepped", "half_is_refused", "raised nothing", _unscale_grads_=takes_half),
+        loops("unscaled-twice", "recipe and clip_norm", "in a region: False", unscale_=apart_is_forgotten),
+        loops(
             "clipped-before-unscaling",
-            "loops",
-            SCALER,
             "recipe and clip_norm",
             "parameter 0, in a region: False: differs",
             unscale_=apart_does_nothing,
             step=step_unscales_late,
         ),
-        on("first-optimizer-alone", "loops", SCALER, "recipe and several", "the scale", update=first_optimizer_alone),
-        on("disabled-scales", "loops", SCALER, "disabled and typical", "parameter 0", scale=scales_when_disabled),
-        on("tracker-not-loaded", "loops", SCALER, "resumed", "state after step 3", load_state_dict=forgets_the_tracker),
+        loops("first-optimizer-alone", "recipe and several", "the scale", update=first_optimizer_alone),
+        loops("disabled-scales", "disabled and typical", "parameter 0", scale=scales_when_disabled),
+        loops("tracker-not-loaded", "resumed", "state after step 3", load_state_dict=forgets_the_tracker),
     )
 
 

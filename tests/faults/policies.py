@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +21,7 @@ def _position(call: Call) -> int:
 def _chosen(call: Call) -> torch.dtype | None:
     """The dtype that the caller gave."""
     place = _position(call)
-    found = call.kwargs.get("dtype", call.args[place] if place < len(call.args) else None)
-    return found
+    return call.kwargs.get("dtype", call.args[place] if place < len(call.args) else None)
 
 
 def _with_dtype(call: Call, dtype: torch.dtype | None) -> Any:
@@ -43,33 +43,21 @@ def overrides(call: Call) -> Any:
     return _with_dtype(call, FP32) if _first_eligible(call) else call.run()
 
 
-def fills_low(call: Call) -> Any:
-    return _with_dtype(call, call.low) if _first_eligible(call) and _chosen(call) is None else call.run()
+def fills(dtype: Callable[[Call], torch.dtype], when: Callable[[Call], bool] = _first_eligible) -> Body:
+    """Return a kernel that fills in a dtype where the caller gave none."""
+    return lambda call: _with_dtype(call, dtype(call)) if when(call) and _chosen(call) is None else call.run()
 
 
-def fills_double(call: Call) -> Any:
-    return _with_dtype(call, torch.float64) if _first_eligible(call) and _chosen(call) is None else call.run()
-
-
-def fills_for_doubles(call: Call) -> Any:
-    fill = call.tensors()[0].is_floating_point() and _chosen(call) is None
-    return _with_dtype(call, FP32) if fill else call.run()
-
-
-def fills_for_integers(call: Call) -> Any:
-    fill = call.tensors()[0].dtype != torch.float64 and _chosen(call) is None
-    return _with_dtype(call, FP32) if fill else call.run()
-
-
-def fills_only_for_low(call: Call) -> Any:
-    fill = call.tensors()[0].dtype == call.low and _chosen(call) is None
-    return _with_dtype(call, FP32) if fill else call.run()
+fills_float32 = fills(lambda call: FP32)
+fills_low, fills_double = fills(lambda call: call.low), fills(lambda call: torch.float64)
+fills_for_doubles = fills(lambda call: FP32, lambda call: call.tensors()[0].is_floating_point())
+fills_for_integers = fills(lambda call: FP32, lambda call: call.tensors()[0].dtype != torch.float64)
+fills_only_for_low = fills(lambda call: FP32, lambda call: call.tensors()[0].dtype == call.low)
 
 
 def fills_then_casts_back(call: Call) -> Any:
     first = call.tensors()[0].dtype
-    result = _with_dtype(call, FP32) if _first_eligible(call) and _chosen(call) is None else call.run()
-    return outputs(result, lambda place, t: t.to(first))
+    return outputs(fills_float32(call), lambda place, t: t.to(first))
 
 
 def appends(dtype_of: str) -> Any:
@@ -86,12 +74,11 @@ def appends(dtype_of: str) -> Any:
     return body
 
 
-def refuses_badly(call: Call) -> Any:
-    raise RuntimeError("this is not supported")
+def refuses(error: Exception) -> Body:
+    def body(call: Call) -> Any:
+        raise error
 
-
-def refuses_with_type_error(call: Call) -> Any:
-    raise TypeError("binary_cross_entropy is unsafe; use binary_cross_entropy_with_logits")
+    return body
 
 
 def slightly_off(call: Call) -> Any:
@@ -103,6 +90,8 @@ def unlisted(name: str, device: str, op: str, spelling: str, body: Body) -> Faul
     # Virtual devices run the op database at night only.
     return replace(wrong(name, "fallthrough", device, op, body), says=(spelling,), op=spelling, nightly=device != CPU)
 
+
+_UNSAFE = TypeError("binary_cross_entropy is unsafe; use binary_cross_entropy_with_logits")
 
 OPTDTYPE = (
     wrong("softmax-overrides-the-caller", "optdtype", CUDA, "softmax.int", overrides),
@@ -126,8 +115,14 @@ APPEND = (
 BANNED = (
     wrong("cross-entropy-runs", "banned", CUDA, "binary_cross_entropy", as_given),
     wrong("cross-entropy-runs-in-float32", "banned", XPU, "binary_cross_entropy", in_float32),
-    wrong("cross-entropy-refused-badly", "banned", CUDA, "binary_cross_entropy", refuses_badly),
-    wrong("cross-entropy-type-error", "banned", XPU, "binary_cross_entropy", refuses_with_type_error),
+    wrong(
+        "cross-entropy-refused-badly",
+        "banned",
+        CUDA,
+        "binary_cross_entropy",
+        refuses(RuntimeError("this is not supported")),
+    ),
+    wrong("cross-entropy-type-error", "banned", XPU, "binary_cross_entropy", refuses(_UNSAFE)),
 )
 
 FALLTHROUGH = (

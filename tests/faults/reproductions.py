@@ -162,7 +162,7 @@ FAULTS = (
         "traced-to-other-values",
         "jit/limits/captured-traced_custom",
         partial(handed_out, doubled, "trace"),
-        "FAIL whether the first call in a region gives the same values | got False; expected True",
+        "FAIL whether the first call in a region gives the same values | got False | expected True",
     ),
 )
 """Every fault."""

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch.amp.grad_scaler import GradScaler, OptState, _refresh_per_optimizer_state
 
+from tests.faults import unscale
 from tests.faults.fault import Fault
 from tests.faults.regions import replaced
+from tests.faults.unscale import RESCALE, UNSCALE, blind_to, rescale, without
 
 OWN = {name: getattr(GradScaler, name) for name in vars(GradScaler) if callable(getattr(GradScaler, name))}
-_UNSCALE = torch._amp_foreach_non_finite_check_and_unscale_
-_RESCALE = torch._amp_update_scale_
+_UNSCALE, _RESCALE = getattr(torch, UNSCALE), getattr(torch, RESCALE)
 
 
 def fault(
@@ -36,32 +37,20 @@ def fault(
     return Fault(f"scaler-{name}", rule, inject, says, "scaler", op=op, only=only)
 
 
-def _op(name: str, *says: str, only: str = "not random", **functions: Callable[..., Any]) -> Fault:
-    return fault(name, "lossscale", *says, only=only, owner=torch, **functions)
+def _op(name: str, *says: str, only: str = "not random", **wrong: Callable[..., Any]) -> Fault:
+    """Return a fault of `unscale` or `rescale`, the ops of a GradScaler."""
+    ops = {"unscale": UNSCALE, "rescale": RESCALE}
+    return fault(name, "lossscale", *says, only=only, owner=torch, **{ops[op]: body for op, body in wrong.items()})
 
 
 # ---- the two ops
 
 
 def _interval(by: int) -> Callable[..., Any]:
-    def rescale(scale: Any, tracker: Any, found: Any, growth: float, backoff: float, interval: int) -> Any:
-        return _RESCALE(scale, tracker, found, growth, backoff, interval + by)
-
-    return rescale
+    return rescale(lambda s, t, f, grow, back, interval: (s, t, f, grow, back, interval + by))
 
 
-def no_backoff(scale: Any, tracker: Any, found: Any, growth: float, backoff: float, interval: int) -> Any:
-    return _RESCALE(scale, tracker, found, growth, 1.0, interval)
-
-
-def backoff_by_growth(scale: Any, tracker: Any, found: Any, growth: float, backoff: float, interval: int) -> Any:
-    return _RESCALE(scale, tracker, found, growth, 1.0 / growth, interval)
-
-
-def keeps_counting_over_overflow(scale: Any, tracker: Any, found: Any, *rest: Any) -> Any:
-    before = int(tracker)
-    _RESCALE(scale, tracker, found, *rest)
-    return tracker.fill_(before) if float(found) else scale
+no_backoff = rescale(lambda s, t, f, grow, back, interval: (s, t, f, grow, 1.0, interval))
 
 
 def keeps_counting_after_growth(scale: Any, tracker: Any, found: Any, *rest: Any) -> Any:
@@ -74,22 +63,6 @@ def grows_into_infinity(scale: Any, tracker: Any, found: Any, growth: float, bac
     before, count = float(scale), int(tracker) + 1
     _RESCALE(scale, tracker, found, growth, backoff, interval)
     return scale.fill_(before).mul_(growth) if count == interval and not float(found) else scale
-
-
-def _blind(to: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
-    """Sees nothing where `to` is true."""
-
-    def unscale(grads: list[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor) -> None:
-        before = found.clone()
-        _UNSCALE(grads, found, inverse)
-        if all(bool((grad.isfinite() | to(grad)).all()) for grad in grads):
-            found.copy_(before)
-
-    return unscale
-
-
-def without_the_last(grads: list[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor) -> None:
-    _UNSCALE(grads[: max(1, len(grads) - 1)], found, inverse)
 
 
 def checks_the_first_alone(grads: list[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor) -> None:
@@ -156,10 +129,6 @@ def takes_closures(self: Any, optimizer: Any, *args: Any, closure: Any = None, *
     return OWN["step"](self, optimizer, *args, **kwargs)
 
 
-def takes_half(self: Any, optimizer: Any, inverse: Any, found: Any, allow: bool) -> Any:
-    return OWN["_unscale_grads_"](self, optimizer, inverse, found, True)
-
-
 def steps_without_gradients(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     if all(param.grad is None for group in optimizer.param_groups for param in group["params"]):
         return optimizer.step(*args, **kwargs)
@@ -224,30 +193,19 @@ def skips_although_disabled(self: Any, optimizer: Any, *args: Any, **kwargs: Any
 
 
 FAULTS = (
-    _op("grows-late", "scale and tracker after each iteration", _amp_update_scale_=_interval(1)),
-    _op("grows-early", "scale and tracker after each iteration", _amp_update_scale_=_interval(-1)),
-    _op("never-backs-off", "scale and tracker after each iteration", _amp_update_scale_=no_backoff),
-    _op("backs-off-by-growth", "scale and tracker after each iteration", _amp_update_scale_=backoff_by_growth),
-    _op("counts-over-overflow", "scale and tracker", _amp_update_scale_=keeps_counting_over_overflow),
-    _op("counts-after-growth", "scale and tracker", _amp_update_scale_=keeps_counting_after_growth),
-    _op("grows-into-infinity", "(inf, 0)", _amp_update_scale_=grows_into_infinity),
-    _op(
-        "nan-unseen",
-        "weights and momentum after a skipped step",
-        _amp_foreach_non_finite_check_and_unscale_=_blind(torch.isnan),
-    ),
-    _op("inf-unseen", "after a skipped step", _amp_foreach_non_finite_check_and_unscale_=_blind(torch.isinf)),
-    _op(
-        "negative-inf-unseen", "after a skipped step", _amp_foreach_non_finite_check_and_unscale_=_blind(torch.isneginf)
-    ),
-    _op("last-undivided", "weight", _amp_foreach_non_finite_check_and_unscale_=without_the_last),
-    _op("first-alone-checked", "after a skipped", _amp_foreach_non_finite_check_and_unscale_=checks_the_first_alone),
-    _op(
-        "nan-unseen-at-random",
-        "found_inf of optimizer",
-        only="random",
-        _amp_foreach_non_finite_check_and_unscale_=_blind(torch.isnan),
-    ),
+    _op("grows-late", "scale and tracker after each iteration", rescale=_interval(1)),
+    _op("grows-early", "scale and tracker after each iteration", rescale=_interval(-1)),
+    _op("never-backs-off", "scale and tracker after each iteration", rescale=no_backoff),
+    _op("backs-off-by-growth", "scale and tracker after each iteration", rescale=unscale.backs_off_by_growth),
+    _op("counts-over-overflow", "scale and tracker", rescale=unscale.keeps_the_tracker),
+    _op("counts-after-growth", "scale and tracker", rescale=keeps_counting_after_growth),
+    _op("grows-into-infinity", "(inf, 0)", rescale=grows_into_infinity),
+    _op("nan-unseen", "weights and momentum after a skipped step", unscale=blind_to(torch.isnan)),
+    _op("inf-unseen", "after a skipped step", unscale=blind_to(torch.isinf)),
+    _op("negative-inf-unseen", "after a skipped step", unscale=blind_to(torch.isneginf)),
+    _op("last-undivided", "weight", unscale=without(lambda n, _, count: n == count - 1 > 0)),
+    _op("first-alone-checked", "after a skipped", unscale=checks_the_first_alone),
+    _op("nan-unseen-at-random", "found_inf of optimizer", only="random", unscale=blind_to(torch.isnan)),
     fault("first-group-undivided", "lossscale", "after a skipped step", _unscale_grads_=without_the_first_group),
     fault("steps-in-any-case", "lossscale", "after a skipped step", _maybe_opt_step=steps_in_any_case),
     fault("skip-touches-momentum", "lossscale", "momentum after a skipped step", _maybe_opt_step=forgets_momentum),
@@ -262,7 +220,7 @@ FAULTS = (
     fault(
         "skips-for-all-at-random",
         "lossscale",
-        "Take(",
+        "OptimizerStep(",
         "first in no gradient of its own",
         "the watch",
         only="random",
@@ -282,7 +240,7 @@ FAULTS = (
     ),
     fault("stepped-twice", "misuse", "step after backward, step: raised nothing", step=_ready_again("step")),
     fault("closure-taken", "misuse", "closure by keyword: raised nothing", step=takes_closures),
-    fault("half-taken", "misuse", "expected ValueError", _unscale_grads_=takes_half),
+    fault("half-taken", "misuse", "expected ValueError", _unscale_grads_=unscale.takes_half),
     fault("no-gradients-taken", "misuse", "its step: raised nothing", step=steps_without_gradients),
     fault("update-of-nothing", "misuse", "update: raised nothing", update=updates_by_nothing),
     fault("scales-when-disabled", "misuse", "whether scale returned what it was given", scale=scales_although_disabled),
@@ -308,7 +266,7 @@ JAX = (
         "a list on two devices: raised nothing",
         op="another_device",
         owner=torch,
-        _amp_foreach_non_finite_check_and_unscale_=each_alone,
+        **{UNSCALE: each_alone},
     ).on_jax(),
 )
 """Those that the jax device must notice, too; the last three need a second device."""

@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -16,7 +17,7 @@ from torch.amp.grad_scaler import GradScaler, OptState
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from tests.faults.compilers import handed_out
-from tests.faults.fault import Fault, Inject
+from tests.faults.fault import Fault, in_scenario
 from tests.faults.optimizers import unaware
 from tests.faults.scaler import OWN, steps_in_any_case
 from tests.faults.unscale import RESCALE, UNSCALE
@@ -25,10 +26,7 @@ _UNSCALE, _RESCALE, _SGD = getattr(torch, UNSCALE), getattr(torch, RESCALE), tor
 _TOP = torch.finfo(torch.float32).max
 
 
-def _fault(name: str, where: str, says: str, inject: Inject) -> Fault:
-    """A fault that the scenario `rule/name` must catch."""
-    rule, _, scenario = where.partition("/")
-    return Fault(name, rule, inject, (), "scaler").seen_by(scenario, says)
+_fault = partial(in_scenario, "scaler")
 
 
 def _put(name: str, where: str, says: str, owner: Any = GradScaler, **wrong: Any) -> Fault:

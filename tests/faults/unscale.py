@@ -123,6 +123,9 @@ def rescale(change: Callable[..., Any]) -> Callable[..., Any]:
     return update
 
 
+backs_off_by_growth = rescale(lambda s, t, f, grow, back, interval: (s, t, f, grow, 1 / grow, interval))
+
+
 def keeps_the_tracker(scale: Any, tracker: Any, found: Any, *rest: Any) -> Any:
     before = tracker.clone()
     out = _RESCALE(scale, tracker, found, *rest)
@@ -190,12 +193,7 @@ def faults(device: str) -> tuple[Fault, ...]:
             "scale and tracker after 1998: got (8.0, 0)",
             wrong=rescale(lambda s, t, f, grow, back, interval: (s, t, f, grow, back, max(interval - 1, 1))),
         ),
-        update(
-            "backs-off-by-growth",
-            "factors",
-            "scale backed off",
-            wrong=rescale(lambda s, t, f, grow, back, interval: (s, t, f, grow, 1 / grow, interval)),
-        ),
+        update("backs-off-by-growth", "factors", "scale backed off", wrong=backs_off_by_growth),
         update(
             "two-found-are-none",
             "overflow",

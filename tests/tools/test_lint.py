@@ -11,8 +11,9 @@ import pytest
 
 from ampcheck.cli import main
 from ampcheck.errors import UsageError
+from ampcheck.spec import policies
 from ampcheck.tools.lint import RULES, find, lint_source
-from ampcheck.tools.lint.policies import difference
+from ampcheck.tools.lint.policies import _own, difference
 from tests.cli_support import ROOT
 
 _SCRIPTED = """\
@@ -245,6 +246,17 @@ def test_policies_are_compared_with_the_device_type_s_own() -> None:
     assert "in float32 by TorchScript's" in difference("torch.exp", "cpu")
     assert difference("torch.exp", "cuda") == difference("torch.mm", "cpu") == difference("torch.exp", "mps") == ""
     assert difference("numpy.exp", "cpu") == ""
+
+
+def test_policies_are_those_of_the_newest_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert difference("torch.cholesky", "cpu") == ""  # torch 2.14 took it off the CPU's list
+    newest = (policies.TABLES / f"torch-{policies.versions()[-1]}.csv").read_text(encoding="utf-8")
+    (tmp_path / "torch-9.9.csv").write_text(newest.replace("AutocastCUDA,exp,upcast", "AutocastCUDA,exp,downcast"))
+    monkeypatch.setattr(policies, "TABLES", tmp_path)
+    _own.cache_clear()
+    assert "runs in the region's dtype by the cuda list" in difference("torch.exp", "cuda")
+    monkeypatch.undo()
+    _own.cache_clear()
 
 
 def test_the_rules_are_documented() -> None:

@@ -101,7 +101,7 @@ class Fuzzer:
         return None
 
     def explore(self) -> tuple[str, CompiledProgram] | None:
-        """The difference on the smallest drawn program that has one, and that program; None where there is none."""
+        """Return the difference on the smallest random program that has one, and that program; None without one."""
         found: dict[CompiledProgram, str] = {}
         first = 0.0
 

@@ -62,7 +62,7 @@ class RegionExplorer:
         return render(program, self.devices)
 
     def explore(self, strategy: Callable[[Sequence[str]], SearchStrategy[Program]]) -> tuple[str, Program] | None:
-        """The difference on the smallest drawn program that has one, and that program; None where there is none.
+        """Return the difference on the smallest random program that has one, and that program; None without one.
 
         Programs that meet a known deviation of PyTorch are left out.
         """

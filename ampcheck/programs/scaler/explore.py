@@ -52,7 +52,7 @@ class ScalerExplorer:
         return render(program, self.device)
 
     def explore(self, *, orderly: bool, fused: bool = True, sparse: bool = True) -> tuple[str, ScalerProgram] | None:
-        """The difference on a drawn program, made smaller, and that program; None where there is no difference.
+        """Return the difference on a random program, made smaller, and that program; None without a difference.
 
         `orderly`, `fused`, `sparse`: as for `ampcheck.programs.scaler.strategies.programs`.
         """

@@ -102,7 +102,7 @@ class Side:
         return any(grad.dtype == torch.float16 for _, grad in self.gradients(optimizer))
 
     def multiply(self, optimizer: int, by: float) -> None:
-        """Multiply an optimizer's gradients by a float32 number in at least float32, by hand."""
+        """Multiply an optimizer's gradients by a float32 number in at least float32, without the scaler."""
         if by != 1.0:
             for _, grad in self.gradients(optimizer):
                 wide = grad if grad.dtype == torch.float64 else grad.float()

@@ -1,4 +1,4 @@
-"""A limitation as a case: a program, and whether it does compiled what it does eagerly or is refused with a reason."""
+"""A limitation as a case: a program, and whether it acts compiled as in eager mode or is refused with a reason."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ def test_what_a_hook_sees(amp: Amp, place: str) -> None:
 
 @scenario(values=True)
 def test_function_instead_of_method(amp: Amp) -> None:
-    """torch.autograd.grad gives what backward gives, leaves .grad alone and takes any set of leaves (its page)."""
+    """torch.autograd.grad gives backward's gradients, leaves .grad alone and takes any set of leaves (its page)."""
     x, w = _leaves(amp)
     x2, w2 = _copies(x, w)
     with amp.region():

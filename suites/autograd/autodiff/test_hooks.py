@@ -53,7 +53,7 @@ def test_tensor_hook_that_replaces(amp: Amp) -> None:
 
 @scenario(values=True)
 def test_hook_of_another_dtype(amp: Amp) -> None:
-    """A hook may not change the dtype of a gradient, and says so (torch/csrc/autograd/python_hook.cpp)."""
+    """A hook that changes the dtype of a gradient raises an error (torch/csrc/autograd/python_hook.cpp)."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
     with amp.region():
         out = torch.mm(x, w)

@@ -125,7 +125,7 @@ def test_weights_used_before(amp: Amp, before: bool, inside: bool, reentrant: bo
 @both
 @scenario(values=True)
 def test_sequence_bits(amp: Amp, reentrant: bool) -> None:
-    """A sequence in segments gives what the sequence gives (checkpoint_sequential)."""
+    """A sequence in segments gives the result of the sequence (checkpoint_sequential)."""
     leaves = _leaves(amp)
 
     def layer(weight: torch.Tensor, after: Function, x: torch.Tensor) -> torch.Tensor:

@@ -148,4 +148,4 @@ def check_functorch() -> None:
         weight = rand(4, 4, grad=True)
         grad = torch.func.grad(lambda v: torch.mv(weight, v).float().sum())(batch[0])
         assert grad.dtype is WIDE
-        assert len(handle.cache) == 0, "a cast of a functorch level must not be kept"
+        assert len(handle.cache) == 0, "a cast of a functorch level must not be cached"
