@@ -14,7 +14,7 @@ import torch
 from ampcheck.jax_device import device as devices
 from ampcheck.jax_device import random, streams
 from ampcheck.jax_device.device import index_of, properties
-from ampcheck.jax_device.interop import dlpack
+from ampcheck.jax_device.interop import distributed, dlpack
 from ampcheck.jax_device.storage import memory, moving, overrides, pinning
 from ampcheck.jax_device.torch_private import setup_backend
 
@@ -153,6 +153,7 @@ def make() -> None:
     sys.modules[f"torch.{NAME}"] = module
     module.allocator_net = overrides.install()  # type: ignore[attr-defined]
     dlpack.install()
+    distributed.install()
     memory.install()
     pinning.install()
     moving.install()

@@ -88,6 +88,11 @@ skip_package = NAMES.call("torch._dynamo.trace_rules.add", "telling Dynamo to le
 aot_autograd = NAMES.call("torch._dynamo.backends.common.aot_autograd", "graphs of forward and backward to compile")
 default_partition = NAMES.call("torch._functorch.partitioners.default_partition", "computing nothing again in backward")
 
+# torch.distributed; a torch built without it lacks the module.
+work_of: Callable[[Any], Any] = NAMES.call(
+    "torch._C._distributed_c10d._create_work_from_future", "what a collective of the device returns"
+)
+
 NAMES.attributes(
     "torch._ops.OpOverload",
     "_handle",
