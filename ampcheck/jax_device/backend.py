@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import sys
@@ -14,9 +15,9 @@ import torch
 from ampcheck.jax_device import device as devices
 from ampcheck.jax_device import random, streams
 from ampcheck.jax_device.device import index_of, properties
-from ampcheck.jax_device.interop import dlpack
+from ampcheck.jax_device.interop import distributed, dlpack
 from ampcheck.jax_device.storage import memory, moving, overrides, pinning
-from ampcheck.jax_device.torch_private import setup_backend
+from ampcheck.jax_device.torch_private import InductorBackend, setup_backend
 
 NAME = "jax"
 _begun = False
@@ -129,6 +130,23 @@ class Module(types.ModuleType):
     synchronize = staticmethod(memory.synchronize)
 
 
+def _compile_by_default() -> None:
+    """Let `torch.compile` without a backend take "jax" for graphs of the device, which Inductor cannot compile."""
+    inductor = InductorBackend.__call__
+
+    @functools.wraps(inductor)
+    def compiled(self: Any, graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        values = [*inputs, *(node.meta.get("example_value") for node in graph.graph.nodes)]
+        if not any(isinstance(v, torch.Tensor) and v.device.type == NAME for v in values):
+            return inductor(self, graph, inputs)
+        # At the start of the process it would load Dynamo, which takes seconds.
+        from ampcheck.jax_device.compile import backend
+
+        return backend(graph, inputs)
+
+    InductorBackend.__call__ = compiled
+
+
 def make() -> None:
     """Make `torch.device("jax")`. Raises RuntimeError where PrivateUse1 has another name, or this was called before."""
     global _begun
@@ -153,6 +171,9 @@ def make() -> None:
     sys.modules[f"torch.{NAME}"] = module
     module.allocator_net = overrides.install()  # type: ignore[attr-defined]
     dlpack.install()
+    distributed.install()
+    random.install()
+    _compile_by_default()
     memory.install()
     pinning.install()
     moving.install()

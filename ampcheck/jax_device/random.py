@@ -1,9 +1,8 @@
 """Where random numbers come from: counter-based keys, so that a seed fixes what follows, also inside `jit`.
 
 The default generator is seeded by `torch.manual_seed`. An op may be given a CPU `torch.Generator`, which is drawn from,
-or this module's `Generator`, which says that it is the device's. `torch.Generator(device="jax")` cannot be had: PyTorch
-asks a C++ hook for it, which a device made in Python cannot provide (it raises `NotImplementedError`, naming
-`getNewGenerator`).
+or this module's `Generator`, which says that it is the device's. PyTorch asks a C++ hook for
+`torch.Generator(device="jax")`, which a device made in Python cannot provide, so `torch.Generator` is replaced.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 import torch
+
+from ampcheck.jax_device.torch_private import CGenerator
 
 _WORD = 2**64 - 1
 
@@ -66,7 +67,7 @@ def _mixed(seed: int, drawn: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
 default = State()
 
 
-class Generator(torch.Generator):
+class Generator(CGenerator):
     """A stream of random numbers of the jax device, apart from the default one: `torch.jax.Generator`.
 
     Random ops of the device accept it as `generator=`. It is a CPU generator whose `device` says jax: an op draws its
@@ -85,6 +86,24 @@ class Generator(torch.Generator):
     def device(self) -> torch.device:  # type: ignore[override]
         """The jax device."""
         return torch.device("jax", 0)
+
+
+class _OfAnyDevice(type(CGenerator)):  # type: ignore[misc]  # PyTorch gives it a metaclass
+    """Make the generator of a device; generators of every device are instances."""
+
+    def __call__(cls, device: Any = "cpu") -> torch.Generator:
+        return Generator(device) if torch.device(device).type == "jax" else CGenerator(device)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, CGenerator)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, CGenerator)
+
+
+def install() -> None:
+    """Replace `torch.Generator`, once a process."""
+    torch.Generator = _OfAnyDevice("Generator", (CGenerator,), {"__module__": "torch"})  # type: ignore[misc]
 
 
 class _Traced(threading.local):

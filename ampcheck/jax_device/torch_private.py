@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     DisableAutocast = torch._C._DisableAutocast
     disable_current_modes = _disable_current_modes
     pytree = _pytree
+    CGenerator = torch.Generator
 else:
     DisableTorchFunction = NAMES.take(
         "torch._C.DisableTorchFunction", "reading tensors unseen by `__torch_function__` of subclasses and modes"
@@ -31,6 +32,7 @@ else:
         "torch.utils._python_dispatch._disable_current_modes", "computing unseen by the caller's dispatch modes"
     )
     pytree = NAMES.take("torch.utils._pytree", "tensors in nested arguments and results")
+    CGenerator = NAMES.take("torch._C.Generator", "`torch.Generator`, which is replaced here")
 
 # Making the device and its tensors.
 setup_backend: Callable[..., None] = NAMES.take(
@@ -86,7 +88,13 @@ unwrapped: Callable[[torch.Tensor], torch.Tensor] = NAMES.take(
 register_backend = NAMES.call("torch._dynamo.register_backend", 'making the name "jax" known to `torch.compile`')
 skip_package = NAMES.call("torch._dynamo.trace_rules.add", "telling Dynamo to leave the device's own code alone")
 aot_autograd = NAMES.call("torch._dynamo.backends.common.aot_autograd", "graphs of forward and backward to compile")
+InductorBackend: Any = NAMES.take("torch._TorchCompileInductorWrapper", "`torch.compile` without a backend")
 default_partition = NAMES.call("torch._functorch.partitioners.default_partition", "computing nothing again in backward")
+
+# torch.distributed; a torch built without it lacks the module.
+work_of: Callable[[Any], Any] = NAMES.call(
+    "torch._C._distributed_c10d._create_work_from_future", "what a collective of the device returns"
+)
 
 NAMES.attributes(
     "torch._ops.OpOverload",

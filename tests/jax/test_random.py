@@ -165,7 +165,7 @@ def _generated(generator: torch.Generator) -> list[torch.Tensor]:
     ]
 
 
-@pytest.mark.parametrize("make", [torch.Generator, lambda: torch.jax.Generator()])
+@pytest.mark.parametrize("make", [torch.Generator, lambda: torch.Generator("jax")])
 def test_generators(make: Callable[[], torch.Generator]) -> None:
     generator = make()
     before = torch.jax.get_rng_state()
@@ -183,13 +183,15 @@ def test_generators(make: Callable[[], torch.Generator]) -> None:
 
 
 def test_the_device_generator_says_its_device() -> None:
-    generator = torch.jax.Generator()
+    generator = torch.Generator(device=JAX)
     assert isinstance(generator, torch.Generator)
+    assert isinstance(generator, torch.jax.Generator)
     assert generator.device == torch.device("jax", 0)
     with pytest.raises(RuntimeError, match="lives on the jax device, not on cpu"):
         torch.jax.Generator("cpu")
-    with pytest.raises(NotImplementedError, match="getNewGenerator"):
-        torch.Generator(device=JAX)
+    assert torch.Generator().device == torch.Generator(device="cpu").device == torch.device("cpu")
+    assert isinstance(torch.default_generator, torch.Generator)
+    assert not isinstance(JAX, torch.Generator)
 
 
 def test_states_and_forks() -> None:

@@ -1,0 +1,171 @@
+"""`torch.distributed` on the jax device: two processes over gloo give what one process gives.
+
+The file is also the program of each process: `python -m tests.jax.test_distributed RANK STORE RESULTS`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ampcheck.jax_device  # noqa: F401  # makes the device
+from tests.cli_support import LIMIT, ROOT
+
+WORLD = 2
+OVERFLOWS = 1  # the step in which the last rank's gradients are infinite
+STEPS = 3
+
+
+def _mine(rank: int, size: int = 2) -> torch.Tensor:
+    return torch.arange(float(size), device="jax") + 10 * rank
+
+
+def _all_reduce(rank: int) -> Any:
+    given = _mine(rank)
+    work = dist.all_reduce(given, async_op=True)
+    work.wait()
+    return [given, *work.get_future().value()]
+
+
+def _broadcast(rank: int) -> Any:
+    given = _mine(rank).bfloat16()
+    dist.broadcast(given, 1)
+    return given
+
+
+def _all_gather(rank: int) -> Any:
+    out = [torch.zeros(2, device="jax") for _ in range(WORLD)]
+    dist.all_gather(out, _mine(rank))
+    return out
+
+
+def _reduce_scatter(rank: int) -> Any:
+    out, given = torch.zeros(2, device="jax"), [_mine(rank), _mine(rank) + 1]
+    dist.reduce_scatter(out, given)
+    return [out, *given]
+
+
+def _all_to_all(rank: int) -> Any:
+    out = torch.zeros(2, device="jax")
+    dist.all_to_all_single(out, _mine(rank))
+    return out
+
+
+def _send(rank: int) -> Any:
+    given = _mine(rank)
+    dist.recv(given, 0) if rank else dist.send(given, 1)
+    return given
+
+
+def _objects(rank: int) -> Any:
+    dist.barrier()
+    out: list[Any] = [None] * WORLD
+    dist.all_gather_object(out, rank)
+    return out
+
+
+COLLECTIVES: dict[str, tuple[Callable[[int], Any], Callable[[int], Any]]] = {
+    "all_reduce": (_all_reduce, lambda rank: [torch.tensor([10.0, 12.0])] * 2),
+    "broadcast": (_broadcast, lambda rank: torch.tensor([10.0, 11.0]).bfloat16()),
+    "all_gather": (_all_gather, lambda rank: [torch.tensor([0.0, 1.0]), torch.tensor([10.0, 11.0])]),
+    "reduce_scatter": (
+        _reduce_scatter,
+        lambda rank: [torch.tensor([10.0, 12.0]) + 2 * rank, _mine(rank).cpu(), _mine(rank).cpu() + 1],
+    ),
+    "all_to_all": (_all_to_all, lambda rank: torch.tensor([0.0, 10.0]) + rank),
+    "send": (_send, lambda rank: torch.tensor([0.0, 1.0])),
+    "objects": (_objects, lambda rank: [0, 1]),
+}
+
+
+def _train(ranks: range, wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> list[Any]:
+    """Train on the batches of some ranks; returns scale and parameters after each step."""
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)).to("jax")
+    model = wrap(layers)
+    optimizer, scaler = torch.optim.SGD(layers.parameters(), lr=0.1, momentum=0.9), torch.amp.GradScaler("jax")
+    data = torch.randn(STEPS, WORLD, 4, 8, generator=torch.Generator().manual_seed(1))
+    data[OVERFLOWS, WORLD - 1] = torch.inf
+    seen = []
+    for batches in data:
+        optimizer.zero_grad()
+        for rank in ranks:
+            with torch.autocast("jax", dtype=torch.bfloat16):
+                loss = model(batches[rank].to("jax")).float().square().mean() / len(ranks)
+            scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        seen.append([scaler.get_scale(), *(p.detach().cpu() for p in layers.parameters())])
+    return seen
+
+
+def _main(rank: int, store: str, results: str) -> None:
+    dist.init_process_group("cpu:gloo,jax:gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
+    seen = {name: collective(rank) for name, (collective, _) in COLLECTIVES.items()}
+    parallel = torch.nn.parallel.DistributedDataParallel
+    seen["ddp"] = _train(range(rank, rank + 1), parallel)
+    seen["buckets"] = _train(range(rank, rank + 1), lambda m: parallel(m, gradient_as_bucket_view=True))
+    torch.save(seen, results)
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of the processes saw."""
+    folder = tmp_path_factory.mktemp("distributed")
+    results = [folder / f"{rank}.pt" for rank in range(WORLD)]
+    command = [sys.executable, "-W", "error::UserWarning:torch.library", "-m", "tests.jax.test_distributed"]
+    started = [
+        subprocess.Popen(
+            [*command, str(rank), str(folder / "store"), str(path)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, path in enumerate(results)
+    ]
+    try:
+        said = [process.communicate(timeout=LIMIT)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0] * WORLD, "\n".join(said)
+    return [torch.load(path) for path in results]
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_give_each_rank_its_result_on_the_device(name: str, processes: list[dict[str, Any]]) -> None:
+    for rank, seen in enumerate(processes):
+        torch.testing.assert_close(seen[name], COLLECTIVES[name][1](rank), rtol=0, atol=0, check_device=False)
+        found = seen[name] if isinstance(seen[name], list) else [seen[name]]
+        assert all(value.device.type == "jax" for value in found if isinstance(value, torch.Tensor))
+
+
+@pytest.mark.parametrize("name", ["ddp", "buckets"])
+def test_ddp_trains_as_one_process_does_and_every_rank_skips_an_overflow(
+    name: str, processes: list[dict[str, Any]]
+) -> None:
+    alone = _train(range(WORLD), lambda model: model)
+    for seen in processes:
+        torch.testing.assert_close(seen[name], alone, rtol=0, atol=0)
+    scales, weights = [step[0] for step in alone], [step[1] for step in alone]
+    assert scales[OVERFLOWS] == scales[0] / 2
+    assert torch.equal(weights[OVERFLOWS], weights[0])
+    assert not torch.equal(weights[-1], weights[0])
+
+
+def test_gloo_is_the_backend_of_the_device_by_default() -> None:
+    assert dist.Backend.default_device_backend_map["jax"] == "gloo"
+    assert "jax" in dist.Backend.backend_capability["gloo"]
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]), sys.argv[2], str(Path(sys.argv[3])))
