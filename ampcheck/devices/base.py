@@ -89,6 +89,15 @@ class Device(ABC):
     def unavailable(self) -> str | None:
         """Why the device cannot be used on this machine, in a sentence, or None where it can."""
 
+    def new_parameters(self) -> str:
+        """Return why a module that moves to the device gets new parameters; "" where it keeps its own.
+
+        PyTorch makes new ones on every PrivateUse1 backend. A device whose backend does better overrides this.
+        """
+        if self.key != "AutocastPrivateUse1":
+            return ""
+        return "PyTorch gives a module that moves to a PrivateUse1 backend new parameters (pytorch#96026)"
+
     def policies(self) -> Mapping[str, str]:
         """The policy promised for each overload. By default PyTorch's table for the device's key and this torch."""
         return _promised(self.key, torch.__version__)

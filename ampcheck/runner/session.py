@@ -221,6 +221,8 @@ class Session:
                 pass
         if (reason := self._device[case.device].without_autograd) and RULES[case.rule].autograd:
             raise Unsupported(reason)
+        if case.rule == "moves" and (reason := self._device[case.device].new_parameters()):
+            raise Unsupported(reason)
         reset(self._defaults)
         try:
             with ExitStack() as stack:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Inductor's imports
 
 

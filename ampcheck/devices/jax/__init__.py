@@ -53,6 +53,10 @@ class Jax(Device):
         """CUDA's, which the device registers."""
         return table("AutocastCUDA", closest(torch.__version__))
 
+    def new_parameters(self) -> str:
+        """Return "": the device lets a module keep its parameters (`jax_device.storage.moving`)."""
+        return ""
+
     @contextmanager
     def activate(self) -> Iterator[None]:
         import ampcheck.jax_device  # noqa: F401  # makes the device
