@@ -55,7 +55,10 @@ class _Graph(torch.autograd.Function):
     def forward(ctx: Any, weight: torch.Tensor, holder: list[torch.Tensor]) -> torch.Tensor:
         # In a list, the cast is no input of the node, so that the node's output is the very same tensor.
         (low,) = holder
-        low.grad_dtype = weight.dtype
+        if hasattr(ctx, "set_output_grad_dtype"):  # since torch 2.14, which ignores the dtype that a leaf had
+            ctx.set_output_grad_dtype(weight.dtype)
+        else:
+            low.grad_dtype = weight.dtype
         return low
 
     @staticmethod

@@ -76,7 +76,7 @@ def test_raised_by_an_op(amp: Amp, executor: str) -> None:
 
     x = amp.rand(2, 3)
     compiled = amp.compiled(executor, program, x, x, fullgraph=False)
-    said = "cannot be multiplied" if torch.__version__ >= "2.14" else "reduction dim"
+    said = "cannot be multiplied" if torch.__version__ >= "2.14" and kind == "cpu" else "reduction dim"
     amp.assert_raises("a product of shapes that do not fit", Exception, said, lambda: compiled(x, x))
     amp.assert_equal("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
     amp.assert_equal("dtype of a product that fits", compiled(x, amp.rand(3, 2)).dtype, low)
