@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pytest
 
@@ -21,8 +21,10 @@ _T = TypeVar("_T")
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from ampcheck.runner.collect import Collector
+    from ampcheck.runner.execute import Execution
+    from ampcheck.runner.judge import Judge
     from ampcheck.runner.runlog import Found, RunLog
-    from ampcheck.runner.session import Session
     from ampcheck.runner.supervisor.channel import Channel
 
 
@@ -105,8 +107,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Plugin(config), "ampcheck-run")
 
 
+class Session(NamedTuple):
+    """The parts of a run over suites: they collect its cases, execute each, and judge it."""
+
+    collector: Collector
+    execution: Execution
+    judge: Judge
+
+
 class Plugin:
-    """One pytest run. `session` is there once a suite file is collected, `log` once there is something to write."""
+    """One pytest run. `session` is set once a suite file is collected, `log` once there is a case to write."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -136,25 +146,27 @@ class Plugin:
         if marker := _marker(metafunc.definition):
             if self.session is None:
                 self.session = self._or_exit(lambda: _new_session(self.config))
-            self.session.generate(metafunc, marker)
+            self.session.collector.generate(metafunc, marker)
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         if self.session is not None and _marker(item):
-            session = self.session
-            self._or_exit(lambda: session.collected(item))
+            collector = self.session.collector
+            self._or_exit(lambda: collector.collected(item))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, None, None]:
         if self.session is not None:
-            self.session.drop_empty(items)
+            self.session.collector.drop_empty(items)
+            self.session.execution.load_before_first(items)
         yield
         if self.session is not None:
-            left_out = [*self.session.choose(items), *self.session.left_out(items)]
+            collector = self.session.collector
+            left_out = [*collector.choose(items), *collector.left_out(items)]
             if left_out:
                 self.config.hook.pytest_deselected(items=left_out)
                 gone = set(left_out)
                 items[:] = [item for item in items if item not in gone]
-            self._selected = [item for item in items if self.session.knows(item)]
+            self._selected = [item for item in items if collector.is_case(item)]
         if self.channel is not None:
             items[:] = self.channel.choose(items)
 
@@ -162,15 +174,15 @@ class Plugin:
         self._deselected += len(items)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        if self.session is None or session.testsfailed:  # what could not be collected is pytest's to say
+        if self.session is None or session.testsfailed:  # pytest says what could not be collected
             return
-        cases = self.session
-        found = cases.found(self._selected)
+        collector, _, judge = self.session
+        found = collector.found(self._selected)
         if self.config.option.write_manifest:
             self._or_exit(lambda: _write_manifest(self.config.option.write_manifest, found))
         if (channel := self.channel) is not None:
             self._preflight(found)
-            self._or_exit(lambda: channel.collected(cases, self.config, self._selected, self._deselected))
+            self._or_exit(lambda: channel.collected(collector, judge, self.config, self._selected, self._deselected))
         elif self.is_worker:
             input: dict[str, Any] = self.config.workerinput  # type: ignore[attr-defined]  # xdist's own
             Path(input["ampcheck_cases"]).write_text(json.dumps(found), encoding="utf-8")
@@ -216,9 +228,9 @@ class Plugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        if self.session is None or not self.session.knows(item):
+        if self.session is None or not self.session.collector.is_case(item):
             return (yield)
-        with self.session.running(item):
+        with self.session.execution.running(item):
             return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -226,8 +238,8 @@ class Plugin:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if self.session is not None and self.session.knows(item):
-            self.session.judge(item, call, report)
+        if self.session is not None and self.session.collector.is_case(item):
+            self.session.judge.judge(item, call, report)
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -237,17 +249,17 @@ class Plugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        stale = self.session.stale() if self.session is not None else self._stale
+        if self.session is not None:
+            self._stale, self._chosen = self.session.collector.stale(), self.session.collector.chosen
         if self.is_worker:
             output: dict[str, Any] = self.config.workeroutput  # type: ignore[attr-defined]  # xdist's own
-            output["ampcheck_stale"] = stale
-            output["ampcheck_chosen"] = self.session.chosen if self.session is not None else ""
+            output["ampcheck_stale"], output["ampcheck_chosen"] = self._stale, self._chosen
         if self.channel is not None:
             self.channel.finish(int(session.exitstatus))
         if self._folder is not None:
             self._folder.cleanup()
         if self.log is not None:
-            session.exitstatus = self.log.finish(session.exitstatus, stale)
+            session.exitstatus = self.log.finish(session.exitstatus, self._stale)
 
     def pytest_report_header(self) -> list[str]:
         from ampcheck.runner.runlog import header_lines
@@ -257,8 +269,8 @@ class Plugin:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.log is not None:
             self.log.summarize(terminalreporter)
-            if chosen := self.session.chosen if self.session is not None else self._chosen:
-                terminalreporter.write_line(chosen)
+            if self._chosen:
+                terminalreporter.write_line(self._chosen)
 
     def _names_suite(self) -> bool:
         return any("suites" in str(argument) for argument in self.config.args)
@@ -301,9 +313,12 @@ def _examine(config: pytest.Config, found: Found, channel: Channel | None) -> li
 
 
 def _new_session(config: pytest.Config) -> Session:
-    from ampcheck.runner.session import Session
+    from ampcheck.runner.collect import Collector
+    from ampcheck.runner.execute import Execution
+    from ampcheck.runner.judge import Judge
 
-    return Session(config)
+    collector = Collector(config)
+    return Session(collector, Execution(collector.devices), Judge(config, collector))
 
 
 def _new_log(config: pytest.Config, found: Found) -> RunLog:

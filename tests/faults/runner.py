@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from ampcheck.observe.isolation import reset
-from ampcheck.runner.session import _CASE
+from ampcheck.runner.collect import CASE
 from tests.cli_support import LIMIT
 from tests.faults import preflight, registration, torchscript_pass
 from tests.faults.collecting import OPTIONS, ROOT, collected
@@ -60,7 +60,7 @@ class Suites:
         self._config, items = collected([str(ROOT / "suites"), *_OPTIONS, *options], self)
         self._items: dict[tuple[str, str], list[pytest.Item]] = {}
         for item in items:
-            if case := item.stash.get(_CASE, None):
+            if case := item.stash.get(CASE, None):
                 self._items.setdefault((case.device, case.suite), []).append(item)
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class Suites:
 
     def of(self, fault: Fault) -> list[pytest.Item]:
         """The cases that run under a fault."""
-        return [item for item in self._items[fault.device, fault.suite] if fault.picks(item.stash[_CASE])]
+        return [item for item in self._items[fault.device, fault.suite] if fault.picks(item.stash[CASE])]
 
     def run(self, items: Iterable[pytest.Item]) -> list[Result]:
         """The results of cases now."""

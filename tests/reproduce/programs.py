@@ -69,7 +69,7 @@ def _found(item: Any) -> dict[str, Any]:
     session = item.config.pluginmanager.get_plugin("ampcheck-run").session
     item.funcargs.update(item.callspec.params)
     try:
-        with warnings.catch_warnings(), session.running(item):
+        with warnings.catch_warnings(), session.execution.running(item):
             warnings.simplefilter("ignore")
             item.function(**item.funcargs)
     except CheckFailure as failure:

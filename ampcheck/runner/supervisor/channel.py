@@ -19,7 +19,8 @@ from zlib import crc32
 import pytest
 
 if TYPE_CHECKING:
-    from ampcheck.runner.session import Session
+    from ampcheck.runner.collect import Collector
+    from ampcheck.runner.judge import Judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,28 +86,26 @@ class Channel:
         """Say that the user's input cannot be used."""
         self._put("refused", {"message": message})
 
-    def collected(self, session: Session, config: pytest.Config, items: list[pytest.Item], deselected: int) -> None:
+    def collected(
+        self, collector: Collector, judge: Judge, config: pytest.Config, items: list[pytest.Item], deselected: int
+    ) -> None:
         """Say what all children together have to run, and how to reproduce the cases the plan asks about."""
         from ampcheck.runner import runlog
 
-        found = session.found(items)
-        cases = runlog.expected(config, found, session.choice)
+        found = collector.found(items)
+        cases = runlog.expected(config, found, collector.choice)
         fields = {
             "header": {**runlog.header(config, cases, datetime.now(UTC)), "processes": self._processes},
-            "lines": [
-                *runlog.header_lines(config),
-                *filter(None, [session.chosen]),
-                *session.choice.gone(found),
-            ],
+            "lines": [*runlog.header_lines(config), *filter(None, [collector.chosen]), *collector.choice.gone(found)],
             "cases": cases,
             "deselected": deselected,
-            "stale": session.stale(),
+            "stale": collector.stale(),
         }
         self._put("header", fields)
         wanted = set(self._plan.describe)
         for item in items:
             if item.nodeid in wanted:
-                self._put("repro", {"fields": session.details(item, "")})
+                self._put("repro", {"fields": judge.details(item, "")})
 
     def start(self, node: str) -> None:
         """Say that a case begins. Ends the process where nobody listens any more."""

@@ -45,7 +45,7 @@ def test_a_rule_is_chosen_by_its_name_whatever_the_file_is_called(tmp_path: Path
 def test_a_scenario_without_a_rule_is_refused(tmp_path: Path) -> None:
     done = collect(tmp_path, {"eager/test_a.py": SCENARIO})
     assert done.returncode == 2
-    assert "test_a.py::test_one is of no rule: its file needs pytestmark = pytest.mark.rule(NAME)" in done.stdout
+    assert "test_a.py::test_one has no rule: its file needs pytestmark = pytest.mark.rule(NAME)" in done.stdout
 
 
 def test_two_files_with_one_case_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,212 @@
+"""Collects: the cases of each suite file on the chosen devices, and the choice of those that run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from packaging.version import Version
+
+from ampcheck import samples
+from ampcheck.checks.cases import compiled_cases, database_cases, executors, op_cases, smoke
+from ampcheck.devices.base import Device
+from ampcheck.devices.registry import known, select
+from ampcheck.errors import UsageError
+from ampcheck.runner.deviations import JIT, KERNELS, SHARED, KnownDeviations
+from ampcheck.runner.runlog import Choice
+from ampcheck.samples import op_database
+from ampcheck.spec.case import Case
+from ampcheck.spec.dtypes import LOW
+from ampcheck.spec.executors import EXECUTORS
+from ampcheck.spec.rules import RULES
+
+CASE = pytest.StashKey[Case]()
+
+
+class Collector:
+    """The cases of one run, and the devices, options and deviations they are made by.
+
+    Raises UsageError for an option that names something unknown.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        option = config.option
+        if option.smoke and option.nightly:
+            raise UsageError("--smoke and --nightly exclude each other: one runs a few cases, the other more than all")
+        self.modules = tuple(option.device_module)
+        self.devices = {device.name: device for device in select(option.device, option.device_module)}
+        self.deviations = KnownDeviations(self.devices.values(), option.deviations, tuple(known(self.modules)))
+        self.choice = Choice(option)
+        self.chosen = ""
+        """How many cases a smoke run chose of how many; "" for another run."""
+        self.root: Path | None = None
+        """The folder of the suites, once a file of one is collected."""
+        self._nightly = bool(option.nightly)
+        self._smoke = bool(option.smoke)
+        self._ops = _chosen(option.op, {**samples.catalogue(), **op_database.rows()}, "op")
+        self._rules = _chosen(option.rule, RULES, "rule")
+        self._dtypes = _chosen(option.amp_dtype, LOW, "region dtype")
+        self._executors = _chosen(option.executor, EXECUTORS, "executor")
+        self._device_option = bool(option.device)
+        self._arguments = [config.invocation_params.dir / str(argument) for argument in config.args]
+        self._names: list[str] = []
+        """The cases of this run and of a nightly one, as deviations call them."""
+        self._nodes: dict[str, str] = {}
+        """The node id of each case, by key."""
+
+    # ---- making cases
+
+    def generate(self, metafunc: pytest.Metafunc, marker: pytest.Mark) -> None:
+        """Parametrize a suite function over its cases on the chosen devices."""
+        rule = _rule(metafunc.definition, marker)
+        suite = _suite(Path(metafunc.module.__file__ or "").resolve())
+        self.root = suite.parent
+        devices = self.devices.values()
+        if self._rules and rule not in self._rules:
+            metafunc.parametrize("case" if marker.name == "op_cases" else "amp", [])
+        elif marker.name == "op_cases":
+            pairs = [(case, d) for d in devices for case in self._cases(d, suite.name, marker) if self._wanted(case)]
+            metafunc.parametrize(("case", "device"), pairs, ids=[case.id for case, _ in pairs])
+        else:
+            amps = [
+                (device, dtype)
+                for device in devices
+                if _suits(device, **marker.kwargs)
+                for dtype in (device.amp_dtypes if marker.kwargs["dtypes"] == "all" else (device.default_amp,))
+                if (not self._dtypes or dtype in self._dtypes) and not self._ops
+            ]
+            metafunc.parametrize("amp", amps, ids=[f"{dtype}-{device.token}" for device, dtype in amps], indirect=False)
+
+    def _cases(self, device: Device, suite: str, marker: pytest.Mark) -> Iterator[Case]:
+        if marker.kwargs.get("compiled"):
+            yield from compiled_cases(device, marker.args[0], suite, nightly=self._nightly)
+            return
+        yield from op_cases(device, marker.args[0], suite)
+        if marker.kwargs.get("database") and (device.database or self._nightly):
+            yield from database_cases(device, suite)
+
+    def _wanted(self, case: Case) -> bool:
+        chosen = ((self._ops, case.op), (self._dtypes, case.amp), (self._executors, case.executor))
+        return all(not names or value in names for names, value in chosen)
+
+    def collected(self, item: pytest.Item) -> None:
+        """Remember the case that a collected item runs."""
+        function = function_of(item)
+        params: dict[str, Any] = function.callspec.params
+        if isinstance(params.get("case"), Case):
+            case = params["case"]
+        elif isinstance(params.get("amp"), tuple):
+            device, dtype = params["amp"]
+            name = function.originalname.removeprefix("test_")
+            executor = str(params.get("executor", ""))
+            # pytest's label for the parameters of the scenario, of which the executor is a field of the case.
+            label = function.callspec.id.removesuffix(f"{dtype}-{device.token}").rstrip("-")
+            variant = "-".join(word for word in label.split("-") if word != executor)
+            rule = _rule(item, item.get_closest_marker("scenario"))
+            case = Case(_suite(item.path).name, rule, name, "", variant, dtype, device.name, device.token, executor)
+        else:
+            return
+        if self._nodes.setdefault(case.key, item.nodeid) != item.nodeid:
+            raise UsageError(f"{item.nodeid} and {self._nodes[case.key]} are both {case.key}")
+        item.stash[CASE] = case
+        item.extra_keyword_matches.add(case.rule)  # for -k, whatever the file is called
+
+    @staticmethod
+    def is_case(item: pytest.Item) -> bool:
+        """Return whether a collected item is a case."""
+        return CASE in item.stash
+
+    def found(self, items: list[pytest.Item]) -> dict[str, dict[str, str]]:
+        """Return the fields of items that are cases, by key; see `ampcheck.runner.runlog.Found`."""
+        return {item.stash[CASE].key: {**item.stash[CASE].fields(), "node": item.nodeid} for item in items}
+
+    # ---- choosing cases
+
+    def drop_empty(self, items: list[pytest.Item]) -> None:
+        """Leave out the placeholders pytest makes for a function without cases: absent is not skipped."""
+        made = [item for item in items if "NOTSET" not in item.nodeid]
+        items[:] = [item for item in made if self._takes_executor(item, self._nightly)]
+        self._names = [
+            item.stash[CASE].name
+            for item in made
+            if self.is_case(item) and any(self._takes_executor(item, nightly) for nightly in {self._nightly, True})
+        ]
+
+    def choose(self, items: list[pytest.Item]) -> list[pytest.Item]:
+        """Take the cases that a smoke run leaves out of `items` and return them; none in another run."""
+        if not self._smoke:
+            return []
+        cases = [item for item in items if self.is_case(item)]
+        chosen = smoke([item.stash[CASE] for item in cases])
+        out = {item for item, keep in zip(cases, chosen, strict=True) if not keep}
+        items[:] = [item for item in items if item not in out]
+        self.chosen = f"smoke: {len(items)} of {len(cases)} cases"
+        return [item for item in cases if item in out]
+
+    def left_out(self, items: list[pytest.Item]) -> list[pytest.Item]:
+        """Return the cases among some items that another shard runs, or that were not red."""
+        return [item for item in items if self.is_case(item) and not self.choice.has(item.stash[CASE].key)]
+
+    def _takes_executor(self, item: pytest.Item, nightly: bool) -> bool:
+        """Return whether an item is of a chosen executor and of one that takes its device's programs."""
+        case = item.stash.get(CASE, None)
+        if case is None or (case.suite != "jit" and not self._executors):
+            return True
+        runs = executors(self.devices[case.device], nightly=nightly)
+        if not case.executor and not self._executors:
+            return bool(runs)
+        return case.executor in runs and (not self._executors or case.executor in self._executors)
+
+    def stale(self) -> list[str]:
+        """Return a sentence for each deviation that matches no case; none unless every case was collected."""
+        everything = self.root is not None and any(self.root.is_relative_to(a.resolve()) for a in self._arguments)
+        if self._ops or self._rules or self._dtypes or self._executors or self._smoke or not everything:
+            return []
+        others = [device for name, device in known(self.modules).items() if name not in self.devices]
+        files = [device.deviations for device in others if device.deviations]
+        devices = self.devices.values()
+        nightly = [c.name for d in devices if not d.database for c in database_cases(d)]
+        nightly += [c.name for d in devices for rule in RULES for c in compiled_cases(d, rule, nightly=True)]
+        unjudged = [*files, SHARED, JIT, KERNELS] if self._device_option else files
+        return self.deviations.stale([*self._names, *nightly], unjudged=unjudged)
+
+
+def function_of(item: pytest.Item) -> pytest.Function:
+    """Return an item that is a case, by its class."""
+    assert isinstance(item, pytest.Function)
+    return item
+
+
+def _suite(path: Path) -> Path:
+    """Return the folder of the suite that a file is in, perhaps in a folder of that one."""
+    return next((folder for folder in path.parents if folder.parent.name == "suites"), path.parent)
+
+
+def _rule(definition: Any, marker: Any) -> str:
+    """Return the rule of a suite function: that of its op cases, or what the marker `rule` of its file says.
+
+    Raises pytest.UsageError for a scenario without one.
+    """
+    if marker.name != "op_cases":
+        marker = definition.get_closest_marker("rule")
+    if marker is None:
+        raise pytest.UsageError(f"{definition.nodeid} has no rule: its file needs pytestmark = pytest.mark.rule(NAME)")
+    return str(marker.args[0])
+
+
+def _chosen(names: list[str], known: Any, what: str) -> frozenset[str]:
+    for name in names:
+        if name not in known:
+            close = get_close_matches(name, list(known), 3)
+            hint = f"; did you mean {', '.join(close)}?" if close else ""
+            raise UsageError(f"there is no {what} named {name!r}{hint}")
+    return frozenset(names)
+
+
+def _suits(device: Device, types: tuple[str, ...], values: bool, dtypes: str, since: str) -> bool:
+    promised = not since or Version(torch.__version__) >= Version(since)
+    return promised and (not types or device.type in types) and (device.has_values or not values)
