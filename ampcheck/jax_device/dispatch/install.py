@@ -37,7 +37,7 @@ def _checked(compute: Callable[..., Any], place: int) -> Callable[..., Any]:
         small = value.__class__ in (bool, int, float) and -100 <= value <= 100  # every dtype holds it
         if not small and isinstance(value, (int, float, complex)):  # no number that jit traces
             dtype = args[0].dtype if isinstance(args[0], torch.Tensor) else kwargs.get("dtype")
-            torch.full((1,), value, dtype=dtype, device="cpu")  # of no dimensions it is more lenient
+            torch.full((2,), value, dtype=dtype, device="cpu")  # of one element it is more lenient
         return compute(*args, **kwargs)
 
     return kernel
