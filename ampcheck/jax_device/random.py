@@ -88,7 +88,7 @@ class Generator(CGenerator):
         return torch.device("jax", 0)
 
 
-class _OfAnyDevice(type(CGenerator)):  # type: ignore[misc]  # PyTorch gives it a metaclass
+class _OfAnyDevice(type(CGenerator)):  # type: ignore[misc]  # it has a metaclass
     """Make the generator of a device; generators of every device are instances."""
 
     def __call__(cls, device: Any = "cpu") -> torch.Generator:

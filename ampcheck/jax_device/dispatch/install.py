@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.library import Library
 
 from ampcheck.jax_device.device import placed
@@ -18,12 +19,28 @@ from ampcheck.register.torch_private import OpOverload, has_kernel
 KEY = "PrivateUse1"
 # PyTorch's own kernels take these apart: one checks and calls convolution_overrideable, one knows hermitian matrices.
 COMPOSITE = frozenset({"convolution", "linalg_pinv.atol_rtol_tensor"})
+# Overloads that put a number into each element, and the place of the number.
+FILLS = {"full": 1, "fill_.Scalar": 1, "fill.Scalar": 1, "masked_fill_.Scalar": 2, "masked_fill.Scalar": 2}
 _libraries: list[Library] = []
 
 
 def _view(op: OpOverload) -> Callable[..., Any]:
     redispatch = op._handle.redispatch_boxed
     return lambda *args, **kwargs: redispatch(META, *args, **kwargs)
+
+
+def _checked(compute: Callable[..., Any], place: int) -> Callable[..., Any]:
+    """Return the kernel of a fill with PyTorch's error for a number that the dtype cannot hold."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        value = args[place]
+        small = value.__class__ in (bool, int, float) and -100 <= value <= 100  # every dtype holds it
+        if not small and isinstance(value, (int, float, complex)):  # no number that jit traces
+            dtype = args[0].dtype if isinstance(args[0], torch.Tensor) else kwargs.get("dtype")
+            torch.full((2,), value, dtype=dtype, device="cpu")  # of one element it is more lenient
+        return compute(*args, **kwargs)
+
+    return kernel
 
 
 def kernel(op: OpOverload) -> Callable[..., Any] | None:
@@ -58,6 +75,8 @@ def install() -> None:
     aten = Library("aten", "IMPL")
     for op in overloads():
         found = kernel(op)
+        if found is not None and short_name(op) in FILLS:
+            found = _checked(found, FILLS[short_name(op)])
         if found is not None:
             aten.impl(op, found, KEY)
     for name, function in COMPOSED.items():
@@ -65,8 +84,16 @@ def install() -> None:
             aten.impl(name, function, key)
     fallback = Library("_", "IMPL")
     fallback.fallback(_fallback, KEY)
+    fallback.fallback(_no_sparse, f"Sparse{KEY}")
     _libraries.extend((aten, fallback))
 
 
 def _fallback(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     raise missing(op)
+
+
+def _no_sparse(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    raise NotImplementedError(
+        f"the jax device has no sparse tensors, which {op.name()} makes or takes; "
+        "use strided ones, and sparse=False in nn.Embedding and nn.EmbeddingBag"
+    )

@@ -254,6 +254,8 @@ def install() -> bool:
     replaced = {"copy_": copy_, "to": to, "_new_shared": classmethod(_new_shared), "__new__": staticmethod(_new)}
     for name, method in replaced.items():
         setattr(Storage, name, method)
+    for kind in (Storage, torch.TypedStorage):  # torch.Tensor has it from PyTorch
+        setattr(kind, "is_jax", property(lambda self: self.device.type == _NAME))  # noqa: B010
     address = torch.Tensor.data_ptr
 
     @functools.wraps(address)

@@ -13,7 +13,9 @@ _library = Library("aten", "IMPL")
 def _pin_memory(self: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
     if device is not None and device.type != "jax":
         raise RuntimeError(f"cannot pin memory for {device}: the accelerator of this process is the jax device")
-    warnings.warn("JAX gives out no pinned memory: pin_memory makes an ordinary copy", UserWarning, stacklevel=2)
+    warnings.warn(
+        "JAX gives out no pinned memory: pin_memory makes an ordinary copy; leave it out", UserWarning, stacklevel=2
+    )
     return self.clone()
 
 
