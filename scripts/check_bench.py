@@ -4,7 +4,7 @@
     python scripts/check_bench.py BASE HEAD [--turns 5] [--out FOLDER] [-- OPTIONS OF ampcheck bench]
 
 A turn measures base, head and base once more, each in its own process, every other turn in the reverse order. A change
-counts where its interval lies beyond the bound of equal arms and, in either direction, beyond the interval of base
+counts where its interval lies beyond the bound of equal variants and, in either direction, beyond the interval of base
 beside itself. Changes do not fail the command: 1 means that a checkout could not be measured.
 """
 
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampcheck.bench.core import table
-from ampcheck.bench.core.statistics import BOUNDS, Samples, TimingComparison, compare_arms
+from ampcheck.bench.core.model import AA
+from ampcheck.bench.core.statistics import BOUNDS, Samples, TimingComparison, compare_variants
 from ampcheck.bench.run import exports, runfile
-from ampcheck.bench.run.summary import AGAIN
 from ampcheck.errors import UsageError
 
 SHOWN = 5
@@ -32,7 +32,7 @@ SEE = "import ampcheck; print(ampcheck.__file__)"
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """An arm of a group in both checkouts. `found`: head beside base. `noise`: base beside itself."""
+    """A variant of a group in both checkouts. `found`: head beside base. `noise`: base beside itself."""
 
     name: str
     base: float
@@ -88,7 +88,7 @@ def own_package(tree: Path) -> None:
 
 
 def measure(tree: Path, file: Path, options: list[str]) -> Path:
-    """Measure a checkout once. Raises UsageError where that writes no file; 1 alone says that an arm is invalid."""
+    """Measure a checkout once. Raises UsageError where that writes no file; 1 alone says that a variant is invalid."""
     done = python(tree, "-m", "ampcheck", "bench", *options, "--run-file", str(file))
     if done.returncode not in (0, 1) or not file.exists():
         raise UsageError(f"ampcheck bench ended with {done.returncode} in {tree}:\n{done.stdout}{done.stderr}")
@@ -96,31 +96,31 @@ def measure(tree: Path, file: Path, options: list[str]) -> Path:
 
 
 def compare(files: dict[str, list[Path]]) -> list[Timing]:
-    """Compare each arm that base and head have, a process a turn."""
+    """Compare each variant that base and head have, a process a turn."""
     raw = {side: [exports.samples(file) for file in turns] for side, turns in files.items()}
     kinds = {key: group.kind for key, group in runfile.read(files["head"][-1]).groups.items()}
-    arms = dict.fromkeys((key, arm) for turn in raw["head"] for key, found in turn.items() for arm in found)
+    timed = dict.fromkeys((key, name) for turn in raw["head"] for key, found in turn.items() for name in found)
     timings = []
-    for key, arm in arms:
-        if arm.endswith(AGAIN) or key not in kinds:
+    for key, variant in timed:
+        if variant.endswith(AA) or key not in kinds:
             continue
         base, head, again = (
-            [[value for process in turn.get(key, {}).get(arm, []) for value in process] for turn in raw[side]]
+            [[value for process in turn.get(key, {}).get(variant, []) for value in process] for turn in raw[side]]
             for side in SIDES
         )
         bound = BOUNDS[kinds[key]]
-        found, noise = compare_arms(base, head, bound, again), compare_arms(base, again, bound)
+        found, noise = compare_variants(base, head, bound, again), compare_variants(base, again, bound)
         if found.ratio is not None and noise.ratio is not None:
-            timings.append(Timing(f"{key}/{arm}", _middle(base), _middle(head), found, noise))
+            timings.append(Timing(f"{key}/{variant}", _middle(base), _middle(head), found, noise))
     return timings
 
 
 def invalid(files: dict[str, list[Path]]) -> list[str]:
-    """Name the arms that count in every turn of base and are invalid in a turn of head, with the reason."""
+    """Name the variants that count in every turn of base and are invalid in a turn of head, with the reason."""
 
     def reasons(side: str) -> dict[str, str]:
         groups = [group for file in files[side] for group in runfile.read(file).groups.values()]
-        return {f"{g.key}/{arm.name}": arm.reason for g in groups for arm in g.arms if arm.verdict == "invalid"}
+        return {f"{g.key}/{v.name}": v.reason for g in groups for v in g.variants if v.verdict == "invalid"}
 
     before = reasons("base")
     return [f"{name}: {reason}" for name, reason in reasons("head").items() if name not in before]

@@ -39,11 +39,11 @@ _ALL = (
     Rule("optdtype", "dtype=float32 is filled in if the caller gave none and the first argument is eligible", _MODE),
     Rule("append", "the overload with a dtype runs, in float32 if the first argument is eligible", _MODE),
     Rule("promote", "eligible arguments are cast to the widest dtype among them", _OPS),
-    Rule("banned", "the call is refused with an error that says what to use instead", _OPS),
+    Rule("banned", "the call is refused by an error that names the op to use instead", _OPS),
     Rule("drift", "an overload that is registered and is in no table follows one of the known policies", _OPS),
     Rule(
         "fallthrough",
-        "an op without a policy does under autocast what it does without; the parts of a composite op follow their own",
+        "an op without a policy acts under autocast as without; the parts of a composite op follow their own policies",
         _OPS,
     ),
     Rule(

@@ -191,6 +191,8 @@ def test_a_well_formed_deviations_file(tmp_path: Path) -> None:
     path = tmp_path / "deviations.toml"
     path.write_text(toml(_ENTRY, {**_ENTRY, "id": "two"}, {**_ENTRY, "id": "old", "torch": "<2"}))
     assert [deviation.id for deviation in load(path)] == ["one", "two"]
+    path.write_text(toml(_ENTRY, {**_ENTRY, "torch": "<2", "raises": "older"}))  # one id, an entry for each range
+    assert [(deviation.id, deviation.raises) for deviation in load(path)] == [("one", _ENTRY["raises"])]
 
 
 def test_a_package_that_another_asks_for_is_known(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.faults.fault import Fault, Plant, seen_in
+from tests.faults.fault import Fault, Inject, seen_in
 from tests.faults.regions import replaced
 
 _LOAD, _SAVE = nn.Module.load_state_dict, nn.Module._save_to_state_dict
@@ -121,7 +121,7 @@ def swapping_nothing() -> AbstractContextManager[object]:
     return replaced(torch.utils, swap_tensors=lambda *_: None)
 
 
-def fault(name: str, scenario: str, says: str, plant: Plant, device: str = "cpu") -> Fault:
+def fault(name: str, scenario: str, says: str, plant: Inject, device: str = "cpu") -> Fault:
     """A fault that a scenario must notice."""
     return Fault(name, "moves", plant, (says,), device=device, op=scenario)
 

@@ -126,7 +126,7 @@ def files(folder: Path, **speeds: dict[str, float]) -> dict[str, list[Path]]:
             rounds = []
             for number, (workload, seconds) in enumerate(speeds[side.replace("-", "_")].items()):
                 noise = [1 + 0.001 * ((turn * 7 + round * 3 + number) % 5) for round in range(5)]
-                samples = {"fp32": [seconds * one for one in noise], "fp32-again": [seconds * one for one in noise]}
+                samples = {"fp32": [seconds * one for one in noise], "fp32-aa": [seconds * one for one in noise]}
                 rounds.append(Rounds(workload, "cpu", "eager", turn, samples))
                 writer.rounds(rounds[-1])
             writer.close(summarize(rounds), {})

@@ -13,7 +13,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ampcheck.bench.core.model import ArmResult, Group, Rounds
+from ampcheck.bench.core.model import Group, Rounds, VariantResult
+from ampcheck.bench.run.runfile import SCHEMA as BENCH_SCHEMA
 from ampcheck.report import site
 from ampcheck.runner.compare import Change, Comparison
 from ampcheck.runner.results import Result
@@ -29,7 +30,7 @@ SHOWN = {
     "bench_header": "Benchmark files",
     "bench_rounds": "",
     "bench_group": "",
-    "bench_arm": "",
+    "bench_variant": "",
     "bench_footer": "",
     "changes": "Exports of the site",
     "change": "",
@@ -62,7 +63,7 @@ def lines(name: str, path: Path) -> Iterator[Made]:
 def outputs(
     tmp_path_factory: pytest.TempPathFactory, make: Callable[..., Result], write: Callable[..., Path]
 ) -> list[Made]:
-    """One run of a real device, two made ones with a regression and each text filled, two nights, and their site."""
+    """One run of a real device, two made ones with a regression and each text filled, two bench, and their site."""
     folder = tmp_path_factory.mktemp("outputs")
     done = run(folder, "run", "--device", "cpu", "--op", "mm", "--rule", "downcast", "--run-file", "real.jsonl")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -75,11 +76,13 @@ def outputs(
             folder / "2.jsonl", [make("add", "fail", **texts), make("new"), make("mul")], started="2026-11-21T02:00:00Z"
         ),
     ]
-    nights = made_bench.two_nights(folder / "bench")
-    published = sorted((ROOT / "reports" / "published" / "bench").glob("*.jsonl"))
-    assert published
+    bench = made_bench.two_run_groups(folder / "bench")
+    header = f'"schema":"{BENCH_SCHEMA}"'
+    published = [
+        file for file in (ROOT / "reports/published/bench").glob("*.jsonl") if header in file.read_text("utf-8")
+    ]
     place = folder / "site"
-    site.build([*runs, *nights], place)
+    site.build([*runs, *bench], place)
     exported = {
         name: json.loads((place / file).read_text(encoding="utf-8"))
         for name, file in (
@@ -92,7 +95,7 @@ def outputs(
     assert exported["smaller_is_better"]
     return [
         *(made for file in (folder / "real.jsonl", *runs) for made in lines("run_line", file)),
-        *(made for file in (*nights, *published) for made in lines("bench_line", file)),
+        *(made for file in (*bench, *published) for made in lines("bench_line", file)),
         *exported.items(),
         ("changes", {}),
     ]
@@ -120,7 +123,7 @@ def objects(name: str, value: Any) -> Iterator[tuple[dict[str, Any], dict[str, A
         yield value, definition
         if value.get("kind") == "group":
             yield value["group"], definition["properties"]["group"]
-            yield value["group"]["arms"][0], DEFINITIONS["bench_arm"]
+            yield value["group"]["variants"][0], DEFINITIONS["bench_variant"]
         if name == "changes":
             yield value["regressed"][0], DEFINITIONS["change"]
 
@@ -147,7 +150,7 @@ def test_a_field_that_is_absent_or_of_another_type_is_noticed(outputs: list[Made
     [
         ("run_case", {"kind", *(f.name for f in fields(Result))}),
         ("bench_rounds", {"kind", *(f.name for f in fields(Rounds))}),
-        ("bench_arm", {f.name for f in fields(ArmResult)}),
+        ("bench_variant", {f.name for f in fields(VariantResult)}),
         ("change", {f.name for f in fields(Change)}),
     ],
 )

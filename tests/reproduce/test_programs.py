@@ -11,7 +11,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from ampcheck.reproduce import of_op
 from ampcheck.spec.case import Case
 from ampcheck.spec.torch_dtypes import DTYPES
 from tests.cli_support import LIMIT
+from tests.reproduce import programs as writer
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs.py"
@@ -112,6 +115,19 @@ def test_each_says_what_its_case_says(request: pytest.FixtureRequest, tmp_path: 
         own = [given for name, given in made.items() if name.startswith(f"suites/{suite}/")]
         assert len(own) > programs // (1 if nightly else 10)
         assert sum(bool(given["differences"] or given["raised"]) for given in own) > reds // (1 if nightly else 10)
+
+
+def test_a_case_whose_op_torch_lacks_has_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, there = known()["cpu"], _case("exp", "bf16")
+    cases = [there, replace(there, op="exp_that_torch_lacks")]
+    items = [
+        SimpleNamespace(nodeid=c.id, callspec=SimpleNamespace(params={"case": c, "device": device})) for c in cases
+    ]
+    made = tmp_path / "made.json"
+    monkeypatch.setenv("REPRO_PROGRAMS", str(made))
+    monkeypatch.setenv("REPRO_NIGHTLY", "1")
+    writer.pytest_collection_finish(SimpleNamespace(items=items))
+    assert list(json.loads(made.read_text(encoding="utf-8"))) == [f"suites/eager/fallthrough/{there.id}"]
 
 
 def _case(overload: str, inputs: str, device: str = "cpu", amp: str = "bf16", sample: str = "", rule: str = "") -> Case:
