@@ -164,7 +164,7 @@ def database_cases(device: Device, suite: str = "eager") -> Iterator[Case]:
             )
 
 
-_SLOW = ("inductor",)
+_SLOW = ("inductor", "packaged")
 """Each program is compiled by a C++ or Triton compiler, which takes seconds: nightly."""
 _AROUND = ("script", "traced", "dynamo", "aot", "inductor", "export", "decomposed", "jaxcompile", "jaxjit")
 

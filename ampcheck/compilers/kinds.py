@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import torch
 from ampcheck.devices.base import Device
 from ampcheck.errors import Unsupported
 from ampcheck.observe.recorder import Observation
-from ampcheck.observe.torch_private import TracerWarning, reset_dynamo
+from ampcheck.observe.torch_private import TracerWarning, compile_package, load_package, reset_dynamo
 
 Function = Callable[..., Any]
 
@@ -140,6 +141,13 @@ def _decomposed(function: Function, inputs: Sequence[Any], **_: Any) -> Compiled
     return Compiled(program.run_decompositions().module())
 
 
+def _packaged(function: Function, inputs: Sequence[Any], **_: Any) -> Compiled:
+    program = torch.export.export(_Module(function), tuple(inputs), strict=False)
+    with tempfile.TemporaryDirectory() as folder:
+        package = compile_package(program, package_path=f"{folder}/program.pt2")
+        return Compiled(load_package(package))
+
+
 def _jaxjit(function: Function, inputs: Sequence[Any], **_: Any) -> Compiled:
     from ampcheck.jax_device import jit
 
@@ -178,6 +186,7 @@ EXECUTORS = {
     "export": Executor(_export, rounds=_FEW),
     "strict": Executor(_strict, rounds=_FEW),
     "decomposed": Executor(_decomposed, rounds=_ROUNDS),
+    "packaged": Executor(_packaged, grads=False, rounds=_ROUNDS),
     "jaxcompile": Executor(_backend("jax"), rounds=_ROUNDS),
     "jaxjit": Executor(_jaxjit, grads=False, rounds=_ROUNDS),
 }

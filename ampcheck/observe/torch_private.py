@@ -68,6 +68,8 @@ load_dynamo = NAMES.module(
     "torch._dynamo.variables.torch",
     "importing Dynamo before functions of torch, which it finds by identity, are replaced",
 )
+compile_package = NAMES.call("torch._inductor.aoti_compile_and_package", "programs that AOTInductor compiles")
+load_package = NAMES.call("torch._inductor.aoti_load_package", "programs that AOTInductor compiles")
 reset_dynamo = NAMES.call("torch._dynamo.reset", "compiling each case afresh")
 TracerWarning: type[Warning] = NAMES.take("torch.jit._trace.TracerWarning", "warnings to leave out")
 

@@ -60,6 +60,8 @@ COMPILED = {
     "export": "torch.export.export(Module(), {inputs}, strict=False).module()",
     "strict": "torch.export.export(Module(), {inputs}, strict=True).module()",
     "decomposed": "torch.export.export(Module(), {inputs}, strict=False).run_decompositions().module()",
+    "packaged": "torch._inductor.aoti_load_package(torch._inductor.aoti_compile_and_package("
+    "torch.export.export(Module(), {inputs}, strict=False)))",
     "jaxcompile": 'torch.compile({function}, backend="jax", {options})',
     "jaxjit": "ampcheck.jax_device.jit({function})",
 }

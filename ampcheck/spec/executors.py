@@ -11,6 +11,7 @@ EXECUTORS = {
     "export": "torch.export.export(strict=False).module()",
     "strict": "torch.export.export(strict=True).module()",
     "decomposed": "torch.export.export(strict=False).run_decompositions().module()",
+    "packaged": "AOTInductor: torch.export.export(strict=False), compiled to a package of machine code and loaded",
     "jaxcompile": 'torch.compile(backend="jax"): forward and backward as XLA programs',
     "jaxjit": "ampcheck.jax_device.jit: the program whole as one XLA program",
 }

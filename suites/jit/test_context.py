@@ -23,7 +23,7 @@ from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("context")
 
-_EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "jaxcompile", "jaxjit")
+_EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "packaged", "jaxcompile", "jaxjit")
 _GUARDED = ("dynamo", "aot", "inductor", "jaxcompile", "jaxjit")
 _BREAKING = ("dynamo", "aot", "inductor", "jaxcompile")
 
@@ -134,6 +134,27 @@ def test_captured_outside_called_inside(amp: Amp, executor: str) -> None:
     with amp.region():
         amp.assert_equal("dtype in a region", exported(x, x).dtype, amp.dtype)
     amp.assert_equal("dtype outside again", exported(x, x).dtype, torch.float32)
+
+
+@scenario()
+@pytest.mark.parametrize("executor", ["packaged"])
+def test_package_called_in_a_region(amp: Amp, executor: str) -> None:
+    """A package is machine code: its casts are those of the regions in its source, whatever region calls it."""
+    kind, low = amp.type, amp.dtype
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.autocast(kind, dtype=low):
+            cast = torch.mm(x, x)
+        return cast, torch.mm(x, x), torch.linalg.inv(x), torch.cat([x, x.double()])
+
+    x = amp.rand(2, 2)
+    package = amp.compiled(executor, program, x)
+    outside = package(x)
+    amp.assert_equal("dtypes", [out.dtype for out in outside], [low, torch.float32, torch.float32, torch.float64])
+    with amp.region():
+        inside = package(x)
+    for name, before, after in zip(("mm in a region", "mm", "inv", "cat"), outside, inside, strict=True):
+        amp.assert_identical(name, after, before)
 
 
 @scenario()

@@ -41,7 +41,7 @@ def test_recursion_compiled(amp: Amp) -> None:
 
 # ---- through each executor
 
-_EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "jaxcompile", "jaxjit")
+_EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "packaged", "jaxcompile", "jaxjit")
 
 
 @scenario()

@@ -18,7 +18,7 @@ from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("defaults")
 
-_EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "jaxcompile", "jaxjit")
+_EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "packaged", "jaxcompile", "jaxjit")
 
 
 @scenario(dtypes="default")

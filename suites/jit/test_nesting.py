@@ -20,7 +20,7 @@ from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("nesting")
 
-_EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "jaxcompile", "jaxjit")
+_EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "packaged", "jaxcompile", "jaxjit")
 _GUARDED = ("dynamo", "aot", "inductor", "jaxcompile", "jaxjit")
 
 

@@ -19,7 +19,7 @@ class Cpu(Device):
 
     name = "cpu"
     token = "cpu"
-    compilers = (*ANYWHERE, "inductor")
+    compilers = (*ANYWHERE, "inductor", "packaged")
     type = "cpu"
     key = "AutocastCPU"
     default_amp = "bf16"

@@ -15,7 +15,7 @@ class Cuda(Device):
 
     name = "cuda"
     token = "cuda"
-    compilers = (*ANYWHERE, "inductor")
+    compilers = (*ANYWHERE, "inductor", "packaged")
     type = "cuda"
     key = "AutocastCUDA"
     deviations = Path(__file__).parent / "deviations.toml"
