@@ -94,6 +94,6 @@ def _fallback(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
 
 def _no_sparse(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     raise NotImplementedError(  # in the dispatcher's words, by which callers know that a kernel is missing
-        f"Could not run '{op.name()}' with arguments from the 'Sparsejax' backend: the jax device has no sparse tensors; "
-        "use strided ones, and sparse=False in nn.Embedding and nn.EmbeddingBag"
+        f"Could not run '{op.name()}' with arguments from the 'Sparsejax' backend: the jax device has no sparse "
+        "tensors; use strided ones, and sparse=False in nn.Embedding and nn.EmbeddingBag"
     )
