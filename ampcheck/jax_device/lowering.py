@@ -78,7 +78,22 @@ def lower(
     return register
 
 
-_SMALL, _MEDIUM = 1 << 12, 1 << 16  # elements; see docs/jax_device.md, "What compiling costs"
+_MEDIUM = 1 << 16
+_CHEAP = (
+    (_MEDIUM, "xla_cpu_use_fusion_emitters", False),  # gone in jax 0.11
+    (1 << 12, "xla_backend_optimization_level", 0),
+)
+"""Up to how many elements a program is compiled with an option; see docs/jax_device.md, "What compiling costs"."""
+
+
+@cache
+def _takes(name: str, value: object) -> bool:
+    """Return whether this version of XLA has an option."""
+    try:
+        jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 def compiled(program: Callable[..., Any], elements: int) -> Callable[..., Any]:
@@ -94,9 +109,7 @@ def compiled(program: Callable[..., Any], elements: int) -> Callable[..., Any]:
     inner = jax.jit(program, inline=True)
     if elements > _MEDIUM or jax.default_backend() != "cpu":
         return inner
-    options: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
-    if elements <= _SMALL:
-        options["xla_backend_optimization_level"] = 0
+    options = {name: value for most, name, value in _CHEAP if elements <= most and _takes(name, value)}
     alone = jax.jit(program, inline=True, compiler_options=options)
 
     def run(*arrays: Any) -> Any:
