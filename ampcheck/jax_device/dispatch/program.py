@@ -164,10 +164,12 @@ def _forget_lowered() -> None:
 
     A jitted function that is called with arguments of another kind, or lowered by hand, is lowered anew.
     """
-    with contextlib.suppress(ImportError, AttributeError):  # a private name of JAX
+    with contextlib.suppress(ImportError, AttributeError):  # private names of JAX
+        from jax._src.interpreters.pxla import _cached_lowering_to_hlo
         from jax._src.pjit import _pjit_lower
 
         _pjit_lower.cache_clear()
+        _cached_lowering_to_hlo.cache_clear()
 
 
 def _trim() -> None:
