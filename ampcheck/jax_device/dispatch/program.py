@@ -32,6 +32,7 @@ from ampcheck.jax_device.dispatch.results import (
     structure,
 )
 from ampcheck.jax_device.dispatch.schema import Kind, arguments
+from ampcheck.jax_device.dispatch.shapes import varying
 from ampcheck.jax_device.lowering import Lowering, compiled, short_name
 from ampcheck.jax_device.storage.arrays import wrap
 from ampcheck.jax_device.storage.layout import Columns, by_columns, read, settled
@@ -106,6 +107,7 @@ class Functional:
             return self.run(*given_again(call))
         self.programs[call.key] = program
         kept.add(self, call.key, compiled)
+        varying.note(self.name, call)
         return program, out
 
 
