@@ -78,14 +78,15 @@ def lower(
     return register
 
 
-_SMALL, _MEDIUM = 1 << 12, 1 << 16  # elements; see docs/jax_device.md, "What compiling costs"
+_SMALL, _MEDIUM = 1 << 10, 1 << 16  # elements; see docs/jax_device.md, "What compiling costs"
 
 
 def compiled(program: Callable[..., Any], elements: int) -> Callable[..., Any]:
     """Return `program` as a function that JAX compiles at its first call for each kind of arguments.
 
     On the CPU a small program is compiled with options that take a third of the time and by which a large one would
-    run slower. They follow from the shapes alone, so that a call has the same bits each time.
+    run slower. They follow from the shapes alone, so that a call has the same bits each time: a program that is called
+    often is not compiled anew in the background, as its results would change while it runs.
 
     Args:
         program: a pure function of arrays.
