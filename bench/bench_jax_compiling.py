@@ -61,7 +61,7 @@ def some(sizes):
             pass
 some(range(1, 5))
 before, count = resident(), len(program.kept)
-some(range(5, 65))
+some(range(5, 29))
 print(json.dumps((resident() - before) / (len(program.kept) - count)))
 """
 
