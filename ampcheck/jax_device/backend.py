@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import secrets
 import sys
 import types
@@ -13,7 +12,7 @@ import jax
 import torch
 
 from ampcheck.jax_device import device as devices
-from ampcheck.jax_device import random, streams
+from ampcheck.jax_device import disk_cache, random, streams
 from ampcheck.jax_device.device import index_of, properties
 from ampcheck.jax_device.interop import distributed, dlpack
 from ampcheck.jax_device.storage import memory, moving, overrides, pinning
@@ -156,10 +155,7 @@ def make() -> None:
             "mend what that import raised and start a new process"
         )
     jax.config.update("jax_enable_x64", True)  # float64 and int64 as PyTorch defines them
-    kept = getattr(jax.config, "jax_compilation_cache_dir", None)
-    if kept and "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-        # An op's program compiles in milliseconds, under the second from which JAX keeps programs by default.
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    disk_cache.install()
     import torchax  # noqa: F401  # names PrivateUse1 "jax" and registers its module, which ours replaces
 
     _begun = True

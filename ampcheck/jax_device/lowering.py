@@ -81,7 +81,7 @@ def lower(
 _MEDIUM = 1 << 16
 _CHEAP = (
     (_MEDIUM, "xla_cpu_use_fusion_emitters", False),  # gone in jax 0.11
-    (1 << 12, "xla_backend_optimization_level", 0),
+    (1 << 10, "xla_backend_optimization_level", 0),
 )
 """Up to how many elements a program is compiled with an option; see docs/jax_device.md, "What compiling costs"."""
 
@@ -100,7 +100,8 @@ def compiled(program: Callable[..., Any], elements: int) -> Callable[..., Any]:
     """Return `program` as a function that JAX compiles at its first call for each kind of arguments.
 
     On the CPU a small program is compiled with options that take a third of the time and by which a large one would
-    run slower. They follow from the shapes alone, so that a call has the same bits each time.
+    run slower. They follow from the shapes alone, so that a call has the same bits each time: a program that is called
+    often is not compiled anew in the background, as its results would change while it runs.
 
     Args:
         program: a pure function of arrays.

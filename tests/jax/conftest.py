@@ -28,6 +28,8 @@ _ALONE = "AMPCHECK_TESTS_ALONE"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Tests try an op on as many shapes as they can; the session's own filters come after this one, and win.
+    config.addinivalue_line("filterwarnings", "ignore:this line compiled:UserWarning")
     config.addinivalue_line(
         "markers", "alone(**environment): these tests of a file run in one process that has begun with nothing else"
     )

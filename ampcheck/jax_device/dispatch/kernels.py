@@ -17,6 +17,7 @@ import torch
 
 from ampcheck.jax_device.dispatch.program import Functional, quietly
 from ampcheck.jax_device.dispatch.schema import Kind, arguments, overload, takes_lazy
+from ampcheck.jax_device.dispatch.shapes import GENERATED
 from ampcheck.jax_device.dispatch.writing import assign, check_cast, resize
 from ampcheck.jax_device.dtypes import TO_JAX
 from ampcheck.jax_device.lowering import find
@@ -191,7 +192,9 @@ def kernel({", ".join(signature)}):
         "slow": _slow(op),
         "storage_of": storage_of,
     }
-    exec(source, space)  # made from PyTorch's schema, of nothing a caller gives
+    exec(
+        compile(source, f"{GENERATED}{op.name}>", "exec"), space
+    )  # made from PyTorch's schema, of nothing a caller gives
     kernel: Kernel = unseen(space["kernel"])
     return kernel
 

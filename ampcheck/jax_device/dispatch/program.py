@@ -32,6 +32,7 @@ from ampcheck.jax_device.dispatch.results import (
     structure,
 )
 from ampcheck.jax_device.dispatch.schema import Kind, arguments
+from ampcheck.jax_device.dispatch.shapes import varying
 from ampcheck.jax_device.lowering import Lowering, compiled, short_name
 from ampcheck.jax_device.storage.arrays import wrap
 from ampcheck.jax_device.storage.layout import Columns, by_columns, read, settled
@@ -106,6 +107,7 @@ class Functional:
             return self.run(*given_again(call))
         self.programs[call.key] = program
         kept.add(self, call.key, compiled)
+        varying.note(self.name, call)
         return program, out
 
 
@@ -117,22 +119,32 @@ def _one_dtype(name: str, taken: list[Any]) -> None:
 
 
 class Kept:
-    """The programs in memory. Of more than `limit`, the oldest are dropped and compiled anew where they are needed.
-
-    XLA's CPU programs hold more than a megabyte each.
-    """
+    """The programs in memory. Of more than `limit`, the oldest are dropped and compiled anew where they are needed."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self._added = 0
         self._made: dict[tuple[int, Any], tuple[Functional, Any]] = {}
         self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._made)
 
     def add(self, op: Functional, key: Any, compiled: Any) -> None:
         """Note a new program; `compiled` is its jitted function."""
         with self._lock:
             self._made[id(op), key] = (op, compiled)
+            self._added += 1
+            if self._added % _LOWERED == 0:
+                _forget_lowered()
             if len(self._made) > self.limit:
                 self._drop(list(self._made)[: self.limit // 4 + 1])
+
+    def clear(self) -> None:
+        """Drop every program."""
+        with self._lock:
+            self._drop(list(self._made))
+            _forget_lowered()
 
     def _drop(self, keys: list[tuple[int, Any]]) -> None:
         for place in keys:
@@ -145,6 +157,21 @@ class Kept:
 
 
 kept = Kept(2048)
+_LOWERED = 16
+"""After how many programs JAX is made to forget what it compiled them from."""
+
+
+def _forget_lowered() -> None:
+    """Drop the StableHLO of compiled programs, which JAX keeps with an MLIR context of a megabyte for each.
+
+    A jitted function that is called with arguments of another kind, or lowered by hand, is lowered anew.
+    """
+    with contextlib.suppress(ImportError, AttributeError):  # private names of JAX
+        from jax._src.interpreters.pxla import _cached_lowering_to_hlo
+        from jax._src.pjit import _pjit_lower
+
+        _pjit_lower.cache_clear()
+        _cached_lowering_to_hlo.cache_clear()
 
 
 def _trim() -> None:
