@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from jax import numpy as jnp
 from jaxlib.mlir import ir
 
+from ampcheck.jax_device import lowering
 from ampcheck.jax_device.disk_cache import DiskCache
 from ampcheck.jax_device.dispatch import program, shapes
 from tests.cli_support import LIMIT
@@ -217,3 +219,11 @@ def test_a_model_of_many_widths_with_some_batch_sizes_is_no_such_loop(
             model(torch.ones(batch, 1, device="jax")).sum().backward()
             optimizer.step()
     assert [w for w in seen if "different shapes" in str(w.message)] == [] if each else seen
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_option_that_xla_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    name = "xla_backend_optimization_level" if there else "xla_level_of_tomorrow"
+    assert lowering._takes(name, 0) is there
+    monkeypatch.setattr(lowering, "_CHEAP", ((16, name, 0),))
+    assert lowering.compiled(lambda x: x + 1, 4)(jnp.ones(4)).tolist() == [2.0] * 4
