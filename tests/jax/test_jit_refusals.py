@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck.jax_device import jit
+from ampcheck.jax_device import jit, to_jax
 from ampcheck.jax_device.jit.watch import ValueNeededError
 
 
@@ -170,6 +170,14 @@ def test_a_value_that_the_function_itself_gives_up() -> None:
         jit(tries, fullgraph=True)(x())
     with pytest.warns(UserWarning, match="eagerly"):
         assert jit(tries)(x())[0, 1].item() == 15.0
+
+
+def test_values_of_arrays() -> None:
+    for fn in (lambda a: float(to_jax(a.sum())), lambda a: float(np.asarray(to_jax(a)).sum())):
+        with pytest.raises(ValueNeededError, match=r"an array of JAX needs a value.*refusals\.py:\d+ \(`for fn in"):
+            jit(fn, fullgraph=True)(x())
+        with pytest.warns(UserWarning, match="eagerly"):
+            assert jit(fn)(x()) == 15.0
 
 
 def test_an_eager_step_keeps_its_graph_and_its_errors() -> None:
