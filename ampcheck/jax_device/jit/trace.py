@@ -236,8 +236,8 @@ class _Attempt:
         self.watch.wipe()
         raise RuntimeError(
             f"a tensor made in a jitted function outlives the call: the result of {op} at {line}{more}; return it (a "
-            "tensor, or lists, tuples and dicts of them, not inside of another object), or write it in place to a tensor "
-            "made before (copy_)"
+            "tensor, or lists, tuples and dicts of them, not inside of another object), or write it in place to a "
+            "tensor made before (copy_)"
         )
 
 

@@ -104,8 +104,7 @@ class _Jitted:
             return entry(arguments, state.reached)
         except Stale:  # an array took another shape under the same tensors
             self._forget()
-            entry, arguments, state = self.entry(args, kwargs)
-            return entry(arguments, state.reached)
+            return self.call(args, kwargs)
 
     def _tell(self, needed: str) -> None:
         if needed in self.told:
