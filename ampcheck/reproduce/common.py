@@ -63,7 +63,7 @@ COMPILED = {
     "packaged": "torch._inductor.aoti_load_package(torch._inductor.aoti_compile_and_package("
     "torch.export.export(Module(), {inputs}, strict=False)))",
     "jaxcompile": 'torch.compile({function}, backend="jax", {options})',
-    "jaxjit": "ampcheck.jax_device.jit({function})",
+    "jaxjit": "ampcheck.jax_device.jit({function}, fullgraph=True)",
 }
 """How each executor compiles a function for a tuple of inputs; an export takes a module `Module` that calls it."""
 _IMPORTS = {

@@ -6,9 +6,10 @@ import linecache
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
+from traceback import walk_stack, walk_tb
 from typing import Any
 
 import jax
@@ -65,16 +66,24 @@ class Poisoned(BaseException):
     """The function uses a gradient from before the call. No Exception, so that nothing of the caller's takes it."""
 
 
-def caller() -> str:
-    """The nearest line of the stack outside of torch, jax and the device: "file:line (`source`)"."""
-    frame = sys._getframe(1)
-    while frame is not None:
+def caller(frames: Iterable[tuple[Any, int]] | None = None) -> str:
+    """The nearest line of the stack outside of torch, jax and the device: "file:line (`source`)".
+
+    `frames`: with their lines, the nearest first; those of this call where not given.
+    """
+    for frame, line in walk_stack(sys._getframe(1)) if frames is None else frames:
         name = frame.f_code.co_filename
         if not name.startswith((*_LIBRARIES, "<")):
-            source = linecache.getline(name, frame.f_lineno).strip()
-            return f"{name}:{frame.f_lineno} (`{source}`)"
-        frame = frame.f_back  # type: ignore[assignment]
+            return f"{name}:{line} (`{linecache.getline(name, line).strip()}`)"
     return "an unknown line"
+
+
+def value_needed(what: str, place: str) -> ValueNeededError:
+    """The error that says which op needs a value, and where."""
+    return ValueNeededError(
+        f"{what} needs a value that a jitted function does not have while it is traced, at {place}; "
+        "compute with tensors instead (torch.where, masks), or move this out of the function"
+    )
 
 
 def tensors(values: Any) -> Iterator[torch.Tensor]:
@@ -113,6 +122,7 @@ class Watch:
         self.unknown: dict[int, tuple[Any, Any, torch.Tensor]] = {}
         self.host: dict[int, tuple[torch.Tensor, int]] = {}
         self.poisoned = False
+        self.needed: ValueNeededError | None = None
 
     def __enter__(self) -> Watch:
         _register()
@@ -122,11 +132,13 @@ class Watch:
         exclude_key(_KEY, False)
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, where: Any) -> None:
         _watching.watch = self._before
         on = self._before is not None
         include_key(_KEY, on)
         exclude_key(_KEY, not on)
+        if isinstance(error, VALUE_NEEDED):  # an array was asked, not a tensor
+            raise value_needed("an array of JAX", caller(reversed([*walk_tb(where)]))) from error
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """One op: look at what it is given, run it, note what it made."""
@@ -135,10 +147,8 @@ class Watch:
         try:
             out = func(*args, **kwargs)
         except VALUE_NEEDED as error:
-            raise ValueNeededError(
-                f"{func.name()} needs a value that a jitted function does not have while it is traced, at {caller()}; "
-                "compute with tensors instead (torch.where, masks), or move this out of the function"
-            ) from error
+            self.needed = value_needed(func.name(), caller())
+            raise self.needed from error
         for tensor in tensors(out if isinstance(out, (list, tuple)) else (out,)):
             self._note(tensor, func)
         return out
