@@ -115,14 +115,14 @@ class Device(ABC):
         return torch.autocast(self.type, dtype=amp_dtype, enabled=enabled, cache_enabled=cache_enabled)
 
     def observe(
-        self, call: Callable[[], Any], whole: Collection[str], inputs: Sequence[torch.Tensor] = ()
+        self, call: Callable[[], Any], opaque_ops: Collection[str], inputs: Sequence[torch.Tensor] = ()
     ) -> Observation:
         """Run `call` in the current region and record what its kernels received; see
         `ampcheck.observe.recorder.Recorder`.
 
         A backend that casts where a dispatch mode sees nothing records in its own way, and nothing that it did not see.
         """
-        return observe(call, self.type, whole, inputs)
+        return observe(call, self.type, opaque_ops, inputs)
 
     def leaf(self, tensor: torch.Tensor) -> torch.Tensor:
         """A leaf of a graph that requires grad, of the tensor's values."""

@@ -10,7 +10,7 @@ from typing import Any
 from torch.library import Library, get_kernel
 
 from ampcheck.register.torch_private import DispatchKeySet
-from ampcheck.spec.torch_private import registrations
+from ampcheck.spec.release import registered
 
 
 def replaceable(key: str) -> bool:
@@ -20,14 +20,6 @@ def replaceable(key: str) -> bool:
     back.
     """
     return key in ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS")
-
-
-def registered(key: str) -> frozenset[str]:
-    """The aten overloads registered under any key, without the namespace."""
-    # Not `ampcheck.observe.dispatcher.live_registrations`, which knows PyTorch's own keys and not those of other
-    # backends.
-    names: list[str] = registrations(key)
-    return frozenset(name.removeprefix("aten::") for name in names if name.startswith("aten::"))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
@@ -172,18 +172,18 @@ def parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 class Recorder(TorchDispatchMode):
     """Records kernels and autocast's casts while entered.
 
-    `device_type`: of the region. `whole`: overloads that are recorded as they are and not taken apart: those with a
-    policy. `inputs`: the tensors whose way into kernels is followed.
+    `device_type`: of the region. `opaque_ops`: overloads that are recorded as they are and not taken apart: those with
+    a policy. `inputs`: the tensors that are followed into kernels.
 
     Enter it inside the region. What is recorded should not cast by itself: such a cast cannot be told from autocast's.
     """
 
-    def __init__(self, device_type: str, whole: Collection[str], inputs: Sequence[torch.Tensor] = ()) -> None:
+    def __init__(self, device_type: str, opaque_ops: Collection[str], inputs: Sequence[torch.Tensor] = ()) -> None:
         super().__init__()
         self.kernels: list[KernelCall] = []
         self.casts: list[Cast] = []
         self._device_type = device_type
-        self._whole = whole
+        self._opaque_ops = opaque_ops
         self._sources = {id(tensor): place for place, tensor in enumerate(inputs)}
         self._enabled = False
         self._depth = 0
@@ -192,7 +192,7 @@ class Recorder(TorchDispatchMode):
         # Cast tensors by identity, kept alive so that no identity is used twice: (tensor, dtype before, source).
         self._cast: dict[int, tuple[torch.Tensor, str, int | None]] = {}
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> Self:
         # It is entered again around the parts of a composite op, where PyTorch reports autocast as disabled.
         if not self._depth:
             self._enabled = torch.is_autocast_enabled(self._device_type)
@@ -211,7 +211,7 @@ class Recorder(TorchDispatchMode):
         name, is_cast, composite, is_view, dtype_position = _signature(func)
         if is_cast:
             return self._record_cast(func, args, kwargs)
-        if composite and name not in self._whole:
+        if composite and name not in self._opaque_ops:
             return self._parts(func, args, kwargs)
         if not name.startswith("prim::"):
             dtype = kwargs.get("dtype")
@@ -258,13 +258,28 @@ class Recorder(TorchDispatchMode):
 
 
 def observe(
-    call: Callable[[], Any], device_type: str, whole: Collection[str], inputs: Sequence[torch.Tensor] = ()
+    call: Callable[[], Any], device_type: str, opaque_ops: Collection[str], inputs: Sequence[torch.Tensor] = ()
 ) -> Observation:
     """Run `call` and record it. An exception it raises is part of the observation; see `Recorder` for the arguments."""
-    recorder = Recorder(device_type, whole, inputs)
+    with AutoDispatchBelowAutograd():
+        return observe_by(Recorder(device_type, opaque_ops, inputs), call, inputs)
+
+
+class Recording(Protocol):
+    """A recorder: it records while it is entered."""
+
+    kernels: list[KernelCall]
+    casts: list[Cast]
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *exc: object) -> None: ...
+
+
+def observe_by(recorder: Recording, call: Callable[[], Any], inputs: Sequence[torch.Tensor]) -> Observation:
+    """Run `call` under a recorder, and return what it recorded, the outputs or the error, and the inputs changed."""
     observation = Observation(recorder.kernels, recorder.casts)
     before = [name_of(tensor.dtype) for tensor in inputs]
-    with AutoDispatchBelowAutograd(), recorder:
+    with recorder:
         try:
             observation.outputs = list(tensors(call()))
         except Exception as error:  # the call under test may raise anything, and that is what is to be seen

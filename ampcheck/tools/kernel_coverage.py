@@ -22,9 +22,10 @@ from ampcheck.checks.cases import op_cases
 from ampcheck.checks.forward import watch
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError
-from ampcheck.observe.kernel_override import recording, registered, replaceable
+from ampcheck.observe.kernel_override import recording, replaceable
 from ampcheck.observe.recorder import Observation
 from ampcheck.spec.casting import APPENDED, POLICIES
+from ampcheck.spec.release import registered
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from packaging.version import Version
 
 from ampcheck.devices.base import Device
 from ampcheck.errors import Unsupported
-from ampcheck.observe.recorder import Observation
+from ampcheck.observe.recorder import Observation, observe_by
 from ampcheck.observe.torch_private import DisableTorchFunction, no_dispatch
 from ampcheck.samples.describe import TensorArg
 from ampcheck.samples.tensors import host_tensor
@@ -83,13 +83,13 @@ class TorchTorchax(Device):
         return made if arg.device == "cpu" else made.to(self.type)
 
     def observe(
-        self, call: Callable[[], Any], whole: Collection[str], inputs: Sequence[torch.Tensor] = ()
+        self, call: Callable[[], Any], opaque_ops: Collection[str], inputs: Sequence[torch.Tensor] = ()
     ) -> Observation:
         import torchax
 
-        from ampcheck.devices.torchax.recorder import observe
+        from ampcheck.devices.torchax.recorder import TorchaxRecorder
 
-        return observe(torchax.default_env(), call, whole, inputs)
+        return observe_by(TorchaxRecorder(torchax.default_env(), opaque_ops, inputs), call, inputs)
 
     def host(self, tensor: torch.Tensor) -> torch.Tensor:
         import torchax

@@ -19,7 +19,7 @@ from torchax.ops import mappings
 from torchax.tensor import Tensor
 from torchax.view import View
 
-from ampcheck.observe.recorder import CASTS, Cast, KernelCall, Observation, SeenLeaf, overload_name, tensors
+from ampcheck.observe.recorder import CASTS, Cast, KernelCall, SeenLeaf, overload_name, tensors
 from ampcheck.observe.torch_private import OpOverloadPacket, pytree
 from ampcheck.register.torch_private import OpOverload
 from ampcheck.spec.torch_dtypes import name_of
@@ -28,15 +28,15 @@ from ampcheck.spec.torch_dtypes import name_of
 class TorchaxRecorder:
     """Records lowerings and casts of one thread while entered. `env`: a `torchax.tensor.Environment`.
 
-    `whole`: overloads with a policy; what a lowering of one of them calls is not recorded. `inputs`: the tensors whose
-    way into lowerings is followed.
+    `opaque_ops`: overloads with a policy; the calls inside their lowerings are not recorded. `inputs`: the tensors that
+    are followed into lowerings.
     """
 
-    def __init__(self, env: Any, whole: Collection[str], inputs: Sequence[torch.Tensor]) -> None:
+    def __init__(self, env: Any, opaque_ops: Collection[str], inputs: Sequence[torch.Tensor]) -> None:
         self.kernels: list[KernelCall] = []
         self.casts: list[Cast] = []
         self._env = env
-        self._whole = whole
+        self._opaque_ops = opaque_ops
         self._thread = threading.get_ident()
         self._depth = 0
         # By identity of the JAX array, kept alive so that no identity is used twice: (array, dtype before, source).
@@ -80,11 +80,11 @@ class TorchaxRecorder:
                 return out
             if not self._depth:
                 self._record(name, (args, {key: value for key, value in kwargs.items() if key != "env"}))
-            self._depth += name in self._whole
+            self._depth += name in self._opaque_ops
             try:
                 return run(*args, **kwargs)
             finally:
-                self._depth -= name in self._whole
+                self._depth -= name in self._opaque_ops
 
         return recorded
 
@@ -99,7 +99,7 @@ class TorchaxRecorder:
             return overload_name(func)
         name = str(getattr(func, "__name__", func))
         plain = name.removeprefix("aten::") if isinstance(func, OpOverloadPacket) else name
-        found = [overload for overload in self._whole if overload.partition(".")[0] == plain]
+        found = [overload for overload in self._opaque_ops if overload.partition(".")[0] == plain]
         return found[0] if len(found) == 1 else f"torch.{plain}"
 
     def _copied(self, tensor: Any, dtype: Any, device: Any) -> Any:
@@ -141,23 +141,6 @@ class TorchaxRecorder:
         got = _dtype(array)
         _, given, source = self._known.get(id(array), (None, got, None))
         return SeenLeaf(given, got, _on_device(array), source)
-
-
-def observe(
-    env: Any, call: Callable[[], Any], whole: Collection[str], inputs: Sequence[torch.Tensor] = ()
-) -> Observation:
-    """Run `call` and record it; see `ampcheck.observe.recorder.observe`."""
-    recorder = TorchaxRecorder(env, whole, inputs)
-    observation = Observation(recorder.kernels, recorder.casts)
-    before = [name_of(tensor.dtype) for tensor in inputs]
-    with recorder:
-        try:
-            observation.outputs = list(tensors(call()))
-        except Exception as error:  # the call under test may raise anything, and that is what is to be seen
-            observation.error = error
-    after = [name_of(tensor.dtype) for tensor in inputs]
-    observation.changed = [(place, a, b) for place, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
-    return observation
 
 
 def _array(value: Any) -> Any:
