@@ -1,7 +1,7 @@
 """Run an op case with gradients and check them: the shared body of the op suites of `suites/autograd`.
 
 The forward pass runs in a region on leaves that require grad, the backward pass outside of it. What a leaf must get is
-what the same op gives on inputs cast by hand inside the graph: a gradient of the leaf's dtype and shape, with the same
+what the same op gives on inputs cast inside the graph: a gradient of the leaf's dtype and shape, with the same
 bits, made by kernels that received the same dtypes; and it lies near the float64 gradient, which the CPU computes.
 """
 
@@ -17,7 +17,7 @@ import torch
 from ampcheck.checks import comparisons
 from ampcheck.checks.call import CallPlan, plan
 from ampcheck.checks.forward import require_inputs
-from ampcheck.checks.reference import DRAWS, by_hand, distance, far, mover, narrowest
+from ampcheck.checks.reference import DRAWS, cast_call, distance, far, mover, narrowest
 from ampcheck.compilers import function
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
@@ -81,12 +81,12 @@ class Pass:
     error: Exception | None = None
 
     def gradients(self) -> Gradients:
-        """The gradient of each leaf that has one."""
+        """Return the gradient of each leaf that has one."""
         return {place: leaf.grad for place, leaf in self.leaves.items() if leaf.grad is not None}
 
 
 def planned(case: Case, device: Device) -> CallPlan:
-    """What the specification expects of the forward pass of a gradient case."""
+    """Return what the specification expects of the forward pass of a gradient case."""
     return plan(replace(case, inputs=case.inputs.removesuffix(GRADIENT)), device)
 
 
@@ -139,7 +139,7 @@ def _require_gradient(todo: CallPlan, device: Device, hand: Pass, name: str) -> 
 
 
 def differentiable(todo: CallPlan, device: Device) -> list[int]:
-    """The places of the floating tensors that may require grad: PyTorch takes some arguments as constants."""
+    """Return the places of the floating tensors that may require grad: PyTorch takes some arguments as constants."""
     places = [place for place, leaf in enumerate(todo.given) if leaf.on_device and DTYPES[leaf.dtype].is_floating_point]
     if not _refused(_forward(todo, device, places)[0]):
         return places
@@ -158,9 +158,9 @@ def run(
     weights: Sequence[str] | None = None,
     draw: int | None = None,
 ) -> Pass:
-    """Both passes of a case.
+    """Run both passes of a case.
 
-    `places`: of the tensors that require grad. `region`: None for casts by hand. `weights`: for a reference in float64:
+    `places`: of the tensors that require grad. `region`: None for the reference. `weights`: for one in float64:
     the dtypes of the outputs that are differentiated where the case itself runs. `draw`: moves the inputs of such a
     reference by half a rounding, by random signs of that seed.
     """
@@ -190,12 +190,12 @@ def _forward(
     exact: bool = False,
     draw: int | None = None,
 ) -> tuple[Pass, list[torch.Tensor]]:
-    """The forward pass, and the outputs that have a gradient; of equal values in float64 where it is to be `exact`."""
+    """Run the forward pass; return it and the outputs that have a gradient, in float64 where it is to be `exact`."""
     done = Pass({})
     args, kwargs = build(todo.sample, todo.dtypes, device)
     call = function(todo.op, todo.sample)
     if exact:
-        call, args, kwargs = by_hand(todo, args, kwargs, "fp64")
+        call, args, kwargs = cast_call(todo, args, kwargs, "fp64")
     if draw is not None:
         move = mover(narrowest(todo), draw)
         args, kwargs = map_tensors(args, move), {name: map_tensors(value, move) for name, value in kwargs.items()}
@@ -212,7 +212,7 @@ def _forward(
     outputs: list[torch.Tensor] = []
     try:
         if region is None and not exact:
-            call, args, kwargs = by_hand(todo, args, kwargs)
+            call, args, kwargs = cast_call(todo, args, kwargs)
         device.seed()
         with region or nullcontext():
             outputs = [tensor for tensor in tensors(call(*args, **kwargs)) if tensor.requires_grad]
@@ -223,7 +223,7 @@ def _forward(
 
 
 def _weights(outputs: Sequence[torch.Tensor], dtypes: Sequence[str], device: Device) -> Iterator[torch.Tensor]:
-    """The gradient of a scalar with respect to each output: of a weighted sum, with weights that all differ.
+    """Yield the gradient of a scalar with respect to each output: of a weighted sum, with weights that all differ.
 
     For a complex output, of the weighted sum of its squared absolute values, so that a phase that is free has no say.
     """
@@ -236,7 +236,7 @@ def _weights(outputs: Sequence[torch.Tensor], dtypes: Sequence[str], device: Dev
 
 
 def _dtypes(under: Pass, hand: Pass, name: str, because: str) -> list[str]:
-    """Each leaf that has a gradient by hand has one, of its own dtype and shape, and no other leaf has."""
+    """Check that the same leaves have gradients as in the reference, each of its leaf's dtype and shape."""
     got, wanted = under.gradients(), hand.gradients()
     differences = []
     if under.outputs != hand.outputs:
@@ -257,9 +257,9 @@ def _dtypes(under: Pass, hand: Pass, name: str, because: str) -> list[str]:
 
 
 def _values(todo: CallPlan, device: Device, places: Collection[int], under: Pass, hand: Pass, name: str) -> list[str]:
-    """The gradients have the bits of those by hand, where these do not change, and lie near the float64 ones.
+    """Check that gradients have the bits of the reference, where these do not change, and are near the float64 ones.
 
-    Raises Broken where those by hand are not near them either.
+    Raises Broken where those of the reference are not near them either.
     """
     if todo.op.values == "none":
         return []
@@ -280,7 +280,7 @@ def _values(todo: CallPlan, device: Device, places: Collection[int], under: Pass
 
 
 def _bits(under: Gradients, hand: Gradients, exact: Gradients, name: str) -> list[str]:
-    """Each gradient has the bits of the one by hand, or lies nearer to the float64 one.
+    """Check that each gradient has the bits of the reference, or is nearer to the float64 one.
 
     Nearer, because a backend may sum the gradients of a cast's uses in float32, where autograd sums them in the dtype
     of the cast: cached-weight-gradient-in-low-precision in docs/findings.
@@ -294,14 +294,14 @@ def _bits(under: Gradients, hand: Gradients, exact: Gradients, name: str) -> lis
 
 
 def _distance(gradient: torch.Tensor, exact: torch.Tensor) -> float:
-    """How far a gradient is from the float64 one; endless where it has another shape or values that are not finite."""
+    """Return how far a gradient is from the float64 one; infinity for another shape or values that are not finite."""
     if gradient.shape != exact.shape or not gradient.isfinite().all():
         return float("inf")
     return (gradient.double() - exact.double()).square().sum().item()
 
 
 def _reference(todo: CallPlan, device: Device, dtypes: Sequence[str]) -> Exact | None:
-    """The gradients in float64, computed on the CPU, or on the device where the CPU lacks the op, or None.
+    """Return the gradients in float64, computed on the CPU, or on the device where the CPU lacks the op, or None.
 
     `dtypes`: of the outputs that are differentiated where the case itself runs.
     """
@@ -321,7 +321,7 @@ def _reference(todo: CallPlan, device: Device, dtypes: Sequence[str]) -> Exact |
 
 
 def _accuracy(todo: CallPlan, got: Gradients, exact: Exact, dtypes: Sequence[str], name: str) -> list[str]:
-    """Each gradient lies near the float64 one."""
+    """Check that each gradient is near the float64 one."""
     floating = [dtype for dtype in (*todo.expected.leaves, *dtypes) if dtype in ("fp16", "bf16", "fp32")]
     kernel = max(floating, key=lambda dtype: torch.finfo(DTYPES[dtype]).eps, default="fp64")
     differences = []
@@ -335,12 +335,12 @@ def _accuracy(todo: CallPlan, got: Gradients, exact: Exact, dtypes: Sequence[str
 
 
 def _hosted(done: Pass, device: Device) -> Gradients:
-    """The gradients of a pass on the CPU."""
+    """Return the gradients of a pass on the CPU."""
     return {place: device.host(gradient) for place, gradient in done.gradients().items()}
 
 
 def _kernels(under: Pass, hand: Pass, name: str, because: str) -> list[str]:
-    """The kernels of the backward pass received the dtypes that they receive by hand."""
+    """Check that the kernels of the backward pass received the dtypes that they receive in the reference."""
     if under.kernels == hand.kernels:
         return []
     more, fewer = (

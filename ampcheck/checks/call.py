@@ -32,7 +32,7 @@ class CallPlan:
 
 
 def plan(case: Case, device: Device, policy: str | None = None) -> CallPlan:
-    """What the specification expects of a case; of its rule, or of another policy."""
+    """Return what the specification expects of a case; of its rule, or of another policy."""
     op = samples.catalogue()[case.op]
     sample = op.sample(case.sample) if case.sample else op.samples[0]
     count = floating_count(sample)
@@ -48,6 +48,6 @@ def plan(case: Case, device: Device, policy: str | None = None) -> CallPlan:
 
 
 def _dtype_argument(op: Op, sample: Sample) -> str | None:
-    """The dtype the caller asks for: samples hold `torch.dtype`s only as `dtype=` arguments."""
+    """Return the dtype the caller asks for: samples hold `torch.dtype`s only as `dtype=` arguments."""
     values = (*sample.args, *sample.kwargs.values())
     return next((name_of(v) for v in values if isinstance(v, torch.dtype)), None)

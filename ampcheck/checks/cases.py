@@ -27,7 +27,7 @@ _VARIED = 6
 
 
 def op_cases(device: Device, rule: str, suite: str = "eager", *, only: str | None = None) -> Iterator[Case]:
-    """Every op case of a rule on a device, or those of one overload. Runs no op."""
+    """Yield every op case of a rule on a device, or those of one overload. Runs no op."""
     policies = device.policies()
     if rule == "drift":
         for overload in sorted(o for o, policy in policies.items() if policy == UNKNOWN):
@@ -50,7 +50,7 @@ def _of_op(device: Device, rule: str, suite: str, op: Op) -> Iterator[Case]:
 
 
 def _gradients(device: Device, rule: str, suite: str, op: Op) -> Iterator[Case]:
-    """The cases of an op's gradient: of its main sample in few dtypes, of every other one in float32 if time allows."""
+    """Yield the cases of an op's gradient: the main sample in few dtypes, the others in float32 if time allows."""
     if op.overload in WITHOUT:
         return
     low = device.default_amp
@@ -68,12 +68,12 @@ def _gradients(device: Device, rule: str, suite: str, op: Op) -> Iterator[Case]:
 
 
 def floating_count(sample: Sample) -> int:
-    """How many arguments of a sample take the case's dtypes."""
+    """Return how many arguments of a sample take the case's dtypes."""
     return sum(1 for leaf in leaves(sample) if leaf.dtype is None)
 
 
 def _variants(device: Device, rule: str, sample: Sample, *, main: bool) -> Iterator[tuple[str, str]]:
-    """Pairs of region dtype and dtype assignment, each once."""
+    """Yield pairs of region dtype and dtype assignment, each once."""
     count = floating_count(sample)
     default = device.default_amp
     if count == 0:
@@ -93,7 +93,7 @@ def _variants(device: Device, rule: str, sample: Sample, *, main: bool) -> Itera
 
 
 def assignments(count: int, amp: str, *, integers: bool) -> Iterator[str]:
-    """The dtype assignments of an op's main sample with `count` floating arguments, some of them more than once."""
+    """Yield the dtype assignments of a main sample with `count` floating arguments, some of them more than once."""
     other = LOW[1] if amp == LOW[0] else LOW[0]
     yield from ("fp32", amp, other, "fp64")
     if integers:
@@ -134,7 +134,7 @@ def smoke(cases: Sequence[Case]) -> list[bool]:
 
 
 def _kinds(case: Case) -> Iterator[tuple[object, ...]]:
-    """The kinds that a case is of: its rule, its executor, the dtypes of its inputs, the program that it runs."""
+    """Yield the kinds that a case is of: its rule, its executor, the dtypes of its inputs, the program that it runs."""
     yield "rule", case.suite, case.rule
     if case.executor:
         yield "executor", case.suite, case.executor, case.sample == AROUND
@@ -147,7 +147,7 @@ def _kinds(case: Case) -> Iterator[tuple[object, ...]]:
 
 
 def database_cases(device: Device, suite: str = "eager") -> Iterator[Case]:
-    """The database's cases on a device: each op that is not just one with a policy, in float32 and a lower precision.
+    """Yield the database's cases on a device: every op but those that are one with a policy, in float32 and a low one.
 
     An op whose samples are not floating gets one case in the first dtype they have. Runs no op.
     """
@@ -209,12 +209,12 @@ _QUICK = ("script", "traced", "dynamo", "export")
 
 
 def executors(device: Device, *, nightly: bool = False) -> tuple[str, ...]:
-    """The executors that take programs on a device; the slow ones in a nightly run only."""
+    """Return the executors that take programs on a device; the slow ones in a nightly run only."""
     return tuple(name for name in device.compilers if nightly or name not in _SLOW)
 
 
 def compiled_cases(device: Device, rule: str, suite: str = "jit", *, nightly: bool = False) -> Iterator[Case]:
-    """The cases of a rule that run through an executor on a device. Runs no op."""
+    """Yield the cases of a rule that run through an executor on a device. Runs no op."""
     policies = device.policies()
     for op in samples.catalogue().values():
         if policies.get(op.overload, "fallthrough") != rule or device.type in op.samples[0].not_on:
@@ -225,7 +225,7 @@ def compiled_cases(device: Device, rule: str, suite: str = "jit", *, nightly: bo
 
 
 def _runs(device: Device, rule: str, op: str, executor: str, nightly: bool) -> bool:
-    """Whether an op goes through an executor: XLA takes long, and fake tensors tell less."""
+    """Return whether an op goes through an executor: XLA takes long, and fake tensors tell less."""
     quick = device.has_values and device.type != "jax" and executor in _QUICK
     return op in _EVERYWHERE or ((quick or nightly) and (op in _COMMON or rule != "fallthrough"))
 

@@ -18,7 +18,7 @@ from ampcheck.spec.torch_dtypes import name_of
 
 
 def kernel(observation: Observation, expected: Expectation, sources: Sequence[str], rule: str) -> list[str]:
-    """The dtypes the op's kernel received, its `dtype=` and the number of casts.
+    """Check the dtypes that the op's kernel received, its `dtype=` and the number of casts.
 
     `sources`: the dtype of each tensor of the call as the caller gave it.
     """
@@ -64,7 +64,7 @@ def _arguments(call: KernelCall, expected: Expectation, name: str, because: str)
 
 
 def parts(observation: Observation, policies: Mapping[str, str], amp_dtype: str) -> list[str]:
-    """Every kernel with a policy that a composite op ran received what its policy says.
+    """Check that every kernel with a policy that a composite op ran received what its policy says.
 
     What the parts without one receive is the composite op's own affair: it may cast.
     """
@@ -85,7 +85,7 @@ def parts(observation: Observation, policies: Mapping[str, str], amp_dtype: str)
 
 
 def untouched_dtype(call: KernelCall | None, given: str | None, rule: str) -> list[str]:
-    """A `dtype=` that the caller chose, or left out where autocast must not fill it in."""
+    """Check that autocast changed no `dtype=` that the caller chose, and filled none in where it must not."""
     if call is None or call.dtype_kwarg == given:
         return []
     return [
@@ -95,7 +95,7 @@ def untouched_dtype(call: KernelCall | None, given: str | None, rule: str) -> li
 
 
 def refused(error: Exception | None, overload: str, mention: str, rule: str) -> list[str]:
-    """A banned overload: raises a RuntimeError that names what to use instead."""
+    """Check that a banned overload raises a RuntimeError that names what to use instead."""
     because = f"rule {rule}: {RULES[rule].sentence}"
     if error is None:
         return [f"aten::{overload} ran; expected a RuntimeError that names {mention} ({because})"]
@@ -106,19 +106,19 @@ def refused(error: Exception | None, overload: str, mention: str, rule: str) -> 
 
 
 def same_error(got: Exception | None, reference: Exception | None, name: str) -> list[str]:
-    """Under autocast a call raises exactly where the same call on inputs cast by hand raises."""
+    """Check that a call raises under autocast exactly where the reference raises."""
     if (got is None) == (reference is None):
         if type(got) is type(reference):
             return []
-        by_hand = f"the same call on inputs cast by hand raised {one_line(reference)}"
-        return [Difference(f"{name} raised {one_line(got)}; {by_hand}", got)]
+        reference_error = f"the same call on explicitly cast inputs raised {one_line(reference)}"
+        return [Difference(f"{name} raised {one_line(got)}; {reference_error}", got)]
     if got is not None:
-        return [Difference(f"{name} raised {one_line(got)}; the same call on inputs cast by hand succeeds", got)]
-    return [f"{name} succeeded; the same call on inputs cast by hand raised {one_line(reference)}"]
+        return [Difference(f"{name} raised {one_line(got)}; the same call on explicitly cast inputs succeeds", got)]
+    return [f"{name} succeeded; the same call on explicitly cast inputs raised {one_line(reference)}"]
 
 
 def output_dtypes(got: Sequence[torch.Tensor], wanted: Sequence[str], name: str) -> list[str]:
-    """The dtype of every output."""
+    """Check the dtype of every output."""
     seen = [name_of(tensor.dtype) for tensor in got]
     if len(seen) != len(wanted):
         return [f"{name} returned {len(seen)} tensors; expected {len(wanted)}"]
@@ -130,23 +130,25 @@ def output_dtypes(got: Sequence[torch.Tensor], wanted: Sequence[str], name: str)
 
 
 def bitwise(got: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], name: str) -> list[str]:
-    """Every output equals, bit for bit, that of the same op called on inputs cast by hand."""
+    """Check that every output equals the reference bit for bit."""
     pairs = enumerate(zip(got, reference, strict=True))
     return [text for place, (a, b) in pairs for text in same_bits(a, b, f"output {place} of {name}")]
 
 
 def same_bits(got: torch.Tensor, reference: torch.Tensor, what: str) -> list[str]:
-    """A tensor, called `what`, has the bits of the same op on inputs cast by hand; not compared where dtypes differ."""
+    """Check that a tensor, called `what`, has the bits of the reference; not compared where dtypes differ."""
     if got.shape != reference.shape:
         return [f"{what} has shape {tuple(got.shape)}; expected {tuple(reference.shape)}"]
     if got.dtype != reference.dtype or identical(got, reference):
         return []
     difference = (got.to(torch.complex128) - reference.to(torch.complex128)).abs().max().item()
-    return [f"{what} differs from the same op on inputs cast by hand by up to {difference:.3g}; expected the same bits"]
+    return [
+        f"{what} differs from the same op on explicitly cast inputs by up to {difference:.3g}; expected the same bits"
+    ]
 
 
 def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one dtype hold the same values, nan where the other has nan."""
+    """Return whether two tensors of one dtype hold the same values, nan where the other has nan."""
     if a.layout != torch.strided:
         a, b = a.to_dense(), b.to_dense()
     if a.is_complex():  # half-precision complex has no comparison of its own

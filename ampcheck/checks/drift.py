@@ -40,7 +40,7 @@ def check_drift(case: Case, device: Device) -> list[str]:
 
 
 def _explains(case: Case, device: Device, policy: str) -> bool:
-    """Whether what a case does is what an overload of that policy does."""
+    """Return whether what a case does is what an overload of that policy does."""
     todo = plan(case, device, policy)
     seen = watch(case, device, todo)
     if todo.expected.error:

@@ -12,7 +12,7 @@ import torch
 
 from ampcheck.checks import comparisons
 from ampcheck.checks.call import CallPlan, plan
-from ampcheck.checks.reference import Reference, by_hand, far, narrowest, placed, raised_by_cpu, reference
+from ampcheck.checks.reference import Reference, cast_call, far, narrowest, placed, raised_by_cpu, reference
 from ampcheck.compilers import function
 from ampcheck.devices.base import Device
 from ampcheck.errors import Broken, Difference, Unsupported, error_of, one_line
@@ -67,7 +67,7 @@ def check_forward(case: Case, device: Device) -> list[str]:
 
 
 def _results(case: Case, device: Device, todo: CallPlan, name: str) -> list[str]:
-    """How what comes out in a region differs from what comes out on inputs cast by hand, and from what is right.
+    """Compare the outputs of a call in a region with those of the reference and with the exact ones.
 
     Raises Unsupported and Broken as `check_forward` does.
     """
@@ -88,7 +88,7 @@ def _results(case: Case, device: Device, todo: CallPlan, name: str) -> list[str]
 
 
 def _forms(case: Case, device: Device, todo: CallPlan, name: str) -> list[str]:
-    """How what an op gives is wrong for other values than its sample's, and for tensors that are not contiguous."""
+    """Check an op on other values than its sample's, and on tensors that are not contiguous."""
     if case.sample or todo.op.values != "exact" or case.inputs not in ("fp32", case.amp):
         return []
     if case.inputs == "fp32" and not device.database:  # such a device compiles each op for each dtype
@@ -146,7 +146,7 @@ def judge_raise(error: Exception, device: Device, todo: CallPlan, name: str) -> 
 
 
 def _received(case: Case, todo: CallPlan, watched: Observation) -> list[str]:
-    """How what the op's kernel received differs from what it was to receive."""
+    """Compare what the op's kernel received with what it was to receive."""
     differences = comparisons.kernel(watched, todo.expected, [leaf.dtype for leaf in todo.given], case.rule)
     if todo.expected.dtype_kwarg is None and case.rule in ("optdtype", "append"):
         differences += comparisons.untouched_dtype(watched.of(todo.expected.overload), todo.dtype_given, case.rule)
@@ -154,13 +154,13 @@ def _received(case: Case, todo: CallPlan, watched: Observation) -> list[str]:
 
 
 def asks_for_one_dtype(todo: CallPlan) -> bool:
-    """Whether the kernel got one floating dtype throughout; it may refuse a mixture, or integers."""
+    """Return whether the kernel got one floating dtype throughout; it may refuse a mixture, or integers."""
     floating = {dtype for dtype in todo.expected.leaves if is_floating(dtype)}
     return len(floating) == 1 and not {"int64", "bool"} & set(todo.dtypes)
 
 
 def _parts(case: Case, device: Device, todo: CallPlan, name: str) -> list[str]:
-    """A composite op without a policy: each op it is made of follows its own. What comes out depends on them."""
+    """Check a composite op without a policy: each op it is made of follows its own, and its outputs depend on them."""
     arrived = watch(case, device, todo)
     if arrived.of(case.op) is not None:  # a spelling may lead past it
         sources = [leaf.dtype for leaf in todo.given]
@@ -182,7 +182,7 @@ def _parts(case: Case, device: Device, todo: CallPlan, name: str) -> list[str]:
 
 
 def _calls_a_policy(case: Case, device: Device, todo: CallPlan) -> bool:
-    """Whether an op without a policy runs one kernel of PyTorch's on every backend, which calls an op with a policy.
+    """Return whether an op without a policy runs one kernel of PyTorch on every backend, which calls an op with one.
 
     Autocast acts on that op, so what comes out is not what comes out without autocast.
     """
@@ -200,7 +200,7 @@ def _calls_a_policy(case: Case, device: Device, todo: CallPlan) -> bool:
 
 
 def _hides_a_policy(case: Case, device: Device, todo: CallPlan) -> bool:
-    """Whether a part calls, inside its own kernel where no recorder sees it, an op with a policy.
+    """Return whether a part calls, inside its own kernel where no recorder sees it, an op with a policy.
 
     Raises `Unsupported` where the key's kernels cannot be replaced by recorders.
     """
@@ -219,17 +219,17 @@ def _same_dtypes(native: Observation, outside: Observation, name: str) -> list[s
 
 
 def _same_bits(device: Device, todo: CallPlan, got: Observation, outside: Observation, name: str) -> list[str]:
-    """How the outputs of a call differ in a bit from those of another one on inputs cast by hand."""
+    """Compare the outputs of a call bit for bit with those of the reference."""
     if todo.op.values == "none":
         return []
-    if todo.sample.call != "aten" and todo.expected.dtype_kwarg:  # by hand it rounds elsewhere
+    if todo.sample.call != "aten" and todo.expected.dtype_kwarg:  # the reference rounds elsewhere
         return []
     with device.native_ops():
         return comparisons.bitwise(got.values, outside.values, name)
 
 
 def _overwritten(device: Device, first: Observation, name: str) -> list[str]:
-    """The outputs of a call that hold other values after later calls of the same op."""
+    """Return the outputs of a call that hold other values after later calls of the same op."""
     now = [device.host(t) for t in first.outputs]
     with device.native_ops():
         places = [
@@ -239,7 +239,7 @@ def _overwritten(device: Device, first: Observation, name: str) -> list[str]:
 
 
 def _wrong(device: Device, todo: CallPlan, seen: Observation, name: str) -> list[str]:
-    """How a call differs from the same one on the CPU: in what it writes to, and in its outputs."""
+    """Compare what a call writes to, and its outputs, with the same call on the CPU."""
     exact, kernel = reference(todo), narrowest(todo)
     changed = sorted(_changed(device, todo, seen.inputs) - exact.changed)
     out = [f"argument {place} of {name} holds other values after the call; it is only read" for place in changed]
@@ -257,7 +257,7 @@ def _wrong(device: Device, todo: CallPlan, seen: Observation, name: str) -> list
 
 
 def _shared(device: Device, exact: Reference, seen: Observation, name: str) -> list[str]:
-    """The arguments of a call that change as its outputs are written to: memory that only a write shows to be shared.
+    """Return the arguments of a call that change as its outputs are written to: only a write shows shared memory.
 
     A tensor may have no storage that PyTorch can compare. The outputs are zero afterwards, where the device can do so.
     """
@@ -296,7 +296,7 @@ def run(case: Case, device: Device, todo: CallPlan) -> Observation:
 
 
 def _changed(device: Device, todo: CallPlan, inputs: list[torch.Tensor]) -> set[int]:
-    """The places of the tensors that differ from what they were made as, or from a cast of that."""
+    """Return the places of the tensors that differ from what they were made as, or from a cast of that."""
     fresh = [
         then.to(now.dtype) for now, then in zip(inputs, tensors(build(todo.sample, todo.dtypes, device)), strict=True)
     ]
@@ -330,9 +330,9 @@ def _plain(
 
 
 def run_reference(device: Device, todo: CallPlan) -> Observation:
-    """Run the same call outside of autocast on inputs cast by hand."""
+    """Run the same call outside of autocast on explicitly cast inputs."""
     try:
-        call, args, kwargs = by_hand(todo, *build(todo.sample, todo.dtypes, device))
+        call, args, kwargs = cast_call(todo, *build(todo.sample, todo.dtypes, device))
     except Exception as error:  # a cast may raise anything
         return Observation(error=error)
     device.seed()

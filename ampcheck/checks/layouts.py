@@ -32,7 +32,7 @@ SPARSE = 6
 
 
 def cases(device: Device, amp: str) -> Iterator[Case]:
-    """For each op with a policy that casts arguments, the first case of its main sample in which one is cast."""
+    """Yield, for each op with a policy that casts arguments, the first case of its main sample in which one is cast."""
     found = _first_cases(device, amp)
     return islice(found, 0, None, SPARSE if device.has_values and not device.database else 1)
 
@@ -50,7 +50,7 @@ def _first_cases(device: Device, amp: str) -> Iterator[Case]:
 
 
 def differences(case: Case, device: Device, form: str) -> list[str] | None:
-    """How what an op's kernel receives differs from what the specification says, for tensors of a form.
+    """Return how what an op's kernel receives differs from what the specification says, for tensors of a form.
 
     Returns None where the device does not show what the kernel received. The device must be entered.
     """

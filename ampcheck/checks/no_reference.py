@@ -1,4 +1,4 @@
-"""What can be said of a call on a device whose ops no replay can cast by hand: see `Device.observes_composite_ops`."""
+"""Check calls on devices without a reference replay; see `Device.observes_composite_ops`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def compare(amp: Amp, call: Callable[[], object], name: str) -> list[torch.Tenso
 
     A scenario that compares nothing further is unsupported.
     """
-    amp.unjudged = f"PyTorch takes the ops of {name} apart before {amp.device.name} is asked, so none is cast by hand"
+    amp.unjudged = (
+        f"PyTorch takes the ops of {name} apart before {amp.device.name} is asked, so none is cast explicitly"
+    )
     outside, inside = _run(amp, call, nullcontext()), _run(amp, call, amp.region())
     if not isinstance(inside, Exception):
         return inside

@@ -84,7 +84,7 @@ def check_op_database(case: Case, device: Device) -> list[str]:
 
 
 def samples_of(info: Any, case: Case, device: Device) -> list[Any]:
-    """The samples on the device; without values they are made on the CPU and only look like it."""
+    """Return the samples on the device; without values they are made on the CPU and only look like it."""
     if device.has_values:
         return op_database.samples(info, case.inputs, device.type, SAMPLES)
     with unset_fake_temporarily():
@@ -111,7 +111,7 @@ class Calls:
         self._versions = [tensor._version for tensor in self.inputs]
 
     def prepare(self) -> None:
-        """Before each call: arguments as they were made, random state as it was."""
+        """Restore the arguments as they were made and the random state as it was, before each call."""
         changed = [tensor._version for tensor in self.inputs] != self._versions
         if changed or isinstance(self._sample.kwargs.get("generator"), torch.Generator):
             self._take(samples_of(self._info, self._case, self._device)[self._number])
@@ -145,7 +145,7 @@ def _check(call: Calls, case: Case, device: Device) -> list[str]:
 
 
 def _own_casts(seen: Observation) -> Observation:
-    """The same observation with every cast taken for one of the op's own, which cannot be told from autocast's."""
+    """Return the same observation with every cast taken for one of the op's own; they look like autocast's."""
     kernels = [replace(k, leaves=tuple(replace(leaf, given=leaf.got) for leaf in k.leaves)) for k in seen.kernels]
     return Observation(kernels, [], seen.outputs, seen.error)
 
@@ -199,7 +199,7 @@ def _identical(a: torch.Tensor, b: torch.Tensor, device: Device) -> bool:
 
 
 def _entered(call: Calls, case: Case, device: Device) -> bool:
-    """Whether a kernel with a policy was entered, be it inside another kernel, where the recorder sees nothing."""
+    """Return whether a kernel with a policy was entered, also inside another kernel, which the recorder cannot see."""
     if not replaceable(device.key):
         raise Unsupported(f"whether {case.op} runs kernels with a policy inside cannot be seen under {device.key}")
     with recording([device.key]) as entered:

@@ -38,7 +38,7 @@ class ParityOutcome:
 
 @contextmanager
 def simulate_cuda(device: Device) -> Iterator[None]:
-    """A virtual device whose regions are entered by a program: `torch.autocast("cuda")` looks for the hardware."""
+    """Enter a virtual device for a program that enters its regions: `torch.autocast("cuda")` looks for the hardware."""
     absent = "torch.cuda.amp.common.amp_definitely_not_available"
     if device.has_values or device.type != "cuda":
         yield
@@ -97,15 +97,15 @@ class _Parity:
         return self.kernels(seen)
 
     def require_kernel(self, want: ParityOutcome) -> None:
-        """Raises Unsupported or Broken where eager mode raises what the same call on inputs cast by hand raises.
+        """Raise Unsupported or Broken where eager mode raises what the reference raises.
 
         Then the device has no kernel for what autocast gives the op, e.g. oneDNN's LSTM on a processor without bf16
         instructions, and there is nothing to hold a program against.
         """
         if want.error is None or not self.device.has_values or not asks_for_one_dtype(self.todo):
             return
-        by_hand = run_reference(self.device, self.todo)
-        if type(by_hand.error) is type(want.error) and str(by_hand.error) == str(want.error):
+        reference = run_reference(self.device, self.todo)
+        if type(reference.error) is type(want.error) and str(reference.error) == str(want.error):
             judge_raise(want.error, self.device, self.todo, f"aten::{self.case.op}")
 
     def run(self, call: Callable[..., Any], *, grads: bool) -> ParityOutcome:
@@ -129,7 +129,7 @@ class _Parity:
         return out
 
     def refused(self, error: Exception, want: ParityOutcome) -> list[str]:
-        """What compiling raised: right where it says what eager mode says; compilers wrap that in text of their own."""
+        """Check what compiling raised: it must say what eager mode says; compilers wrap that in text of their own."""
         # Since torch 2.14 Dynamo quotes the error in another one, with its quotation marks escaped.
         if want.error is not None and said(want.error) in str(error).replace("\\'", "'"):
             return []
@@ -184,7 +184,7 @@ class _Parity:
         return [torch.empty(0, dtype=DTYPES[leaf]) for leaf in self.todo.expected.leaves if leaf in DTYPES]
 
     def kernels(self, seen: Observation) -> list[str]:
-        """The op's kernel received what it receives in eager mode, and ran with the same `dtype=`."""
+        """Check that the op's kernel received what it receives in eager mode, and ran with the same `dtype=`."""
         inputs = self.inputs()
         with self.region():
             eager = self.device.observe(lambda: self.eager(*inputs), Everything(), inputs)
@@ -202,7 +202,7 @@ class _Parity:
 
 
 def _gradients(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    """The gradient of each floating input, every output's elements weighted alike. None where there is none."""
+    """Return the gradient of each floating input, every output's elements weighted alike. None where there is none."""
     wanted = [x for x in leaves if x.requires_grad]
     roots = [x for x in outputs if x.requires_grad]
     if not wanted or not roots:
@@ -225,12 +225,12 @@ def _dtype(tensor: torch.Tensor | None) -> str:
 
 
 def said(error: BaseException) -> str:
-    """The first line of an exception's text."""
+    """Return the first line of an exception's text."""
     return str(error).strip().partition("\n")[0]
 
 
 def _said(error: Exception) -> str:
-    """An error with its last line, too: TorchScript and Dynamo put the cause there."""
+    """Return an error with its last line, too: TorchScript and Dynamo put the cause there."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip(" ^~|")]
     kind = type(error).__name__
     return f"{kind}: {' … '.join(dict.fromkeys(line[: MOST // 3] for line in (*lines[:2], *lines[-1:])))}"

@@ -57,7 +57,7 @@ _CACHED = 20_000
 
 
 def reference(todo: CallPlan) -> Reference:
-    """The reference of a planned call, computed once for all devices of a run."""
+    """Return the reference of a planned call, computed once for all devices of a run."""
     expected = todo.expected
     key = (todo.op.overload, todo.sample.name, todo.dtypes, expected.overload, expected.leaves, expected.dtype_kwarg)
     if key not in _cache:
@@ -104,9 +104,9 @@ def _computed(todo: CallPlan) -> Reference:
 def _run(
     todo: CallPlan, dtype: str, draw: int | None = None
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
-    """The outputs of the call on the CPU, its tensors after the call, and what they were before it."""
+    """Return the outputs of the call on the CPU, its tensors after the call, and what they were before it."""
     cpu = Cpu()
-    call, args, kwargs = by_hand(todo, *build(todo.sample, todo.dtypes, cpu), dtype)
+    call, args, kwargs = cast_call(todo, *build(todo.sample, todo.dtypes, cpu), dtype)
     if draw is not None:
         move = mover(narrowest(todo), draw)
         args, kwargs = map_tensors(args, move), {name: map_tensors(value, move) for name, value in kwargs.items()}
@@ -119,12 +119,12 @@ def _run(
 
 
 def _as_pytorch(todo: CallPlan, move: Callable[[torch.Tensor], torch.Tensor] = lambda x: x) -> list[torch.Tensor]:
-    """The outputs of the call on the CPU in the dtypes that the kernel is to receive, of arguments that `move` takes.
+    """Return the outputs of the call on the CPU in the dtypes of the kernel, for arguments that `move` takes.
 
     Raises whatever PyTorch raises.
     """
     cpu = Cpu()
-    call, args, kwargs = by_hand(todo, *build(todo.sample, todo.dtypes, cpu))
+    call, args, kwargs = cast_call(todo, *build(todo.sample, todo.dtypes, cpu))
     args, kwargs = map_tensors(args, move), {name: map_tensors(value, move) for name, value in kwargs.items()}
     cpu.seed()
     with warnings.catch_warnings():
@@ -133,7 +133,7 @@ def _as_pytorch(todo: CallPlan, move: Callable[[torch.Tensor], torch.Tensor] = l
 
 
 def _made_by_pytorch(todo: CallPlan, count: int, move: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
-    """The `count` outputs as PyTorch makes them of arguments that `move` takes; none where it does not run the call."""
+    """Return the `count` outputs that PyTorch makes of arguments that `move` takes; none if it refuses the call."""
     try:
         made = _as_pytorch(todo, move)
     except Exception:  # the CPU may lack the dtype; a Meta kernel may be missing, or ask for values
@@ -142,7 +142,7 @@ def _made_by_pytorch(todo: CallPlan, count: int, move: Callable[[torch.Tensor], 
 
 
 def layout(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The strides of the dimensions that have more than one element; none for an empty tensor or a sparse one."""
+    """Return the strides of dimensions that have more than one element; none for empty or sparse tensors."""
     if tensor.layout != torch.strided or not tensor.numel():
         return ()
     return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
@@ -151,7 +151,7 @@ def layout(tensor: torch.Tensor) -> tuple[int, ...]:
 def placed(
     got: torch.Tensor, want: Reference, place: int, inputs: Sequence[torch.Tensor], device: str, what: str
 ) -> list[str]:
-    """How an output differs from what PyTorch gives in its device, dtype and strides, and in the memory that it shares.
+    """Compare an output with PyTorch's in its device, dtype and strides, and in the memory that it shares.
 
     Args:
         place: of the output among those of `want`.
@@ -176,7 +176,7 @@ def placed(
 
 @disable_current_modes()  # a virtual device is entered with one
 def raised_by_cpu(todo: CallPlan) -> Exception | None:
-    """What the CPU raises on the dtypes that the kernel is to receive; None where it runs the call."""
+    """Return what the CPU raises on the dtypes that the kernel is to receive; None where it runs the call."""
     try:
         _as_pytorch(todo)
     except Exception as error:  # whatever it is, PyTorch itself does not run this call
@@ -185,7 +185,7 @@ def raised_by_cpu(todo: CallPlan) -> Exception | None:
 
 
 def mover(dtype: str, draw: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Moves each element of a floating tensor by half a rounding of a dtype, up or down at random."""
+    """Return a function that moves each element by half a rounding of a dtype, up or down at random."""
     generator = torch.Generator().manual_seed(draw)
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
@@ -198,25 +198,25 @@ def mover(dtype: str, draw: int) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def narrowest(todo: CallPlan) -> str:
-    """The least precise floating dtype that the kernel receives; "fp32" for none."""
+    """Return the least precise floating dtype that the kernel receives; "fp32" for none."""
     floating = [dtype for dtype in todo.expected.leaves if dtype in FREEDOM]
     return max(floating, key=lambda dtype: torch.finfo(DTYPES[dtype]).eps, default="fp32")
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of any layout as a strided one."""
+    """Return a tensor of any layout as a strided one."""
     return tensor.to_dense() if tensor.layout != torch.strided else tensor
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The distance of each element; 0 where both are not finite."""
+    """Return the distance of each element; 0 where both are not finite."""
     wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
     far = (a.to(wide) - b.to(wide)).abs()
     return torch.where(a.isfinite() & b.isfinite(), far, torch.zeros_like(far))
 
 
 def bound(want: torch.Tensor, moved: torch.Tensor, kernel: str, output: torch.dtype, passes: int = 1) -> torch.Tensor:
-    """How far each element of a right output of dtype `output` may be from the exact one; see the top of this file.
+    """Return how far each element of a right output of dtype `output` may be from the exact one; see the module.
 
     `passes`: how many kernels in a row it went through. What went through several may be off by the roundings of values
     about 1 where the exact result is 0.
@@ -232,7 +232,7 @@ def bound(want: torch.Tensor, moved: torch.Tensor, kernel: str, output: torch.dt
 def far(
     got: torch.Tensor, want: torch.Tensor, moved: torch.Tensor, kernel: str, what: str, passes: int = 1
 ) -> list[str]:
-    """How an output that is on the CPU, called `what`, differs from the exact one in shape and value.
+    """Compare an output on the CPU, called `what`, with the exact one in shape and value.
 
     Args:
         got: the output, of any dtype.
@@ -277,10 +277,10 @@ def _at(wrong: torch.Tensor, got: torch.Tensor, want: torch.Tensor, what: str, e
     return [f"{what} is {seen:.6g}{where}; {expected} {right:.6g}, the float64 result on the CPU"]
 
 
-def by_hand(
+def cast_call(
     todo: CallPlan, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: str | None = None
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """The call that autocast is to make of a case's own one, with the arguments cast to what its kernel is to receive.
+    """Return the call that autocast is to make of a case's own, with the arguments cast as for its kernel.
 
     A spelling may not take the `dtype=` that autocast fills in; its inputs are cast to that dtype instead. All floating
     arguments are cast to `dtype` in the end, where it is given.

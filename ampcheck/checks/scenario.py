@@ -75,22 +75,22 @@ class Amp:
 
     @property
     def other(self) -> torch.dtype:
-        """The other lower precision."""
+        """Return the other lower precision."""
         return torch.float16 if self.dtype == torch.bfloat16 else torch.bfloat16
 
     @property
     def default(self) -> torch.dtype:
-        """The dtype a region takes when it is given none."""
+        """Return the dtype a region takes when it is given none."""
         return DTYPES[self.device.default_amp]
 
     def region(
         self, dtype: torch.dtype | None = None, *, enabled: bool = True, cache_enabled: bool | None = None
     ) -> Any:
-        """A region on the device, not yet entered; in the scenario's lower precision unless told otherwise."""
+        """Return a region on the device, not yet entered; in the scenario's lower precision unless told otherwise."""
         return self.device.autocast(name_of(dtype or self.dtype), enabled=enabled, cache_enabled=cache_enabled)
 
     def rand(self, *shape: int, dtype: torch.dtype = torch.float32, requires_grad: bool = False) -> torch.Tensor:
-        """A fresh tensor on the device, with other values each time."""
+        """Return a fresh tensor on the device, with other values each time."""
         self._made += 1
         arg = TensorArg(shape, None, "unit", seed=self._made)
         if self.device.has_values:
@@ -100,11 +100,11 @@ class Amp:
         return made.requires_grad_(requires_grad)
 
     def probe(self) -> torch.dtype:
-        """The dtype a product of two float32 matrices runs in now: float32 where autocast is off."""
+        """Return the dtype a product of two float32 matrices runs in now: float32 where autocast is off."""
         return torch.mm(self.rand(2, 2), self.rand(2, 2)).dtype
 
     def state(self) -> tuple[bool, torch.dtype, bool]:
-        """Enabled, dtype and cache_enabled of the device type, as torch reports them."""
+        """Return enabled, dtype and cache_enabled of the device type, as torch reports them."""
         return (
             torch.is_autocast_enabled(self.type),
             torch.get_autocast_dtype(self.type),
@@ -112,11 +112,11 @@ class Amp:
         )
 
     def depth(self) -> int:
-        """How many regions this thread is inside, whatever their device type."""
+        """Return how many regions this thread is inside, whatever their device type."""
         return isolation.depth()
 
     def thread(self, call: Callable[[], T]) -> T:
-        """The value of a call made in a new thread that has entered the device; what it raises is raised here."""
+        """Return the value of a call made in a new thread that has entered the device, or raise what it raises."""
         return in_thread(call, self.device.activate)
 
     def interleave(self, *workers: Callable[[], Iterator[None]]) -> None:
@@ -128,16 +128,16 @@ class Amp:
         return self.device.observe(call, self.device.policies(), inputs)
 
     def casts(self, call: Callable[[], Any], tensor: torch.Tensor) -> int:
-        """How often a tensor is cast while a call runs in the current region. No gradient is recorded meanwhile."""
+        """Return how often a tensor is cast while a call runs in the current region, without gradients."""
         return sum(cast.source is not None for cast in self.observe(call, tensor).casts)
 
     def received(self, overload: str, call: Callable[[], Any]) -> tuple[str, ...] | None:
-        """The dtypes an overload's kernel received while a call ran in the current region; None where it never ran."""
+        """Return the dtypes an overload's kernel received in a call in the current region; None if it never ran."""
         kernel = self.observe(call).of(overload)
         return tuple(leaf.got for leaf in kernel.leaves) if kernel else None
 
     def copies(self, call: Callable[[], Any], tensor: torch.Tensor) -> list[weakref.ref[torch.Tensor]]:
-        """The casts of a tensor that a call makes, gradients recorded as usual; each a reference that keeps nothing."""
+        """Return weak references to the casts of a tensor that a call makes, gradients recorded as usual."""
         if not self.device.observes_composite_ops:
             raise Unsupported(f"copies that {self.device.name} casts cannot be followed while gradients are recorded")
         copier = _Copies(tensor)
@@ -146,14 +146,14 @@ class Amp:
         return copier.made
 
     def compiled(self, executor: str, function: Callable[..., Any], *inputs: Any, **options: Any) -> Callable[..., Any]:
-        """A function compiled by an executor for inputs such as these; `options` are those of `torch.compile`."""
+        """Return a function compiled for inputs such as these; `options` are those of `torch.compile`."""
         from ampcheck.compilers.kinds import EXECUTORS
 
         compiled: Callable[..., Any] = EXECUTORS[executor].make(function, inputs, **options).call
         return compiled
 
     def program(self, body: str) -> Callable[..., Any]:
-        """The function `program` of a source, in which TYPE and DTYPE are the device's type and the lower precision.
+        """Return the function `program` of a source; TYPE and DTYPE are the device type and the lower precision.
 
         TorchScript reads sources, and takes nothing from around a function.
         """
@@ -162,7 +162,7 @@ class Amp:
         return define(textwrap.dedent(body).replace("DTYPE", str(self.dtype)).replace("TYPE", repr(self.type)))
 
     def j2t(self, fn: Callable[..., Any], cast_inputs: torch.dtype | None = None) -> Callable[..., Any]:
-        """A JAX function as a PyTorch one, made by the device."""
+        """Return a JAX function as a PyTorch one, made by the device."""
         return self.device.j2t(fn, cast_inputs)
 
     def assert_close(self, what: str, got: torch.Tensor, want: torch.Tensor, tolerance: float = 1e-5) -> None:
@@ -183,7 +183,7 @@ class Amp:
             self.assert_close(what, got, self.device.host(want.detach()), 0.0)
 
     def module(self, make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
-        """A module on the device, its parameters float32, fixed, and the same values each time."""
+        """Return a module on the device, its parameters float32, fixed, and the same values each time."""
         self.device.seed()
         made = make().requires_grad_(False)
         if self.device.has_values:
@@ -199,7 +199,7 @@ class Amp:
         return made
 
     def values(self, tensor: torch.Tensor) -> list[Any]:
-        """A tensor's values, on a device that has any."""
+        """Return a tensor's values, on a device that has any."""
         found: list[Any] = self.device.host(tensor).tolist()
         return found
 

@@ -49,7 +49,7 @@ class Agreement:
     differences: dict[str, dict[tuple[str, str], list[str]]] = field(default_factory=dict)
 
     def agrees(self, way: str, among: str = "all") -> bool:
-        """Whether the cases of a kind do as eager autocast.
+        """Return whether the cases of a kind do as eager autocast.
 
         `among`: "fp32" for those whose inputs all are, "used" for inputs of float32 and the region's dtype.
         """
@@ -61,7 +61,7 @@ class Agreement:
 
 
 def measure(device: Device, ways: Mapping[str, Make] = WAYS, only: str | None = None) -> Iterator[Agreement]:
-    """Every overload with a policy on a device, or one of them, each held against eager in several ways."""
+    """Yield every overload with a policy on a device, or one of them, each held against eager in several ways."""
     for policy in POLICIES:
         found: dict[str, Agreement] = {}
         for case in op_cases(device, policy, only=only):
@@ -80,7 +80,7 @@ def _region(x: torch.Tensor, device_type: str, dtype: torch.dtype) -> torch.Tens
 
 
 def _in_region(device_type: str, dtype: torch.dtype) -> Any:
-    """A graph of a region with nothing but a relu inside."""
+    """Return a graph of a region with nothing but a relu inside."""
     graph = scripted(_region).graph.copy()
     with graph.insert_point_guard(next(iter(graph.nodes()))):
         for given, value in zip(list(graph.inputs())[1:], (device_type, dtype), strict=True):
@@ -91,7 +91,7 @@ def _in_region(device_type: str, dtype: torch.dtype) -> Any:
 
 
 def program(device_type: str, dtype: torch.dtype, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """A scripted function of one region that calls one overload.
+    """Return a scripted function of one region that calls one overload.
 
     It takes the arguments that hold tensors, in order; the others are constants of the program.
     """
@@ -130,7 +130,7 @@ def program(device_type: str, dtype: torch.dtype, name: str, args: tuple[Any, ..
 
 
 def compare(case: Case, device: Device, make: Make) -> list[str]:
-    """How a case as a scripted program differs from eager autocast, in sentences."""
+    """Return how a case as a scripted program differs from eager autocast, in sentences."""
     with device.activate(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         todo = plan(case, device)
@@ -182,9 +182,9 @@ def _values(
     ran: list[Observation],
     arguments: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]],
 ) -> list[str]:
-    """Two runs, the first as compiled and the second optimized, beside eager autocast.
+    """Compare two runs, the first as compiled and the second optimized, with eager autocast.
 
-    Where eager refuses what the specification allows (a known deviation), beside casts by hand.
+    Where eager refuses what the specification allows (a known deviation), beside explicit casts.
     """
     call, name = overload(case.op), f"aten::{case.op}"
     args, kwargs = arguments()
@@ -194,8 +194,8 @@ def _values(
             eager.outputs = list(tensors([call(*args, **kwargs)]))
     except Exception as error:  # as above
         args, kwargs = arguments()
-        by_hand, _ = replay(lambda: call(*args, **kwargs), device.type, case.amp, device.policies())
-        eager = by_hand if by_hand.error is None else Observation(error=error)
+        reference, _ = replay(lambda: call(*args, **kwargs), device.type, case.amp, device.policies())
+        eager = reference if reference.error is None else Observation(error=error)
     differences: list[str] = []
     for seen in ran:
         if (seen.error is None) != (eager.error is None):

@@ -82,12 +82,12 @@ class Device(ABC):
     """What a program calls, with the device type and `dtype=`, for what `autocast` returns."""
 
     def refuses(self, error: BaseException) -> bool:
-        """Whether an exception is one of the device's declared `refusals`."""
+        """Return whether an exception is one of the device's declared `refusals`."""
         return any(re.search(text, str(error)) for text in self.refusals)
 
     @abstractmethod
     def unavailable(self) -> str | None:
-        """Why the device cannot be used on this machine, in a sentence, or None where it can."""
+        """Return why the device cannot be used on this machine, in a sentence, or None where it can."""
 
     def new_parameters(self) -> str:
         """Return why a module that moves to the device gets new parameters; "" where it keeps its own.
@@ -99,18 +99,18 @@ class Device(ABC):
         return "PyTorch gives a module that moves to a PrivateUse1 backend new parameters (pytorch#96026)"
 
     def policies(self) -> Mapping[str, str]:
-        """The policy promised for each overload. By default PyTorch's table for the device's key and this torch."""
+        """Return the policy promised for each overload; by default, that of PyTorch's table for the key and torch."""
         return _promised(self.key, torch.__version__)
 
     def tensor(self, arg: TensorArg, dtype: str, position: int) -> torch.Tensor:
-        """A fresh tensor for an argument; on the CPU where the description says so."""
+        """Return a fresh tensor for an argument; on the CPU where the description says so."""
         made = host_tensor(arg, dtype, position)
         return made if arg.device == "cpu" else made.to(self.type)
 
     def autocast(
         self, dtype: str | None = None, *, enabled: bool = True, cache_enabled: bool | None = None
     ) -> torch.autocast:
-        """A `torch.autocast` region for the device, not yet entered."""
+        """Return a `torch.autocast` region for the device, not yet entered."""
         amp_dtype = DTYPES[dtype] if dtype else None
         return torch.autocast(self.type, dtype=amp_dtype, enabled=enabled, cache_enabled=cache_enabled)
 
@@ -125,34 +125,34 @@ class Device(ABC):
         return observe(call, self.type, opaque_ops, inputs)
 
     def leaf(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A leaf of a graph that requires grad, of the tensor's values."""
+        """Return a leaf of a graph that requires grad, of the tensor's values."""
         return tensor.detach().requires_grad_()
 
     def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
-        """A backward pass from `outputs`, given the gradient of each; it adds to the `grad` of each leaf."""
+        """Run a backward pass from `outputs`, given the gradient of each; it adds to the `grad` of each leaf."""
         torch.autograd.backward(outputs, gradients)
 
     def activate(self) -> AbstractContextManager[object]:
-        """Entered around everything that makes or uses tensors of the device, once in each thread."""
+        """Return the context of everything that makes or uses tensors of the device; it is entered once per thread."""
         return contextlib.nullcontext()
 
     def native_ops(self) -> AbstractContextManager[object]:
-        """Entered inside of `activate`, around work on what `host` gave: for a device that answers for every op."""
+        """Return the context, inside `activate`, of work on results of `host`; for devices that answer for every op."""
         return contextlib.nullcontext()
 
     def j2t(self, fn: Callable[..., Any], cast_inputs: torch.dtype | None = None) -> Callable[..., Any]:
-        """A differentiable PyTorch function out of a JAX one, for rule j2t; `cast_inputs` as in `torch.amp.custom_fwd`.
+        """Make a differentiable PyTorch function of a JAX one (rule j2t); `cast_inputs` as in `torch.amp.custom_fwd`.
 
         Raises Unsupported where the device has no such thing.
         """
         raise Unsupported(f"{self.name} makes no PyTorch functions of JAX functions")
 
     def host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor's values on the CPU. Called only where `has_values`."""
+        """Return the tensor's values on the CPU. Called only where `has_values`."""
         return tensor.detach().cpu()
 
     def snapshot(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor's values on the CPU, in memory of their own, so that later writes do not change them."""
+        """Return the tensor's values on the CPU, in memory of their own, so that later writes do not change them."""
         host = self.host(tensor)
         return host.clone() if self.type == "cpu" else host
 
@@ -169,8 +169,8 @@ class Device(ABC):
                 return
 
     def synchronize(self) -> None:  # noqa: B027  # a device that works at once has nothing to wait for
-        """Returns when all work given to the device is done."""
+        """Wait until all work given to the device is done."""
 
     def describe(self) -> dict[str, str]:
-        """What a reader of a run file should know of the device: model, driver, versions."""
+        """Return what a reader of a run file should know of the device: model, driver, versions."""
         return {}

@@ -55,7 +55,7 @@ class PreflightFinding:
 
     @property
     def text(self) -> str:
-        """What happened, what was expected and what to do, in one line."""
+        """Return what happened, what was expected and what to do, in one line."""
         advice = f"; {self.advice}" if self.advice else ""
         return f"{self.step}: {self.happened}; expected: {self.expected}{advice}"
 
@@ -301,7 +301,7 @@ def _region(device: Device) -> None:
 
 
 def _in_region(device: Device, dtype: str) -> str:
-    """What a region does instead of casting; "" where it casts."""
+    """Return what a region does instead of casting; "" where it casts."""
     a, b = _on(device, _floats()), _on(device, _floats().t())
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -318,7 +318,7 @@ def _in_region(device: Device, dtype: str) -> str:
 
 
 def _without_kernels(device: Device) -> str:
-    """What to do where no kernel is registered under a device's autocast key; "" where one is."""
+    """Return what to do where no kernel is registered under a device's autocast key; "" where one is."""
     if not device.observes_composite_ops:  # it answers before the dispatcher does
         return ""
     promised = set(device.policies()) - set(lacking(device))
@@ -376,12 +376,12 @@ def _generator(device: Device) -> None:
 
 
 def _floats(times: float = 1.0) -> torch.Tensor:
-    """Some fp32 values on the CPU; what they are multiplied by is a power of two and needs no kernel."""
+    """Return fp32 values on the CPU; what they are multiplied by is a power of two and needs no kernel."""
     return torch.tensor([[value * times for value in row] for row in _FLOATS])
 
 
 def _on(device: Device, host: torch.Tensor, place: str = "") -> torch.Tensor:
-    """A CPU tensor copied to the device; one without values where the device has none."""
+    """Return a CPU tensor copied to the device; one without values where the device has none."""
     if not device.has_values:
         return torch.empty_strided(host.size(), host.stride(), dtype=host.dtype, device=place or device.type)
     return host.to(place or device.type, copy=True)

@@ -49,7 +49,7 @@ OWN = frozenset(device.name for device in _OWN)
 
 
 def known(modules: Sequence[str] = ()) -> dict[str, Device]:
-    """Every device by its name on the command line, whether or not this machine has it.
+    """Return every device by its name on the command line, whether or not this machine has it.
 
     `modules`: what `--device-module` named; each defines `DEVICES`, a sequence of `Device`. An entry point of the group
     `ampcheck.devices` names a `Device`, or a sequence of them. Raises UsageError for one that cannot be used.
@@ -65,7 +65,7 @@ def known(modules: Sequence[str] = ()) -> dict[str, Device]:
 
 
 def select(names: Sequence[str], modules: Sequence[str] = ()) -> list[Device]:
-    """The devices of those names; without names, every one this machine has but those tested on request alone.
+    """Return the devices of those names; without names, every one this machine has but those tested on request alone.
 
     Raises UsageError for a name that is unknown, or that this machine does not have, for a device that `unusable`
     refuses, and for devices of one type that different backends bring.
@@ -88,7 +88,7 @@ def select(names: Sequence[str], modules: Sequence[str] = ()) -> list[Device]:
 
 
 def named(names: Sequence[str], modules: Sequence[str] = ()) -> list[Device]:
-    """The devices of those names, or every one, whether or not this machine has it.
+    """Return the devices of those names, or every one, whether or not this machine has it.
 
     Raises UsageError for a name that is unknown.
     """
@@ -100,7 +100,7 @@ def named(names: Sequence[str], modules: Sequence[str] = ()) -> list[Device]:
 
 
 def absent(modules: Sequence[str] = ()) -> dict[str, str]:
-    """Why each device that a run without names does not test is left out, by name."""
+    """Return why each device that a run without names does not test is left out, by name."""
     found = {}
     for name, device in known(modules).items():
         try:
@@ -141,13 +141,13 @@ def promised(device: Device) -> Mapping[str, str]:
 
 
 def lacking(device: Device) -> list[str]:
-    """The overloads that a device promises and this torch does not have; they are those of another torch's table."""
+    """Return the overloads that a device promises and this torch lacks; they are those of another torch's table."""
     return sorted(overload for overload in device.policies() if not _exists(overload))
 
 
 @contextmanager
 def backend_code(origin: str) -> Iterator[None]:
-    """Around code of a backend outside of every case: its warnings are kept for `warned` and never raised."""
+    """Run code of a backend outside of every case: its warnings are kept for `warned` and never raised."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         try:
@@ -160,7 +160,7 @@ def backend_code(origin: str) -> Iterator[None]:
 
 
 def warned() -> list[str]:
-    """Every warning that backends gave outside of the cases so far, a sentence each."""
+    """Return every warning that backends gave outside of the cases so far, a sentence each."""
     return list(_warned)
 
 
@@ -177,7 +177,7 @@ def _asked(device: Device, name: str, method: Callable[[], _T]) -> _T:
 
 
 def _promise_fault(overload: object, policy: object) -> str:
-    """What is wrong with one promise, as the rest of a sentence; "" for nothing."""
+    """Return what is wrong with one promise, as the rest of a sentence; "" for nothing."""
     if not isinstance(overload, str) or not (_exists(overload) or overload in _listed()):
         name = str(overload).removeprefix("aten::")
         packet = [other for other in _overloads() if other.partition(".")[0] == name.partition(".")[0]]
@@ -205,13 +205,13 @@ def _exists(overload: str) -> bool:
 
 @cache
 def _listed() -> frozenset[str]:
-    """Every overload of a policy table, whatever torch it is of."""
+    """Return every overload of a policy table, whatever torch it is of."""
     return frozenset(row.overload for version in versions() for row in rows(version))
 
 
 @cache
 def _overloads() -> tuple[str, ...]:
-    """Every overload of aten in this torch, those with a policy first."""
+    """Return every overload of aten in this torch, those with a policy first."""
     names = {name.removeprefix("aten::") for name in op_names() if name.startswith("aten::")}
     return (*sorted(_listed() & names), *sorted(names - _listed()))
 
@@ -235,7 +235,7 @@ def _loaded(origin: str, load: Callable[[], object]) -> object:
 
 
 def _taken(error: BaseException) -> str:
-    """What to add where a backend could not name PrivateUse1, since another one did."""
+    """Return what to add where a backend could not name PrivateUse1, since another one did."""
     name = backend_name()
     if name == "privateuseone" or "privateuse1_backend() has already been set" not in str(error):
         return ""
@@ -246,7 +246,7 @@ def _taken(error: BaseException) -> str:
 
 
 def _faults(device: Device) -> str:
-    """What is wrong with a device's attributes, as the rest of a sentence about it; "" for nothing."""
+    """Return what is wrong with a device's attributes, as the rest of a sentence about it; "" for nothing."""
     missing = [name for name in _REQUIRED if not isinstance(getattr(device, name, None), str)]
     if missing:
         return f"does not set {', '.join(missing)}"
@@ -302,6 +302,6 @@ def _raised_in(error: BaseException) -> str:
 
 
 def _short(path: str) -> str:
-    """A path as seen from the current folder, where it lies there."""
+    """Return a path as seen from the current folder, where it lies there."""
     here = Path.cwd()
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path

@@ -23,7 +23,7 @@ UNKNOWN = "unknown"
 
 
 def live_registrations() -> dict[str, frozenset[str]]:
-    """Per autocast dispatch key, the aten overloads registered in this process, without the namespace.
+    """Return, per autocast dispatch key, the aten overloads registered in this process, without the namespace.
 
     A key is there even where nothing is registered under it. No device is needed: a CPU build registers all six keys.
     """
@@ -31,7 +31,7 @@ def live_registrations() -> dict[str, frozenset[str]]:
 
 
 def live_drift() -> list[str]:
-    """How this build differs from the table closest to its version, one sentence each; none where they agree.
+    """Return how this build differs from the table closest to its version, one sentence each; none where they agree.
 
     On a version that has no table of its own a first sentence says which table it is compared with.
     """
@@ -45,7 +45,7 @@ def live_drift() -> list[str]:
 
 
 def unlisted(key: str) -> list[str]:
-    """The overloads registered under a key that the closest table does not list, sorted; their policy is `UNKNOWN`.
+    """Return the overloads registered under a key that the closest table lacks, sorted; their policy is `UNKNOWN`.
 
     Raises ValueError for a key that is none of `ampcheck.spec.policies.KEYS`.
     """
@@ -69,7 +69,7 @@ _COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "Composi
 
 
 def lacks_kernel(error: BaseException) -> bool:
-    """Whether an exception is the dispatcher's word that an aten op has no kernel for a backend, and it has none.
+    """Return whether an exception is the dispatcher's word that an aten op has no kernel for a backend.
 
     A kernel that is registered and raises the same text is no missing kernel.
     """

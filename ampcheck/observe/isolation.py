@@ -16,13 +16,13 @@ DEFAULT_DTYPES = {
 
 
 def depth() -> int:
-    """How many regions this thread is inside, whatever their device type."""
+    """Return how many regions this thread is inside, whatever their device type."""
     torch.autocast_increment_nesting()
     return int(torch.autocast_decrement_nesting())
 
 
 def _known(device_type: str) -> bool:
-    """Whether PyTorch knows a device type; one whose backend was not loaded yet has no state to put back."""
+    """Return whether PyTorch knows a device type; one whose backend was not loaded yet has no state to put back."""
     try:
         torch.device(device_type)
     except RuntimeError:

@@ -14,7 +14,7 @@ from ampcheck.spec.release import registered
 
 
 def replaceable(key: str) -> bool:
-    """Whether a recorder can be put in place of the kernels of a dispatch key.
+    """Return whether a recorder can be put in place of the kernels of a dispatch key.
 
     Not of a backend's own Python kernels: torch.library neither calls a replacement of one as it should nor puts it
     back.

@@ -77,7 +77,7 @@ class Observation:
     values: list[torch.Tensor] = field(default_factory=list)
 
     def of(self, overload: str) -> KernelCall | None:
-        """The first call of an overload's kernel, or None."""
+        """Return the first call of an overload's kernel, or None."""
         return next((call for call in self.kernels if call.overload == overload), None)
 
 
@@ -108,7 +108,7 @@ def _signature(func: OpOverload) -> _Signature:
 
 @cache
 def exists(name: str) -> bool:
-    """Whether the installed torch has an aten overload; a newer one may have dropped it."""
+    """Return whether the installed torch has an aten overload; a newer one may have dropped it."""
     try:
         overload(name)
     except AttributeError:
@@ -117,31 +117,31 @@ def exists(name: str) -> bool:
 
 
 def is_composite(name: str) -> bool:
-    """Whether an aten overload is made of other ops on every device, so that autocast acts on those."""
+    """Return whether an aten overload is made of other ops on every device, so that autocast acts on those."""
     return _signature(overload(name)).composite
 
 
 def writes(name: str) -> bool:
-    """Whether an aten overload is in-place or has an `out=`."""
+    """Return whether an aten overload is in-place or has an `out=`."""
     return overload(name)._schema.is_mutable
 
 
 def overload_name(func: OpOverload) -> str:
-    """`mm` for aten::mm, `sum.dim_IntList`, and `mylib::op` outside aten."""
+    """Return the overload's name: `mm` for aten::mm, `sum.dim_IntList`, and `mylib::op` outside aten."""
     namespace, _, name = func._schema.name.partition("::")
     full = f"{name}.{func._schema.overload_name}" if func._schema.overload_name else name
     return full if namespace == "aten" else f"{namespace}::{full}"
 
 
 def overload(name: str) -> OpOverload:
-    """The callable of an aten overload, e.g. `overload("sum.dim_IntList")`."""
+    """Return the callable of an aten overload, e.g. `overload("sum.dim_IntList")`."""
     packet, _, variant = name.partition(".")
     found: OpOverload = getattr(getattr(torch.ops.aten, packet), variant or "default")
     return found
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in nested arguments or outputs, in order."""
+    """Yield the tensors in nested arguments or outputs, in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -153,7 +153,7 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Nested arguments with each tensor in tuples and lists changed, in the order of `tensors`."""
+    """Return nested arguments with each tensor in tuples and lists changed, in the order of `tensors`."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, (tuple, list)):
@@ -162,7 +162,7 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
 
 
 def parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a composite op returns, run so that a dispatch mode that is entered sees the ops it is made of."""
+    """Return what a composite op returns, run so that a dispatch mode that is entered sees the ops it is made of."""
     # The dispatcher runs the C++ kernel; `decompose` would prefer a Python one that makes other calls.
     if has_kernel(func.name(), _COMPOSITE):
         return func._op_dk(_COMPOSITE, *args, **kwargs)

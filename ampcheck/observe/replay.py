@@ -1,4 +1,4 @@
-"""Autocast by hand: run plain torch code outside of a region with the casts that the specification asks for.
+"""A replay of autocast: run plain torch code outside of a region with the casts that the specification asks for.
 
 The reference for anything made of several ops, such as a module: `torch.autocast` must give the same dtypes and the
 same bits. Like the recorder it sits above every decomposition, so an op with a policy is cast once and runs whole, and
@@ -83,7 +83,7 @@ class Replay(TorchDispatchMode):
 
 
 def _backend(func: Any, args: tuple[Any, ...]) -> Any:
-    """The dispatch key of the kernel that serves the first tensor; None where its backend has none of its own."""
+    """Return the dispatch key of the kernel for the first tensor; None where its backend has none of its own."""
     keys = dispatch_keys(next(tensors(args)))
     key = next(key for key in _BACKENDS if keys.has(key))
     return key if has_kernel(func.name(), key) else None
@@ -91,7 +91,7 @@ def _backend(func: Any, args: tuple[Any, ...]) -> Any:
 
 @contextmanager
 def _reported(device_type: str) -> Iterator[None]:
-    """Python code that asks whether autocast is on is told what it would be told inside the region."""
+    """Tell Python code that asks whether autocast is on what it would be told inside the region."""
     # Dynamo keeps the functions it folds by their identity as it is imported; it must not meet the ones put in here.
     load_dynamo()
 

@@ -12,7 +12,7 @@ from ampcheck.devices.base import Device
 def pytest_line(
     node: str, device: Device, modules: Sequence[str] = (), *, installed: bool = False, further: Sequence[str] = ()
 ) -> str:
-    """The command that runs one case and nothing else, quoted for a shell.
+    """Return the command that runs one case and nothing else, quoted for a shell.
 
     `modules`: what `--device-module` named. `installed`: where the repository's conftest.py, which loads the plugin,
     may not be there. `further`: options without which the case would not exist.
@@ -22,15 +22,15 @@ def pytest_line(
     return shlex.join([*program, node, f"--device={device.name}", *options, *further])
 
 
-def preamble(device: Device, modules: Sequence[str] = (), *, there: bool = True) -> list[str]:
-    """The lines that make a device usable in plain torch. On a virtual device `fake` is the mode its tensors live in.
+def preamble(device: Device, modules: Sequence[str] = (), *, simulate_cuda: bool = True) -> list[str]:
+    """Return the lines that make a device usable in plain torch; `fake` is the mode of a virtual device's tensors.
 
-    `modules`: what `--device-module` named. `there`: False leaves out that absent hardware is said to be there.
+    `modules`: what `--device-module` named. `simulate_cuda`: False leaves out the patch of the check for CUDA.
     """
     if device.has_values or not device.name.startswith("virtual:"):
         return ["import torch", *device.setup, *_backend(device, modules)]
     lines = ["import torch", "from torch._subclasses.fake_tensor import FakeTensorMode"]
-    if device.type == "cuda" and there:  # torch.autocast("cuda") switches itself off where CUDA is absent
+    if device.type == "cuda" and simulate_cuda:  # torch.autocast("cuda") switches itself off where CUDA is absent
         lines += [
             "torch.cuda.amp.common.amp_definitely_not_available = lambda: False",
             "torch.cuda.is_bf16_supported = lambda *args: True",
@@ -39,7 +39,7 @@ def preamble(device: Device, modules: Sequence[str] = (), *, there: bool = True)
 
 
 def _backend(device: Device, modules: Sequence[str]) -> list[str]:
-    """The import of a third party's backend: the module that declares the device, or else that of its class."""
+    """Return the import of a third party's backend: the module that declares the device, or else that of its class."""
     declared = (name for name in modules if device in getattr(sys.modules.get(name), "DEVICES", ()))
     own = type(device).__module__
     name = next(declared, own)
@@ -87,11 +87,16 @@ _IMPORTS = {
 
 
 def assembled(
-    device: Device, modules: Sequence[str], blocks: Sequence[str], imports: Iterable[str] = (), *, there: bool = True
+    device: Device,
+    modules: Sequence[str],
+    blocks: Sequence[str],
+    imports: Iterable[str] = (),
+    *,
+    simulate_cuda: bool = True,
 ) -> str:
-    """Blocks of a program behind its imports and the lines that make the device usable.
+    """Join blocks of a program behind its imports and the lines that make the device usable.
 
-    `imports`: those that the blocks need beside the ones of `ampcheck.reproduce`'s own text. `there`: as for
+    `imports`: those that the blocks need beside the ones of `ampcheck.reproduce`'s own text. `simulate_cuda`: as for
     `preamble`.
     """
     text = "\n".join(blocks)
@@ -104,4 +109,4 @@ def assembled(
     lines = [line for line in wanted if line.startswith("import ") and line != "import torch"]
     lines += [f"{start} import {', '.join(sorted(names))}" for start, names in merged.items()]
     ordered = sorted(lines, key=lambda line: (line.startswith("from"), line))
-    return "\n\n".join(["\n".join([*ordered, *preamble(device, modules, there=there)]), *blocks])
+    return "\n\n".join(["\n".join([*ordered, *preamble(device, modules, simulate_cuda=simulate_cuda)]), *blocks])

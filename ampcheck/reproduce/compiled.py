@@ -109,7 +109,7 @@ _OF_KERNELS = ("the kernel of", "ran with dtype=")
 
 
 def of_compiled(case: Case, device: Device, message: str = "", modules: Sequence[str] = ()) -> str:
-    """A compiled op case as a program: holds what it gives compiled against what it gives in eager mode.
+    """Return a compiled op case as a program: holds what it gives compiled against what it gives in eager mode.
 
     It prints and takes what `ampcheck.reproduce.of_op` prints and takes.
     """

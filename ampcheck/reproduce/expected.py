@@ -44,7 +44,7 @@ class _Seen(TorchDispatchMode):
 
 
 def of_call(call: Callable[[], Any], device: Device, dtype: str) -> tuple[list[str], bool, list[torch.Tensor]]:
-    """The lines of a call, whether some of them are of ops inside a kernel, and the outputs; the device is entered.
+    """Return the lines of a call, whether some are of ops inside a kernel, and its outputs; the device is entered.
 
     A call that raises has a last line "raises" and the error's class.
     """
@@ -59,9 +59,9 @@ def of_call(call: Callable[[], Any], device: Device, dtype: str) -> tuple[list[s
 def of_scenario(
     body: Callable[..., Any], helper: str, device: Device, dtype: str, params: Mapping[str, Any]
 ) -> tuple[dict[str, list[str]], bool]:
-    """The lines of each call that a scenario hands to a helper of its file, by the name it gives the call.
+    """Return the lines of each call that a scenario hands to a helper of its file, by the name it gives the call.
 
-    The scenario runs with the helper replaced: what is called runs by hand, and no region is entered around it.
+    The scenario runs with the helper replaced: a replay of autocast runs the call, and no region is entered around it.
     """
     found: dict[str, list[str]] = {}
     hides = False

@@ -1,4 +1,4 @@
-"""A gradient case in plain torch: both passes with the forward one in a region, beside casts by hand in the graph."""
+"""A gradient case in plain torch: both passes with the forward one in a region, beside explicit casts in the graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ampcheck.devices.base import Device
 from ampcheck.devices.virtual import graphs
 from ampcheck.reproduce import snippets
 from ampcheck.reproduce.common import assembled
-from ampcheck.reproduce.ops import by_hand_call, dtypes_list, made, near
+from ampcheck.reproduce.ops import cast_call, dtypes_list, made, near
 from ampcheck.spec.case import Case
 from ampcheck.spec.dtypes import is_floating
 from ampcheck.spec.torch_dtypes import DTYPES
@@ -54,7 +54,7 @@ def passes(call, tensors, region):
     return [x.grad for x in tensors], sorted(kernels.seen)"""
 
 _COMPARED = """\
-(got, kernels), (want, by_hand) = passes(call, inputs(), REGION), passes(in_graph, inputs(), nullcontext())
+(got, kernels), (want, reference) = passes(call, inputs(), REGION), passes(in_graph, inputs(), nullcontext())
 for place in PLACES:
     a, b = got[place], want[place]
     facts = [(x.dtype, x.shape) if isinstance(x, torch.Tensor) else x for x in (a, b)]
@@ -62,13 +62,13 @@ for place in PLACES:
 
 _BITS = """
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        check(f"whether the gradient of argument {place} has the bits of the one by hand", same(a, b), True)"""
+        check(f"whether the gradient of argument {place} has the bits of explicit casts", same(a, b), True)"""
 
-_KERNELS = 'check("kernels of the backward pass, with the dtypes they received", kernels, by_hand)'
+_KERNELS = 'check("kernels of the backward pass, with the dtypes they received", kernels, reference)'
 
 
 def of_gradient(case: Case, device: Device, message: str = "", modules: Sequence[str] = (), *, ran: bool = True) -> str:
-    """A gradient case in plain torch, which prints and takes what `ampcheck.reproduce.of_op` prints and takes."""
+    """Write a gradient case in plain torch, with the arguments and the output of `ampcheck.reproduce.of_op`."""
     todo = planned(case, device)
     blocks, names = made(todo, case, device)
     with device.activate():
@@ -78,10 +78,10 @@ def of_gradient(case: Case, device: Device, message: str = "", modules: Sequence
     received = [filled if filled and not aten and is_floating(dtype) else dtype for dtype in todo.expected.leaves]
     parameters = [*names, f"dtype={DTYPES[filled]}"] if filled and aten else names
     blocks += [
-        f"def by_hand_call({', '.join(parameters)}):\n    return {by_hand_call(todo, case, names)}",
+        f"def cast_call({', '.join(parameters)}):\n    return {cast_call(todo, case, names)}",
         "def in_graph(*tensors):\n"
         f"    dtypes = {dtypes_list(received)}  # rule {case.rule}\n"
-        "    return by_hand_call(*[x.to(dtype) for x, dtype in zip(tensors, dtypes)])",
+        "    return cast_call(*[x.to(dtype) for x, dtype in zip(tensors, dtypes)])",
         _backward(device),
         f"PLACES, BOOKKEEPING = {places!r}, {BOOKKEEPING!r}",
         snippets.CHECK,
@@ -106,7 +106,7 @@ def _exact(received: Sequence[str], dtype: str) -> str:
 wide = [x.to(dtype) for x, dtype in zip(inputs(), {dtypes_list(received)})]
 wide = [x.cpu().double() if x.is_floating_point() else x.cpu() for x in wide]
 def in_float64(given):
-    return passes(lambda *x: by_hand_call(*x{", " * bool(dtype)}{dtype}), given, nullcontext())[0]
+    return passes(lambda *x: cast_call(*x{", " * bool(dtype)}{dtype}), given, nullcontext())[0]
 exact = in_float64(wide)
 others = [in_float64([mover({kernel!r}, draw)(x) for x in wide]) for draw in range({DRAWS})]
 for place in PLACES:
@@ -121,7 +121,7 @@ for place in PLACES:
 
 
 def _backward(device: Device) -> str:
-    """How a backward pass runs on the device: as always, or as `ampcheck.devices.virtual.graphs` runs it."""
+    """Return how a backward pass runs on the device: as always, or as `ampcheck.devices.virtual.graphs` runs it."""
     if device.has_values or not device.name.startswith("virtual:"):
         return "backward = torch.autograd.backward"
     source = "\n".join(inspect.getsource(part) for part in (graphs.allow, graphs.backward))

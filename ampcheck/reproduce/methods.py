@@ -1,4 +1,4 @@
-"""Plain torch for each member of `ampcheck.checks.scenario.Amp`: a stand-in is made of those that a scenario uses.
+"""Plain torch for each attribute of `ampcheck.checks.scenario.Amp`: a shim is made of those that a scenario uses.
 
 The text between the quotes is pasted by people into reports.
 """
@@ -17,8 +17,8 @@ from ampcheck.observe import isolation
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """A member: its text in the body of a class, and the members it needs.
+class ShimAttribute:
+    """A attribute: its text in the body of a class, and the attributes it needs.
 
     `fake`: its text on a device without values, where that is another one.
     """
@@ -43,8 +43,8 @@ class _Plain(ast.NodeTransformer):
         return ast.Name("amp", node.ctx) if node.id == "self" else node
 
 
-def _own(function: Callable[..., Any], *needs: str) -> Member:
-    """A member whose text is the source of the function itself, and the members that the function uses."""
+def _own(function: Callable[..., Any], *needs: str) -> ShimAttribute:
+    """Return a attribute whose text is the source of the function itself, and the attributes that the function uses."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     made = tree.body[0]
     assert isinstance(made, ast.FunctionDef)
@@ -52,21 +52,21 @@ def _own(function: Callable[..., Any], *needs: str) -> Member:
     made.returns = None
     made.body = made.body[1:] if ast.get_docstring(made) else made.body
     text = ast.unparse(ast.fix_missing_locations(_Plain().visit(tree)))
-    return Member(text.replace("{", "{{").replace("}", "}}"), needs)
+    return ShimAttribute(text.replace("{", "{{").replace("}", "}}"), needs)
 
 
-MEMBERS = {
-    "type": Member("type = {type!r}"),
-    "dtype": Member("dtype = {dtype}"),
-    "other": Member("other = {other}"),
-    "default": Member("default = {default}"),
-    "region": Member(
+ATTRIBUTES = {
+    "type": ShimAttribute("type = {type!r}"),
+    "dtype": ShimAttribute("dtype = {dtype}"),
+    "other": ShimAttribute("other = {other}"),
+    "default": ShimAttribute("default = {default}"),
+    "region": ShimAttribute(
         """\
 def region(dtype=dtype, **options):
     return {region}(amp.type, dtype=dtype, **options)""",
         ("type", "dtype"),
     ),
-    "rand": Member(
+    "rand": ShimAttribute(
         """\
 drawn = 0
 
@@ -83,7 +83,7 @@ def rand(*shape, dtype=torch.float32, requires_grad=False):
     "probe": _own(Amp.probe, "rand"),
     "state": _own(Amp.state, "type"),
     "depth": _own(isolation.depth),
-    "check": Member(
+    "check": ShimAttribute(
         """\
 def check(right, what, found, error=None):
     print("ok  " if right else "FAIL", what, "|", found)"""
@@ -93,7 +93,7 @@ def check(right, what, found, error=None):
     "warned": _own(Amp.warned),
     "assert_warns": _own(Amp.assert_warns, "check", "warned"),
     "assert_no_warning": _own(Amp.assert_no_warning, "check", "warned"),
-    "thread": Member(
+    "thread": ShimAttribute(
         """\
 def thread(call):
     with ThreadPoolExecutor(1) as pool:
@@ -103,7 +103,7 @@ def thread(call):
     with ThreadPoolExecutor(1, initializer=fake.__enter__) as pool:
         return pool.submit(call).result()""",
     ),
-    "interleave": Member(
+    "interleave": ShimAttribute(
         """\
 def interleave(*workers):  # generators, each in a thread of its own, take turns: each up to its next yield
     left = [(ThreadPoolExecutor(1), worker()) for worker in workers]
@@ -115,15 +115,15 @@ def interleave(*workers):  # generators, each in a thread of its own, take turns
     while left:
         left = [(pool, steps) for pool, steps in left if pool.submit(next, steps, amp).result() is not amp]""",
     ),
-    "observe": Member("observe = observe", ("recorder",)),
+    "observe": ShimAttribute("observe = observe", ("recorder",)),
     "casts": _own(Amp.casts, "observe"),
     "received": _own(Amp.received, "observe"),
-    "compiled": Member(
+    "compiled": ShimAttribute(
         """\
 def compiled(executor, function, *inputs, **options):
 {compiled}"""
     ),
-    "program": Member(
+    "program": ShimAttribute(
         """\
 def program(body):
     source = textwrap.dedent(body).replace("DTYPE", "{dtype}").replace("TYPE", repr({type!r}))
@@ -132,21 +132,21 @@ def program(body):
     exec(compile(source, "program", "exec"), names)
     return names["program"]"""
     ),
-    "j2t": Member(
+    "j2t": ShimAttribute(
         """\
 def j2t(fn, cast_inputs=None):
     from {interop} import j2t_autograd
 
     return j2t_autograd(fn, cast_inputs=cast_inputs) if cast_inputs else j2t_autograd(fn)"""
     ),
-    "unsupported": Member(
+    "unsupported": ShimAttribute(
         """\
 def unsupported(reason):
     raise SystemExit(reason)"""
     ),
     "assert_close": _own(Amp.assert_close, "check", "device.host"),
     "assert_identical": _own(Amp.assert_identical, "assert_equal", "assert_close", "device.host"),
-    "copies": Member(
+    "copies": ShimAttribute(
         """\
 class Copies(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -165,33 +165,33 @@ def copies(call, tensor):  # a reference to each cast of a tensor that a call ma
     ),
     "module": _own(Amp.module, "type", "device.seed", "device.has_values"),
     "values": _own(Amp.values, "device.host"),
-    "differences": Member("differences = []"),
-    "looked_at": Member("looked_at = 0"),
-    "device.has_values": Member("has_values = {has_values}"),
-    "device.type": Member("type = {type!r}"),
-    "device.name": Member("name = {name!r}"),
-    "device.key": Member("key = {key!r}"),
-    "device.default_amp": Member("default_amp = {default_amp!r}"),
-    "device.amp_dtypes": Member("amp_dtypes = {amp_dtypes!r}"),
-    "device.policies": Member(
+    "differences": ShimAttribute("differences = []"),
+    "looked_at": ShimAttribute("looked_at = 0"),
+    "device.has_values": ShimAttribute("has_values = {has_values}"),
+    "device.type": ShimAttribute("type = {type!r}"),
+    "device.name": ShimAttribute("name = {name!r}"),
+    "device.key": ShimAttribute("key = {key!r}"),
+    "device.default_amp": ShimAttribute("default_amp = {default_amp!r}"),
+    "device.amp_dtypes": ShimAttribute("amp_dtypes = {amp_dtypes!r}"),
+    "device.policies": ShimAttribute(
         """\
 def policies():  # what PyTorch documents for those of its ops that are asked about
     return {policies}"""
     ),
-    "device.autocast": Member(
+    "device.autocast": ShimAttribute(
         """\
 def autocast(dtype=None, **options):
     dtypes = {{"fp16": torch.float16, "bf16": torch.bfloat16, None: None}}
     return {region}(amp.type, dtype=dtypes[dtype], **options)""",
         ("type",),
     ),
-    "device.activate": Member("activate = nullcontext", fake="activate = lambda: fake"),
-    "device.host": Member(
+    "device.activate": ShimAttribute("activate = nullcontext", fake="activate = lambda: fake"),
+    "device.host": ShimAttribute(
         """\
 def host(tensor):
     return tensor.detach().cpu()"""
     ),
-    "device.seed": Member("seed = lambda: torch.manual_seed(0)", fake="seed = lambda: None"),
-    "device.synchronize": Member("synchronize = lambda: None"),
+    "device.seed": ShimAttribute("seed = lambda: torch.manual_seed(0)", fake="seed = lambda: None"),
+    "device.synchronize": ShimAttribute("synchronize = lambda: None"),
 }
-"""Members of `amp`, and behind `device.` those of its device. "recorder": that of `ampcheck.reproduce.snippets`."""
+"""Attributes of `amp`, and behind `device.` those of its device. "recorder": that of `ampcheck.reproduce.snippets`."""

@@ -59,9 +59,9 @@ for number, (sample, wanted) in enumerate(zip(samples(), WANTED)):
 
 
 def of_op_database(case: Case, device: Device, message: str = "") -> str:
-    """A case in plain torch, which prints and takes what `ampcheck.reproduce.of_op` does.
+    """Return a case in plain torch, which prints and takes what `ampcheck.reproduce.of_op` does.
 
-    `message`: as there, but "" for a case that ended its process: it is run, and held against nothing.
+    `message`: as there, but "" for a case that ended its process: it is run, and compared with nothing.
     """
     made = _MADE if device.has_values else _MADE_ALIKE
     made = made.format(place=device.type, dtype=DTYPES[case.inputs], count=SAMPLES)
@@ -89,7 +89,7 @@ def of_op_database(case: Case, device: Device, message: str = "") -> str:
 
 
 def _wanted(case: Case, device: Device) -> list[list[str]]:
-    """What the listed ops in each sample must receive; see `ampcheck.reproduce.expected`."""
+    """Return what the listed ops in each sample must receive; see `ampcheck.reproduce.expected`."""
     info = op_database.database()[case.op]
     with device.activate(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warned when the case ran

@@ -1,4 +1,4 @@
-"""An op case in plain torch: its call in a region, beside the same call on inputs cast by hand."""
+"""An op case in plain torch: its call in a region, beside the same call on explicitly cast inputs."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _SIGNS = {"matmul": "@", "pow": "**", "truediv": "/", "add": "+", "sub": "-", "m
 
 
 def of_op(case: Case, device: Device, message: str = "", modules: Sequence[str] = (), *, ran: bool = True) -> str:
-    """An op case in plain torch: prints a line for each thing looked at, `ok` or `FAIL` with what was got and expected.
+    """Write an op case in plain torch: it prints a line per check, `ok` or `FAIL` with what was got and expected.
 
     Args:
         message: the differences that were found; what shows none of them is left out. "": everything is looked at.
         modules: what `--device-module` named.
-        ran: False for a case that ended its process: nothing of it is run here, and it is not compared by hand.
+        ran: False for a case that ended its process: nothing of it is run here, nor compared with a reference.
 
     Returns: a program that does not import ampcheck.
     """
@@ -80,7 +80,7 @@ check("listed ops in aten::{case.op}, with the dtypes they received", lines(seen
 
 
 def made(todo: CallPlan, case: Case, device: Device) -> tuple[list[str], list[str]]:
-    """The functions `inputs`, which makes the tensors of a case, and `call`, which calls its op on them.
+    """Return the functions `inputs`, which makes the tensors of a case, and `call`, which calls its op on them.
 
     Returns: the blocks of a program that define them, and the names of the parameters of `call`.
     """
@@ -100,8 +100,8 @@ def made(todo: CallPlan, case: Case, device: Device) -> tuple[list[str], list[st
     return [*blocks, inputs, call], names
 
 
-def by_hand_call(todo: CallPlan, case: Case, names: Sequence[str]) -> str:
-    """The call that autocast makes of a case's, with a `dtype` of that name where it fills one in."""
+def cast_call(todo: CallPlan, case: Case, names: Sequence[str]) -> str:
+    """Return the call that autocast makes of a case's, with a `dtype` of that name where it fills one in."""
     return _call(todo, case, names, dtype=todo.expected.dtype_kwarg is not None and todo.sample.call == "aten")
 
 
@@ -111,7 +111,7 @@ def _names(todo: CallPlan) -> Iterator[str]:
 
 
 def _call(todo: CallPlan, case: Case, names: Sequence[str], *, dtype: bool = False) -> str:
-    """The call as people write it; with `dtype`, of the overload that takes the one autocast fills in."""
+    """Return the call as people write it; with `dtype`, of the overload that takes the one autocast fills in."""
     remaining = iter(names)
     args = [written(value, remaining) for value in todo.sample.args]
     kwargs = [f"{name}={written(value, remaining)}" for name, value in todo.sample.kwargs.items()]
@@ -129,7 +129,7 @@ def _call(todo: CallPlan, case: Case, names: Sequence[str], *, dtype: bool = Fal
 
 
 def dtypes_list(names: Sequence[str]) -> str:
-    """Dtypes as a list in a program."""
+    """Return dtypes as a list in a program."""
     return f"[{', '.join(str(DTYPES[name]) for name in names)}]"
 
 
@@ -146,7 +146,7 @@ check("whether it raises an error that names {todo.expected.error}", right or go
 
 
 def _parts(case: Case, device: Device, todo: CallPlan) -> list[str]:
-    """A composite op without a policy: each listed op it is made of receives what the device's policy for that says."""
+    """Write a composite op without a policy: each listed op in it receives what the device's policy says."""
     with device.activate(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warned when the case ran
         args, kwargs = build(todo.sample, todo.dtypes, device)
@@ -190,14 +190,16 @@ def _outputs(case: Case, device: Device, todo: CallPlan, names: Sequence[str], r
         ]
         call = "filled_in"
     leaves = [filled if filled and call == "call" and is_floating(dtype) else dtype for dtype in want.leaves]
-    lines.append(f"by_hand = [x.to(dtype) for x, dtype in zip(inputs(), {dtypes_list(leaves)})]  # rule {case.rule}")
+    lines.append(
+        f"cast_inputs = [x.to(dtype) for x, dtype in zip(inputs(), {dtypes_list(leaves)})]  # rule {case.rule}"
+    )
     if device.has_values:
-        lines += [region, "    got = run(call, *inputs())", f"want = run({call}, *by_hand)"]
+        lines += [region, "    got = run(call, *inputs())", f"want = run({call}, *cast_inputs)"]
     else:
         lines += [
             region,
             "    got = observe(lambda: call(*inputs()))",
-            f"want = observe(lambda: {call}(*by_hand))",
+            f"want = observe(lambda: {call}(*cast_inputs))",
             "got, want = ([x.error] if x.error else x.outputs for x in (got, want))",
         ]
     lines.append(
@@ -206,13 +208,13 @@ def _outputs(case: Case, device: Device, todo: CallPlan, names: Sequence[str], r
     )
     if device.has_values and todo.op.values != "none" and not (filled and call == "call"):
         lines.append(
-            'check("whether they have the bits of a call on inputs cast by hand", all(map(same, got, want)), True)'
+            'check("whether they have the bits of a call on explicitly cast inputs", all(map(same, got, want)), True)'
         )
     return "\n".join(lines)
 
 
 def near() -> str:
-    """The functions of `ampcheck.checks.reference` that bound how far a right kernel may be from the float64 result."""
+    """Return the source of the functions of `ampcheck.checks.reference` that bound the distance from float64."""
     names = {name: str(DTYPES[name]) for name in FREEDOM}
     dtypes = ", ".join(f"{name!r}: {dtype}" for name, dtype in names.items())
     sources = (inspect.getsource(part).rstrip() for part in (mover, distance, bound))
@@ -224,7 +226,7 @@ def _accuracy(todo: CallPlan) -> str:
     call = "filled_in" if todo.expected.dtype_kwarg and todo.sample.call == "aten" else "call"
     dtype = ", dtype=torch.float64" if call == "filled_in" else ""
     return f"""\
-wide = [x.cpu().double() if x.is_floating_point() else x.cpu() for x in by_hand]
+wide = [x.cpu().double() if x.is_floating_point() else x.cpu() for x in cast_inputs]
 exact = run(lambda *x: {call}(*x{dtype}), *wide)
 moved = [torch.zeros(x.shape, dtype=torch.float64) for x in exact]
 for draw in range({DRAWS}):
@@ -240,7 +242,7 @@ for x, y, far in zip(got, exact, moved):
 
 
 def of_layout(case: Case, device: Device, form: str) -> str:
-    """A case with tensors of a form, in plain torch."""
+    """Return a case with tensors of a form, in plain torch."""
     formed = f"""\
 plain = inputs
 

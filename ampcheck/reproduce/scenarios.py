@@ -1,4 +1,4 @@
-"""A scenario in plain torch: its own source, behind a stand-in for the `amp` it is given."""
+"""A scenario in plain torch: its own source, behind a shim for the `amp` it is given."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def of_scenario(
     *,
     ran: bool = True,
 ) -> str:
-    """A scenario in plain torch: prints a line for each expectation, `ok` or `FAIL` with what was got and expected.
+    """Write a scenario in plain torch: it prints a line per check, `ok` or `FAIL` with what was got and expected.
 
     Args:
         body: the scenario.
@@ -97,16 +97,16 @@ def _program(
     comment = textwrap.fill(" ".join(found.comment.split()), 116, initial_indent="# ", subsequent_indent="# ")
     code = f"{comment}\n{found.code}" if found.comment else found.code
     compiled = any(name in COMPILED for name in params.values() if isinstance(name, str))  # and was told it is there
-    made = shim.stand_in(used, device, _facts(device, dtype, text, params), there=not compiled)
-    if "there()" in made:
-        first.append(shim.THERE)
+    made = shim.amp_class(used, device, _facts(device, dtype, text, params), simulate_cuda=not compiled)
+    if "simulate_cuda()" in made:
+        first.append(shim.SIMULATE_CUDA)
     call = f"{body.__name__}(amp{arguments})"
     parts = [*first, made, *blocks, *found.helpers, code, call]
-    return assembled(device, modules, parts, found.imports, there=compiled)
+    return assembled(device, modules, parts, found.imports, simulate_cuda=compiled)
 
 
 def _literal(value: object, body: Callable[..., Any]) -> str:
-    """A value as it is written in a program, whose `body` may be given a class or a function of its own file.
+    """Return a value as it is written in a program, whose `body` may be given a class or a function of its own file.
 
     Raises Unreproducible where it has no such form.
     """
@@ -126,7 +126,7 @@ def _literal(value: object, body: Callable[..., Any]) -> str:
 
 
 def _used(text: str) -> tuple[set[str], set[str]]:
-    """The members of `amp` that a program uses, and every attribute it uses of anything."""
+    """Return the attributes of `amp` that a program uses, and every attribute it uses of anything."""
     tree = ast.parse(text)
     attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     inner = {id(node.value) for node in attributes}
@@ -142,13 +142,13 @@ def _used(text: str) -> tuple[set[str], set[str]]:
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "getattr" and ast.unparse(call.args[0]) == "amp":
             used |= {"type", "dtype", "other", "default"}
-    if unknown := sorted(used - set(methods.MEMBERS)):
+    if unknown := sorted(used - set(methods.ATTRIBUTES)):
         raise Unreproducible(f"amp.{unknown[0]}")
     return used, {node.attr for node in attributes}
 
 
 def _facts(device: Device, dtype: torch.dtype, text: str, params: Mapping[str, object]) -> dict[str, object]:
-    """What the texts of `members` name in braces."""
+    """Return what the texts of `attributes` name in braces."""
     said = {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
     return {
         "type": device.type,
@@ -170,7 +170,7 @@ def _facts(device: Device, dtype: torch.dtype, text: str, params: Mapping[str, o
 
 
 def _compiled(executors: Sequence[str]) -> str:
-    """The body of the member that compiles, for some executors."""
+    """Return the body of the attribute that compiles, for some executors."""
     ways = {name: COMPILED[name].format(**_GIVEN) for name in executors}
     lines = [f"    if executor == {name!r}:\n        return {how}" for name, how in ways.items()]
     if any("Module()" in how for how in ways.values()):

@@ -1,4 +1,4 @@
-"""The stand-in for the `amp` of a scenario: a class made of the members that it uses."""
+"""The shim for the `amp` of a scenario: a class made of the attributes that it uses."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from ampcheck.devices.base import Device
 from ampcheck.reproduce import methods
 
 _MAKES = "    return {region}("
-THERE = """\
+SIMULATE_CUDA = """\
 @contextmanager
-def there():  # torch.autocast("cuda") switches itself off where CUDA is absent
+def simulate_cuda():  # torch.autocast("cuda") switches itself off where CUDA is absent
     absent, supported = "torch.cuda.amp.common.amp_definitely_not_available", "torch.cuda.is_bf16_supported"
     with patch(absent, lambda: False), patch(supported, lambda *args: True):
         yield"""
 
 
 def absent(device: Device) -> bool:
-    """Whether the device is one whose regions have to be told that it is there; see `ampcheck.devices.virtual`."""
+    """Return whether regions of the device have to be told that it is there; see `ampcheck.devices.virtual`."""
     return device.type == "cuda" and not device.has_values
 
 
-def stand_in(used: Iterable[str], device: Device, facts: dict[str, object], *, there: bool) -> str:
-    """The class `amp` with the members used.
+def amp_class(used: Iterable[str], device: Device, facts: dict[str, object], *, simulate_cuda: bool) -> str:
+    """Return the class `amp` with the attributes used.
 
-    `facts`: the values that the texts name in braces. `there`: whether regions have to be told of absent hardware.
+    `facts`: the values that the texts name in braces. `simulate_cuda`: whether regions need the check for CUDA patched.
     """
     wanted = _with_needs(used)
     parts: list[str] = []
     own: list[str] = []
-    for name, member in methods.MEMBERS.items():
+    for name, attribute in methods.ATTRIBUTES.items():
         if name in wanted:
-            text = member.text if device.has_values else member.fake or member.text
-            if there and absent(device):
-                text = text.replace(_MAKES, f"    with there():\n    {_MAKES}")
+            text = attribute.text if device.has_values else attribute.fake or attribute.text
+            if simulate_cuda and absent(device):
+                text = text.replace(_MAKES, f"    with simulate_cuda():\n    {_MAKES}")
             (own if name.startswith("device.") else parts).append(text.format(**facts))
     if own:
         parts.append("class device:\n" + "\n".join(_indented(text) for text in own))
@@ -42,7 +42,7 @@ def stand_in(used: Iterable[str], device: Device, facts: dict[str, object], *, t
 
 
 def needs_recorder(used: Iterable[str]) -> bool:
-    """Whether one of the members needs the recorder."""
+    """Return whether one of the attributes needs the recorder."""
     return "recorder" in _with_needs(used)
 
 
@@ -53,7 +53,7 @@ def _with_needs(used: Iterable[str]) -> set[str]:
         name = waiting.pop()
         if name not in wanted:
             wanted.add(name)
-            waiting += methods.MEMBERS[name].needs if name in methods.MEMBERS else ()
+            waiting += methods.ATTRIBUTES[name].needs if name in methods.ATTRIBUTES else ()
     return wanted
 
 

@@ -93,8 +93,8 @@ def same(a, b):  # the same bits; NaN is NaN
         a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
     return a.shape == b.shape and bool(((a == b) | (a != a) & (b != b)).all())"""
 
-_BY_HAND = """\
-class ByHand(Recorder):  # outside of any region: casts the arguments of each listed op as EXPECTED says
+_REFERENCE_CASTS = """\
+class ReferenceCasts(Recorder):  # outside of any region: casts the arguments of each listed op as EXPECTED says
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = str(func).removeprefix("aten.").removesuffix(".default")
@@ -124,10 +124,10 @@ s|        raise SystemExit(f"{name} raises that without autocast, too: {seen.err
 s|    if "raises" in str(EXPECTED[name][-1:] + [seen.error and "raises"]):
 s|        return [], True
     torch.manual_seed(0)
-    by_hand = ByHand()
-    by_hand.todo = [*EXPECTED[name]]
+    reference = ReferenceCasts()
+    reference.todo = [*EXPECTED[name]]
     asked, some = patch("torch.is_autocast_enabled", lambda x="cuda": x == TYPE), "torch._C._is_any_autocast_enabled"
-    with asked, patch(some, lambda: True), torch._C._AutoDispatchBelowAutograd(), by_hand:  # as in a region
+    with asked, patch(some, lambda: True), torch._C._AutoDispatchBelowAutograd(), reference:  # as in a region
         want = tensors(call())
 v|    torch.manual_seed(0)
 v|    with amp.region():
@@ -135,7 +135,7 @@ v|        got = tensors(call())
 f|    got = seen.outputs
     amp.assert_equal(f"output dtypes of {name}", [x.dtype for x in got], [x.dtype for x in want])
 v|    bits = all(map(same, got, want))
-v|    amp.assert_equal(f"whether outputs of {name} have the bits of the same ops on arguments cast by hand", bits, True)
+v|    amp.assert_equal(f"whether outputs of {name} have the bits of explicit casts", bits, True)
     return got, bool(EXPECTED[name])"""
 
 _COMPARE_LAST = """\
@@ -146,13 +146,13 @@ def _compare(amp, call, name, runs=False):
 
 
 def _lines(template: str, wanted: str) -> str:
-    """The lines of a template that start with no mark, or with one that is wanted."""
+    """Return the lines of a template that start with no mark, or with one that is wanted."""
     marked = ((line[:1], line[2:]) if line[1:2] == "|" else ("", line) for line in template.splitlines())
     return "\n".join(line for mark, line in marked if not mark.strip() or mark in wanted)
 
 
 def recorder(device: Device, *, casts: bool, kernels: bool) -> str:
-    """The class that records, as short as what is asked of it allows, and the function that runs a call under it."""
+    """Return the class that records, as short as its uses allow, and the function that runs a call under it."""
     text = _lines(_RECORDER, "c" * casts + "k" * kernels)
     source = ", source=self.made.get(id(x), self.source.get(id(x)))" if casts else ""
     text = text.replace(", source=SOURCE", source) + _OF * kernels
@@ -161,13 +161,13 @@ def recorder(device: Device, *, casts: bool, kernels: bool) -> str:
 
 
 def lines_of(expected: list[str]) -> str:
-    """The function that puts what a recorder saw in the form of the lines expected."""
+    """Return the function that puts what a recorder saw in the form of the lines expected."""
     appended = sorted({line.split()[0] for line in expected} & {*APPENDED.values()})
     return _LINES.replace(" or k.overload in APPENDED", f" or k.overload in {appended}" if appended else "")
 
 
 def compare(device: Device, expected: dict[str, list[str]], hidden: bool) -> str:
-    """The function `_compare` of `suites/eager/test_modules.py`, with what each call's ops must receive as text.
+    """Return the function `_compare` of `suites/eager/test_modules.py`, with what each call's ops must receive as text.
 
     `hidden`: whether listed ops run inside of a kernel, where a recorder does not see them. `expected`: nothing where
     it could not be worked out.
@@ -179,14 +179,14 @@ def compare(device: Device, expected: dict[str, list[str]], hidden: bool) -> str
     appended = any(line.startswith("norm.ScalarOpt_dim_dtype") for line in every)
     rows = [f"    {name!r}: [{_wrapped(found)}]," for name, found in expected.items()]
     named = "DTYPES = {name_of(x): x for x in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}"
-    by_hand = _lines(_BY_HAND, "h" * hidden + "d" * told + "a" * appended)
+    reference = _lines(_REFERENCE_CASTS, "h" * hidden + "d" * told + "a" * appended)
     body = _lines(_COMPARE, ("v" if device.has_values else "f") + "s" * (not hidden))
     wanted = "\n".join(["EXPECTED = {", *rows, "}  # the listed ops, the dtypes they must receive, their dtype="])
-    return "\n\n".join([wanted, named, lines_of(every), *([SAME] if device.has_values else []), by_hand, body])
+    return "\n\n".join([wanted, named, lines_of(every), *([SAME] if device.has_values else []), reference, body])
 
 
 def _wrapped(lines: list[str]) -> str:
-    """Strings in rows of no more than about a hundred characters."""
+    """Return strings in rows of no more than about a hundred characters."""
     rows = [""]
     for line in lines:
         if len(rows[-1]) + len(line) > 100:
@@ -202,5 +202,5 @@ class comparisons:
         amp.assert_equal(f"output dtypes of {name}", [name_of(x.dtype) for x in got], want)
         return []
     def bitwise(got, want, name):
-        amp.assert_equal(f"whether {name} gives the bits of the same by hand", all(map(same, got, want)), True)
+        amp.assert_equal(f"whether {name} gives the bits of explicit casts", all(map(same, got, want)), True)
         return []"""

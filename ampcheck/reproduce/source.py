@@ -28,7 +28,7 @@ class Unreproducible(Exception):
 class Plain:
     """A function in plain Python.
 
-    `imports`: lines. `foreign`: names it imports from packages for which there are stand-ins, `replaced`: functions of
+    `imports`: lines. `foreign`: names it imports from packages for which there are shims, `replaced`: functions of
     its module for which there are. `helpers`: what else of its module it needs, in order. `comment`: the first
     paragraph of its docstring. `code`: the function itself.
     """
@@ -57,7 +57,7 @@ class Module:
         self._edits = sorted(self._all_edits(), key=lambda edit: (edit[0], -edit[1]))
 
     def text(self, node: ast.AST, kept: str | None = None) -> str:
-        """The plain text of a statement; of a dictionary with string keys only the entry `kept`, where it is given."""
+        """Return the plain text of a statement; of a dictionary with string keys only the entry `kept`, if given."""
         start, end = self._span(node)
         value = getattr(node, "value", None)
         if kept is not None and isinstance(value, ast.Dict):
@@ -127,7 +127,7 @@ def _module(path: Path, changed: int) -> Module:
 def plain(
     function: Callable[..., Any], bound: Mapping[str, object], stand_ins: Collection[str], ours: str = "ampcheck"
 ) -> Plain:
-    """A function with everything of its module that it needs.
+    """Return a function with everything of its module that it needs.
 
     Args:
         function: at the top level of a file.
@@ -207,7 +207,7 @@ def _gathered(
 
 
 def _entries(module: Module, main: ast.AST, bound: Mapping[str, object], texts: list[str]) -> Iterator[tuple[str, str]]:
-    """The dictionaries of which a function uses the entry that one of its given parameters names, and that entry."""
+    """Yield each dictionary of which a function uses the entry named by one of its given parameters, and the entry."""
     uses: dict[str, list[ast.expr | None]] = {}
     for text in texts:
         tree = ast.parse(text)
@@ -225,7 +225,7 @@ def _entries(module: Module, main: ast.AST, bound: Mapping[str, object], texts: 
 
 
 def _globals(text: str) -> set[str]:
-    """The names that a piece of source takes from its module."""
+    """Return the names that a piece of source takes from its module."""
     found: set[str] = set()
     tables = [symtable.symtable(text, "piece", "exec")]
     while tables:
@@ -237,7 +237,7 @@ def _globals(text: str) -> set[str]:
 
 
 def _names(node: ast.stmt) -> Iterator[str]:
-    """The names a statement at the top level of a module defines."""
+    """Yield the names a statement at the top level of a module defines."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         yield node.name
     elif isinstance(node, (ast.Import, ast.ImportFrom)):

@@ -41,7 +41,7 @@ _WHOLE = {
 
 
 def expression(arg: TensorArg, dtype: str, position: int, device: Device) -> str:
-    """A tensor argument as plain torch makes it; see `ampcheck.samples.tensors.host_tensor`."""
+    """Return a tensor argument as plain torch makes it; see `ampcheck.samples.tensors.host_tensor`."""
     where = "cpu" if arg.device == "cpu" else device.type
     if not device.has_values:
         return f"torch.empty({arg.shape}, dtype={DTYPES[dtype]}, device={where!r})"

@@ -36,7 +36,7 @@ _VARYING = (
 
 @cache
 def varying(op: str) -> re.Pattern[str]:
-    """What differs between two failures of one kind: ops, shapes, addresses, dtypes, device indices and numbers.
+    """Return what differs between two failures of one kind: ops, shapes, addresses, dtypes, device indices and numbers.
 
     `op`: the overload of the case, or ""; its name is found where it is a word of a text, too.
     """
@@ -57,7 +57,7 @@ MISSING = "missing: the manifest lists it, but it did not run"
 
 
 def normalised(text: str, op: str = "") -> str:
-    """A text as one line, with "…" for what varies between cases; `op` as for `varying`."""
+    """Return a text as one line, with "…" for what varies between cases; `op` as for `varying`."""
     text = _FOLDER.sub("", " ".join(text.split()))
     text = _RUN.sub("…", varying(op).sub("…", text))
     return text if len(text) <= _MOST else f"{text[:_MOST]} …"
@@ -66,7 +66,7 @@ def normalised(text: str, op: str = "") -> str:
 def text(
     status: str, message: str, rule: str, op: str = "", error: BaseException | None = None, where: str = ""
 ) -> str:
-    """The cause of a red case.
+    """Return the cause of a red case.
 
     Args:
         status: of the case.
@@ -102,7 +102,7 @@ _LIBRARIES = ("numpy", "jax", "jaxlib")
 
 @cache
 def _places() -> dict[str, tuple[str, ...]]:
-    """The folders and files of the packages that are told apart, by owner. None of them is imported."""
+    """Return the folders and files of the packages that are told apart, by owner. None of them is imported."""
     return {
         "torch": _found(("torch", "functorch")),
         "runner": _found(_RUNNERS),
@@ -122,7 +122,7 @@ def _found(names: Iterable[str]) -> tuple[str, ...]:
 
 @cache
 def owner(file: str) -> str:
-    """Whose code a file is: "case", "ampcheck", "torch", "runner" (pytest's), "library", or else "backend".
+    """Return whose code a file is: "case", "ampcheck", "torch", "runner" (pytest's), "library", or else "backend".
 
     Code without a file is a program that a case made, or Python's own.
     """
@@ -147,7 +147,7 @@ def _inside(file: str, places: Sequence[str]) -> bool:
 
 
 def _frames(error: BaseException) -> Iterator[tuple[str, TracebackType]]:
-    """The frames of a traceback, the outermost first, each with its owner."""
+    """Yield the frames of a traceback, the outermost first, each with its owner."""
     at = error.__traceback__
     while at is not None:
         yield owner(at.tb_frame.f_code.co_filename), at
@@ -155,7 +155,7 @@ def _frames(error: BaseException) -> Iterator[tuple[str, TracebackType]]:
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception and those that it was raised from or while handling."""
+    """Yield an exception and those that it was raised from or while handling."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:
@@ -165,7 +165,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def frame(error: BaseException) -> str:
-    """The backend's innermost frame, as "file.py in function"; "" where no frame of an exception's chain is one's."""
+    """Return the backend's innermost frame as "file.py in function"; "" where an exception's chain has none."""
     for one in chain(error):
         own = [at for whose, at in _frames(one) if whose == "backend"]
         if own:
@@ -175,7 +175,7 @@ def frame(error: BaseException) -> str:
 
 
 def raised_by(error: BaseException) -> str:
-    """Who is to blame for an exception: "backend", "torch", "case", "runner" (pytest), or "ampcheck" by itself.
+    """Return who raised an exception: "backend", "torch", "case", "runner" (pytest), or "ampcheck" by itself.
 
     A backend is where it has a frame anywhere, even if it called ampcheck's recorder back and that raised.
     """
@@ -192,7 +192,7 @@ def raised_by(error: BaseException) -> str:
 
 
 def _raised_by_torch(error: BaseException, at: TracebackType) -> bool:
-    """Whether what a frame of ampcheck called, and has no frame of its own, is PyTorch's C++.
+    """Return whether what a frame of ampcheck called, and has no frame of its own, is PyTorch's C++.
 
     PyTorch's C++ raises RuntimeError unless it chose another kind; of the others it is to blame where the expression
     that raised has a value of PyTorch's in it.
@@ -207,7 +207,7 @@ def _raised_by_torch(error: BaseException, at: TracebackType) -> bool:
 
 
 def _expression(at: TracebackType) -> str:
-    """The source of the expression that raised in a frame; "" where it is not known."""
+    """Return the source of the expression that raised in a frame; "" where it is not known."""
     code = at.tb_frame.f_code
     first, last, start, end = list(code.co_positions())[at.tb_lasti // 2]
     if first is None or last is None:
@@ -219,7 +219,7 @@ def _expression(at: TracebackType) -> str:
 
 
 def _of_torch(value: Any) -> bool:
-    """Whether a value is PyTorch's: a tensor, a module, class or function of it, or a list of such."""
+    """Return whether a value is PyTorch's: a tensor, a module, class or function of it, or a list of such."""
     if isinstance(value, (tuple, list)):
         return any(map(_of_torch, value))
     kinds = (*type(value).__mro__, *(value.__mro__ if isinstance(value, type) else ()))
@@ -235,7 +235,7 @@ _MOST_TEXT = 8000
 
 
 def trimmed(error: BaseException) -> str:
-    """The traceback of an exception and of those it was raised from, without the frames that lead to the case.
+    """Return the traceback of an exception and of those it was raised from, without the frames that lead to the case.
 
     The first frame is the first outside of ampcheck and pytest, or the line of a scenario that made the call. At most
     40 frames of each exception and 8000 characters are kept, the innermost frames among them.
@@ -254,7 +254,7 @@ def trimmed(error: BaseException) -> str:
 
 
 def _first(owners: Sequence[str]) -> int:
-    """The place of the first frame to keep."""
+    """Return the place of the first frame to keep."""
     for place, whose in enumerate(owners):
         if whose in ("backend", "torch"):
             return place - 1 if place and owners[place - 1] == "case" else place
@@ -274,7 +274,7 @@ class Cause:
     results: tuple[Result, ...]
 
     def line(self, width: int = 200) -> str:
-        """The text, its message cut where it is wider than a line of a terminal or a cell of a table may be."""
+        """Return the text, its message cut where it is wider than a line of a terminal or a cell of a table may be."""
         said, opened, place = self.text.rpartition(" (") if self.text.endswith(")") else (self.text, "", "")
         room = width - len(opened + place)
         return (said if len(said) <= room else f"{said[: room - 1].rstrip()}…") + opened + place
@@ -285,13 +285,13 @@ class Cause:
 
 
 def of(result: Result) -> str:
-    """The cause of a red result, which a run file of an earlier version does not hold."""
+    """Return the cause of a red result, which a run file of an earlier version does not hold."""
     missing = MISSING if result.status == "missing" else ""
     return result.cause or missing or text(result.status, result.message, result.rule, result.op)
 
 
 def grouped(results: Iterable[Result]) -> list[Cause]:
-    """The causes of the red cases among some results, that of most cases first."""
+    """Return the causes of the red cases among some results, that of most cases first."""
     found: dict[str, list[Result]] = {}
     for result in results:
         if result.status in RED:

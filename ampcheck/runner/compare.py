@@ -45,7 +45,7 @@ class Change:
 
     @property
     def words(self) -> str:
-        """The change as text, e.g. "pass → fail"."""
+        """Return the change as text, e.g. "pass → fail"."""
         return f"{self.before or 'absent'} → {self.after or 'absent'}"
 
 
@@ -66,21 +66,21 @@ class Comparison:
 
     @property
     def unchanged(self) -> int:
-        """How many common cases have the same status in both runs."""
+        """Return how many common cases have the same status in both runs."""
         return self.common - len(self.regressed) - len(self.fixed) - len(self.changed)
 
     def group(self, name: str) -> tuple[Change, ...]:
-        """The changes of one of `GROUPS`."""
+        """Return the changes of one of `GROUPS`."""
         found: tuple[Change, ...] = getattr(self, name)
         return found
 
     def sentence(self) -> str:
-        """The comparison in one line."""
+        """Return the comparison in one line."""
         counts = ", ".join(f"{len(self.group(name))} {name}" for name in GROUPS)
         return f"{self.common} common cases: {counts}; {self.unchanged} unchanged, {self.still_red} of them red"
 
     def as_text(self) -> str:
-        """The comparison for a terminal: flips one by one, added and removed cases as counts."""
+        """Return the comparison for a terminal: flips one by one, added and removed cases as counts."""
         parts = [f"from {self.a}", f"to   {self.b}", self.sentence(), *(f"note: {note}" for note in self.notes)]
         for name in GROUPS:
             if self.group(name):
@@ -89,7 +89,7 @@ class Comparison:
         return "\n".join(parts)
 
     def as_markdown(self) -> str:
-        """The comparison for a pull request or a job summary, with the content of `as_text`."""
+        """Return the comparison for a pull request or a job summary, with the content of `as_text`."""
         parts = [f"From {markdown(self.a)} to {markdown(self.b)}.", "", self.sentence() + "."]
         parts += [f"\nNote: {markdown(note)}." for note in self.notes]
         for name in GROUPS:
@@ -101,7 +101,7 @@ class Comparison:
         return "\n".join(parts) + "\n"
 
     def as_json(self) -> str:
-        """The whole comparison as JSON: the fields of this class and `unchanged`."""
+        """Return the whole comparison as JSON: the fields of this class and `unchanged`."""
         return json.dumps({**asdict(self), "unchanged": self.unchanged}, indent=1)
 
     def _table(self, name: str) -> tuple[str, list[str], list[list[object]]]:
@@ -115,31 +115,31 @@ class Comparison:
 
 
 def first_line(text: str, width: int = 200) -> str:
-    """The first line of a message, cut where it is wider than a line of a terminal or a cell of a table may be."""
+    """Return the first line of a message, cut to what fits a line of a terminal or a cell of a table."""
     line = text.partition("\n")[0]
     return line if len(line) <= width else f"{line[: width - 1].rstrip()}…"
 
 
 def markdown(text: str) -> str:
-    """Text that Markdown and the HTML within it show as it is."""
+    """Escape text so that Markdown and the HTML within it show it as it is."""
     for char in "\\`*_[]|#":
         text = text.replace(char, "\\" + char)
     return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").split())
 
 
 def describe(run: Run) -> str:
-    """A run in a few words: when, with which torch, on which devices."""
+    """Return a run in a few words: when, with which torch, on which devices."""
     torch = run.header.get("versions", {}).get("torch", "of unknown version")
     return f"{run.header.get('started', 'an unknown time')}, torch {torch}, {', '.join(devices(run)) or 'no device'}"
 
 
 def devices(run: Run) -> list[str]:
-    """The names of the devices a run was made for, in its order."""
+    """Return the names of the devices a run was made for, in its order."""
     return [device["name"] for device in run.header.get("devices", [])]
 
 
 def interrupted(run: Run) -> bool:
-    """Whether the run, or one it was merged of, ended before its last case."""
+    """Return whether the run, or one it was merged of, ended before its last case."""
     return run.footer is None
 
 
@@ -184,7 +184,7 @@ def _group(before: Result | None, after: Result | None) -> str:
 
 
 def _badness(result: Result) -> int:
-    """0 for a pass, 1 for a case that is not red but shows no promise kept, 2 for a red one."""
+    """Return 0 for a pass, 1 for a case that is not red but shows no promise kept, 2 for a red one."""
     return 2 if _red(result) else 0 if result.status == "pass" else 1
 
 
@@ -216,7 +216,7 @@ def _notes(a: Run, b: Run) -> tuple[str, ...]:
 
 
 def merge(runs: Sequence[Run]) -> Run:
-    """One run made of several, e.g. of one machine with a GPU and one without.
+    """Make one run of several, e.g. of one machine with a GPU and one without.
 
     Of a case that several runs have, the later run's result is kept, but `missing` replaces no result of a case that
     ran. The header holds the earliest start, every device, and each run's own header under `parts`; there is a footer
@@ -271,7 +271,7 @@ def _merged_header(runs: Sequence[Run], found: int) -> dict[str, Any]:
 
 
 def _lacking(runs: Sequence[Run]) -> list[str]:
-    """A sentence for each number of shards of which some, but not all, are among the runs."""
+    """Return a sentence for each number of shards of which some, but not all, are among the runs."""
     found: dict[int, set[int]] = {}
     for run in runs:
         if "shard" in run.header:

@@ -101,7 +101,7 @@ class Deviation:
 
     @property
     def may_pass(self) -> bool:
-        """Whether a case that it speaks of may pass, too."""
+        """Return whether a case that it speaks of may pass, too."""
         return self.inherited or self.kind == "flaky"
 
     def covers(self, name: str) -> bool:
@@ -265,7 +265,7 @@ def _check_range(where: str, key: str, wanted: object) -> None:
 
 
 def _distinct(deviations: list[Deviation]) -> list[Deviation]:
-    """The deviations of one device as they are. Raises UsageError where two files use one id."""
+    """Return the deviations of one device as they are. Raises UsageError where two files use one id."""
     first: dict[str, Deviation] = {}
     for deviation in deviations:
         if (other := first.setdefault(deviation.id, deviation)) is not deviation:
@@ -274,7 +274,7 @@ def _distinct(deviations: list[Deviation]) -> list[Deviation]:
 
 
 def _shown(path: Path) -> str:
-    """A file's name for people: this package's own files without the folder it is installed in."""
+    """Return a file's name for people: this package's own files without the folder it is installed in."""
     return path.relative_to(_ROOT).as_posix() if path.is_relative_to(_ROOT) else str(path)
 
 
@@ -312,11 +312,11 @@ class KnownDeviations:
         return [*found, *of_kernels] if of_kernels and compiled(self._devices[device].key) else found
 
     def all(self) -> list[Deviation]:
-        """Every deviation once."""
+        """Return every deviation once."""
         return list(dict.fromkeys(d for found in self._by_device.values() for d in found))
 
     def stale(self, names: Iterable[str], *, unjudged: Iterable[Path] = ()) -> list[str]:
-        """A sentence for each glob that matches none of the cases `rule/id`.
+        """Return a sentence for each glob that matches none of the cases `rule/id`.
 
         `unjudged`: files that speak of devices whose cases are not among the names, too.
         """

@@ -10,7 +10,7 @@ from ampcheck.runner import causes
 
 
 def status_of(excinfo: pytest.ExceptionInfo[BaseException], when: str) -> tuple[str, str]:
-    """The status and message of what a case raised: fail, broken, unsupported, or error of the harness itself.
+    """Return the status and message of what a case raised: fail, broken, unsupported, or error of the harness itself.
 
     An exception is an error where ampcheck's own code raised it by itself, or where it is raised outside of the call
     (`when` is pytest's name of the phase) and neither a backend nor PyTorch has a part in it.
@@ -31,7 +31,7 @@ def status_of(excinfo: pytest.ExceptionInfo[BaseException], when: str) -> tuple[
 
 
 def raised(excinfo: pytest.ExceptionInfo[BaseException]) -> BaseException | None:
-    """What was raised in a case: by the case itself, or the exception that its failure speaks of. None for none."""
+    """Return the exception of a case: the raised one, or the one that its failure speaks of. None for none."""
     error = excinfo.value
     return error.error if isinstance(error, CheckFailure) else error
 

@@ -276,7 +276,7 @@ class Plugin:
         return any("suites" in str(argument) for argument in self.config.args)
 
     def _or_exit(self, make: Callable[[], _T]) -> _T:
-        """What `make` returns; where the user's input is at fault, its sentence and exit code 2."""
+        """Return what `make` returns; where the user's input is at fault, its sentence and exit code 2."""
         try:
             return make()
         except UsageError as error:

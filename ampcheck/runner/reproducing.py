@@ -64,7 +64,7 @@ def _said(result: Result, env: Mapping[str, str], limit: float) -> str:
 
 
 def _judged(result: Result, status: int, out: str, err: str) -> str:
-    """What a program that ended shows of a case. `status`: its exit code, negative for a signal."""
+    """Return what a program that ended shows of a case. `status`: its exit code, negative for a signal."""
     raised = "Traceback (most recent call last)" in err and status == 1
     if result.status == "crash":
         return YES if status and not raised else NO

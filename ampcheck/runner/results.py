@@ -62,16 +62,16 @@ class Result:
 
     @property
     def name(self) -> str:
-        """What deviations call it."""
+        """Return what deviations call it."""
         return deviation_name(self.suite, self.rule, self.id, self.executor)
 
     @property
     def key(self) -> str:
-        """Its name across runs: `suite/rule/id`."""
+        """Return the case's name across runs: `suite/rule/id`."""
         return f"{self.suite}/{self.rule}/{self.id}"
 
     def filled(self) -> dict[str, Any]:
-        """The fields that say something, by name."""
+        """Return the fields that say something, by name."""
         return {name: value for name in _FIELDS if (value := getattr(self, name)) != ""}
 
 
@@ -97,12 +97,12 @@ class Run:
     note: str = ""
 
     def counts(self) -> Counter[str]:
-        """How many cases have each status."""
+        """Return how many cases have each status."""
         return Counter(result.status for result in self.results.values())
 
 
 def manifest_hash(keys: Iterable[str]) -> str:
-    """One value for a set of case keys: equal manifests have equal hashes."""
+    """Return one value for a set of case keys: equal manifests have equal hashes."""
     return sha256("\n".join(sorted(keys)).encode()).hexdigest()[:16]
 
 

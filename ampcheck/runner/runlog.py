@@ -31,7 +31,7 @@ _PACKAGES = ("ampcheck", "torch", "jax", "jaxlib", "torchax", "numpy", "pytest",
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that decide a result; none is imported for it."""
+    """Return the versions of Python and of the packages that decide a result; none is imported for it."""
     out = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -42,7 +42,7 @@ def versions() -> dict[str, str]:
 
 
 def header_lines(config: pytest.Config) -> list[str]:
-    """Torch, the devices this run tests, and why others are not there. Raises UsageError for an unknown device."""
+    """Return torch, the devices tested, and why others are not. Raises UsageError for an unknown device."""
     option = config.option
     devices = select(option.device, option.device_module)
     lines = [f"torch {versions().get('torch', '?')}; devices: {', '.join(d.name for d in devices)}"]
@@ -64,7 +64,7 @@ Found = Mapping[str, Mapping[str, str]]
 
 
 def manifest(found: Found) -> str:
-    """The text of a manifest: a line for each case, sorted, with its key, a tab, and its fields as JSON."""
+    """Return the text of a manifest: a line for each case, sorted, with its key, a tab, and its fields as JSON."""
     lines = []
     for key in sorted(found):
         case = {name: text for name, text in found[key].items() if name not in ("suite", "rule", "id", "node")}
@@ -96,11 +96,11 @@ class Choice:
                 raise UsageError(f"the run file {self._file} has no red case, so there is none to run again")
 
     def has(self, key: str) -> bool:
-        """Whether a case is to run."""
+        """Return whether a case is to run."""
         return (self._shard is None or self._shard.has(key)) and (self._red is None or key in self._red)
 
     def gone(self, found: Collection[str]) -> list[str]:
-        """A sentence about the red cases of the run file that are not among those found; none where all are there."""
+        """Return a sentence about red cases of the run file that are not among those found; none where all are."""
         keys = sorted(key for key in self._red or () if self.has(key) and key not in found)
         if not keys:
             return []
@@ -112,7 +112,7 @@ class Choice:
 
 
 def expected(config: pytest.Config, found: Found, choice: Choice) -> Found:
-    """The cases that must run: those collected, and those of the manifest.
+    """Return the cases that must run: those collected, and those of the manifest.
 
     Of the manifest, the cases that `choice` leaves out are not expected.
     """
@@ -123,7 +123,7 @@ def expected(config: pytest.Config, found: Found, choice: Choice) -> Found:
 
 
 def header(config: pytest.Config, cases: Iterable[str], now: datetime) -> dict[str, Any]:
-    """The header of a run file for the cases of those keys."""
+    """Return the header of a run file for the cases of those keys."""
     option = config.option
     cases = list(cases)
     return {
@@ -162,7 +162,7 @@ def check_files(config: pytest.Config) -> None:
 
 
 def run_file_path(reports: Path, now: datetime) -> Path:
-    """Where a run that starts now keeps its file, unless told otherwise."""
+    """Return the run file of a run that starts now, unless told otherwise."""
     return reports / "runs" / f"{now:%Y%m%dT%H%M%SZ}-{os.getpid()}.jsonl"
 
 
@@ -220,7 +220,7 @@ class RunLog:
         return int(pytest.ExitCode.TESTS_FAILED) if red and exitstatus == 0 else exitstatus
 
     def summarize(self, terminal: Any) -> None:
-        """The causes, then the closing table: a line per device and rule, a column per status that occurs.
+        """Print the causes, then the closing table: a line per device and rule, a column per status that occurs.
 
         The Markdown summary is written beside the run file.
         """

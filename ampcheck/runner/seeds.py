@@ -9,7 +9,7 @@ FIXED = 5
 
 
 def of_programs(nightly: bool, given: str | int | None = None) -> int:
-    """The seed of a run: `FIXED`, or with `--nightly` the one `--hypothesis-seed` gives, or else the day's date."""
+    """Return the seed of a run: `FIXED`, or with `--nightly` that of `--hypothesis-seed`, or else the day's date."""
     if not nightly:
         return FIXED
     if given is None:

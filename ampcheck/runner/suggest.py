@@ -49,7 +49,7 @@ class Suggestion:
 
 
 def suggest(run: Run, devices: Collection[str] = ()) -> Suggestion:
-    """Entries for the failing cases of a run, of some devices or of all.
+    """Suggest entries for the failing cases of a run, of some devices or of all.
 
     Raises UsageError for a device of which the run has no case.
     """
@@ -96,7 +96,7 @@ def suggest(run: Run, devices: Collection[str] = ()) -> Suggestion:
 
 
 def _described(results: Sequence[Result]) -> tuple[str, list[Result]]:
-    """A regular expression for the differences of results of one cause, and the results that it describes wholly.
+    """Return a regular expression for the differences of results of one cause, and the results it describes wholly.
 
     It describes the commonest kinds of differences, that of at least one result.
     """
@@ -117,7 +117,7 @@ def _described(results: Sequence[Result]) -> tuple[str, list[Result]]:
 
 
 def _of_rules(members: Sequence[Result], results: Iterable[Result]) -> tuple[str, ...]:
-    """Globs for cases of one device, rule by rule: those of most cases first, the names of single cases last."""
+    """Return globs for cases of one device, rule by rule: those of most cases first, names of single cases last."""
     own = {member.name for member in members}
     rest = [result for result in results if result.name not in own]
     by_rule: dict[str, list[Result]] = {}
@@ -128,7 +128,7 @@ def _of_rules(members: Sequence[Result], results: Iterable[Result]) -> tuple[str
 
 
 def as_toml(suggestion: Suggestion, run: Run, *, whole: bool = False) -> str:
-    """The entries as a deviations file, which is refused until each has a reason.
+    """Return the entries as a deviations file, which is refused until each has a reason.
 
     `whole`: print every entry and glob; otherwise the largest, and how many more there are.
     """
@@ -173,7 +173,7 @@ def as_toml(suggestion: Suggestion, run: Run, *, whole: bool = False) -> str:
 
 
 def globs(wanted: Sequence[Result], other: Iterable[Result]) -> tuple[str, ...]:
-    """Globs over `rule/id` that match every wanted case and none of the others, with as few stars as cover them.
+    """Return globs over `rule/id` that match every wanted case and no other, with as few stars as cover them.
 
     All wanted cases are of one rule and device. Greedy: the glob that covers most comes first, and of two that cover
     the same the one with fewer stars; a case that shares a glob with none stands there by its name.
@@ -210,7 +210,7 @@ _MASKS = [mask for count in range(1, _FIELDS + 1) for mask in combinations(range
 
 
 def _starred(result: Result, mask: Collection[int]) -> str:
-    """The name of a case with some of op, sample, inputs and region dtype replaced by a star; never the device."""
+    """Return the name of a case with some of op, sample, inputs and region dtype starred; never the device."""
     head = result.id.removesuffix(f"-{_token(result)}")
     head = head.removesuffix(f"-{result.amp}").removesuffix(f"-{result.executor}").removesuffix(f"-{result.inputs}")
     op, plus, sample = head.partition("+")
@@ -227,7 +227,7 @@ def _token(result: Result) -> str:
 
 
 def _parts(result: Result) -> list[list[str]]:
-    """Each line of a result's message in parts: text that all cases of a kind share, and between it what varies."""
+    """Return each line of a result's message in parts: text shared by all cases, and between it what varies."""
     out = []
     for line in result.message.splitlines() or [""]:
         parts, start = [], 0
@@ -239,12 +239,12 @@ def _parts(result: Result) -> list[list[str]]:
 
 
 def _shape(parts: Sequence[str]) -> str:
-    """What lines of one kind share."""
+    """Return what lines of one kind share."""
     return "\0".join(parts[::2])
 
 
 def _raises(lines: Sequence[Sequence[str]]) -> str:
-    """A regular expression for some lines of one shape, in parts, with what they share spelled out."""
+    """Return a regular expression for some lines of one shape, in parts, with what they share spelled out."""
     columns = [set(column) for column in zip(*lines, strict=True)]
     return "".join(re.escape(one.pop()).replace(r"\ ", " ") if len(one) == 1 else ".+?" for one in columns)
 
@@ -259,5 +259,5 @@ def _one_line(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A TOML string: JSON's escapes are TOML's too, but TOML also wants DEL escaped."""
+    """Return a TOML string: JSON's escapes are TOML's too, but TOML also wants DEL escaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

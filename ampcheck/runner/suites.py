@@ -18,7 +18,7 @@ _NEEDED = 2 * 2**30
 
 
 def folder() -> Path:
-    """The folder of the suites: inside an installed package, beside it in a checkout.
+    """Return the folder of the suites: inside an installed package, beside it in a checkout.
 
     Raises UsageError where it is in neither.
     """
@@ -44,12 +44,12 @@ def by_name(name: str) -> str:
 
 
 def names() -> list[str]:
-    """The suites there are."""
+    """Return the suites there are."""
     return sorted(path.name for path in folder().iterdir() if any(path.rglob("test_*.py")))
 
 
 def command(args: argparse.Namespace) -> list[str]:
-    """The pytest command line for the options of `ampcheck run`. Raises UsageError for an unknown suite or shard."""
+    """Return the pytest command line for options of `ampcheck run`. Raises UsageError for an unknown suite or shard."""
     root = folder()
     for name in args.suite:
         if name not in names():
@@ -77,7 +77,7 @@ def command(args: argparse.Namespace) -> list[str]:
 
 
 def environment(processes: int) -> dict[str, str]:
-    """The environment of a child: it finds this ampcheck and the user's modules, and shares the cores."""
+    """Return the environment of a child: it finds this ampcheck and the user's modules, and shares the cores."""
     env = dict(os.environ)
     env.pop("PYTEST_ADDOPTS", None)
     here = _PACKAGE.parent
@@ -90,7 +90,7 @@ def environment(processes: int) -> dict[str, str]:
 
 
 def fitting(cores: int | None = None, memory: int | None = None) -> int:
-    """How many processes the machine can run side by side: one per core, as far as memory suffices.
+    """Return how many processes the machine can run side by side: one per core, as far as memory suffices.
 
     `cores`, `memory` in bytes: what is free to use, by default what this machine says.
     """
@@ -102,7 +102,7 @@ def fitting(cores: int | None = None, memory: int | None = None) -> int:
 
 
 def _free_memory() -> int | None:
-    """The bytes of memory that are free to use, within the limit of a container; None where Linux is not asked."""
+    """Return the free memory in bytes, within the limit of a container; None where Linux is not asked."""
     found = []
     try:
         rows = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())

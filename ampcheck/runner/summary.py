@@ -25,7 +25,7 @@ _DETAILED = 20
 
 
 def table(results: Collection[Result]) -> str:
-    """A line per device and rule, a column per status that occurs, and a total; "" for no results."""
+    """Return a line per device and rule, a column per status that occurs, and a total; "" for no results."""
     counts: dict[tuple[str, str], Counter[str]] = {}
     for result in results:
         counts.setdefault((result.device, result.rule), Counter())[result.status] += 1
@@ -41,18 +41,18 @@ def table(results: Collection[Result]) -> str:
 
 
 def ran(results: Collection[Result], expected: int, deselected: int, seconds: float) -> str:
-    """How much of what was expected ran, in a sentence."""
+    """Return how much of what was expected ran, in a sentence."""
     done = sum(1 for result in results if result.status != "missing")
     return f"{done} of {expected} cases ran in {seconds:.1f} s; {deselected} more were not selected"
 
 
 def counted(count: int, what: str) -> str:
-    """A number of things in words, e.g. "1 case" or "2 cases"."""
+    """Return a number of things in words, e.g. "1 case" or "2 cases"."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def text(result: Result, why: str = "", reproduced: str = "") -> str:
-    """What a person reads of a case that is not as promised.
+    """Return what a person reads of a case that is not as promised.
 
     `why`: the reason of the deviation that speaks of it. `reproduced`: what came of running its plain torch lines.
     """
@@ -73,12 +73,12 @@ def text(result: Result, why: str = "", reproduced: str = "") -> str:
 
 
 def examples(results: Iterable[Result]) -> list[Result]:
-    """The cases that are shown as examples, one for each of the largest causes."""
+    """Return the cases that are shown as examples, one for each of the largest causes."""
     return [cause.example for cause in grouped(results)[:SHOWN]]
 
 
 def causes(results: Collection[Result], reproduced: Mapping[str, str], more: str) -> str:
-    """The causes of a run for a terminal: three lines each, at most a first screen of them; "" where nothing is red.
+    """Return a run's causes for a terminal: three lines each, at most a first screen of them; "" if nothing is red.
 
     Where there is room, the example of the first cause follows in full.
 
@@ -112,7 +112,7 @@ def causes(results: Collection[Result], reproduced: Mapping[str, str], more: str
 
 
 def causes_markdown(results: Collection[Result], reproduced: Mapping[str, str]) -> list[str]:
-    """The causes of a run as lines of Markdown: a table, and each example in full behind a line that opens it."""
+    """Return a run's causes as lines of Markdown: a table, and each example in full behind a line that opens it."""
     found = grouped(results)
     if not found:
         return []
@@ -145,7 +145,7 @@ def causes_markdown(results: Collection[Result], reproduced: Mapping[str, str]) 
 def as_markdown(
     results: Collection[Result], ended: str, stale: Collection[str], reproduced: Mapping[str, str], *, whole: bool
 ) -> str:
-    """A run as Markdown, for a job summary: verdict, counts of each device, causes.
+    """Return a run as Markdown, for a job summary: verdict, counts of each device, causes.
 
     Args:
         results: of the run.
@@ -172,7 +172,7 @@ def as_markdown(
 
 
 def beside(run_file: Path) -> Path:
-    """The file of a run's Markdown summary."""
+    """Return the file of a run's Markdown summary."""
     return run_file.with_suffix(".summary.md")
 
 
@@ -189,7 +189,7 @@ WARNED = 5
 
 
 def warned(results: Collection[Result]) -> list[str]:
-    """A line for each of the commonest warnings that cases gave, with how many cases gave it."""
+    """Return a line for each of the commonest warnings that cases gave, with how many cases gave it."""
     counts = Counter(line for result in results for line in result.warnings.splitlines())
     lines = [f"{counted(count, 'case')} warned of {line}" for line, count in counts.most_common(WARNED)]
     more = len(counts) - WARNED

@@ -55,7 +55,7 @@ class Worker:
             self._process.stdin.flush()
 
     def hear(self, seconds: float) -> Any:
-        """Its next line, read as JSON; None where it ended. Raises TimeoutError after so many seconds without one."""
+        """Read its next line as JSON; None where it ended. Raises TimeoutError after so many seconds without one."""
         assert self._process.stdout is not None
         pipe, end = self._process.stdout.fileno(), time.monotonic() + seconds
         while not self._lines:
@@ -70,7 +70,7 @@ class Worker:
         return json.loads(self._lines.popleft())
 
     def answer(self, seconds: float) -> Any:
-        """The last line of a process that ends by itself; None where it said none or failed, which `how` says.
+        """Return the last line of a process that ends by itself; None where it said none or failed, which `how` says.
 
         Raises TimeoutError where it takes longer.
         """
@@ -80,17 +80,17 @@ class Worker:
         return last if self.status() == 0 else None
 
     def status(self) -> int:
-        """The exit status of a process that closed its standard output, negative for a signal."""
+        """Return the exit status of a process that closed its standard output, negative for a signal."""
         return self._process.wait()
 
     def how(self) -> str:
-        """How it ended, e.g. "by signal 11" or "with exit code 1", and the last line of its standard error."""
+        """Return how it ended, e.g. "by signal 11" or "with exit code 1", and the last line of its standard error."""
         status, last = self.status(), self.last_line()
         words = f"by signal {-status}" if status < 0 else f"with exit code {status}"
         return f"{words}: {last}" if last else words
 
     def last_line(self) -> str:
-        """The last line of its standard error that is not blank, "" where there is none; also after `stop`."""
+        """Return the last line of its standard error that is not blank, "" where there is none; also after `stop`."""
         if self._said is not None:
             return self._said
         self._errors.seek(0)

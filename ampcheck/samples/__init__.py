@@ -29,7 +29,7 @@ FAMILIES = (
 
 @cache
 def catalogue() -> Mapping[str, Op]:
-    """Every op that has samples, by overload, in the order of the families' files.
+    """Return every op that has samples, by overload, in the order of the families' files.
 
     Raises ValueError where two files describe the same overload.
     """

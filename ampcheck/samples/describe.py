@@ -41,22 +41,22 @@ class TensorArg:
 
 
 def f(*shape: int, fill: str = "normal", seed: int = 0) -> TensorArg:
-    """A floating argument whose dtype the case decides."""
+    """Return a floating argument whose dtype the case decides."""
     return TensorArg(shape, None, fill, seed=seed)
 
 
 def i(*shape: int, high: int = 2, fill: str = "integers", seed: int = 0, dtype: str = "int64") -> TensorArg:
-    """An integer argument with values in [0, high)."""
+    """Return an integer argument with values in [0, high)."""
     return TensorArg(shape, dtype, fill, high=high, seed=seed)
 
 
 def b(*shape: int, seed: int = 0) -> TensorArg:
-    """A bool argument."""
+    """Return a bool argument."""
     return TensorArg(shape, "bool", "integers", high=2, seed=seed)
 
 
 def fixed(dtype: str, *shape: int, fill: str = "normal", seed: int = 0, device: str = "own") -> TensorArg:
-    """An argument of a dtype that no case changes, e.g. complex64 or a uint8 buffer."""
+    """Return an argument of a dtype that no case changes, e.g. complex64 or a uint8 buffer."""
     return TensorArg(shape, dtype, fill, seed=seed, device=device)
 
 
@@ -93,7 +93,7 @@ class Op:
     passes: int = 1
 
     def sample(self, name: str) -> Sample:
-        """The sample of that name. Raises KeyError with the names there are."""
+        """Return the sample of that name. Raises KeyError with the names there are."""
         for sample in self.samples:
             if sample.name == name:
                 return sample
@@ -101,17 +101,17 @@ class Op:
 
 
 def at(sample_name: str, *args: Any, **kwargs: Any) -> Sample:
-    """A sample that calls the overload itself."""
+    """Return a sample that calls the overload itself."""
     return Sample(sample_name, args, kwargs)
 
 
 def via(path: str, *args: Any, **kwargs: Any) -> Sample:
-    """A spelling of the call that takes its own arguments; named after where the path leads."""
+    """Return a spelling of the call that takes its own arguments; named after where the path leads."""
     return Sample(_spelling_name(path), args, kwargs, path)
 
 
 def not_on(device_types: tuple[str, ...], sample: Sample) -> Sample:
-    """The sample, left out on device types where its path leads to another overload."""
+    """Return the sample, left out on device types where its path leads to another overload."""
     return replace(sample, not_on=device_types)
 
 
@@ -142,7 +142,7 @@ def op(
     reason: str = "",
     passes: int = 1,
 ) -> Op:
-    """The samples of an overload; `also` are spellings that take the first sample's arguments as they are.
+    """Return the samples of an overload; `also` are spellings that take the first sample's arguments as they are.
 
     Raises ValueError where two samples would share a name, none is given, or `values` lacks its reason.
     """
@@ -159,7 +159,7 @@ def op(
 
 
 def _numbered(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
-    """Samples with a number behind a spelling name that occurs again (`torch`, `torch2`)."""
+    """Return samples with a number behind a spelling name that occurs again (`torch`, `torch2`)."""
     seen: dict[str, int] = {}
     out = []
     for sample in samples:
@@ -177,7 +177,7 @@ without cancelling), and its floating tensors as views that are not contiguous."
 
 
 def in_form(sample: Sample, form: str) -> Sample | None:
-    """A sample in one of `FORMS`; None where none of its arguments changes."""
+    """Return a sample in one of `FORMS`; None where none of its arguments changes."""
 
     def changed(arg: TensorArg) -> TensorArg:
         if form == "strided":
@@ -190,7 +190,7 @@ def in_form(sample: Sample, form: str) -> Sample | None:
 
 
 def leaves(sample: Sample) -> Iterator[TensorArg]:
-    """The tensor arguments of a sample in order, lists and keyword arguments included."""
+    """Yield the tensor arguments of a sample in order, lists and keyword arguments included."""
     yield from _walk(sample.args)
     yield from _walk(tuple(sample.kwargs.values()))
 
@@ -204,7 +204,7 @@ def _walk(value: Any) -> Iterator[TensorArg]:
 
 
 def map_leaves(value: Any, make: Callable[[TensorArg], Any]) -> Any:
-    """The same nested arguments with each description replaced by `make(description)`, in the order of `leaves`."""
+    """Return the same nested arguments with `make(description)` for each description, in the order of `leaves`."""
     if isinstance(value, TensorArg):
         return make(value)
     if isinstance(value, (tuple, list)):

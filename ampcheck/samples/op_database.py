@@ -45,13 +45,13 @@ COLUMNS = tuple(field.name for field in fields(DatabaseRow))
 
 @cache
 def rows(version: str | None = None) -> dict[str, DatabaseRow]:
-    """The lines of a torch minor version, by op; of the installed one where none is given."""
+    """Return the lines of a torch minor version, by op; of the installed one where none is given."""
     wanted = version or minor(torch.__version__)
     return {row.op: row for row in read() if row.torch == wanted}
 
 
 def read() -> list[DatabaseRow]:
-    """The lines of every version."""
+    """Return the lines of every version."""
     with FILE.open(newline="", encoding="utf-8") as file:
         reader = csv.reader(file)
         if tuple(next(reader, ())) != COLUMNS:
@@ -61,13 +61,13 @@ def read() -> list[DatabaseRow]:
 
 @cache
 def database() -> dict[str, Any]:
-    """PyTorch's OpInfos by full name. Takes seconds the first time. Raises UsageError where they cannot be imported."""
+    """Return PyTorch's OpInfos by full name; the first call takes seconds. Raises UsageError without them."""
 
     return {info.full_name: info for info in internal("common_methods_invocations").op_db}
 
 
 def samples(info: Any, dtype: str, device_type: str, count: int) -> list[Any]:
-    """The first samples of an OpInfo, the same ones at each call."""
+    """Return the first samples of an OpInfo, the same ones at each call."""
     state = random.getstate()
     random.seed(0)
     with torch.random.fork_rng(devices=[]):

@@ -4,7 +4,7 @@ from ampcheck.samples.describe import Op, at, f, op, via
 
 
 def _unary(name: str, fill: str, *aliases: str) -> Op:
-    """A function of one tensor, `torch.<name>` and a method; `aliases` are its other paths."""
+    """Return a function of one tensor, `torch.<name>` and a method; `aliases` are its other paths."""
     return op(
         name,
         at("2d", f(3, 4, fill=fill)),

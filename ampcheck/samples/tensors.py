@@ -25,63 +25,63 @@ def _normal(shape: Shape, generator: torch.Generator) -> torch.Tensor:
 
 
 def _unit(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """The open interval (0, 1), away from its ends."""
+    """Return the open interval (0, 1), away from its ends."""
     return 0.05 + 0.9 * torch.rand(shape, dtype=torch.float64, generator=generator)
 
 
 def _signed_unit(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """The open interval (-1, 1), away from its ends."""
+    """Return the open interval (-1, 1), away from its ends."""
     return 2 * _unit(shape, generator) - 1
 
 
 def _positive(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """From 0.5 to 2.5."""
+    """Return values from 0.5 to 2.5."""
     return 0.5 + 2 * torch.rand(shape, dtype=torch.float64, generator=generator)
 
 
 def _large(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """Up to about 18: where float16 overflows in a power, an exponential or a product of a few."""
+    """Return values up to about 18: where float16 overflows in a power, an exponential or a product of a few."""
     return 6 * _normal(shape, generator)
 
 
 def _small(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """About 1 in 128: where a square is lost beside 1 in bfloat16."""
+    """Return values of about 1 in 128: where a square is lost beside 1 in bfloat16."""
     return _normal(shape, generator) / 128
 
 
 def _sign(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """-1 or 1."""
+    """Return -1 or 1."""
     return _normal(shape, generator).sign()
 
 
 def _spd(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """Symmetric positive definite, well conditioned."""
+    """Return symmetric positive definite matrices, well conditioned."""
     base = _normal(shape, generator)
     return base @ base.mT / shape[-1] + 2 * torch.eye(shape[-1], dtype=torch.float64)
 
 
 def _regular(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """Square or tall, well conditioned: a dominant diagonal."""
+    """Return square or tall matrices, well conditioned: a dominant diagonal."""
     return 0.3 * _normal(shape, generator) + 2 * torch.eye(shape[-2], shape[-1], dtype=torch.float64)
 
 
 def _lower(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """Lower triangular, well conditioned."""
+    """Return lower triangular matrices, well conditioned."""
     return _regular(shape, generator).tril()
 
 
 def _upper(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """Upper triangular, well conditioned."""
+    """Return upper triangular matrices, well conditioned."""
     return _regular(shape, generator).triu()
 
 
 def _log_probability(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """Log probabilities over the last dimension."""
+    """Return log probabilities over the last dimension."""
     return _normal(shape, generator).log_softmax(-1)
 
 
 def _distinct(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """Values that stay distinct in bfloat16, in random order: for arg-max and for sorts."""
+    """Return values that stay distinct in bfloat16, in random order: for arg-max and for sorts."""
     count = int(torch.Size(shape).numel())
     order = torch.randperm(count, generator=generator)
     return ((order.double() - count // 2) / 8).reshape(shape)
@@ -119,7 +119,7 @@ are for integers: uniform in [0, high), 0 … n-1, and LU pivots 1 … n."""
 @lru_cache(maxsize=4096)
 @disable_current_modes()  # what a virtual device is entered with would make a fake tensor, which others would get
 def host_values(arg: TensorArg, position: int) -> torch.Tensor:
-    """The values of an argument on the CPU: float64, or its own dtype where that is not floating. Not to be changed.
+    """Return an argument's values on the CPU: float64, or its own dtype if that is not floating. Do not change them.
 
     `position` is the argument's place among the call's tensors, so that equal descriptions get different values.
     """
@@ -137,7 +137,7 @@ def host_values(arg: TensorArg, position: int) -> torch.Tensor:
 
 
 def host_tensor(arg: TensorArg, dtype: str, position: int) -> torch.Tensor:
-    """A fresh CPU tensor of an argument in a dtype."""
+    """Return a fresh CPU tensor of an argument in a dtype."""
     wanted = DTYPES[dtype]
     values = host_values(arg, position)
     if wanted.is_floating_point or values.dtype == wanted:
@@ -147,7 +147,7 @@ def host_tensor(arg: TensorArg, dtype: str, position: int) -> torch.Tensor:
 
 
 def _strided(tensor: torch.Tensor) -> torch.Tensor:
-    """A view of the same values that is not contiguous: transposed, or with gaps where it has one dimension."""
+    """Return a view of the same values that is not contiguous: transposed, or with gaps where it has one dimension."""
     if tensor.dim() > 1:
         return tensor.mT.clone(memory_format=torch.contiguous_format).mT
     return torch.stack([tensor, tensor], -1)[..., 0]
@@ -161,7 +161,7 @@ class MakesTensors(Protocol):
 
 
 def build(sample: Sample, dtypes: Sequence[str], device: MakesTensors) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a sample on a device; `dtypes` has one entry for each argument whose dtype the case decides."""
+    """Return a sample's arguments on a device; `dtypes` has one entry per argument whose dtype the case decides."""
     remaining = iter(dtypes)
     position = -1
 

@@ -96,7 +96,7 @@ _ALL = (
     Rule(
         "autodiff",
         "backward runs in the dtypes of the forward pass wherever it is called, and each leaf gets the gradient, in "
-        "its own dtype, that casts by hand give",
+        "its own dtype, that explicit casts give",
         _REGION,
         autograd=True,
     ),

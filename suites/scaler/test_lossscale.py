@@ -372,7 +372,7 @@ def test_accumulated(amp: Amp) -> None:
 
 @scenario(values=True, dtypes="default")
 def test_penalty(amp: Amp) -> None:
-    """A penalty on gradients unscaled by hand is in the gradients of the step (amp_examples.html, gradient penalty)."""
+    """The gradients of a step have the penalty on explicitly unscaled gradients (amp_examples.html, penalty)."""
     weight = torch.nn.Parameter(torch.tensor([1.0, 2.0], device=amp.type))
     optimizer = torch.optim.SGD([weight], lr=0.125)
     scaler = torch.amp.GradScaler(amp.type, init_scale=256.0)

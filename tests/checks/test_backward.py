@@ -207,7 +207,7 @@ def test_the_reproduction_of_what_is_wrong_says_so() -> None:
     wrong = program.replace("REGION = torch.autocast('cpu', dtype=torch.bfloat16)", "REGION = nullcontext()")
     assert wrong != program
     printed = _printed(wrong)
-    assert "FAIL whether the gradient of argument 0 has the bits of the one by hand | got False" in printed
+    assert "FAIL whether the gradient of argument 0 has the bits of explicit casts | got False" in printed
     assert "FAIL kernels of the backward pass" in printed
 
 

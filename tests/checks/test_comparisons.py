@@ -143,13 +143,13 @@ def test_a_banned_op_is_refused(error: Exception | None, says: str) -> None:
         (
             BOOM,
             TypeError("no"),
-            ["it raised RuntimeError: boom; the same call on inputs cast by hand raised TypeError"],
+            ["it raised RuntimeError: boom; the same call on explicitly cast inputs raised TypeError"],
         ),
-        (BOOM, None, ["it raised RuntimeError: boom; the same call on inputs cast by hand succeeds"]),
-        (None, BOOM, ["it succeeded; the same call on inputs cast by hand raised RuntimeError: boom"]),
+        (BOOM, None, ["it raised RuntimeError: boom; the same call on explicitly cast inputs succeeds"]),
+        (None, BOOM, ["it succeeded; the same call on explicitly cast inputs raised RuntimeError: boom"]),
     ],
 )
-def test_a_call_raises_what_it_raises_by_hand(
+def test_a_call_raises_what_the_reference_raises(
     got: Exception | None, reference: Exception | None, says: list[str]
 ) -> None:
     found = comparisons.same_error(got, reference, "it")
@@ -194,7 +194,7 @@ def test_the_same_bits() -> None:
     assert comparisons.same_bits(x, x.double() + 1, "it") == []  # of another dtype, which another check tells
     assert comparisons.same_bits(x, x[:1], "it") == ["it has shape (2,); expected (1,)"]
     assert comparisons.bitwise([x, x], [x, x + 0.5], "it") == [
-        "output 1 of it differs from the same op on inputs cast by hand by up to 0.5; expected the same bits"
+        "output 1 of it differs from the same op on explicitly cast inputs by up to 0.5; expected the same bits"
     ]
 
 

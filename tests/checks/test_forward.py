@@ -332,7 +332,7 @@ def test_a_part_that_calls_a_policy_inside_its_kernel(
         ("none", "aten", None, False),
         ("exact", "aten", "fp32", True),
         ("exact", "torch.mm", None, True),
-        ("exact", "torch.mm", "fp32", False),  # by hand it rounds elsewhere
+        ("exact", "torch.mm", "fp32", False),  # the reference rounds elsewhere
     ],
 )
 def test_bits_are_compared(values: Any, call: str, filled: str | None, compared: bool) -> None:

@@ -1,4 +1,4 @@
-"""What is said of a call whose ops no replay can cast by hand."""
+"""What is said of a call whose ops no replay can cast explicitly."""
 
 from __future__ import annotations
 

@@ -9,7 +9,18 @@ import torch
 
 from ampcheck.checks import reference as own
 from ampcheck.checks.call import CallPlan, plan
-from ampcheck.checks.reference import Reference, bound, by_hand, dense, distance, far, layout, mover, placed, reference
+from ampcheck.checks.reference import (
+    Reference,
+    bound,
+    cast_call,
+    dense,
+    distance,
+    far,
+    layout,
+    mover,
+    placed,
+    reference,
+)
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.registry import known as known_devices
 from ampcheck.samples.describe import in_form
@@ -188,11 +199,11 @@ def test_strides_that_mean_nothing_are_not_compared() -> None:
 def test_the_dtype_that_autocast_fills_in_is_the_kernels(sample: str) -> None:
     device = known_devices()["virtual:cuda"]
     todo = plan(Case("eager", "optdtype", "cumprod", sample, "fp16", "fp16", device.token, device.name), device)
-    call, args, kwargs = by_hand(todo, *build(todo.sample, todo.dtypes, Cpu()))
+    call, args, kwargs = cast_call(todo, *build(todo.sample, todo.dtypes, Cpu()))
     aten = todo.sample.call == "aten"
     assert (kwargs.get("dtype"), args[0].dtype) == ((torch.float32, torch.float16) if aten else (None, torch.float32))
     assert call(*args, **kwargs).dtype is torch.float32
-    call, args, kwargs = by_hand(todo, *build(todo.sample, todo.dtypes, Cpu()), "fp64")
+    call, args, kwargs = cast_call(todo, *build(todo.sample, todo.dtypes, Cpu()), "fp64")
     assert call(*args, **kwargs).dtype is torch.float64
 
 

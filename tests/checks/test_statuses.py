@@ -59,7 +59,7 @@ KERNELS: dict[str, tuple[Kernel, str, str]] = {
     "raises in a region": (
         lambda x, y: raising(RuntimeError("oops"))(x, y) if in_region() else mm(x, y),
         "fail",
-        "raised RuntimeError: oops; the same call on inputs cast by hand succeeds",
+        "raised RuntimeError: oops; the same call on explicitly cast inputs succeeds",
     ),
     "claims that there is no kernel": (
         raising(NotImplementedError("Could not run 'aten::mm' with arguments from the 'CPU' backend.")),
@@ -112,15 +112,15 @@ def test_a_wrong_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, status, says = KERNELS[name]
     assert outcome() == ("pass", "")
     monkeypatch.setattr(forward, "function", lambda op, sample: kernel)
-    monkeypatch.setattr(forward, "by_hand", by_hand(kernel))
+    monkeypatch.setattr(forward, "cast_call", cast_call(kernel))
     seen = watched()
     monkeypatch.setattr(forward, "watch", lambda case, device, todo: seen)
     got, said = outcome()
     assert (got, says in said) == (status, True), said
 
 
-def by_hand(kernel: Kernel) -> Any:
-    real = forward.by_hand
+def cast_call(kernel: Kernel) -> Any:
+    real = forward.cast_call
 
     def cast(todo: Any, args: Any, kwargs: Any) -> Any:
         return kernel, *real(todo, args, kwargs)[1:]

@@ -169,7 +169,7 @@ def fault(name: str, rule: str, device: str, op: str, body: Body, says: str) -> 
 
 
 _MISSING = "is missing; expected it to be there"
-_DIFFERS = "differs from the same op on inputs cast by hand"
+_DIFFERS = "differs from the same op on explicitly cast inputs"
 
 FAULTS = (
     fault("gradient-of-the-copy-only", "downcast", CPU, "mm", detached(None), _MISSING),

@@ -242,7 +242,7 @@ def test_a_failure_carries_the_exception_that_it_speaks_of() -> None:
     assert failure.__cause__ is error
     assert (
         str(failure)
-        == "first\naten::mm raised RuntimeError: mm 7 is wrong; the same call on inputs cast by hand succeeds"
+        == "first\naten::mm raised RuntimeError: mm 7 is wrong; the same call on explicitly cast inputs succeeds"
     )
     assert outcome.raised(_told(failure)) is error
     assert CheckFailure(["first"], error).error is error

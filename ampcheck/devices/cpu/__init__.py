@@ -46,7 +46,7 @@ class Cpu(Device):
 
 @cache
 def lacks(op: str, dtype: str) -> bool:
-    """Whether this machine's processor has no kernel for an op in a dtype.
+    """Return whether this machine's processor has no kernel for an op in a dtype.
 
     Asked by running the op's main sample in that dtype, outside of autocast: oneDNN has some kernels only for
     processors with the instructions for them, and no setting of PyTorch's names those.

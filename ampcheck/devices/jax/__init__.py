@@ -50,7 +50,7 @@ class Jax(Device):
         return None
 
     def policies(self) -> Mapping[str, str]:
-        """CUDA's, which the device registers."""
+        """Return CUDA's policies, which the device registers."""
         return table("AutocastCUDA", closest(torch.__version__))
 
     def new_parameters(self) -> str:

@@ -60,7 +60,7 @@ class TorchTorchax(Device):
         return None
 
     def policies(self) -> Mapping[str, str]:
-        """Those of the CPU: torchax/amp.py lists them, with a link to where PyTorch registers AutocastCPU's."""
+        """Return those of the CPU: torchax/amp.py lists them, with a link to where PyTorch registers AutocastCPU's."""
         return table("AutocastCPU", closest(torch.__version__))
 
     @contextmanager
@@ -129,7 +129,7 @@ class Torchax(TorchTorchax):
     region = "torchax.amp.autocast"
 
     def autocast(self, dtype: str | None = None, *, enabled: bool = True, cache_enabled: bool | None = None) -> Any:
-        """A region of torchax's own. It takes no `enabled`: without a dtype it is off. It caches nothing."""
+        """Return a region of torchax's own. It takes no `enabled`: without a dtype it is off. It caches nothing."""
         import torchax
 
         if not enabled:

@@ -59,7 +59,7 @@ class TorchaxRecorder:
         return threading.get_ident() == self._thread
 
     def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """torchax hands on what it has no tensor in; nothing is looked up for that."""
+        """Run a call as torchax does, which hands on calls without torchax tensors; nothing is looked up for those."""
         given = list(tensors((args, kwargs or {})))
         other = given and not any(isinstance(tensor, (Tensor, View)) for tensor in given)
         if other and isinstance(func, OpOverload) and self._mine() and not self._depth:
@@ -94,7 +94,7 @@ class TorchaxRecorder:
         self.kernels.append(KernelCall(name, tuple(self._leaf(array) for array in _arrays(given)), told))
 
     def _name(self, func: Any) -> str:
-        """The overload that a lowering stands for; the function's own name where it stands for no single one."""
+        """Return the overload that a lowering stands for; the function's own name where it stands for no single one."""
         if isinstance(func, OpOverload):
             return overload_name(func)
         name = str(getattr(func, "__name__", func))
@@ -109,7 +109,7 @@ class TorchaxRecorder:
         return out
 
     def _materialised(self, values: Any) -> Any:
-        """Views become tensors before a lowering gets them; those count as what they are views of."""
+        """Make tensors of views before a lowering gets them; those count as the tensors they are views of."""
 
         def tensor(view: Any) -> Any:
             out = view.torch()
@@ -120,7 +120,7 @@ class TorchaxRecorder:
         return pytree.tree_map_only(View, tensor, values)
 
     def _note(self, before: Any, after: Any) -> None:
-        """A cast: what came out is what went in, as far as its source goes."""
+        """Note a cast; its result has the source of its argument."""
         old, new = _dtype(_array(before)), _dtype(_array(after))
         if old == new or self._depth:
             return
@@ -144,7 +144,7 @@ class TorchaxRecorder:
 
 
 def _array(value: Any) -> Any:
-    """The JAX array of a torchax tensor, the value itself where it is an array or another tensor, None for the rest."""
+    """Return the JAX array of a torchax tensor, an array or another tensor as it is, and None for the rest."""
     if isinstance(value, Tensor):
         return value._elem
     if isinstance(value, View):
@@ -153,7 +153,7 @@ def _array(value: Any) -> Any:
 
 
 def _arrays(value: Any) -> Iterator[Any]:
-    """The arrays and tensors in nested arguments, in order."""
+    """Yield the arrays and tensors in nested arguments, in order."""
     if (array := _array(value)) is not None:
         yield array
     elif isinstance(value, (tuple, list)):

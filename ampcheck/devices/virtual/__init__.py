@@ -57,7 +57,7 @@ class Virtual(Device):
 
     @contextmanager
     def _without_driver(self) -> Iterator[None]:
-        """The device entered, without what asks the driver about a device that is not there.
+        """Enter the device, without the calls that ask the driver about absent hardware.
 
         That is cuDNN, and TorchScript's fusion, of a build that has CUDA.
         """
@@ -87,7 +87,7 @@ class Virtual(Device):
         graphs.backward(outputs, gradients)
 
     def seed(self) -> None:
-        """Nothing is drawn."""
+        """Do nothing: no random number is drawn."""
 
     def autocast(
         self, dtype: str | None = None, *, enabled: bool = True, cache_enabled: bool | None = None

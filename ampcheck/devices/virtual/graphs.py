@@ -44,7 +44,7 @@ def allow(device_type: str) -> None:
 
 
 def backward(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
-    """What `torch.autograd.backward` does, in this thread: each leaf's gradient is added to its `grad`."""
+    """Add each leaf's gradient to its `grad`, as `torch.autograd.backward` does, in this thread."""
     ready: list[tuple[int, int, Any]] = []
     arrived: dict[Any, list[torch.Tensor | None]] = {}
     numbers = count()

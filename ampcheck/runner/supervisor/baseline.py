@@ -51,7 +51,7 @@ class Baseline:
         return replace(result, status="deviation", deviation=_ID + result.status)
 
     def lines(self, results: Mapping[str, Result]) -> list[str]:
-        """Sentences about the cases of the baseline that ended otherwise in a run with those results."""
+        """Return sentences about the cases of the baseline that ended otherwise in a run with those results."""
         here = {key: results[key] for key in self.cases if key in results}
         mended = [key for key, r in here.items() if r.status not in RED and not r.deviation.startswith(_ID)]
         same = [key for key, result in here.items() if result.deviation.startswith(_ID)]
@@ -100,7 +100,7 @@ def load(path: Path) -> Baseline:
 
 
 def text(runs: Sequence[Run], devices: Collection[str] = ()) -> str:
-    """The red cases of some runs, of some devices or of all, as a baseline file.
+    """Return the red cases of some runs, of some devices or of all, as a baseline file.
 
     A case that an earlier baseline had is in it too. Raises UsageError for a device of which no run has a case.
     """
@@ -122,7 +122,7 @@ def text(runs: Sequence[Run], devices: Collection[str] = ()) -> str:
 
 
 def _normal(status: str, message: str) -> str:
-    """What two failures of one case have in common where their reason is one."""
+    """Return what two failures of one case have in common where their reason is one."""
     if status in ("crash", "timeout"):
         message = message.partition("; it was in ")[0]  # the frames differ from run to run
     return "\n".join(_VARIES.sub("…", line.rstrip()) for line in message.split("\n")).strip()

@@ -46,16 +46,16 @@ class WorkerPlan:
 
     @staticmethod
     def read(path: Path) -> WorkerPlan:
-        """The plan that `write` wrote."""
+        """Return the plan that `write` wrote."""
         raw = json.loads(path.read_text(encoding="utf-8"))
         return WorkerPlan(**{**raw, "done": tuple(raw["done"]), "describe": tuple(raw["describe"])})
 
     def processes(self, cases: int) -> int:
-        """How many shares so many cases are divided into."""
+        """Return how many shares so many cases are divided into."""
         return max(1, min(self.shares, cases // self.least)) if self.least else self.shares
 
     def mine(self, node: str, processes: int) -> bool:
-        """Whether a node id is of this child's share. By its name, so that no child depends on another's order."""
+        """Return whether a node id is of this child's share: by its name, so no child depends on another's order."""
         return crc32(node.encode()) % processes == self.share
 
 
@@ -69,13 +69,13 @@ class Channel:
         self._file = open(plan.events, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  # open until the process ends
 
     def choose(self, items: list[pytest.Item]) -> list[pytest.Item]:
-        """The items of this child's share that are not done yet."""
+        """Return the items of this child's share that are not done yet."""
         self._processes = count = self._plan.processes(len(items))
         return [item for item in items if self._plan.mine(item.nodeid, count) and item.nodeid not in self._skip]
 
     @property
     def first(self) -> bool:
-        """Whether no earlier child ran cases of this share."""
+        """Return whether no earlier child ran cases of this share."""
         return not self._skip
 
     def preflight(self, step: str) -> None:

@@ -39,14 +39,14 @@ class Child:
             )
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """The events that are whole and were not given yet."""
+        """Yield the events that are whole and were not given yet."""
         *lines, self._rest = (self._rest + self._events.read()).split(b"\n")
         for line in lines:
             yield json.loads(line)
 
     @property
     def status(self) -> int | None:
-        """The exit status, negative for a signal; None while it runs."""
+        """Return the exit status, negative for a signal; None while it runs."""
         return self._process.poll()
 
     def abort(self) -> None:
@@ -70,7 +70,7 @@ class Child:
             os.killpg(self._process.pid, number)
 
     def how(self) -> str:
-        """How it ended, in words, with the innermost Python frames where its log has them."""
+        """Return how it ended, in words, with the innermost Python frames where its log has them."""
         status = self._process.returncode
         if status >= 0:
             words = f"exit code {status}"
@@ -82,21 +82,21 @@ class Child:
         return f"{words}{self.where()}"
 
     def where(self) -> str:
-        """The error and the innermost Python frames of a process that a signal ended; "" where there are none."""
+        """Return the error and innermost Python frames of a process that a signal ended; "" where there are none."""
         out = f": {what[1].strip()}" if (what := _WHAT.search(self.printed())) else ""
         frames = [f"{m['name']} ({m['file']}:{m['line']})" for m in self._frames()][:_FRAMES]
         return f"{out}; it was in {', called by '.join(frames)}" if frames else out
 
     def frame(self) -> str:
-        """The backend's innermost Python frame, as `causes.frame` says it; "" where it had none."""
+        """Return the backend's innermost Python frame, as `causes.frame` says it; "" where it had none."""
         own = (m for m in self._frames() if owner(m["path"]) == "backend")
         return next((f"{m['file']} in {m['name']}" for m in own), "")
 
     def _frames(self) -> list[re.Match[str]]:
-        """The Python frames of a process that a signal ended, the innermost first."""
+        """Return the Python frames of a process that a signal ended, the innermost first."""
         _, _, fatal = self.printed().rpartition("Fatal Python error:")
         return list(_FRAME.finditer(fatal.partition("Current thread")[2].partition("\n\n")[0]))
 
     def printed(self) -> str:
-        """What it printed so far."""
+        """Return what it printed so far."""
         return self.log.read_text(encoding="utf-8", errors="replace")

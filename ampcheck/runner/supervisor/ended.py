@@ -58,17 +58,17 @@ class RunOutcome:
 
     @property
     def processes(self) -> int:
-        """How many processes run the cases."""
+        """Return how many processes run the cases."""
         return int(self._header.get("processes", 1))
 
     @property
     def begun(self) -> bool:
-        """Whether the cases are known, and the run file is there."""
+        """Return whether the cases are known, and the run file is there."""
         return bool(self._header)
 
     @property
     def seconds(self) -> float:
-        """The time since the run was begun, up to `ended`."""
+        """Return the time since the run was begun, up to `ended`."""
         return (self.ended or time.monotonic()) - self._clock
 
     def begin(self, event: Mapping[str, Any]) -> None:
@@ -120,7 +120,7 @@ class RunOutcome:
 
     @property
     def summary_file(self) -> Path | None:
-        """The Markdown summary, beside the run file."""
+        """Return the Markdown summary, beside the run file."""
         return summary.beside(self.run_file) if self.run_file else None
 
     def write_summary(self) -> None:
@@ -132,13 +132,13 @@ class RunOutcome:
             summary.write(self.summary_file, text)
 
     def red(self) -> list[Result]:
-        """The results that make the run fail."""
+        """Return the results that make the run fail."""
         return [result for result in self.results.values() if result.status in RED]
 
     def count_red(self) -> int:
-        """How many cases are red so far."""
+        """Return how many cases are red so far."""
         return len(self._red)
 
     def ran(self) -> str:
-        """How much ran, in a sentence."""
+        """Return how much ran, in a sentence."""
         return summary.ran(self.results.values(), len(self.cases), self.deselected, self.seconds)

@@ -76,5 +76,5 @@ def write(
 
 
 def _clean(value: str) -> str:
-    """Text without the characters that no XML file may hold."""
+    """Return text without the characters that no XML file may hold."""
     return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", value)

@@ -204,7 +204,7 @@ class Supervisor:
     # ---- a child that ended, or has to
 
     def _finished(self, share: _Share) -> None:
-        """A child that ran all its cases; it still has to end, and to end well."""
+        """End a child that ran all its cases; it still has to end well."""
         self._release(share)
         deadline = time.monotonic() + END_LIMIT
         while share.child.status is None and time.monotonic() < deadline:
@@ -218,7 +218,7 @@ class Supervisor:
             self._outcome.notes.append(f"pytest failed outside of every case: {_tail(share.child.printed())}")
 
     def _dead(self, share: _Share, status: str, how: str) -> None:
-        """The case that a child died under gets its result; the others get a fresh child."""
+        """Give the case that a child died under its result, and the others a fresh child."""
         if not share.current:
             if share.preflight:
                 ended = how if status == "timeout" else f"the process ended with {how}"
@@ -250,5 +250,5 @@ class Supervisor:
 
 
 def _tail(printed: str, lines: int = 3) -> str:
-    """The last lines of what a process printed."""
+    """Return the last lines of what a process printed."""
     return "\n".join([line for line in printed.splitlines() if line.strip()][-lines:])
