@@ -58,7 +58,12 @@ def scenario(
 
 
 class Amp:
-    """What a scenario is given: a device, a lower precision, and a place to put what it finds."""
+    """The device of a scenario, one of its lower-precision dtypes ("low" in docstrings), and the differences found.
+
+    `region()` is `torch.autocast` of the two; the `assert_…` methods compare what happens with what is promised. In the
+    suite `jit` each case has an executor, the way a program is compiled (`ampcheck/spec/executors.py`), and
+    `compiled(executor, program, inputs)` compiles.
+    """
 
     def __init__(self, device: Device, dtype: str) -> None:
         self.device = device

@@ -1,83 +1,31 @@
 """Fourier transforms, and the ways between real and complex tensors."""
 
-from ampcheck.samples.describe import at, f, fixed, op, via
+from ampcheck.samples.describe import Op, Sample, TensorArg, at, f, fixed, op, via
+
+
+def _fft(name: str, real: TensorArg, *others: Sample) -> Op:
+    return op(f"fft_{name}", at("real", real), *others, also=(f"torch.fft.{name}",))
+
+
+def _complex(*shape: int) -> Sample:
+    return at("complex", fixed("complex64", *shape))
+
 
 OPS = (
-    op(
-        "fft_fft",
-        at("real", f(3, 8)),
-        at("padded", f(8, 3), 10, 0, "ortho"),
-        at("complex", fixed("complex64", 3, 8)),
-        at("single", f(8)),
-        also=("torch.fft.fft",),
-    ),
-    op(
-        "fft_fft2",
-        at("real", f(2, 4, 6)),
-        at("cropped", f(4, 6), (3, 5), (0, 1), "forward"),
-        at("complex", fixed("complex64", 4, 6)),
-        also=("torch.fft.fft2",),
-    ),
-    op(
-        "fft_fftn",
-        at("real", f(2, 3, 4)),
-        at("cropped", f(2, 3, 4), (2, 2), (0, 2), "ortho"),
-        at("complex", fixed("complex64", 2, 3, 4)),
-        also=("torch.fft.fftn",),
-    ),
-    op(
-        "fft_hfft",
-        at("real", f(3, 5)),
-        at("padded", f(5, 3), 8, 0, "ortho"),
-        at("complex", fixed("complex64", 3, 5)),
-        also=("torch.fft.hfft",),
-    ),
-    op(
-        "fft_ifft",
-        at("real", f(3, 8)),
-        at("padded", f(8, 3), 10, 0, "ortho"),
-        at("complex", fixed("complex64", 3, 8)),
-        also=("torch.fft.ifft",),
-    ),
-    op(
-        "fft_ifft2",
-        at("real", f(2, 4, 6)),
-        at("cropped", f(4, 6), (3, 5), (0, 1), "forward"),
-        at("complex", fixed("complex64", 4, 6)),
-        also=("torch.fft.ifft2",),
-    ),
-    op(
-        "fft_ifftn",
-        at("real", f(2, 3, 4)),
-        at("cropped", f(2, 3, 4), (2, 2), (0, 2), "ortho"),
-        at("complex", fixed("complex64", 2, 3, 4)),
-        also=("torch.fft.ifftn",),
-    ),
-    op("fft_ihfft", at("real", f(3, 8)), at("padded", f(8, 3), 10, 0, "ortho"), also=("torch.fft.ihfft",)),
-    op(
-        "fft_irfft",
-        at("real", f(3, 5)),
-        at("padded", f(5, 3), 9, 0, "ortho"),
-        at("complex", fixed("complex64", 3, 5)),
-        also=("torch.fft.irfft",),
-    ),
-    op(
-        "fft_irfft2",
-        at("real", f(2, 4, 5)),
-        at("cropped", f(4, 5), (3, 6), (0, 1), "forward"),
-        at("complex", fixed("complex64", 4, 5)),
-        also=("torch.fft.irfft2",),
-    ),
-    op(
-        "fft_irfftn",
-        at("real", f(2, 3, 5)),
-        at("cropped", f(2, 3, 5), (2, 6), (0, 2), "ortho"),
-        at("complex", fixed("complex64", 2, 3, 5)),
-        also=("torch.fft.irfftn",),
-    ),
-    op("fft_rfft", at("real", f(3, 8)), at("padded", f(8, 3), 10, 0, "ortho"), also=("torch.fft.rfft",)),
-    op("fft_rfft2", at("real", f(2, 4, 6)), at("cropped", f(4, 6), (3, 5), (0, 1)), also=("torch.fft.rfft2",)),
-    op("fft_rfftn", at("real", f(2, 3, 4)), at("cropped", f(2, 3, 4), (2, 2), (0, 2)), also=("torch.fft.rfftn",)),
+    _fft("fft", f(3, 8), at("padded", f(8, 3), 10, 0, "ortho"), _complex(3, 8), at("single", f(8))),
+    _fft("fft2", f(2, 4, 6), at("cropped", f(4, 6), (3, 5), (0, 1), "forward"), _complex(4, 6)),
+    _fft("fftn", f(2, 3, 4), at("cropped", f(2, 3, 4), (2, 2), (0, 2), "ortho"), _complex(2, 3, 4)),
+    _fft("hfft", f(3, 5), at("padded", f(5, 3), 8, 0, "ortho"), _complex(3, 5)),
+    _fft("ifft", f(3, 8), at("padded", f(8, 3), 10, 0, "ortho"), _complex(3, 8)),
+    _fft("ifft2", f(2, 4, 6), at("cropped", f(4, 6), (3, 5), (0, 1), "forward"), _complex(4, 6)),
+    _fft("ifftn", f(2, 3, 4), at("cropped", f(2, 3, 4), (2, 2), (0, 2), "ortho"), _complex(2, 3, 4)),
+    _fft("ihfft", f(3, 8), at("padded", f(8, 3), 10, 0, "ortho")),
+    _fft("irfft", f(3, 5), at("padded", f(5, 3), 9, 0, "ortho"), _complex(3, 5)),
+    _fft("irfft2", f(2, 4, 5), at("cropped", f(4, 5), (3, 6), (0, 1), "forward"), _complex(4, 5)),
+    _fft("irfftn", f(2, 3, 5), at("cropped", f(2, 3, 5), (2, 6), (0, 2), "ortho"), _complex(2, 3, 5)),
+    _fft("rfft", f(3, 8), at("padded", f(8, 3), 10, 0, "ortho")),
+    _fft("rfft2", f(2, 4, 6), at("cropped", f(4, 6), (3, 5), (0, 1))),
+    _fft("rfftn", f(2, 3, 4), at("cropped", f(2, 3, 4), (2, 2), (0, 2))),
     op(
         "stft",
         at("window", f(2, 16), 8, 4, 6, f(6, fill="positive"), False, True, True),

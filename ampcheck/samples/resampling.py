@@ -4,7 +4,9 @@ Grid samplers take the modes as numbers: interpolation 0 bilinear, 1 nearest, 2 
 2 reflection.
 """
 
-from ampcheck.samples.describe import Sample, at, f, op, via
+from collections.abc import Iterator
+
+from ampcheck.samples.describe import Op, Sample, at, f, op, via
 
 _PLACES = 3
 """A kernel may compute the places of a grid in its own dtype, where one is added to what may be small."""
@@ -17,6 +19,18 @@ def _to_size(mode: str, *shape: int, size: tuple[int, ...], **options: object) -
 
 def _by_factor(mode: str, *shape: int, factor: tuple[float, ...], **options: object) -> Sample:
     return via(_INTERPOLATE, f(*shape), scale_factor=factor, mode=mode, **options)
+
+
+def _nearest(name: str, mode: str) -> Iterator[Op]:
+    """Yield the overloads of one, two and three dimensions."""
+    for shape, size, factor, smaller in (
+        ((1, 2, 3), (5,), (1.5,), at("smaller", f(2, 3, 7), (4,), 0.5)),
+        ((1, 2, 3, 4), (5, 6), (1.5, 2.0), at("smaller", f(1, 2, 6, 8), (3, 6), 0.5, 0.75)),
+        ((1, 2, 2, 3, 4), (3, 5, 6), (1.5, 1.5, 2.0), at("smaller", f(1, 1, 4, 6, 8), (2, 3, 6), 0.5, 0.5, 0.75)),
+    ):
+        overload = f"{name}{len(size)}d"
+        resized = _to_size(mode, *shape, size=size), _by_factor(mode, *shape, factor=factor)
+        yield op(overload, at("larger", f(*shape), size), smaller, *resized, also=(f"torch._C._nn.{overload}",))
 
 
 OPS = (
@@ -75,30 +89,7 @@ OPS = (
         _by_factor("bilinear", 1, 2, 6, 8, factor=(0.5, 0.75), antialias=True),
         also=("torch._C._nn._upsample_bilinear2d_aa",),
     ),
-    op(
-        "_upsample_nearest_exact1d",
-        at("larger", f(1, 2, 3), (5,)),
-        at("smaller", f(2, 3, 7), (4,), 0.5),
-        _to_size("nearest-exact", 1, 2, 3, size=(5,)),
-        _by_factor("nearest-exact", 1, 2, 3, factor=(1.5,)),
-        also=("torch._C._nn._upsample_nearest_exact1d",),
-    ),
-    op(
-        "_upsample_nearest_exact2d",
-        at("larger", f(1, 2, 3, 4), (5, 6)),
-        at("smaller", f(1, 2, 6, 8), (3, 6), 0.5, 0.75),
-        _to_size("nearest-exact", 1, 2, 3, 4, size=(5, 6)),
-        _by_factor("nearest-exact", 1, 2, 3, 4, factor=(1.5, 2.0)),
-        also=("torch._C._nn._upsample_nearest_exact2d",),
-    ),
-    op(
-        "_upsample_nearest_exact3d",
-        at("larger", f(1, 2, 2, 3, 4), (3, 5, 6)),
-        at("smaller", f(1, 1, 4, 6, 8), (2, 3, 6), 0.5, 0.5, 0.75),
-        _to_size("nearest-exact", 1, 2, 2, 3, 4, size=(3, 5, 6)),
-        _by_factor("nearest-exact", 1, 2, 2, 3, 4, factor=(1.5, 1.5, 2.0)),
-        also=("torch._C._nn._upsample_nearest_exact3d",),
-    ),
+    *_nearest("_upsample_nearest_exact", "nearest-exact"),
     op(
         "upsample_bicubic2d",
         at("larger", f(1, 2, 3, 4), (5, 6), False),
@@ -123,30 +114,7 @@ OPS = (
         _by_factor("linear", 1, 2, 3, factor=(1.5,), align_corners=True),
         also=("torch._C._nn.upsample_linear1d",),
     ),
-    op(
-        "upsample_nearest1d",
-        at("larger", f(1, 2, 3), (5,)),
-        at("smaller", f(2, 3, 7), (4,), 0.5),
-        _to_size("nearest", 1, 2, 3, size=(5,)),
-        _by_factor("nearest", 1, 2, 3, factor=(1.5,)),
-        also=("torch._C._nn.upsample_nearest1d",),
-    ),
-    op(
-        "upsample_nearest2d",
-        at("larger", f(1, 2, 3, 4), (5, 6)),
-        at("smaller", f(1, 2, 6, 8), (3, 6), 0.5, 0.75),
-        _to_size("nearest", 1, 2, 3, 4, size=(5, 6)),
-        _by_factor("nearest", 1, 2, 3, 4, factor=(1.5, 2.0)),
-        also=("torch._C._nn.upsample_nearest2d",),
-    ),
-    op(
-        "upsample_nearest3d",
-        at("larger", f(1, 2, 2, 3, 4), (3, 5, 6)),
-        at("smaller", f(1, 1, 4, 6, 8), (2, 3, 6), 0.5, 0.5, 0.75),
-        _to_size("nearest", 1, 2, 2, 3, 4, size=(3, 5, 6)),
-        _by_factor("nearest", 1, 2, 2, 3, 4, factor=(1.5, 1.5, 2.0)),
-        also=("torch._C._nn.upsample_nearest3d",),
-    ),
+    *_nearest("upsample_nearest", "nearest"),
     op(
         "upsample_trilinear3d",
         at("larger", f(1, 2, 2, 3, 4), (3, 5, 6), False),

@@ -2,9 +2,6 @@
 
 Where a case names no source, it is `cached_cast` of aten/src/ATen/autocast_mode.cpp. How often a weight is cast,
 without gradients: `suites/eager/test_cache.py`.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from contextlib import AbstractContextManager, nullcontext

@@ -1,9 +1,6 @@
 """Rule context, with gradients: custom_bwd runs a backward pass with the autocast state of its forward pass.
 
 Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.custom_fwd and #torch.amp.custom_bwd.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from typing import Any

@@ -6,9 +6,6 @@ https://docs.pytorch.org/docs/2.13/notes/amp_examples.html#dataparallel-in-a-sin
 DataParallel runs one replica a thread; PyTorch 2.13 starts threads on accelerators alone (torch/nn/parallel).
 DistributedDataParallel and FSDP run here in a group of one process, so that the reduced gradient is known: that of the
 only replica.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from __future__ import annotations

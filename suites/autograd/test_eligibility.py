@@ -1,9 +1,6 @@
 """Rule eligibility, with gradients: custom_fwd(cast_inputs=...) casts floating tensors, in containers too.
 
 Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.custom_fwd.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from collections import OrderedDict, deque

@@ -4,9 +4,6 @@ The transforms are grad, vjp, jvp, linearize, jacrev, jacfwd, hessian, vmap and 
 and forward-mode differentiation. Each derivative is compared with that of the same function with explicit casts,
 outside of any region. What vmap does to the policy of one op: `suites/eager/test_eligibility.py`. Source:
 https://docs.pytorch.org/docs/2.13/func.api.html.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from __future__ import annotations

@@ -4,9 +4,6 @@ This holds to any order, and in a region the function receives what custom_fwd w
 (https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.custom_fwd). Each JAX function is compared with the same function
 in PyTorch on the CPU. Source of the promise: https://github.com/pytorch/xla/issues/9361;
 `ampcheck.jax_device.j2t_autograd` keeps it.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from __future__ import annotations

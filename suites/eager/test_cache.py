@@ -4,9 +4,6 @@ The casts of weights are cached, so that a weight used by several ops is cast on
 `cache_enabled`; where a case names no source, it is the comments and the code of `aten/src/ATen/autocast_mode.cpp`
 (`cached_cast`, `clear_cache`). The first part counts casts, the second checks that the cache changes no result. With
 gradients: `suites/autograd/test_cache.py`.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 import weakref

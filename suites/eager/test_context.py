@@ -2,9 +2,6 @@
 
 Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast, and `__enter__` and `__exit__` of
 torch/amp/autocast_mode.py.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from contextlib import ExitStack, suppress

@@ -5,9 +5,6 @@ Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast ("can also be
 
 PyTorch promises nothing about a decorated generator function or coroutine function: the region spans the call that
 makes the generator or coroutine, and its body runs later. Only what follows from that is checked.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 import asyncio

@@ -1,9 +1,6 @@
 """Rule defaults: a region without options is enabled, in the device type's default dtype, with the cache as it was.
 
 Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast, and `__init__` of torch/amp/autocast_mode.py.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 import pytest

@@ -3,9 +3,6 @@
 The spellings are torch.cpu.amp.autocast, torch.cuda.amp.autocast, custom_fwd and custom_bwd of torch.cuda.amp, and
 state functions without a device type, such as torch.is_autocast_cpu_enabled. Source: the warnings of
 https://docs.pytorch.org/docs/2.13/amp.html and TORCH_WARN_DEPRECATION in torch/csrc/autograd/init.cpp.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from types import SimpleNamespace

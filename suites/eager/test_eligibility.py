@@ -3,9 +3,6 @@
 In-place calls and calls with `out=` go through as they are. Source:
 https://docs.pytorch.org/docs/2.13/amp.html#autocast-eligibility, and `is_eligible` of aten/src/ATen/autocast_mode.h.
 Parts: tensors; calls; tensors of every layout; custom ops of torch.library; torch.vmap.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 import operator

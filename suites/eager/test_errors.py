@@ -1,9 +1,6 @@
 """Rule errors: a wrong argument is refused, or warned of and the region disabled, in words that name it.
 
 Source: `__init__` of torch/amp/autocast_mode.py, and https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 import warnings

@@ -2,9 +2,6 @@
 
 Parts: exceptions in the body; ops that raise; decorators, stacks and construction; cached casts; other ways out of a
 body, such as `return`, `break` and a closed generator. Source: `__exit__` of torch/amp/autocast_mode.py.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from collections.abc import Generator

@@ -4,9 +4,6 @@ A module of torch.nn runs once in a region and once outside with explicit casts,
 kernel dtypes, output dtypes and values must agree. Source: https://docs.pytorch.org/docs/2.13/amp.html ("Ops that go
 through autocast do so whether they are called as a function, a module or a method") and
 https://docs.pytorch.org/docs/2.13/notes/amp_examples.html.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 import warnings

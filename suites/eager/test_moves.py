@@ -3,9 +3,6 @@
 A conversion (`to`, `cpu`, `to_empty`, of device or dtype) writes the new values into the Parameter objects that are
 there (`param.data = ...` in `Module._apply`, torch/nn/modules/module.py). So shared parameters stay shared, and hooks,
 attributes and optimizers made before go on with the module. On the CPU `to(amp.type)` moves nothing and keeps the same.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 import copy

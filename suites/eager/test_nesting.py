@@ -2,9 +2,6 @@
 
 This holds for enabled, dtype and cache, to any depth, also for regions of several device types at once. Source:
 https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast ("Autocast-enabled regions can be nested").
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from contextlib import ExitStack

@@ -4,9 +4,6 @@ The programs combine regions, ops, threads, exceptions, generators and weights; 
 autocast in plain Python, predicts each state, kernel dtype and cast. Random programs come from a fixed seed. A
 `--nightly` run adds many, from the seed that `--hypothesis-seed` gives or else from the day's date, which is in the run
 file. Source: https://docs.pytorch.org/docs/2.13/amp.html and what `ampcheck/spec/state.py` cites.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 import pytest

@@ -3,9 +3,6 @@
 Each case is known to fail, as a deviation with the link of its report. None belongs to the promises that the other
 files check; a case that starts to pass turns red as fixed, so that a change in PyTorch is noticed. Source: the issue in
 the docstring of each case.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from collections.abc import Callable

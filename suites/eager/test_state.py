@@ -2,9 +2,6 @@
 
 These are torch.is_autocast_enabled, torch.set_autocast_enabled, the same for dtype and cache, and the nesting count.
 Source: torch/csrc/autograd/init.cpp.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from collections.abc import Callable

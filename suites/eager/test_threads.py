@@ -3,9 +3,6 @@
 The state is thread-local (https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast, "The autocast state is
 thread-local"). A backward pass takes the state of the thread that calls it along. Tasks of asyncio share a thread and
 so share the state; PyTorch does not promise to keep overlapping regions of two tasks apart, and no case asks for it.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 import asyncio

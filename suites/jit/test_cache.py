@@ -1,11 +1,6 @@
 """Rule cache, compiled: a compiled function sees new values and new gradient modes of a weight whose cast is cached.
 
 Where a case names no source, it is `cached_cast` of aten/src/ATen/autocast_mode.cpp.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`). Each case has an
-executor, the way a program is compiled (`ampcheck/spec/executors.py`); `amp.compiled(executor, program, inputs)`
-compiles.
 """
 
 from __future__ import annotations

@@ -1,11 +1,6 @@
 """Rule exceptions, compiled: an exception that leaves a region in a compiled function restores the former state.
 
 Source: `__exit__` of torch/amp/autocast_mode.py; cases name the upstream issue they come from.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`). Each case has an
-executor, the way a program is compiled (`ampcheck/spec/executors.py`); `amp.compiled(executor, program, inputs)`
-compiles.
 """
 
 from __future__ import annotations

@@ -4,9 +4,6 @@ TorchScript, tracing, torch.fx and torch.export do not support everything that t
 the limitations of TorchScript in torch/csrc/jit/JIT-AUTOCAST.md; others follow from torch/csrc/jit/passes/autocast.cpp.
 Parts: scripted programs; captured ones, which are traced, traced symbolically or exported. The programs are data: text
 with the device and the dtypes left open, and what `ampcheck lint` finds in them.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 import subprocess

@@ -2,11 +2,6 @@
 
 Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast; cases name the upstream test or issue they come
 from.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`). Each case has an
-executor, the way a program is compiled (`ampcheck/spec/executors.py`); `amp.compiled(executor, program, inputs)`
-compiles.
 """
 
 from __future__ import annotations

@@ -3,9 +3,6 @@
 A case has a front end: TorchScript, tracing, torch.compile, torch.export or XLA. Its programs come from a fixed seed. A
 `--nightly` run adds many, from the seed that `--hypothesis-seed` gives or else from the day's date, which is in the run
 file. Source: https://docs.pytorch.org/docs/2.13/export.html and torch/csrc/jit/JIT-AUTOCAST.md.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 import pytest

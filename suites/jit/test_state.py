@@ -1,11 +1,6 @@
 """Rule state, compiled: the state functions inside a compiled function answer and act as they do in eager mode.
 
 Source: torch/csrc/autograd/init.cpp; in parentheses are the names of upstream tests.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`). Each case has an
-executor, the way a program is compiled (`ampcheck/spec/executors.py`); `amp.compiled(executor, program, inputs)`
-compiles.
 """
 
 from __future__ import annotations

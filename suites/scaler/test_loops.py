@@ -4,9 +4,6 @@ Each documented recipe runs three times from the same start: in float32 without 
 must give the same parameters, and in a region, which must come close. Parts: the recipes; loops that are compiled,
 saved, averaged, sharded or checkpointed; long runs and both ends of the scale's range. Source:
 https://docs.pytorch.org/docs/2.13/notes/amp_examples.html.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 import io

@@ -5,9 +5,6 @@ iterations without one. Parts: each promise alone; the documentation's examples 
 calls, compared with the model in `ampcheck/spec/scaler.py`. Random programs come from a fixed seed; a `--nightly` run
 adds many from the seed that `--hypothesis-seed` gives or else from the day's date, which is in the run file. Source:
 https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.GradScaler and torch/amp/grad_scaler.py.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from math import inf, nan

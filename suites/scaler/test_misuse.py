@@ -1,9 +1,6 @@
 """Rule misuse: a call that GradScaler does not support is refused in words that name it, or does nothing.
 
 Parts: calls; the settings a scaler is made with or given later. Source: torch/amp/grad_scaler.py of PyTorch 2.13.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from collections import namedtuple

@@ -4,9 +4,6 @@ A skipped step changes nothing. The optimizers are all that `torch.optim` names,
 it appears. Parts: every optimizer; kinds of gradients; fused optimizers, which unscale in their own kernel and are
 given `grad_scale` and `found_inf`. Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.GradScaler.step and
 torch/amp/grad_scaler.py.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 import copy

@@ -1,9 +1,6 @@
 """Rule persistence: a GradScaler that is saved and loaded, pickled or copied goes on as the one it was made of.
 
 Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.GradScaler.state_dict and torch/amp/grad_scaler.py.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 import copy

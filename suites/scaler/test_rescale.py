@@ -2,9 +2,6 @@
 
 A scale that would not be finite in float32 does not grow. `_amp_update_scale_` is the op that `GradScaler.update` asks
 of a device. Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.GradScaler.update.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 import pytest

@@ -2,9 +2,6 @@
 
 Any that is not finite is found. Parts: the device's op, `_amp_foreach_non_finite_check_and_unscale_`;
 `GradScaler.unscale_`. Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.GradScaler.unscale_.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from collections.abc import Sequence

@@ -50,42 +50,11 @@ from tests.faults.fault import Fault
 __all__ = ["CONTROLS", "FAULTS", "Fault"]
 
 _KINDS = (
-    casts,
-    policies,
-    eligibility,
-    regions,
-    region_scenarios,
-    construction,
-    decorators,
-    threads,
-    functions,
-    gradients,
-    autodiff,
-    customfn,
-    deprecated,
-    caches,
-    modules,
-    moves,
-    scaler,
-    persistence,
-    unscale,
-    optimizers,
-    checkpoint,
-    functorch,
-    limits,
-    jit,
-    jit_scenarios,
-    seen,
-    derivatives,
-    replicas,
-    settings,
-    scenarios,
-    torchscript_pass,
-    backends,
-    preflight,
-    registration,
-    reproductions,
-)
+    casts, policies, eligibility, regions, region_scenarios, construction, decorators, threads, functions,
+    gradients, autodiff, customfn, deprecated, caches, modules, moves, scaler, persistence, unscale, optimizers,
+    checkpoint, functorch, limits, jit, jit_scenarios, seen, derivatives, replicas, settings, scenarios,
+    torchscript_pass, backends, preflight, registration, reproductions,
+)  # fmt: skip
 _ON_JAX = (autodiff, checkpoint, customfn, functorch, gradients, interop, moves, optimizers, persistence, scaler)
 
 FAULTS: tuple[Fault, ...] = (

@@ -3,9 +3,6 @@
 Source, where a case names no other: https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast, "Backward ops run in
 the same type that autocast used for corresponding forward ops." Gradients are compared with those of the same ops with
 explicit casts. The second part is about grad modes, anomaly detection, threads and second derivatives.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from collections.abc import Callable, Iterator

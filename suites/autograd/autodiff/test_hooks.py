@@ -1,9 +1,6 @@
 """Rule autodiff: a hook receives gradients in the dtype of its tensor and runs where backward is called.
 
 Source: https://docs.pytorch.org/docs/2.13/notes/autograd.html#backward-hooks-execution.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from typing import Any

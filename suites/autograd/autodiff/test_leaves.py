@@ -4,9 +4,6 @@ Source, where a case names no other: https://docs.pytorch.org/docs/2.13/amp.html
 views; weights that a parametrization computes from others
 (https://docs.pytorch.org/docs/2.13/generated/torch.nn.utils.parametrize.register_parametrization.html); recurrent
 networks.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from __future__ import annotations

@@ -3,9 +3,6 @@
 torch.utils.checkpoint drops what a function computed and runs the function again in the backward pass. Parts: the state
 in which it runs again; how often and how far it runs. Source: torch/utils/checkpoint.py of PyTorch 2.13 and
 https://docs.pytorch.org/docs/2.13/checkpoint.html.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from __future__ import annotations

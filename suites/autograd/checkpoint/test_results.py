@@ -3,9 +3,6 @@
 Each scenario runs the same function with a checkpoint and without, and compares the two. In the second part a policy
 says which results are saved and which are computed again (torch.utils.checkpoint.create_selective_checkpoint_contexts,
 CheckpointPolicy). Source: torch/utils/checkpoint.py of PyTorch 2.13.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from __future__ import annotations

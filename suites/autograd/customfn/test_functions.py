@@ -6,9 +6,6 @@ with autocast off. Parts: states and dtypes; gradients; torch.vmap, torch.func.g
 https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.custom_fwd, and
 https://docs.pytorch.org/docs/2.13/notes/amp_examples.html, "Autocast and Custom Autograd Functions". Containers as
 arguments: `suites/autograd/test_eligibility.py`; cache_enabled: `suites/autograd/test_context.py`.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 import warnings

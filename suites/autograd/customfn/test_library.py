@@ -2,9 +2,6 @@
 
 Source, where a case names no other: https://docs.pytorch.org/docs/2.13/library.html#torch.library.register_autocast.
 Dtypes that are not cast, mutation and keyword-only arguments: `suites/eager/test_eligibility.py`.
-
-`amp` is a device and one of its lower-precision dtypes ("low" below): `amp.region()` is `torch.autocast` of the two,
-and its other methods compare what happens with what is promised (`ampcheck/checks/scenario.py`).
 """
 
 from collections.abc import Callable
