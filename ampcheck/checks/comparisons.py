@@ -151,7 +151,7 @@ def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two tensors of one dtype hold the same values, nan where the other has nan."""
     if a.layout != torch.strided:
         a, b = a.to_dense(), b.to_dense()
-    if a.is_complex():  # half-precision complex has no comparison of its own
+    if a.is_complex():  # half-precision complex cannot be compared
         a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
     if torch.equal(a, b):
         return True

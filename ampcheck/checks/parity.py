@@ -129,7 +129,7 @@ class _Parity:
         return out
 
     def refused(self, error: Exception, want: ParityOutcome) -> list[str]:
-        """Check what compiling raised: it must say what eager mode says; compilers wrap that in text of their own."""
+        """Check what compiling raised: it must say what eager mode says; compilers wrap that in their own text."""
         # Since torch 2.14 Dynamo quotes the error in another one, with its quotation marks escaped.
         if want.error is not None and said(want.error) in str(error).replace("\\'", "'"):
             return []

@@ -125,7 +125,7 @@ class Amp:
         return in_thread(call, self.device.activate)
 
     def interleave(self, *workers: Callable[[], Iterator[None]]) -> None:
-        """Run generator functions in threads of their own, in turns: each up to its next `yield`, then the next one."""
+        """Run generator functions in new threads, in turns: each up to its next `yield`, then the next one."""
         interleave(workers, self.device.activate)
 
     def observe(self, call: Callable[[], Any], *inputs: torch.Tensor) -> Observation:

@@ -1,6 +1,6 @@
 """How far scripted code agrees with eager autocast: each overload with a policy as a program of one region and one op.
 
-PyTorch's own pass and ours get the same program and are held against the specification (`ampcheck.spec.casting`) by the
+PyTorch's pass and ours get the same program and are compared with the specification (`ampcheck.spec.casting`) by the
 dtypes the kernel received, and where there are values against eager autocast, bit for bit.
 """
 
@@ -61,7 +61,7 @@ class Agreement:
 
 
 def measure(device: Device, ways: Mapping[str, Make] = WAYS, only: str | None = None) -> Iterator[Agreement]:
-    """Yield every overload with a policy on a device, or one of them, each held against eager in several ways."""
+    """Yield every overload with a policy on a device, or one of them, each compared with eager in several ways."""
     for policy in POLICIES:
         found: dict[str, Agreement] = {}
         for case in op_cases(device, policy, only=only):

@@ -72,7 +72,7 @@ class Device(ABC):
     """Why PyTorch's autograd does not run on it; "" for a device on which it does."""
     compilers: tuple[str, ...] = ()
     """The executors (`ampcheck.spec.executors`) that take programs on it. Suite jit has no case on a device without
-    one: what a compiler does with a backend it was not told of is no matter of autocast."""
+    one: what a compiler does with a backend it was not told of has nothing to do with autocast."""
     refusals: tuple[str, ...] = ()
     """Regular expressions: how its kernels say that they do not take a dtype. A call that raises such a text under
     autocast, and outside of it on the same dtypes, is unsupported; any other exception is red."""
@@ -152,7 +152,7 @@ class Device(ABC):
         return tensor.detach().cpu()
 
     def snapshot(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor's values on the CPU, in memory of their own, so that later writes do not change them."""
+        """Return the tensor's values on the CPU, in new memory, so that later writes do not change them."""
         host = self.host(tensor)
         return host.clone() if self.type == "cpu" else host
 

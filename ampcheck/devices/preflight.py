@@ -411,7 +411,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-# ---- a process of its own
+# ---- a separate process
 
 
 def main(argv: Sequence[str]) -> int:

@@ -36,7 +36,7 @@ GROUP = "ampcheck.devices"
 _REQUIRED = ("name", "token", "type", "key")
 _TOKEN = re.compile(r"[A-Za-z0-9_.]+")
 _KEYS = {name: f"Autocast{name.upper()}" for name in ("cpu", "cuda", "xpu", "mps", "mtia", "maia", "xla", "hpu", "ipu")}
-"""The autocast dispatch keys of the device types that have one of their own; every other one is PrivateUse1's."""
+"""The autocast dispatch keys of the device types that have their own; all others use PrivateUse1's."""
 _ASSIGNABLE = (*POLICIES, "fallthrough", UNKNOWN)
 _LONG = 500
 _T = TypeVar("_T")
@@ -269,7 +269,7 @@ def _add(out: dict[str, Device], found: object, origin: str) -> None:
     items: Iterable[object] = found if isinstance(found, (tuple, list)) else (found,)
     for device in items:
         if not isinstance(device, Device):
-            raise UsageError(f"{origin} gives {device!r}, which is no ampcheck.devices.Device")
+            raise UsageError(f"{origin} gives {device!r}, which is not an ampcheck.devices.Device")
         if wrong := _faults(device):
             raise UsageError(f"{origin}: {type(device).__name__} {wrong}")
         for other in out.values():

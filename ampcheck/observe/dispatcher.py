@@ -1,6 +1,6 @@
 """What this build's dispatcher registers for autocast, and what of it no policy table knows.
 
-Only aten overloads count: torchvision and other libraries register policies of their own under the same keys
+Only aten overloads count: torchvision and other libraries register their own policies under the same keys
 (`torchvision::nms`), which are theirs to promise and to test.
 """
 
@@ -33,7 +33,7 @@ def live_registrations() -> dict[str, frozenset[str]]:
 def live_drift() -> list[str]:
     """Return how this build differs from the table closest to its version, one sentence each; none where they agree.
 
-    On a version that has no table of its own a first sentence says which table it is compared with.
+    On a version without its own table a first sentence says which table it is compared with.
     """
     version = closest(torch.__version__)
     found = drift(live_registrations(), version)
@@ -71,7 +71,7 @@ _COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "Composi
 def lacks_kernel(error: BaseException) -> bool:
     """Return whether an exception is the dispatcher's word that an aten op has no kernel for a backend.
 
-    A kernel that is registered and raises the same text is no missing kernel.
+    A registered kernel that raises the same text is not missing.
     """
     match = _LACKING.match(str(error))
     if match is None or not isinstance(error, NotImplementedError):

@@ -83,7 +83,7 @@ class Replay(TorchDispatchMode):
 
 
 def _backend(func: Any, args: tuple[Any, ...]) -> Any:
-    """Return the dispatch key of the kernel for the first tensor; None where its backend has none of its own."""
+    """Return the dispatch key of the kernel for the first tensor; None where its backend has none."""
     keys = dispatch_keys(next(tensors(args)))
     key = next(key for key in _BACKENDS if keys.has(key))
     return key if has_kernel(func.name(), key) else None

@@ -105,12 +105,12 @@ def thread(call):
     ),
     "interleave": ShimAttribute(
         """\
-def interleave(*workers):  # generators, each in a thread of its own, take turns: each up to its next yield
+def interleave(*workers):  # generators, each in a new thread, take turns: each up to its next yield
     left = [(ThreadPoolExecutor(1), worker()) for worker in workers]
     while left:
         left = [(pool, steps) for pool, steps in left if pool.submit(next, steps, amp).result() is not amp]""",
         fake="""\
-def interleave(*workers):  # generators, each in a thread of its own, take turns: each up to its next yield
+def interleave(*workers):  # generators, each in a new thread, take turns: each up to its next yield
     left = [(ThreadPoolExecutor(1, initializer=fake.__enter__), worker()) for worker in workers]
     while left:
         left = [(pool, steps) for pool, steps in left if pool.submit(next, steps, amp).result() is not amp]""",

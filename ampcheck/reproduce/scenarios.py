@@ -106,7 +106,7 @@ def _program(
 
 
 def _literal(value: object, body: Callable[..., Any]) -> str:
-    """Return a value as it is written in a program, whose `body` may be given a class or a function of its own file.
+    """Return a value as it is written in a program, whose `body` may be given a class or a function of the same file.
 
     Raises Unreproducible where it has no such form.
     """

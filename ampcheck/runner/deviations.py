@@ -58,7 +58,7 @@ SHARED = Path(__file__).parents[1] / "devices" / "deviations.toml"
 """Deviations of PyTorch itself, on more than one device."""
 
 KERNELS = SHARED.with_name("kernels.toml")
-"""Deviations of PyTorch's autocast kernels; a backend with Python kernels of its own does not inherit them."""
+"""Deviations of PyTorch's autocast kernels; a backend with its own Python kernels does not inherit them."""
 
 JIT = SHARED.with_name("jit_deviations.toml")
 """Deviations of PyTorch's compilers. Their cases are written `jit/rule/id`, so that no other suite's are meant."""
@@ -206,7 +206,7 @@ def _packages() -> frozenset[str]:
 
 def _entry(path: Path, number: int, raw: object) -> Deviation:
     if not isinstance(raw, dict):
-        raise UsageError(f"{path}: deviation {number} is no table")
+        raise UsageError(f"{path}: deviation {number} is not a table")
     where = f"{path}: deviation {raw.get('id', number)!r}"
     for key in _TEXT:
         if not isinstance(raw.get(key), str) or not str(raw[key]).strip():
@@ -233,7 +233,7 @@ def _entry(path: Path, number: int, raw: object) -> Deviation:
     try:
         re.compile(str(raw["raises"]))
     except re.error as error:
-        raise UsageError(f"{where}: raises is no regular expression: {error}") from error
+        raise UsageError(f"{where}: raises is not a regular expression: {error}") from error
     _check_range(where, "torch", raw["torch"])
     libraries = raw.get("libraries", {})
     if not isinstance(libraries, dict):
@@ -261,7 +261,7 @@ def _check_range(where: str, key: str, wanted: object) -> None:
     try:
         SpecifierSet(wanted if isinstance(wanted, str) else "none")
     except InvalidSpecifier as error:
-        raise UsageError(f"{where}: {key} is no version range: {wanted!r}") from error
+        raise UsageError(f"{where}: {key} is not a version range: {wanted!r}") from error
 
 
 def _distinct(deviations: list[Deviation]) -> list[Deviation]:

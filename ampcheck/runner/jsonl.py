@@ -65,20 +65,20 @@ def read(path: Path, what: str, schema: int | str, kinds: tuple[str, ...], older
     except OSError as error:
         raise UsageError(f"the {what} {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is no {what}: {error.reason} at byte {error.start}") from error
+        raise UsageError(f"{path} is not a {what}: {error.reason} at byte {error.start}") from error
     found: Lines | None = None
     for number, text in enumerate(texts, 1):
         try:
             line = json.loads(text)
         except json.JSONDecodeError as error:
             if found is None or number < len(texts):
-                raise UsageError(f"{path}, line {number}: not JSON, so this is no whole {what}") from error
+                raise UsageError(f"{path}, line {number}: not JSON, so this is not a complete {what}") from error
             found.note = f"line {number} is cut off"
             break
         if found is None:
             found = Lines(_header(path, what, schema, older, line), [], None, "")
         elif not isinstance(line, dict):
-            raise UsageError(f"{path}, line {number}: not an object, so this is no whole {what}")
+            raise UsageError(f"{path}, line {number}: not an object, so this is not a complete {what}")
         elif line.get("kind") in kinds:
             found.body.append((number, line))
         elif line.get("kind") == "footer":
@@ -95,7 +95,7 @@ def read(path: Path, what: str, schema: int | str, kinds: tuple[str, ...], older
 
 def _header(path: Path, what: str, schema: int | str, older: tuple[str, ...], line: Any) -> dict[str, Any]:
     if not isinstance(line, dict) or line.get("kind") != "header":
-        raise UsageError(f"{path} is no {what}: its first line is no header")
+        raise UsageError(f"{path} is not a {what}: its first line is not a header")
     if line.get("schema") not in (schema, *older):
         raise UsageError(f"{path} has schema {line.get('schema')!r}; this ampcheck reads schema {schema}")
     return line

@@ -1,4 +1,4 @@
-"""Run the plain torch lines of a case in a process of their own, and say whether what the case found shows there."""
+"""Run the plain torch lines of a case in a new process, and say whether what the case found shows there."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _said(result: Result, env: Mapping[str, str], limit: float) -> str:
     with TemporaryDirectory(prefix="ampcheck-") as folder:
         program = Path(folder) / "program.py"  # TorchScript and Dynamo read the source of what they compile
         program.write_text(result.torch, encoding="utf-8")
-        # A session of its own: what the program starts ends with it.
+        # A new session: what the program starts ends with it.
         with subprocess.Popen(
             [sys.executable, str(program)],
             stdin=subprocess.DEVNULL,

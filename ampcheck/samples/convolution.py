@@ -40,7 +40,7 @@ OPS = (
         "conv1d.padding",
         at("same", f(2, 3, 6), f(4, 3, 3), f(4), [1], "same"),
         at("valid", f(2, 3, 6), f(4, 3, 3), None, [2], "valid"),
-        # An even kernel pads one side more than the other, in a step of its own.
+        # An even kernel pads one side more than the other, in a separate step.
         at("uneven", f(2, 3, 6), f(4, 3, 2), f(4), [1], "same"),
         via("torch.conv1d", f(2, 3, 6), f(4, 3, 3), f(4), padding="same"),
         via("torch.nn.functional.conv1d", f(2, 3, 6), f(4, 3, 3), f(4), padding="same"),

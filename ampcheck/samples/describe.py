@@ -131,7 +131,7 @@ def _spelling_name(path: str) -> str:
     for prefix, name in _PREFIXES:
         if path.startswith(prefix):
             return name
-    raise ValueError(f"{path!r} is no call path; it starts with one of {', '.join(p for p, _ in _PREFIXES)}")
+    raise ValueError(f"{path!r} is not a call path; it starts with one of {', '.join(p for p, _ in _PREFIXES)}")
 
 
 def op(

@@ -22,7 +22,7 @@ def internal(name: str) -> ModuleType:
     """Import `torch.testing._internal.<name>` without what importing it does to the rest of the process.
 
     Imported plainly it forbids setting `torch.backends` flags, wraps calls of scripted functions, and loads a
-    hypothesis profile of its own. Raises UsageError where a package it needs is not installed.
+    hypothesis profile. Raises UsageError where a package it needs is not installed.
     """
     scripted = (ScriptFunction, ScriptMethod)
     calls = [kind.__call__ for kind in scripted]

@@ -34,7 +34,7 @@ CPU = "from ampcheck.devices.cpu import Cpu\nclass D(Cpu):\n  name = token = 'my
         ),
         ("raise SystemExit(0)", "cannot be loaded as a device: SystemExit"),
         ("x = 1", "cannot be loaded as a device: AttributeError"),
-        ("DEVICES = (1,)", "gives 1, which is no ampcheck.devices.Device"),
+        ("DEVICES = (1,)", "gives 1, which is not an ampcheck.devices.Device"),
         (
             "from ampcheck.devices import Device\nclass D(Device):\n  pass\nDEVICES = (D(),)",
             "TypeError: Can't instantiate abstract class D",

@@ -43,7 +43,7 @@ def test_a_run_file_cut_anywhere_in_its_last_line_is_read(whole: Path, tmp_path:
         (lambda lines: [*lines[:2], lines[2].replace('"pass"', '"good"'), *lines[3:]], "line 3: unknown status 'good'"),
         (lambda lines: [*lines[:2], lines[2].replace("0.1", '"x"'), *lines[3:]], "line 3: not a case: seconds of the"),
         (lambda lines: [*lines[:2], '{"kind":"poem"}', *lines[3:]], "line 3: kind is 'poem'; expected case or footer"),
-        (lambda lines: lines[1:], "is no run file: its first line is no header"),
+        (lambda lines: lines[1:], "is not a run file: its first line is not a header"),
         (lambda lines: ["hello", "world"], "line 1: not JSON"),
         (lambda lines: [], "is empty"),
         (lambda lines: [lines[0].replace('"schema":1', '"schema":9'), *lines[1:]], "has schema 9; this ampcheck reads"),
@@ -64,7 +64,7 @@ def test_a_damaged_run_file_is_refused(
 
 def test_what_is_no_text_or_not_there(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "picture").write_bytes(b"\x89PNG\xff\xfe")
-    assert "is no run file" in refused(capsys, "compare", str(whole), str(tmp_path / "picture"))
+    assert "is not a run file" in refused(capsys, "compare", str(whole), str(tmp_path / "picture"))
     assert "cannot be read: No such file" in refused(capsys, "compare", str(whole), str(tmp_path / "gone"))
     assert "cannot be read: Is a directory" in refused(capsys, "deviations", "suggest", str(tmp_path))
 

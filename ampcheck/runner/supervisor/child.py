@@ -33,7 +33,7 @@ class Child:
         self._events = events.open("rb")
         self._rest = b""
         with log.open("wb") as out:
-            # A session of its own: Ctrl-C is for the supervisor, and ending the group ends what a device started.
+            # A new session: Ctrl-C is for the supervisor, and ending the group ends what a device started.
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
             )
