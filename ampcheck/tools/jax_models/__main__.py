@@ -104,14 +104,7 @@ def _header(now: datetime, libraries: Iterable[str]) -> dict[str, Any]:
     }
 
 
-def measure(
-    name: str,
-    dtype: str,
-    ways: Sequence[str],
-    seconds: float,
-    took: Callable[[Row], None],
-    command: Sequence[str] = COMMAND,
-) -> None:
+def measure(name: str, dtype: str, ways: Sequence[str], seconds: float, took: Callable[[Row], None]) -> None:
     """Measure a model in a dtype, each way; `took` is given each row. A process that ends or hangs costs one row."""
     library, left = MODELS[name].library, list(ways)
     if not importlib.util.find_spec(library):
@@ -119,7 +112,7 @@ def measure(
             took(Row(name, dtype, way, reason=f"{library} is not installed: pip install 'ampcheck[models]'"))
         return
     while left:
-        with Worker([*command, name, dtype, *left]) as worker:
+        with Worker([*COMMAND, name, dtype, *left]) as worker:
             reason = ""
             while left and not reason:
                 try:
@@ -164,7 +157,7 @@ def table(rows: Sequence[Row], header: Mapping[str, Any]) -> str:
             parts.append(f"| `{model}` | {MODELS[model].kind} | {cpu} | {cells} |")
     reasons: dict[str, list[str]] = {}
     for row in rows:
-        if row.verdict != "agrees":
+        if row.reason:
             reasons.setdefault(row.reason, []).append(f"{row.model} {row.dtype} {row.way}")
     parts += ["", *(f"- {', '.join(names)}: {reason}" for reason, names in reasons.items())]
     return "\n".join(parts).rstrip()
@@ -180,6 +173,8 @@ def _cell(row: Row | None) -> str:
     if row.difference is None or row.first is None or row.later is None:
         return row.verdict if row.verdict == "not measured" else f"**{row.verdict}**"
     shown = f"{row.difference:.0e}; {row.first:.0f} s, {row.later * 1e3:.0f} ms"
+    if row.reason and row.verdict == "agrees":
+        return f"{shown}, eagerly"
     return shown if row.verdict == "agrees" else f"**{row.verdict}**: {shown}"
 
 

@@ -34,13 +34,14 @@ WAYS = ("eager", "jit", "compile")
 class Training:
     """What a training gave: the loss of each step, seconds of the first step and of a later one, and tied parameters.
 
-    `tied`: the names of each parameter that has several, after the last step.
+    `tied`: the names of each parameter that has several, after the last step. `note`: why `jit` compiled nothing.
     """
 
     losses: list[float]
     first: float
     later: float
     tied: list[list[str]]
+    note: str = ""
 
 
 @dataclass(slots=True)
@@ -48,7 +49,8 @@ class Row:
     """A model, a dtype and a way beside the CPU's eager training.
 
     `verdict`: "agrees", "differs", "raises", or "not measured", where the CPU or the library does not train it;
-    `reason` says what was seen. `difference`: the largest of the losses; `bound`: what it may be at that step.
+    `reason` says what was seen, also why a step that agrees was not compiled. `difference`: that of the losses where it
+    is nearest to its `bound`, or most beyond.
     """
 
     model: str
@@ -91,12 +93,14 @@ def train(model: TrainedModel, device: str, way: str, dtype: torch.dtype | None)
 
         step = jit(step)
     losses, seconds = [], []
-    with _lstm_that_runs(device, dtype):
+    with _lstm_that_runs(device, dtype), warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", message="jit runs ")
         for _ in range(STEPS):
             began = time.perf_counter()
             losses.append(step(batch).item())
             seconds.append(time.perf_counter() - began)
-    return Training(losses, seconds[0], statistics.median(seconds[STEPS // 2 :]), tied(module))
+    note = next((_plain(str(one.message)) for one in caught if str(one.message).startswith("jit runs ")), "")
+    return Training(losses, seconds[0], statistics.median(seconds[STEPS // 2 :]), tied(module), note)
 
 
 def tied(module: nn.Module) -> list[list[str]]:
@@ -118,6 +122,7 @@ def compare(model: TrainedModel, dtype: str, found: Training, wanted: Training) 
         dtype,
         "",
         "agrees",
+        found.note,
         losses=found.losses,
         cpu_losses=wanted.losses,
         difference=abs(loss - want),
@@ -155,13 +160,13 @@ def rows(model: TrainedModel, dtype: str, ways: list[str]) -> Iterator[Row]:
         wanted = train(model, "cpu", "eager", DTYPES[dtype])
     except Exception as error:  # whatever a library raises
         for way in ways:
-            yield Row(model.name, dtype, way, reason=f"the CPU does not train it: {_words(error)}")
+            yield Row(model.name, dtype, way, reason=f"the CPU does not train it: {_plain(one_line(error))}")
         return
     for way in ways:
         try:
             row = compare(model, dtype, train(model, "jax", way, DTYPES[dtype]), wanted)
         except Exception as error:
-            row = Row(model.name, dtype, way, "raises", _words(error), cpu_later=wanted.later)
+            row = Row(model.name, dtype, way, "raises", _plain(one_line(error)), cpu_later=wanted.later)
         row.way = way
         yield row
 
@@ -182,9 +187,9 @@ def _names(groups: list[list[str]]) -> str:
     return " and ".join(" = ".join(names) for names in groups) or "none"
 
 
-def _words(error: Exception) -> str:
-    """Return what an exception says, with the files of packages and of this repository named without their places."""
-    return re.sub(r"/[^\s:]*/(?=site-packages/|ampcheck/)(?:site-packages/)?", "", one_line(error))
+def _plain(text: str) -> str:
+    """Return a message with the files of packages and of this repository named without their places."""
+    return re.sub(r"/[^\s:]*/(?=site-packages/|ampcheck/)(?:site-packages/)?", "", text)
 
 
 def main(arguments: list[str]) -> None:
