@@ -22,7 +22,7 @@ test: $(TEST)/ready
 	./scripts/ensure-chromium
 	$(MAKE) check
 	$(TEST)/bin/python -m pytest tests -q -n auto --dist worksteal $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
-	$(TEST)/bin/python -m pytest tests/jax -q -n auto --dist loadfile $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
+	$(TEST)/bin/python -m pytest tests/jax -q -rs -n auto --dist loadfile $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
 	$(TEST)/bin/python -m pytest suites -q -n auto --dist worksteal $(or $(ARGS),--smoke) $(if $(ARGS),|| [ $$? -eq 5 ])
 
 check: $(TEST)/ready

@@ -143,7 +143,7 @@ def _decomposed(function: Function, inputs: Sequence[Any], **_: Any) -> Compiled
 def _jaxjit(function: Function, inputs: Sequence[Any], **_: Any) -> Compiled:
     from ampcheck.jax_device import jit
 
-    return Compiled(jit(function))
+    return Compiled(jit(function, fullgraph=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ COMPILED = {
     "strict": "torch.export.export(Module(), {inputs}, strict=True).module()",
     "decomposed": "torch.export.export(Module(), {inputs}, strict=False).run_decompositions().module()",
     "jaxcompile": 'torch.compile({function}, backend="jax", {options})',
-    "jaxjit": "ampcheck.jax_device.jit({function})",
+    "jaxjit": "ampcheck.jax_device.jit({function}, fullgraph=True)",
 }
 """How each executor compiles a function for a tuple of inputs; an export takes a module `Module` that calls it."""
 _IMPORTS = {

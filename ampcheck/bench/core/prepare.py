@@ -75,7 +75,7 @@ class Prepared:
         else:
             from ampcheck.jax_device import jit
 
-            self.jitted = jit(function)
+            self.jitted = jit(function, fullgraph=True)
             self.call = within(self.jitted)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import types
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from operator import getitem
 from typing import Any, ClassVar
@@ -21,6 +22,7 @@ from ampcheck.jax_device.jit.optim import hyperparameters, prepare, prepare_scal
 
 PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 _FOREIGN = ("torch", "jax", "jaxlib", "numpy", "builtins", "ampcheck.jax_device", "collections", "threading", "logging")
+_CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
 _DEPTH = 5
 _SCALER_TENSORS = ("_scale", "_growth_tracker")
 
@@ -61,6 +63,8 @@ class Reached:
         self.tensors: list[torch.Tensor] = []
         self.optimizers: list[Optimizer] = []
         self.scalers: list[torch.amp.GradScaler] = []
+        self.unguarded: list[dict[str, Any]] = []
+        """Attributes that may change without a new program."""
         self._seen: dict[int, int] = {}
         self._order: list[Any] = []
 
@@ -77,6 +81,12 @@ class Reached:
         except (KeyError, IndexError, ValueError):  # ValueError: an emptied cell
             return False
         return now == self._ids
+
+    def containers(self) -> list[Any]:
+        """Every list, dict, set and deque that was reached, attributes of objects included; no module's globals."""
+        sized = (h.container for h in self.holders if isinstance(h, Size))
+        found = {id(c): c for c in (*self.unguarded, *sized, *self.holders, *self.values) if type(c) in _CONTAINERS}
+        return [c for c in found.values() if not (isinstance(c, dict) and "__builtins__" in c)]
 
     def close(self) -> None:
         """The walk is done."""
@@ -134,7 +144,7 @@ def _visit(found: Reached, value: Any, depth: int) -> None:
     elif isinstance(value, torch.amp.GradScaler):
         _scaler(found, value)
     elif isinstance(value, LRScheduler):
-        _visit(found, value.optimizer, depth)
+        _scheduler(found, value, depth)
     elif isinstance(value, (list, tuple)):
         _items(found, value, enumerate(value), depth)
     elif isinstance(value, dict):
@@ -191,6 +201,7 @@ def _optimizer(found: Reached, optimizer: Optimizer) -> None:
     """Parameters and their state, hyperparameters. Those that `hyperparameters` makes inputs are not guarded."""
     prepare(optimizer)
     found.optimizers.append(optimizer)
+    found.unguarded.append(vars(optimizer))
     for attribute in ("param_groups", "state"):
         found.add(optimizer.__dict__, attribute, optimizer.__dict__[attribute])
     groups, size = optimizer.param_groups, Size(optimizer.param_groups)
@@ -207,6 +218,15 @@ def _optimizer(found: Reached, optimizer: Optimizer) -> None:
         found.add(optimizer.state, parameter, state)
         if isinstance(state, dict):
             _items(found, state, list(state.items()), 1)
+
+
+def _scheduler(found: Reached, scheduler: LRScheduler, depth: int) -> None:
+    """The optimizer, also of the schedulers that it is made of. What it counts is not guarded."""
+    found.unguarded.append(vars(scheduler))
+    for value in vars(scheduler).values():
+        for inner in value if isinstance(value, list) else [value]:
+            if isinstance(inner, (LRScheduler, Optimizer)):
+                _visit(found, inner, depth)
 
 
 def _scaler(found: Reached, scaler: torch.amp.GradScaler) -> None:

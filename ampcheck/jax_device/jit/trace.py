@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import random as python_random
 import threading
+import types
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
@@ -28,6 +32,26 @@ class _Tracing(threading.local):
 
 
 tracing = _Tracing()
+
+
+@cache
+def _answer() -> None:
+    """Have `torch.compiler.is_compiling()` return True in a thread that traces, and no other answer elsewhere.
+
+    Only the function's code is replaced: libraries that took the function by `from torch.compiler import` and Dynamo's
+    tables have the function itself, and TorchScript reads its source where the code says that it is.
+    """
+    asked = torch.compiler.is_compiling
+    before = asked.__code__
+    by_torch = types.FunctionType(before, asked.__globals__)
+    asked.__globals__["_jax_is_compiling"] = lambda: tracing.active or by_torch()
+    replaced = (lambda: _jax_is_compiling()).__code__  # type: ignore[name-defined]  # noqa: F821
+    asked.__code__ = replaced.replace(
+        co_name=before.co_name,
+        co_qualname=before.co_qualname,
+        co_filename=before.co_filename,
+        co_firstlineno=before.co_firstlineno,
+    )
 
 
 @dataclass
@@ -116,19 +140,22 @@ class _Attempt:
         specs = [jax.ShapeDtypeStruct(raw(a).shape, raw(a).dtype) for a in self.originals]
         numbers = numbers_of(self.reached)
         self.rewind = remembered(self.reached.optimizers, self.reached.scalers)
-        host = _Host([t for t in self.tensors if t.device.type == "cpu"])
+        host = _Host([t for t in self.tensors if t.device.type == "cpu"], self.reached.containers())
         done = False
         try:
             closed = jax.make_jaxpr(self._body)(specs, numbers, np.zeros(2, np.uint32))
-            done = True
+            if not self.watch.unknown:
+                host.check(self.watch.host.values())
+                done = True
         finally:
             if not done:
                 host.restore()
+                self.rewind()  # again, as the scaler has another dict
                 self.watch.wipe()
-        if not self.watch.unknown:
-            host.check(self.watch.host.values())
-            self._check_escapes()
         host_tensors = [*host.tensors, *(t for t, _ in self.watch.host.values())]
+        del host  # its copies of containers have tensors, too
+        if done:
+            self._check_escapes()
         return Trace(
             closed, self.tensors, self.leaves, self.extra, self.reads_grads, host_tensors, self.results, self.effects,
             self.random, len(numbers),
@@ -157,6 +184,8 @@ class _Attempt:
         ):
             out = self.fn(*self.args, **self.kwargs)
             self.random = random.drew()
+        if self.watch.needed is not None:  # the function took the error for one of its own
+            raise self.watch.needed
         if before != (random.default.seed, random.default.drawn):
             raise RuntimeError(
                 "the random generator was seeded inside of a jitted function, which would happen once, when it is "
@@ -228,6 +257,7 @@ def _placeholder(leaf: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _active() -> Iterator[None]:
+    _answer()
     before, tracing.active = tracing.active, True
     try:
         yield
@@ -236,19 +266,33 @@ def _active() -> Iterator[None]:
 
 
 class _Host:
-    """CPU tensors and the CPU's random numbers, which a compiled function may read as constants and must not change."""
+    """What is on the host: CPU tensors, seeds, and containers of Python's.
 
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
+    A compiled function may read them as constants. A trace that gives no program leaves them as they were.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor], containers: list[Any]) -> None:
         self.tensors = tensors
         self._before = [(t, t._version, t.detach().clone()) for t in tensors]
+        self._containers = [(c, c.copy()) for c in containers]
         self._random = torch.get_rng_state()
+        self._seeds = (random.default.get_state(), python_random.getstate(), np.random.get_state())
 
     def restore(self) -> None:
-        """Undo what was written."""
+        """Undo what was written and drawn."""
         for tensor, version, value in self._before:
             if tensor._version != version:
                 with torch.no_grad():
                     tensor.copy_(value)
+        for container, kept in self._containers:
+            if not _alike(container, kept):
+                container.clear()
+                container.extend(kept) if isinstance(container, (list, deque)) else container.update(kept)
+        torch.set_rng_state(self._random)
+        on_device, by_python, by_numpy = self._seeds
+        random.default.set_state(on_device)
+        python_random.setstate(by_python)
+        np.random.set_state(by_numpy)
 
     def check(self, seen: Iterable[tuple[torch.Tensor, int]]) -> None:
         """Raise RuntimeError where something was written, or random numbers were drawn.
@@ -257,17 +301,22 @@ class _Host:
         """
         for tensor, version in (*((t, v) for t, v, _ in self._before), *seen):
             if tensor._version != version:
-                self.restore()
                 raise RuntimeError(
                     f"a CPU tensor of shape {list(tensor.shape)} is written in a jitted function, which would happen "
                     "once, when it is compiled; put it on the jax device (an optimizer's step count by capturable=True)"
                 )
         if not torch.equal(self._random, torch.get_rng_state()):
-            torch.set_rng_state(self._random)
             raise RuntimeError(
                 "random numbers were drawn on the CPU in a jitted function, which would be the same at every call; "
                 "draw them on the jax device"
             )
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two containers of a kind have the same objects, in the same order."""
+    if isinstance(one, dict):
+        return [*map(id, one.keys()), *map(id, one.values())] == [*map(id, other.keys()), *map(id, other.values())]
+    return [*map(id, one)] == [*map(id, other)]
 
 
 __all__ = ["Trace", "ValueNeededError", "grad_leaves", "lock", "numbers_of", "trace", "tracing", "unique"]

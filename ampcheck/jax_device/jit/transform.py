@@ -23,30 +23,42 @@ __all__ = ["ValueNeededError", "jit"]
 
 
 @overload
-def jit(fn: Callable[..., Any], *, donate: bool = True, warn_after: int = 16) -> Any: ...
+def jit(fn: Callable[..., Any], *, donate: bool = True, warn_after: int = 16, fullgraph: bool = False) -> Any: ...
 @overload
-def jit(fn: None = None, *, donate: bool = True, warn_after: int = 16) -> Callable[[Callable[..., Any]], Any]: ...
-def jit(fn: Callable[..., Any] | None = None, *, donate: bool = True, warn_after: int = 16) -> Any:
+def jit(
+    fn: None = None, *, donate: bool = True, warn_after: int = 16, fullgraph: bool = False
+) -> Callable[[Callable[..., Any]], Any]: ...
+def jit(
+    fn: Callable[..., Any] | None = None, *, donate: bool = True, warn_after: int = 16, fullgraph: bool = False
+) -> Any:
     """Compile a function of tensors, modules, optimizers and Python values whole; also a decorator.
 
     State that the function reaches (parameters, buffers, gradients, optimizer state, a scaler's scale, random numbers)
-    goes in and out of the program. `donate` lets XLA overwrite state in place; after `warn_after` programs a
-    UserWarning says what differs from call to call. The result has `lower(*args, **kwargs)`, JAX's `Lowered`,
-    `program(*args, **kwargs)`, the same for another platform to lower, and `compiles`, how many programs were made.
-    docs/jax_device.md says what is an input, what makes a new program and what is an error.
+    goes in and out of the program. `donate` lets XLA overwrite state in place; after `warn_after` traces a
+    UserWarning says what differs from call to call. Calls in which Python looks at a value run eagerly, and a
+    UserWarning says where that was; with `fullgraph` they raise ValueNeededError. The result has
+    `lower(*args, **kwargs)`, JAX's `Lowered`, `program(*args, **kwargs)`, the same for another platform to lower, and
+    `compiles`, how many programs were made. docs/jax_device.md says what is an input, what makes a new program and what
+    is an error.
 
-    Raises ValueNeededError where Python looks at a value, RuntimeError for what a program cannot do.
+    Raises RuntimeError for what a program cannot do.
     """
     if fn is None:
-        return lambda fn: jit(fn, donate=donate, warn_after=warn_after)
-    return _Jitted(fn, donate, warn_after).function()
+        return functools.partial(jit, donate=donate, warn_after=warn_after, fullgraph=fullgraph)
+    return _Jitted(fn, donate, warn_after, fullgraph).function()
+
+
+_TRIES = 3  # traces for arguments of one kind that needed a value, each with other state; afterwards none is made
 
 
 class _Jitted:
     """The programs of one function, and the way to the right one."""
 
-    def __init__(self, fn: Callable[..., Any], donate: bool, warn_after: int) -> None:
-        self.fn, self.donate, self.warn_after = fn, donate, warn_after
+    def __init__(self, fn: Callable[..., Any], donate: bool, warn_after: int, fullgraph: bool) -> None:
+        self.fn, self.donate, self.warn_after, self.fullgraph = fn, donate, warn_after, fullgraph
+        self.needed: dict[Any, dict[Any, str]] = {}  # by arguments, then by state: which value a trace needed
+        self.told: set[str] = set()
+        self.traces = 0
         self.entries: dict[Any, Entry] = {}
         self.recent: dict[Any, Entry] = {}
         self.state: State | None = None
@@ -70,17 +82,42 @@ class _Jitted:
         self.wrapped.compiles = 0
         return self.wrapped
 
+    @property
+    def name(self) -> str:
+        """The function's name, for messages."""
+        return getattr(self.fn, "__qualname__", type(self.fn).__name__)
+
     def call(self, args: Any, kwargs: Any) -> Any:
         """The general way."""
         if tracing.active or observed():  # a mode of the caller's sees op by op what would be one program
             return self.fn(*args, **kwargs)
-        entry, arguments, state = self.entry(args, kwargs)
+        try:
+            entry, arguments, state = self.entry(args, kwargs)
+        except ValueNeededError as error:
+            if self.fullgraph:
+                raise
+            self._tell(str(error))
+            entry = None
+        if entry is None:  # here, so that nothing keeps the frames of the trace
+            return self.fn(*args, **kwargs)
         try:
             return entry(arguments, state.reached)
         except Stale:  # an array took another shape under the same tensors
             self._forget()
             entry, arguments, state = self.entry(args, kwargs)
             return entry(arguments, state.reached)
+
+    def _tell(self, needed: str) -> None:
+        if needed in self.told:
+            return
+        self.told.add(needed)
+        warnings.warn(
+            f"jit runs {self.name} eagerly, as {needed}. This holds for arguments of the kind of this call's; what the "
+            "function printed before that line is printed twice in this call. jit(fn, fullgraph=True) makes this an "
+            "error",
+            UserWarning,
+            stacklevel=4,
+        )
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """JAX's `Lowered` of the program for these arguments: `.as_text()` is its StableHLO. Nothing is executed."""
@@ -110,7 +147,8 @@ class _Jitted:
         arguments = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         state = self._state([leaf for leaf in leaves if not isinstance(leaf, PLAIN)])
         shared = sharing([*arguments, *state.reached.tensors])
-        given = (spec, tuple(map(described, leaves)), shared, modes())
+        kind = (spec, tuple(map(described, leaves)), modes())
+        given = (kind, shared)
         grads = _grads(arguments, state.reached)
         entry = self.recent.get(given) or self.recent.get((given, grads))
         if entry is None:
@@ -118,7 +156,7 @@ class _Jitted:
             entry = self.entries.get(key) or self.entries.get((key, grads))
             if entry is None:
                 try:
-                    entry = self._compile(args, kwargs, arguments, state, key)
+                    entry = self._compile(args, kwargs, arguments, state, key, kind)
                 except Concretize as error:
                     make_static(error.place)
                     self._forget()
@@ -142,18 +180,32 @@ class _Jitted:
             state = self.state = State(reach(self.fn, tuple(arguments)), arguments)
         return state
 
-    def _compile(self, args: Any, kwargs: Any, arguments: list[torch.Tensor], state: State, key: Any) -> Entry:
-        traced = trace(self.fn, args, kwargs, arguments, state.reached)
+    def _compile(
+        self, args: Any, kwargs: Any, arguments: list[torch.Tensor], state: State, key: Any, kind: Any
+    ) -> Entry:
+        needed = self.needed.get(kind, {})
+        if key in needed or len(needed) == _TRIES:
+            raise ValueNeededError(needed.get(key) or next(reversed(needed.values())))
+        self._count(key)
+        try:
+            traced = trace(self.fn, args, kwargs, arguments, state.reached)
+        except ValueNeededError as error:
+            if not self.fullgraph:
+                self.needed.setdefault(kind, {})[key] = str(error)
+            raise
         self.wrapped.compiles += 1
-        if self.wrapped.compiles == self.warn_after:
+        return Entry(traced, state.reached, self.donate)
+
+    def _count(self, key: Any) -> None:
+        self.traces += 1
+        if self.traces == self.warn_after:
             warnings.warn(
-                f"jit compiled {getattr(self.fn, '__qualname__', type(self.fn).__name__)} {self.warn_after} times; "
-                f"from the last program to this one changed: {difference(self.last, key)}",
+                f"jit traced {self.name} {self.warn_after} times; from the last trace to this one changed: "
+                f"{difference(self.last, key)}",
                 UserWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
         self.last = key
-        return Entry(traced, state.reached, self.donate)
 
 
 def _miss(*_: Any) -> Any:

@@ -113,6 +113,7 @@ class Watch:
         self.unknown: dict[int, tuple[Any, Any, torch.Tensor]] = {}
         self.host: dict[int, tuple[torch.Tensor, int]] = {}
         self.poisoned = False
+        self.needed: ValueNeededError | None = None
 
     def __enter__(self) -> Watch:
         _register()
@@ -135,10 +136,11 @@ class Watch:
         try:
             out = func(*args, **kwargs)
         except VALUE_NEEDED as error:
-            raise ValueNeededError(
+            self.needed = ValueNeededError(
                 f"{func.name()} needs a value that a jitted function does not have while it is traced, at {caller()}; "
                 "compute with tensors instead (torch.where, masks), or move this out of the function"
-            ) from error
+            )
+            raise self.needed from error
         for tensor in tensors(out if isinstance(out, (list, tuple)) else (out,)):
             self._note(tensor, func)
         return out

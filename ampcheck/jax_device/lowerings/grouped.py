@@ -1,0 +1,66 @@
+"""Products of groups of rows, as in mixtures of experts, without asking how long the groups are."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import Array
+from jax.lax import RaggedDotDimensionNumbers, ragged_dot_general
+from torch.library import Library
+
+from ampcheck.jax_device.dispatch.special import kernel
+from ampcheck.jax_device.dtypes import jax_dtype
+from ampcheck.jax_device.lowerings.accumulate import asked
+from ampcheck.jax_device.storage.arrays import wrap
+from ampcheck.jax_device.storage.transfer import values
+from ampcheck.register.torch_private import DispatchKey
+
+_ROWS = RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))  # (m, k), (g, k, n) -> (m, n)
+_INNER = RaggedDotDimensionNumbers((((1,), (0,)), ((), ())), (1,), ())  # (m, k), (k, n) -> (g, m, n)
+
+
+@partial(jax.jit, static_argnums=3)
+def _grouped(left: Array, right: Array, ends: Array, dtype: Any) -> Array:
+    """The products of the groups that end at `ends`; what is behind the last one is 0."""
+    turned = left.ndim == 3  # the groups are columns of `right`
+    if turned:
+        left, right = right.T, left.swapaxes(1, 2)
+    sizes = jnp.diff(ends, prepend=0)
+    form = _ROWS if right.ndim == 3 else _INNER
+    out = ragged_dot_general(left, right, sizes, form, preferred_element_type=asked(left.dtype)).astype(dtype)
+    return out.T if turned else out
+
+
+@kernel("_grouped_mm")
+def grouped_mm(
+    self: torch.Tensor,
+    mat2: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The product of each group of rows, of columns, or of both, by `jax.lax.ragged_dot_general`."""
+    if offs is None or bias is not None or self.dim() == mat2.dim() == 3 or self.dtype is not mat2.dtype:
+        op: Any = torch.ops.aten._grouped_mm.default  # raises PyTorch's errors, or calls `bmm`
+        return op._op_dk(DispatchKey.CompositeExplicitAutograd, self, mat2, offs, bias, out_dtype)
+    return wrap(_grouped(values(self), values(mat2), values(offs), jax_dtype(out_dtype or self.dtype)))
+
+
+def _experts(input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    return grouped_mm(input, weight, offs)
+
+
+def _experts_backward(
+    input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor, grad: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return grouped_mm(grad, weight.mT, offs), grouped_mm(input.mT, grad, offs)
+
+
+# The op by which Hugging Face's models of experts compute while they are compiled. Its own kernel is a loop in Python.
+_library = Library("transformers", "IMPL")
+_library.impl("grouped_mm_fallback", _experts, "PrivateUse1")
+_library.impl("grouped_mm_fallback_backward", _experts_backward, "PrivateUse1")

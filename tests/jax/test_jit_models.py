@@ -1,0 +1,211 @@
+"""What libraries ask while `jit` traces, and that Hugging Face's models train in it as they do eagerly."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.compiler import is_compiling
+
+from ampcheck.jax_device import jit
+
+STEPS = 3
+
+
+def transformers() -> Any:
+    """Hugging Face's package. Skips the test where it cannot be imported."""
+    why = "transformers cannot be imported; `pip install transformers` runs this test"
+    return pytest.importorskip("transformers", reason=why, exc_type=ImportError)
+
+
+def ones() -> torch.Tensor:
+    return torch.ones(2, 3, device="jax")
+
+
+def by_transformers(name: str) -> Callable[[], bool]:
+    found: Callable[[], bool] = getattr(transformers().utils.import_utils, name)
+    return found
+
+
+YES: dict[str, Callable[[], Callable[[], bool]]] = {
+    "torch.compiler.is_compiling": lambda: lambda: torch.compiler.is_compiling(),
+    "taken before": lambda: is_compiling,
+    "torch._dynamo.external_utils.is_compiling": lambda: torch._dynamo.external_utils.is_compiling,
+    "transformers is_torchdynamo_compiling": lambda: by_transformers("is_torchdynamo_compiling"),
+    "transformers is_tracing": lambda: by_transformers("is_tracing"),
+}
+
+
+@pytest.mark.parametrize("way", YES)
+def test_what_says_that_it_is_traced(way: str) -> None:
+    asked = YES[way]()
+    heard: dict[str, bool] = {}
+
+    class Hears(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+            return a * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            heard["backward"] = asked()
+            return grad
+
+    weight = ones().requires_grad_()
+    optimizer = torch.optim.Adam([weight])
+    optimizer.register_step_pre_hook(lambda *_: heard.update(step=asked()))
+
+    def step(a: torch.Tensor) -> torch.Tensor:
+        heard["forward"] = asked()
+        other = threading.Thread(target=lambda: heard.update(other=asked()))
+        other.start()
+        other.join()
+        optimizer.zero_grad()
+        loss = Hears.apply(weight * a).sum()
+        loss.backward()
+        optimizer.step()
+        heard["nested"] = jit(lambda: asked())()
+        return loss.detach()
+
+    run = jit(step, fullgraph=True)
+    assert asked() is False
+    run(ones())
+    assert asked() is False
+    assert heard == {"forward": True, "other": False, "backward": True, "step": True, "nested": True}
+    assert all(type(answer) is bool for answer in heard.values())
+    heard.clear()
+    run(ones())
+    assert not heard  # the program runs, and asks nothing
+
+
+@pytest.mark.parametrize("way", YES)
+def test_nothing_says_so_after_an_error(way: str) -> None:
+    asked = YES[way]()
+    heard = list[bool]()
+
+    def fails(a: torch.Tensor) -> None:
+        heard.append(asked())
+        raise ValueError("planted")
+
+    with pytest.raises(ValueError, match="planted"):
+        jit(fails)(ones())
+    assert asked() is False
+    assert heard == []  # taken back
+
+    def needs(a: torch.Tensor) -> bool:
+        a.sum().item()
+        return asked()
+
+    with pytest.warns(UserWarning, match="eagerly"):
+        assert jit(needs)(ones()) is False
+
+
+def test_what_asks_after_another_compiler() -> None:
+    """Sizes are Python's numbers, and neither Dynamo nor TorchScript is at work, so these answer as they do eagerly."""
+
+    def answers() -> list[bool]:
+        return [
+            torch.jit.is_tracing(),
+            torch.jit.is_scripting(),
+            torch.compiler.is_dynamo_compiling(),
+            torch.compiler.is_exporting(),
+        ]
+
+    assert jit(lambda a: (a * 2, answers()), fullgraph=True)(ones())[1] == [False] * 4
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated:DeprecationWarning")
+def test_other_compilers_get_the_answers_that_they_had() -> None:
+    jit(lambda a: a + 1)(ones())
+
+    def asks(a: torch.Tensor) -> torch.Tensor:
+        return a + 1 if torch.compiler.is_compiling() else a
+
+    zero = torch.zeros(1)
+    assert asks(zero).item() == 0
+    assert torch.compile(asks, backend="eager", fullgraph=True)(zero).item() == 1
+    assert torch.jit.script(asks)(zero).item() == 0
+    assert "return _is_compiling_flag" in inspect.getsource(torch.compiler.is_compiling)
+
+
+SMALL = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+}  # fmt: skip
+TEXT = {**SMALL, "vocab_size": 64, "max_position_embeddings": 8, "bos_token_id": 1, "eos_token_id": 2}
+GROUPED = {**TEXT, "num_key_value_heads": 2}
+GPT2 = {
+    "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": 8, "bos_token_id": 1, "eos_token_id": 2,
+    "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+}  # fmt: skip
+T5 = {
+    "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 64, "dropout_rate": 0.0,
+    "decoder_start_token_id": 0,
+}  # fmt: skip
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "GPT-2": ("GPT2LMHeadModel", "GPT2Config", GPT2),
+    "Llama": ("LlamaForCausalLM", "LlamaConfig", GROUPED),
+    "BERT": (
+        "BertForMaskedLM", "BertConfig", {**TEXT, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    ),
+    "ViT": ("ViTForImageClassification", "ViTConfig", {**SMALL, "image_size": 16, "patch_size": 8, "num_labels": 4}),
+    "T5": ("T5ForConditionalGeneration", "T5Config", T5),
+    "Mixtral": ("MixtralForCausalLM", "MixtralConfig", {**GROUPED, "num_local_experts": 4}),
+}  # fmt: skip
+
+
+def batch(model: str) -> dict[str, torch.Tensor]:
+    """One batch; of the second text the last two tokens are padding."""
+    if model == "ViT":
+        return {"pixel_values": torch.randn(2, 3, 16, 16).to("jax"), "labels": torch.tensor([1, 3]).to("jax")}
+    tokens = torch.randint(3, 64, (2, 8))
+    mask = torch.ones_like(tokens)
+    mask[1, 6:] = 0
+    given = {"input_ids": tokens, "attention_mask": mask, "labels": tokens.masked_fill(mask == 0, -100)}
+    return {name: value.to("jax") for name, value in given.items()}
+
+
+def trained(name: str, wrap: Callable[[Callable[..., Any]], Any]) -> tuple[list[float], Any]:
+    """The loss of each step, and the function that computed them."""
+    kind, config, settings = MODELS[name]
+    torch.manual_seed(0)
+    package = transformers()
+    model = getattr(package, kind)(getattr(package, config)(**settings)).to("jax").train()
+    optimizer, scaler = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.amp.GradScaler("jax")
+
+    def step(given: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        with torch.autocast("jax", dtype=torch.bfloat16):
+            loss: torch.Tensor = model(**given).loss
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.detach()
+
+    run, given = wrap(step), batch(name)
+    return [run(given).item() for _ in range(STEPS)], run
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_trains_as_it_does_eagerly(name: str) -> None:
+    """bfloat16 autocast, `GradScaler` and AdamW; the losses agree to one rounding of bfloat16."""
+    expected, _ = trained(name, lambda step: step)
+    found, run = trained(name, lambda step: jit(step, fullgraph=True))
+    assert found == pytest.approx(expected, rel=torch.finfo(torch.bfloat16).eps)
+    assert found[-1] < found[0]
+    assert run.compiles == (2 if name == "ViT" else 1)  # whose first call notes the kind of its labels in its config
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_model_gives_its_own_kind_of_output() -> None:
+    package = transformers()
+    model = package.LlamaForCausalLM(package.LlamaConfig(**GROUPED)).to("jax").eval()
+    given = batch("Llama")
+    with torch.no_grad():
+        expected, found = model(**given), jit(model, fullgraph=True)(**given)
+    assert type(found) is type(expected)
+    assert torch.allclose(found.logits, expected.logits, atol=1e-5)
