@@ -130,8 +130,9 @@ def measure(name: str, dtype: str, ways: Sequence[str], seconds: float, took: Ca
 
 
 def _read(paths: Sequence[Path]) -> tuple[list[Row], dict[str, Any], bool]:
-    """Read run files: their rows, of equal ones the last, the last header, and that nothing was interrupted."""
+    """Read run files: their rows, of equal ones the last, the last header with all versions, and False."""
     rows: dict[tuple[str, str, str], Row] = {}
+    named: dict[str, str] = {}
     for path in paths:
         lines = jsonl.read(path, WHAT, SCHEMA, ("row",))
         for number, line in lines.body:
@@ -140,14 +141,16 @@ def _read(paths: Sequence[Path]) -> tuple[list[Row], dict[str, Any], bool]:
             except TypeError as error:
                 raise UsageError(f"{path}, line {number}: not a row: {error}") from error
             rows[row.model, row.dtype, row.way] = row
-    return list(rows.values()), lines.header, False
+        named |= lines.header["versions"]
+    return list(rows.values()), {**lines.header, "versions": named}, False
 
 
 def table(rows: Sequence[Row], header: Mapping[str, Any]) -> str:
     """Return a Markdown table for each dtype, and what did not agree with its reason."""
     found = {(row.model, row.dtype, row.way): row for row in rows}
     named = ", ".join(f"{name} {value}" for name, value in header["versions"].items() if name not in _HARNESS)
-    parts = [f"Measured {header['started'][:10]} on {header['machine']['cores']} cores with {named}."]
+    machine = header["machine"]
+    parts = [f"Measured {header['started'][:10]} with {named}, on {machine['cores']} cores of load {machine['load']}."]
     for dtype in (name for name in DTYPES if any(row.dtype == name for row in rows)):
         parts.append(f"\n| {dtype} | | CPU, ms | {' | '.join(WAYS)} |\n|---|---|---|{'---|' * len(WAYS)}")
         for model in (name for name in MODELS if any(found.get((name, dtype, way)) for way in WAYS)):
