@@ -15,6 +15,7 @@ from torch import nn
 from ampcheck.tools.jax_models import __main__ as command
 from ampcheck.tools.jax_models.models import MODELS
 from ampcheck.tools.jax_models.training import STEPS, Row, Training, compare, rows
+from tests.cli_support import ROOT
 
 # Dynamo's own slips, which say nothing of the device.
 pytestmark = [
@@ -195,3 +196,10 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytes
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     assert [line["kind"] for line in lines] == ["header", "row", "footer"]
     assert lines[-1]["interrupted"] is True
+
+
+def test_the_page_shows_what_was_measured() -> None:
+    files = sorted((ROOT / "reports/published/models").glob("*.jsonl"))
+    measured, header, _ = command.read(files)
+    assert {row.model for row in measured} == set(MODELS)
+    assert command.table(measured, header) in (ROOT / "docs/jax_device.md").read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from ampcheck.errors import UsageError
@@ -37,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     options = _parser().parse_args(argv)
     try:
-        rows, header, interrupted = _read(options.table) if options.table else _measured(options)
+        rows, header, interrupted = read(options.table) if options.table else _measured(options)
     except UsageError as error:
         print(f"ampcheck: {error}", file=sys.stderr)
         return 2
@@ -129,7 +130,7 @@ def measure(name: str, dtype: str, ways: Sequence[str], seconds: float, took: Ca
                 took(Row(name, dtype, left.pop(0), "raises", reason))
 
 
-def _read(paths: Sequence[Path]) -> tuple[list[Row], dict[str, Any], bool]:
+def read(paths: Sequence[Path]) -> tuple[list[Row], dict[str, Any], bool]:
     """Read run files: their rows, of equal ones the last, the last header with all versions, and False."""
     rows: dict[tuple[str, str, str], Row] = {}
     named: dict[str, str] = {}
@@ -162,7 +163,10 @@ def table(rows: Sequence[Row], header: Mapping[str, Any]) -> str:
     for row in rows:
         if row.reason:
             reasons.setdefault(row.reason, []).append(f"{row.model} {row.dtype} {row.way}")
-    parts += ["", *(f"- {', '.join(names)}: {reason}" for reason, names in reasons.items())]
+    parts += [
+        "",
+        *(f"- {', '.join(names)}: {shorten(reason, 320, placeholder=' …')}" for reason, names in reasons.items()),
+    ]
     return "\n".join(parts).rstrip()
 
 
