@@ -140,7 +140,8 @@ class _Attempt:
         specs = [jax.ShapeDtypeStruct(raw(a).shape, raw(a).dtype) for a in self.originals]
         numbers = numbers_of(self.reached)
         self.rewind = remembered(self.reached.optimizers, self.reached.scalers)
-        host = _Host([t for t in self.tensors if t.device.type == "cpu"], self.reached.containers())
+        on_host = [t for t in self.tensors if t.device.type == "cpu"]
+        host = _Host(on_host, self.reached.containers())
         done = False
         try:
             closed = jax.make_jaxpr(self._body)(specs, numbers, np.zeros(2, np.uint32))
@@ -152,8 +153,8 @@ class _Attempt:
                 host.restore()
                 self.rewind()  # again, as the scaler has another dict
                 self.watch.wipe()
-        host_tensors = [*host.tensors, *(t for t, _ in self.watch.host.values())]
-        del host  # its copies of containers have tensors, too
+            del host  # its copies of containers have tensors, and an error in backward keeps this frame
+        host_tensors = [*on_host, *(t for t, _ in self.watch.host.values())]
         if done:
             self._check_escapes()
         return Trace(
@@ -272,7 +273,6 @@ class _Host:
     """
 
     def __init__(self, tensors: list[torch.Tensor], containers: list[Any]) -> None:
-        self.tensors = tensors
         self._before = [(t, t._version, t.detach().clone()) for t in tensors]
         self._containers = [(c, c.copy()) for c in containers]
         self._random = torch.get_rng_state()

@@ -44,23 +44,21 @@ def grouped_mm(
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """The product of each group of rows, of columns, or of both, by `jax.lax.ragged_dot_general`."""
-    if offs is None or bias is not None or self.dim() == mat2.dim() == 3 or self.dtype is not mat2.dtype:
+    groups = {t.shape[0] for t in (self, mat2) if t.dim() == 3}
+    fits = self.shape[-1] == mat2.shape[-2] and self.dtype is mat2.dtype and self.dim() + mat2.dim() < 6
+    if offs is None or bias is not None or not fits or not groups <= {*offs.shape}:
         op: Any = torch.ops.aten._grouped_mm.default  # raises PyTorch's errors, or calls `bmm`
-        return op._op_dk(DispatchKey.CompositeExplicitAutograd, self, mat2, offs, bias, out_dtype)
+        out: torch.Tensor = op._op_dk(DispatchKey.CompositeExplicitAutograd, self, mat2, offs, bias, out_dtype)
+        return out
     return wrap(_grouped(values(self), values(mat2), values(offs), jax_dtype(out_dtype or self.dtype)))
 
 
-def _experts(input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    return grouped_mm(input, weight, offs)
-
-
-def _experts_backward(
-    input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor, grad: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def experts_backward(input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor, grad: torch.Tensor) -> Any:
+    """The gradients of `input` and `weight`, where `input @ weight` in groups has the gradient `grad`."""
     return grouped_mm(grad, weight.mT, offs), grouped_mm(input.mT, grad, offs)
 
 
 # The op by which Hugging Face's models of experts compute while they are compiled. Its own kernel is a loop in Python.
 _library = Library("transformers", "IMPL")
-_library.impl("grouped_mm_fallback", _experts, "PrivateUse1")
-_library.impl("grouped_mm_fallback_backward", _experts_backward, "PrivateUse1")
+_library.impl("grouped_mm_fallback", grouped_mm, "PrivateUse1")
+_library.impl("grouped_mm_fallback_backward", experts_backward, "PrivateUse1")
