@@ -146,9 +146,9 @@ def compare(model: TrainedModel, dtype: str, found: Training, wanted: Training) 
 def bound(model: TrainedModel, dtype: str, loss: float) -> float:
     """Return how far a loss may be from the CPU's.
 
-    A region rounds at other places than the CPU's: `cross_entropy` has log probabilities of the logits' dtype, as with
-    CUDA's policies, and XLA leaves out roundings inside of a program. So a loss may be a step of the dtype away, of
-    itself and of 1.
+    A region rounds at other places than the CPU's: `cross_entropy` has log probabilities of the logits' dtype by
+    the device's policies, and XLA leaves out roundings inside of a program. So a loss may be a step of the dtype away,
+    of itself and of 1.
     """
     low = DTYPES[dtype]
     return model.fp32_bound if low is None else torch.finfo(low).eps * (1 + abs(loss))
