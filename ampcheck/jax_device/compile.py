@@ -1,13 +1,14 @@
 """`torch.compile(model, backend="jax")`: the graphs of forward and backward run as XLA programs.
 
 Dynamo captures the graph and AOTAutograd takes it apart into a forward and a backward graph without mutation; each is
-run by `jit`. Importing this module registers the backend; by the entry point `torch_dynamo_backends` its name is known.
+run by `jit`. An entry point tells torch the name; where the package is not installed, importing this module does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from importlib.metadata import entry_points
 from typing import Any
 
 import torch
@@ -61,4 +62,5 @@ def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Cal
     return compiled
 
 
-register_backend(backend, name="jax")
+if not entry_points(group="torch_dynamo_backends", name="jax"):  # torch registers what it loads, and refuses a second
+    register_backend(backend, name="jax")

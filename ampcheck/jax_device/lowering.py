@@ -135,7 +135,9 @@ def short_name(op: OpOverload) -> str:
 
 def find(op: OpOverload) -> Lowering | None:
     """The overload's lowering, or None where there is none."""
-    found = OWN.get(short_name(op)) or _torchax(op) or _decomposition(op)
+    if own := OWN.get(short_name(op)):
+        return own
+    found = _torchax(op) or _decomposition(op)
     if found is not None and torch.Tag.dynamic_output_shape in op.tags:
         return replace(found, concrete=True)
     return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+
+from tests.cli_support import environment
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # PyTorch's own, while Dynamo is imported
@@ -54,6 +58,17 @@ def same(module: torch.nn.Module, amp: Any = None, rows: int = 8, **bounds: floa
 
 
 LOW = {"rtol": 2e-2, "atol": 5e-3}  # two roundings to bfloat16, which XLA may leave out inside of one program
+
+
+def test_the_entry_point_is_enough() -> None:
+    """Nothing but the name is needed in a new process: torch loads the backend, and registers it itself."""
+    code = (
+        "import torch, ampcheck.jax_device\n"
+        "print(torch.compile(torch.sin, backend='jax')(torch.zeros(2, device='jax')).tolist())"
+    )
+    line = [sys.executable, "-c", code]
+    done = subprocess.run(line, env=environment(), capture_output=True, text=True, check=False)
+    assert done.stdout == "[0.0, 0.0]\n", done.stderr
 
 
 def test_forward_and_backward() -> None:

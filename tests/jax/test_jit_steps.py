@@ -63,6 +63,25 @@ def steps(make: Make, *, jitted: bool, clears_first: bool, decays: bool) -> tupl
     return losses, [p.detach().cpu() for p in net.parameters()], getattr(run, "compiles", 0)
 
 
+def test_step_counts_are_exact() -> None:
+    """RAdam's bias corrections, powers of the step count, are Python's; those in float32 move weights."""
+    ends = []
+    for jitted in (False, True):
+        weight = torch.tensor([0.5], device="jax", requires_grad=True)
+        optimizer = torch.optim.RAdam([weight], lr=1e-2)
+
+        def step(weight: torch.Tensor = weight, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            optimizer.zero_grad()
+            weight.square().sum().backward()
+            optimizer.step()
+
+        run = jit(step) if jitted else step
+        for _ in range(10):
+            run()
+        ends.append(weight.item())
+    assert ends[0] == pytest.approx(ends[1], rel=0, abs=6e-8)
+
+
 def test_ten_steps_are_ten_eager_ones() -> None:
     for name, (make, programs) in OPTIMIZERS.items():
         for clears_first, decays in ((True, False), (False, True)):

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ampcheck.jax_device.lowerings import ctc
 from tests.jax.agreement import close, same
 from tests.jax.test_nn import ACTIVATIONS, data
 
@@ -91,6 +92,21 @@ def test_losses() -> None:
     same(F.gaussian_nll_loss, x, y, data(5, 4).exp(), loose=4)
     same(F.triplet_margin_loss, x, y, data(5, 4, seed=2), loose=4)
     same(F.cosine_embedding_loss, x, y, torch.tensor([1, -1, 1, -1, 1]), loose=4)
+
+
+def test_ctc_loss_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its table's size follows from the lengths, so that it is compiled, although PyTorch tags it otherwise."""
+    traced: list[int] = []
+    table = ctc._alphas
+    monkeypatch.setattr(ctc, "_alphas", lambda *args: traced.append(1) or table(*args))
+    targets, lengths = torch.tensor([[1, 2, 3]], device="jax"), (torch.tensor([7]), torch.tensor([3]))
+    seen = []
+    for _ in range(3):
+        inputs = torch.zeros(7, 1, 5, device="jax", requires_grad=True)
+        F.ctc_loss(inputs.log_softmax(2), targets, *lengths).backward()
+        seen.append(len(traced))
+    assert seen[0] > 0
+    assert seen[1:] == seen[:1] * 2
 
 
 def test_ctc_loss() -> None:

@@ -42,7 +42,7 @@ def _read(self: Array, indices: tuple[Array | None, ...]) -> Array:
     return self[tuple(slice(None) if index is None else index for index in indices)]
 
 
-@lower("index.Tensor")
+@lower("index.Tensor", concrete=True)
 def index(self: Array, indices: Sequence[Array | None]) -> Array:
     """The elements at the broadcast places. With a mask the shape depends on its values."""
     if any(is_mask(i) for i in indices):

@@ -1,0 +1,356 @@
+"""The models: small configurations with random weights, what they are fed, and their losses.
+
+None has dropout or another source of random numbers in its step, for those of the jax device are not the CPU's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+Batch = Mapping[str, torch.Tensor]
+
+_WORDS, _LENGTH, _ROWS, _CLASSES = 64, 16, 4, 8
+
+_ADAMW = partial(torch.optim.AdamW, lr=1e-3)
+_MOMENTUM = partial(torch.optim.SGD, lr=1e-3, momentum=0.9)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """A model to train.
+
+    `kind`: what it is an example of. `library`: the package that has it, "torch" for those of this file. `make` is
+    called after the seed was set, `batch` too, once a step. `loss` gets the module, or what was compiled of it, and a
+    batch on its device. `fp32_bound`: how far float32 losses may be from the CPU's.
+    """
+
+    name: str
+    kind: str
+    library: str
+    make: Callable[[], nn.Module]
+    batch: Callable[[], dict[str, torch.Tensor]]
+    loss: Callable[[Callable[..., Any], Batch], torch.Tensor]
+    optimizer: Callable[..., torch.optim.Optimizer] = _ADAMW
+    fp32_bound: float = 1e-5  # 80 roundings of a loss of 1
+
+
+class TiedDecoder(nn.Module):
+    """GPT-2 in small: pre-norm blocks with causal attention; the head's weight is the embedding's."""
+
+    def __init__(self, width: int = 32, heads: int = 4, depth: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.words, self.places = nn.Embedding(_WORDS, width), nn.Embedding(_LENGTH, width)
+        nn.init.normal_(self.words.weight, std=0.1)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "norm1": nn.LayerNorm(width),
+                    "qkv": nn.Linear(width, 3 * width),
+                    "out": nn.Linear(width, width),
+                    "norm2": nn.LayerNorm(width),
+                    "up": nn.Linear(width, 4 * width),
+                    "down": nn.Linear(4 * width, width),
+                }
+            )
+            for _ in range(depth)
+        )
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, _WORDS, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the next words: (rows, length, words)."""
+        rows, length = words.shape
+        x = self.words(words) + self.places(torch.arange(length, device=words.device))
+        for block in self.blocks:
+            qkv = block["qkv"](block["norm1"](x)).view(rows, length, 3, self.heads, -1)  # type: ignore[index]  # a ModuleDict
+            q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + block["out"](mixed.transpose(1, 2).reshape(x.shape))  # type: ignore[index]
+            x = x + block["down"](F.gelu(block["up"](block["norm2"](x))))  # type: ignore[index]
+        out: torch.Tensor = self.head(self.norm(x))
+        return out
+
+
+class SpeechTagger(nn.Module):
+    """Two bidirectional layers of LSTM, and the log probabilities of classes at each moment."""
+
+    def __init__(self, width: int = 12, hidden: int = 16) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(width, hidden, num_layers=2, bidirectional=True)
+        self.head = nn.Linear(2 * hidden, _CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return log probabilities, (length, rows, classes), for (length, rows, width)."""
+        return F.log_softmax(self.head(self.lstm(x)[0]), -1)
+
+
+def _words() -> torch.Tensor:
+    return torch.randint(_WORDS, (_ROWS, _LENGTH))
+
+
+def _text() -> dict[str, torch.Tensor]:
+    """Words whose successor is predicted; the library shifts them."""
+    words = _words()
+    return {"input_ids": words, "labels": words}
+
+
+def _masked() -> dict[str, torch.Tensor]:
+    """Words of which some are padding, all to be told."""
+    words, mask = _words(), torch.ones(_ROWS, _LENGTH, dtype=torch.int64)
+    mask[-1, _LENGTH // 2 :] = 0
+    return {"input_ids": words, "attention_mask": mask, "labels": torch.where(mask > 0, words, -100)}
+
+
+def _pairs() -> dict[str, torch.Tensor]:
+    return {"input_ids": _words(), "labels": _words()}
+
+
+def _images(side: int) -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.randn(_ROWS, 3, side, side), "labels": torch.randint(_CLASSES, (_ROWS,))}
+
+
+def _series() -> dict[str, torch.Tensor]:
+    return {
+        "series": torch.randn(_LENGTH, _ROWS, 12),
+        "labels": torch.randint(1, _CLASSES, (_ROWS, 5)),
+        "lengths": torch.tensor([_LENGTH, _LENGTH, 12, 10]),
+        "label_lengths": torch.tensor([5, 4, 3, 2]),
+    }
+
+
+def _speech() -> dict[str, torch.Tensor]:
+    return {"input_values": torch.randn(2, 800), "labels": torch.randint(1, _CLASSES, (2, 4))}
+
+
+def _noised() -> dict[str, torch.Tensor]:
+    return {
+        "sample": torch.randn(2, 3, 16, 16),
+        "noise": torch.randn(2, 3, 16, 16),
+        "timestep": torch.randint(1000, (2,)),
+    }
+
+
+def _own_loss(call: Callable[..., Any], batch: Batch) -> torch.Tensor:
+    """The loss that models of transformers compute of their labels."""
+    loss: torch.Tensor = call(**batch).loss
+    return loss
+
+
+def _next_word(call: Callable[..., Any], batch: Batch) -> torch.Tensor:
+    logits = call(batch["input_ids"])[:, :-1]
+    return F.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten())
+
+
+def _classes(call: Callable[..., Any], batch: Batch) -> torch.Tensor:
+    return F.cross_entropy(call(batch["pixel_values"]), batch["labels"])
+
+
+def _alignment(call: Callable[..., Any], batch: Batch) -> torch.Tensor:
+    return F.ctc_loss(call(batch["series"]), batch["labels"], batch["lengths"], batch["label_lengths"])
+
+
+def _denoising(call: Callable[..., Any], batch: Batch) -> torch.Tensor:
+    """How far the predicted noise is from the noise that was added, by a cosine schedule."""
+    angle = (batch["timestep"] / 1000 * torch.pi / 2)[:, None, None, None]
+    noised = angle.cos() * batch["sample"] + angle.sin() * batch["noise"]
+    return F.mse_loss(call(noised, batch["timestep"]).sample, batch["noise"])
+
+
+def _transformers(model: str, config: str, **settings: Any) -> nn.Module:
+    """Make a model of transformers from the names of its classes and the settings of its configuration."""
+    library = import_module("transformers")
+    made: nn.Module = getattr(library, model)(getattr(library, config)(**settings))
+    return made.train()
+
+
+_DECODER = {
+    "vocab_size": _WORDS,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": _LENGTH,
+    "use_cache": False,
+}
+
+
+def _gpt2() -> nn.Module:
+    return _transformers(
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        vocab_size=_WORDS,
+        n_positions=_LENGTH,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        resid_pdrop=0.0,
+        use_cache=False,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+
+
+def _bert() -> nn.Module:
+    return _transformers(
+        "BertForMaskedLM",
+        "BertConfig",
+        vocab_size=_WORDS,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=_LENGTH,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+
+
+def _t5() -> nn.Module:
+    return _transformers(
+        "T5ForConditionalGeneration",
+        "T5Config",
+        vocab_size=_WORDS,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
+        dropout_rate=0.0,
+        tie_word_embeddings=True,
+        decoder_start_token_id=0,
+        use_cache=False,
+    )
+
+
+def _mixtral() -> nn.Module:
+    return _transformers(
+        "MixtralForCausalLM",
+        "MixtralConfig",
+        **_DECODER,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        output_router_logits=True,
+    )
+
+
+def _mamba() -> nn.Module:
+    return _transformers(
+        "MambaForCausalLM",
+        "MambaConfig",
+        vocab_size=_WORDS,
+        hidden_size=32,
+        state_size=8,
+        num_hidden_layers=2,
+        use_cache=False,
+    )
+
+
+def _wav2vec2() -> nn.Module:
+    return _transformers(
+        "Wav2Vec2ForCTC",
+        "Wav2Vec2Config",
+        vocab_size=_CLASSES,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        conv_dim=(16, 16, 16),
+        conv_kernel=(10, 3, 3),
+        conv_stride=(5, 2, 2),
+        num_feat_extract_layers=3,
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4,
+        apply_spec_augment=False,
+        layerdrop=0.0,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        feat_proj_dropout=0.0,
+        final_dropout=0.0,
+        ctc_loss_reduction="mean",
+    )
+
+
+def _vit() -> nn.Module:
+    return _transformers(
+        "ViTForImageClassification",
+        "ViTConfig",
+        image_size=32,
+        patch_size=8,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        num_labels=_CLASSES,
+    )
+
+
+def _resnet18() -> nn.Module:
+    made: nn.Module = import_module("torchvision").models.resnet18(num_classes=_CLASSES)
+    return made
+
+
+def _convnext() -> nn.Module:
+    made: nn.Module = import_module("timm").create_model(
+        "convnext_atto", num_classes=_CLASSES, depths=(1, 1, 2, 1), dims=(16, 32, 48, 64), drop_path_rate=0.0
+    )
+    return made
+
+
+def _unet() -> nn.Module:
+    made: nn.Module = import_module("diffusers").UNet2DModel(
+        sample_size=16,
+        layers_per_block=1,
+        block_out_channels=(16, 32),
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=8,
+        norm_num_groups=8,
+    )
+    return made
+
+
+_LLAMA = partial(_transformers, "LlamaForCausalLM", "LlamaConfig", **_DECODER)
+
+MODELS: Mapping[str, TrainedModel] = {
+    model.name: model
+    for model in (
+        TrainedModel("tied-decoder", "decoder, tied weights", "torch", TiedDecoder, _text, _next_word),
+        TrainedModel("lstm-ctc", "recurrent, CTC", "torch", SpeechTagger, _series, _alignment),
+        TrainedModel("gpt2", "decoder, tied weights", "transformers", _gpt2, _text, _own_loss),
+        TrainedModel("llama", "decoder", "transformers", _LLAMA, _text, _own_loss),
+        TrainedModel("bert", "encoder", "transformers", _bert, _masked, _own_loss),
+        TrainedModel("t5", "encoder-decoder, tied weights", "transformers", _t5, _pairs, _own_loss),
+        TrainedModel("mixtral", "mixture of experts", "transformers", _mixtral, _text, _own_loss),
+        TrainedModel("mamba", "state space", "transformers", _mamba, _text, _own_loss),
+        TrainedModel("wav2vec2", "speech, CTC", "transformers", _wav2vec2, _speech, _own_loss),
+        TrainedModel(
+            "resnet18",
+            "convolutions, batch norm",
+            "torchvision",
+            _resnet18,
+            partial(_images, 64),
+            _classes,
+            _MOMENTUM,
+            fp32_bound=1e-3,  # the CPU's own are as far from float64's; the device's are within 2e-6 of these
+        ),
+        TrainedModel("convnext", "convolutions, layer norm", "timm", _convnext, partial(_images, 32), _classes),
+        TrainedModel("vit", "attention on images", "transformers", _vit, partial(_images, 32), _own_loss),
+        TrainedModel("unet2d", "diffusion", "diffusers", _unet, _noised, _denoising),
+    )
+}
+"""The models by name, in the order in which they are shown."""
