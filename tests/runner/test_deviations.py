@@ -142,7 +142,7 @@ def test_the_readme_counts_the_faults_of_the_jax_device() -> None:
     assert path is not None
     count = sum(entry.kind == "fault" for entry in load(path))
     assert count > 0
-    assert f"The jax device that ships with ampcheck has {count} known faults of its own" in (
+    assert f"The jax device that ships with ampcheck has {count} known fault{'s' * (count > 1)} of its own" in (
         ROOT / "README.md"
     ).read_text(encoding="utf-8")
     assert not [d.id for other in FILES if other != path for d in load(other) if d.kind == "fault"]
