@@ -344,3 +344,13 @@ def test_same_as_its_function(amp: Amp) -> None:
         amp.looked_at += 1
         amp.differences += comparisons.output_dtypes([got], [name_of(wanted.dtype)], name)
         amp.differences += comparisons.bitwise([amp.device.host(got)], [amp.device.host(wanted)], name)
+
+
+@scenario(types=("cuda",), dtypes="default")
+def test_cross_entropy_of_low_logits(amp: Amp) -> None:
+    """cross_entropy runs in float32, its log probabilities too (amp.html#cuda-ops-that-can-autocast-to-float32)."""
+    logits, target = amp.rand(4, 7, dtype=amp.dtype), torch.zeros(4, dtype=torch.long, device=amp.type)
+    with amp.region():
+        seen = amp.observe(lambda: torch.nn.functional.cross_entropy(logits, target), logits)
+    told = [kernel.dtype_kwarg for kernel in seen.kernels if kernel.overload == "log_softmax.int"]
+    amp.assert_equal("dtype that log_softmax was told", told, ["fp32"])
