@@ -8,6 +8,7 @@ import operator
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakSet
 
 import jax.numpy as jnp
 import torch
@@ -91,10 +92,14 @@ def hyperparameters(optimizer: Optimizer) -> list[tuple[dict[str, Any], str]]:
     return [(g, "lr") for g in optimizer.param_groups if type(g.get("lr")) is float and (id(g), "lr") not in _static]
 
 
+_made_capturable: WeakSet[Optimizer] = WeakSet()
+
+
 def prepare(optimizer: Optimizer) -> None:
     """Bring what the optimizer keeps on the host to the device: step counts, by PyTorch's `capturable`.
 
-    In float64, as Python computes with those of the host: 1 - 0.999**step in float32 is wrong by 1e-5 of itself.
+    In float64, as Python computes with those of the host: 1 - 0.999**step in float32 is wrong by 1e-5 of itself. Those
+    of a group that was made capturable by its owner stay as they are, and so do its eager steps.
     The state of parameters that have none yet is made, where the optimizer can make it without a gradient, so that the
     first step is the same program as the later ones.
     """
@@ -102,12 +107,17 @@ def prepare(optimizer: Optimizer) -> None:
         params = [p for p in group["params"] if p.device.type == "jax"]
         if not params or "capturable" not in group:
             continue
-        group["capturable"] = True
+        if not group["capturable"]:
+            group["capturable"] = True
+            _made_capturable.add(optimizer)
         _initialize(optimizer, group, [p for p in params if p.requires_grad and not optimizer.state.get(p)])
         for p in params:
             step = optimizer.state[p].get("step") if p in optimizer.state else None
-            dtype = torch.float32 if group.get("fused") else torch.float64  # PyTorch's fused kernels take float32 alone
-            if isinstance(step, torch.Tensor) and (step.device.type, step.dtype) != ("jax", dtype):
+            if not isinstance(step, torch.Tensor):
+                continue
+            wide = optimizer in _made_capturable and not group.get("fused")  # PyTorch's fused kernels take float32
+            dtype = torch.float64 if wide else step.dtype
+            if (step.device.type, step.dtype) != ("jax", dtype):
                 optimizer.state[p]["step"] = step.to("jax", dtype)
 
 
