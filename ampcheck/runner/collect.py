@@ -13,6 +13,7 @@ from packaging.version import Version
 
 from ampcheck import samples
 from ampcheck.checks.cases import compiled_cases, database_cases, executors, op_cases, smoke
+from ampcheck.checks.product import Product, label
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known, select
 from ampcheck.errors import UsageError
@@ -57,6 +58,8 @@ class Collector:
         """The cases of this run and of a nightly one, as deviations call them."""
         self._nodes: dict[str, str] = {}
         """The node id of each case, by key."""
+        self._nightly_names: list[str] = []
+        """What deviations call the cells of products that a nightly run takes."""
 
     # ---- making cases
 
@@ -79,7 +82,26 @@ class Collector:
                 for dtype in (device.amp_dtypes if marker.kwargs["dtypes"] == "all" else (device.default_amp,))
                 if (not self._dtypes or dtype in self._dtypes) and not self._ops
             ]
+            product = metafunc.definition.get_closest_marker("product")
+            if product is not None:
+                self._take_cells(metafunc, product.args[0], rule, suite.name, amps)
             metafunc.parametrize("amp", amps, ids=[f"{dtype}-{device.token}" for device, dtype in amps], indirect=False)
+
+    def _take_cells(
+        self, metafunc: pytest.Metafunc, product: Product, rule: str, suite: str, amps: list[tuple[Device, str]]
+    ) -> None:
+        """Parametrize a scenario over the cells of a product: those of each run, or all of them in a nightly one."""
+        names = list(product.dimensions)
+        cells = product.reachable if self._nightly else product.chosen
+        metafunc.parametrize(names, cells, ids=[label(cell) for cell in cells])
+        scenario = metafunc.function.__name__.removeprefix("test_")
+        for cell in [] if self._nightly else product.reachable:
+            executor = dict(zip(names, cell, strict=True)).get("executor", "")
+            variant = label(tuple(value for value in cell if value != executor))
+            self._nightly_names += [
+                Case(suite, rule, scenario, "", variant, dtype, device.name, device.token, executor).name
+                for device, dtype in amps
+            ]
 
     def _cases(self, device: Device, suite: str, marker: pytest.Mark) -> Iterator[Case]:
         if marker.kwargs.get("compiled"):
@@ -172,7 +194,7 @@ class Collector:
         nightly = [c.name for d in devices if not d.database for c in database_cases(d)]
         nightly += [c.name for d in devices for rule in RULES for c in compiled_cases(d, rule, nightly=True)]
         unjudged = [*files, SHARED, JIT, KERNELS] if self._device_option else files
-        return self.deviations.stale([*self._names, *nightly], unjudged=unjudged)
+        return self.deviations.stale([*self._names, *self._nightly_names, *nightly], unjudged=unjudged)
 
 
 def function_of(item: pytest.Item) -> pytest.Function:

@@ -96,6 +96,7 @@ def _find_suites(config: pytest.Config, args: list[str]) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "op_cases(rule): run once for every op case of a rule")
     config.addinivalue_line("markers", "rule(name): the rule of the scenarios of a file")
+    config.addinivalue_line("markers", "product(cells): the parameters of a scenario, as a product of their values")
     config.addinivalue_line(
         "markers", "scenario(types, dtypes, values, since): run on every device; see ampcheck.checks.scenario"
     )

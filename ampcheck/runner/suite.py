@@ -20,13 +20,14 @@ from ampcheck.checks import parity
 from ampcheck.checks.backward import check_backward
 from ampcheck.checks.forward import check_forward
 from ampcheck.checks.op_database import check_op_database
+from ampcheck.checks.product import Product
 from ampcheck.checks.scenario import Amp, scenario
 from ampcheck.devices.base import Device
 from ampcheck.errors import CheckFailure
 from ampcheck.samples.op_database import SAMPLE
 from ampcheck.spec.case import Case
 
-__all__ = ["Amp", "check", "op_cases", "scenario"]
+__all__ = ["Amp", "Product", "check", "op_cases", "scenario"]
 
 F = TypeVar("F", bound=Callable[..., object])
 

@@ -1,4 +1,4 @@
-"""docs/coverage.md maps upstream tests and reports to cases; every case it names must exist."""
+"""docs/coverage/upstream.md maps upstream tests and reports to cases; every case it names must exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ampcheck.spec.executors import EXECUTORS
 from ampcheck.spec.rules import RULES
 from tests.cli_support import ROOT
 
-PAGE = (ROOT / "docs" / "coverage.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "coverage" / "upstream.md").read_text(encoding="utf-8")
 PARTS = {"Eager mode": 150, "Gradients": 55, "GradScaler": 50, "Compilers": 65}
 """The parts of the page, and how many rows each has at least."""
 

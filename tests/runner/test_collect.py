@@ -53,3 +53,26 @@ def test_two_files_with_one_case_are_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     one, other = ("suites/eager/test_b.py::test_one[bf16-cpu]", "suites/eager/test_a.py::test_one[bf16-cpu]")
     assert f"{one} and {other} are both eager/promote/one-bf16-cpu" in done.stdout + done.stderr
+
+
+PRODUCT = """
+from ampcheck.runner.suite import Product, scenario
+
+HOW = Product({"policy": ("a", "b"), "mode": ("c", "d"), "at": ("e", "f")}, {"no": lambda cell: cell["at"] == "f"})
+
+@HOW.cells
+@scenario(dtypes="default")
+def test_one(amp, policy, mode, at):
+    amp.assert_equal("it", 1, 1)
+"""
+
+
+@pytest.mark.parametrize(("options", "cells"), [((), ["a-c-e", "a-d-e", "b-c-e", "b-d-e"]), (("--nightly",), None)])
+def test_a_product_makes_a_case_per_cell(tmp_path: Path, options: tuple[str, ...], cells: list[str] | None) -> None:
+    text = MARK + (PRODUCT if cells else PRODUCT.replace(', {"no": lambda cell: cell["at"] == "f"}', ""))
+    manifest = tmp_path / "manifest"
+    done = collect(tmp_path, {"eager/test_a.py": text}, f"--write-manifest={manifest}", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    wanted = cells or [f"{a}-{b}-{c}" for a in "ab" for b in "cd" for c in "ef"]
+    names = [line.split("\t")[0] for line in manifest.read_text().splitlines()]
+    assert sorted(names) == [f"eager/promote/one-{cell}-bf16-cpu" for cell in wanted]

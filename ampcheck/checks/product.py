@@ -1,0 +1,98 @@
+"""Products: every combination of the parameters of a scenario, those that cannot be, and a small choice for each run.
+
+    CALLS = Product({"policy": ("downcast", "upcast"), "mode": ("train", "eval")})
+
+    @CALLS.cells
+    @scenario()
+    def test_same_dtype(amp, policy, mode): ...
+
+A run takes the cells of `chosen`, which hold every pair of values; one with `--nightly` takes all of `reachable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations, product
+from typing import TypeVar
+
+import pytest
+
+F = TypeVar("F", bound=Callable[..., object])
+Cell = tuple[str, ...]
+Pair = tuple[int, str, int, str]
+
+
+@dataclass(frozen=True)
+class Product:
+    """All combinations of the values of some dimensions.
+
+    `dimensions`: the values of each, by its name, which is the parameter of the scenario. `without`: for each reason
+    why a cell cannot be, whether it speaks of a cell, which it gets as a mapping from dimension to value.
+    """
+
+    dimensions: Mapping[str, Sequence[str]]
+    without: Mapping[str, Callable[[Mapping[str, str]], bool]] | None = None
+
+    @cached_property
+    def unreachable(self) -> dict[Cell, str]:
+        """Return the cells that cannot be, each with the first reason."""
+        found = {}
+        for cell in product(*self.dimensions.values()):
+            named = dict(zip(self.dimensions, cell, strict=True))
+            reason = next((reason for reason, speaks in (self.without or {}).items() if speaks(named)), None)
+            if reason is not None:
+                found[cell] = reason
+        return found
+
+    @cached_property
+    def reachable(self) -> list[Cell]:
+        """Return all other cells."""
+        return [cell for cell in product(*self.dimensions.values()) if cell not in self.unreachable]
+
+    @cached_property
+    def chosen(self) -> list[Cell]:
+        """Return a few cells that hold every pair of values which a reachable cell holds, the same ones each time.
+
+        Takes the cell with the most pairs that are still missing, over and over, as greedy covering arrays do. Our own,
+        since the ids of a run's cases must not change with the version of a library.
+        """
+        pairs = {cell: _pairs(cell) for cell in self.reachable}
+        missing = set().union(*pairs.values()) if pairs else set()
+        picked = []
+        while missing:
+            best = max(pairs, key=lambda cell: len(pairs[cell] & missing))
+            picked.append(best)
+            missing -= pairs.pop(best)
+            pairs = {cell: left for cell, held in pairs.items() if (left := held & missing)}
+        return sorted(picked, key=self.reachable.index)
+
+    @property
+    def size(self) -> int:
+        """Return the number of all cells, with those that cannot be."""
+        return len(self.reachable) + len(self.unreachable)
+
+    def cells(self, function: F) -> F:
+        """Run a scenario, whose parameters are the dimensions, once for each cell that the run takes."""
+        marked: F = pytest.mark.product(self)(function)
+        return marked
+
+    def sentence(self) -> str:
+        """Return the figures of the product, as its page in `docs/coverage/` says them."""
+        return (
+            f"Product: {self.size} cells; {len(self.chosen)} in each run, {len(self.reachable)} nightly, "
+            f"{len(self.unreachable)} unreachable."
+        )
+
+
+def label(cell: Cell) -> str:
+    """Return a cell's part of the id of its case."""
+    return "-".join(cell)
+
+
+def _pairs(cell: Cell) -> set[Pair]:
+    """Return the pairs of values that a cell holds; of a single dimension, its value with itself."""
+    values = list(enumerate(cell))
+    several = values if len(values) > 1 else [*values, *values]
+    return {(i, a, j, b) for (i, a), (j, b) in combinations(several, 2)}
