@@ -23,6 +23,7 @@ from ampcheck.checks.call import CallPlan, plan
 from ampcheck.checks.cases import MODES, assignments, executors, floating_count, without_gradient
 from ampcheck.checks.layouts import LAYOUTS
 from ampcheck.checks.parity import Parity, simulate_cuda
+from ampcheck.checks.product import Product
 from ampcheck.checks.reference import cast_call, raised_by_cpu
 from ampcheck.compilers import function, source
 from ampcheck.compilers.kinds import EXECUTORS, quiet
@@ -49,6 +50,23 @@ FORMS = {
 """By layout, what a floating tensor `x` is made."""
 _DIMS = {"contiguous": 0, "strided": 1, "transposed": 2, "channels_last": 4}
 """How many dimensions a tensor needs to be laid out so; of channels_last, how many it must have."""
+
+
+_FLAGS = ("", "on", "off")
+_ENTRIES = [f"enter_{on}_{dtype}_{cache}" for on in ("on", "off") for dtype in ("", "low", "other") for cache in _FLAGS]
+_SETTINGS = ("enable", "disable", "set_low", "set_other", "cache_on", "cache_off", "clear")
+TRANSITIONS = Product(
+    {
+        "enabled": ("on", "off"),
+        "dtype": ("low", "other"),
+        "cache": ("on", "off"),
+        "depth": ("0", "1", "2"),
+        "step": (*_ENTRIES, *_SETTINGS, "exit", "raise"),
+    },
+    {"there is no region to leave": lambda cell: cell["depth"] == "0" and cell["step"] in ("exit", "raise")},
+)
+"""The states of a device type, and what may be done in each: a region of any arguments is entered, a setter is called,
+a region is left. `suites/eager/test_state.py` does each of them."""
 
 
 @dataclass(frozen=True, slots=True)

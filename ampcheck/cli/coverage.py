@@ -64,6 +64,7 @@ def _fields(each: Coverage) -> dict[str, Any]:
 def _table(counted: list[Coverage], list_open: bool) -> str:
     from tabulate import tabulate
 
+    from ampcheck.checks.cells import TRANSITIONS
     from ampcheck.tools.cell_coverage import figure
 
     headers = ["device", "dispatch key", "cells", "unreachable", "reachable", "in each run", "nightly", "open"]
@@ -76,7 +77,16 @@ def _table(counted: list[Coverage], list_open: bool) -> str:
         for reason, number in each.unreachable.items():
             reasons[reason] = reasons.get(reason, 0) + number
     why = [[number, reason] for reason, number in sorted(reasons.items(), key=lambda item: -item[1])]
-    parts = [figure(counted), tabulate(rows, headers=headers), tabulate(why, headers=["unreachable", "because"])]
+    walked = (
+        f"Every run takes all {len(TRANSITIONS.reachable)} transitions of the model of autocast's state that can be, "
+        f"of {TRANSITIONS.size}."
+    )
+    parts = [
+        figure(counted),
+        walked,
+        tabulate(rows, headers=headers),
+        tabulate(why, headers=["unreachable", "because"]),
+    ]
     if list_open:
         parts += [f"open on {each.device}: {name}" for each in counted for name in each.open]
     return "\n\n".join(parts)

@@ -1,4 +1,4 @@
-"""`ampcheck coverage`: impossible cells have a reason, sweeps reach all others, and a sweep that did not run is open."""
+"""`ampcheck coverage`: impossible cells have a reason, sweeps reach all others, one that did not run is open."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ampcheck.cli import main
 from ampcheck.devices.registry import known
 from ampcheck.spec.case import CELLS, Case
 from ampcheck.tools.cell_coverage import count, figure
+from tests.cli_support import ROOT
 
 FEW = ("mm", "exp", "conv2d", "linalg_matrix_rank", "cat", "binary_cross_entropy")
 
@@ -73,6 +74,9 @@ def test_the_command_prints_and_writes_the_figure(tmp_path: Path, capsys: pytest
     assert main.main(["coverage", "--device", "virtual:mps", "--json", str(file)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("A nightly run reaches 100.0% of ")
+    walked = "all 632 transitions of the model of autocast's state"
+    assert walked in out
+    assert walked in (ROOT / "docs/coverage/README.md").read_text()
     (row,) = json.loads(file.read_text())
     assert row["device"] == "virtual:mps"
     assert row["nightly"] == row["reachable"]
