@@ -76,7 +76,7 @@ class Pipeline:
         (report / "scripts").mkdir(parents=True)
         for name in ("nightly_site", "nightly_issue"):
             (report / "scripts" / name).symlink_to(ROOT / "scripts" / name)
-        selection = "--device cpu --device swapped --device-module faulty --rule context --rule promote --op cat"
+        selection = "--device cpu --device swapped --device-module faulty --suite eager --rule promote --op cat"
         for number in (1, 2):
             folder = self.folder / f"{date}-{number}"
             folder.mkdir()
