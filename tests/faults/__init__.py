@@ -8,6 +8,7 @@ has a process of its own, must notice it, and to `FAULTS` otherwise.
 from __future__ import annotations
 
 from tests.faults import (
+    anydtype,
     autodiff,
     backends,
     caches,
@@ -29,8 +30,10 @@ from tests.faults import (
     modules,
     moves,
     optimizers,
+    options,
     persistence,
     policies,
+    precision,
     preflight,
     region_scenarios,
     regions,
@@ -51,9 +54,9 @@ __all__ = ["CONTROLS", "FAULTS", "Fault"]
 
 _KINDS = (
     casts, policies, eligibility, regions, region_scenarios, construction, decorators, threads, functions,
-    gradients, autodiff, customfn, deprecated, caches, modules, moves, scaler, persistence, unscale, optimizers,
-    checkpoint, functorch, limits, jit, jit_scenarios, seen, derivatives, replicas, settings, scenarios,
-    torchscript_pass, backends, preflight, registration, reproductions,
+    gradients, autodiff, customfn, deprecated, caches, modules, moves, options, anydtype, precision, scaler,
+    persistence, unscale, optimizers, checkpoint, functorch, limits, jit, jit_scenarios, seen, derivatives, replicas,
+    settings, scenarios, torchscript_pass, backends, preflight, registration, reproductions,
 )  # fmt: skip
 _ON_JAX = (autodiff, checkpoint, customfn, functorch, gradients, interop, moves, optimizers, persistence, scaler)
 
