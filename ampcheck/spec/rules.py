@@ -99,7 +99,7 @@ _ALL = (
     Rule("exceptions", "an exception leaves a region unchanged, and the state from before the region is back", _PYTHON),
     Rule("modules", "a module in a region does what the functions it calls do there", _EXAMPLES),
     Rule(
-        "options",
+        "variants",
         "a module has the dtypes of its formula with any optional arguments, in training and evaluation, with and "
         "without gradients",
         _AMP,

@@ -30,7 +30,6 @@ from tests.faults import (
     modules,
     moves,
     optimizers,
-    options,
     persistence,
     policies,
     precision,
@@ -47,6 +46,7 @@ from tests.faults import (
     threads,
     torchscript_pass,
     unscale,
+    variants,
 )
 from tests.faults.fault import Fault
 
@@ -54,7 +54,7 @@ __all__ = ["CONTROLS", "FAULTS", "Fault"]
 
 _KINDS = (
     casts, policies, eligibility, regions, region_scenarios, construction, decorators, threads, functions,
-    gradients, autodiff, customfn, deprecated, caches, modules, moves, options, anydtype, precision, scaler,
+    gradients, autodiff, customfn, deprecated, caches, modules, moves, variants, anydtype, precision, scaler,
     persistence, unscale, optimizers, checkpoint, functorch, limits, jit, jit_scenarios, seen, derivatives, replicas,
     settings, scenarios, torchscript_pass, backends, preflight, registration, reproductions,
 )  # fmt: skip

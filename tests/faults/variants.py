@@ -75,7 +75,7 @@ def trained_alone(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _fault(name: str, scenario: str, only: str, says: str, where: Any, **wrong: Any) -> Fault:
-    return Fault(name, "options", lambda: replaced(where, **wrong), (says,), op=scenario, only=only)
+    return Fault(name, "variants", lambda: replaced(where, **wrong), (says,), op=scenario, only=only)
 
 
 _functional = nn.functional

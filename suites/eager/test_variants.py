@@ -1,4 +1,4 @@
-"""Rule options: a module of many ops keeps its dtype whatever its optional arguments, its mode and its gradients.
+"""Rule variants: a module of many ops keeps its dtype whatever its optional arguments, its mode and its gradients.
 
 A module does in a region what its functions do there, each op by its policy, so the same call has the dtype and, within
 the rounding of the lower precision, the values of one formula: in training and in evaluation, with gradients and
@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ampcheck.runner.suite import Amp, Product, scenario
 
-pytestmark = pytest.mark.rule("options")
+pytestmark = pytest.mark.rule("variants")
 
 MODES = ("train", "eval", "eval_off", "eval_inference")
 """Training or evaluation; gradients recorded, `no_grad`, and `inference_mode`."""
@@ -83,7 +83,8 @@ def _compare(
     held_here, host = {name: amp.device.host(tensor) for name, tensor in held.items()}, amp.device.host
     wanted = [each.dtype for each in formula(held_here, [host(tensor) for tensor in inputs])]
     made = {"eval_off": torch.no_grad, "eval_inference": torch.inference_mode}.get(mode, torch.enable_grad)
-    outputs = {}
+    outputs, fast = {}, torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(fast or amp.type in HARDWARE)  # torchax switches it off for all
     with warnings.catch_warnings(), made():
         warnings.simplefilter("ignore")  # a module's advice on how to run faster
         try:
@@ -93,6 +94,8 @@ def _compare(
         except Exception as error:  # the formula raises nothing
             amp.check(False, "a call in the region", f"raised {type(error).__name__}: {error}", error)
             return
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
     if watched.error is not None:
         kind = type(watched.error).__name__
         amp.check(False, "a watched call", f"raised {kind}: {watched.error}", watched.error)
