@@ -83,9 +83,27 @@ _ALL = (
         "a region given no options is enabled, uses the device type's default dtype and leaves the cache as it was",
         _REGION,
     ),
+    Rule(
+        "anydtype",
+        "whatever dtype is set, an op that casts to it does what it does on tensors cast by hand, and every other op "
+        "what its policy says",
+        _PYTHON,
+    ),
+    Rule(
+        "precision",
+        "a setting of how float32 is computed changes values within a bound, and no dtype, cast or other setting",
+        "https://docs.pytorch.org/docs/2.13/generated/torch.set_float32_matmul_precision.html",
+        since="2.9",
+    ),
     Rule("errors", "a wrong argument is refused, or warned of and the region disabled, in words that name it", _PYTHON),
     Rule("exceptions", "an exception leaves a region unchanged, and the state from before the region is back", _PYTHON),
     Rule("modules", "a module in a region does what the functions it calls do there", _EXAMPLES),
+    Rule(
+        "variants",
+        "a module has the dtypes of its formula with any optional arguments, in training and evaluation, with and "
+        "without gradients",
+        _AMP,
+    ),
     Rule(
         "moves",
         "a converted module keeps its parameters, shared ones shared, so that an optimizer made before trains it in a "

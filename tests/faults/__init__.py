@@ -8,6 +8,7 @@ has a process of its own, must notice it, and to `FAULTS` otherwise.
 from __future__ import annotations
 
 from tests.faults import (
+    anydtype,
     autodiff,
     backends,
     caches,
@@ -32,6 +33,7 @@ from tests.faults import (
     optimizers,
     persistence,
     policies,
+    precision,
     preflight,
     region_scenarios,
     regions,
@@ -45,6 +47,7 @@ from tests.faults import (
     threads,
     torchscript_pass,
     unscale,
+    variants,
 )
 from tests.faults.fault import Fault
 
@@ -52,9 +55,9 @@ __all__ = ["CONTROLS", "FAULTS", "Fault"]
 
 _KINDS = (
     casts, cells, policies, eligibility, regions, region_scenarios, construction, decorators, threads, functions,
-    gradients, autodiff, customfn, deprecated, caches, modules, moves, scaler, persistence, unscale, optimizers,
-    checkpoint, functorch, limits, jit, jit_scenarios, seen, derivatives, replicas, settings, scenarios,
-    torchscript_pass, backends, preflight, registration, reproductions,
+    gradients, autodiff, customfn, deprecated, caches, modules, moves, variants, anydtype, precision, scaler,
+    persistence, unscale, optimizers, checkpoint, functorch, limits, jit, jit_scenarios, seen, derivatives, replicas,
+    settings, scenarios, torchscript_pass, backends, preflight, registration, reproductions,
 )  # fmt: skip
 _ON_JAX = (autodiff, checkpoint, customfn, functorch, gradients, interop, moves, optimizers, persistence, scaler)
 
