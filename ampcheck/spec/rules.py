@@ -59,6 +59,12 @@ _ALL = (
     # Refusing to decorate what cannot be called is newer than the rule: torch 2.12 (pytorch#172178); 2.11 wrapped it.
     Rule("decorator", "a decorated function runs in the region on every call and keeps its name", _REGION),
     Rule(
+        "holders",
+        "whatever holds a region of a thread, leaving it puts back what entering it found, and the body of a decorated "
+        "callable of any kind runs in the region",
+        _PYTHON,
+    ),
+    Rule(
         "cache",
         "a float32 leaf that requires grad is cast to the region's dtype once per outermost region, if the cache is on",
         "aten/src/ATen/autocast_mode.cpp",

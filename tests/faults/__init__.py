@@ -22,6 +22,7 @@ from tests.faults import (
     functions,
     functorch,
     gradients,
+    holders,
     interop,
     jit,
     jit_scenarios,
@@ -53,7 +54,7 @@ _KINDS = (
     casts, policies, eligibility, regions, region_scenarios, construction, decorators, threads, functions,
     gradients, autodiff, customfn, deprecated, caches, modules, moves, scaler, persistence, unscale, optimizers,
     checkpoint, functorch, limits, jit, jit_scenarios, seen, derivatives, replicas, settings, scenarios,
-    torchscript_pass, backends, preflight, registration, reproductions,
+    torchscript_pass, backends, preflight, registration, reproductions, holders,
 )  # fmt: skip
 _ON_JAX = (autodiff, checkpoint, customfn, functorch, gradients, interop, moves, optimizers, persistence, scaler)
 
