@@ -134,6 +134,12 @@ _ALL = (
         autograd=True,
     ),
     Rule(
+        "transforms",
+        "under one transform, or two, an op casts what it casts without one, and the result is that of explicit casts",
+        "https://docs.pytorch.org/docs/2.13/func.api.html",
+        autograd=True,
+    ),
+    Rule(
         "dataparallel",
         "a replica runs its forward in the region its caller is in, and gradients are reduced in the dtype of their "
         "parameters unless a hook or a policy says otherwise",

@@ -44,6 +44,7 @@ from tests.faults import (
     settings,
     threads,
     torchscript_pass,
+    transforms,
     unscale,
 )
 from tests.faults.fault import Fault
@@ -55,6 +56,7 @@ _KINDS = (
     gradients, autodiff, customfn, deprecated, caches, modules, moves, scaler, persistence, unscale, optimizers,
     checkpoint, functorch, limits, jit, jit_scenarios, seen, derivatives, replicas, settings, scenarios,
     torchscript_pass, backends, preflight, registration, reproductions, holders,
+    transforms,
 )  # fmt: skip
 _ON_JAX = (autodiff, checkpoint, customfn, functorch, gradients, interop, moves, optimizers, persistence, scaler)
 
