@@ -65,6 +65,12 @@ _ALL = (
         _PYTHON,
     ),
     Rule(
+        "modes",
+        "the __torch_function__ of a mode or a subclass sees a call as it is made, and its __torch_dispatch__ what "
+        "autocast made of it",
+        "https://docs.pytorch.org/docs/2.13/notes/extending.html",
+    ),
+    Rule(
         "cache",
         "a float32 leaf that requires grad is cast to the region's dtype once per outermost region, if the cache is on",
         "aten/src/ATen/autocast_mode.cpp",

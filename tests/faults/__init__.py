@@ -27,6 +27,7 @@ from tests.faults import (
     jit,
     jit_scenarios,
     limits,
+    modes,
     modules,
     moves,
     optimizers,
@@ -56,7 +57,7 @@ _KINDS = (
     gradients, autodiff, customfn, deprecated, caches, modules, moves, scaler, persistence, unscale, optimizers,
     checkpoint, functorch, limits, jit, jit_scenarios, seen, derivatives, replicas, settings, scenarios,
     torchscript_pass, backends, preflight, registration, reproductions, holders,
-    transforms,
+    transforms, modes,
 )  # fmt: skip
 _ON_JAX = (autodiff, checkpoint, customfn, functorch, gradients, interop, moves, optimizers, persistence, scaler)
 
