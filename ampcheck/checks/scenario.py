@@ -141,8 +141,8 @@ class Amp:
         kernel = self.observe(call).of(overload)
         return tuple(leaf.got for leaf in kernel.leaves) if kernel else None
 
-    def copies(self, call: Callable[[], Any], tensor: torch.Tensor) -> list[weakref.ref[torch.Tensor]]:
-        """Return weak references to the casts of a tensor that a call makes, gradients recorded as usual."""
+    def copies(self, call: Callable[[], Any], tensor: torch.Tensor | None = None) -> list[weakref.ref[torch.Tensor]]:
+        """Return weak references to a call's casts of a tensor, or of any, gradients recorded as usual."""
         if not self.device.observes_composite_ops:
             raise Unsupported(f"copies that {self.device.name} casts cannot be followed while gradients are recorded")
         copier = _Copies(tensor)
@@ -279,16 +279,19 @@ class Amp:
 
 
 class _Copies(TorchDispatchMode):
-    """Collects the casts of one tensor. Inference mode reaches it with `to.dtype`, everything else with `_to_copy`."""
+    """Collects casts, of one tensor or of any.
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    Inference mode reaches it with `to.dtype`, everything else with `_to_copy`.
+    """
+
+    def __init__(self, tensor: torch.Tensor | None) -> None:
         super().__init__()
         self.made: list[weakref.ref[torch.Tensor]] = []
-        self._tensor: Any = weakref.ref(tensor)
+        self._tensor: Any = tensor if tensor is None else weakref.ref(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out: Any = func(*args, **(kwargs or {}))
         cast = func in (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
-        if cast and args[0] is self._tensor() and args[0].dtype != out.dtype:
+        if cast and (self._tensor is None or args[0] is self._tensor()) and args[0].dtype != out.dtype:
             self.made.append(weakref.ref(out))
         return out

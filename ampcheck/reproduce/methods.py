@@ -152,13 +152,13 @@ class Copies(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {{}}))
         cast = func in (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
-        if cast and args[0] is self.tensor() and args[0].dtype != out.dtype:
+        if cast and (self.tensor is None or args[0] is self.tensor()) and args[0].dtype != out.dtype:
             self.made.append(weakref.ref(out))
         return out
 
-def copies(call, tensor):  # a reference to each cast of a tensor that a call makes
+def copies(call, tensor=None):  # a reference to each cast of a tensor, or of any, that a call makes
     copier = amp.Copies()
-    copier.tensor, copier.made = weakref.ref(tensor), []
+    copier.tensor, copier.made = None if tensor is None else weakref.ref(tensor), []
     with copier:
         call()
     return copier.made""",

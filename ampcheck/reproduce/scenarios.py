@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import math
+import pprint
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,6 +21,9 @@ from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
 _COMPARE = "_compare"
 """The helper of `suites/eager/test_modules.py` that compares with `ampcheck.observe.replay`; see `snippets.compare`."""
+_PROMISED = "_promised"
+"""What functions of a suite file begin with that work out from `ampcheck.spec`, given `amp` and parameters of the
+scenario, what is to be seen; a reproduction has what they return."""
 _OWN = "in_plain_torch"
 """A function of a suite file whose scenarios are data: given a scenario and its arguments, its program, or ""."""
 _MODULE = """\
@@ -77,9 +82,11 @@ def _program(
     ran: bool,
 ) -> str:
     arguments = "".join(f", {name}={_literal(value, body)}" for name, value in params.items())
-    found = plain(body, params, {_COMPARE, *_STAND_INS})
+    promises = {name for name in body.__globals__ if name.startswith(_PROMISED)}
+    found = plain(body, params, {_COMPARE, *_STAND_INS, *promises})
     blocks = [text for name in sorted(found.foreign) for text in _STAND_INS[name]]
-    if found.replaced:
+    blocks += [_promise(body.__globals__[name], device, dtype, params) for name in sorted(found.replaced & promises)]
+    if _COMPARE in found.replaced:
         if not device.observes_composite_ops:
             raise Unreproducible(f"a comparison that {device.name} has no reference for")
         wanted, hidden = expected.of_scenario(body, _COMPARE, device, name_of(dtype), params) if ran else ({}, False)
@@ -103,6 +110,13 @@ def _program(
     call = f"{body.__name__}(amp{arguments})"
     parts = [*first, made, *blocks, *found.helpers, code, call]
     return assembled(device, modules, parts, found.imports, simulate_cuda=compiled)
+
+
+def _promise(function: Callable[..., Any], device: Device, dtype: torch.dtype, params: Mapping[str, object]) -> str:
+    """Return a function of the same name that gives what this one does for the parameters of the scenario."""
+    own = {name: value for name, value in params.items() if name in inspect.signature(function).parameters}
+    value = pprint.pformat(function(Amp(device, name_of(dtype)), **own), width=100, sort_dicts=False)
+    return f"def {function.__name__}(*given, **more):\n    return (\n{textwrap.indent(value, '        ')}\n    )"
 
 
 def _literal(value: object, body: Callable[..., Any]) -> str:

@@ -59,6 +59,18 @@ _ALL = (
     # Refusing to decorate what cannot be called is newer than the rule: torch 2.12 (pytorch#172178); 2.11 wrapped it.
     Rule("decorator", "a decorated function runs in the region on every call and keeps its name", _REGION),
     Rule(
+        "holders",
+        "whatever holds a region of a thread, leaving it puts back what entering it found, and the body of a decorated "
+        "callable of any kind runs in the region",
+        _PYTHON,
+    ),
+    Rule(
+        "modes",
+        "the __torch_function__ of a mode or a subclass sees a call as it is made, and its __torch_dispatch__ what "
+        "autocast made of it",
+        "https://docs.pytorch.org/docs/2.13/notes/extending.html",
+    ),
+    Rule(
         "cache",
         "a float32 leaf that requires grad is cast to the region's dtype once per outermost region, if the cache is on",
         "aten/src/ATen/autocast_mode.cpp",
@@ -142,6 +154,12 @@ _ALL = (
         "functorch",
         "a transformed function sees the region it is called in, and its derivatives have the dtype of what they are "
         "taken with respect to",
+        "https://docs.pytorch.org/docs/2.13/func.api.html",
+        autograd=True,
+    ),
+    Rule(
+        "transforms",
+        "under one transform, or two, an op casts what it casts without one, and the result is that of explicit casts",
         "https://docs.pytorch.org/docs/2.13/func.api.html",
         autograd=True,
     ),

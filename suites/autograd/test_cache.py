@@ -120,7 +120,7 @@ def test_inference_either_way_round(amp: Amp, outer: str) -> None:
 
 
 @scenario(values=True)
-def test_alternating_grad_modes(amp: Amp) -> None:
+def test_alternating_no_grad(amp: Amp) -> None:
     """Each forward of one region obeys the grad mode it runs in (pytorch#158232)."""
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
     with amp.region():

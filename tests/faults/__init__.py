@@ -24,10 +24,12 @@ from tests.faults import (
     functions,
     functorch,
     gradients,
+    holders,
     interop,
     jit,
     jit_scenarios,
     limits,
+    modes,
     modules,
     moves,
     optimizers,
@@ -46,6 +48,7 @@ from tests.faults import (
     settings,
     threads,
     torchscript_pass,
+    transforms,
     unscale,
     variants,
 )
@@ -57,7 +60,8 @@ _KINDS = (
     casts, cells, policies, eligibility, regions, region_scenarios, construction, decorators, threads, functions,
     gradients, autodiff, customfn, deprecated, caches, modules, moves, variants, anydtype, precision, scaler,
     persistence, unscale, optimizers, checkpoint, functorch, limits, jit, jit_scenarios, seen, derivatives, replicas,
-    settings, scenarios, torchscript_pass, backends, preflight, registration, reproductions,
+    settings, scenarios, torchscript_pass, backends, preflight, registration, reproductions, holders,
+    transforms, modes,
 )  # fmt: skip
 _ON_JAX = (autodiff, checkpoint, customfn, functorch, gradients, interop, moves, optimizers, persistence, scaler)
 

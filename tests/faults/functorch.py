@@ -17,11 +17,11 @@ from tests.faults.fault import Fault, Inject
 _VMAP = apis.vmap_impl
 
 
-def _off() -> AbstractContextManager[object]:
+def off() -> AbstractContextManager[object]:
     return torch.autocast("cpu", enabled=False)
 
 
-def _other() -> AbstractContextManager[object]:
+def other() -> AbstractContextManager[object]:
     low = torch.get_autocast_dtype("cpu")
     return torch.autocast("cpu", dtype=torch.float16 if low == torch.bfloat16 else torch.bfloat16)
 
@@ -36,7 +36,7 @@ def _within(around: Inject, function: Any) -> Any:
     return within
 
 
-def _inside(name: str, around: Inject) -> AbstractContextManager[object]:
+def inside(name: str, around: Inject) -> AbstractContextManager[object]:
     """A transform of which the function is called within `around`."""
     transform = getattr(torch.func, name)
 
@@ -46,7 +46,7 @@ def _inside(name: str, around: Inject) -> AbstractContextManager[object]:
     return patch.object(torch.func, name, changed)
 
 
-def _after(name: str, done: Callable[[Any], Any]) -> AbstractContextManager[object]:
+def after(name: str, done: Callable[[Any], Any]) -> AbstractContextManager[object]:
     """A transform of which the transformed function gives what `done` makes of its result."""
     transform = getattr(torch.func, name)
 
@@ -57,13 +57,13 @@ def _after(name: str, done: Callable[[Any], Any]) -> AbstractContextManager[obje
     return patch.object(torch.func, name, changed)
 
 
-def _mapping(change: Callable[..., Any]) -> AbstractContextManager[object]:
+def mapping(change: Callable[..., Any]) -> AbstractContextManager[object]:
     """Replace vmap by `change`, which is called with the arguments of PyTorch's."""
     return patch.object(apis, "vmap_impl", change)
 
 
-def _mapped_outside(function: Any, *rest: Any, **options: Any) -> Any:
-    return _VMAP(_within(_off, function), *rest, **options)
+def mapped_outside(function: Any, *rest: Any, **options: Any) -> Any:
+    return _VMAP(_within(off, function), *rest, **options)
 
 
 def _mapped_backwards(*args: Any, **options: Any) -> Any:
@@ -78,7 +78,7 @@ def _never_refused(function: Any, in_dims: Any, out_dims: Any, randomness: str, 
     return _VMAP(function, in_dims, out_dims, "different", *rest, **options)
 
 
-def _leave_on(found: Any) -> Any:
+def leave_on(found: Any) -> Any:
     torch.set_autocast_enabled("cpu", True)
     return found
 
@@ -102,18 +102,18 @@ def fault(name: str, inject: Inject, says: str, only: str) -> Fault:
 
 
 FAULTS = (
-    fault("grad-outside-of-regions", lambda: _inside("grad", _off), "states it ran in", "/derivative and around"),
-    fault("jvp-outside-of-regions", lambda: _inside("jvp", _off), "states it ran in", "/derivative and jvp"),
-    fault("grad-in-other-dtype", lambda: _inside("grad", _other), "states it ran in", "/derivative and grad"),
-    fault("jacobian-in-low-dtype", lambda: _after("jacrev", torch.Tensor.bfloat16), "bfloat16", "/derivative and jac"),
-    fault("grad-leaves-on", lambda: _after("grad", _leave_on), "state and depth after", "/derivative and inside"),
-    fault("vmap-outside-of-regions", lambda: _mapping(_mapped_outside), "state and dtypes inside", "/mapped"),
-    fault("vmap-swaps-slices", lambda: _mapping(_mapped_backwards), "gradients: differs", "gradients_per_sample"),
-    fault("vmap-draws-alike", lambda: _mapping(_drawn_alike), "patterns", "/randomness"),
-    fault("vmap-refuses-no-draw", lambda: _mapping(_never_refused), "randomness", "randomness_refused"),
+    fault("grad-outside-of-regions", lambda: inside("grad", off), "states it ran in", "/derivative and around"),
+    fault("jvp-outside-of-regions", lambda: inside("jvp", off), "states it ran in", "/derivative and jvp"),
+    fault("grad-in-other-dtype", lambda: inside("grad", other), "states it ran in", "/derivative and grad"),
+    fault("jacobian-in-low-dtype", lambda: after("jacrev", torch.Tensor.bfloat16), "bfloat16", "/derivative and jac"),
+    fault("grad-leaves-on", lambda: after("grad", leave_on), "state and depth after", "/derivative and inside"),
+    fault("vmap-outside-of-regions", lambda: mapping(mapped_outside), "state and dtypes inside", "/mapped"),
+    fault("vmap-swaps-slices", lambda: mapping(_mapped_backwards), "gradients: differs", "gradients_per_sample"),
+    fault("vmap-draws-alike", lambda: mapping(_drawn_alike), "patterns", "/randomness"),
+    fault("vmap-refuses-no-draw", lambda: mapping(_never_refused), "randomness", "randomness_refused"),
     fault("dual-without-tangent", _without_tangent, "whether there is a tangent", "weight_with_a_tangent"),
     fault("call-with-own-parameters", _own_parameters, "comes out with other parameters", "other_parameters"),
-    fault("functionalized-outside", lambda: _inside("functionalize", _off), "dtype: got", "functionalized"),
+    fault("functionalized-outside", lambda: inside("functionalize", off), "dtype: got", "functionalized"),
 )
 
 _ON_JAX = (

@@ -1,0 +1,307 @@
+"""Rule modes: a `__torch_function__` sees a call as it is made, a `__torch_dispatch__` what autocast made of it.
+
+The promise: a `__torch_function__`, of a mode or of a subclass, runs before the dispatcher, a `__torch_dispatch__`
+after autograd and autocast, with the tensors that the kernel is to get
+(https://docs.pytorch.org/docs/2.13/notes/extending.html, "Extending torch native API" and "Extending all torch API
+with Modes"; the order of the keys in c10/core/DispatchKey.h). A subclass with a `__torch_dispatch__` has the dtype it
+says it has, and autocast casts it by that dtype. While `__torch_dispatch__` runs, autocast does not act again; while
+`__torch_function__` does, it does. `ampcheck.spec.casting` says what each op receives.
+
+The products: `USED`, who looks, whether before or after the region is entered, an op of each policy, and whether the
+region is enabled; `HELD`, DTensors of one process and jagged nested tensors, on the CPU. A nightly run takes about
+half a minute on all devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ampcheck.runner.suite import Amp, Product, scenario
+from ampcheck.spec.casting import Leaf, expect
+from ampcheck.spec.dtypes import widest
+from ampcheck.spec.torch_dtypes import name_of
+
+pytestmark = pytest.mark.rule("modes")
+
+OPS: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[str, ...]]] = {
+    "product": ("mm", torch.mm, ("wide", "wide")),
+    "product_of_low": ("mm", torch.mm, ("low", "wide")),
+    "exponential": ("exp", torch.exp, ("low",)),
+    "loss": ("mse_loss", torch.nn.functional.mse_loss, ("low", "wide")),
+    "angle": ("atan2", torch.atan2, ("low", "wide")),
+    "joined": ("cat", lambda *tensors: torch.cat(tensors), ("low", "wide")),
+    "sums": ("cumsum", lambda x: torch.cumsum(x, 0), ("low",)),
+    "sine": ("sin", torch.sin, ("low",)),
+    "scaled": ("mul.Tensor", torch.mul, ("low", "wide")),
+}
+"""An overload of each policy on one device or other, and two without one: the call and the dtypes it is given."""
+
+
+def _promised_call(amp: Amp, op: str, region: str) -> tuple[Any, ...]:
+    """What the call is given, what the kernel receives, the dtype= it gets, and how many casts there are."""
+    overload, _, dtypes = OPS[op]
+    given = [name_of(amp.dtype) if dtype == "low" else "fp32" for dtype in dtypes]
+    policy = amp.device.policies().get(overload, "fallthrough")
+    leaves = [Leaf(name) for name in given]
+    found = expect(policy, overload, leaves, name_of(amp.dtype), enabled=region == "on")
+    return tuple(given), found.leaves, found.dtype_kwarg or "", found.casts(leaves)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype)[6:].replace("bfloat", "bf").replace("float", "fp")
+
+
+class Log:
+    """Notes the dtypes of each call and how many casts there are, and what a product gives inside."""
+
+    def __init__(self, amp: Amp) -> None:
+        self.calls: list[tuple[str, tuple[str, ...], str, torch.dtype]] = []
+        self.casts = 0
+        self.a, self.b = amp.rand(2, 2), amp.rand(2, 2)
+
+    def note(self, func: Any, args: Any, kwargs: Any) -> None:
+        dtypes = tuple(_name(leaf.dtype) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype):
+            self.casts += 1
+        elif dtypes:
+            asked = (kwargs or {}).get("dtype")
+            name = str(func).removeprefix("aten.").removesuffix(".default")
+            self.calls.append((name, dtypes, _name(asked) if asked else "", torch.mm(self.a, self.b).dtype))
+
+    def seen(self, overload: str) -> list[tuple[object, ...]]:
+        """Return the dtypes, the dtype= and the product inside of the first call of an overload; of any for ""."""
+        return [call[1:] for call in self.calls if overload in ("", call[0])][:1]
+
+
+class FunctionMode(TorchFunctionMode):
+    """Sees what Python calls."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self.log = log
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.log.note(func, args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+
+class DispatchMode(TorchDispatchMode):
+    """Sees what kernels are called with."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self.log = log
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.log.note(func, args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+
+class Subclass(torch.Tensor):
+    """A tensor that sees what Python calls with it."""
+
+    log: Log
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        own = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Subclass))
+        with torch._C.DisableTorchFunctionSubclass():
+            if hasattr(own, "log") and getattr(func, "__name__", "") not in ("__get__", "__set__"):
+                own.log.note(func, args, kwargs)
+            return func(*args, **(kwargs or {}))
+
+
+class Wrapper(torch.Tensor):
+    """A tensor that holds another one, and sees what kernels are called with."""
+
+    log: Log
+    held: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor, log: Log, dtype: torch.dtype) -> Wrapper:
+        made: Any = torch.Tensor._make_wrapper_subclass(cls, held.shape, dtype=dtype, device=held.device)  # type: ignore[attr-defined]
+        made.held, made.log = held, log
+        return made  # type: ignore[no-any-return]
+
+    def value(self) -> torch.Tensor:
+        return self.held
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        log = next(leaf.log for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Wrapper))
+        log.note(func, args, kwargs)
+        plain = tree_map(lambda leaf: leaf.value() if isinstance(leaf, Wrapper) else leaf, (args, kwargs or {}))
+        out = func(*plain[0], **plain[1])
+        return cls(out, log, out.dtype)
+
+
+class Quantized(Wrapper):
+    """A tensor that holds eighths as integers, and gives them in the dtype it says it has."""
+
+    def value(self) -> torch.Tensor:
+        return (self.held.to(torch.float32) / 8).to(self.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        log = next(leaf.log for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Quantized))
+        log.note(func, args, kwargs)
+        if func is torch.ops.aten._to_copy.default:
+            return cls(args[0].held, log, kwargs["dtype"])
+        plain = tree_map(lambda leaf: leaf.value() if isinstance(leaf, Quantized) else leaf, (args, kwargs or {}))
+        return func(*plain[0], **plain[1])
+
+
+def _subclassed(x: torch.Tensor, log: Log) -> torch.Tensor:
+    made = x.as_subclass(Subclass)
+    made.log = log
+    return made
+
+
+def _same(x: torch.Tensor, log: Log) -> torch.Tensor:
+    return x
+
+
+USERS: dict[
+    str, tuple[Callable[[Log], AbstractContextManager[object]], Callable[[torch.Tensor, Log], torch.Tensor]]
+] = {
+    "function_mode": (FunctionMode, _same),
+    "dispatch_mode": (DispatchMode, _same),
+    "subclass": (lambda log: nullcontext(), _subclassed),
+    "wrapper": (lambda log: nullcontext(), lambda x, log: Wrapper(x, log, x.dtype)),
+    "quantized": (lambda log: nullcontext(), lambda x, log: Quantized((x * 8).to(torch.int32), log, x.dtype)),
+}
+"""Who looks at a call: the mode that is entered, and what is made of each tensor."""
+FUNCTIONS = ("function_mode", "subclass")
+
+USED = Product(
+    {"user": tuple(USERS), "made": ("before", "inside"), "op": tuple(OPS), "region": ("on", "off")},
+    {
+        "mm refuses tensors of two dtypes where nothing casts them": lambda cell: (
+            cell["op"] == "product_of_low" and cell["region"] == "off"
+        )
+    },
+)
+
+
+@USED.cells
+@scenario(dtypes="default")
+def test_used(amp: Amp, user: str, made: str, op: str, region: str) -> None:
+    """What looks at a call sees it above or below autocast, and the result has the dtype it has without (extending)."""
+    given, received, asked, casts = _promised_call(amp, op, region)
+    if user == "subclass" and not amp.device.has_values:
+        amp.unsupported("a fake tensor is of its own class and takes no other")
+    enter, wrap = USERS[user]
+    log, plain = Log(amp), [amp.rand(2, 2).to(amp.dtype if dtype == "low" else torch.float32) for dtype in OPS[op][2]]
+    entering = amp.region(enabled=region == "on", cache_enabled=False)
+    before = amp.state(), amp.depth()
+    if made == "before":
+        tensors = [wrap(x, log) for x in plain]
+        with enter(log), entering:
+            got = OPS[op][1](*tensors)
+    else:
+        with entering:
+            tensors = [wrap(x, log) for x in plain]
+            with enter(log):
+                got = OPS[op][1](*tensors)
+    with entering:
+        want = OPS[op][1](*plain)
+    amp.assert_equal("state and depth afterwards", (amp.state(), amp.depth()), before)
+    if user in FUNCTIONS:
+        wanted = (given, "", amp.dtype if region == "on" else torch.float32)
+        amp.assert_equal("dtypes it sees, dtype=, and dtype of a product inside", log.seen(""), [wanted])
+        amp.assert_equal("how many casts it sees", log.casts, 0)
+    else:
+        wanted = (received, asked, torch.float32)
+        amp.assert_equal("dtypes it sees, dtype=, and dtype of a product inside", log.seen(OPS[op][0]), [wanted])
+        amp.assert_equal("how many casts it sees", log.casts, casts)
+    amp.assert_equal("dtype of the result", got.dtype, want.dtype)
+
+
+# ---- tensors that hold tensors, as PyTorch has them
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Make this process a group of one, if it is in none."""
+    own = not dist.is_initialized()
+    if own:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        if own:
+            dist.destroy_process_group()
+
+
+def _distributed(x: torch.Tensor) -> torch.Tensor:
+    """Return a DTensor on a mesh of this process alone."""
+    # Not at the top: it takes a second to import, which every run of any suite would wait for.
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    return distribute_tensor(x, init_device_mesh("cpu", (1,)), [Replicate()])
+
+
+KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "distributed": _distributed,
+    "jagged": lambda x: torch.nested.nested_tensor([x, x], layout=torch.jagged),
+}
+CALLS: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[str, ...]]] = {
+    "layer": ("linear", torch.nn.functional.linear, ("wide", "wide", "wide")),
+    "exponential": ("exp", torch.exp, ("low",)),
+    "loss": ("mse_loss", torch.nn.functional.mse_loss, ("low", "wide")),
+    "angle": ("atan2", torch.atan2, ("low", "wide")),
+    "joined": ("cat", lambda *tensors: torch.cat(tensors, -1), ("low", "wide")),
+    "softmax": ("softmax.int", lambda x: torch.softmax(x, -1), ("low",)),
+    "sine": ("sin", torch.sin, ("low",)),
+    "scaled": ("mul.Tensor", torch.mul, ("wide", "wide")),
+}
+"""Ops of which every argument may be such a tensor, as `OPS` has them."""
+
+HELD = Product(
+    {"kind": tuple(KINDS), "call": tuple(CALLS), "region": ("on", "off")},
+    {
+        "jagged tensors have no mse_loss": lambda cell: (cell["kind"], cell["call"]) == ("jagged", "loss"),
+    },
+)
+
+
+def _promised_result(amp: Amp, call: str, region: str) -> str:
+    overload, _, dtypes = CALLS[call]
+    leaves = [Leaf(name_of(amp.dtype) if dtype == "low" else "fp32") for dtype in dtypes]
+    policy = amp.device.policies().get(overload, "fallthrough")
+    found = expect(policy, overload, leaves, name_of(amp.dtype), enabled=region == "on")
+    return found.dtype_kwarg or widest(found.leaves)
+
+
+@HELD.cells
+@scenario(types=("cpu",))
+def test_held(amp: Amp, kind: str, call: str, region: str) -> None:
+    """A DTensor and a nested tensor are cast as other tensors are (torch.distributed.tensor, torch.nested)."""
+    given = [amp.rand(2, 2).to(amp.dtype if dtype == "low" else torch.float32) for dtype in CALLS[call][2]]
+    if call == "layer":
+        given[2] = given[2][0]
+    with _alone():
+        tensors = [KINDS[kind](x) for x in given]
+        if kind == "jagged":
+            tensors[1:] = given[1:] if call == "layer" else [_like(tensors[0], x) for x in given[1:]]
+        with amp.region(enabled=region == "on", cache_enabled=False):
+            out: Any = CALLS[call][1](*tensors)
+        inner = out.to_local() if kind == "distributed" else out.values()
+    amp.assert_equal("class of the result", type(out), type(tensors[0]))
+    amp.assert_equal("dtype of the result", _name(out.dtype), _promised_result(amp, call, region))
+    amp.assert_equal("dtype of what it holds", inner.dtype, out.dtype)
+
+
+def _like(other: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return a jagged tensor with the offsets of another one, without which they cannot meet."""
+    return torch.nested.nested_tensor_from_jagged(torch.cat([x, x]), offsets=other.offsets())
