@@ -98,8 +98,15 @@ def test_accelerator() -> None:
     assert torch.jax.memory_allocated() == torch.accelerator.memory_stats()["allocated_bytes.all.current"]
     del kept
     assert torch.jax.memory_allocated() - before < 4_000_000
-    with pytest.raises(RuntimeError, match="JAX records no peak_bytes_in_use for its cpu devices"):
-        torch.jax.max_memory_allocated()
+    for most in (torch.jax.max_memory_allocated, torch.accelerator.max_memory_allocated):
+        with pytest.raises(RuntimeError, match="JAX records no peak_bytes_in_use for its cpu devices"):
+            most()
+    torch.accelerator.set_device_index(0)
+    with torch.accelerator.device_index(0):
+        assert torch.accelerator.current_device_index() == 0
+    for enter in (torch.accelerator.set_device_index, lambda i: torch.accelerator.device_index(i).__enter__()):
+        with pytest.raises(RuntimeError, match="invalid device ordinal 1: there is one jax device"):
+            enter(1)
     with pytest.raises(RuntimeError, match="cannot be reset"):
         torch.accelerator.reset_peak_memory_stats()
     torch.accelerator.empty_cache()
@@ -127,7 +134,7 @@ def test_streams_and_events() -> None:
         _ = torch.ones(10, device="jax") + 1
         last.record()
     assert first.elapsed_time(last) > 0
-    with pytest.raises(RuntimeError, match="two recorded events"):
+    with pytest.raises(ValueError, match="two recorded events"):
         torch.jax.Event().elapsed_time(last)
     torch.ones(1, device="jax").record_stream(torch.Stream(device="jax"))
 

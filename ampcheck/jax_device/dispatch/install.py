@@ -9,6 +9,7 @@ import torch
 from torch.library import Library
 
 from ampcheck.jax_device.device import placed
+from ampcheck.jax_device.dispatch import meta
 from ampcheck.jax_device.dispatch.kernels import computed, inplace_kernel, missing, out_kernel
 from ampcheck.jax_device.dispatch.schema import arguments, functional, is_out, is_view, overloads
 from ampcheck.jax_device.dispatch.special import COMPOSED, SPECIAL
@@ -38,6 +39,8 @@ def _checked(compute: Callable[..., Any], place: int) -> Callable[..., Any]:
         if not small and isinstance(value, (int, float, complex)):  # no number that jit traces
             dtype = args[0].dtype if isinstance(args[0], torch.Tensor) else kwargs.get("dtype")
             torch.full((2,), value, dtype=dtype, device="cpu")  # of one element it is more lenient
+            if isinstance(value, int) and value >= 2**63:  # a uint64, which a program takes as the int64 of its bits
+                args = (*args[:place], value - 2**64, *args[place + 1 :])
         return compute(*args, **kwargs)
 
     return kernel
@@ -72,6 +75,7 @@ def _lazy(op: OpOverload) -> Callable[..., Any]:
 
 def install() -> None:
     """Register every kernel. Called once, when the device is made."""
+    meta.install()
     aten = Library("aten", "IMPL")
     for op in overloads():
         found = kernel(op)

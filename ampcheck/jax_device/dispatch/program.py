@@ -196,6 +196,7 @@ def build(op: Functional, call: Call) -> tuple[Callable[..., Any], Any]:
         _one_dtype(op.name, [*call.args, *call.kwargs.values()])
     meta_args = [meta(call, a) for a in call.args]
     meta_kwargs = {name: meta(call, a) for name, a in call.kwargs.items()}
+    promotion.check(op.op, meta_args)
     results, alone = (None, False) if lowering.concrete else promised(op.op, meta_args, meta_kwargs)
     common = promotion.common([*meta_args, *meta_kwargs.values()]) if lowering.promotes else None
     template_args, template_kwargs, arrays = call.args, call.kwargs, len(call.arrays)

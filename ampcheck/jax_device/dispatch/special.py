@@ -190,6 +190,10 @@ def _copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
     if src.device.type != "jax":
         src = transfer.to_device(src.to(self.dtype))
     if self.shape != src.shape:
+        if src.dim() > self.dim():
+            raise RuntimeError(
+                f"output with shape {list(self.shape)} doesn't match the broadcast shape {list(src.shape)}"
+            )
         src = src.expand(self.shape)
     if src.dtype is self.dtype:
         return assign(self, src)  # type: ignore[no-any-return]
