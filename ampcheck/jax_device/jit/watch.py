@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import sys
 import threading
@@ -50,6 +51,17 @@ class _Watching(threading.local):
 
 
 _watching = _Watching()
+
+
+def _without_dynamo() -> contextlib.AbstractContextManager[Any]:
+    """Inside, functions that `torch.compile` made run as they are written: Dynamo makes no graph of traced tensors."""
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    try:
+        stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    except RuntimeError:  # in a compiled function, of which this is a graph
+        return contextlib.nullcontext()
+    return stance
 
 
 def watching() -> bool:
@@ -143,6 +155,8 @@ class Watch:
     def __enter__(self) -> Watch:
         _register()
         self._before = _watching.watch
+        self._compiler = _without_dynamo()
+        self._compiler.__enter__()
         _watching.watch = self
         include_key(KEY, True)
         exclude_key(KEY, False)
@@ -150,6 +164,7 @@ class Watch:
 
     def __exit__(self, kind: Any, error: BaseException | None, where: Any) -> None:
         _watching.watch = self._before
+        self._compiler.__exit__(None, None, None)
         on = self._before is not None
         include_key(KEY, on)
         exclude_key(KEY, not on)
