@@ -12,6 +12,7 @@ from tests.faults import (
     backends,
     caches,
     casts,
+    cells,
     checkpoint,
     construction,
     customfn,
@@ -50,7 +51,7 @@ from tests.faults.fault import Fault
 __all__ = ["CONTROLS", "FAULTS", "Fault"]
 
 _KINDS = (
-    casts, policies, eligibility, regions, region_scenarios, construction, decorators, threads, functions,
+    casts, cells, policies, eligibility, regions, region_scenarios, construction, decorators, threads, functions,
     gradients, autodiff, customfn, deprecated, caches, modules, moves, scaler, persistence, unscale, optimizers,
     checkpoint, functorch, limits, jit, jit_scenarios, seen, derivatives, replicas, settings, scenarios,
     torchscript_pass, backends, preflight, registration, reproductions,
