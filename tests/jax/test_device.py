@@ -213,6 +213,7 @@ def test_printing() -> None:
     assert "grad_fn=<MulBackward0>" in repr(torch.ones(1, device="jax", requires_grad=True) * 2)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
 def test_errors_name_what_is_wrong() -> None:
     x = torch.ones(2, 2, device="jax")
     for run in (lambda: x + torch.ones(2, 2), lambda: x @ torch.ones(2, 2), lambda: torch.cat([x, torch.ones(2, 2)])):
@@ -221,8 +222,15 @@ def test_errors_name_what_is_wrong() -> None:
     assert (x + torch.tensor(2.0)).tolist() == [[3, 3], [3, 3]]
     with pytest.raises(NotImplementedError, match=r"the jax device has no torch\.complex32"):
         torch.empty(2, dtype=torch.complex32, device="jax")
-    for make in (lambda: x.to_sparse(), lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)):
-        with pytest.raises(NotImplementedError, match=r"@lower\('"):
+    for make, instead in (
+        (lambda: x.to_sparse(), "no sparse tensors: use strided ones"),
+        (lambda: x.to_sparse_csr(), "no sparse tensors: use strided ones"),
+        (lambda: x.to_mkldnn(), "no MKL-DNN tensors: use strided ones"),
+        (lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "no quantized tensors: use bfloat16"),
+        (lambda: torch.nested.nested_tensor([x, x]).relu(), "no strided nested tensors; use layout=torch.j"),
+        (lambda: torch.ops.aten._cudnn_rnn_flatten_weight([x], 1, 2, 2, 2, 0, 1, False, False), r"@lower\('_cudnn_rnn"),
+    ):
+        with pytest.raises(NotImplementedError, match=instead):
             make()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,12 @@ KEY = "PrivateUse1"
 COMPOSITE = frozenset({"convolution", "linalg_pinv.atol_rtol_tensor"})
 # Overloads that put a number into each element, and the place of the number.
 FILLS = {"full": 1, "fill_.Scalar": 1, "fill.Scalar": 1, "masked_fill_.Scalar": 2, "masked_fill.Scalar": 2}
+_SPARSE = "the jax device has no sparse tensors; use strided ones, and sparse=False in nn.Embedding and nn.EmbeddingBag"
+INSTEAD = {
+    "Sparse": _SPARSE,
+    "SparseCsr": _SPARSE,
+    "NestedTensor": "the jax device has no strided nested tensors; use layout=torch.jagged",
+}
 _libraries: list[Library] = []
 
 
@@ -88,7 +95,8 @@ def install() -> None:
             aten.impl(name, function, key)
     fallback = Library("_", "IMPL")
     fallback.fallback(_fallback, KEY)
-    fallback.fallback(_no_sparse, f"Sparse{KEY}")
+    for layout in INSTEAD:
+        fallback.fallback(partial(_no_layout, layout), f"{layout}{KEY}")
     _libraries.extend((aten, fallback))
 
 
@@ -96,8 +104,7 @@ def _fallback(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     raise missing(op)
 
 
-def _no_sparse(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def _no_layout(layout: str, op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
     raise NotImplementedError(  # in the dispatcher's words, by which callers know that a kernel is missing
-        f"Could not run '{op.name()}' with arguments from the 'Sparsejax' backend: the jax device has no sparse "
-        "tensors; use strided ones, and sparse=False in nn.Embedding and nn.EmbeddingBag"
+        f"Could not run '{op.name()}' with arguments from the '{layout}jax' backend: {INSTEAD[layout]}"
     )
