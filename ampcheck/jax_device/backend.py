@@ -14,8 +14,9 @@ import torch
 from ampcheck.jax_device import device as devices
 from ampcheck.jax_device import disk_cache, random, streams
 from ampcheck.jax_device.device import index_of, properties
-from ampcheck.jax_device.interop import distributed, dlpack
-from ampcheck.jax_device.storage import memory, moving, overrides, pinning
+from ampcheck.jax_device.interop import checkpoints, distributed, dlpack
+from ampcheck.jax_device.jit import flex
+from ampcheck.jax_device.storage import memory, metadata, moving, overrides, pinning
 from ampcheck.jax_device.torch_private import InductorBackend, setup_backend
 
 NAME = "jax"
@@ -146,6 +147,23 @@ def _compile_by_default() -> None:
     InductorBackend.__call__ = compiled
 
 
+def _profile_on_the_host() -> None:
+    """Let `torch.autograd.profiler.profile(use_device="jax")` note the host's times of ops.
+
+    Without `use_kineto` PyTorch asks functions in C++ for the device's times, and prints a warning for each op.
+    """
+    profile = torch.autograd.profiler.profile
+    made = profile.__init__
+
+    @functools.wraps(made)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("use_device") == NAME:
+            kwargs["use_kineto"] = True
+        made(self, *args, **kwargs)
+
+    profile.__init__ = __init__  # type: ignore[method-assign]
+
+
 def make() -> None:
     """Make `torch.device("jax")`. Raises RuntimeError where PrivateUse1 has another name, or this was called before."""
     global _begun
@@ -167,9 +185,14 @@ def make() -> None:
     sys.modules[f"torch.{NAME}"] = module
     module.allocator_net = overrides.install()  # type: ignore[attr-defined]
     dlpack.install()
+    checkpoints.install()
     distributed.install()
     random.install()
+    streams.install()
     _compile_by_default()
+    _profile_on_the_host()
     memory.install()
     pinning.install()
     moving.install()
+    metadata.install()
+    flex.install()

@@ -16,7 +16,9 @@ import jax
 import numpy as np
 import torch
 
+from ampcheck.jax_device.device import index_of
 from ampcheck.jax_device.torch_private import CGenerator
+from ampcheck.jax_device.torch_types import replace
 
 _WORD = 2**64 - 1
 
@@ -75,8 +77,9 @@ class Generator(CGenerator):
     """
 
     def __new__(cls, device: Any = "jax") -> Generator:
-        if torch.device(device).type != "jax":
+        if isinstance(device, (str, torch.device)) and torch.device(device).type != "jax":
             raise RuntimeError(f"a torch.jax.Generator lives on the jax device, not on {device}")
+        index_of(device)
         return super().__new__(cls)
 
     def __init__(self, device: Any = "jax") -> None:
@@ -87,23 +90,24 @@ class Generator(CGenerator):
         """The jax device."""
         return torch.device("jax", 0)
 
+    def clone_state(self) -> Generator:
+        """A generator that goes on from the same state."""
+        return _restored(self.get_state())
 
-class _OfAnyDevice(type(CGenerator)):  # type: ignore[misc]  # it has a metaclass
-    """Make the generator of a device; generators of every device are instances."""
+    def __reduce__(self) -> Any:
+        return _restored, (self.get_state(),)
 
-    def __call__(cls, device: Any = "cpu") -> torch.Generator:
-        return Generator(device) if torch.device(device).type == "jax" else CGenerator(device)
 
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, CGenerator)
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return issubclass(subclass, CGenerator)
+def _restored(state: torch.Tensor) -> Generator:
+    """The generator of a state."""
+    made = Generator()
+    made.set_state(state)
+    return made
 
 
 def install() -> None:
     """Replace `torch.Generator`, once a process."""
-    torch.Generator = _OfAnyDevice("Generator", (CGenerator,), {"__module__": "torch"})  # type: ignore[misc]
+    replace(CGenerator, Generator, "cpu")
 
 
 class _Traced(threading.local):

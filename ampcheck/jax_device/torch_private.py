@@ -54,8 +54,19 @@ C: Any = NAMES.take("torch._C", "what `torch.accelerator` asks, which is replace
 conj: Callable[[torch.Tensor], torch.Tensor] = NAMES.take("torch._conj", "tensors with a lazy conjugate")
 neg_view: Callable[[torch.Tensor], torch.Tensor] = NAMES.take("torch._neg_view", "tensors with a lazy negative")
 
+torch_utils: Any = NAMES.take("torch._utils", "the metadata of a backend")
+
 has_compatible_type: Callable[[torch.Tensor, torch.Tensor], bool] = NAMES.take(
     "torch._has_compatible_shallow_copy_type", "whether a tensor can be given another one's values"
+)
+
+# flex_attention, which refuses devices that it does not know.
+flex_attention_function: Any = NAMES.take("torch.nn.attention.flex_attention", "`flex_attention` on the device")
+NAMES.attributes(
+    "torch.nn.attention.flex_attention",
+    "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG",
+    "_validate_device",
+    need="`flex_attention` on the device",
 )
 
 # How an op is computed.
@@ -161,6 +172,12 @@ NAMES.attributes(
     of=torch.amp.GradScaler("cpu"),
 )
 NAMES.optional("torch.optim.Optimizer", "_init_group", need="making an optimizer's state before a jitted step")
+NAMES.attributes(
+    "torch._utils",
+    "get_tensor_metadata",
+    "set_tensor_metadata",
+    need="the metadata of a backend, which `torch.save` writes",
+)
 NAMES.attributes("torch.nn.Module", "_apply", need="modules that keep their parameters when they move")
 NAMES.attributes(
     "torch.nn.Module", "_buffers", "_modules", need="the tensors that a jitted function reaches", of=torch.nn.Module()

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ampcheck.jax_device import jit
 from tests.cli_support import environment
 
 with warnings.catch_warnings():
@@ -179,3 +180,38 @@ def test_a_wrong_gradient_is_seen() -> None:
 
     with pytest.raises(AssertionError, match="not close"):
         same(Module().to("jax"), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Inductor's imports
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_compiled_function_inside_of_a_jitted_one_is_part_of_its_program(fullgraph: bool) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.Linear(4, 2)).to("jax")
+    compiled = torch.compile(model, fullgraph=fullgraph)
+    x = torch.randn(5, 3, device="jax")
+    expected = compiled(x)
+
+    @jit
+    def step(x: torch.Tensor) -> torch.Tensor:
+        model.zero_grad()
+        out = compiled(x)
+        out.square().sum().backward()
+        return out.detach()
+
+    torch.testing.assert_close(step(x), expected)
+    assert step.compiles == 1
+    found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    compiled(x).square().sum().backward()  # compiled again, outside
+    torch.testing.assert_close(found, [p.grad for p in model.parameters()])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_condition_inside_of_a_jitted_function_needs_its_value() -> None:
+    def branch(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+    for sign in (1, -1):
+        x = torch.full((2,), float(sign), device="jax")
+        with pytest.warns(UserWarning, match="runs .*branch eagerly, as aten::is_nonzero needs a value"):
+            assert torch.equal(jit(branch)(x), x + sign)

@@ -168,6 +168,7 @@ def test_a_page_agrees_with_its_rows() -> None:
     assert "| samples that agree | 3 of 4 (75.0 %) | 2 of 2 (100.0 %) |" in text
     assert "| sin | 2 | 1 | the result is wrong at 1 of 2 elements, a\\|b |" in text
     assert "- 4 samples that the CPU itself refuses" in text
+    assert page.OTHERS in text
     assert consistent(text.replace("| add | 2 | 2 |", "| add | 2 | 1 |"))
     assert consistent(text.replace("| sin | 2 | 1 | the", "| sin | 2 | 0 | the"))
 
@@ -175,6 +176,7 @@ def test_a_page_agrees_with_its_rows() -> None:
 def test_the_published_page_agrees_with_its_rows() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert consistent(text) == []
+    assert page.OTHERS in text
     assert len(table(text, "Every op")) > 600
     agree, run = map(int, table(text, "Totals")[0][1].split(" (")[0].split(" of "))
     assert agree / run >= 0.95

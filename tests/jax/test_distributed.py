@@ -85,6 +85,27 @@ COLLECTIVES: dict[str, tuple[Callable[[int], Any], Callable[[int], Any]]] = {
 }
 
 
+def _sharded(precision: torch.dtype | None) -> Callable[[torch.nn.Module], torch.nn.Module]:
+    """FSDP of each linear layer and of the whole, with parameters gathered in that dtype."""
+
+    def wrap(layers: Any) -> torch.nn.Module:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        mesh = dist.init_device_mesh("jax", (WORLD,))
+        policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
+        for module in (layers[0], layers[2], layers):
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+        return layers  # type: ignore[no-any-return]
+
+    return wrap
+
+
+def _whole(parameter: torch.Tensor) -> torch.Tensor:
+    """A parameter on the CPU, gathered where it is sharded."""
+    gather = getattr(parameter, "full_tensor", None)
+    return (parameter if gather is None else gather()).detach().cpu()
+
+
 def _train(ranks: range, wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> list[Any]:
     """Train on the batches of some ranks; returns scale and parameters after each step."""
     torch.manual_seed(0)
@@ -102,7 +123,7 @@ def _train(ranks: range, wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> 
             scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        seen.append([scaler.get_scale(), *(p.detach().cpu() for p in layers.parameters())])
+        seen.append([scaler.get_scale(), *map(_whole, layers.parameters())])
     return seen
 
 
@@ -112,6 +133,8 @@ def _main(rank: int, store: str, results: str) -> None:
     parallel = torch.nn.parallel.DistributedDataParallel
     seen["ddp"] = _train(range(rank, rank + 1), parallel)
     seen["buckets"] = _train(range(rank, rank + 1), lambda m: parallel(m, gradient_as_bucket_view=True))
+    seen["fsdp"] = _train(range(rank, rank + 1), _sharded(None))
+    seen["fsdp-bf16"] = _train(range(rank, rank + 1), _sharded(torch.bfloat16))
     torch.save(seen, results)
     dist.destroy_process_group()
 
@@ -149,8 +172,8 @@ def test_collectives_give_each_rank_its_result_on_the_device(name: str, processe
         assert all(value.device.type == "jax" for value in found if isinstance(value, torch.Tensor))
 
 
-@pytest.mark.parametrize("name", ["ddp", "buckets"])
-def test_ddp_trains_as_one_process_does_and_every_rank_skips_an_overflow(
+@pytest.mark.parametrize("name", ["ddp", "buckets", "fsdp", "fsdp-bf16"])
+def test_parallel_models_train_as_one_process_does_and_every_rank_skips_an_overflow(
     name: str, processes: list[dict[str, Any]]
 ) -> None:
     alone = _train(range(WORLD), lambda model: model)

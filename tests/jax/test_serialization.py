@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,3 +153,50 @@ def test_other_processes_get_an_error() -> None:
     ):
         with pytest.raises(RuntimeError, match=r"cannot be shared between processes; send tensor\.cpu"):
             send()
+
+
+SCRIPTED = {
+    "script": torch.jit.script,
+    "trace": lambda module: torch.jit.trace(module, torch.ones(1, 3, device="jax")),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchScript is deprecated
+@pytest.mark.parametrize("kind", SCRIPTED)
+def test_scripted_modules_are_written_from_the_cpu(kind: str, tmp_path: Path) -> None:
+    module = SCRIPTED[kind](torch.nn.Linear(3, 2, device="jax"))
+    path = tmp_path / "module.pt"
+    for write in (
+        lambda: module.save(path),
+        lambda: torch.jit.save(module, path),
+        lambda: torch.jit.save(module, io.BytesIO()),
+        module.save_to_buffer,
+    ):
+        with pytest.raises(RuntimeError, match=r"TorchScript cannot write tensors of the jax device: save module\.cpu"):
+            write()
+    assert not path.exists()
+    weight = module.weight.detach().cpu()
+    torch.jit.save(module.cpu(), path)
+    with pytest.raises(RuntimeError, match=r"map_location='cpu'\)\.to\('jax'\)"):
+        torch.jit.load(path, map_location="jax")
+    found = torch.jit.load(path, map_location="cpu").to("jax")
+    assert found.weight.device.type == "jax"
+    assert torch.equal(found.weight.cpu(), weight)
+    assert found(torch.ones(1, 3, device="jax")).shape == (1, 2)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_loaded_module_moves_with_its_parameters() -> None:
+    """They are the same objects afterwards, as an optimizer wants; they are no `nn.Parameter`s."""
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))), file)
+    file.seek(0)
+    module = torch.jit.load(file)
+    before = list(module.parameters())
+    optimizer = torch.optim.SGD(before, lr=0.1)
+    module.to("jax")
+    assert all(p is q for p, q in zip(module.parameters(), before, strict=True))
+    module(torch.arange(6.0, device="jax").reshape(2, 3)).square().sum().backward()
+    optimizer.step()
+    assert {t.device.type for t in (*module.parameters(), *module.buffers())} == {"jax"}
+    assert before[2].grad is not None

@@ -55,9 +55,9 @@ class Call:
         self.generator: Any = None
         self._shapes: list[Any] = []
         self._name, self._static = name, static
-        positional = [self._taken(a, value) for a, value in zip(named.values(), args, strict=False)]
+        given = [(a, self._taken(a, value)) for a, value in zip(named.values(), args, strict=False)]
         by_name = {key: self._taken(named[key], value) for key, value in kwargs.items()}
-        self.args = tuple(positional)
+        self.args = tuple(value for a, value in given if a.kind is not Kind.GENERATOR)
         self.kwargs = {key: value for key, value in by_name.items() if named[key].kind is not Kind.GENERATOR}
         self.key = (self.args, tuple(self.kwargs.items()), tuple(self._shapes))
 
@@ -107,7 +107,7 @@ class Call:
 
 
 def given_again(call: Call) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call again, tensors on its arrays."""
+    """The arguments of a call again, tensors on its arrays, without its generator."""
 
     def given(taken: Any) -> Any:
         if isinstance(taken, Slot):

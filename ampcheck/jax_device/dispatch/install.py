@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch.library import Library
 
 from ampcheck.jax_device.device import placed
+from ampcheck.jax_device.dispatch import meta
 from ampcheck.jax_device.dispatch.kernels import computed, inplace_kernel, missing, out_kernel
 from ampcheck.jax_device.dispatch.schema import arguments, functional, is_out, is_view, overloads
 from ampcheck.jax_device.dispatch.special import COMPOSED, SPECIAL
@@ -21,6 +23,12 @@ KEY = "PrivateUse1"
 COMPOSITE = frozenset({"convolution", "linalg_pinv.atol_rtol_tensor"})
 # Overloads that put a number into each element, and the place of the number.
 FILLS = {"full": 1, "fill_.Scalar": 1, "fill.Scalar": 1, "masked_fill_.Scalar": 2, "masked_fill.Scalar": 2}
+_SPARSE = "the jax device has no sparse tensors; use strided ones, and sparse=False in nn.Embedding and nn.EmbeddingBag"
+INSTEAD = {
+    "Sparse": _SPARSE,
+    "SparseCsr": _SPARSE,
+    "NestedTensor": "the jax device has no strided nested tensors; use layout=torch.jagged",
+}
 _libraries: list[Library] = []
 
 
@@ -38,6 +46,8 @@ def _checked(compute: Callable[..., Any], place: int) -> Callable[..., Any]:
         if not small and isinstance(value, (int, float, complex)):  # no number that jit traces
             dtype = args[0].dtype if isinstance(args[0], torch.Tensor) else kwargs.get("dtype")
             torch.full((2,), value, dtype=dtype, device="cpu")  # of one element it is more lenient
+            if isinstance(value, int) and value >= 2**63:  # a uint64, which a program takes as the int64 of its bits
+                args = (*args[:place], value - 2**64, *args[place + 1 :])
         return compute(*args, **kwargs)
 
     return kernel
@@ -72,6 +82,7 @@ def _lazy(op: OpOverload) -> Callable[..., Any]:
 
 def install() -> None:
     """Register every kernel. Called once, when the device is made."""
+    meta.install()
     aten = Library("aten", "IMPL")
     for op in overloads():
         found = kernel(op)
@@ -84,7 +95,8 @@ def install() -> None:
             aten.impl(name, function, key)
     fallback = Library("_", "IMPL")
     fallback.fallback(_fallback, KEY)
-    fallback.fallback(_no_sparse, f"Sparse{KEY}")
+    for layout in INSTEAD:
+        fallback.fallback(partial(_no_layout, layout), f"{layout}{KEY}")
     _libraries.extend((aten, fallback))
 
 
@@ -92,8 +104,7 @@ def _fallback(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     raise missing(op)
 
 
-def _no_sparse(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def _no_layout(layout: str, op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
     raise NotImplementedError(  # in the dispatcher's words, by which callers know that a kernel is missing
-        f"Could not run '{op.name()}' with arguments from the 'Sparsejax' backend: the jax device has no sparse "
-        "tensors; use strided ones, and sparse=False in nn.Embedding and nn.EmbeddingBag"
+        f"Could not run '{op.name()}' with arguments from the '{layout}jax' backend: {INSTEAD[layout]}"
     )

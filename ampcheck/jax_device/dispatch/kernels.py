@@ -237,9 +237,22 @@ def computed(name: str) -> Callable[..., Any]:
     return functional_kernel(Functional(op, lowering))
 
 
+# Overloads that make tensors which no lowering can make, by the beginnings of their names.
+_OTHER_LAYOUTS = {
+    "_to_sparse": "sparse tensors: use strided ones",
+    "sparse_": "sparse tensors: use strided ones",
+    "_sparse_": "sparse tensors: use strided ones",
+    "quantize_per_": "quantized tensors: use bfloat16 or float16, or quantize on the CPU",
+    "to_mkldnn": "MKL-DNN tensors: use strided ones",
+}
+
+
 def missing(op: OpOverload) -> NotImplementedError:
     """The error of an overload that the device cannot run."""
     name = op.name()
+    for beginning, instead in _OTHER_LAYOUTS.items():
+        if name.startswith(f"aten::{beginning}"):
+            return NotImplementedError(f"{name} has no kernel on the jax device, which has no {instead}")
     return NotImplementedError(
         f"{name} has no kernel on the jax device. To add one, write its lowering under ampcheck/jax_device/lowerings/ "
         f"as @lower({name.removeprefix('aten::')!r}): a function of arrays; docs/jax_device.md has an example."

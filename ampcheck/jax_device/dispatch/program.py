@@ -104,7 +104,7 @@ class Functional:
             if self.static or not call.numbers or self.lowering.concrete:
                 raise
             self.static = True
-            return self.run(*given_again(call))
+            return self._first(Call(self.name, self.named, True, *given_again(call)), inputs)  # the same random key
         self.programs[call.key] = program
         kept.add(self, call.key, compiled)
         varying.note(self.name, call)
@@ -196,6 +196,7 @@ def build(op: Functional, call: Call) -> tuple[Callable[..., Any], Any]:
         _one_dtype(op.name, [*call.args, *call.kwargs.values()])
     meta_args = [meta(call, a) for a in call.args]
     meta_kwargs = {name: meta(call, a) for name, a in call.kwargs.items()}
+    promotion.check(op.op, meta_args)
     results, alone = (None, False) if lowering.concrete else promised(op.op, meta_args, meta_kwargs)
     common = promotion.common([*meta_args, *meta_kwargs.values()]) if lowering.promotes else None
     template_args, template_kwargs, arrays = call.args, call.kwargs, len(call.arrays)

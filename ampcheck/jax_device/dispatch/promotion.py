@@ -13,8 +13,10 @@ import torch
 
 from ampcheck.jax_device.dtypes import jax_dtype, torch_dtype
 from ampcheck.jax_device.torch_private import PromotionKind, elementwise_dtypes
+from ampcheck.register.torch_private import OpOverload
 
 _LOW = (torch.float16, torch.bfloat16)
+_UNPROMOTED = {torch.uint16, torch.uint32, torch.uint64}
 
 
 def _operands(args: Iterable[Any]) -> list[Any]:
@@ -40,6 +42,17 @@ def common(args: Iterable[Any]) -> np.dtype | None:
     if result in _LOW and any(not isinstance(o, torch.Tensor) for o in operands):
         return jax_dtype(torch.float32)
     return jax_dtype(result)
+
+
+def check(op: OpOverload, args: Iterable[Any]) -> None:
+    """Raise RuntimeError, as PyTorch does, where an op would promote uint16, uint32 or uint64 to another integer dtype.
+
+    PyTorch's Meta kernels written in Python promote them by rules of their own. A bool tensor may be a mask.
+    """
+    tensors = [o for o in _operands(args) if isinstance(o, torch.Tensor) and o.dtype is not torch.bool]
+    if torch.Tag.pointwise in op.tags and any(t.dtype in _UNPROMOTED for t in tensors):
+        for other in tensors[1:]:
+            torch.result_type(tensors[0], other)
 
 
 def convert(array: jax.Array, dtype: np.dtype) -> jax.Array:

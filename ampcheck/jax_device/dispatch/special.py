@@ -115,6 +115,27 @@ def _empty_strided(
     return alias(wrap(zeros((needed,), dtype)), size, stride, 0)
 
 
+@kernel("empty_like")
+def _empty_like(
+    self: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """An empty tensor; it asks for no values, which PyTorch's fake tensors do not have."""
+    _check_strided(layout)
+    dtype = dtype or self.dtype
+    if self.is_contiguous() and memory_format in (None, torch.preserve_format, torch.contiguous_format):
+        return wrap(zeros(tuple(self.shape), dtype))
+    there = torch.empty_strided(self.shape, self.stride(), dtype=dtype, device="meta")
+    like = torch.empty_like(there, memory_format=memory_format or torch.preserve_format)
+    made: torch.Tensor = _empty_strided(like.shape, like.stride(), dtype=dtype)
+    return made
+
+
 @kernel("_efficientzerotensor")
 def _zero_tensor(size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
     return wrap(zeros(tuple(size), dtype or torch.get_default_dtype()))
@@ -169,6 +190,10 @@ def _copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
     if src.device.type != "jax":
         src = transfer.to_device(src.to(self.dtype))
     if self.shape != src.shape:
+        if src.dim() > self.dim():
+            raise RuntimeError(
+                f"output with shape {list(self.shape)} doesn't match the broadcast shape {list(src.shape)}"
+            )
         src = src.expand(self.shape)
     if src.dtype is self.dtype:
         return assign(self, src)  # type: ignore[no-any-return]

@@ -90,11 +90,16 @@ def install() -> None:
         return _exported(self).__dlpack_device__() if self.device.type == _NAME else dlpack_device(self)
 
     @functools.wraps(from_dlpack)
-    def imported(ext_tensor: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def imported(ext_tensor: Any, *, device: Any = None, copy: bool | None = None) -> torch.Tensor:
         """As PyTorch's; a tensor of the device gives a tensor of the device on the same storage."""
-        if isinstance(ext_tensor, torch.Tensor) and ext_tensor.device.type == _NAME and not (args or kwargs):
-            return ext_tensor.detach()
-        return from_dlpack(ext_tensor, *args, **kwargs)
+        if device is None or torch.device(device).type == _NAME:
+            if isinstance(ext_tensor, torch.Tensor) and ext_tensor.device.type == _NAME:
+                return ext_tensor.detach().clone() if copy else ext_tensor.detach()
+            if isinstance(ext_tensor, jax.Array) and device is not None:
+                return wrap(ext_tensor)
+        given = {"device": device, "copy": copy}
+        made: torch.Tensor = from_dlpack(ext_tensor, **{n: value for n, value in given.items() if value is not None})
+        return made
 
     torch.Tensor.__dlpack__ = __dlpack__  # type: ignore[method-assign]
     torch.Tensor.__dlpack_device__ = __dlpack_device__  # type: ignore[method-assign]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import sys
 import threading
@@ -20,7 +21,14 @@ from ampcheck.jax_device.dispatch.program import VALUE_NEEDED
 from ampcheck.jax_device.dispatch.schema import is_view, overloads
 from ampcheck.jax_device.storage.arrays import Bytes, alias, storage_of
 from ampcheck.jax_device.torch_private import DisableTorchFunction, include_key, is_functorch_wrapped, unwrapped
-from ampcheck.register.torch_private import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard, exclude_key
+from ampcheck.register.torch_private import (
+    DispatchKey,
+    DispatchKeySet,
+    ExcludeDispatchKeyGuard,
+    exclude_key,
+    fallthrough_keys,
+    higher_order_ops,
+)
 
 _LIBRARIES = (*(str(Path(module.__file__ or "").parent) for module in (torch, jax)), str(Path(__file__).parents[1]))
 
@@ -32,8 +40,8 @@ class ValueNeededError(RuntimeError):
 # The key of a device that PyTorch no longer has. A kernel there sees every op of a thread that includes the key,
 # above autograd, and may raise in backward; an exception out of a TorchDispatchMode in backward ends the process,
 # because PyTorch then calls the device's Python guard while the error is set.
-_KEY: Any = DispatchKey.AutocastIPU  # type: ignore[attr-defined]
-_KEYS = DispatchKeySet(_KEY)
+KEY: Any = DispatchKey.AutocastIPU  # type: ignore[attr-defined]
+_KEYS = DispatchKeySet(KEY)
 _library = Library("_", "IMPL")
 _aten = Library("aten", "IMPL")
 
@@ -43,6 +51,22 @@ class _Watching(threading.local):
 
 
 _watching = _Watching()
+
+
+def _without_dynamo() -> contextlib.AbstractContextManager[Any]:
+    """Inside, functions that `torch.compile` made run as they are written: Dynamo makes no graph of traced tensors."""
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    try:
+        stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    except RuntimeError:  # in a compiled function, of which this is a graph
+        return contextlib.nullcontext()
+    return stance
+
+
+def watching() -> bool:
+    """Whether the ops of this thread are watched."""
+    return _watching.watch is not None
 
 
 def _seen(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -57,9 +81,13 @@ def _register() -> None:
     """Put `_seen` under every overload. The fallback alone serves custom ops; under a TorchDispatchMode PyTorch finds
     only kernels of single overloads (`python_op_registration_trampoline`).
     """
-    _library.fallback(_seen, _KEY.name)
+    _library.fallback(_seen, KEY.name)
     for op in overloads():
-        _aten.impl(op, partial(_seen, op), _KEY.name)
+        _aten.impl(op, partial(_seen, op), KEY.name)
+    fallthrough_keys.append(KEY)
+    for higher in higher_order_ops.values():  # the ops that they run are seen
+        if KEY not in higher.py_kernels:
+            higher.fallthrough(KEY)
 
 
 class Poisoned(BaseException):
@@ -127,16 +155,19 @@ class Watch:
     def __enter__(self) -> Watch:
         _register()
         self._before = _watching.watch
+        self._compiler = _without_dynamo()
+        self._compiler.__enter__()
         _watching.watch = self
-        include_key(_KEY, True)
-        exclude_key(_KEY, False)
+        include_key(KEY, True)
+        exclude_key(KEY, False)
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, where: Any) -> None:
         _watching.watch = self._before
+        self._compiler.__exit__(None, None, None)
         on = self._before is not None
-        include_key(_KEY, on)
-        exclude_key(_KEY, not on)
+        include_key(KEY, on)
+        exclude_key(KEY, not on)
         if isinstance(error, VALUE_NEEDED):  # an array was asked, not a tensor
             raise value_needed("an array of JAX", caller(reversed([*walk_tb(where)]))) from error
 

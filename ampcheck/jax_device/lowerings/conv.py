@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowering import Number, lower
 from ampcheck.jax_device.lowerings.accumulate import asked
 
 
@@ -171,3 +171,34 @@ def cudnn_convolution_transpose(
 ) -> Array:
     """The transposed `convolution` without a bias."""
     return convolution(self, weight, None, stride, padding, dilation, True, output_padding, groups)
+
+
+@lower("cudnn_convolution_relu")
+def cudnn_convolution_relu(
+    self: Array,
+    weight: Array,
+    bias: Array | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Array:
+    """`convolution`, then relu."""
+    return jax.nn.relu(convolution(self, weight, bias, stride, padding, dilation, False, (0,), groups))
+
+
+@lower("cudnn_convolution_add_relu")
+def cudnn_convolution_add_relu(
+    self: Array,
+    weight: Array,
+    z: Array,
+    alpha: Number | None,
+    bias: Array | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Array:
+    """relu of `convolution` and `alpha * z`, alpha 1 by default."""
+    out = convolution(self, weight, bias, stride, padding, dilation, False, (0,), groups)
+    return jax.nn.relu(out + (z if alpha is None else alpha * z)).astype(self.dtype)

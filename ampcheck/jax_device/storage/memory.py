@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import torch
 
 from ampcheck.jax_device.dtypes import TO_JAX
 from ampcheck.jax_device.torch_private import C
@@ -100,3 +101,6 @@ def install() -> None:
     }.items():
         if hasattr(C, name):
             setattr(C, name, function)
+    for function in (max_memory_allocated, max_memory_reserved):  # PyTorch's say 0 for what nobody recorded
+        for module in (torch.accelerator, torch.accelerator.memory):
+            setattr(module, function.__name__, function)

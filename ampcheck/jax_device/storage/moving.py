@@ -70,11 +70,21 @@ class _Mover:
     def __init__(self, move: Move) -> None:
         self._move = move
         self._grad: torch.Tensor | None = None
+        self._loaded: list[torch.Tensor] = []
+
+    def know(self, module: Module) -> None:
+        """Note a module's parameters where they are no `Parameter`s: those that `torch.jit.load` reads."""
+        if isinstance(module, torch.jit.ScriptModule):
+            self._loaded.extend(module.parameters(recurse=False))
+
+    def _kept(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor stays the same object: parameters and their gradients, not buffers."""
+        return isinstance(tensor, Parameter) or tensor is self._grad or any(tensor is p for p in self._loaded)
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         moved = self._move(tensor)
         with DisableTorchFunction():
-            if not (isinstance(tensor, Parameter) or tensor is self._grad) or not _crosses(tensor, moved):
+            if not self._kept(tensor) or not _crosses(tensor, moved):
                 return moved
             self._grad = tensor.grad  # a module moves a parameter first, then its gradient
             return become(tensor, moved)
@@ -88,8 +98,11 @@ def install() -> None:
     @functools.wraps(original)
     def _apply(self: Module, fn: Move, *args: Any, **kwargs: Any) -> Module:
         chosen = future.get_swap_module_params_on_conversion() or future.get_overwrite_module_params_on_conversion()
-        keeps = chosen or isinstance(fn, _Mover)
-        moved: Module = original(self, fn if keeps else _Mover(fn), *args, **kwargs)
+        if not chosen and not isinstance(fn, _Mover):
+            fn = _Mover(fn)
+        if isinstance(fn, _Mover):
+            fn.know(self)
+        moved: Module = original(self, fn, *args, **kwargs)
         return moved
 
     Module._apply = _apply  # type: ignore[method-assign]

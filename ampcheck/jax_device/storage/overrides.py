@@ -143,6 +143,11 @@ def _to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
     return made if torch.device(device).type == "cpu" else made.to(device=device)
 
 
+def _moved(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
+    """The storage on the device: `storage.jax()`."""
+    return self.to(device=_NAME if device is None else device, non_blocking=non_blocking)
+
+
 def _refuse_sharing(self: Any, *_: Any, **__: Any) -> Any:
     raise RuntimeError("a jax storage cannot be shared between processes; send tensor.cpu() instead")
 
@@ -256,6 +261,7 @@ def install() -> bool:
         setattr(Storage, name, method)
     for kind in (Storage, torch.TypedStorage):  # torch.Tensor has it from PyTorch
         setattr(kind, "is_jax", property(lambda self: self.device.type == _NAME))  # noqa: B010
+        setattr(kind, "jax", _moved)  # noqa: B010
     address = torch.Tensor.data_ptr
 
     @functools.wraps(address)

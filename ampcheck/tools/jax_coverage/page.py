@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from ampcheck.tools.jax_coverage.records import WAYS, Book, Row
 
@@ -29,11 +30,15 @@ default environment in its accuracy mode, called once.
 """
 
 
+OTHERS = (Path(__file__).parent / "others.md").read_text(encoding="utf-8")
+"""What the tests of other projects expect and the device does otherwise; tried by hand."""
+
+
 def page(book: Book, *, versions: dict[str, str], limit: int, rtol: float, atol: float) -> str:
     """The page. `versions` has "torch", "jax" and "torchax"."""
     refused = sum(row.refused for row in book.every("jax"))
     parts = [_HEAD.format(**versions, limit=limit, rtol=rtol, atol=atol, refused=refused), _totals(book)]
-    parts.append(_failing(book.rows("jax")))
+    parts += [_failing(book.rows("jax")), OTHERS]
     parts.append(_every(book))
     return "\n".join(parts)
 

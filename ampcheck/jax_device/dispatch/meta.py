@@ -1,0 +1,78 @@
+"""Meta kernels of ops that PyTorch has none for: what shapes come out, also of sizes that `torch.compile` leaves open.
+
+Other ops without a Meta kernel are run on zeros by PyTorch's fake tensors, which takes sizes that are numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.library import Library
+
+from ampcheck.register.torch_private import has_kernel
+
+_library = Library("aten", "IMPL")
+
+
+def _gru_cell(input_gates: torch.Tensor, hidden_gates: torch.Tensor, hx: torch.Tensor, *_: Any) -> Any:
+    return torch.empty_like(hx), hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
+
+
+def _gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool) -> Any:
+    rows, width = workspace.shape[0], workspace.shape[1] // 5 * 3
+    gates = [workspace.new_empty((rows, width)) for _ in range(2)]
+    biases = [workspace.new_empty((width,)) if has_bias else None for _ in range(2)]
+    return *gates, torch.empty_like(grad_hy), *biases
+
+
+def _convolution(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *_: bool,
+) -> torch.Tensor:
+    return torch.convolution(self, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)
+
+
+def _transposed(
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *_: bool,
+) -> torch.Tensor:
+    return torch.convolution(self, weight, None, stride, padding, dilation, True, output_padding, groups)
+
+
+def _relu(self: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *given: Any) -> torch.Tensor:
+    stride, padding, dilation, groups = given
+    return _convolution(self, weight, padding, stride, dilation, groups)
+
+
+def _add_relu(self: torch.Tensor, weight: torch.Tensor, z: torch.Tensor, alpha: Any, *given: Any) -> torch.Tensor:
+    return _relu(self, weight, *given)
+
+
+_META: dict[str, Callable[..., Any]] = {
+    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+    "cudnn_convolution": _convolution,
+    "cudnn_convolution_transpose": _transposed,
+    "cudnn_convolution_relu": _relu,
+    "cudnn_convolution_add_relu": _add_relu,
+}
+
+
+def install() -> None:
+    """Register the kernels that this PyTorch lacks, once a process."""
+    for name, function in _META.items():
+        if not has_kernel(f"aten::{name}", "Meta"):
+            _library.impl(name, function, "Meta")
