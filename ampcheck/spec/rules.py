@@ -193,14 +193,14 @@ _ALL = (
     ),
     Rule(
         "ambient",
-        "a compiled function acts in the state that it is called in, except that a record or machine code keeps the casts "
-        "of the state that it was made in",
+        "a compiled function acts in the state that it is called in, except that a record or machine code keeps the "
+        "casts of the state that it was made in",
         _REGION,
     ),
     Rule(
         "guards",
-        "a compiled function acts by the autocast settings of each call, and compiles anew for settings that are new to it "
-        "alone",
+        "a compiled function acts by the autocast settings of each call, and compiles anew only for settings that are "
+        "new to it",
         "torch/csrc/dynamo/guards.cpp",
     ),
     Rule(

@@ -85,7 +85,7 @@ def _program(amp: Amp, body: str) -> Any:
 
 
 def _entered(amp: Amp, state: str) -> ExitStack:
-    """Enter the regions of a state: none, one, one of the other dtype, a disabled one in one, one without the cache."""
+    """Enter the regions of a state: none, one, one of the other dtype, a disabled one in one, one that keeps no cast."""
     regions = {
         "out": [],
         "low": [amp.region()],

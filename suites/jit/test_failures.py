@@ -1,4 +1,4 @@
-"""Rule failures: an error at run time, which depends on values, leaves autocast's state as it was, in compiled graphs too.
+"""Rule failures: an error at run time, which depends on values, leaves autocast's state as it was in compiled graphs.
 
 Compiling such a function succeeds, and running it does with most values. What PyTorch promises: a region ends however
 its body ends (`__exit__` of torch/amp/autocast_mode.py; pytorch#195488 for graphs of Dynamo), so after the error

@@ -1,4 +1,4 @@
-"""Rule guards: a compiled function answers for the autocast settings of each call, and compiles anew for new ones alone.
+"""Rule guards: a compiled function acts by the autocast settings of each call, and compiles anew for new ones alone.
 
 Dynamo guards on the state of autocast (`GlobalStateGuard` and `AutocastState` of torch/csrc/dynamo/guards.cpp): per
 device type whether it is on and, where it is, its dtype; whether casts are kept; and the default dtype of tensors. So

@@ -1,4 +1,4 @@
-"""Compiled functions that act in the state that they were made in, or lose the casts of it where they must keep them."""
+"""Compiled functions that act in the state that they were made in, or lose the casts of it where they must keep it."""
 
 from __future__ import annotations
 
