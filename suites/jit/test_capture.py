@@ -85,7 +85,7 @@ def _program(amp: Amp, body: str) -> Any:
 
 
 def _entered(amp: Amp, state: str) -> ExitStack:
-    """Enter the regions of a state: none, one, one of the other dtype, a disabled one in one, one that keeps no cast."""
+    """Enter the regions of a state; those of `off` are a disabled one in one, that of `unkept` keeps no cast."""
     regions = {
         "out": [],
         "low": [amp.region()],
@@ -105,7 +105,7 @@ def _dtype_in(amp: Amp, state: str) -> torch.dtype | None:
 
 
 def _cast(amp: Amp, overload: str, given: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
-    """Return the dtype that an op computes in, by its policy, given tensors of one dtype where autocast casts to one."""
+    """Return the dtype in which an op computes by its policy; `dtype` is what autocast casts to, or None."""
     policy = amp.device.policies().get(overload) if dtype else None
     return {"downcast": dtype or given, "upcast": torch.float32}.get(policy or "", given)
 
@@ -204,7 +204,7 @@ def test_made_and_called_elsewhere(amp: Amp, executor: str, body: str, capture: 
 @TOOLS.cells
 @scenario(types=("cpu", "jax"), values=True, dtypes="default")
 def test_recorded_and_called(amp: Amp, tool: str, body: str, capture: str, call: str) -> None:
-    """A graph of torch.fx acts in the state that it is called in; one of make_fx has the casts of its making as well."""
+    """A graph of torch.fx acts in the state that it is called in; one of make_fx has the casts of its making, too."""
     program, x, h = _program(amp, body), amp.rand(2, 2), amp.rand(2, 2, dtype=amp.dtype)
     with _entered(amp, capture):
         if tool == "fx":
