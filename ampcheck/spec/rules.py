@@ -209,6 +209,13 @@ _ALL = (
         _PYTHON,
     ),
     Rule(
+        "derivatives",
+        "a compiled function has the gradients of the eager program whose backward pass is in the regions that "
+        "backward_pass_autocast names",
+        "torch/_functorch/config.py",
+        autograd=True,
+    ),
+    Rule(
         "parity",
         "a program with regions does compiled what it does eagerly",
         "https://docs.pytorch.org/docs/2.13/export.html",

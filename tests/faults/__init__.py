@@ -14,6 +14,7 @@ from tests.faults import (
     capture,
     casts,
     checkpoint,
+    compiled_gradients,
     construction,
     customfn,
     decorators,
@@ -55,8 +56,8 @@ __all__ = ["CONTROLS", "FAULTS", "Fault"]
 _KINDS = (
     casts, policies, eligibility, regions, region_scenarios, construction, decorators, threads, functions,
     gradients, autodiff, customfn, deprecated, caches, modules, moves, scaler, persistence, unscale, optimizers,
-    checkpoint, functorch, limits, jit, jit_scenarios, capture, guards, failures, seen, derivatives, replicas, settings,
-    scenarios, torchscript_pass, backends, preflight, registration, reproductions,
+    checkpoint, functorch, limits, jit, jit_scenarios, capture, guards, failures, compiled_gradients, seen, derivatives,
+    replicas, settings, scenarios, torchscript_pass, backends, preflight, registration, reproductions,
 )  # fmt: skip
 _ON_JAX = (autodiff, checkpoint, customfn, functorch, gradients, interop, moves, optimizers, persistence, scaler)
 
