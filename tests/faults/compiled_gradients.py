@@ -14,7 +14,7 @@ from tests.faults.fault import Fault, Inject
 
 
 def _fault(name: str, inject: Inject, says: str, executor: str = "aot", only: str = "-autograd-") -> Fault:
-    """Return a fault; cells with compiled autograd leave warnings of Dynamo's own that tests take for errors."""
+    """Return a fault that the cells without compiled autograd, which take less long, must catch."""
     return Fault(f"compiled-{name}", "derivatives", inject, (says,), "jit", executor=executor, only=only)
 
 
