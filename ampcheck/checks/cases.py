@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ampcheck import samples
+from ampcheck.compilers.kinds import EXECUTORS
 from ampcheck.observe.dispatcher import UNKNOWN
 from ampcheck.samples import op_database
 from ampcheck.samples.describe import Op, Sample, leaves
-from ampcheck.spec.case import AROUND, GRADIENT, Case
+from ampcheck.spec.case import AROUND, CELLS, GRADIENT, Case
 from ampcheck.spec.casting import POLICIES
 from ampcheck.spec.dtypes import LOW
 from ampcheck.spec.gradients import WITHOUT
@@ -222,6 +223,40 @@ def compiled_cases(device: Device, rule: str, suite: str = "jit", *, nightly: bo
         for executor in executors(device, nightly=nightly):
             if _runs(device, rule, op.overload, executor, nightly):
                 yield from _compiled(device, rule, suite, op, executor)
+
+
+MODES = ("plain", "grad", "no_grad", "inference")
+"""Gradient modes of a sweep: no tensor requires grad; all floating ones do, and a backward pass follows; they do, in
+`torch.no_grad()`; everything is in `torch.inference_mode()`."""
+
+
+def cell_cases(device: Device, rule: str, suite: str) -> Iterator[Case]:
+    """Yield the sweeps of a rule's ops on a device, for nightly runs: through each executor in the suite jit.
+
+    `ampcheck.checks.cells` says what they run. Runs no op.
+    """
+    if rule not in POLICIES:
+        return
+    policies = device.policies()
+    # Eager mode refuses a banned op, so that there is no program of one.
+    names = ("",) if suite != "jit" else () if rule == "banned" else executors(device, nightly=True)
+    for op in samples.catalogue().values():
+        if policies.get(op.overload) != rule or device.type in op.samples[0].not_on:
+            continue
+        for executor in names:
+            graph = rule != "banned" and op.overload not in WITHOUT and not without_gradient(device, executor)
+            for mode in MODES if graph else ("plain", "no_grad", "inference"):
+                where = (device.default_amp, device.name, device.token)
+                yield Case(suite, rule, op.overload, CELLS, mode, *where, executor)
+
+
+def without_gradient(device: Device, executor: str) -> str:
+    """Return why no gradient flows through a device's programs of an executor; "" where one does, and in eager mode."""
+    if executor and not EXECUTORS[executor].grads:
+        return "no gradient flows through such a program"
+    if executor and not device.has_values:
+        return "autograd asks for the device behind a fake tensor, which is not there"
+    return ""
 
 
 def _runs(device: Device, rule: str, op: str, executor: str, nightly: bool) -> bool:

@@ -18,7 +18,7 @@ from ampcheck.compilers.kinds import EXECUTORS, Everything, Executor, quiet
 from ampcheck.devices.base import Device
 from ampcheck.errors import MOST, Difference, Unsupported, one_line
 from ampcheck.observe.isolation import depth
-from ampcheck.observe.recorder import Observation, exists, tensors
+from ampcheck.observe.recorder import KernelCall, Observation, exists, tensors
 from ampcheck.samples.tensors import build
 from ampcheck.spec.case import AROUND, Case
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
@@ -53,10 +53,12 @@ def check(case: Case, device: Device) -> list[str]:
     with device.activate(), simulate_cuda(device), quiet():
         if not exists(case.op):
             raise Unsupported(f"torch {torch.__version__} has no aten::{case.op}")
-        return _Parity(case, device, executor).differences()
+        return Parity(case, device, executor).differences()
 
 
-class _Parity:
+class Parity:
+    """A case as a program, compiled and in eager mode. A subclass runs another program, on other inputs."""
+
     def __init__(self, case: Case, device: Device, executor: Executor) -> None:
         self.case, self.device, self.executor = case, device, executor
         self.todo: CallPlan = plan(replace(case, sample=""), device)
@@ -64,6 +66,8 @@ class _Parity:
         eager = replace(case, executor="") if case.executor == "script" else case
         self.eager = source.define(source.text(eager, device, self.todo.sample))
         self.name = f"{case.executor}: aten::{case.op}"
+        # autograd asks for the device behind a fake tensor
+        self.grads = executor.grads and device.has_values
 
     def region(self) -> AbstractContextManager[object]:
         return self.device.autocast(self.case.amp) if self.case.sample == AROUND else nullcontext()
@@ -71,8 +75,14 @@ class _Parity:
     def inputs(self) -> list[torch.Tensor]:
         return list(tensors(build(self.todo.sample, self.todo.dtypes, self.device)))
 
+    def leaves(self, *, grads: bool) -> list[torch.Tensor]:
+        return [x.clone().requires_grad_(grads and x.is_floating_point()) for x in self.inputs()]
+
+    def mode(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
     def differences(self) -> list[str]:
-        grads = self.executor.grads and self.device.has_values  # autograd asks for the device behind a fake tensor
+        grads = self.grads
         want = self.run(self.eager, grads=grads)
         if want.error is not None and grads:
             grads = False
@@ -109,12 +119,13 @@ class _Parity:
             judge_raise(want.error, self.device, self.todo, f"aten::{self.case.op}")
 
     def run(self, call: Callable[..., Any], *, grads: bool) -> ParityOutcome:
-        out, inputs = ParityOutcome(), self.inputs()
-        leaves = [x.clone().requires_grad_(grads and x.is_floating_point()) for x in inputs]
-        self.device.seed()
+        out = ParityOutcome()
         try:
-            with self.region():
-                out.outputs = list(tensors(call(*leaves)))
+            with self.mode():
+                leaves = self.leaves(grads=grads)
+                self.device.seed()
+                with self.region():
+                    out.outputs = list(tensors(call(*leaves)))
             if grads:
                 out.grads = _gradients(out.outputs, leaves)
         except Exception as error:  # the program under test may raise anything
@@ -188,17 +199,20 @@ class _Parity:
         inputs = self.inputs()
         with self.region():
             eager = self.device.observe(lambda: self.eager(*inputs), Everything(), inputs)
-        wanted = eager.of(self.todo.expected.overload)
-        if wanted is None:
-            return []
-        call = seen.of(self.todo.expected.overload)
-        if call is None:  # a graph may hold the parts of a composite op; that they got the same shows in the values
-            return []
-        got, want = [leaf.got for leaf in call.leaves], [leaf.got for leaf in wanted.leaves]
-        out = [] if got == want else [f"the kernel of {self.name} received {got}; in eager mode {want}"]
-        if call.dtype_kwarg != wanted.dtype_kwarg:
-            out.append(f"{self.name} ran with dtype={call.dtype_kwarg}; in eager mode dtype={wanted.dtype_kwarg}")
-        return out
+        overload = self.todo.expected.overload
+        # A graph may hold the parts of a composite op; that they got the same shows in the values.
+        for call, wanted in zip(_calls(seen, overload), _calls(eager, overload), strict=False):
+            got, want = [leaf.got for leaf in call.leaves], [leaf.got for leaf in wanted.leaves]
+            out = [] if got == want else [f"the kernel of {self.name} received {got}; in eager mode {want}"]
+            if call.dtype_kwarg != wanted.dtype_kwarg:
+                out.append(f"{self.name} ran with dtype={call.dtype_kwarg}; in eager mode dtype={wanted.dtype_kwarg}")
+            if out:
+                return out
+        return []
+
+
+def _calls(seen: Observation, overload: str) -> list[KernelCall]:
+    return [kernel for kernel in seen.kernels if kernel.overload == overload]
 
 
 def _gradients(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from ampcheck.cli import (
     bench,
     compare,
+    coverage,
     deviations,
     devices,
     entered,
@@ -23,7 +24,21 @@ from ampcheck.cli import (
 )
 from ampcheck.errors import UsageError
 
-_COMMANDS = (devices, onboard, explain, run, manifest, report, compare, deviations, entered, lint, torchscript, bench)
+_COMMANDS = (
+    devices,
+    onboard,
+    explain,
+    run,
+    manifest,
+    report,
+    compare,
+    deviations,
+    coverage,
+    entered,
+    lint,
+    torchscript,
+    bench,
+)
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it: 128 and the number of the signal."""

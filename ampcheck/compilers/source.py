@@ -37,17 +37,29 @@ def written(value: Any, remaining: Iterator[str]) -> str:
 
 def text(case: Case, device: Device, sample: Sample) -> str:
     """The source of `program`. TorchScript knows an op by its name alone and finds the overload by the arguments."""
-    remaining = iter(names(sample))
+    return _program(case, device, [f"return {_call(case, sample, iter(names(sample)))}"], names(sample))
+
+
+def several(case: Case, device: Device, samples: Sequence[Sample]) -> str:
+    """The source of `program`, which calls the op once for each sample, on tensors of its own."""
+    given = [[f"{name}{number}" for name in names(sample)] for number, sample in enumerate(samples)]
+    lines = [f"r{number} = {_call(case, sample, iter(given[number]))}" for number, sample in enumerate(samples)]
+    results = ", ".join(f"r{number}" for number, _ in enumerate(samples))
+    return _program(case, device, [*lines, f"return ({results},)"], [name for each in given for name in each])
+
+
+def _call(case: Case, sample: Sample, remaining: Iterator[str]) -> str:
     arguments = [written(value, remaining) for value in sample.args]
     arguments += [f"{name}={written(value, remaining)}" for name, value in sample.kwargs.items()]
     packet, _, variant = case.op.partition(".")
-    path = (
-        f"torch.ops.aten.{packet}" if case.executor == "script" else f"torch.ops.aten.{packet}.{variant or 'default'}"
-    )
-    lines = [f"return {path}({', '.join(arguments)})"]
+    overload = "" if case.executor == "script" else f".{variant or 'default'}"
+    return f"torch.ops.aten.{packet}{overload}({', '.join(arguments)})"
+
+
+def _program(case: Case, device: Device, lines: Sequence[str], parameters: Sequence[str]) -> str:
     if case.sample != AROUND:
-        lines = [region(case, device), f"    {lines[0]}"]
-    head = f"def program({', '.join(f'{name}: torch.Tensor' for name in names(sample))}):"
+        lines = [region(case, device), *(f"    {line}" for line in lines)]
+    head = f"def program({', '.join(f'{name}: torch.Tensor' for name in parameters)}):"
     return "\n".join([head, *(f"    {line}" for line in lines), ""])
 
 

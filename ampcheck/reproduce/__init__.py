@@ -3,6 +3,7 @@
 A reproduction prints a line for each thing it looks at: `ok`, or `FAIL` with what was got and what was expected.
 """
 
+from ampcheck.reproduce.cells import of_cells
 from ampcheck.reproduce.common import preamble, pytest_line
 from ampcheck.reproduce.compiled import of_compiled
 from ampcheck.reproduce.gradients import of_gradient
@@ -11,6 +12,7 @@ from ampcheck.reproduce.ops import of_layout, of_op
 from ampcheck.reproduce.scenarios import of_scenario
 
 __all__ = [
+    "of_cells",
     "of_compiled",
     "of_gradient",
     "of_layout",

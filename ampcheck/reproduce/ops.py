@@ -243,9 +243,14 @@ for x, y, far in zip(got, exact, moved):
 
 def of_layout(case: Case, device: Device, form: str) -> str:
     """Return a case with tensors of a form, in plain torch."""
+    return laid_out(of_op(case, device), LAYOUTS[form])
+
+
+def laid_out(program: str, made: str) -> str:
+    """Return a program whose inputs are laid out. `made`: what a floating tensor `x` is made, as an expression."""
     formed = f"""\
 plain = inputs
 
 def inputs():
-    return [({LAYOUTS[form]}) if x.is_floating_point() else x for x in plain()]"""
-    return of_op(case, device).replace("\n\ndef check(", f"\n\n{formed}\n\ndef check(", 1)
+    return [({made}) if x.is_floating_point() else x for x in plain()]"""
+    return program.replace("\n\ndef check(", f"\n\n{formed}\n\ndef check(", 1)

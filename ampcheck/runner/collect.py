@@ -12,7 +12,7 @@ import torch
 from packaging.version import Version
 
 from ampcheck import samples
-from ampcheck.checks.cases import compiled_cases, database_cases, executors, op_cases, smoke
+from ampcheck.checks.cases import cell_cases, compiled_cases, database_cases, executors, op_cases, smoke
 from ampcheck.checks.product import Product, label
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known, select
@@ -104,6 +104,8 @@ class Collector:
             ]
 
     def _cases(self, device: Device, suite: str, marker: pytest.Mark) -> Iterator[Case]:
+        if self._nightly and suite != "autograd":
+            yield from cell_cases(device, marker.args[0], suite)
         if marker.kwargs.get("compiled"):
             yield from compiled_cases(device, marker.args[0], suite, nightly=self._nightly)
             return
@@ -193,6 +195,7 @@ class Collector:
         devices = self.devices.values()
         nightly = [c.name for d in devices if not d.database for c in database_cases(d)]
         nightly += [c.name for d in devices for rule in RULES for c in compiled_cases(d, rule, nightly=True)]
+        nightly += [c.name for d in devices for rule in RULES for s in ("eager", "jit") for c in cell_cases(d, rule, s)]
         unjudged = [*files, SHARED, JIT, KERNELS] if self._device_option else files
         return self.deviations.stale([*self._names, *self._nightly_names, *nightly], unjudged=unjudged)
 

@@ -18,7 +18,7 @@ from ampcheck.runner.execute import WARNED
 from ampcheck.runner.outcome import mark, raised, status_of
 from ampcheck.runner.results import RED, Result
 from ampcheck.samples import op_database
-from ampcheck.spec.case import GRADIENT, Case
+from ampcheck.spec.case import CELLS, GRADIENT, Case
 from ampcheck.spec.torch_dtypes import DTYPES
 
 
@@ -99,6 +99,8 @@ class Judge:
         modules, ran = self._collector.modules, bool(message)
         if case.sample == op_database.SAMPLE:
             return reproduce.of_op_database(case, device, message)
+        if case.sample == CELLS:
+            return reproduce.of_cells(case, device, message, modules, ran=ran)
         if case.op in samples.catalogue() and case.executor:
             return reproduce.of_compiled(case, device, message, modules)
         if case.inputs.endswith(GRADIENT):

@@ -18,6 +18,7 @@ import pytest
 
 from ampcheck.checks import parity
 from ampcheck.checks.backward import check_backward
+from ampcheck.checks.cells import check_cells
 from ampcheck.checks.forward import check_forward
 from ampcheck.checks.op_database import check_op_database
 from ampcheck.checks.product import Product
@@ -25,7 +26,7 @@ from ampcheck.checks.scenario import Amp, scenario
 from ampcheck.devices.base import Device
 from ampcheck.errors import CheckFailure
 from ampcheck.samples.op_database import SAMPLE
-from ampcheck.spec.case import Case
+from ampcheck.spec.case import CELLS, Case
 
 __all__ = ["Amp", "Product", "check", "op_cases", "scenario"]
 
@@ -48,7 +49,9 @@ def op_cases(rule: str, *, database: bool = False, compiled: bool = False) -> Ca
 
 def check(case: Case, device: Device) -> None:
     """Run an op case. Raises CheckFailure with every difference from the specification."""
-    if case.executor:
+    if case.sample == CELLS:
+        differences = check_cells(case, device)
+    elif case.executor:
         differences = parity.check(case, device)
     elif case.suite == "autograd":
         differences = check_backward(case, device)

@@ -10,6 +10,9 @@ from ampcheck.spec.ids import case_id
 AROUND = "around"
 """The sample of a compiled case whose region is around the compiled function, not inside."""
 
+CELLS = "cells"
+"""The sample of a case that sweeps the cells of an op; its `inputs` is a gradient mode. See `ampcheck.checks.cells`."""
+
 GRADIENT = "-grad"
 """The end of the dtype assignment of a case whose gradient is checked."""
 

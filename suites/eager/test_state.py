@@ -5,12 +5,16 @@ Source: torch/csrc/autograd/init.cpp.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 
 import pytest
 import torch
 from packaging.version import Version
 
+from ampcheck.checks.cells import TRANSITIONS
 from ampcheck.runner.suite import Amp, scenario
+from ampcheck.spec.state import Process, Region, Thread
+from ampcheck.spec.torch_dtypes import name_of
 
 pytestmark = pytest.mark.rule("state")
 
@@ -239,3 +243,85 @@ def test_wrong_argument(amp: Amp, wrong: str) -> None:
         before = amp.state()
         amp.assert_raises(f"the wrong call {wrong}", kind, text, lambda: call(amp.type))
         amp.assert_equal(f"state after the wrong call {wrong}", amp.state(), before)
+
+
+FLAGS = {"": None, "on": True, "off": False}
+
+
+class _Both:
+    """Autocast's state in torch and in the model `ampcheck.spec.state`, changed together."""
+
+    def __init__(self, amp: Amp) -> None:
+        self.amp = amp
+        self.dtypes = {"": None, "low": amp.dtype, "other": amp.other}
+        low = [name_of(dtype) for dtype in (amp.dtype, amp.other)]
+        self.model: Thread = Process({amp.type: name_of(torch.get_autocast_dtype(amp.type))}, {amp.type: low}).thread()
+        self.inside: list[tuple[ExitStack, Region]] = []
+
+    def enter(self, enabled: bool, dtype: torch.dtype | None, cache: bool | None) -> None:
+        name = name_of(dtype) if dtype else None
+        region = self.model.construct(self.amp.type, name, enabled=enabled, cache_enabled=cache)
+        self.model.enter(region)
+        stack = ExitStack()
+        stack.enter_context(self.amp.device.autocast(name, enabled=enabled, cache_enabled=cache))
+        self.inside.append((stack, region))
+
+    def leave(self, error: Exception | None = None) -> None:
+        stack, region = self.inside.pop()
+        self.model.exit(region)
+        with suppress(ValueError):
+            stack.__exit__(type(error) if error else None, error, None)
+
+    def set(self, enabled: bool | None = None, dtype: torch.dtype | None = None, cache: bool | None = None) -> None:
+        if enabled is not None:
+            torch.set_autocast_enabled(self.amp.type, enabled)
+            self.model.set_enabled(self.amp.type, enabled)
+        if dtype is not None:
+            torch.set_autocast_dtype(self.amp.type, dtype)
+            self.model.set_dtype(self.amp.type, name_of(dtype))
+        if cache is not None:
+            torch.set_autocast_cache_enabled(cache)
+            self.model.set_cache_enabled(cache)
+
+    def step(self, step: str) -> None:
+        what, *options = step.split("_")
+        if what == "enter":
+            on, dtype, cache = options
+            self.enter(on == "on", self.dtypes[dtype], FLAGS[cache])
+        elif what in ("exit", "raise"):
+            self.leave(ValueError("planned") if what == "raise" else None)
+        elif what == "clear":
+            torch.clear_autocast_cache()
+            self.model.clear_cache()
+        elif what in ("enable", "disable"):
+            self.set(enabled=what == "enable")
+        else:
+            self.set(dtype=self.dtypes[options[0]]) if what == "set" else self.set(cache=FLAGS[options[0]])
+
+    def states(self) -> list[tuple[object, ...]]:
+        """Return the state in torch, and what the model says of it."""
+        said = self.model.state(self.amp.type)
+        enabled, dtype, cache = self.amp.state()
+        return [
+            (enabled, name_of(dtype), cache, self.amp.depth()),
+            (said.enabled, said.dtype, said.cache_enabled, said.depth),
+        ]
+
+
+@scenario(dtypes="default")
+def test_every_transition(amp: Amp) -> None:
+    """Each step from each state leads to the state that the model says, and its end back (spec/state.py)."""
+    for cell in TRANSITIONS.reachable:
+        enabled, dtype, cache, depth, step = cell
+        both = _Both(amp)
+        both.set(False, amp.default, True)
+        for _ in range(int(depth)):
+            both.enter(True, amp.dtype, None)
+        both.set(enabled == "on", both.dtypes[dtype], FLAGS[cache])
+        both.step(step)
+        got, want = both.states()
+        amp.assert_equal(f"state after {' '.join(cell)}", got, want)
+        while both.inside:
+            both.leave()
+            got, want = both.states()
+            amp.assert_equal(f"state after {' '.join(cell)} and a region's end", got, want)

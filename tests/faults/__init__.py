@@ -13,6 +13,7 @@ from tests.faults import (
     caches,
     capture,
     casts,
+    cells,
     checkpoint,
     compiled_gradients,
     construction,
@@ -54,7 +55,7 @@ from tests.faults.fault import Fault
 __all__ = ["CONTROLS", "FAULTS", "Fault"]
 
 _KINDS = (
-    casts, policies, eligibility, regions, region_scenarios, construction, decorators, threads, functions,
+    casts, cells, policies, eligibility, regions, region_scenarios, construction, decorators, threads, functions,
     gradients, autodiff, customfn, deprecated, caches, modules, moves, scaler, persistence, unscale, optimizers,
     checkpoint, functorch, limits, jit, jit_scenarios, capture, guards, failures, compiled_gradients, seen, derivatives,
     replicas, settings, scenarios, torchscript_pass, backends, preflight, registration, reproductions,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -185,6 +186,11 @@ def exit_of_disabled_keeps_dtype(self: Any, *exc: Any) -> Any:
     return _EXIT(self, *exc) if self._enabled else exit_keeps_dtype(self, *exc)
 
 
+def walked(name: str, says: str, **wrong: Any) -> Fault:
+    """A fault of regions that is seen where each step is taken from each state."""
+    return replace(region(f"{name}-in-a-transition", "state", "state after", says, **wrong), op="every_transition")
+
+
 CONTEXT = (
     region("exit-keeps-enabled", "context", "state after the region", "got (True, ", exit=exit_keeps_enabled),
     region("exit-keeps-dtype", "context", "state after the region", "torch.float16", exit=exit_keeps_dtype),
@@ -227,6 +233,9 @@ NESTING = (
     region("inner-disables-other-types", "nesting", "other", "got (False, ", exit=exit_disables_other_types),
     region("exit-leaves-a-level", "state", "depth", "got 3; expected 1", exit=exit_leaves_a_level),
     region("exit-ends-two-levels", "state", "depth", exit=exit_twice_the_level),
+    walked("disabled-region-keeps-dtype", "off", exit=exit_of_disabled_keeps_dtype),
+    walked("third-level-keeps-dtype", "and a region's end", exit=exit_by_count),
+    walked("exception-keeps-dtype", "raise", exit=exit_keeps_dtype_on_exception),
 )
 
 EXCEPTIONS = (

@@ -126,7 +126,9 @@ class Runner:
     def cases(self, fault: Fault) -> list[pytest.Item]:
         """The cases that run under a fault."""
         if fault.nightly not in self._suites:
-            self._suites[fault.nightly] = Suites(*self._options, *(["--nightly", "--rule=fallthrough"] * fault.nightly))
+            self._suites[fault.nightly] = Suites(
+                *self._options, *(["--nightly", "--rule=fallthrough", "--rule=downcast"] * fault.nightly)
+            )
         return self._suites[fault.nightly].of(fault)
 
     def _refused(self) -> list[Result]:

@@ -1,0 +1,358 @@
+"""Cells: an op with a policy, the dtypes of its inputs, gradient mode, layout, and what runs it; and their sweep.
+
+A case of an op reaches one cell as a rule. Those of sample `CELLS`, which nightly runs have, reach every cell of an op,
+a gradient mode and an executor. `ampcheck coverage` counts both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import count
+from typing import Any
+
+import torch
+
+from ampcheck import samples
+from ampcheck.checks import comparisons
+from ampcheck.checks.backward import differentiable
+from ampcheck.checks.call import CallPlan, plan
+from ampcheck.checks.cases import MODES, assignments, executors, floating_count, without_gradient
+from ampcheck.checks.layouts import LAYOUTS
+from ampcheck.checks.parity import Parity, simulate_cuda
+from ampcheck.checks.product import Product
+from ampcheck.checks.reference import cast_call, raised_by_cpu
+from ampcheck.compilers import function, source
+from ampcheck.compilers.kinds import EXECUTORS, quiet
+from ampcheck.devices.base import Device
+from ampcheck.errors import Difference, Unsupported, error_of
+from ampcheck.observe.recorder import exists, map_tensors, tensors
+from ampcheck.samples.describe import Op, Sample, leaves
+from ampcheck.samples.tensors import build
+from ampcheck.spec.case import CELLS, GRADIENT, Case
+from ampcheck.spec.casting import POLICIES
+from ampcheck.spec.dtypes import is_floating
+from ampcheck.spec.gradients import WITHOUT
+from ampcheck.spec.ids import assign
+from ampcheck.spec.torch_dtypes import name_of
+
+GIVEN = "given"
+"""The mix of an op without an argument whose dtype a case decides."""
+FORMS = {
+    "contiguous": "x",
+    "strided": LAYOUTS["strided"],
+    "transposed": LAYOUTS["transposed"],
+    "channels_last": "x.clone(memory_format=torch.channels_last) if x.dim() == 4 else x",
+}
+"""By layout, what a floating tensor `x` is made."""
+_DIMS = {"contiguous": 0, "strided": 1, "transposed": 2, "channels_last": 4}
+"""How many dimensions a tensor needs to be laid out so; of channels_last, how many it must have."""
+
+
+_FLAGS = ("", "on", "off")
+_ENTRIES = [f"enter_{on}_{dtype}_{cache}" for on in ("on", "off") for dtype in ("", "low", "other") for cache in _FLAGS]
+_SETTINGS = ("enable", "disable", "set_low", "set_other", "cache_on", "cache_off", "clear")
+TRANSITIONS = Product(
+    {
+        "enabled": ("on", "off"),
+        "dtype": ("low", "other"),
+        "cache": ("on", "off"),
+        "depth": ("0", "1", "2"),
+        "step": (*_ENTRIES, *_SETTINGS, "exit", "raise"),
+    },
+    {"there is no region to leave": lambda cell: cell["depth"] == "0" and cell["step"] in ("exit", "raise")},
+)
+"""The states of a device type, and what may be done in each: a region of any arguments is entered, a setter is called,
+a region is left. `suites/eager/test_state.py` does each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One state of a call. `mix`: see `mixes`. `executor`: "" for eager mode."""
+
+    overload: str
+    mix: str
+    mode: str
+    layout: str
+    executor: str
+
+
+def mixes(number: int, amp: str) -> dict[str, str]:
+    """Return the mixes of dtypes of `number` floating arguments, each with the first assignment that has it.
+
+    A mix names the dtypes from the region's point of view: "low" is the region's, "other" the other lower precision.
+    """
+    found: dict[str, str] = {}
+    for inputs in assignments(number, amp, integers=True):
+        found.setdefault(_mix(assign(inputs, number), amp), inputs)
+    return found
+
+
+def _mix(dtypes: tuple[str, ...], amp: str) -> str:
+    called = {"fp16": "other", "bf16": "other", amp: "low"}
+    return "+".join(sorted({called.get(dtype, dtype) for dtype in dtypes})) or GIVEN
+
+
+MIXES = (*mixes(2, "bf16"), GIVEN)
+
+
+def cells(device: Device) -> Iterator[tuple[Cell, str]]:
+    """Yield each cell of a device's ops with a policy, and why it cannot be; "" where it can.
+
+    Runs each op eagerly in each mix of dtypes, as no program can be made of a call that eager mode refuses.
+    """
+    for op in _ops(device):
+        refused = _refused(op, device)
+        for executor in ("", *executors(device, nightly=True)):
+            for mode in MODES:
+                for mix in MIXES:
+                    for layout in FORMS:
+                        why = impossible(op, device, mix, mode, layout)
+                        if not why and mode == "grad":
+                            why = without_gradient(device, executor)
+                        if not why and executor and mix in refused:
+                            why = "eager mode refuses these dtypes, so that there is no program of them"
+                        yield Cell(op.overload, mix, mode, layout, executor), why
+
+
+def reached(case: Case, device: Device) -> Iterator[Cell]:
+    """Yield the cells that a case reaches; `cells` says which of them can be."""
+    if case.rule not in POLICIES:
+        return
+    if case.sample == CELLS:
+        for mix in MIXES:
+            for layout in FORMS:
+                yield Cell(case.op, mix, case.inputs, layout, case.executor)
+        return
+    op = samples.catalogue()[case.op]
+    sample = op.sample(case.sample) if case.sample and not case.executor else op.samples[0]
+    number = floating_count(sample)
+    dtypes = assign(case.inputs.removesuffix(GRADIENT), number) if number else ()
+    graph = bool(case.executor) and not without_gradient(device, case.executor)
+    mode = "grad" if case.suite == "autograd" or graph else "plain"
+    yield Cell(case.op, _mix(dtypes, case.amp), mode, "contiguous", case.executor)
+
+
+def impossible(op: Op, device: Device, mix: str, mode: str, layout: str) -> str:
+    """Return why an op cannot be called so on a device, in a sentence; "" where it can."""
+    sample = op.samples[0]
+    if mix not in mixes_of(sample, device.default_amp):
+        return "the op has fewer tensors whose dtype a caller chooses than the mix has dtypes"
+    shapes = [leaf.shape for leaf in leaves(sample) if leaf.dtype is None or is_floating(leaf.dtype)]
+    needed = _DIMS[layout]
+    if needed and not any(len(shape) == needed if needed == 4 else len(shape) >= needed for shape in shapes):
+        return "no floating tensor of the op has dimensions enough for the layout"
+    if mode == "grad" and (op.overload in WITHOUT or device.policies()[op.overload] == "banned"):
+        return "the op has no gradient"
+    if mode == "grad" and not any(_floats(sample, mix)):
+        return "no tensor of these dtypes requires grad"
+    return ""
+
+
+def mixes_of(sample: Sample, amp: str) -> dict[str, str]:
+    """Return the mixes that a sample's floating arguments can have, each with an assignment of dtypes."""
+    number = floating_count(sample)
+    return mixes(number, amp) if number else {GIVEN: GIVEN}
+
+
+def _floats(sample: Sample, mix: str) -> Iterator[bool]:
+    yield from (leaf.dtype is not None and is_floating(leaf.dtype) for leaf in leaves(sample))
+    yield from (part not in ("int64", "bool", GIVEN) for part in mix.split("+"))
+
+
+def _ops(device: Device) -> Iterator[Op]:
+    policies = device.policies()
+    for op in samples.catalogue().values():
+        if policies.get(op.overload) in POLICIES and exists(op.overload) and device.type not in op.samples[0].not_on:
+            yield op
+
+
+def _refused(op: Op, device: Device) -> set[str]:
+    """Return the mixes in which eager mode raises."""
+    amp, rule = device.default_amp, device.policies()[op.overload]
+    out = set()
+    with device.activate():
+        for mix, inputs in mixes_of(op.samples[0], amp).items():
+            case = Case("eager", rule, op.overload, "", inputs, amp, device.name, device.token)
+            call = _Call(case, device, "plain", "contiguous")
+            # A device with values and without the op database compiles each op for each dtype: what the CPU does tells.
+            slow = device.has_values and not device.database
+            if (raised_by_cpu(call.todo) if slow else call.ran().error) is not None:
+                out.add(mix)
+    return out
+
+
+def check_cells(case: Case, device: Device) -> list[str]:
+    """Run an op in every mix of dtypes and every layout, in one gradient mode, and return every difference.
+
+    Each difference ends with the cell it is of. A compiled case makes one program of all calls, and of each call
+    alone where that one differs from eager mode.
+    """
+    if not exists(case.op):
+        raise Unsupported(f"torch {torch.__version__} has no aten::{case.op}")
+    if case.inputs == "grad" and device.without_autograd:
+        raise Unsupported(device.without_autograd)
+    op = samples.catalogue()[case.op]
+    calls = []
+    with device.activate():
+        for mix, inputs in mixes_of(op.samples[0], case.amp).items():
+            for layout in FORMS:
+                if not impossible(op, device, mix, case.inputs, layout):
+                    single = replace(case, sample="", inputs=inputs)
+                    calls.append(_Call(single, device, case.inputs, layout, f"[{mix}, {layout}]"))
+        if case.executor:
+            return _compiled(case, device, calls)
+        return [_named(call, text) for call in calls for text in call.differences()]
+
+
+def _named(call: _Call, text: str) -> str:
+    return Difference(f"{text} {call.name}", error_of(text))
+
+
+class _Call:
+    """A call of an op in one cell. `case`: its inputs are an assignment of dtypes."""
+
+    def __init__(self, case: Case, device: Device, mode: str, layout: str, name: str = "") -> None:
+        self.case, self.device, self.mode, self.name = case, device, mode, name
+        self.todo: CallPlan = plan(case, device)
+        self._form: Callable[[torch.Tensor], torch.Tensor] = eval(f"lambda x: {FORMS[layout]}", {"torch": torch})
+
+    def context(self) -> AbstractContextManager[object]:
+        """Return the gradient mode, not yet entered."""
+        modes = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
+        return modes[self.mode]() if self.mode in modes else nullcontext()
+
+    @cached_property
+    def places(self) -> Collection[int]:
+        """Return the places of the tensors that require grad."""
+        if self.mode == "grad":
+            return differentiable(self.todo, self.device)
+        return range(len(self.todo.given)) if self.mode == "no_grad" else ()
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return fresh arguments, laid out and with what requires grad."""
+        place = count()
+
+        def made(x: torch.Tensor) -> torch.Tensor:
+            grad = next(place) in self.places
+            if not x.is_floating_point():
+                return x
+            return self.device.leaf(self._form(x)) if grad else self._form(x)
+
+        args, kwargs = build(self.todo.sample, self.todo.dtypes, self.device)
+        return map_tensors(args, made), {name: map_tensors(value, made) for name, value in kwargs.items()}
+
+    def ran(self, *, by_hand: bool = False) -> Ran:
+        """Run it in a region, with a backward pass where the mode is `grad`; or outside, with its arguments cast."""
+        out = Ran([], [], None)
+        try:
+            with self.context():
+                args, kwargs = self.arguments()
+                out.leaves = [x for x in tensors((args, kwargs)) if x.requires_grad]
+                call = function(self.todo.op, self.todo.sample)
+                if by_hand:
+                    call, args, kwargs = cast_call(self.todo, args, kwargs)
+                self.device.seed()
+                with nullcontext() if by_hand else self.device.autocast(self.case.amp):
+                    out.outputs = list(tensors(call(*args, **kwargs)))
+            if self.mode == "grad":
+                roots = [x for x in out.outputs if x.requires_grad]
+                self.device.backward(roots, [torch.ones_like(x) for x in roots])
+        except Exception as error:  # the call under test may raise anything
+            out.error = error
+        return out
+
+    def differences(self) -> list[str]:
+        """Compare what the kernel received, the outputs and the gradients with what is promised."""
+        case, device, todo = self.case, self.device, self.todo
+        with self.context():
+            args, kwargs = self.arguments()
+            device.seed()
+            call, recorded = function(todo.op, todo.sample), {*device.policies(), case.op}
+            with device.autocast(case.amp):
+                watched = device.observe(lambda: call(*args, **kwargs), recorded, list(tensors((args, kwargs))))
+        if todo.expected.error:
+            return comparisons.refused(watched.error, case.op, todo.expected.error, case.rule)
+        want, received = self.ran(by_hand=True), watched.of(todo.expected.overload)
+        if received is not None or (device.observes_composite_ops and want.error is None):
+            sources = [leaf.dtype for leaf in todo.given]
+            if found := comparisons.kernel(watched, todo.expected, sources, case.rule):
+                return found
+        got, name = self.ran(), f"aten::{case.op}"
+        return (
+            comparisons.same_error(got.error, want.error, name)
+            or comparisons.output_dtypes(got.outputs, [name_of(x.dtype) for x in want.outputs], name)
+            or _flags(got, want, name)
+        )
+
+
+def _flags(got: Ran, want: Ran, name: str) -> list[str]:
+    """Compare which outputs require grad and are inference tensors, and the dtype of each gradient with its leaf's."""
+    out = []
+    for place, (x, y) in enumerate(zip(got.outputs, want.outputs, strict=True)):
+        for flag, a, b in (
+            ("requires_grad", x.requires_grad, y.requires_grad),
+            ("is_inference()", x.is_inference(), y.is_inference()),
+        ):
+            if a != b:
+                out.append(f"{flag} of output {place} of {name} is {a}; of the same call on explicitly cast inputs {b}")
+    for place, (x, y) in enumerate(zip(got.leaves, want.leaves, strict=True)):
+        if (x.grad is None) != (y.grad is None):
+            out.append(f"gradient {place} of {name} is {x.grad}; of the same call on explicitly cast inputs {y.grad}")
+        elif x.grad is not None and x.grad.dtype != x.dtype:
+            out.append(f"gradient {place} of {name} is {x.grad.dtype}; expected {x.dtype}, the dtype of its leaf")
+    return out
+
+
+@dataclass(slots=True)
+class Ran:
+    """What a call did. `leaves`: its tensors that required grad, after a backward pass."""
+
+    outputs: list[torch.Tensor]
+    leaves: list[torch.Tensor]
+    error: Exception | None
+
+
+def _compiled(case: Case, device: Device, calls: list[_Call]) -> list[str]:
+    """Compile all calls that eager mode takes as one program and compare it with eager mode."""
+    with simulate_cuda(device), quiet():
+        taken = [call for call in calls if call.ran().error is None]
+        if not taken:
+            raise Unsupported(f"eager mode refuses aten::{case.op} in every cell")
+        if not (found := _program(case, device, taken).differences()):
+            return []
+        alone = [_named(call, text) for call in taken for text in _program(case, device, [call]).differences()]
+        return alone or [f"{text} [all calls in one program]" for text in found]
+
+
+def _program(case: Case, device: Device, calls: list[_Call]) -> _Sweep:
+    return _Sweep(replace(case, inputs=calls[0].case.inputs), device, calls)
+
+
+class _Sweep(Parity):
+    """Some calls as one program."""
+
+    def __init__(self, case: Case, device: Device, calls: list[_Call]) -> None:
+        super().__init__(case, device, EXECUTORS[case.executor])
+        self.calls, self.grads = calls, calls[0].mode == "grad"
+        called = [call.todo.sample for call in calls]
+        self.function = source.define(source.several(case, device, called))
+        self.eager = source.define(source.several(replace(case, executor=""), device, called))
+
+    def inputs(self) -> list[torch.Tensor]:
+        return [x.detach() for call in self.calls for x in tensors(call.arguments())]
+
+    def leaves(self, *, grads: bool) -> list[torch.Tensor]:
+        return [x for call in self.calls for x in tensors(call.arguments())]
+
+    def mode(self) -> AbstractContextManager[object]:
+        return self.calls[0].context()
+
+
+def cell_of(message: str) -> tuple[str, str] | None:
+    """Return the mix and the layout that the first difference of a sweep is of; None where it names none."""
+    match = re.search(r" \[([\w+]+), (\w+)\]$", message, re.MULTILINE)
+    return (match[1], match[2]) if match else None

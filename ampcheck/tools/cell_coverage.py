@@ -1,0 +1,76 @@
+"""Counts the cells of `ampcheck.checks.cells` that the cases of a run reach."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from ampcheck.checks.cases import cell_cases, compiled_cases, op_cases
+from ampcheck.checks.cells import Cell, cells, reached
+from ampcheck.devices.base import Device
+from ampcheck.spec.case import Case
+from ampcheck.spec.casting import POLICIES
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """The cells of a device.
+
+    `reachable`: how many can be. `every`, `nightly`: how many of those the cases of every run, and of a nightly run,
+    reach; of some run files, how many their cases reached. `unreachable`: by reason, how many cannot be. `open`: the
+    overload and executor of reachable cells that no case reaches, with how many.
+    """
+
+    device: str
+    key: str
+    cells: int
+    reachable: int
+    every: int
+    nightly: int
+    unreachable: dict[str, int]
+    open: list[str]
+
+
+def count(device: Device, ran: Collection[str] | None = None) -> Coverage:
+    """Count the cells of a device. `ran`: the keys of the cases that count; None for all of a nightly run."""
+    states = dict(cells(device))
+    possible = {cell for cell, why in states.items() if not why}
+
+    def reach(nightly: bool) -> set[Cell]:
+        cases = (case for case in _cases(device, nightly) if ran is None or case.key in ran)
+        return possible & {cell for case in cases for cell in reached(case, device)}
+
+    every, nightly = reach(False), reach(True)
+    missing = Counter((cell.overload, cell.executor or "eager", cell.mode) for cell in possible - nightly)
+    return Coverage(
+        device.name,
+        device.key,
+        len(states),
+        len(possible),
+        len(every),
+        len(nightly),
+        dict(Counter(why for why in states.values() if why)),
+        [f"{op}, {executor}, {mode}: {number} cells" for (op, executor, mode), number in sorted(missing.items())],
+    )
+
+
+def figure(counted: Sequence[Coverage]) -> str:
+    """Return the one figure, in a sentence."""
+    reachable = sum(each.reachable for each in counted)
+    nightly = sum(each.nightly for each in counted)
+    every = sum(each.every for each in counted)
+    return (
+        f"A nightly run reaches {nightly / reachable:.1%} of {reachable} reachable cells of overload, dispatch key, "
+        f"mix of dtypes, gradient mode, layout and executor; each run reaches {every / reachable:.1%}."
+    )
+
+
+def _cases(device: Device, nightly: bool) -> Iterator[Case]:
+    """Yield the op cases of a run that reach cells."""
+    for rule in POLICIES:
+        yield from op_cases(device, rule, "eager")
+        yield from op_cases(device, rule, "autograd")
+        yield from compiled_cases(device, rule, nightly=nightly)
+        for suite in ("eager", "jit") if nightly else ():
+            yield from cell_cases(device, rule, suite)
