@@ -126,23 +126,31 @@ def _backend(name: str) -> Callable[..., Compiled]:
     return make
 
 
-def _export(function: Function, inputs: Sequence[Any], **_: Any) -> Compiled:
-    call = torch.export.export(_Module(function), tuple(inputs), strict=False).module()
+def _exported(
+    function: Function, inputs: Sequence[Any], *, strict: bool = False, dynamic: bool = False, **_: Any
+) -> torch.export.ExportedProgram:
+    """Export a function; with `dynamic`, as of `torch.compile`, for tensors of any size."""
+    sizes = [dict.fromkeys(range(x.dim()), torch.export.Dim.AUTO) for x in inputs] if dynamic else None
+    shapes = (tuple(sizes),) if sizes else None
+    return torch.export.export(_Module(function), tuple(inputs), dynamic_shapes=shapes, strict=strict)
+
+
+def _export(function: Function, inputs: Sequence[Any], **options: Any) -> Compiled:
+    call = _exported(function, inputs, **options).module()
     return Compiled(call, _observed(call))
 
 
-def _strict(function: Function, inputs: Sequence[Any], **_: Any) -> Compiled:
-    call = torch.export.export(_Module(function), tuple(inputs), strict=True).module()
+def _strict(function: Function, inputs: Sequence[Any], **options: Any) -> Compiled:
+    call = _exported(function, inputs, strict=True, **options).module()
     return Compiled(call, _observed(call))
 
 
-def _decomposed(function: Function, inputs: Sequence[Any], **_: Any) -> Compiled:
-    program = torch.export.export(_Module(function), tuple(inputs), strict=False)
-    return Compiled(program.run_decompositions().module())
+def _decomposed(function: Function, inputs: Sequence[Any], **options: Any) -> Compiled:
+    return Compiled(_exported(function, inputs, **options).run_decompositions().module())
 
 
-def _packaged(function: Function, inputs: Sequence[Any], **_: Any) -> Compiled:
-    program = torch.export.export(_Module(function), tuple(inputs), strict=False)
+def _packaged(function: Function, inputs: Sequence[Any], **options: Any) -> Compiled:
+    program = _exported(function, inputs, **options)
     with tempfile.TemporaryDirectory() as folder:
         package = compile_package(program, package_path=f"{folder}/program.pt2")
         return Compiled(load_package(package))
@@ -156,7 +164,7 @@ def _jaxjit(function: Function, inputs: Sequence[Any], **_: Any) -> Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """`make`: compiles a function for example inputs; options are `torch.compile`'s, others leave them.
+    """`make`: compiles a function for example inputs; options are `torch.compile`'s, of which exports take `dynamic`.
 
     `grads`: gradients flow through what it makes.
 

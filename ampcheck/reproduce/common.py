@@ -57,15 +57,16 @@ COMPILED = {
     "dynamo": 'torch.compile({function}, backend="eager", {options})',
     "aot": 'torch.compile({function}, backend="aot_eager", {options})',
     "inductor": 'torch.compile({function}, backend="inductor", {options})',
-    "export": "torch.export.export(Module(), {inputs}, strict=False).module()",
-    "strict": "torch.export.export(Module(), {inputs}, strict=True).module()",
-    "decomposed": "torch.export.export(Module(), {inputs}, strict=False).run_decompositions().module()",
+    "export": "torch.export.export(Module(), {inputs}, {sizes}strict=False).module()",
+    "strict": "torch.export.export(Module(), {inputs}, {sizes}strict=True).module()",
+    "decomposed": "torch.export.export(Module(), {inputs}, {sizes}strict=False).run_decompositions().module()",
     "packaged": "torch._inductor.aoti_load_package(torch._inductor.aoti_compile_and_package("
-    "torch.export.export(Module(), {inputs}, strict=False)))",
+    "torch.export.export(Module(), {inputs}, {sizes}strict=False)))",
     "jaxcompile": 'torch.compile({function}, backend="jax", {options})',
     "jaxjit": "ampcheck.jax_device.jit({function}, fullgraph=True)",
 }
-"""How each executor compiles a function for a tuple of inputs; an export takes a module `Module` that calls it."""
+"""How each executor compiles a function for a tuple of inputs; an export takes a module `Module` that calls it, and
+`dynamic_shapes` where `sizes` says so."""
 _IMPORTS = {
     "SimpleNamespace(": "from types import SimpleNamespace",
     "tree_leaves(": "from torch.utils._pytree import tree_leaves",

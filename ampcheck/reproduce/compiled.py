@@ -16,7 +16,7 @@ from ampcheck.spec.case import AROUND, Case
 from ampcheck.spec.torch_dtypes import DTYPES
 
 _MAKE = {
-    name: how.format(function="program", inputs="tuple(inputs())", options="fullgraph=True")
+    name: how.format(function="program", inputs="tuple(inputs())", options="fullgraph=True", sizes="")
     for name, how in COMPILED.items()
 }
 _MODULE = """\

@@ -31,7 +31,16 @@ _MODULE = """\
         def forward(self, *inputs):
             return function(*inputs)
 """
-_GIVEN = {"function": "function", "inputs": "inputs", "options": '**{"fullgraph": True, **options}'}
+_SIZES = """\
+    sizes = (tuple(dict.fromkeys(range(x.dim()), torch.export.Dim.AUTO) for x in inputs),)
+    sizes = sizes if options.get("dynamic") else None
+"""
+_GIVEN = {
+    "function": "function",
+    "inputs": "inputs",
+    "options": '**{"fullgraph": True, **options}',
+    "sizes": "dynamic_shapes=sizes, ",
+}
 _STAND_INS = {
     "name_of": (snippets.NAME_OF,),
     "tensors": (snippets.TENSORS,),
@@ -188,5 +197,5 @@ def _compiled(executors: Sequence[str]) -> str:
     ways = {name: COMPILED[name].format(**_GIVEN) for name in executors}
     lines = [f"    if executor == {name!r}:\n        return {how}" for name, how in ways.items()]
     if any("Module()" in how for how in ways.values()):
-        lines.insert(0, _MODULE)
+        lines = [_MODULE, _SIZES, *lines]
     return "\n".join(lines)

@@ -228,6 +228,30 @@ _ALL = (
         "torch/csrc/jit/JIT-AUTOCAST.md",
     ),
     Rule(
+        "ambient",
+        "a compiled function acts in the state that it is called in, except that a record or machine code keeps the "
+        "casts of the state that it was made in",
+        _REGION,
+    ),
+    Rule(
+        "guards",
+        "a compiled function acts by the autocast settings of each call, and compiles anew only for settings that are "
+        "new to it",
+        "torch/csrc/dynamo/guards.cpp",
+    ),
+    Rule(
+        "failures",
+        "an error at run time ends the regions that it leaves, in a compiled graph and around it, and no other",
+        _PYTHON,
+    ),
+    Rule(
+        "derivatives",
+        "a compiled function has the gradients of the eager program whose backward pass is in the regions that "
+        "backward_pass_autocast names",
+        "torch/_functorch/config.py",
+        autograd=True,
+    ),
+    Rule(
         "parity",
         "a program with regions does compiled what it does eagerly",
         "https://docs.pytorch.org/docs/2.13/export.html",

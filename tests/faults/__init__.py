@@ -12,18 +12,22 @@ from tests.faults import (
     autodiff,
     backends,
     caches,
+    capture,
     casts,
     cells,
     checkpoint,
+    compiled_gradients,
     construction,
     customfn,
     decorators,
     deprecated,
     derivatives,
     eligibility,
+    failures,
     functions,
     functorch,
     gradients,
+    guards,
     holders,
     interop,
     jit,
@@ -58,10 +62,10 @@ __all__ = ["CONTROLS", "FAULTS", "Fault"]
 
 _KINDS = (
     casts, cells, policies, eligibility, regions, region_scenarios, construction, decorators, threads, functions,
-    gradients, autodiff, customfn, deprecated, caches, modules, moves, variants, anydtype, precision, scaler,
-    persistence, unscale, optimizers, checkpoint, functorch, limits, jit, jit_scenarios, seen, derivatives, replicas,
-    settings, scenarios, torchscript_pass, backends, preflight, registration, reproductions, holders,
-    transforms, modes,
+    gradients, autodiff, customfn, deprecated, caches, modules, moves, variants, anydtype, precision, holders,
+    modes, transforms, scaler, persistence, unscale, optimizers, checkpoint, functorch, limits, jit, jit_scenarios,
+    capture, guards, failures, compiled_gradients, seen, derivatives, replicas, settings, scenarios,
+    torchscript_pass, backends, preflight, registration, reproductions,
 )  # fmt: skip
 _ON_JAX = (autodiff, checkpoint, customfn, functorch, gradients, interop, moves, optimizers, persistence, scaler)
 

@@ -183,7 +183,7 @@ for turn in ("first", "second"):
 
 def text_of(program: CompiledProgram, compiler: str, device: Device) -> str:
     """A program in plain torch, eagerly and compiled: prints what `ampcheck.reproduce.of_op` prints."""
-    made = COMPILED[compiler].format(function="program", inputs="inputs()", options="fullgraph=True")
+    made = COMPILED[compiler].format(function="program", inputs="inputs()", options="fullgraph=True", sizes="")
     region = f"torch.autocast({device.type!r}, dtype={DTYPES[program.ambient]})" if program.ambient else "nullcontext()"
     bound = 0.0 if COMPILERS[compiler].exact else _bound(program)
     blocks = [

@@ -1,0 +1,167 @@
+"""Rule derivatives: a compiled function has the gradients of the eager program that PyTorch documents for it.
+
+AOTAutograd makes the backward graph when it compiles. Which regions that graph is in is the setting
+`torch._functorch.config.backward_pass_autocast`, whose comment writes each value as a program in eager mode:
+
+- "same_as_forward", the default: backward() is called in the regions around the compiled function;
+- "off": backward() is called in no region;
+- a list of the arguments of regions: backward() is called in these.
+
+Regions inside the function choose the dtypes of the forward pass and of what is saved, and hold for no backward pass
+(https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast). So a case runs the program eagerly that way and compares:
+the dtypes and values of the results and the gradients, the dtypes of each product of the backward pass, and how many
+casts there are. The backend `eager` leaves the backward pass to autograd, which the setting does not reach. With
+compiled autograd (torch._dynamo.config.compiled_autograd) the backward pass is compiled once more. A nightly run takes
+about ten minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from ampcheck.runner.suite import Amp, Product, scenario
+
+pytestmark = pytest.mark.rule("derivatives")
+
+PROGRAMS = Product(
+    {
+        "executor": ("dynamo", "aot", "inductor"),
+        "body": ("chain", "normed", "joined", "loss"),
+        "regions": ("none", "one", "nested", "disabled", "reentered"),
+        "around": ("out", "low", "other"),
+        "setting": ("same_as_forward", "off", "listed"),
+        "engine": ("autograd", "compiled"),
+    },
+    {
+        "the backend `eager` makes no backward graph": lambda cell: (
+            cell["executor"] == "dynamo" and cell["setting"] != "same_as_forward"
+        ),
+    },
+)
+
+
+def _body(name: str) -> Callable[..., torch.Tensor]:
+    """Return a function of a matrix and a weight."""
+
+    def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.mm(torch.mm(x, w), x)
+
+    def normed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.mm(torch.nn.functional.layer_norm(x, [3]), w)
+
+    def joined(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.mm(x, w), x])
+
+    def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = torch.mm(x, w)
+        return torch.nn.functional.mse_loss(y, torch.zeros_like(y))
+
+    return next(function for function in (chain, normed, joined, loss) if function.__name__ == name)
+
+
+def _program(amp: Amp, body: str, regions: str) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Return a function with regions: results of each."""
+    kind, low, other, call = amp.type, amp.dtype, amp.other, _body(body)
+
+    def none(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (call(x, w),)
+
+    def one(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.autocast(kind, dtype=low):
+            return (call(x, w),)
+
+    def nested(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.autocast(kind, dtype=low):
+            with torch.autocast(kind, enabled=False):
+                first = call(x, w)
+            with torch.autocast(kind, dtype=other):
+                return first, call(x, w)
+
+    def disabled(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.autocast(kind, enabled=False):
+            return (call(x, w),)
+
+    def reentered(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        region = torch.autocast(kind, dtype=low)
+        with region:
+            first = call(x, w)
+        with region:
+            return first, call(x, w)
+
+    return next(function for function in (none, one, nested, disabled, reentered) if function.__name__ == regions)
+
+
+_PRODUCTS = ("mm", "addmm", "bmm")
+
+
+class _Step:
+    """A forward pass in a region, and a backward pass in another one, of fresh leaves with fixed values."""
+
+    def __init__(self, amp: Amp, call: Callable[..., tuple[torch.Tensor, ...]], around: torch.dtype | None) -> None:
+        self.amp = amp
+        ramp = torch.arange(1.0, 10.0).reshape(3, 3) / 7
+        self.leaves = [x.to(amp.type).requires_grad_() for x in (ramp, ramp.t() - 0.5)]
+        with amp.region(around) if around else nullcontext():
+            self.results = call(*self.leaves)
+
+    def backward(self, region: torch.dtype | None = None) -> None:
+        """Add the gradients to the leaves."""
+        with self.amp.region(region) if region else nullcontext():
+            torch.autograd.backward(self.results, [torch.ones_like(y) for y in self.results])
+
+    def observed(self, region: torch.dtype | None = None) -> tuple[list[str], int]:
+        """Return the dtypes of each product of the backward pass, and the number of its casts."""
+        seen = self.amp.observe(lambda: self.backward(region))
+        if seen.error is not None:
+            raise seen.error
+        products = [call for call in seen.kernels if call.overload in _PRODUCTS]
+        return sorted(" ".join(leaf.got for leaf in call.leaves) for call in products), len(seen.casts)
+
+
+def _compare(amp: Amp, got: _Step, want: _Step) -> None:
+    """Compare results and gradients."""
+    dtypes = [y.dtype for y in want.results]
+    amp.assert_equal("dtypes of the results", [y.dtype for y in got.results], dtypes)
+    for name, one, two in zip("xw", got.leaves, want.leaves, strict=True):
+        assert two.grad is not None
+        if one.grad is None:
+            amp.check(False, f"gradient of {name}", "there is none")
+        else:
+            amp.assert_close(f"gradient of {name}", one.grad, amp.device.host(two.grad), 0.02)
+
+
+@PROGRAMS.cells
+@scenario(types=("cpu",), dtypes="default")
+def test_gradients_of_regions(
+    amp: Amp, executor: str, body: str, regions: str, around: str, setting: str, engine: str
+) -> None:
+    """The gradients of a compiled function with regions are those of the eager program that the setting stands for."""
+    outer = {"low": amp.dtype, "other": amp.other}.get(around)
+    listed = [{"device_type": amp.type, "dtype": amp.other}]
+    placed = {"same_as_forward": outer, "off": None, "listed": amp.other}[setting] if executor != "dynamo" else None
+    # AOTAutograd keeps no casts for later uses (disable_autocast_cache of torch/fx/experimental/proxy_tensor.py).
+    torch.set_autocast_cache_enabled(executor == "dynamo")
+    program = _program(amp, body, regions)
+    want = _Step(amp, program, outer)
+    products, casts = want.observed(placed)
+    value = listed if setting == "listed" else setting
+    with torch._functorch.config.patch(backward_pass_autocast=value):
+        compiled = amp.compiled(executor, program, *want.leaves)
+        first = _Step(amp, compiled, outer)
+        if engine == "compiled":
+            with torch._dynamo.config.patch(compiled_autograd=True):
+                amp.compiled(executor, first.backward, fullgraph=False)()
+        else:
+            first.backward()
+        _compare(amp, first, want)
+        if engine == "autograd" and executor != "inductor":
+            second = _Step(amp, compiled, outer)
+            found, more = second.observed()
+            amp.assert_equal("dtypes of the products of the backward pass", found, products)
+            amp.check(more <= casts, "casts of the backward pass", f"got {more}; expected at most {casts}")
+    torch.set_autocast_cache_enabled(True)
+    amp.assert_equal("state afterwards", (*amp.state(), amp.depth()), (False, amp.default, True, 0))

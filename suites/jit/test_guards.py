@@ -1,0 +1,242 @@
+"""Rule guards: a compiled function acts by the autocast settings of each call, and compiles anew for new ones alone.
+
+Dynamo guards on the state of autocast (`GlobalStateGuard` and `AutocastState` of torch/csrc/dynamo/guards.cpp): per
+device type whether it is on and, where it is, its dtype; whether casts are kept; and the default dtype of tensors. So
+
+- what a function computes, and what it asks for, is that of the call (https://docs.pytorch.org/docs/2.13/torch.compiler.html:
+  a compiled function does what it does eagerly);
+- settings that were there before, and the dtype of autocast that is off where nobody asks for it, compile nothing.
+
+A case calls one function, which may ask for a setting, changes a setting between the calls, and changes it back. The
+model is a record of the settings. Products: `ON_THE_CPU`; `ON_CUDA` for the spellings of CUDA; `ON_JAX`, where results
+alone are compared. A nightly run of all takes about four minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from ampcheck.runner.suite import Amp, Product, scenario
+
+pytestmark = pytest.mark.rule("guards")
+
+_AROUND = ("off", "on", "region")
+
+ON_THE_CPU = Product(
+    {
+        "executor": ("dynamo", "aot", "inductor"),
+        "query": ("nothing", "enabled", "dtype", "kept", "wide", "enabled_as_of_old", "dtype_as_of_old", "region"),
+        "setter": (
+            "enabled",
+            "dtype",
+            "kept",
+            "wide",
+            "enabled_as_of_old",
+            "dtype_as_of_old",
+            "enabled_elsewhere",
+            "dtype_elsewhere",
+        ),
+        "around": _AROUND,
+    }
+)
+ON_CUDA = Product(
+    {
+        "executor": ("dynamo", "aot"),
+        "query": ("dtype", "enabled_as_of_old", "dtype_as_of_old"),
+        "setter": ("dtype", "enabled_as_of_old", "dtype_as_of_old"),
+        "around": _AROUND,
+    }
+)
+ON_JAX = Product(
+    {
+        "executor": ("dynamo", "jaxcompile", "jaxjit"),
+        "query": ("nothing", "enabled", "dtype", "kept", "region"),
+        "setter": ("enabled", "dtype", "kept"),
+        "around": _AROUND,
+    }
+)
+
+_OF_OLD: dict[str, tuple[Any, Any, Any, Any]] = {
+    "cpu": (
+        torch.is_autocast_cpu_enabled,
+        torch.get_autocast_cpu_dtype,
+        torch.set_autocast_cpu_enabled,
+        torch.set_autocast_cpu_dtype,
+    ),
+    "cuda": (
+        torch.is_autocast_enabled,
+        torch.get_autocast_gpu_dtype,
+        torch.set_autocast_enabled,
+        torch.set_autocast_gpu_dtype,
+    ),
+}
+"""The functions for one device type each: whether autocast is on, its dtype, and what sets them."""
+
+
+class _Counting:
+    """A backend of torch.compile that counts the graphs it is given."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend: Any = torch._dynamo.lookup_backend(backend)
+        self.graphs = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.graphs += 1
+        return self.backend(graph, inputs)
+
+
+def _asking(amp: Amp, query: str) -> Callable[[torch.Tensor], tuple[torch.Tensor, ...]]:
+    """Return a function that gives a product, and what tells the answer to its question by its dtype."""
+    kind = amp.type
+    is_enabled, get_dtype, _, _ = _OF_OLD.get(kind, (None,) * 4)
+
+    def nothing(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (torch.mm(x, x),)
+
+    def enabled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.mm(x, x), x.double() if torch.is_autocast_enabled(kind) else x.float()
+
+    def dtype(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.mm(x, x), x.to(torch.get_autocast_dtype(kind))
+
+    def kept(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.mm(x, x), x.double() if torch.is_autocast_cache_enabled() else x.float()
+
+    def wide(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.mm(x, x), torch.ones(2)
+
+    def enabled_as_of_old(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.mm(x, x), x.double() if is_enabled() else x.float()
+
+    def dtype_as_of_old(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.mm(x, x), x.to(get_dtype())
+
+    def region(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.mm(x, x)
+        with torch.autocast(kind):
+            return y, torch.mm(x, x)
+
+    found = (nothing, enabled, dtype, kept, wide, enabled_as_of_old, dtype_as_of_old, region)
+    return next(function for function in found if function.__name__ == query)
+
+
+class _Settings:
+    """The settings as a case changes them, and what a function gives under them."""
+
+    def __init__(self, amp: Amp, query: str, around: str) -> None:
+        self.amp = amp
+        self.query = query.removesuffix("_as_of_old")
+        self.values: dict[str, Any] = {
+            "enabled": around != "off",
+            "dtype": amp.dtype,
+            "kept": True,
+            "wide": False,
+            "enabled_elsewhere": False,
+        }
+        self.seen: set[tuple[object, ...]] = set()
+
+    def change(self, setter: str) -> None:
+        """Set a setting to its other value."""
+        amp, name = self.amp, setter.removesuffix("_as_of_old")
+        other = "xpu" if amp.type == "cpu" else "cpu"
+        if name == "dtype_elsewhere":
+            one, two = torch.bfloat16, torch.float16
+            torch.set_autocast_dtype(other, two if torch.get_autocast_dtype(other) == one else one)
+            return
+        was = self.values[name]
+        self.values[name] = now = (amp.other if was == amp.dtype else amp.dtype) if name == "dtype" else not was
+        if setter != name:
+            _OF_OLD[amp.type][2 if name == "enabled" else 3](now)
+        elif name == "enabled":
+            torch.set_autocast_enabled(amp.type, now)
+        elif name == "dtype":
+            torch.set_autocast_dtype(amp.type, now)
+        elif name == "kept":
+            torch.set_autocast_cache_enabled(now)
+        elif name == "wide":
+            torch.set_default_dtype(torch.float64 if now else torch.float32)
+        else:
+            torch.set_autocast_enabled(other, now)
+
+    def wanted(self) -> list[torch.dtype]:
+        """Return the dtypes that the function gives under the settings."""
+        low = self.values["dtype"]
+        product = low if self.values["enabled"] else torch.float32
+        if self.query == "nothing":
+            return [product]
+        if self.query in ("dtype", "region"):
+            return [product, low]
+        return [product, torch.float64 if self.values[self.query] else torch.float32]
+
+    def new(self) -> bool:
+        """Return whether the function has to be compiled for the settings, and take them as seen."""
+        asked = self.values["enabled"] or self.query in ("dtype", "region")
+        key = tuple(value for name, value in self.values.items() if name != "dtype" or asked)
+        is_new = key not in self.seen
+        self.seen.add(key)
+        return is_new
+
+
+def _check(amp: Amp, executor: str, query: str, setter: str, around: str) -> None:
+    counting = _Counting({"dynamo": "eager", "aot": "aot_eager"}.get(executor, executor)) if amp.type != "jax" else None
+    settings, x = _Settings(amp, query, around), amp.rand(2, 2)
+    if counting:
+        compiled: Any = torch.compile(_asking(amp, query), backend=counting)
+    else:
+        compiled = amp.compiled(executor, _asking(amp, query), x, fullgraph=False)
+
+    def call(when: str) -> None:
+        before, is_new = counting.graphs if counting else 0, settings.new()
+        amp.assert_equal(f"dtypes {when}", [y.dtype for y in compiled(x)], settings.wanted())
+        if counting and not is_new:
+            amp.assert_equal(
+                f"graphs compiled {when}, for settings that were there before", counting.graphs - before, 0
+            )
+
+    def calls() -> None:
+        call("at first")
+        if counting:
+            amp.check(counting.graphs > 0, "graphs compiled at first", "none")
+        call("again")
+        for turn in ("once", "twice"):
+            settings.change(setter)
+            call(f"with {setter} changed {turn}")
+            call(f"with {setter} changed {turn}, again")
+            settings.change(setter)
+            call(f"with {setter} changed back {turn}")
+
+    try:
+        if around == "region":
+            with amp.region():
+                calls()
+            amp.assert_equal("whether autocast is on after the region", amp.state()[0], False)
+        else:
+            torch.set_autocast_enabled(amp.type, around == "on")
+            calls()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@ON_THE_CPU.cells
+@scenario(types=("cpu",), dtypes="default")
+def test_set_and_asked(amp: Amp, executor: str, query: str, setter: str, around: str) -> None:
+    """A function asks for a setting that changes between its calls, in no region, in one, or with autocast set on."""
+    _check(amp, executor, query, setter, around)
+
+
+@ON_CUDA.cells
+@scenario(types=("cuda",), dtypes="default")
+def test_set_and_asked_of_the_gpu(amp: Amp, executor: str, query: str, setter: str, around: str) -> None:
+    """The functions without a device type, and those for the GPU, are guarded as those for the CPU are."""
+    _check(amp, executor, query, setter, around)
+
+
+@ON_JAX.cells
+@scenario(types=("jax",), dtypes="default")
+def test_set_and_asked_on_xla(amp: Amp, executor: str, query: str, setter: str, around: str) -> None:
+    """A program of XLA acts by the settings of each call (docs/jax_device.md)."""
+    _check(amp, executor, query, setter, around)
