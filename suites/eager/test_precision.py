@@ -89,6 +89,7 @@ def _restore(before: dict[str, object]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.set_float32_matmul_precision("highest")
+        backends.cudnn.allow_tf32 = before["cudnn_conv"] == "tf32"  # else reading it raises, as exporting does
         backends.fp32_precision = before["every"]
         backends.cudnn.fp32_precision = before["cudnn"]
         for owner, name in (
@@ -152,6 +153,7 @@ def test_setting(amp: Amp, setting: str, place: str, op: str, given: str) -> Non
     finally:
         _restore(before)
     amp.assert_equal("settings that are not as they were", _differing(before, _settings()), [])
+    amp.assert_equal("legacy setting of cuDNN", backends.cudnn.allow_tf32, before["cudnn_conv"] == "tf32")
     amp.assert_equal(f"dtype of {overload}", out.dtype, runs_in)
     if amp.device.has_values:
         exact = function(*(amp.device.host(each).to(runs_in).double() for each in inputs))
