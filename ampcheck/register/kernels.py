@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from ampcheck.register.casts import FLOAT32, Casts
+from ampcheck.register.dynamo_skip import dynamo_skip
 from ampcheck.register.messages import refusal
 from ampcheck.register.torch_private import DispatchKey, OpOverload, exclude_key, functions, nn_functions
-from ampcheck.register.unseen import unseen
 
 Kernel = Callable[..., Any]
 KEY: DispatchKey = DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]  # not in torch's stubs
@@ -127,7 +127,7 @@ def _made(op: OpOverload, call: Kernel, signature: _Signature, body: list[str], 
     )
     scope = {"exclude": exclude_key, "key": KEY, "call": call, **bound, **signature.defaults}
     exec(_compiled(source), scope)  # the source is made of argument names of registered schemas, and nothing else
-    kernel: Kernel = unseen(scope["kernel"])
+    kernel: Kernel = dynamo_skip(scope["kernel"])
     kernel.__name__ = kernel.__qualname__ = f"autocast_{op._opname}_{op._overloadname}"
     return kernel
 

@@ -23,8 +23,8 @@ from ampcheck.jax_device.dtypes import TO_JAX
 from ampcheck.jax_device.lowering import find
 from ampcheck.jax_device.storage.arrays import storage_of
 from ampcheck.jax_device.torch_private import function_modes, pytree
+from ampcheck.register.dynamo_skip import dynamo_skip
 from ampcheck.register.torch_private import OpOverload, has_kernel
-from ampcheck.register.unseen import unseen
 
 Kernel = Callable[..., Any]
 _count_versions = torch.autograd.graph.increment_version
@@ -195,7 +195,7 @@ def kernel({", ".join(signature)}):
     exec(
         compile(source, f"{GENERATED}{op.name}>", "exec"), space
     )  # made from PyTorch's schema, of nothing a caller gives
-    kernel: Kernel = unseen(space["kernel"])
+    kernel: Kernel = dynamo_skip(space["kernel"])
     return kernel
 
 

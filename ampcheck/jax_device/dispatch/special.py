@@ -19,8 +19,8 @@ from ampcheck.jax_device.dtypes import jax_dtype
 from ampcheck.jax_device.storage import transfer
 from ampcheck.jax_device.storage.arrays import alias, contents, wrap
 from ampcheck.jax_device.storage.layout import Layout, contiguous, order
+from ampcheck.register.dynamo_skip import dynamo_skip
 from ampcheck.register.torch_private import DispatchKey, OpOverload
-from ampcheck.register.unseen import unseen
 
 SPECIAL: dict[str, Callable[..., Any]] = {}
 COMPOSED: dict[str, Callable[..., Any]] = {}
@@ -47,7 +47,7 @@ def composed(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        COMPOSED.update(dict.fromkeys(names, unseen(function)))
+        COMPOSED.update(dict.fromkeys(names, dynamo_skip(function)))
         return function
 
     return register

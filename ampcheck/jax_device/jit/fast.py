@@ -15,8 +15,8 @@ from ampcheck.jax_device.jit.state import PLAIN, Reached
 from ampcheck.jax_device.jit.watch import raw
 from ampcheck.jax_device.storage.arrays import Bytes, create, storage_of
 from ampcheck.jax_device.torch_private import function_modes, in_autocast
+from ampcheck.register.dynamo_skip import dynamo_skip
 from ampcheck.register.torch_private import dispatch_modes
-from ampcheck.register.unseen import unseen
 
 MISS = object()
 _HOST_LIMIT = 4096  # elements of a CPU argument, which is compared value by value at each call
@@ -183,7 +183,7 @@ def fast({names}{", " if names else ""}*more):
         "program": entry.jitted, "reached": state.reached, "run": entry, "storage_of": storage_of,
     }  # fmt: skip
     exec(source, space)  # made of numbers and of names given here
-    fast: Callable[..., Any] = unseen(space["fast"])
+    fast: Callable[..., Any] = dynamo_skip(space["fast"])
     return fast
 
 
