@@ -26,12 +26,19 @@ def add(commands: Subparsers) -> None:
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run files: count what their cases reached")
     add_device(parser, "a device to count on, by default every one that this machine has")
     parser.add_argument("--open", action="store_true", help="list what is open, by overload and executor")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts to a file")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write the counts to a file; ampcheck report shows REPORTS/coverage.json",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Count and print. Raises UsageError for an unknown device and a file that is no run file."""
+    import torch
+
     from ampcheck.devices.registry import select
     from ampcheck.runner.results import read
     from ampcheck.tools.cell_coverage import count
@@ -41,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
         ran = {result.key for path in args.runs for result in read(path).results.values() if result.status in _SEEN}
     counted = [count(device, ran) for device in select(args.device, args.device_module)]
     if args.json is not None:
-        print_or_write(json.dumps([_fields(each) for each in counted], indent=2) + "\n", args.json, "file of counts")
+        counts = {"torch": torch.__version__, "devices": [_fields(each) for each in counted]}
+        print_or_write(json.dumps(counts, indent=2) + "\n", args.json, "file of counts")
     print(_table(counted, args.open))
     return 0
 

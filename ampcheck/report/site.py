@@ -28,20 +28,22 @@ OUT = Path("reports") / "site"
 _SHARED_SCRIPTS = ["data.js", "app.js"]
 
 
-def build(runs: Sequence[Path], out: Path = OUT) -> Path:
+def build(runs: Sequence[Path], out: Path = OUT, counts: Path | None = None) -> Path:
     """Make the site of some run files and benchmark files.
 
     Args:
         runs: the files, in any order; what a file is says its first line. The newest of each kind is what the site is
             about; earlier ones give its history.
         out: the folder to write to. Files of an earlier site are replaced; others are left alone.
+        counts: what `ampcheck coverage --json` wrote, None without it.
 
     Returns: the page to open. Raises UsageError for no or unusable files, and for a folder that cannot be written.
     """
     measured = [path for path in runs if run_groups.is_bench(path)]
     judged = [path for path in runs if path not in set(measured)]
     history = load(judged) if judged or not measured else None
-    files = render(history, KnownDeviations(known().values()).all(), run_groups.load(measured))
+    states = pages.states(counts) if counts else None
+    files = render(history, KnownDeviations(known().values()).all(), run_groups.load(measured), states)
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
@@ -53,13 +55,19 @@ def build(runs: Sequence[Path], out: Path = OUT) -> Path:
     return out / "index.html"
 
 
-def render(history: History | None, entries: Sequence[Deviation], bench: BenchHistory | None = None) -> dict[str, str]:
+def render(
+    history: History | None,
+    entries: Sequence[Deviation],
+    bench: BenchHistory | None = None,
+    states: dict[str, Any] | None = None,
+) -> dict[str, str]:
     """The text of every file of the site, by name.
 
     Args:
         history: the conformance runs, None without any.
         entries: the deviations to list.
         bench: the benchmarks.
+        states: how many states of ops the cases reach, as `pages.states` reads it; None without.
     """
     bench = bench or BenchHistory()
     environment = Environment(
@@ -78,7 +86,7 @@ def render(history: History | None, entries: Sequence[Deviation], bench: BenchHi
         "run": None,
         **(pages.common(history) if history else {}),
     }
-    fill = _filled(history, entries) if history else _empty()
+    fill = _filled(history, entries, states) if history else _empty()
     changed = bench_site.changed(bench)
     fill |= bench_site.pages(bench, changed)
     files = {
@@ -95,9 +103,9 @@ Page = tuple[str, str, list[str], dict[str, Any]]
 """A page's template, title, scripts and values."""
 
 
-def _filled(history: History, entries: Sequence[Deviation]) -> dict[str, Page]:
+def _filled(history: History, entries: Sequence[Deviation], states: dict[str, Any] | None) -> dict[str, Page]:
     return {
-        "index.html": ("index.html", "Health", [], pages.health(history)),
+        "index.html": ("index.html", "Health", [], {**pages.health(history), "states": states}),
         "matrix.html": ("matrix.html", "Matrix", [*_SHARED_SCRIPTS, "matrix.js"], {}),
         "case.html": ("case.html", "Case", ["data.js", "details.js", "app.js", "case.js"], {}),
         "deviations.html": ("deviations.html", "Deviations", [], pages.deviations(history, entries)),

@@ -19,7 +19,9 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 
+from ampcheck.errors import Unsupported
 from ampcheck.runner.suite import Amp, Product, scenario
 
 pytestmark = pytest.mark.rule("guards")
@@ -231,7 +233,13 @@ def test_set_and_asked(amp: Amp, executor: str, query: str, setter: str, around:
 @ON_CUDA.cells
 @scenario(types=("cuda",), dtypes="default")
 def test_set_and_asked_of_the_gpu(amp: Amp, executor: str, query: str, setter: str, around: str) -> None:
-    """The functions without a device type, and those for the GPU, are guarded as those for the CPU are."""
+    """The functions without a device type, and those for the GPU, are guarded as those for the CPU are.
+
+    Since torch 2.14 those without a device type speak of the accelerator (pytorch#191916).
+    """
+    accelerator = torch.accelerator.current_accelerator() if Version(torch.__version__) >= Version("2.14") else None
+    if "enabled_as_of_old" in (query, setter) and accelerator is not None and accelerator.type != amp.type:
+        raise Unsupported(f"torch.is_autocast_enabled() speaks of the accelerator of this process, {accelerator.type}")
     _check(amp, executor, query, setter, around)
 
 

@@ -14,7 +14,7 @@ from ampcheck.errors import UsageError
 from ampcheck.report import build
 from ampcheck.report.conformance import badge
 from ampcheck.report.conformance.data import cases, device_modules, letters, script, union
-from ampcheck.report.conformance.statuses import SHOWN
+from ampcheck.report.conformance.statuses import SHOWN, number
 from ampcheck.report.history import load
 from ampcheck.runner.results import STATUSES, Result, read
 
@@ -59,6 +59,25 @@ def test_other_files_of_the_folder_are_left_alone(tmp_path: Path, make: Make, wr
     assert page == tmp_path / "site" / "index.html"
     assert (tmp_path / "site" / "notes.txt").read_text() == "mine"
     assert not list((tmp_path / "site").glob("*.part"))
+
+
+def test_the_first_page_shows_how_many_states_are_reached(tmp_path: Path, make: Make, write: Write) -> None:
+    run, counts = write(tmp_path / "run.jsonl", [make("mm")]), tmp_path / "coverage.json"
+    row = {"device": "cpu", "key": "AutocastCPU", "cells": 5000, "reachable": 2000, "each_run": 30, "nightly": 1995}
+    counts.write_text(json.dumps({"torch": "2.13.0", "devices": [row]}))
+    page = build([run], tmp_path / "site", counts).read_text(encoding="utf-8")
+    assert f"<strong>99.8 %</strong> of {number(2000)} reachable cells" in page
+    assert "States of ops" not in build([run], tmp_path / "site").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"torch": "2.13.0", "devices": [{"device": "cpu"}]}'])
+def test_a_damaged_file_of_counts_is_a_usage_error(tmp_path: Path, make: Make, write: Write, text: str) -> None:
+    counts = tmp_path / "coverage.json"
+    counts.write_text(text)
+    with pytest.raises(
+        UsageError, match=r"coverage\.json is no file of counts; write one with ampcheck coverage --json"
+    ):
+        build([write(tmp_path / "run.jsonl", [make("mm")])], tmp_path / "site", counts)
 
 
 def test_files_of_one_run_group_are_one_run(tmp_path: Path, make: Make, write: Write) -> None:

@@ -77,7 +77,7 @@ def test_the_command_prints_and_writes_the_figure(tmp_path: Path, capsys: pytest
     walked = "all 632 transitions of the model of autocast's state"
     assert walked in out
     assert walked in (ROOT / "docs/coverage/README.md").read_text()
-    (row,) = json.loads(file.read_text())
+    (row,) = json.loads(file.read_text())["devices"]
     assert row["device"] == "virtual:mps"
     assert row["nightly"] == row["reachable"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from ampcheck.errors import UsageError
 from ampcheck.report.conformance.data import run_names
 from ampcheck.report.conformance.statuses import SHOWN, Status, number
 from ampcheck.report.history import History, expected, is_red, ran, reproduced, stale, virtual
@@ -30,6 +32,9 @@ NAV = {
 
 _CAUSES = 20
 """The first page shows this many causes."""
+
+_COUNTED = ("device", "key", "cells", "reachable", "each_run", "nightly")
+"""What the first page shows of `ampcheck coverage`."""
 
 _DESCRIBED = ("name", "token", "type", "key", "has_values")
 
@@ -113,6 +118,17 @@ def health(history: History) -> dict[str, Any]:
         "stale": stale(newest),
         "history": rows,
     }
+
+
+def states(path: Path) -> dict[str, Any]:
+    """Read what `ampcheck coverage --json` wrote. Raises UsageError where it is no such file."""
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        rows = [{name: row[name] for name in _COUNTED} for row in read["devices"]]
+        total = {name: sum(row[name] for row in rows) for name in _COUNTED[2:]}
+        return {"torch": read["torch"], "rows": rows, "total": total}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is no file of counts; write one with ampcheck coverage --json {path}") from error
 
 
 def deviations(history: History, entries: Sequence[Deviation]) -> dict[str, Any]:
