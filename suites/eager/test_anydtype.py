@@ -50,7 +50,6 @@ OWN = {"cpu": "cpu", "cuda": "gpu"}
 """How the setter of a device type's own is called: `torch.set_autocast_cpu_dtype`."""
 
 
-@contextmanager
 def _put(amp: Amp, setter: str, dtype: torch.dtype) -> Iterator[bool]:
     """Set a dtype for the body, and give whether autocast is to be enabled there."""
     # Where CUDA is absent a region of it disables itself, whatever the dtype.
@@ -108,7 +107,7 @@ def _check(amp: Amp, setter: str, dtype: str, op: str, given: str) -> None:
     to = _wanted(amp, overload, wanted, GIVEN[given])
     by_hand = _outcome(lambda: function(*(tensor.to(to) for tensor in made)))
     outside = _outcome(lambda: function(*made))
-    with _put(amp, setter, wanted) as enabled:
+    with contextmanager(_put)(amp, setter, wanted) as enabled:
         amp.assert_equal("whether autocast is enabled", torch.is_autocast_enabled(amp.type), enabled)
         amp.assert_equal("dtype that is set", torch.get_autocast_dtype(amp.type), wanted)
         amp.assert_equal(f"what {overload} gives", _outcome(lambda: function(*made)), by_hand if enabled else outside)

@@ -122,7 +122,7 @@ class _Step:
         return sorted(" ".join(leaf.got for leaf in call.leaves) for call in products), len(seen.casts)
 
 
-def _compare(amp: Amp, got: _Step, want: _Step) -> None:
+def _assert_same_step(amp: Amp, got: _Step, want: _Step) -> None:
     """Compare results and gradients."""
     dtypes = [y.dtype for y in want.results]
     amp.assert_equal("dtypes of the results", [y.dtype for y in got.results], dtypes)
@@ -157,7 +157,7 @@ def test_gradients_of_regions(
                 amp.compiled(executor, first.backward, fullgraph=False)()
         else:
             first.backward()
-        _compare(amp, first, want)
+        _assert_same_step(amp, first, want)
         if engine == "autograd" and executor != "inductor":
             second = _Step(amp, compiled, outer)
             found, more = second.observed()
