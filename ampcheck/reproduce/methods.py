@@ -128,7 +128,7 @@ def compiled(executor, function, *inputs, **options):
 def program(body):
     source = textwrap.dedent(body).replace("DTYPE", "{dtype}").replace("TYPE", repr({type!r}))
     linecache.cache["program"] = (len(source), None, source.splitlines(keepends=True), "program")
-    names = {{"torch": torch, "__name__": "__main__"}}
+    names = {{"torch": torch, "__name__": __name__}}
     exec(compile(source, "program", "exec"), names)
     return names["program"]"""
     ),

@@ -229,7 +229,6 @@ def test_used(amp: Amp, user: str, made: str, op: str, region: str) -> None:
 # ---- tensors that hold tensors, as PyTorch has them
 
 
-@contextmanager
 def _alone() -> Iterator[None]:
     """Make this process a group of one, if it is in none."""
     own = not dist.is_initialized()
@@ -290,7 +289,7 @@ def test_held(amp: Amp, kind: str, call: str, region: str) -> None:
     given = [amp.rand(2, 2).to(amp.dtype if dtype == "low" else torch.float32) for dtype in CALLS[call][2]]
     if call == "layer":
         given[2] = given[2][0]
-    with _alone():
+    with contextmanager(_alone)():
         tensors = [KINDS[kind](x) for x in given]
         if kind == "jagged":
             tensors[1:] = given[1:] if call == "layer" else [_like(tensors[0], x) for x in given[1:]]

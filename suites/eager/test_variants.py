@@ -65,7 +65,7 @@ def _flat(value: object) -> list[torch.Tensor]:
     return [each for part in value for each in _flat(part)] if isinstance(value, (tuple, list)) else []
 
 
-def _compare(
+def _assert_as_formula(
     amp: Amp,
     module: nn.Module,
     call: Call,
@@ -239,7 +239,7 @@ def test_attention(amp: Amp, made: str, mask: str, weights: str, layout: str, mo
         out, shares = _attend(amp, held, "", (x, x, x[..., :6] if made == "sized" else x), masks)
         return [out, *([] if weights == "skipped" else [shares.mean(1) if weights == "mean" else shares])]
 
-    _compare(amp, module, call, formula, [_given(amp, given, batch, LENGTH, SIZE)], mode)
+    _assert_as_formula(amp, module, call, formula, [_given(amp, given, batch, LENGTH, SIZE)], mode)
 
 
 # ---- transformer layers and stacks
@@ -334,7 +334,7 @@ def test_transformer(
         return [x[:, :kept]]
 
     inputs = [_given(amp, given, 2, LENGTH, SIZE) for _ in range(1 + decodes)]
-    _compare(amp, module, call, formula, inputs, mode, 64.0)
+    _assert_as_formula(amp, module, call, formula, inputs, mode, 64.0)
 
 
 # ---- recurrent networks
@@ -439,7 +439,7 @@ def test_recurrent(amp: Amp, kind: str, made: str, layout: str, start: str, mode
         given_back = [torch.stack(outs, 1), *(torch.stack(part, 1) for part in zip(*lasts, strict=True))]
         return [_op(amp, whole, torch.clone, each) for each in given_back]
 
-    _compare(amp, module, call, formula, [x, *states], mode)
+    _assert_as_formula(amp, module, call, formula, [x, *states], mode)
 
 
 # ---- normalisations, embedding bags and losses
@@ -498,7 +498,7 @@ def test_normalisation(amp: Amp, kind: str, affine: str, stats: str, mode: str, 
         y = y if weight is None else y * weight.reshape(shape)
         return [(y if bias is None else y + bias.reshape(shape)).to(x.dtype)]
 
-    _compare(amp, module, lambda inputs: module(*inputs), formula, [_given(amp, given, 2, 4, 3, 8)], mode)
+    _assert_as_formula(amp, module, lambda inputs: module(*inputs), formula, [_given(amp, given, 2, 4, 3, 8)], mode)
 
 
 BAGS = Product(
@@ -539,7 +539,7 @@ def test_embedding_bag(amp: Amp, reduced: str, weighed: str, padding: str, layou
             picked = picked * shares[..., None]
         return [picked.amax(1) if reduced == "max" else getattr(picked, reduced)(1)]
 
-    _compare(amp, module, call, formula, weights, mode)
+    _assert_as_formula(amp, module, call, formula, weights, mode)
 
 
 LOSSES = Product(
@@ -612,7 +612,7 @@ def test_loss(amp: Amp, loss: str, option: str, reduction: str, mode: str, given
         values = [each.double() if each.is_floating_point() else each for each in inputs]
         return [function(*values, reduction=reduction, **exact).to(wide.dtype)]
 
-    _compare(amp, module, lambda inputs: module(*inputs), formula, inputs, mode)
+    _assert_as_formula(amp, module, lambda inputs: module(*inputs), formula, inputs, mode)
 
 
 # ---- any device with values
