@@ -139,7 +139,7 @@ def _assert_same_step(amp: Amp, got: _Step, want: _Step) -> None:
 def test_gradients_of_regions(
     amp: Amp, executor: str, body: str, regions: str, around: str, setting: str, engine: str
 ) -> None:
-    """The gradients of a compiled function with regions are those of the eager program that the setting stands for."""
+    """The gradients of a compiled function with regions equal those of the eager program that the setting documents."""
     outer = {"low": amp.dtype, "other": amp.other}.get(around)
     listed = [{"device_type": amp.type, "dtype": amp.other}]
     placed = {"same_as_forward": outer, "off": None, "listed": amp.other}[setting] if executor != "dynamo" else None

@@ -8,7 +8,7 @@ its body ends (`__exit__` of torch/amp/autocast_mode.py; pytorch#195488 for grap
 
 Products: `IN_THE_GRAPH`, errors of ops in a region in the graph, per executor, with a full graph or a broken one;
 `AROUND_THE_GRAPH`, errors in hooks, in the backward pass, while a checkpoint computes again, in functions and
-generators of one's own, with regions in the forward pass, around it and around the backward pass. On the CPU: on a GPU
+generators that the user writes, with regions in the forward pass, around it and around the backward pass. On the CPU: on a GPU
 such an error ends all work of the process, and XLA raises nothing for a value. A nightly run takes about five minutes.
 """
 
@@ -150,7 +150,7 @@ class _Inverse(torch.autograd.Function):
 
 
 class _Manager:
-    """A context manager of one's own, around a region."""
+    """A user-defined context manager that enters and leaves a region."""
 
     def __init__(self, region: Any) -> None:
         self.region = region
@@ -209,7 +209,7 @@ def _placed(amp: Amp, place: str, inside: bool) -> Callable[..., torch.Tensor]:
 @AROUND_THE_GRAPH.cells
 @scenario(types=("cpu",), dtypes="default")
 def test_place_that_fails(amp: Amp, executor: str, place: str, regions: str, called: str) -> None:
-    """An error in a hook, a function of one's own, a backward or second forward pass leaves the state as it was."""
+    """After an error in a hook, a custom function, a backward pass or a recomputation, the state is as before it."""
     program = _placed(amp, place, regions in ("inside", "both"))
     compiled = amp.compiled(executor, program, torch.eye(2, device=amp.type), fullgraph=False)
 

@@ -1,4 +1,4 @@
-"""Compiled functions whose backward pass is another one than that of the eager program it stands for."""
+"""Compiled functions whose backward pass differs from that of the documented eager program."""
 
 from __future__ import annotations
 
