@@ -8,7 +8,7 @@ its body ends (`__exit__` of torch/amp/autocast_mode.py; pytorch#195488 for grap
 
 Products: `IN_THE_GRAPH`, errors of ops in a region in the graph, per executor, with a full graph or a broken one;
 `AROUND_THE_GRAPH`, errors in hooks, in the backward pass, while a checkpoint computes again, in functions and
-generators that the user writes, with regions in the forward pass, around it and around the backward pass. On the CPU: on a GPU
+generators that the user writes, with regions in the forward pass, around it and around the backward pass. CPU: on a GPU
 such an error ends all work of the process, and XLA raises nothing for a value. A nightly run takes about five minutes.
 """
 
