@@ -203,6 +203,8 @@ def check_cells(case: Case, device: Device) -> list[str]:
                 if not impossible(op, device, mix, case.inputs, layout):
                     single = replace(case, sample="", inputs=inputs)
                     calls.append(_Call(single, device, case.inputs, layout, f"[{mix}, {layout}]"))
+        if not calls:
+            raise Unsupported(f"aten::{case.op} has no cell of gradient mode {case.inputs}")
         if case.executor:
             return _compiled(case, device, calls)
         return [_named(call, text) for call in calls for text in call.differences()]
