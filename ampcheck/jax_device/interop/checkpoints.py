@@ -43,6 +43,8 @@ def _safetensors() -> None:
 
 def _torchscript() -> None:
     """Refuse scripted modules of the device: PyTorch's C++ would write and read empty storages."""
+    if not hasattr(getattr(torch, "jit", None), "RecursiveScriptModule"):  # TorchScript is deprecated, and may be gone
+        return
     load = torch.jit.load
 
     def refusing(write: Callable[..., Any]) -> Callable[..., Any]:
