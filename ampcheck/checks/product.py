@@ -6,7 +6,8 @@
     @scenario()
     def test_same_dtype(amp, policy, mode): ...
 
-A run takes the cells of `chosen`, which hold every pair of values; one with `--nightly` takes all of `reachable`.
+A run takes the cells of `chosen`, which hold every pair of values, and none of a product that is `nightly`; one with
+`--nightly` takes all of `reachable`.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ class Product:
     """All combinations of the values of some dimensions.
 
     `dimensions`: the values of each, by its name, which is the parameter of the scenario. `without`: for each reason
-    why a cell cannot be, whether it speaks of a cell, which it gets as a mapping from dimension to value.
+    why a cell cannot be, whether it speaks of a cell, which it gets as a mapping from dimension to value. `nightly`:
+    only nightly runs take cells of it.
     """
 
     dimensions: Mapping[str, Sequence[str]]
     without: Mapping[str, Callable[[Mapping[str, str]], bool]] | None = None
+    nightly: bool = False
 
     @cached_property
     def unreachable(self) -> dict[Cell, str]:
@@ -58,7 +61,7 @@ class Product:
         Takes the cell with the most pairs that are still missing, over and over, as greedy covering arrays do. Our own,
         since the ids of a run's cases must not change with the version of a library.
         """
-        pairs = {cell: _pairs(cell) for cell in self.reachable}
+        pairs = {cell: _pairs(cell) for cell in ([] if self.nightly else self.reachable)}
         missing = set().union(*pairs.values()) if pairs else set()
         picked = []
         while missing:

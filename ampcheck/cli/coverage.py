@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         counts = {"torch": torch.__version__, "devices": [_fields(each) for each in counted]}
         print_or_write(json.dumps(counts, indent=2) + "\n", args.json, "file of counts")
-    print(_table(counted, args.open))
+    print(_table(counted, args.open, ran is not None))
     return 0
 
 
@@ -69,7 +69,7 @@ def _fields(each: Coverage) -> dict[str, Any]:
     }
 
 
-def _table(counted: list[Coverage], list_open: bool) -> str:
+def _table(counted: list[Coverage], list_open: bool, ran: bool) -> str:
     from tabulate import tabulate
 
     from ampcheck.checks.cells import TRANSITIONS
@@ -90,7 +90,7 @@ def _table(counted: list[Coverage], list_open: bool) -> str:
         f"of {TRANSITIONS.size}."
     )
     parts = [
-        figure(counted),
+        figure(counted, ran),
         walked,
         tabulate(rows, headers=headers),
         tabulate(why, headers=["unreachable", "because"]),

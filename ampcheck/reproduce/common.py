@@ -81,6 +81,9 @@ _IMPORTS = {
     "weakref.": "import weakref",
     "zlib.": "import zlib",
     "ThreadPoolExecutor(": "from concurrent.futures import ThreadPoolExecutor",
+    "random.getstate(": "import random",
+    "islice(": "from itertools import islice",
+    "in op_db}": "from torch.testing._internal.common_methods_invocations import op_db",
     "@contextmanager": "from contextlib import contextmanager",
     "nullcontext": "from contextlib import nullcontext",
 }

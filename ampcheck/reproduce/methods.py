@@ -144,6 +144,11 @@ def j2t(fn, cast_inputs=None):
 def unsupported(reason):
     raise SystemExit(reason)"""
     ),
+    "refused": ShimAttribute(
+        """\
+def refused(error, name):
+    raise SystemExit(f"{{name}} raised {{error}}; it raises that without autocast, too")"""
+    ),
     "assert_close": _own(Amp.assert_close, "check", "device.host"),
     "assert_identical": _own(Amp.assert_identical, "assert_equal", "assert_close", "device.host"),
     "copies": ShimAttribute(
@@ -167,6 +172,7 @@ def copies(call, tensor=None):  # a reference to each cast of a tensor, or of an
     "values": _own(Amp.values, "device.host"),
     "differences": ShimAttribute("differences = []"),
     "looked_at": ShimAttribute("looked_at = 0"),
+    "unjudged": ShimAttribute('unjudged = ""'),
     "device.has_values": ShimAttribute("has_values = {has_values}"),
     "device.type": ShimAttribute("type = {type!r}"),
     "device.name": ShimAttribute("name = {name!r}"),

@@ -44,6 +44,7 @@ _GIVEN = {
 _STAND_INS = {
     "name_of": (snippets.NAME_OF,),
     "tensors": (snippets.TENSORS,),
+    "op_database": (snippets.OP_DATABASE,),
     "comparisons": (snippets.NAME_OF, snippets.SAME, snippets.CHECKS),
 }
 """What scenarios may use of ampcheck beside `amp`, in plain Python."""
@@ -117,6 +118,8 @@ def _program(
     if "simulate_cuda()" in made:
         first.append(shim.SIMULATE_CUDA)
     call = f"{body.__name__}(amp{arguments})"
+    if "unjudged" in attributes:
+        call += '\nif amp.unjudged:\n    print("not judged:", amp.unjudged)'
     parts = [*first, made, *blocks, *found.helpers, code, call]
     return assembled(device, modules, parts, found.imports, simulate_cuda=compiled)
 
@@ -198,4 +201,4 @@ def _compiled(executors: Sequence[str]) -> str:
     lines = [f"    if executor == {name!r}:\n        return {how}" for name, how in ways.items()]
     if any("Module()" in how for how in ways.values()):
         lines = [_MODULE, _SIZES, *lines]
-    return "\n".join(lines)
+    return "\n".join(lines) or "    pass"

@@ -60,6 +60,19 @@ TENSORS = """\
 def tensors(nested):
     return [x for x in tree_leaves(nested) if isinstance(x, torch.Tensor)]"""
 
+OP_DATABASE = """\
+class op_database:
+    def database():
+        return {info.full_name: info for info in op_db}
+    def samples(info, dtype, device_type, count, grad=False):
+        state = random.getstate()
+        random.seed(0)
+        torch.manual_seed(0)
+        dtype = getattr(torch, dtype.replace("fp", "float").replace("bf", "bfloat"))
+        made = list(islice(info.sample_inputs_func(info, device_type, dtype, grad), count))
+        random.setstate(state)
+        return made"""
+
 OBSERVE = """\
 def observe(call, *inputs):
     seen = Recorder(*inputs)

@@ -96,6 +96,9 @@ def _find_suites(config: pytest.Config, args: list[str]) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "op_cases(rule): run once for every op case of a rule")
     config.addinivalue_line("markers", "rule(name): the rule of the scenarios of a file")
+    config.addinivalue_line(
+        "markers", "forks: runs before others, whose backward passes start threads of autograd that a fork lacks"
+    )
     config.addinivalue_line("markers", "product(cells): the parameters of a scenario, as a product of their values")
     config.addinivalue_line(
         "markers", "scenario(types, dtypes, values, since): run on every device; see ampcheck.checks.scenario"
@@ -168,6 +171,7 @@ class Plugin:
                 gone = set(left_out)
                 items[:] = [item for item in items if item not in gone]
             self._selected = [item for item in items if collector.is_case(item)]
+        items.sort(key=lambda item: item.get_closest_marker("forks") is None)
         if self.channel is not None:
             items[:] = self.channel.choose(items)
 

@@ -66,13 +66,16 @@ def database() -> dict[str, Any]:
     return {info.full_name: info for info in internal("common_methods_invocations").op_db}
 
 
-def samples(info: Any, dtype: str, device_type: str, count: int) -> list[Any]:
-    """Return the first samples of an OpInfo, the same ones at each call."""
+def samples(info: Any, dtype: str, device_type: str, count: int, *, grad: bool = False) -> list[Any]:
+    """Return the first samples of an OpInfo, the same ones at each call.
+
+    `grad`: the tensors that the op has derivatives of require grad.
+    """
     state = random.getstate()
     random.seed(0)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         # `info.sample_inputs` would look through the call stack and seed every device for each sample.
-        made = list(islice(info.sample_inputs_func(info, device_type, DTYPES[dtype], False), count))
+        made = list(islice(info.sample_inputs_func(info, device_type, DTYPES[dtype], grad), count))
     random.setstate(state)
     return made

@@ -171,6 +171,12 @@ _ALL = (
         autograd=True,
     ),
     Rule(
+        "ranks",
+        "two ranks train like one process on the joined batch, in the same dtypes, and all of them skip a step or none",
+        "https://docs.pytorch.org/docs/2.13/ddp_comm_hooks.html",
+        autograd=True,
+    ),
+    Rule(
         "unscale",
         "gradients are multiplied by the inverse of the scale, each once and in its own dtype, and any that is not "
         "finite is found",
@@ -250,6 +256,17 @@ _ALL = (
         "backward_pass_autocast names",
         "torch/_functorch/config.py",
         autograd=True,
+    ),
+    Rule(
+        "hops",
+        "in the function that a higher-order operator is given, an op casts what it casts without the operator",
+        "https://docs.pytorch.org/docs/2.13/higher_order_ops.html",
+    ),
+    Rule(
+        "faketensor",
+        "in a region fake and compiled tensors have the dtypes, shapes and strides of real ones, also where an op "
+        "without a policy is made of ops with one, and meta tensors are not cast",
+        "https://docs.pytorch.org/docs/2.13/user_guide/torch_compiler/torch.compiler_fake_tensor.html",
     ),
     Rule(
         "parity",

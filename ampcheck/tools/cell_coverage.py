@@ -55,14 +55,15 @@ def count(device: Device, ran: Collection[str] | None = None) -> Coverage:
     )
 
 
-def figure(counted: Sequence[Coverage]) -> str:
-    """Return the one figure, in a sentence."""
+def figure(counted: Sequence[Coverage], ran: bool = False) -> str:
+    """Return the one figure, in a sentence. `ran`: whether the cases of run files were counted, not all there are."""
     reachable = sum(each.reachable for each in counted)
     nightly = sum(each.nightly for each in counted)
     every = sum(each.every for each in counted)
+    cases = "The cases that ran" if ran else "The cases of a nightly run"
     return (
-        f"A nightly run reaches {nightly / reachable:.1%} of {reachable} reachable cells of overload, dispatch key, "
-        f"mix of dtypes, gradient mode, layout and executor; each run reaches {every / reachable:.1%}."
+        f"{cases} reach {nightly / reachable:.1%} of {reachable} reachable cells of overload, dispatch key, mix of "
+        f"dtypes, gradient mode, layout and executor; those of them that every run has, {every / reachable:.1%}."
     )
 
 

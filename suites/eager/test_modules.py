@@ -226,7 +226,9 @@ def test_layer(amp: Amp, layer: str, given: str) -> None:
     out, decided = _compare(amp, lambda: module(*inputs), layer, runs=given == "wide" and policy != "banned")
     if out and what.op and policy in ("downcast", "upcast"):
         amp.assert_equal(f"dtype of {layer}", out[0].dtype, amp.dtype if policy == "downcast" else torch.float32)
-    elif out and what.op and not decided and not list(module.parameters()) and not what.whole:
+    elif not (out and what.op) or decided or what.whole or not inputs[0].is_floating_point():
+        return
+    elif given == "wide" or not list(module.parameters()):  # where a low input meets a wide weight, nothing is promised
         amp.assert_equal(f"dtype of {layer}, which is not listed", out[0].dtype, inputs[0].dtype)
 
 

@@ -400,7 +400,7 @@ def test_recurrent(amp: Amp, kind: str, made: str, layout: str, start: str, mode
     """Recurrent networks follow their formula, padded, packed, or of one sequence (nn.RNN, nn.LSTM, nn.GRU).
 
     What runs as one op has the dtype of that op's policy: a cell, where the device has a policy for it, and on the CPU
-    an LSTM that is neither packed nor projected (mkldnn_rnn_layer).
+    an LSTM that is neither packed nor projected (mkldnn_rnn_layer), of a bf16 input where oneDNN computes in bf16.
     """
     chosen = {"unbiased": {"bias": False}, "two_layers": {"num_layers": 2}, "both_ways": {"bidirectional": True}}
     options = {**chosen.get(made, {}), "batch_first": layout == "batch"}
@@ -413,7 +413,9 @@ def test_recurrent(amp: Amp, kind: str, made: str, layout: str, start: str, mode
     sizes = (2 if made == "projected" else 3, 3) if kind == "LSTM" else (3,)
     states = [] if start == "none" else [_given(amp, start, layers, len(lengths), size) for size in sizes]
     whole = {"GRU": "_thnn_fused_gru_cell", "LSTM": "_thnn_fused_lstm_cell"}.get(kind, "")
-    if kind == "LSTM" and not packed and made != "projected" and "mkldnn_rnn_layer" in amp.device.policies():
+    # PyTorch looks at the input before autocast casts it (use_mkldnn in ATen/native/RNN.cpp).
+    fits = not packed and made != "projected" and (given == "wide" or torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if kind == "LSTM" and fits and "mkldnn_rnn_layer" in amp.device.policies():
         whole = "mkldnn_rnn_layer"
 
     def call(inputs: list[torch.Tensor]) -> object:

@@ -12,9 +12,11 @@ A function is made in one state, called there once, and then called in another. 
 - A package of AOTInductor is machine code with the casts of the state it was made in; no call changes them.
 - torch.fx records calls of Python functions, so each call acts as in eager mode
   (https://docs.pytorch.org/docs/2.13/fx.html#limitations-of-symbolic-tracing); it has no regions.
+- What a compiler wrote to its folder in one state is not what it finds there in another (pytorch#181564).
 
 A region in the function decides alone, whatever is around. Products: `ON_THE_CPU`, all executors of the CPU;
-`ELSEWHERE`, the other device types; `TOOLS`, torch.fx and make_fx. A nightly run of all takes about half an hour.
+`ELSEWHERE`, the other device types; `TOOLS`, torch.fx and make_fx; `FOUND`, Inductor's folder. A nightly run of all
+takes about half an hour.
 """
 
 from __future__ import annotations
@@ -63,6 +65,9 @@ ELSEWHERE = Product(
 )
 TOOLS = Product(
     {"tool": ("fx", "makefx", "symbolic"), "body": ("bare", "region", "disabled"), "capture": _STATES, "call": _CALLS}
+)
+FOUND = Product(
+    {"body": ("bare", "default"), "first": ("low", "other", "off"), "second": ("other", "off", "low")},
 )
 
 _BODY = {
@@ -216,3 +221,15 @@ def test_recorded_and_called(amp: Amp, tool: str, body: str, capture: str, call:
     for turn in ("first", "second"):
         with _entered(amp, call):
             _called(amp, graph, f"of the {turn} call in {call}", want)
+
+
+@FOUND.cells
+@scenario(types=("cpu",), dtypes="default")
+def test_found_on_disk(amp: Amp, body: str, first: str, second: str) -> None:
+    """What Inductor wrote to its folder in one state is not what it finds there in another (pytorch#181564)."""
+    program, x, h = _program(amp, body), amp.rand(2, 2), amp.rand(2, 2, dtype=amp.dtype)
+    for turn, state in (("first", first), ("second", second)):
+        torch._dynamo.reset()  # as in a new process, which has the folder alone
+        with _entered(amp, state):
+            compiled = amp.compiled("inductor", program, x, h)
+            _called(amp, compiled, f"of the {turn} program, of {state}", _results(amp, body, state))

@@ -260,7 +260,10 @@ def test_context_manager_around_a_region(amp: Amp, executor: str) -> None:
 @scenario()
 @pytest.mark.parametrize("executor", ["export", "strict"])
 def test_dtypes_in_the_graph(amp: Amp, executor: str) -> None:
-    """An exported program says of its outputs the dtypes that it returns (torch.export: ExportedProgram.graph)."""
+    """An exported program says of its outputs the dtypes that it returns (torch.export: ExportedProgram.graph).
+
+    Each call in it has a value, that of a region too (pytorch#131829).
+    """
     kind, low = amp.type, amp.dtype
 
     class Program(torch.nn.Module):
@@ -271,6 +274,8 @@ def test_dtypes_in_the_graph(amp: Amp, executor: str) -> None:
 
     exported = torch.export.export(Program(), (amp.rand(2, 2),), strict=executor == "strict")
     (returned,) = (node.args[0] for node in exported.graph.nodes if node.op == "output")
+    nodes = [node for node in exported.graph.nodes if node.op == "call_function"]
+    amp.assert_equal("calls without a value", [str(node.target) for node in nodes if "val" not in node.meta], [])
     amp.assert_equal("dtypes the graph says", [node.meta["val"].dtype for node in returned], [low, low])
     amp.assert_equal("dtypes it returns", [out.dtype for out in exported.module()(amp.rand(2, 2))], [low, low])
 

@@ -198,6 +198,47 @@ def test_backward_in_no_region(amp: Amp, executor: str) -> None:
     amp.assert_close("gradient", found[1], found[0])
 
 
+@scenario(values=True)
+@pytest.mark.parametrize("executor", _GUARDED)
+def test_custom_fwd_and_bwd(amp: Amp, executor: str) -> None:
+    """A compiled custom function casts as custom_fwd and custom_bwd say (test_amp_custom_fwd_bwd; pytorch#143755).
+
+    The backward pass is called outside of every region, and runs in that of the forward pass all the same.
+    """
+    kind = amp.type
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type=kind)
+        def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(a, b)
+            return torch.mm(a, b)
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type=kind)
+        def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            a, b = ctx.saved_tensors
+            return torch.mm(grads[0], b.t()), torch.mm(a.t(), grads[0])
+
+    def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = Product.apply(a, b)
+        return out
+
+    a, b = amp.rand(3, 3), amp.rand(3, 3)
+    leaves, low = [x.clone().requires_grad_() for x in (a, b)], [x.to(amp.dtype).requires_grad_() for x in (a, b)]
+    compiled = amp.compiled(executor, program, *leaves)
+    with amp.region():
+        out = compiled(*leaves)
+    amp.assert_equal("dtype", out.dtype, amp.dtype)
+    out.sum().backward()
+    torch.mm(*low).sum().backward()
+    for name, leaf, cast in zip("ab", leaves, low, strict=True):
+        if leaf.grad is None or cast.grad is None:
+            raise RuntimeError("the scenario computed no gradient")
+        amp.assert_equal(f"dtype of the gradient of {name}", leaf.grad.dtype, torch.float32)
+        amp.assert_close(f"gradient of {name}", leaf.grad, amp.device.host(cast.grad).float(), 0.02)
+
+
 _WIDENED = {
     "layer_norm": "torch.layer_norm(y, [2]) * b",
     "log_softmax": "torch.log_softmax(y, 1) + b",

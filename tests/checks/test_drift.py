@@ -71,9 +71,9 @@ def test_one_that_follows_no_policy_is_named(newer: Cpu) -> None:
 
 
 def test_a_dropped_overload_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "exists", lambda name: name != "cholesky")
-    case = next(case for case in op_cases(Cpu(), "upcast") if case.op == "cholesky")
-    with pytest.raises(Unsupported, match="has no aten::cholesky"):
+    case = next(iter(op_cases(Cpu(), "upcast")))
+    monkeypatch.setattr(forward, "exists", lambda name: name != case.op)
+    with pytest.raises(Unsupported, match=f"has no aten::{case.op}"):
         forward.check_forward(case, Cpu())
 
 

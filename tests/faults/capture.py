@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCacheDetails
 from torch.fx.experimental import proxy_tensor
 
 from tests.faults import compilers as wrong
@@ -48,6 +49,17 @@ def not_recorded(_: Function, function: Function) -> Function:
 def graphs_not_recorded() -> AbstractContextManager[object]:
     """`make_fx` that gives back the function, so that the graph has no cast of its making."""
     return patch.object(proxy_tensor, "make_fx", lambda function, **_: lambda *_: function)
+
+
+def written_without_state() -> AbstractContextManager[object]:
+    """A folder of programs that tells those of one dtype, and of a disabled region, not from those of another."""
+    record = AOTAutogradCacheDetails._record_runtime_state
+
+    def forget(self: Any, graph: Any) -> None:
+        record(self, graph)
+        self.autocast_state = {}
+
+    return patch.object(AOTAutogradCacheDetails, "_record_runtime_state", forget)
 
 
 def counting_wrongly(compiled: Function, _: Function) -> Function:
@@ -95,5 +107,6 @@ FAULTS = (
     _out("leaves-a-count", counting_wrongly, "state where it was made", executor="dynamo"),
     _out("turns-the-cache-on", keeping, "state where it was made, in unkept: got", executor="aot"),
     _out("sizes-without-a-region", first_sizes, _CALLED("unkept"), executor="dynamo", only="resized"),
+    _fault("folder-without-state", written_without_state, "program, of", "found_on_disk", only="found_on_disk-bare"),
     _out("rounded", results(wrong.rounded), "product of the first call in out: differs", executor="dynamo"),
 )

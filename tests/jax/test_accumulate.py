@@ -273,3 +273,29 @@ def test_the_encoder_layer_in_bfloat16() -> None:
         found = layer.bfloat16().to("jax")(x.bfloat16().to("jax"))
     assert found.dtype is torch.bfloat16
     close(found.float(), expected, 2e4)
+
+
+@pytest.mark.parametrize(
+    ("processor", "flags", "expected"),
+    [
+        ({"architecture": "x86_64", "avx512_bf16": False, "amx_bf16": False}, "", False),
+        ({"architecture": "x86_64", "avx512_bf16": True, "amx_bf16": False}, "", True),
+        ({"architecture": "x86_64", "avx512_bf16": True, "amx_bf16": True}, "--xla_cpu_max_isa=AVX2", False),
+        ({"architecture": "x86_64", "avx512_bf16": True, "amx_bf16": True}, "--xla_cpu_max_isa=AMX", True),
+        ({"architecture": "aarch64"}, "", True),
+    ],
+)
+def test_the_kernel_is_left_where_nothing_multiplies_bfloat16(
+    processor: dict[str, object], flags: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: processor)
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    found = accumulate.has_bfloat16_instructions.__wrapped__()
+    assert found is expected
+
+    monkeypatch.setattr(accumulate, "has_bfloat16_instructions", lambda: found)
+    low = jnp.ones((4, 4), jnp.bfloat16)
+    lowered = jax.jit(lambda x: accumulate.matmul(x, x)).lower(low).as_text()
+    (product,) = (line for line in lowered.splitlines() if "dot_general" in line)
+    assert "(tensor<4x4xbf16>, tensor<4x4xbf16>) -> tensor<4x4xf32>" in product
+    assert ("contracting_dims = [1] x [0]" in product) is expected

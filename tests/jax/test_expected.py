@@ -253,7 +253,7 @@ def test_wide_unsigned_integers(dtype: torch.dtype) -> None:
             torch.full((2,), number, dtype=dtype)
         with pytest.raises(error.type, match=re.escape(str(error.value))):
             torch.full((2,), number, dtype=dtype, device="jax")
-    for op in (torch.add, torch.eq, torch.bitwise_and):
+    for op in (torch.add, torch.eq, torch.bitwise_and, lambda *tensors: torch.cat(tensors)):
         with pytest.raises(RuntimeError, match="Promotion for uint16, uint32, uint64 types is not supported"):
             op(x, torch.ones(2, dtype=torch.int64, device="jax"))
 

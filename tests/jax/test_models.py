@@ -82,8 +82,9 @@ def test_an_op_that_rounds_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.reason.endswith(", bound 1e-05")
 
 
-def judged(found: list[float], wanted: list[float], dtype: str = "fp32") -> Row:
-    return compare(MODELS["tied-decoder"], dtype, Training(found, 1, 1, []), Training(wanted, 1, 1, []))
+def judged(found: list[float], wanted: list[float], dtype: str = "fp32", exact: list[float] | None = None) -> Row:
+    trainings = [Training(losses, 1, 1, []) for losses in (found, wanted, exact or wanted)]
+    return compare(MODELS["tied-decoder"], dtype, *trainings)
 
 
 def test_judgement() -> None:
@@ -92,6 +93,10 @@ def test_judgement() -> None:
     assert judged(falling, falling).verdict == judged(off, falling, "bf16").verdict == "agrees"
     assert judged(off, falling).reason == "the loss of step 6 is 3.501, on the CPU 3.5, bound 1e-05"
     assert "the loss of step 6 is nan" in judged([*falling[:5], float("nan"), *falling[6:]], falling).reason
+    far, rounded = [loss + 0.08 for loss in falling], [loss + 0.06 for loss in falling]
+    assert judged(far, falling, "bf16").reason == "the loss of step 10 is 3.18, on the CPU 3.1, bound 0.03"
+    assert judged(far, falling, "bf16", rounded).verdict == "differs"
+    assert judged(rounded, falling, "bf16", rounded).verdict == "agrees"
     assert judged(falling[::-1], falling[::-1]).reason == "the CPU learned nothing: 3.1 became 4"
 
 

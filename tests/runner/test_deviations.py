@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,11 @@ from tests.docs.test_findings import SECTIONS
 
 FILES = list(dict.fromkeys([SHARED, JIT, KERNELS, *(d.deviations for d in known().values() if d.deviations)]))
 DEVIATIONS = [deviation for path in FILES for deviation in load(path, tuple(known()))]
+OF_EVERY_TORCH = [
+    replace(DEVIATIONS[0], id=entry["id"], cases=tuple(entry["cases"]))
+    for path in FILES
+    for entry in tomllib.loads(path.read_text(encoding="utf-8"))["deviation"]
+]
 
 _LINK = re.compile(
     r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+|https://docs\.pytorch\.org/docs/\S+|unreported"
@@ -108,7 +114,7 @@ def test_every_unreported_one_has_its_page() -> None:
 
 
 def test_every_page_names_cases_of_its_deviation() -> None:
-    assert wrong_cases(DEVIATIONS, SECTIONS) == []
+    assert wrong_cases(OF_EVERY_TORCH, SECTIONS) == []
 
 
 @pytest.mark.parametrize(

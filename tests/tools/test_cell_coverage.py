@@ -54,7 +54,7 @@ def test_a_sweep_that_did_not_run_is_open() -> None:
     assert 0 < counted.nightly < whole.nightly
     assert any(line.startswith("mm, eager, no_grad: ") for line in counted.open)
     assert not any(line.startswith("mm, eager, plain: ") for line in counted.open)
-    assert figure([whole]).startswith("A nightly run reaches 100.0% of ")
+    assert figure([whole]).startswith("The cases of a nightly run reach 100.0% of ")
 
 
 def test_a_case_reaches_the_cell_that_it_runs() -> None:
@@ -73,7 +73,7 @@ def test_the_command_prints_and_writes_the_figure(tmp_path: Path, capsys: pytest
     file = tmp_path / "coverage.json"
     assert main.main(["coverage", "--device", "virtual:mps", "--json", str(file)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("A nightly run reaches 100.0% of ")
+    assert out.startswith("The cases of a nightly run reach 100.0% of ")
     walked = "all 632 transitions of the model of autocast's state"
     assert walked in out
     assert walked in (ROOT / "docs/coverage/README.md").read_text()

@@ -50,7 +50,9 @@ def check(op: OpOverload, args: Iterable[Any]) -> None:
     PyTorch's Meta kernels written in Python promote them by rules of their own. A bool tensor may be a mask.
     """
     tensors = [o for o in _operands(args) if isinstance(o, torch.Tensor) and o.dtype is not torch.bool]
-    if torch.Tag.pointwise in op.tags and any(t.dtype in _UNPROMOTED for t in tensors):
+    if (torch.Tag.pointwise in op.tags or op is torch.ops.aten.cat.default) and any(
+        t.dtype in _UNPROMOTED for t in tensors
+    ):
         for other in tensors[1:]:
             torch.result_type(tensors[0], other)
 

@@ -3,7 +3,8 @@
 GPUs and TPUs accumulate such products in float32 themselves and get the plain operation, in the operands' dtype. XLA's
 CPU backend converts the operands of a bfloat16 dot that gives bfloat16 to float32 first; asked for a float32 result it
 runs the kernel that the processor has for bfloat16 (1024 x 1024: twice the speed). It has none for float16, where
-asking for float32 costs nothing. So on a CPU every product gives float32, and is rounded afterwards.
+asking for float32 costs nothing. So on a CPU every product gives float32, and is rounded afterwards. Without
+instructions for bfloat16 the kernel is the slower one (1024 x 1024: 44 against 29 ms), and is kept away.
 
 The kernel takes matrices by rows, and XLA decides early whether a dot is for it: one whose operand is transposed, or
 looks it, is not. If a later pass moves a transpose into a dot that was, the program fails when it runs, with
@@ -13,10 +14,14 @@ A right operand that is stored by columns is multiplied as it lies (`Columns`); 
 
 from __future__ import annotations
 
+import os
+import re
+from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
 from jax import Array
 
 from ampcheck.jax_device.storage.layout import Columns
@@ -36,6 +41,16 @@ def widens(dtype: Any) -> bool:
 def asked(dtype: Any) -> Any:
     """What to ask of a product of that dtype, for `preferred_element_type`."""
     return jnp.float32 if widens(dtype) else dtype
+
+
+@cache
+def has_bfloat16_instructions() -> bool:
+    """Whether XLA's kernel for bfloat16 can use instructions of the processor, as far as XLA_FLAGS lets it."""
+    has = torch.cpu.get_capabilities()
+    limit = re.search(r"xla_cpu_max_isa=(\w+)", os.environ.get("XLA_FLAGS", ""))
+    if limit and limit[1].upper() not in ("AVX512_BF16", "AMX", "AMX_FP16"):
+        return False
+    return has["architecture"] != "x86_64" or bool(has["avx512_bf16"] or has["amx_bf16"])
 
 
 def settled(matrix: Matrix) -> Array:
@@ -83,12 +98,16 @@ def _by_kernel(a: Matrix, b: Matrix) -> Array:
     if columns == 1 < rows:
         return jnp.swapaxes(_by_kernel(turned(b), turned(a)), -1, -2)
     batch = jnp.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    each = tuple(range(len(batch)))
+    if not has_bfloat16_instructions():  # a left operand that looks transposed keeps the kernel away
+        left, right = (jnp.broadcast_to(m, (*batch, *m.shape[-2:])) for m in (jnp.swapaxes(left, -1, -2), right))
+        dims = (((len(batch),), (len(batch) + 2 + along,)), (each, each))
+        return jax.lax.dot_general(left, right, dims, preferred_element_type=jnp.float32)
     if 0 in (rows, inner, columns, *batch) or (rows == 1 and along == -1 and inner < _LONG and not batch):
         return jnp.matmul(left, settled(b), preferred_element_type=jnp.float32)
     if rows == 1 < columns:  # the kernel takes no vectors, and two rows cost it hardly more than one
         left = jnp.broadcast_to(left, (*left.shape[:-2], 2, inner))
     left, right = (_by_rows(jnp.broadcast_to(m, (*batch, *m.shape[-2:]))) for m in (left, right))
-    each = tuple(range(len(batch)))
     contracted = ((len(batch) + 1,), (len(batch) + 2 + along,))
     out = jax.lax.dot_general(left, right, (contracted, (each, each)), preferred_element_type=jnp.float32)
     kept: Array = jax.lax.optimization_barrier(out)[..., :rows, :]

@@ -111,10 +111,14 @@ def tied(module: nn.Module) -> list[list[str]]:
     return [found for found in names.values() if len(found) > 1]
 
 
-def compare(model: TrainedModel, dtype: str, found: Training, wanted: Training) -> Row:
-    """Return the row of a training on the device beside that on the CPU; its way is set by the caller."""
+def compare(model: TrainedModel, dtype: str, found: Training, wanted: Training, exact: Training) -> Row:
+    """Return the row of a training on the device beside that on the CPU; its way is set by the caller.
+
+    `exact`: the CPU's training in float32.
+    """
     pairs = list(zip(found.losses, wanted.losses, strict=True))
-    over = [abs(loss - want) / bound(model, dtype, want) for loss, want in pairs]
+    bounds = [bound(model, dtype, *losses) for losses in zip(wanted.losses, exact.losses, strict=True)]
+    over = [abs(loss - want) / most for (loss, want), most in zip(pairs, bounds, strict=True)]
     worst = max(range(STEPS), key=lambda i: (over[i] != over[i], over[i]))  # nan is the worst
     loss, want = pairs[worst]
     row = Row(
@@ -126,7 +130,7 @@ def compare(model: TrainedModel, dtype: str, found: Training, wanted: Training) 
         losses=found.losses,
         cpu_losses=wanted.losses,
         difference=abs(loss - want),
-        bound=bound(model, dtype, want),
+        bound=bounds[worst],
         first=found.first,
         later=found.later,
         cpu_later=wanted.later,
@@ -143,28 +147,29 @@ def compare(model: TrainedModel, dtype: str, found: Training, wanted: Training) 
     return row
 
 
-def bound(model: TrainedModel, dtype: str, loss: float) -> float:
-    """Return how far a loss may be from the CPU's.
+def bound(model: TrainedModel, dtype: str, loss: float, exact: float) -> float:
+    """Return how far a loss may be from the CPU's, which is `exact` in float32.
 
     A region rounds at other places than the CPU's: `cross_entropy` has log probabilities of the logits' dtype by
     the device's policies, and XLA leaves out roundings inside of a program. So a loss may be a step of the dtype away,
-    of itself and of 1.
+    of itself and of 1, and as far as the CPU's roundings bring its own from float32's.
     """
     low = DTYPES[dtype]
-    return model.fp32_bound if low is None else torch.finfo(low).eps * (1 + abs(loss))
+    return model.fp32_bound if low is None else max(torch.finfo(low).eps * (1 + abs(loss)), abs(loss - exact))
 
 
 def rows(model: TrainedModel, dtype: str, ways: list[str]) -> Iterator[Row]:
     """Train on the CPU, then in each way on the device; yield each row as soon as it is measured."""
     try:
-        wanted = train(model, "cpu", "eager", DTYPES[dtype])
+        exact = train(model, "cpu", "eager", None)
+        wanted = exact if dtype == "fp32" else train(model, "cpu", "eager", DTYPES[dtype])
     except Exception as error:  # whatever a library raises
         for way in ways:
             yield Row(model.name, dtype, way, reason=f"the CPU does not train it: {_plain(one_line(error))}")
         return
     for way in ways:
         try:
-            row = compare(model, dtype, train(model, "jax", way, DTYPES[dtype]), wanted)
+            row = compare(model, dtype, train(model, "jax", way, DTYPES[dtype]), wanted, exact)
         except Exception as error:
             row = Row(model.name, dtype, way, "raises", _plain(one_line(error)), cpu_later=wanted.later)
         row.way = way

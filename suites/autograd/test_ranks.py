@@ -1,0 +1,941 @@
+"""Rule ranks: two ranks train like one process on the joined batch, in the same dtypes.
+
+The promise: DistributedDataParallel averages the gradients of its ranks, in their dtype or in that of a communication
+hook (https://docs.pytorch.org/docs/2.13/ddp_comm_hooks.html), fully_shard computes and reduces in the dtypes of its
+`MixedPrecisionPolicy` (https://docs.pytorch.org/docs/2.13/distributed.fsdp.fully_shard.html), and a DTensor has the
+semantics of one tensor (https://docs.pytorch.org/docs/2.13/distributed.tensor.html). A region on each rank casts what
+it casts in one process, and a `GradScaler` skips a step on all ranks or on none.
+
+Each case starts two processes of its own, the ranks of a gloo group. They are forked: so they have what the case has
+made, and a rank takes a fraction of a second. What they return is compared here, in the process of the case, with the
+same arithmetic in one process, outside of any region, with explicit casts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from ampcheck.runner.suite import Amp, Product, scenario
+from ampcheck.spec.casting import Leaf, expect
+from ampcheck.spec.torch_dtypes import name_of
+
+pytestmark = pytest.mark.rule("ranks")
+
+# ---- two processes
+
+SECONDS = 90
+"""How long two ranks may take. Both are ended then, before the case's own time is over."""
+IMPORTED = (
+    "torch._dynamo",
+    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
+    "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.fsdp.sharded_grad_scaler",
+    "torch.distributed.optim",
+    "torch.distributed.tensor.parallel",
+)
+"""What the ranks use. It is imported before they start, since each would import it anew."""
+
+
+_FORKED = "Unable to handle autograd's threading in combination with fork-based multiprocessing"
+"""What autograd says in a process that was forked after a backward pass on a device such as jax; hence `forks`."""
+
+
+def _as_rank(rank: int, run: Callable[[], object], folder: str) -> None:
+    """Run a call as a rank of a group, and write what it returns or raises into a file."""
+    torch.set_num_threads(1)  # the threads of the process that was forked are not there
+    try:
+        store: Any = dist.FileStore(f"{folder}/store", 2)  # type: ignore[attr-defined]  # not in __all__
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=SECONDS))
+        found = {"returned": run()}
+        dist.barrier()
+        dist.destroy_process_group()
+    except Exception as error:  # which one it is, is the finding
+        found = {"raised": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+    torch.save(found, f"{folder}/{rank}")
+
+
+def _on_two_ranks(amp: Amp, run: Callable[[], Any]) -> list[Any] | None:
+    """Return what a call returns on each rank. None where a rank raises or does not end, which is noted."""
+    if not dist.is_available():
+        amp.unsupported("this PyTorch was built without torch.distributed")
+    if not dist.is_gloo_available() or "fork" not in multiprocessing.get_all_start_methods():
+        amp.unsupported("two ranks need the gloo backend, and a system that forks processes")
+    for name in IMPORTED:
+        importlib.import_module(name)
+    with tempfile.TemporaryDirectory() as folder:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of threads in the process that is forked
+            ranks = torch.multiprocessing.start_processes(
+                _as_rank, (run, folder), nprocs=2, join=False, start_method="fork"
+            )
+        end = time.monotonic() + SECONDS
+        try:
+            while not ranks.join(max(end - time.monotonic(), 0.1)):
+                if time.monotonic() > end:
+                    amp.check(False, "the ranks", f"did not end within {SECONDS} s")
+                    return None
+        except Exception as error:  # a rank that ends without a word: its process was ended
+            amp.check(False, "a rank", f"ended early: {str(error).splitlines()[0]}")
+            return None
+        finally:
+            for process in ranks.processes:
+                process.kill()
+                process.join()
+        found = [torch.load(f"{folder}/{rank}", weights_only=False) for rank in range(2)]
+    if any(_FORKED in one.get("raised", "") for one in found):
+        amp.unsupported("autograd has threads for another device here, without which a fork has no backward pass")
+    for rank, one in enumerate(found):
+        amp.check("raised" not in one, f"rank {rank}", f"raised {one.get('raised')}")
+    return None if any("raised" in one for one in found) else [one["returned"] for one in found]
+
+
+# ---- training
+
+
+class _Net(torch.nn.Module):
+    """Two layers, the first of which may be computed again in the backward pass, and a factor.
+
+    `product` is the dtype of what the second layer gave. `overflows`: the gradient of the first layer's last column
+    is infinite, so that of the last row of its weight is, which one rank holds where the layer is split.
+    """
+
+    def __init__(self, recompute: str, region: Callable[[], AbstractContextManager[object]]) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, 8)
+        self.last = torch.nn.Linear(8, 4)
+        self.factor = torch.nn.Parameter(torch.tensor([0.7, 1.3, 0.9, 1.1]))
+        self.recompute = recompute
+        self.region = region
+        self.product: torch.dtype | None = None
+        self.overflows = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with self.region():
+            if self.recompute == "kept":
+                hidden = self.first(x)
+            else:
+                hidden = checkpoint(self.first, x, use_reentrant=self.recompute == "reentrant")
+            if self.overflows:
+                hidden.register_hook(_last_infinite)
+            out: torch.Tensor = self.last(torch.tanh(hidden))
+            self.product = out.dtype
+            return out * self.factor
+
+
+def _last_infinite(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient whose last column is infinite."""
+    return torch.cat([gradient[:, :-1], torch.full_like(gradient[:, -1:], float("inf"))], 1)
+
+
+Parameters = dict[str, torch.Tensor]
+
+
+def _with_casts(kind: type[_Wrapped], held: Parameters, x: torch.Tensor, low: torch.dtype) -> torch.Tensor:
+    """Return what `_Net` returns in a region, with explicit casts."""
+    cast = {name: tensor.to(low) for name, tensor in held.items()}
+    hidden = torch.tanh(functional.linear(x.to(low), cast["first.weight"], cast["first.bias"]))
+    out = functional.linear(hidden, cast["last.weight"], cast["last.bias"])
+    return out * (cast if kind.module else held)["factor"]
+
+
+class _Wrapped:
+    """A way to train on two ranks. `net` is what is called, `inner` the `_Net`."""
+
+    reduced_in = torch.float32
+    """The dtype in which gradients are added up."""
+    module = False
+    """Whether the parameters of the whole module are cast, and not those of single ops."""
+    joined = False
+    """Whether each rank has the whole batch."""
+    error = 0.0
+    """How far gradients may be from those of the reference, relative to 1 and more."""
+    roundings = 0
+    """How often, beside that, what they are made of is rounded to the lower precision in another place."""
+
+    def __init__(self, inner: _Net, low: torch.dtype) -> None:
+        self.inner = inner
+        self.low = low
+        self.net = self.wrap()
+
+    def wrap(self) -> Any:
+        raise NotImplementedError
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.net.parameters(), lr=0.5)
+
+    def scaler(self) -> torch.amp.GradScaler:
+        return torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def without_reduction(self) -> AbstractContextManager[object]:
+        found: AbstractContextManager[object] = self.net.no_sync()
+        return found
+
+    def gradients(self) -> Parameters:
+        return {name: _whole(parameter.grad) for name, parameter in self.inner.named_parameters()}
+
+    def parameters(self) -> Parameters:
+        return {name: _whole(parameter) for name, parameter in self.inner.named_parameters()}
+
+
+def _whole(tensor: Any) -> torch.Tensor:
+    """Return a copy of a tensor, all of it where this rank has a part."""
+    found: torch.Tensor = tensor.detach()
+    return (tensor.detach().full_tensor() if hasattr(tensor, "full_tensor") else found).clone()
+
+
+class _Replicated(_Wrapped):
+    """DistributedDataParallel."""
+
+    def wrap(self) -> Any:
+        return torch.nn.parallel.DistributedDataParallel(self.inner)
+
+
+class _AllReduced(_Replicated):
+    """The hook that averages as DistributedDataParallel does without one."""
+
+    def wrap(self) -> Any:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        net = super().wrap()
+        net.register_comm_hook(None, default_hooks.allreduce_hook)
+        return net
+
+
+class _Half(_Replicated):
+    """The hook that sends gradients in float16."""
+
+    reduced_in = torch.float16
+
+    def wrap(self) -> Any:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        net = super().wrap()
+        net.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        return net
+
+
+def _sent_in_bfloat16(group: Any, bucket: Any) -> Any:
+    """Average gradients in bfloat16, as `bf16_compress_hook` does, which PyTorch takes with NCCL and XCCL alone."""
+    sent = bucket.buffer().bfloat16().div_(2)
+    future = dist.all_reduce(sent, group=group, async_op=True).get_future()
+    return future.then(lambda done: bucket.buffer().copy_(done.value()[0]))
+
+
+class _Own(_Replicated):
+    """A hook of the user's own, which sends gradients in bfloat16."""
+
+    reduced_in = torch.bfloat16
+
+    def wrap(self) -> Any:
+        net = super().wrap()
+        net.register_comm_hook(None, lambda group, bucket: _sent_in_bfloat16(group, bucket))  # without annotations
+        return net
+
+
+class _LowRank(_Replicated):
+    """PowerSGD with the full rank of each gradient, which keeps all of it."""
+
+    error = 1e-5
+
+    def wrap(self) -> Any:
+        net = super().wrap()
+        return _with_power_sgd(net)
+
+
+def _with_power_sgd(net: Any, start: int = 0, *, keeps: bool = False) -> Any:
+    """Have gradients averaged by PowerSGD. `keeps`: what it loses of one is added to the next one."""
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+    options: dict[str, Any] = {"matrix_approximation_rank": 4, "min_compression_rate": 0.5}
+    state = PowerSGDState(None, start_powerSGD_iter=start, use_error_feedback=keeps, warm_start=keeps, **options)
+    net.register_comm_hook(state, powerSGD_hook)
+    return net
+
+
+class _HalfWrapped(_Replicated):
+    """A hook within the wrapper that has it see gradients in float16."""
+
+    reduced_in = torch.float16
+
+    def wrap(self) -> Any:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        net = super().wrap()
+        net.register_comm_hook(None, default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook))
+        return net
+
+
+class _Static(_Wrapped):
+    """DistributedDataParallel of a static graph, whose gradients are views of what is sent."""
+
+    def wrap(self) -> Any:
+        return torch.nn.parallel.DistributedDataParallel(self.inner, static_graph=True, gradient_as_bucket_view=True)
+
+
+class _ShardedStep(_Replicated):
+    """DistributedDataParallel, and an optimizer that steps a part of the parameters on each rank."""
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return ZeroRedundancyOptimizer(self.net.parameters(), optimizer_class=torch.optim.SGD, lr=0.5)
+
+
+def _mesh() -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", (2,))
+
+
+class _Sharded(_Wrapped):
+    """fully_shard without a policy."""
+
+    error = 1e-6
+
+    def wrap(self) -> Any:
+        from torch.distributed.fsdp import fully_shard
+
+        return fully_shard(self.inner, mesh=_mesh(), **self.options())
+
+    def options(self) -> dict[str, Any]:
+        return {}
+
+    def without_reduction(self) -> AbstractContextManager[object]:
+        return _Unreduced(self.net)
+
+
+class _ShardedLow(_Sharded):
+    """fully_shard whose parameters are in the lower precision, and gradients are reduced in float32."""
+
+    module = True
+
+    def options(self) -> dict[str, Any]:
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
+        return {"mp_policy": MixedPrecisionPolicy(param_dtype=self.low, reduce_dtype=torch.float32)}
+
+
+class _ShardedLayers(_Sharded):
+    """fully_shard of each layer, and of the whole."""
+
+    def wrap(self) -> Any:
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = _mesh()
+        for layer in (self.inner.first, self.inner.last):
+            fully_shard(layer, mesh=mesh)
+        return fully_shard(self.inner, mesh=mesh)
+
+
+class _Flat(_Wrapped):
+    """FullyShardedDataParallel, whose scaler is ShardedGradScaler."""
+
+    error = 1e-6
+
+    def wrap(self) -> Any:
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        return FullyShardedDataParallel(self.inner, use_orig_params=True, device_id=torch.device("cpu"))
+
+    def scaler(self) -> torch.amp.GradScaler:
+        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+        return ShardedGradScaler("cpu", init_scale=1024.0)
+
+    def gradients(self) -> Parameters:
+        with self.net.summon_full_params(self.net, with_grads=True):
+            return super().gradients()
+
+    def parameters(self) -> Parameters:
+        with self.net.summon_full_params(self.net):
+            return super().parameters()
+
+
+class _Parallel(_Wrapped):
+    """Tensor parallel: a layer split by columns, and one by rows. Each rank has the whole batch."""
+
+    joined = True
+    roundings = 4
+
+    def wrap(self) -> Any:
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        return parallelize_module(self.inner, _mesh(), {"first": ColwiseParallel(), "last": RowwiseParallel()})
+
+    def without_reduction(self) -> AbstractContextManager[object]:
+        return nullcontext()  # nothing is reduced but what the layers compute
+
+
+class _ParallelWhole(_Parallel):
+    """Tensor parallel, and the factor is a DTensor, too."""
+
+    def wrap(self) -> Any:
+        from torch.distributed.tensor import Replicate, distribute_tensor
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        mesh = _mesh()
+        self.inner.factor = torch.nn.Parameter(distribute_tensor(self.inner.factor.detach(), mesh, [Replicate()]))
+        plan = {"first": ColwiseParallel(), "last": RowwiseParallel(use_local_output=False)}
+        return _Local(parallelize_module(self.inner, mesh, plan))
+
+
+class _Local(torch.nn.Module):
+    """A module whose result is a plain tensor."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.inner(x).to_local()
+        return out
+
+
+class _Unreduced(AbstractContextManager[None]):
+    """Turns the reduction of a sharded module off and on."""
+
+    def __init__(self, net: Any) -> None:
+        self.net = net
+
+    def __enter__(self) -> None:
+        self.net.set_requires_gradient_sync(False)
+
+    def __exit__(self, *error: object) -> None:
+        self.net.set_requires_gradient_sync(True)
+
+
+WRAPPERS: dict[str, type[_Wrapped]] = {
+    "ddp": _Replicated,
+    "allreduce": _AllReduced,
+    "half": _Half,
+    "half_wrapper": _HalfWrapped,
+    "own": _Own,
+    "powersgd": _LowRank,
+    "static": _Static,
+    "zero": _ShardedStep,
+    "fsdp": _Sharded,
+    "fsdp_low": _ShardedLow,
+    "fsdp_layers": _ShardedLayers,
+    "fsdp1": _Flat,
+    "parallel": _Parallel,
+    "parallel_whole": _ParallelWhole,
+}
+
+TRAINED = Product(
+    {
+        "wrapper": tuple(WRAPPERS),
+        "place": ("around", "inside"),
+        "recompute": ("kept", "reentrant", "saved"),
+        "accumulate": ("once", "twice"),
+        "scaler": ("without", "scaled", "overflow"),
+    },
+    {
+        "a scaler takes no list of plain gradients and DTensors, which no op does": lambda cell: (
+            cell["wrapper"] == "parallel" and cell["scaler"] != "without"
+        ),
+    },
+)
+
+Batch = list[list[tuple[torch.Tensor, torch.Tensor]]]
+"""For each step, and each part of a batch that is accumulated, what goes in and what should come out."""
+
+
+@pytest.mark.forks
+@TRAINED.cells
+@scenario(types=("cpu",), values=True)
+def test_trained(amp: Amp, wrapper: str, place: str, recompute: str, accumulate: str, scaler: str) -> None:
+    """Dtypes, losses, gradients and parameters are those of one process (ddp_comm_hooks; fully_shard; amp.html)."""
+    kind = WRAPPERS[wrapper]
+    parts = 2 if accumulate == "twice" else 1
+    batch: Batch = [[(amp.rand(6, 4), amp.rand(6, 4)) for _ in range(parts)] for _ in range(2)]
+    torch.manual_seed(0)
+    net = _Net(recompute, amp.region if place == "inside" else nullcontext)
+    start = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
+
+    def run() -> dict[str, Any]:
+        return _trained(amp, kind(net, amp.dtype), place, batch, scaler)
+
+    found = _on_two_ranks(amp, run)
+    if found is None:
+        return
+    wanted = _reference(amp, kind, start, batch, scaler)
+    far = kind.error + kind.roundings * torch.finfo(amp.dtype).eps
+    for rank, got in enumerate(found):
+        amp.assert_equal(f"scaler on rank {rank}", got["scaler"], wanted["scaler"])
+    if any(got["scaler"] != wanted["scaler"] for got in found):
+        return  # a rank made a step that another one skipped
+    for rank, got in enumerate(found):
+        for what in ("dtype of a product", "dtype of the output", "dtypes of gradients and parameters", "state"):
+            amp.assert_equal(f"{what} on rank {rank}", got[what], wanted[what])
+        for step, gradients in enumerate(got["gradients"]):
+            if scaler == "overflow" and step == 0:
+                continue
+            for name, gradient in gradients.items():
+                what = f"gradient of {name} in step {step} on rank {rank}"
+                amp.assert_close(what, gradient, wanted["gradients"][step][name], far)
+        for name, parameter in got["parameters"].items():
+            what = f"{name} after training on rank {rank}"
+            amp.assert_close(what, parameter, wanted["parameters"][name], 1e-6 + 2 * far)
+    amp.assert_equal(
+        "whether all parameters are the same on both ranks",
+        all(torch.equal(one, found[1]["parameters"][name]) for name, one in found[0]["parameters"].items()),
+        True,
+    )
+    losses = torch.tensor([got["losses"] for got in found]).mean(0)
+    amp.assert_close("losses", losses, torch.tensor(wanted["losses"]), 16 * torch.finfo(amp.dtype).eps)
+
+
+def _own(rank: int, kind: type[_Wrapped], tensor: torch.Tensor) -> torch.Tensor:
+    """Return a rank's part of a batch."""
+    return tensor if kind.joined else tensor.chunk(2)[rank]
+
+
+def _trained(amp: Amp, wrapped: _Wrapped, place: str, batch: Batch, scaler: str) -> dict[str, Any]:
+    """Train two steps on a rank. Return what is to be compared."""
+    rank = dist.get_rank()
+    optimizer = wrapped.optimizer()
+    scaling = wrapped.scaler() if scaler != "without" else None
+    found: dict[str, Any] = {"losses": [], "gradients": []}
+    for step, parts in enumerate(batch):
+        optimizer.zero_grad()
+        wrapped.inner.overflows = scaler == "overflow" and step == 0 and rank == 1
+        total = 0.0
+        for place_of, (given, target) in enumerate(parts):
+            x = _own(rank, type(wrapped), given).clone().requires_grad_()
+            last = place_of == len(parts) - 1
+            with nullcontext() if last else wrapped.without_reduction():
+                with amp.region() if place == "around" else nullcontext():
+                    out = wrapped.net(x)
+                loss = functional.mse_loss(out.float(), _own(rank, type(wrapped), target))
+                total += loss.item()
+                (scaling.scale(loss) if scaling else loss).backward()
+        if scaling:
+            scaling.step(optimizer)
+            scaling.update()
+        else:
+            optimizer.step()
+        found["losses"].append(total)
+        found["gradients"].append(wrapped.gradients())
+        found["dtype of a product"] = wrapped.inner.product
+        found["dtype of the output"] = out.dtype
+    found["parameters"] = wrapped.parameters()
+    trained = (*found["gradients"][-1].values(), *found["parameters"].values())
+    found["dtypes of gradients and parameters"] = {tensor.dtype for tensor in trained}
+    found["scaler"] = scaling.state_dict() if scaling else None
+    found["state"] = amp.state(), amp.depth()
+    return found
+
+
+def _reference(amp: Amp, kind: type[_Wrapped], start: Parameters, batch: Batch, scaler: str) -> dict[str, Any]:
+    """Train in one process, without a region: the gradients of each rank's part, and how they are put together."""
+    held = {name: tensor.clone() for name, tensor in start.items()}
+    scale = 1.0 if scaler == "without" else 1024.0
+    found: dict[str, Any] = {"losses": [], "gradients": []}
+    for step, parts in enumerate(batch):
+        total = 0.0
+        for given, target in parts:
+            total += functional.mse_loss(_with_casts(kind, held, given, amp.dtype).float(), target).item()
+        found["losses"].append(total)
+        if scaler == "overflow" and step == 0:
+            scale /= 2
+            found["gradients"].append({})
+            continue
+        each = [_of_a_rank(amp, kind, rank, held, parts, scale) for rank in range(2)]
+        reduced = {name: _reduced(kind, [gradients[name] for gradients in each]) / scale for name in held}
+        found["gradients"].append(reduced)
+        held = {name: tensor - 0.5 * reduced[name] for name, tensor in held.items()}
+    found["parameters"] = held
+    found["dtype of the output"] = _with_casts(kind, held, batch[0][0][0], amp.dtype).dtype
+    found["dtype of a product"] = amp.dtype
+    found["dtypes of gradients and parameters"] = {torch.float32}
+    steps = {"without": 0, "scaled": 2, "overflow": 1}[scaler]
+    found["scaler"] = {
+        "scale": scale,
+        "growth_factor": 2.0,
+        "backoff_factor": 0.5,
+        "growth_interval": 2000,
+        "_growth_tracker": steps,
+    }
+    if scaler == "without":
+        found["scaler"] = None
+    found["state"] = (False, amp.default, True), 0
+    return found
+
+
+def _of_a_rank(amp: Amp, kind: type[_Wrapped], rank: int, held: Parameters, parts: Any, scale: float) -> Parameters:
+    """Return the gradients that a rank has before they are reduced."""
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in held.items()}
+    for given, target in parts:
+        out = _with_casts(kind, leaves, _own(rank, kind, given), amp.dtype)
+        (functional.mse_loss(out.float(), _own(rank, kind, target)) * scale).backward()
+    return {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+
+
+def _reduced(kind: type[_Wrapped], gradients: list[torch.Tensor]) -> torch.Tensor:
+    """Return the mean of two gradients, added up in the dtype of the reduction."""
+    one, other = (gradient.to(kind.reduced_in).div(2) for gradient in gradients)
+    return (one + other).float()
+
+
+# ---- what a policy of fully_shard promises
+
+
+POLICIES = Product(
+    {
+        "param": ("kept", "low", "other"),
+        "reduce": ("unsaid", "float32", "low"),
+        "output": ("unsaid", "float32", "low"),
+        "inputs": ("cast", "given"),
+        "around": ("none", "same", "other", "off"),
+        "accumulate": ("once", "twice"),
+    },
+    {
+        "a layer outside of a region refuses inputs of another dtype": lambda cell: (
+            cell["inputs"] == "given" and cell["param"] != "kept" and cell["around"] in ("none", "off")
+        ),
+    },
+)
+
+
+def _dtype(amp: Amp, name: str) -> torch.dtype | None:
+    """Return the dtype that a value of a dimension of `POLICIES` names; None where it names none."""
+    return {"low": amp.dtype, "other": amp.other, "float32": torch.float32, "same": amp.dtype}.get(name)
+
+
+class _Layer(torch.nn.Module):
+    """A layer that notes the dtypes of its input, its parameters and what its product gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(-0.9, 1.1, 16).view(4, 4))
+        self.factor = torch.nn.Parameter(torch.tensor([0.7, 1.3, 0.9, 1.1]))
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = functional.linear(x, self.weight)
+        self.seen = [x.dtype, self.weight.dtype, self.factor.dtype, out.dtype]
+        return out * self.factor
+
+
+@pytest.mark.forks
+@POLICIES.cells
+@scenario(types=("cpu",), values=True)
+def test_by_policy(amp: Amp, param: str, reduce: str, output: str, inputs: str, around: str, accumulate: str) -> None:
+    """Parameters, inputs, outputs and the reduction have the dtypes that the policy says (MixedPrecisionPolicy)."""
+    policy = {
+        "param_dtype": _dtype(amp, param),
+        "reduce_dtype": _dtype(amp, reduce),
+        "output_dtype": _dtype(amp, output),
+        "cast_forward_inputs": inputs == "cast",
+    }
+    batches = [amp.rand(6, 4) for _ in range(2 if accumulate == "twice" else 1)]
+
+    def run() -> dict[str, Any]:
+        return _by_policy(amp, policy, around, batches)
+
+    found = _on_two_ranks(amp, run)
+    if found is None:
+        return
+    computed = policy["param_dtype"] or torch.float32
+    newer = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15)
+    reduced = policy["reduce_dtype"] or (torch.float32 if newer else computed)  # the docstring changed with torch 2.15
+    given = computed if inputs == "cast" else torch.float32
+    product = _dtype(amp, around) or computed
+    each = [_by_casts(rank, batches, given, computed, product, policy["output_dtype"], reduced) for rank in range(2)]
+    for rank, got in enumerate(found):
+        seen = [given, computed, computed, product]
+        amp.assert_equal(f"dtypes of input, parameters and product on rank {rank}", got["seen"], seen)
+        amp.assert_equal(f"dtype of the output on rank {rank}", got["output"], each[rank]["output"])
+        amp.assert_equal(f"dtypes of parameters and gradients on rank {rank}", got["dtypes"], {torch.float32})
+        amp.assert_equal(f"state and depth on rank {rank}", got["state"], ((False, amp.default, True), 0))
+        for name, gradient in got["gradients"].items():
+            mean = (each[0][name].to(reduced) / 2 + each[1][name].to(reduced) / 2).float()
+            what = f"gradient of {name} on rank {rank}"
+            amp.assert_close(what, gradient, mean, max(1e-6, 2 * torch.finfo(reduced).eps))
+            amp.assert_identical(f"{what} in the dtype of the reduction", gradient.to(reduced).float(), gradient)
+
+
+def _by_policy(amp: Amp, policy: dict[str, Any], around: str, batches: list[torch.Tensor]) -> dict[str, Any]:
+    """Run a sharded layer forward and backward on a rank."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    layer = _Layer()
+    net: Any = fully_shard(layer, mesh=_mesh(), mp_policy=MixedPrecisionPolicy(**policy))
+    regions = {"same": amp.region, "other": lambda: amp.region(amp.other), "off": lambda: amp.region(enabled=False)}
+    for place, batch in enumerate(batches):
+        net.set_requires_gradient_sync(place == len(batches) - 1)
+        with regions.get(around, nullcontext)():
+            out = net(batch.chunk(2)[dist.get_rank()])
+        out.float().square().mean().backward()
+    held = dict(layer.named_parameters())
+    gradients = {name: parameter.grad for name, parameter in held.items()}
+    dtypes = {tensor.dtype for tensor in (*held.values(), *gradients.values()) if tensor is not None}
+    return {
+        "seen": layer.seen,
+        "output": out.dtype,
+        "dtypes": dtypes,
+        "gradients": {name: _whole(gradient) for name, gradient in gradients.items()},
+        "state": (amp.state(), amp.depth()),
+    }
+
+
+def _by_casts(
+    rank: int,
+    batches: list[torch.Tensor],
+    given: torch.dtype,
+    computed: torch.dtype,
+    product: torch.dtype,
+    output: torch.dtype | None,
+    reduced: torch.dtype,
+) -> dict[str, Any]:
+    """Return the output's dtype and the gradients of a rank: one of each batch, added up in the reduction's dtype."""
+    found: dict[str, Any] = {}
+    for batch in batches:
+        leaves = {name: leaf.detach().to(computed).requires_grad_() for name, leaf in _Layer().named_parameters()}
+        x = batch.chunk(2)[rank].to(given)
+        out = functional.linear(x.to(product), leaves["weight"].to(product)) * leaves["factor"]
+        out = out if output is None else out.to(output)
+        out.float().square().mean().backward()
+        found["output"] = out.dtype
+        for name, leaf in leaves.items():
+            if leaf.grad is not None:
+                found[name] = leaf.grad.to(reduced) + found[name] if name in found else leaf.grad.to(reduced)
+    return found
+
+
+# ---- DTensors
+
+
+OPS: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[str, ...]]] = {
+    "product": ("mm", torch.mm, ("wide", "wide")),
+    "product_of_low": ("mm", torch.mm, ("low", "wide")),
+    "summed": ("addmm", torch.addmm, ("wide", "wide", "wide")),
+    "layer": ("linear", functional.linear, ("wide", "wide")),
+    "loss": ("mse_loss", functional.mse_loss, ("low", "low")),
+    "joined": ("cat", lambda *tensors: torch.cat(tensors, 1), ("low", "wide")),
+    "softmax": ("softmax.int", lambda x: torch.softmax(x, -1), ("low",)),
+    "scaled": ("mul.Tensor", torch.mul, ("low", "wide")),
+}
+"""An overload, the call, and the dtype of each matrix that it is given ("low" is the region's)."""
+
+LAYOUTS = ("replicated", "rows", "columns")
+
+SPREAD = Product({"op": tuple(OPS), "first": LAYOUTS, "second": LAYOUTS, "mode": ("training", "no_grad", "repeated")})
+
+
+def _promised_casts(amp: Amp, op: str) -> tuple[str, ...]:
+    """The dtype each argument is cast to, "" for its own."""
+    overload, _, given = OPS[op]
+    names = [name_of(amp.dtype) if dtype == "low" else "fp32" for dtype in given]
+    policy = amp.device.policies().get(overload, "fallthrough")
+    found = expect(policy, overload, [Leaf(name) for name in names], name_of(amp.dtype))
+    return tuple("" if one == other else other for one, other in zip(names, found.leaves, strict=True))
+
+
+NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@pytest.mark.forks
+@SPREAD.cells
+@scenario(types=("cpu",), values=True)
+def test_spread(amp: Amp, op: str, first: str, second: str, mode: str) -> None:
+    """An op on DTensors casts what it casts on plain tensors, forward and backward (distributed.tensor; amp.html)."""
+    tensors = [amp.rand(4, 4, dtype=amp.dtype if dtype == "low" else torch.float32) for dtype in OPS[op][2]]
+
+    def run() -> dict[str, Any]:
+        return _spread(amp, op, (first, second, second), mode, tensors)
+
+    found = _on_two_ranks(amp, run)
+    if found is None:
+        return
+    leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+    casts = _promised_casts(amp, op)
+    wanted = OPS[op][1](*(leaf.to(NAMES[name]) if name else leaf for leaf, name in zip(leaves, casts, strict=True)))
+    wanted.float().square().sum().backward()
+    far = 8 * torch.finfo(amp.dtype).eps
+    for rank, got in enumerate(found):
+        amp.assert_equal(f"dtypes of the result and its part on rank {rank}", got["dtypes"], {wanted.dtype})
+        if got["result"].dtype == wanted.dtype:
+            amp.assert_close(f"result on rank {rank}", got["result"], wanted.detach(), far)
+        for place, gradient in enumerate(got["gradients"]):
+            want = leaves[place].grad
+            amp.assert_equal(f"dtype of gradient {place} on rank {rank}", gradient.dtype, tensors[place].dtype)
+            if want is not None and gradient.dtype == want.dtype:
+                size = want.abs().max()
+                amp.assert_close(f"gradient {place} on rank {rank}", gradient / size, want / size, far)
+        amp.assert_equal(f"state and depth on rank {rank}", got["state"], ((False, amp.default, True), 0))
+
+
+def _spread(amp: Amp, op: str, layouts: tuple[str, ...], mode: str, tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """Call an op on DTensors on a rank, in a region; backward outside of it. `repeated` calls it twice."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = _mesh()
+    placements: dict[str, Any] = {"replicated": Replicate(), "rows": Shard(0), "columns": Shard(1)}
+    spread: list[Any] = []
+    for tensor, layout in zip(tensors, layouts, strict=False):
+        spread.append(distribute_tensor(tensor, mesh, [placements[layout]]).requires_grad_(mode != "no_grad"))
+    with amp.region():
+        out: Any = OPS[op][1](*spread)
+        if mode == "repeated":
+            out = OPS[op][1](*spread)
+    result = out.full_tensor()
+    if mode != "no_grad":
+        result.float().square().sum().backward()
+    return {
+        "dtypes": {out.dtype, out.to_local().dtype},
+        "result": result.detach(),
+        "gradients": [_whole(tensor.grad) for tensor in spread] if mode != "no_grad" else [],
+        "state": (amp.state(), amp.depth()),
+    }
+
+
+# ---- what is kept of a scaler
+
+
+KEPT = Product(
+    {
+        "form": ("dictionary", "object"),
+        "saved": ("at_once", "in_background"),
+        "loaded": ("by_ranks", "by_one_process"),
+        "before": ("growth", "backoff"),
+    }
+)
+
+
+@pytest.mark.forks
+@KEPT.cells
+@scenario(types=("cpu",), values=True, dtypes="default")
+def test_kept(amp: Amp, form: str, saved: str, loaded: str, before: str) -> None:
+    """A scaler that torch.distributed.checkpoint loads goes on as the saved one (distributed.checkpoint)."""
+    import torch.distributed.checkpoint as dcp
+
+    wanted = {
+        "scale": 32.0 if before == "growth" else 8.0,
+        "growth_factor": 2.0,
+        "backoff_factor": 0.5,
+        "growth_interval": 2,
+        "_growth_tracker": 1 if before == "growth" else 0,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+
+        def run() -> list[dict[str, Any]]:
+            scaler = _stepped(amp, before)
+            state = {"scaler": scaler if form == "object" else scaler.state_dict()}
+            if saved == "in_background":
+                dcp.async_save(state, checkpoint_id=folder).result()  # type: ignore[union-attr]  # without its replier
+            else:
+                dcp.save(state, checkpoint_id=folder)
+            dist.barrier()
+            return [scaler.state_dict(), _loaded(amp, form, folder)]
+
+        found = _on_two_ranks(amp, run)
+        if found is None:
+            return
+        for rank, states in enumerate(found):
+            amp.assert_equal(f"scaler on rank {rank}", states[0], wanted)
+            amp.assert_equal(f"scaler that rank {rank} loads", states[1], wanted)
+        if loaded == "by_one_process":
+            amp.assert_equal("scaler that one process loads", _loaded(amp, form, folder, no_dist=True), wanted)
+
+
+def _stepped(amp: Amp, before: str) -> torch.amp.GradScaler:
+    """Return a scaler after three steps, or after one whose gradient is infinite."""
+    scaler = torch.amp.GradScaler(amp.type, init_scale=16.0, growth_interval=2)
+    weight = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    for _ in range(3 if before == "growth" else 1):
+        optimizer.zero_grad()
+        loss = weight.sum() * (1.0 if before == "growth" else float("inf"))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return scaler
+
+
+def _loaded(amp: Amp, form: str, folder: str, **options: Any) -> dict[str, Any]:
+    """Return the state of another scaler into which a checkpoint was loaded."""
+    import torch.distributed.checkpoint as dcp
+
+    scaler = torch.amp.GradScaler(amp.type)
+    state = {"scaler": scaler if form == "object" else scaler.state_dict()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a load in one process, which is meant
+        dcp.load(state, checkpoint_id=folder, **options)
+    if form == "dictionary":
+        kept: Any = state["scaler"]
+        scaler.load_state_dict(kept)
+    scaled: dict[str, Any] = scaler.state_dict()
+    return scaled
+
+
+# ---- single cases
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["with_feedback", "without"])
+@pytest.mark.forks
+@scenario(types=("cpu",), values=True, dtypes="default")
+def test_after_an_overflow(amp: Amp, keeps: bool) -> None:
+    """PowerSGD goes on after a step that the scaler skips (amp.html: the step is skipped, and the scale lowered)."""
+    xs = [amp.rand(6, 4) for _ in range(6)]
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(4, 8, bias=False)
+
+    def run() -> list[bool]:
+        net = _with_power_sgd(torch.nn.parallel.DistributedDataParallel(layer), 2, keeps=keeps)
+        found = []
+        for step, x in enumerate(xs):
+            net.zero_grad()
+            with amp.region():
+                out = net(x.chunk(2)[dist.get_rank()])
+            (out.float().square().mean() * (float("inf") if step == 3 else 1.0)).backward()
+            found.append(bool(torch.isfinite(layer.weight.grad).all()) if layer.weight.grad is not None else False)
+        return found
+
+    for rank, finite in enumerate(_on_two_ranks(amp, run) or ()):
+        amp.assert_equal(f"whether gradients are finite on rank {rank}", finite, [step != 3 for step in range(6)])
+
+
+@pytest.mark.forks
+@scenario(types=("cpu",), values=True, dtypes="default")
+def test_compressed(amp: Amp) -> None:
+    """The hook for bfloat16 averages in it, or is refused in words where NCCL is not built in (bf16_compress_hook)."""
+    xs = [amp.rand(3, 2) for _ in range(2)]
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(2, 2)
+
+    def run() -> tuple[str, torch.Tensor | None]:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        net = torch.nn.parallel.DistributedDataParallel(layer)
+        try:
+            net.register_comm_hook(None, default_hooks.bf16_compress_hook)
+        except TypeError as error:
+            return str(error), None
+        net(xs[dist.get_rank()]).square().sum().backward()
+        return "", layer.weight.grad
+
+    found = _on_two_ranks(amp, run) or ()
+    each = [torch.autograd.grad(layer(x).square().sum(), layer.weight)[0].bfloat16() / 2 for x in xs]
+    built = dist.is_nccl_available() and (torch.version.cuda or torch.version.hip) is not None
+    for rank, (said, gradient) in enumerate(found):
+        if built:
+            amp.assert_identical(f"gradient on rank {rank}", gradient, (each[0] + each[1]).float())
+        else:
+            amp.assert_equal(f"whether rank {rank} names NCCL", "NCCL" in said, True)

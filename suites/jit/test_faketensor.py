@@ -1,0 +1,337 @@
+"""Rule faketensor: in a region, fake, meta and compiled tensors are what real ones are.
+
+The promise: "A fake tensor is like a real tensor in all respects, except that it doesn't actually have any data"
+(https://docs.pytorch.org/docs/2.13/user_guide/torch_compiler/torch.compiler_fake_tensor.html), so dtypes, shapes,
+strides and requires_grad of results and gradients are those of the real call, also where an op without a policy is made
+of ops that have one. A graph of AOTAutograd is made with fake tensors and gives what eager mode gives. A meta tensor is
+of no device type that has regions, so a region of another one changes nothing
+(https://docs.pytorch.org/docs/2.13/amp.html#autocast-eligibility). The real call itself works in a region where it
+works outside, and each leaf gets its gradient in its own dtype.
+
+The calls are samples of PyTorch's op database. `REACHING` and `COMPILED` are the products: ops without a policy of
+which a kernel, a decomposition or a derivative calls an op that has one. `DATABASE` is all of the database, in a
+nightly run. What already differs outside of every region is not compared: it has nothing to do with autocast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ampcheck.observe.recorder import tensors
+from ampcheck.runner.suite import Amp, Product, scenario
+from ampcheck.samples import op_database
+from ampcheck.spec.torch_dtypes import name_of
+
+pytestmark = pytest.mark.rule("faketensor")
+
+OPS = {
+    "_chunk_cat": 0,
+    "cartesian_prod": 1,
+    "chunk": 0,
+    "column_stack": 0,
+    "combinations": 0,
+    "corrcoef": 0,
+    "cov": 0,
+    "dstack": 0,
+    "einsum": 3,
+    "fft.fftshift": 0,
+    "fft.ifftshift": 0,
+    "gradient": 0,
+    "hstack": 0,
+    "isin": 1,
+    "linalg.det": 0,
+    "linalg.lu": 0,
+    "linalg.lu_factor": 0,
+    "linalg.lu_factor_ex": 0,
+    "linalg.lu_solve": 0,
+    "linalg.matrix_power": 1,
+    "linalg.multi_dot": 0,
+    "linalg.pinv": 0,
+    "linalg.pinv.hermitian": 0,
+    "linalg.slogdet": 0,
+    "linalg.solve_ex": 0,
+    "linalg.solve_triangular": 0,
+    "linalg.vander": 0,
+    "logdet": 0,
+    "lu_unpack": 0,
+    "masked.prod": 2,
+    "masked_scatter": 0,
+    "matrix_exp": 0,
+    "nn.functional.bilinear": 0,
+    "nn.functional.fractional_max_pool2d": 0,
+    "nn.functional.fractional_max_pool3d": 0,
+    "nn.functional.huber_loss": 0,
+    "nn.functional.instance_norm": 0,
+    "nn.functional.l1_loss": 0,
+    "nn.functional.linear_cross_entropy": 0,
+    "nn.functional.linear_cross_entropy.chunked": 2,
+    "nn.functional.linear_cross_entropy.chunked_none": 2,
+    "nn.functional.max_pool3d": 1,
+    "nn.functional.max_unpool1d": 0,
+    "nn.functional.max_unpool1d.grad": 0,
+    "nn.functional.mse_loss": 0,
+    "nn.functional.multi_head_attention_forward": 0,
+    "nn.functional.nll_loss": 0,
+    "nn.functional.pad.reflect": 0,
+    "nn.functional.pad.replicate": 0,
+    "nn.functional.pad.replicate_negative": 0,
+    "nn.functional.smooth_l1_loss": 0,
+    "norm.nuc": 0,
+    "pca_lowrank": 0,
+    "repeat": 0,
+    "roll": 1,
+    "sparse.sampled_addmm": 0,
+    "split": 0,
+    "split.list_args": 0,
+    "split_with_sizes": 0,
+    "split_with_sizes_copy": 0,
+    "stft": 0,
+    "svd_lowrank": 0,
+    "tensordot": 0,
+    "tile": 0,
+    "to_sparse": 1,
+    "unbind": 0,
+    "unbind_copy": 0,
+    "unsafe_chunk": 0,
+    "unsafe_split": 0,
+    "vstack": 0,
+}
+"""Ops without a policy that reach a kernel with one, and the number of the first sample that does: found on torch 2.13
+by a call of each op of the database, which tests/checks/test_faketensor_ops.py repeats."""
+COMPOSED = ("linalg.pinv.singular",)
+"""Two ops that PyTorch's tests compose: the first one casts, and the second one refuses what it gives."""
+IN_DERIVATIVES = (
+    "chunk",
+    "linalg.lu",
+    "linalg.lu_factor",
+    "linalg.lu_factor_ex",
+    "linalg.lu_solve",
+    "linalg.solve_ex",
+    "linalg.solve_triangular",
+    "lu_unpack",
+    "masked_scatter",
+    "sparse.sampled_addmm",
+    "split",
+    "split.list_args",
+    "split_with_sizes",
+    "split_with_sizes_copy",
+    "unbind",
+    "unbind_copy",
+    "unsafe_chunk",
+    "unsafe_split",
+)
+"""Those that reach it in a backward pass in a region alone."""
+WITHOUT_GRADIENT = ("_chunk_cat", "isin")
+BY_VALUES = ("combinations", "corrcoef", "cov", "sparse.sampled_addmm")
+"""Those that tensors without values cannot run, outside of a region either."""
+PHASES = ("forward", "infer", "outside", "inside")
+"""A call without gradients, in `torch.inference_mode()`, with a backward pass outside of the region and inside."""
+BACKWARD = ("outside", "inside")
+
+REACHING = Product(
+    {"op": tuple(OPS), "given": ("wide", "low"), "phase": PHASES, "way": ("real", "fake", "meta")},
+    {
+        "it reaches a kernel with a policy in a backward pass in a region alone": lambda cell: (
+            cell["op"] in IN_DERIVATIVES and cell["phase"] != "inside"
+        ),
+        "it has no gradient": lambda cell: cell["op"] in WITHOUT_GRADIENT and cell["phase"] in BACKWARD,
+        "the database has no sample of it in a lower precision": lambda cell: (
+            cell["given"] == "low" and "bf16" not in op_database.rows("2.13")[cell["op"]].dtypes.split()
+        ),
+        "whether it runs, or the shape of its result, depends on values": lambda cell: (
+            cell["way"] != "real" and cell["op"] in BY_VALUES
+        ),
+        "it gives sparse tensors, which are not made on meta": lambda cell: (
+            cell["op"] == "to_sparse" and cell["way"] == "meta"
+        ),
+    },
+)
+COMPILED = Product(
+    {"executor": ("aot", "inductor"), "op": tuple(OPS)},
+    {
+        "it reaches a kernel with a policy in a backward pass in a region alone": lambda cell: (
+            cell["op"] in IN_DERIVATIVES
+        ),
+    },
+)
+DATABASE = Product({"op": tuple(sorted({row.op for row in op_database.read()}))}, nightly=True)
+
+RAISED = "what it raises"
+
+
+def _sample(amp: Amp, op: str, given: str, phase: str, number: int) -> tuple[Any, Any]:
+    """Return an op of the database and a sample of it; None where there is none in the dtype."""
+    info, dtype = op_database.database().get(op), amp.dtype if given == "low" else torch.float32
+    if info is None or not info.supports_dtype(dtype, amp.type):
+        amp.unjudged = f"the op database of this torch has no {op} of {dtype}"
+    elif phase in BACKWARD and not info.supports_autograd:
+        amp.unjudged = f"{op} has no gradient"
+    else:
+        made = op_database.samples(info, name_of(dtype), amp.type, number + 1, grad=phase in BACKWARD)
+        if number < len(made):
+            return info, made[number]
+        amp.unjudged = f"the op database of this torch has no sample {number} of {op} of {dtype}"
+    return info, None
+
+
+def _gradients(results: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Return the gradients of the sum of all results."""
+    ends = [x for x in results if x.requires_grad]
+    if not ends or not leaves:
+        return []
+    return list(torch.autograd.grad(ends, leaves, [torch.ones_like(x) for x in ends], allow_unused=True))
+
+
+def _facts(results: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> dict[str, object]:
+    """Return what a tensor without values has, too."""
+    plain = [x.layout is torch.strided and not x.is_nested for x in results]
+    return {
+        "dtypes of the results": [x.dtype for x in results],
+        "shapes of the results": [tuple(x.shape) if p else "" for x, p in zip(results, plain, strict=True)],
+        "strides of the results": [x.stride() if p else x.layout for x, p in zip(results, plain, strict=True)],
+        "which results require grad": [x.requires_grad for x in results],
+        "dtypes of the gradients": [None if x is None else x.dtype for x in gradients],
+        "shapes of the gradients": [None if x is None else tuple(x.shape) for x in gradients],
+    }
+
+
+def _called(amp: Amp, op: str, given: str, phase: str, way: str, number: int, *, on: bool = True) -> dict[str, object]:
+    """Return the facts of a call, in a region or with `on` False outside of any; {} where there is no sample."""
+    info, sample = _sample(amp, op, given, phase, number)
+    if sample is None:
+        return {}
+    mode = FakeTensorMode() if way == "fake" else None
+
+    def of_its_kind(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or way == "real":
+            return value
+        return mode.from_tensor(value) if mode else value.detach().to("meta").requires_grad_(value.requires_grad)
+
+    def region() -> Any:
+        return amp.region() if on else nullcontext()
+
+    torch.manual_seed(0)
+    try:
+        with mode or nullcontext():
+            sample = sample.transform(of_its_kind)
+            leaves = [x for x in tensors((sample.input, sample.args, sample.kwargs)) if x.requires_grad]
+            with torch.inference_mode(phase == "infer"), region():
+                results = list(tensors(info(sample.input, *sample.args, **sample.kwargs)))
+                gradients = _gradients(results, leaves) if phase == "inside" else []
+            if phase == "outside":
+                gradients = _gradients(results, leaves)
+            return _facts(results, gradients)
+    except Exception as error:  # the op may raise anything
+        return {RAISED: f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
+
+
+def _assert_agrees(amp: Amp, op: str, given: str, phase: str, way: str, number: int, what: str = "") -> None:
+    """Compare a call in a region with the real one there; a real or meta one with the real one outside."""
+
+    def called(way: str, on: bool) -> dict[str, object]:
+        return _called(amp, op, given, phase, way, number, on=on)
+
+    want = called("real", way == "fake")
+    if not want or RAISED in want:
+        amp.unjudged = str(want.get(RAISED, amp.unjudged))
+        return
+    got = called(way, True)
+    if way == "real":  # the dtypes of its results are what rule fallthrough is about
+        same = {key for key in want if key not in ("dtypes of the results", "strides of the results")}
+    elif got == want:
+        same = set(want)
+    else:
+        one, other = called("real", False), called(way, False)
+        if RAISED in other:
+            amp.unjudged = f"outside of a region, too: {other[RAISED]}"
+            return
+        same = {key for key in want if one.get(key) == other[key]}
+    if RAISED in got:
+        amp.assert_equal(what + RAISED, got[RAISED], None)
+        return
+    for key in want:
+        if key in same:
+            amp.assert_equal(what + key, got[key], want[key])
+
+
+@REACHING.cells
+@scenario(types=("cpu",), dtypes="default")
+def test_call(amp: Amp, op: str, given: str, phase: str, way: str) -> None:
+    """A fake tensor is what the real one is, a meta tensor is not cast, and the real call works as outside."""
+    _assert_agrees(amp, op, given, phase, way, OPS[op])
+
+
+def _compiled(amp: Amp, executor: str, op: str, phase: str, *, on: bool = True) -> list[dict[str, object]]:
+    """Return what the function and the compiled one give: the facts, and their results as "results"."""
+    info, sample = _sample(amp, op, "wide", phase, OPS[op])
+    if sample is None:
+        return []
+    flat, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
+    places = [place for place, value in enumerate(flat) if isinstance(value, torch.Tensor)]
+    call, kind, low = info.op, amp.type, amp.dtype
+
+    def function(*given: torch.Tensor) -> object:
+        filled = list(flat)
+        for place, x in zip(places, given, strict=True):
+            filled[place] = x
+        first, others, named = tree_unflatten(filled, spec)
+        with torch.autocast(kind, dtype=low, enabled=on):
+            return call(first, *others, **named)
+
+    def run(function: Callable[..., object]) -> dict[str, object]:
+        inputs = [flat[place] for place in places]
+        torch.manual_seed(0)
+        try:
+            with torch.inference_mode(phase == "infer"):
+                results = list(tensors(function(*inputs)))
+            gradients = _gradients(results, [x for x in inputs if x.requires_grad]) if phase == "outside" else []
+        except Exception as error:  # the op may raise anything
+            return {RAISED: f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
+        return {**_facts(results, gradients), "results": results}
+
+    inputs = [flat[place] for place in places]
+    return [run(function), run(lambda *given: amp.compiled(executor, function, *inputs)(*given))]
+
+
+@COMPILED.cells
+@scenario(types=("cpu",), dtypes="default")
+def test_compiled(amp: Amp, executor: str, op: str) -> None:
+    """A compiled call gives what the eager one gives: the same dtypes, shapes and values, and gradients like them."""
+    for phase in ("infer", "outside"):
+        found = _compiled(amp, executor, op, phase)
+        if not found or RAISED in found[0]:
+            amp.unjudged = str(found[0][RAISED]) if found else amp.unjudged
+            continue
+        want, got = found
+        if RAISED in got:
+            outside = _compiled(amp, executor, op, phase, on=False)
+            if RAISED in outside[1]:
+                amp.unjudged = f"outside of a region, too: {outside[1][RAISED]}"
+            else:
+                amp.assert_equal(f"{phase}: {RAISED}", got[RAISED], None)
+            continue
+        for key in [key for key in want if key not in ("strides of the results", "results")]:
+            amp.assert_equal(f"{phase}: {key}", got[key], want[key])
+        results: Any = zip(got["results"], want["results"], strict=True)  # type: ignore[call-overload]
+        for number, (one, other) in enumerate(results):
+            if one.dtype == other.dtype and one.is_floating_point():
+                host = amp.device.host(other.detach())
+                amp.assert_close(f"{phase}: result {number}", one, host, 8 * torch.finfo(amp.dtype).eps)
+
+
+@DATABASE.cells
+@scenario(types=("cpu",), dtypes="default")
+def test_database(amp: Amp, op: str) -> None:
+    """The same for each op of the database, without inference mode: two samples, in float32 and the lower precision."""
+    for number in range(2):
+        for given in ("wide", "low"):
+            for phase in ("forward", *BACKWARD):
+                for way in ("fake", "meta"):
+                    _assert_agrees(amp, op, given, phase, way, number, f"sample {number}, {given}, {phase}, {way}: ")

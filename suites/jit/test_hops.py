@@ -1,0 +1,634 @@
+"""Rule hops: in the function that a higher-order operator is given, each op casts what it casts without the operator.
+
+The promise: torch.cond, scan, map and their like run the functions they are given
+(https://docs.pytorch.org/docs/2.13/higher_order_ops.html), and an operator without an autocast kernel falls through
+(`HigherOrderOperator` of torch/_ops.py; pytorch#107934). So a region around an operator holds in its functions, one in
+a function holds there alone (https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast), and what comes out is what
+the same program in plain Python gives outside of any region with explicit casts: dtypes, values and gradients. Those
+casts follow from `ampcheck.spec.casting`. Two operators do more:
+
+- `wrap_with_autocast`, which torch.export makes of a region, is itself a region;
+- an op of torch.library with `register_autocast` casts all that it is given, and runs with autocast disabled
+  (https://docs.pytorch.org/docs/2.13/library.html#torch.library.register_autocast).
+
+Products: `CALLED`, operators that are called as the dispatcher calls them, or recorded by make_fx, whose graph has as
+many casts as that of the explicit program; `COMPILED`, the functions that a user calls, through compilers;
+`ELSEWHERE`, both on other device types, without gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from ampcheck.runner.suite import Amp, Product, scenario
+from ampcheck.spec.casting import Leaf, expect
+from ampcheck.spec.torch_dtypes import name_of
+
+pytestmark = pytest.mark.rule("hops")
+
+Function = Callable[..., torch.Tensor]
+"""A function of a matrix and further tensors."""
+Operator = Callable[[Amp, Function, torch.Tensor], Function]
+"""Makes a program of a function; the tensor is like what the function gives."""
+
+# ---- operators: the same program in plain Python, as the dispatcher calls it, and as a user writes it
+
+
+def _twice(x: torch.Tensor) -> torch.Tensor:
+    """Return two slices to go through."""
+    return torch.stack([x, x * 2])
+
+
+def _yes(x: torch.Tensor) -> torch.Tensor:
+    """Return a predicate, which is a tensor, as the predicate of a compiled program is."""
+    return x.new_ones((), dtype=torch.bool)
+
+
+def _doubled(f: Function) -> Function:
+    return lambda x, *more: f(x * 2, *more)
+
+
+def _stacked(f: Function) -> Function:
+    return lambda x, *more: torch.stack([f(x, *more), f(x * 2, *more)])
+
+
+def _combined(f: Function) -> Function:
+    """Return the combination of two slices, in the dtype of a slice."""
+    return lambda a, b, *more: f(a + b, *more).to(a.dtype)
+
+
+def _higher(name: str) -> Any:
+    return getattr(torch.ops.higher_order, name)
+
+
+_NUMBERS = count()
+
+
+def _cond_called(f: Function, picked: bool) -> Function:
+    other = _doubled(f)
+    branches = (f, other) if picked else (other, f)
+    one, two = ((lambda *given, branch=branch: (branch(*given),)) for branch in branches)
+
+    def program(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        predicate = _yes(x) if picked else _yes(x).logical_not()
+        return _higher("cond")(predicate, one, two, (x, *more))[0]
+
+    return program
+
+
+def _cond_written(f: Function, picked: bool) -> Function:
+    other = _doubled(f)
+    one, two = (f, other) if picked else (other, f)
+
+    def program(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        predicate = _yes(x) if picked else _yes(x).logical_not()
+        return torch.cond(predicate, one, two, (x, *more))
+
+    return program
+
+
+def _loop_called(amp: Amp, f: Function, like: torch.Tensor) -> Function:
+    def program(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        start = (x.new_zeros((), dtype=torch.int64), x, torch.zeros_like(like))
+        return _higher("while_loop")(
+            lambda i, x, y, *more: i < 2, lambda i, x, y, *more: (i + 1, x * 2, f(x, *more)), start, more
+        )[2]
+
+    return program
+
+
+def _loop_written(amp: Amp, f: Function, like: torch.Tensor) -> Function:
+    def program(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        start = (x.new_zeros((), dtype=torch.int64), x, torch.zeros_like(like))
+        return torch.while_loop(lambda i, x, y: i < 2, lambda i, x, y: (i + 1, x * 2, f(x, *more)), start)[2]
+
+    return program
+
+
+def _scan_called(f: Function) -> Function:
+    return lambda x, *more: _higher("scan")(lambda carry, y, *more: (carry * 1, f(y, *more)), [x], [_twice(x)], more)[1]
+
+
+def _scan_written(f: Function) -> Function:
+    return lambda x, *more: torch._higher_order_ops.scan(lambda carry, y: (carry * 1, f(y, *more)), x, _twice(x))[1]
+
+
+def _combined_called(f: Function) -> Function:
+    combine = _combined(f)
+    return lambda x, *more: _higher("associative_scan")(lambda a, b, *more: (combine(a, b, *more),), [_twice(x)], more)[
+        0
+    ]
+
+
+def _combined_written(f: Function) -> Function:
+    combine = _combined(f)
+    return lambda x, *more: torch._higher_order_ops.associative_scan(
+        lambda a, b: combine(a, b, *more), _twice(x), 0, combine_mode="generic"
+    )
+
+
+def _map_called(f: Function) -> Function:
+    return lambda x, *more: _higher("map_impl")(lambda y, *more: (f(y, *more),), [_twice(x)], more)[0]
+
+
+def _map_written(f: Function) -> Function:
+    return lambda x, *more: torch._higher_order_ops.map(lambda y: f(y, *more), _twice(x))
+
+
+def _nested_called(f: Function) -> Function:
+    def once(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        return _higher("invoke_subgraph")(lambda *given: (f(*given),), f"hops{next(_NUMBERS)}", x, *more)[0]
+
+    return lambda x, *more: once(x, *more) + once(x * 2, *more)
+
+
+def _nested_written(f: Function) -> Function:
+    region = torch.compiler.nested_compile_region(f)
+    return lambda x, *more: region(x, *more) + region(x * 2, *more)
+
+
+def _function(f: Function) -> Function:
+    """Return a custom function; its formula for the gradient has no op with a policy."""
+
+    class Custom(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            ctx.further = len(more)
+            return f(x, *more)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+            (x,) = ctx.saved_tensors
+            return (gradients[0].double().sum() * x).to(x.dtype), *(None for _ in range(ctx.further))
+
+    return lambda *given: Custom.apply(*given)
+
+
+def _entered(amp: Amp, f: Function) -> Function:
+    kind, other = amp.type, amp.other
+    return lambda *given: _higher("wrap_with_autocast")(kind, other, True, None, f, *given)
+
+
+def _of_a_library(amp: Amp, f: Function, like: torch.Tensor, casting: bool) -> Function:
+    """Return an op of a library, whose body is the function."""
+    name = f"ampcheck_hops::op{next(_NUMBERS)}"
+
+    @torch.library.custom_op(name, mutates_args=(), schema="(Tensor x, Tensor[] more) -> Tensor")
+    def op(x: torch.Tensor, more: list[torch.Tensor]) -> torch.Tensor:
+        return f(x, *more)
+
+    shape, dtype = like.shape, like.dtype
+    op.register_fake(lambda x, more: x.new_empty(shape, dtype=dtype))
+    if casting:
+        op.register_autocast(amp.type, amp.dtype)
+    return lambda x, *more: op(x, list(more))
+
+
+PLAIN: dict[str, Operator] = {
+    "chosen": lambda amp, f, like: f,
+    "passed": lambda amp, f, like: f,
+    "repeated": lambda amp, f, like: _doubled(f),
+    "scanned": lambda amp, f, like: _stacked(f),
+    "combined": lambda amp, f, like: lambda x, *more: torch.stack([x, _combined(f)(x, x * 2, *more)]),
+    "mapped": lambda amp, f, like: _stacked(f),
+    "nested": lambda amp, f, like: lambda x, *more: f(x, *more) + f(x * 2, *more),
+    "entered": lambda amp, f, like: f,
+    "custom": lambda amp, f, like: _function(f),
+    "recomputed": lambda amp, f, like: f,
+    "opaque": lambda amp, f, like: f,
+    "casting": lambda amp, f, like: f,
+}
+"""Each operator's program in plain Python."""
+DIRECT: dict[str, Operator] = {
+    "chosen": lambda amp, f, like: _cond_called(f, True),
+    "passed": lambda amp, f, like: _cond_called(f, False),
+    "repeated": _loop_called,
+    "scanned": lambda amp, f, like: _scan_called(f),
+    "combined": lambda amp, f, like: _combined_called(f),
+    "mapped": lambda amp, f, like: _map_called(f),
+    "nested": lambda amp, f, like: _nested_called(f),
+    "entered": lambda amp, f, like: _entered(amp, f),
+    "opaque": lambda amp, f, like: _of_a_library(amp, f, like, casting=False),
+    "casting": lambda amp, f, like: _of_a_library(amp, f, like, casting=True),
+}
+"""The same, as the dispatcher calls the operator: all tensors are arguments, and the results are tuples."""
+WRITTEN: dict[str, Operator] = {
+    "chosen": lambda amp, f, like: _cond_written(f, True),
+    "passed": lambda amp, f, like: _cond_written(f, False),
+    "repeated": _loop_written,
+    "scanned": lambda amp, f, like: _scan_written(f),
+    "combined": lambda amp, f, like: _combined_written(f),
+    "mapped": lambda amp, f, like: _map_written(f),
+    "nested": lambda amp, f, like: _nested_written(f),
+    "entered": lambda amp, f, like: _entered(amp, f),
+    "custom": lambda amp, f, like: _function(f),
+    "recomputed": lambda amp, f, like: lambda *given: checkpoint(f, *given, use_reentrant=False),
+    "opaque": lambda amp, f, like: _of_a_library(amp, f, like, casting=False),
+    "casting": lambda amp, f, like: _of_a_library(amp, f, like, casting=True),
+}
+"""The same, as a user writes it; a compiler makes the operator of it."""
+
+# ---- ops in the function
+
+
+OPS: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[str, ...]]] = {
+    "product": ("mm", torch.mm, ("wide", "wide")),
+    "contracted": ("bmm", lambda x, y: torch.einsum("ij,jk->ik", x, y), ("wide", "wide")),
+    "padded": ("reflection_pad1d", lambda x: functional.pad(x, (1, 1), mode="reflect"), ("low",)),
+    "exponential": ("exp", torch.exp, ("low",)),
+    "joined": ("cat", lambda x, y: torch.cat([x, y]), ("low", "wide")),
+    "sine": ("sin", torch.sin, ("low",)),
+}
+"""An overload of each policy, and one without: the call, and the dtype of each tensor it is given ("low" is the one
+that is cast to there). `contracted` and `padded` call composite ops, whose parts have the policy."""
+NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def _promised_casts(amp: Amp, op: str, place: str, operator: str = "recomputed") -> tuple[str, ...]:
+    """The dtype that each argument is cast to, "" for its own."""
+    (overload, _, given), dtype = OPS[op], _cast_to(amp, operator, place)
+    if dtype is None:
+        return ("",) * len(given)
+    names = [name_of(_given(amp, operator, each, place)) for each in given]
+    policy = amp.device.policies().get(overload, "fallthrough")
+    found = expect(policy, overload, [Leaf(name) for name in names], name_of(dtype))
+    return tuple("" if one == other else other for one, other in zip(names, found.leaves, strict=True))
+
+
+def _body(amp: Amp, operator: str, op: str, place: str) -> Function:
+    """Return a function that calls an op, in the region that a place says."""
+    kind, low, other, call = amp.type, amp.dtype, amp.other, OPS[op][1]
+    first, *further = (_given(amp, operator, each, place) for each in OPS[op][2])
+
+    def bare(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        return call(x.to(first), *(t.to(dtype) for t, dtype in zip(more, further, strict=True)))
+
+    def inside(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(kind, dtype=low):
+            return bare(x, *more)
+
+    def disabled(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(kind, enabled=False):
+            return bare(x, *more)
+
+    def different(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(kind, dtype=other):
+            return bare(x, *more)
+
+    return {"around": bare, "inside": inside, "disabled": disabled, "different": different}[place]
+
+
+def _with_casts(amp: Amp, operator: str, op: str, place: str) -> Function:
+    """Return the same function with explicit casts."""
+    call, casts = OPS[op][1], _promised_casts(amp, op, place, operator)
+    given = [_given(amp, operator, each, place) for each in OPS[op][2]]
+    dtypes = [NAMES[name] if name else dtype for name, dtype in zip(casts, given, strict=True)]
+    low = amp.dtype if operator == "casting" and place != "inside" else None
+
+    def function(*tensors: torch.Tensor) -> torch.Tensor:
+        taken = [t.to(low) for t in tensors] if low else tensors
+        return call(*(t.to(dtype).to(cast) for t, dtype, cast in zip(taken, given, dtypes, strict=True)))
+
+    return function
+
+
+def _given(amp: Amp, operator: str, each: str, place: str) -> torch.dtype:
+    """Return the dtype of a tensor that an op is given in a place."""
+    other = place == "different" or (place == "around" and operator == "entered")
+    return torch.float32 if each == "wide" else amp.other if other else amp.dtype
+
+
+def _cast_to(amp: Amp, operator: str, place: str) -> torch.dtype | None:
+    """Return the dtype that autocast casts to where the op is, None where it is off."""
+    if place == "around" and operator == "casting":
+        return None
+    around = amp.other if operator == "entered" else amp.dtype
+    return {"around": around, "inside": amp.dtype, "disabled": None, "different": amp.other}[place]
+
+
+# ---- what a case does
+
+
+def _casts_in(graph: torch.fx.GraphModule) -> int:
+    """Return how many casts a graph and those in it have."""
+    casts = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
+    graphs = [module.graph for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
+    return sum(node.target in casts for each in graphs for node in each.nodes)
+
+
+def _made(amp: Amp, way: str, program: Function, given: list[torch.Tensor]) -> Callable[..., Any]:
+    if way == "called":
+        return program
+    if way == "graph":
+        return make_fx(program)(*given)
+    torch._dynamo.reset()  # every case compiles the same code
+    return amp.compiled(way, program, *given)
+
+
+def _lacking(operator: str, way: str) -> str:
+    """Return the operator that this torch does not have, "" for none."""
+    names = {"repeated": "while_loop", "scanned": "scan", "combined": "associative_scan", "mapped": "map"}
+    written = operator in names and way not in ("called", "graph")
+    return names[operator] if written and not hasattr(torch._higher_order_ops, names[operator]) else ""
+
+
+def _check(amp: Amp, way: str, operator: str, op: str, place: str, gradient: str = "off") -> None:
+    if lacking := _lacking(operator, way):
+        amp.unsupported(f"torch {torch.__version__} has no {lacking}")
+    operators = DIRECT if way in ("called", "graph") else WRITTEN
+    given = [amp.rand(2, 2) for _ in OPS[op][2]]
+    explicit = _with_casts(amp, operator, op, place)
+    like = torch.zeros_like(explicit(*given))
+    program = operators[operator](amp, _body(amp, operator, op, place), like)
+    reference = PLAIN[operator](amp, explicit, like)
+    given[0].requires_grad_(gradient == "on")
+    before = (*amp.state(), amp.depth())
+
+    def run(program: Function, region: bool) -> tuple[torch.Tensor, Any]:
+        with amp.region(enabled=region):
+            made = _made(amp, way, program, given)
+            out = None if way == "graph" else made(*given)
+        return (made(*given) if way == "graph" else out), made  # a graph has the casts of the state it was made in
+
+    want = reference(*given)
+    try:
+        got, made = run(program, place != "inside")
+    except Exception as error:
+        amp.assert_equal("state after an error", (*amp.state(), amp.depth()), before)
+        same = operators[operator](amp, explicit, like)
+        try:
+            run(same, False)
+        except Exception as outside:  # the operator does not take such a function, with autocast or without
+            amp.refused(outside, operator)
+        amp.check(False, "what it raises in a region alone", " ".join(str(error).split())[:1000], error)
+        return
+    amp.assert_equal("state and depth afterwards", (*amp.state(), amp.depth()), before)
+    amp.assert_equal("dtype of the result", got.dtype, want.dtype)
+    if way == "graph" and operator not in ("entered", "opaque", "casting"):
+        _, plain = run(operators[operator](amp, explicit, like), False)
+        amp.assert_equal("casts in the graph", _casts_in(made), _casts_in(plain))
+    if not amp.device.has_values or got.dtype != want.dtype:
+        return
+    amp.assert_close("the result", got, amp.device.host(want.detach()), 1e-5)
+    if gradient == "on":
+        one, two = (torch.autograd.grad(y.double().sum(), given[0])[0] for y in (got, want))
+        amp.assert_close("the gradient", one, amp.device.host(two), 8 * torch.finfo(amp.dtype).eps)
+
+
+_PLACES = ("around", "inside", "disabled", "different")
+_SHAPES: dict[str, Callable[..., bool]] = {
+    "a combination of two slices has the shape of a slice": lambda cell: (
+        cell["operator"] == "combined" and cell["op"] in ("padded", "joined")
+    ),
+}
+_BY_ITSELF: dict[str, Callable[..., bool]] = {
+    "a graph of make_fx calls the op of a library in the state that the graph is called in": lambda cell: (
+        cell["way"] == "graph" and cell["operator"] == "opaque" and cell["place"] == "around"
+    ),
+    "associative_scan that is called by itself hands over one slice or many, so that each op goes by elements": (
+        lambda cell: (
+            cell["way"] in ("called", "graph")
+            and cell["operator"] == "combined"
+            and cell["op"] in ("product", "contracted")
+        )
+    ),
+}
+_RECORDS: dict[str, Callable[..., bool]] = {
+    "a graph of make_fx has its casts in it, and is called without a gradient": lambda cell: (
+        cell["way"] == "graph" and cell["gradient"] == "on"
+    ),
+    "invoke_subgraph has a gradient in a compiled program alone": lambda cell: (
+        cell["operator"] == "nested" and cell["gradient"] == "on"
+    ),
+}
+_GRADIENTS: dict[str, Callable[..., bool]] = {
+    "an op of a library has the gradient that its author writes (rule customfn)": lambda cell: (
+        cell["operator"] in ("opaque", "casting") and cell["gradient"] == "on"
+    ),
+}
+
+CALLED = Product(
+    {
+        "way": ("called", "graph"),
+        "operator": tuple(DIRECT),
+        "op": tuple(OPS),
+        "place": _PLACES,
+        "gradient": ("off", "on"),
+    },
+    _SHAPES | _GRADIENTS | _RECORDS | _BY_ITSELF,
+)
+_GRADIENT_LOST: dict[str, Callable[..., bool]] = {
+    "invoke_subgraph records its derivative with the fake tensors of AOTAutograd": lambda cell: (
+        cell["operator"] == "nested" and cell["gradient"] == "on" and cell["executor"] != "aot"
+    ),
+    "torch.export keeps the forward pass of a custom function alone": lambda cell: (
+        cell["operator"] == "custom" and cell["gradient"] == "on" and cell["executor"] == "export"
+    ),
+}
+COMPILED = Product(
+    {
+        "executor": ("dynamo", "aot", "export"),
+        "operator": tuple(WRITTEN),
+        "op": tuple(OPS),
+        "place": _PLACES,
+        "gradient": ("off", "on"),
+    },
+    _SHAPES | _GRADIENTS | _GRADIENT_LOST,
+)
+
+
+@CALLED.cells
+@scenario(types=("cpu",), dtypes="default")
+def test_called(amp: Amp, way: str, operator: str, op: str, place: str, gradient: str) -> None:
+    """An operator that is called by itself, or recorded, gives what the program in plain Python gives."""
+    _check(amp, way, operator, op, place, gradient)
+
+
+@COMPILED.cells
+@scenario(types=("cpu",), dtypes="default")
+def test_compiled(amp: Amp, executor: str, operator: str, op: str, place: str, gradient: str) -> None:
+    """An operator in a compiled program gives what the program in plain Python gives."""
+    _check(amp, executor, operator, op, place, gradient)
+
+
+# ---- other device types
+
+
+ELSEWHERE = Product(
+    {
+        "way": ("called", "graph", "dynamo"),
+        "operator": tuple(name for name in DIRECT if name not in ("repeated", "entered")),
+        "op": tuple(OPS),
+        "place": ("around", "disabled"),
+    },
+    _SHAPES | _BY_ITSELF,
+)
+"""Without `while_loop`, whose fake results need symbolic sizes, which fake tensors of absent devices do not have, and
+without regions in the function: `torch.autocast` disables a region of a device type that is absent."""
+
+
+@ELSEWHERE.cells
+@scenario(types=("cuda", "xpu", "mps", "mtia"), dtypes="default")
+def test_elsewhere(amp: Amp, way: str, operator: str, op: str, place: str) -> None:
+    """An operator gives what the program in plain Python gives on device types that are not the CPU."""
+    _check(amp, way, operator, op, place)
+
+
+@scenario(dtypes="default")
+def test_every_operator(amp: Amp) -> None:
+    """Each higher-order operator has an autocast kernel for the device's key, or falls through (pytorch#166106)."""
+    import torch._higher_order_ops.triton_kernel_wrap  # defines the operators that call Triton's kernels
+    import torch._prims.rng_prims  # defines the functional random wrappers
+
+    key = torch._C._parse_dispatch_key(amp.device.key)
+    operators = torch._ops._higher_order_ops
+    refusing = [name for name, op in operators.items() if op.non_fallthrough_keys.has(key) and key not in op.py_kernels]
+    named = {"cond", "triton_kernel_wrapper_mutation", "run_and_save_rng_state"}
+    amp.check(named <= set(operators), "higher-order operators", f"there are only {sorted(operators)}")
+    amp.assert_equal("operators that refuse to run in a region", sorted(refusing), [])
+
+
+# ---- flex_attention
+
+
+FLEX = Product(
+    {
+        "executor": ("dynamo", "aot"),
+        "given": ("wide", "low", "mixed"),
+        "score": ("none", "scaled", "biased"),
+        "place": ("around", "inside", "disabled", "different"),
+    },
+    {
+        "where autocast is off, nothing is promised of tensors of two dtypes": lambda cell: (
+            cell["given"] == "mixed" and cell["place"] == "disabled"
+        ),
+    },
+)
+
+
+def _attention(amp: Amp, score: str, place: str, bias: torch.Tensor) -> Function:
+    """Return flex_attention with a score function, in the region that a place says."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    kind, low, other = amp.type, amp.dtype, amp.other
+    change = {
+        "none": None,
+        "scaled": lambda value, b, h, m, n: value * 0.5,
+        "biased": lambda value, b, h, m, n: value + bias[m, n],
+    }[score]
+
+    def around(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return flex_attention(q, k, v, score_mod=change)
+
+    def inside(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(kind, dtype=low):
+            return flex_attention(q, k, v, score_mod=change)
+
+    def disabled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(kind, enabled=False):
+            return flex_attention(q, k, v, score_mod=change)
+
+    def different(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(kind, dtype=other):
+            return flex_attention(q, k, v, score_mod=change)
+
+    return {"around": around, "inside": inside, "disabled": disabled, "different": different}[place]
+
+
+def _attention_in_words(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, score: str, bias: torch.Tensor
+) -> torch.Tensor:
+    """Return softmax(change(q k / sqrt(width))) v, computed in float32 and rounded at the end."""
+    scores = q.float() @ k.float().mT / q.shape[-1] ** 0.5
+    scores = {"none": scores, "scaled": scores * 0.5, "biased": scores + bias}[score]
+    return (torch.softmax(scores, -1) @ v.float()).to(q.dtype)
+
+
+@FLEX.cells
+@scenario(types=("cpu",), dtypes="default")
+def test_attention(amp: Amp, executor: str, given: str, score: str, place: str) -> None:
+    """flex_attention casts query, key and value to the region's dtype (torch/_higher_order_ops/flex_attention.py)."""
+    dtypes = [amp.dtype if given == "low" or (given == "mixed" and i == 1) else torch.float32 for i in range(3)]
+    tensors = [amp.rand(1, 1, 4, 8, dtype=dtype) for dtype in dtypes]
+    bias = amp.rand(4, 4)
+    program = _attention(amp, score, place, bias)
+    cast = {"around": amp.dtype, "inside": amp.dtype, "disabled": None, "different": amp.other}[place]
+    want = _attention_in_words(*(t.to(cast) if cast else t for t in tensors), score, bias)
+    before = (*amp.state(), amp.depth())
+    with amp.region(enabled=place != "inside"):
+        got = amp.compiled(executor, program, *tensors)(*tensors)
+    amp.assert_equal("state and depth afterwards", (*amp.state(), amp.depth()), before)
+    amp.assert_equal("dtype of the result", got.dtype, want.dtype)
+    if got.dtype != want.dtype:
+        return
+    amp.assert_close("the result", got, amp.device.host(want), 4 * torch.finfo(amp.dtype).eps)
+
+
+# ---- functional random wrappers
+
+
+RANDOM = Product({"op": ("product", "padded", "sine"), "place": _PLACES, "calls": ("one", "two")})
+
+
+def _dropping(amp: Amp, op: str, place: str, calls: str) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Return a program that drops out the results of a checkpointed function, which is called once or twice."""
+    body = _body(amp, "recomputed", op, place)
+
+    def drop(*given: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(body(*given))
+
+    def one(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (checkpoint(drop, *given, use_reentrant=False),)
+
+    def two(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return *one(*given), *one(*given)
+
+    return one if calls == "one" else two
+
+
+@RANDOM.cells
+@scenario(types=("cpu",), dtypes="default")
+def test_random_numbers(amp: Amp, op: str, place: str, calls: str) -> None:
+    """What is computed again in the backward pass draws the same random numbers, in the dtypes of the first time.
+
+    AOTAutograd puts `run_and_save_rng_state` and `run_with_rng_state` around each random op that is computed again
+    (`functionalize_rng_ops` of torch/_functorch/partitioners.py; pytorch#107934, #166106). The reference is the
+    function with explicit casts outside of any region, times the mask that the result shows.
+    """
+    from torch._dynamo.backends.debugging import aot_eager
+
+    seen: list[str] = []
+
+    def kept(graph: torch.fx.GraphModule, given: Any) -> Any:
+        called = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+        seen.extend(name for name in called if "rng_state" in name)
+        return make_boxed_func(graph.forward)
+
+    def backend(graph: torch.fx.GraphModule, given: Any) -> Any:
+        return aot_eager(graph, given, fw_compiler=kept, bw_compiler=kept)
+
+    given = [amp.rand(4, 4) for _ in OPS[op][2]]
+    given[0].requires_grad_()
+    explicit = _with_casts(amp, "recomputed", op, place)
+    before = (*amp.state(), amp.depth())
+    with amp.region(enabled=place != "inside"):
+        results = torch.compile(_dropping(amp, op, place, calls), backend=backend, fullgraph=True)(*given)
+    amp.assert_equal("state and depth afterwards", (*amp.state(), amp.depth()), before)
+    wanted = [explicit(*given) * (y != 0) * 2 for y in results]
+    amp.assert_equal("dtypes of the results", [y.dtype for y in results], [y.dtype for y in wanted])
+    got, want = (torch.autograd.grad([y.double().sum() for y in ys], given[0])[0] for ys in (results, wanted))
+    for y, z in zip(results, wanted, strict=True):
+        amp.assert_close("a result", y.double(), amp.device.host(z.detach().double()))
+    amp.assert_close("the gradient", got, amp.device.host(want), 8 * torch.finfo(amp.dtype).eps)
+    wrappers = ["run_and_save_rng_state"] * len(results) + ["run_with_rng_state"] * len(results)
+    amp.assert_equal("functional random wrappers in the graphs", seen, wrappers)
