@@ -253,10 +253,16 @@ def test_policies_are_those_of_the_newest_table(tmp_path: Path, monkeypatch: pyt
     newest = (policies.TABLES / f"torch-{policies.versions()[-1]}.csv").read_text(encoding="utf-8")
     (tmp_path / "torch-9.9.csv").write_text(newest.replace("AutocastCUDA,exp,upcast", "AutocastCUDA,exp,downcast"))
     monkeypatch.setattr(policies, "TABLES", tmp_path)
-    _own.cache_clear()
+    _forget()
     assert "runs in the region's dtype by the cuda list" in difference("torch.exp", "cuda")
     monkeypatch.undo()
-    _own.cache_clear()
+    _forget()
+
+
+def _forget() -> None:
+    """What was read from the tables is read again."""
+    for cached in (_own, policies.rows, policies.table):
+        cached.cache_clear()
 
 
 def test_the_rules_are_documented() -> None:
