@@ -73,7 +73,7 @@ _OPTIONAL = ("but", "devices", "libraries", "lacks")
 class Deviation:
     """One entry of a deviations file, with the name of that file.
 
-    `inherited`: whether it is PyTorch's, on a device of another package.
+    `inherited`: whether it is PyTorch's, on a device of another package, or of a part of the case.
     """
 
     id: str
@@ -304,10 +304,14 @@ class KnownDeviations:
             )
             self._if_compiled[device.name] = of_kernels if device.key not in KEYS and device.name not in OWN else []
 
-    def of(self, device: str, name: str) -> list[Deviation]:
-        """Return the deviations that speak of the case `rule/id` on a device."""
-        found = [d for d in self._by_device.get(device, ()) if d.covers(name)]
-        of_kernels = [d for d in self._if_compiled.get(device, ()) if d.covers(name)]
+    def of(self, device: str, name: str, parts: Collection[str] = ()) -> list[Deviation]:
+        """Return the deviations that speak of the case `rule/id` on a device.
+
+        `parts`: the names of cases that make calls of this one alone. Where a deviation speaks of one of them, the case
+        may fail so and may pass.
+        """
+        found = _about(self._by_device.get(device, ()), name, parts)
+        of_kernels = _about(self._if_compiled.get(device, ()), name, parts)
         # A backend may register its kernels as late as its first case.
         return [*found, *of_kernels] if of_kernels and compiled(self._devices[device].key) else found
 
@@ -336,6 +340,15 @@ class KnownDeviations:
                 if not any(matches(name) and (not tokens or name.rpartition("-")[2] in tokens) for name in among):
                     out.append(f"{deviation.file}: deviation {deviation.id!r}: no case matches {glob!r}")
         return out
+
+
+def _about(entries: Iterable[Deviation], name: str, parts: Collection[str]) -> list[Deviation]:
+    found = ((entry, entry.covers(name)) for entry in entries)
+    return [
+        entry if itself else replace(entry, inherited=True)
+        for entry, itself in found
+        if itself or any(map(entry.covers, parts))
+    ]
 
 
 def named(device: Device, entries: Iterable[Deviation]) -> list[Deviation]:

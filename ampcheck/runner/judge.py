@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ampcheck import reproduce, samples
+from ampcheck.checks.cells import parts
 from ampcheck.checks.scenario import Amp
 from ampcheck.devices.base import Device
 from ampcheck.errors import CheckFailure, one_line
@@ -72,7 +73,10 @@ class Judge:
         """Return the status after deviations, the reason to show for it, and the deviations it is about."""
         if status == "unsupported":
             return status, message, ()
-        entries = [] if self._without_deviations else self._collector.deviations.of(case.device, case.name)
+        if self._without_deviations:
+            return after_deviations(status, differences, [])
+        swept = [part.name for part in parts(case)] if case.sample == CELLS else ()
+        entries = self._collector.deviations.of(case.device, case.name, swept)
         return after_deviations(status, differences, entries)
 
     def details(self, item: pytest.Item, message: str) -> dict[str, str]:

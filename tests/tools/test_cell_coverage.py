@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ampcheck import samples
-from ampcheck.checks.cells import Cell, cells, reached
+from ampcheck.checks.cells import Cell, cells, check_cells, parts, reached
 from ampcheck.cli import main
 from ampcheck.devices.registry import known
 from ampcheck.spec.case import CELLS, Case
@@ -33,6 +34,8 @@ def test_a_cell_that_cannot_be_has_its_reason() -> None:
     assert "requires grad" in why[Cell("mm", "int64", "grad", "contiguous", "")]
     assert "no gradient" in why[Cell("binary_cross_entropy", "fp32", "grad", "contiguous", "")]
     assert "fake tensor" in why[Cell("mm", "fp32", "grad", "contiguous", "dynamo")]
+    mixed = Cell("conv2d", "fp64+low", "plain", "contiguous", "dynamo")  # which a fake kernel takes in eager mode
+    assert "eager mode refuses" in why[mixed]
     why = dict(cells(known()["cpu"]))
     assert "eager mode refuses" in why[Cell("mm", "fp64+low", "plain", "contiguous", "export")]
 
@@ -55,6 +58,18 @@ def test_a_sweep_that_did_not_run_is_open() -> None:
     assert any(line.startswith("mm, eager, no_grad: ") for line in counted.open)
     assert not any(line.startswith("mm, eager, plain: ") for line in counted.open)
     assert figure([whole]).startswith("The cases of a nightly run reach 100.0% of ")
+
+
+def test_a_device_without_values_keeps_no_tensor_of_inference_mode() -> None:
+    device, swept = known()["virtual:mps"], Case("eager", "upcast", "exp", CELLS, "", "fp16", "virtual:mps", "vmp")
+    for mode in ("inference", "grad"):
+        assert check_cells(replace(swept, inputs=mode), device) == []
+
+
+def test_the_calls_of_a_sweep_are_cases_too() -> None:
+    swept = Case("jit", "upcast", "exp", CELLS, "grad", "bf16", "cpu", "cpu", "strict")
+    names = [part.name for part in parts(swept)]
+    assert {"jit/upcast/exp-fp32-strict-bf16-cpu", "jit/upcast/exp-bf16-strict-bf16-cpu"} < {*names}
 
 
 def test_a_case_reaches_the_cell_that_it_runs() -> None:

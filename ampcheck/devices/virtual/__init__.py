@@ -76,7 +76,7 @@ class Virtual(Device):
         return self._make(arg.shape, dtype, arg.device, position)
 
     def _empty(self, shape: tuple[int, ...], dtype: str, device: str, position: int) -> torch.Tensor:
-        with self._mode:
+        with torch.inference_mode(False), self._mode:  # a tensor of inference mode would stay one
             return torch.empty(shape, dtype=DTYPES[dtype], device="cpu" if device == "cpu" else self.type)
 
     def leaf(self, tensor: torch.Tensor) -> torch.Tensor:
