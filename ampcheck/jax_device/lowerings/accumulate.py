@@ -14,8 +14,6 @@ A right operand that is stored by columns is multiplied as it lies (`Columns`); 
 
 from __future__ import annotations
 
-import os
-import re
 from functools import cache
 from typing import Any
 
@@ -45,11 +43,8 @@ def asked(dtype: Any) -> Any:
 
 @cache
 def has_bfloat16_instructions() -> bool:
-    """Whether XLA's kernel for bfloat16 can use instructions of the processor, as far as XLA_FLAGS lets it."""
+    """Whether the processor has instructions for bfloat16, which XLA's kernel uses whatever `xla_cpu_max_isa` says."""
     has = torch.cpu.get_capabilities()
-    limit = re.search(r"xla_cpu_max_isa=(\w+)", os.environ.get("XLA_FLAGS", ""))
-    if limit and limit[1].upper() not in ("AVX512_BF16", "AMX", "AMX_FP16"):
-        return False
     return has["architecture"] != "x86_64" or bool(has["avx512_bf16"] or has["amx_bf16"])
 
 

@@ -28,15 +28,16 @@ def _axes(input: Array) -> tuple[int, ...]:
 
 
 def _normalised(input: Array, weight: Array | None, bias: Array | None, mean: Array, rstd: Array) -> Array:
-    out = (input - _channels(input, mean)) * _channels(input, rstd)
-    out = out if weight is None else out * _channels(input, weight)
+    factor = rstd if weight is None else rstd * weight
+    out = (input - _channels(input, mean)) * _channels(input, factor)
     return out if bias is None else out + _channels(input, bias)
 
 
 def _statistics(input: Array, eps: float) -> tuple[Array, Array, Array]:
     """Mean, variance (biased) and 1 / standard deviation of each channel."""
     mean = jnp.mean(input, axis=_axes(input))
-    variance = jnp.mean(jnp.square(input - _channels(input, mean)), axis=_axes(input))
+    centred = input - _channels(input, mean)
+    variance = jnp.mean(centred * centred, axis=_axes(input))
     return mean, variance, jax.lax.rsqrt(variance + eps)
 
 
@@ -138,16 +139,17 @@ def batch_norm_backward(
     assert mean is not None  # that of the batch in training, else the running one
     assert scale is not None
     rstd = scale if train else jax.lax.rsqrt(scale + eps)
-    normal = (input - _channels(input, mean)) * _channels(input, rstd)
-    by_weight = jnp.sum(grad_out * normal, axis=_axes(input))
-    by_bias = jnp.sum(grad_out, axis=_axes(input))
-    factor = _channels(input, rstd if weight is None else rstd * weight)
+    centred = input - _channels(input, mean)
+    along = jnp.sum(grad_out * centred, axis=_axes(input))
+    by_weight, by_bias = along * rstd, jnp.sum(grad_out, axis=_axes(input))
+    factor = rstd if weight is None else rstd * weight
     if not train:
-        return wanted(output_mask, grad_out * factor, by_weight, by_bias)
-    # The statistics depend on the input as well: what of the gradient is along 1 and along `normal` drops out.
+        return wanted(output_mask, grad_out * _channels(input, factor), by_weight, by_bias)
+    # The statistics depend on the input as well: what of the gradient is along 1 and along `centred` drops out.
     seen = max(math.prod(input.shape[d] for d in _axes(input)), 1)
-    along = _channels(input, by_bias / seen) + normal * _channels(input, by_weight / seen)
-    return wanted(output_mask, (grad_out - along) * factor, by_weight, by_bias)
+    straight = (grad_out - _channels(input, by_bias / seen)) * _channels(input, factor)
+    by_input = straight - centred * _channels(input, factor * along * rstd * rstd / seen)
+    return wanted(output_mask, by_input, by_weight, by_bias)
 
 
 @lower("batch_norm_backward")
