@@ -10,6 +10,7 @@ from typing import Any, cast, overload
 import jax
 import torch
 
+from ampcheck.jax_device.jit.buckets import Buckets, Padding
 from ampcheck.jax_device.jit.entry import Entry, Stale
 from ampcheck.jax_device.jit.fast import MISS, State, described, generated, modes, observed, sharing
 from ampcheck.jax_device.jit.optim import Concretize, make_static
@@ -23,20 +24,38 @@ __all__ = ["ValueNeededError", "jit"]
 
 
 @overload
-def jit(fn: Callable[..., Any], *, donate: bool = True, warn_after: int = 16, fullgraph: bool = False) -> Any: ...
+def jit(
+    fn: Callable[..., Any],
+    *,
+    donate: bool = True,
+    warn_after: int = 16,
+    fullgraph: bool = False,
+    buckets: Buckets | None = None,
+) -> Any: ...
 @overload
 def jit(
-    fn: None = None, *, donate: bool = True, warn_after: int = 16, fullgraph: bool = False
+    fn: None = None,
+    *,
+    donate: bool = True,
+    warn_after: int = 16,
+    fullgraph: bool = False,
+    buckets: Buckets | None = None,
 ) -> Callable[[Callable[..., Any]], Any]: ...
 def jit(
-    fn: Callable[..., Any] | None = None, *, donate: bool = True, warn_after: int = 16, fullgraph: bool = False
+    fn: Callable[..., Any] | None = None,
+    *,
+    donate: bool = True,
+    warn_after: int = 16,
+    fullgraph: bool = False,
+    buckets: Buckets | None = None,
 ) -> Any:
     """Compile a function of tensors, modules, optimizers and Python values whole; also a decorator.
 
     State that the function reaches (parameters, buffers, gradients, optimizer state, a scaler's scale, random numbers)
     goes in and out of the program. `donate` lets XLA overwrite state in place; after `warn_after` traces a
     UserWarning says what differs from call to call. Calls in which Python looks at a value run eagerly, and a
-    UserWarning says where that was; with `fullgraph` they raise ValueNeededError. The result has
+    UserWarning says where that was; with `fullgraph` they raise ValueNeededError. `buckets` has, by the name of a
+    parameter, the sizes that its argument is padded to, each of which is one program. The result has
     `lower(*args, **kwargs)`, JAX's `Lowered`, `program(*args, **kwargs)`, the same for another platform to lower, and
     `compiles`, how many programs were made. docs/jax_device.md says what is an input, what makes a new program and what
     is an error.
@@ -44,8 +63,9 @@ def jit(
     Raises RuntimeError for what a program cannot do.
     """
     if fn is None:
-        return functools.partial(jit, donate=donate, warn_after=warn_after, fullgraph=fullgraph)
-    return _Jitted(fn, donate, warn_after, fullgraph).function()
+        return functools.partial(jit, donate=donate, warn_after=warn_after, fullgraph=fullgraph, buckets=buckets)
+    padding = Padding(fn, buckets) if buckets is not None else None
+    return _Jitted(fn, donate, warn_after, fullgraph, padding).function()
 
 
 _TRIES = 3  # traces for arguments of one kind that needed a value, each with other state; afterwards none is made
@@ -54,8 +74,10 @@ _TRIES = 3  # traces for arguments of one kind that needed a value, each with ot
 class _Jitted:
     """The programs of one function, and the way to the right one."""
 
-    def __init__(self, fn: Callable[..., Any], donate: bool, warn_after: int, fullgraph: bool) -> None:
-        self.fn, self.donate, self.warn_after, self.fullgraph = fn, donate, warn_after, fullgraph
+    def __init__(
+        self, fn: Callable[..., Any], donate: bool, warn_after: int, fullgraph: bool, padding: Padding | None
+    ) -> None:
+        self.fn, self.donate, self.warn_after, self.fullgraph, self.padding = fn, donate, warn_after, fullgraph, padding
         self.needed: dict[Any, dict[Any, str]] = {}  # by arguments, then by state: which value a trace needed
         self.told: set[str] = set()
         self.traces = 0
@@ -75,9 +97,9 @@ class _Jitted:
                     return out
             return self.call(args, kwargs)
 
+        self.wrapped = cast(Any, jitted if self.padding is None else self.padding.around(jitted))
         present = [n for n in functools.WRAPPER_ASSIGNMENTS if hasattr(self.fn, n)]
-        self.wrapped = cast(Any, jitted)
-        functools.update_wrapper(jitted, self.fn, assigned=present, updated=())
+        functools.update_wrapper(self.wrapped, self.fn, assigned=present, updated=())
         self.wrapped.lower, self.wrapped.program = self.lower, self.program
         self.wrapped.compiles = 0
         return self.wrapped
@@ -135,6 +157,8 @@ class _Jitted:
 
     def _inputs(self, args: Any, kwargs: Any) -> tuple[Entry, list[Any]]:
         """The program for these arguments, and its inputs as they are now; no random number is drawn."""
+        if self.padding is not None:
+            args, kwargs, _ = self.padding(args, kwargs)
         entry, arguments, state = self.entry(args, kwargs)
         tensors = entry.tensors(arguments, state.reached)
         storages = [storage_of(tensors[i]) for i in entry.slots]
