@@ -77,6 +77,13 @@ def test_a_write_to_a_padded_copy_is_an_error() -> None:
         fill(torch.ones(3, device="jax"))
 
 
+def test_inference_mode() -> None:
+    double = jit(lambda x: x * 2, buckets={"x": SIZES})
+    with torch.inference_mode():
+        assert [double(torch.ones(n, device="jax")).tolist() for n in (3, 4)] == [[2, 2, 2, 0], [2] * 4]
+    assert double.compiles == 1
+
+
 def test_a_step_that_runs_eagerly_gets_padded_arguments_too() -> None:
     value = jit(lambda x: x.sum().item() + len(x), buckets={"x": SIZES})
     with pytest.warns(UserWarning, match="runs .* eagerly"):

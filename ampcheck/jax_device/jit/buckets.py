@@ -105,5 +105,6 @@ class Padding:
                 tensor = bucket.pad(tensor, name)
             if tensor is not given:
                 holder[parameter] = tensor
-                made[name] = tensor, tensor._version
+                if not tensor.is_inference():  # which has no version
+                    made[name] = tensor, tensor._version
         return bound.args, bound.kwargs, made
