@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,34 @@ def test_a_process_that_ends_or_hangs_costs_a_row() -> None:
     ]
 
 
+def test_torchax_has_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what differs there is not the device's: the command ends with 0."""
+    begun: list[list[str]] = []
+
+    def measured(name: str, dtype: str, ways: list[str], seconds: float, took: Callable[[Row], None]) -> None:
+        begun.append(ways)
+        for way in ways:
+            took(Row(name, dtype, way, "differs" if way == "torchax" else "agrees"))
+
+    monkeypatch.setattr(command, "measure", measured)
+    choice = ["--models", "lstm-ctc", "--dtypes", "fp32", "--ways", "eager,torchax,jit", "--run-file"]
+    assert command.main([*choice, str(tmp_path / "run.jsonl")]) == 0
+    assert begun == [["eager", "jit"], ["torchax"]]
+
+
+@pytest.mark.nightly
+def test_torchax_trains_a_copy_of_what_was_tied() -> None:
+    found: list[Row] = []
+    for dtype in ("fp32", "fp16"):
+        command.measure("tied-decoder", dtype, ["torchax-jit"], 300, found.append)
+    untied, unscaled = found
+    assert untied.reason.startswith(
+        "tied parameters are none, on the CPU words.weight = head.weight; the loss of step "
+    )
+    assert abs(untied.losses[0] - untied.cpu_losses[0]) <= 1e-5
+    assert (unscaled.verdict, unscaled.reason) == ("not measured", "torchax has no GradScaler")
+
+
 def test_a_missing_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     found: list[Row] = []
@@ -156,7 +185,7 @@ def test_a_missing_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["--models", "gpt2,gpt5"], "there is no model 'gpt5'; there are tied-decoder, lstm-ctc, gpt2, "),
         (["--dtypes", "int8"], "there is no dtype 'int8'; there are fp32, bf16, fp16"),
-        (["--ways", "trace"], "there is no way 'trace'; there are eager, jit, compile"),
+        (["--ways", "trace"], "there is no way 'trace'; there are eager, jit, compile, torchax, torchax-jit"),
         (["--table", "gone.jsonl"], "the file of trained models gone.jsonl cannot be read: No such file or directory"),
     ],
 )

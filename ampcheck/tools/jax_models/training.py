@@ -19,15 +19,18 @@ import torch
 from torch import nn
 
 from ampcheck.devices.cpu import lacks
-from ampcheck.errors import one_line
+from ampcheck.errors import Unsupported, one_line
 from ampcheck.runner.worker import answers
 from ampcheck.tools.jax_models.models import MODELS, Batch, TrainedModel
 
 STEPS = 10
 DTYPES: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 """The dtypes of the autocast region; float32 is trained without one."""
-WAYS = ("eager", "jit", "compile")
-"""eager: op by op. jit: the step is one program of `ampcheck.jax_device.jit`. compile: the model by `torch.compile`."""
+TORCHAX = ("torchax", "torchax-jit")
+WAYS = ("eager", "jit", "compile", *TORCHAX)
+"""eager: op by op. jit: the step is one program of `ampcheck.jax_device.jit`. compile: the model by `torch.compile`.
+torchax: loss and gradients by `torchax.interop.jax_value_and_grad`, the optimizer op by op; with jit the former are one
+program of `torchax.interop.jax_jit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,49 @@ def train(model: TrainedModel, device: str, way: str, dtype: torch.dtype | None)
     return Training(losses, seconds[0], statistics.median(seconds[STEPS // 2 :]), tied(module), note)
 
 
+def train_by_torchax(model: TrainedModel, way: str, dtype: torch.dtype | None) -> Training:
+    """Train a model on torchax's device, which a process has instead of this package's."""
+    import torchax
+    from torchax import interop
+
+    if dtype is torch.float16:
+        raise Unsupported("torchax has no GradScaler")
+    torch.manual_seed(0)
+    module, batch = model.make(), model.batch()
+    torchax.enable_globally()
+    try:
+        module.to("jax")
+        batch = {name: value.to("jax") for name, value in batch.items()}
+        optimizer = model.optimizer(module.parameters())
+        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+
+        def loss_of(parameters: Any, buffers: Any, batch: Batch) -> torch.Tensor:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                return torch.func.functional_call(module, {**parameters, **buffers}, args, kwargs)
+
+            if dtype is None:
+                return model.loss(call, batch)
+            with torchax.amp.autocast("jax", dtype=dtype):
+                return model.loss(call, batch)
+
+        graded = interop.jax_value_and_grad(loss_of)
+        if way == "torchax-jit":
+            graded = interop.jax_jit(graded)
+        losses, seconds = [], []
+        for _ in range(STEPS):
+            began = time.perf_counter()
+            loss, gradients = graded(parameters, buffers, batch)
+            for name, parameter in parameters.items():
+                parameter.grad = gradients[name]
+            nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+            optimizer.step()
+            losses.append(loss.item())
+            seconds.append(time.perf_counter() - began)
+    finally:
+        torchax.disable_globally()
+    return Training(losses, seconds[0], statistics.median(seconds[STEPS // 2 :]), tied(module))
+
+
 def tied(module: nn.Module) -> list[list[str]]:
     """Return the names of each parameter that has several."""
     names: dict[int, list[str]] = defaultdict(list)
@@ -169,7 +215,11 @@ def rows(model: TrainedModel, dtype: str, ways: list[str]) -> Iterator[Row]:
         return
     for way in ways:
         try:
-            row = compare(model, dtype, train(model, "jax", way, DTYPES[dtype]), wanted, exact)
+            low = DTYPES[dtype]
+            found = train_by_torchax(model, way, low) if way in TORCHAX else train(model, "jax", way, low)
+            row = compare(model, dtype, found, wanted, exact)
+        except Unsupported as error:
+            row = Row(model.name, dtype, way, reason=str(error), cpu_later=wanted.later)
         except Exception as error:
             row = Row(model.name, dtype, way, "raises", _plain(one_line(error)), cpu_later=wanted.later)
         row.way = way
@@ -200,9 +250,9 @@ def _plain(text: str) -> str:
 def main(arguments: list[str]) -> None:
     """Answer a row a line for a model, a dtype and ways."""
     channel = answers()
-    import ampcheck.jax_device  # noqa: F401  # makes the device, before the process's first backward
-
     name, dtype, *ways = arguments
+    if not set(ways) & set(TORCHAX):
+        import ampcheck.jax_device  # noqa: F401  # makes the device, before the process's first backward
     for row in rows(MODELS[name], dtype, ways):
         channel.write(json.dumps(dataclasses.asdict(row)) + "\n")
 
