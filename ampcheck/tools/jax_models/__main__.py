@@ -155,24 +155,39 @@ def table(rows: Sequence[Row], header: Mapping[str, Any]) -> str:
     machine = header["machine"]
     parts = [f"Measured {header['started'][:10]} with {named}, on {machine['cores']} cores of load {machine['load']}."]
     for dtype in (name for name in DTYPES if any(row.dtype == name for row in rows)):
-        parts.append(f"\n| {dtype} | | CPU, ms | {' | '.join(WAYS)} |\n|---|---|---|{'---|' * len(WAYS)}")
+        tried = {row.way for row in rows if row.dtype == dtype and row.verdict != "not measured"}
+        ways = [way for way in WAYS if way in tried]
+        parts.append(f"\n| {dtype} | | CPU, ms | {' | '.join(ways)} |\n|---|---|---|{'---|' * len(ways)}")
         for model in (name for name in MODELS if any(found.get((name, dtype, way)) for way in WAYS)):
-            own = [found.get((model, dtype, way)) for way in WAYS]
+            own = [found.get((model, dtype, way)) for way in ways]
             cpu = next((f"{row.cpu_later * 1e3:.0f}" for row in own if row and row.cpu_later is not None), "")
             cells = " | ".join(_cell(row) for row in own)
             parts.append(f"| `{model}` | {MODELS[model].kind} | {cpu} | {cells} |")
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, list[Row]] = {}
     for row in rows:
         if row.reason:
-            reasons.setdefault(row.reason, []).append(f"{row.model} {row.dtype} {row.way}")
+            reasons.setdefault(row.reason, []).append(row)
     parts += [
         "",
-        *(f"- {', '.join(names)}: {shorten(reason, 320, placeholder=' …')}" for reason, names in reasons.items()),
+        *(f"- {_named(own)}: {shorten(reason, 320, placeholder=' …')}" for reason, own in reasons.items()),
     ]
     return "\n".join(parts).rstrip()
 
 
-_HARNESS = ("python", "ampcheck", "jaxlib", "torchax", "numpy", "pytest", "hypothesis")
+def _named(rows: Sequence[Row]) -> str:
+    """Return the models of rows, those with the same dtypes and ways together: ``gpt2, llama (fp32 jit, bf16 jit)``."""
+    settings: dict[str, list[str]] = {}
+    for row in rows:
+        settings.setdefault(row.model, []).append(f"{row.dtype} {row.way}")
+    models: dict[str, list[str]] = {}
+    for model, own in settings.items():
+        models.setdefault(", ".join(own), []).append(model)
+    return "; ".join(
+        f"{'all models' if len(own) == len(MODELS) else ', '.join(own)} ({setting})" for setting, own in models.items()
+    )
+
+
+_HARNESS = ("python", "ampcheck", "jaxlib", "numpy", "pytest", "hypothesis")
 
 
 def _cell(row: Row | None) -> str:
