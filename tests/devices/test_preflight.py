@@ -505,6 +505,7 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> Listed:
     return list(cases.values()), [cases[key] for key in smoke.stdout.split()], smoke.stderr
 
 
+@pytest.mark.nightly
 def test_a_smoke_run_is_small_and_touches_every_kind(listed: Listed) -> None:
     full, smoke, said = listed
     assert len(smoke) < len(full) / 20
@@ -517,6 +518,7 @@ def test_a_smoke_run_is_small_and_touches_every_kind(listed: Listed) -> None:
     assert f"{len(smoke)} cases; {len(full) - len(smoke)} more were not selected" in said
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["suite", "rule", "executor", "amp"])
 def test_a_choice_that_leaves_out_a_kind_is_seen(listed: Listed, kind: str) -> None:
     full, smoke, _ = listed

@@ -21,7 +21,9 @@ HERE = ("cpu", "virtual:cuda", "virtual:xpu", "virtual:mps", "virtual:mtia")
 
 LONG = {
     "cpu-cache-dropped-at-inner-exit",
+    "cpu-cache-never-cleared",
     "cpu-compiler-drops-regions",
+    "cpu-compiles-each-time",
     "cpu-grad-in-other-dtype",
     "cpu-mm-in-float32",
     "cpu-reduced-outside-by-reduced",
@@ -31,10 +33,13 @@ LONG = {
     "jax-call-with-own-parameters",
     "jax-first-optimizer-alone",
     "jax-jax-backward-outside",
+    "jax-jax-gradients-added-in-low",
     "jax-unscale-skips-last",
     "jax-vmap-draws-alike",
     "jax-vmap-swaps-slices",
+    "opaque-raises-attribute-error-in-low",
     "opaque-raises-runtime-error-in-low",
+    "partial-raises-attribute-error-in-low",
     "partial-raises-runtime-error-in-low",
 }
 """Faults whose cases take more than five seconds."""

@@ -76,8 +76,11 @@ def test_the_next_process_finds_the_programs_of_several_that_ran_at_once(tmp_pat
 
 @pytest.mark.parametrize(
     "environment",
-    [{"JAX_ENABLE_COMPILATION_CACHE": "false"}, {"JAX_COMPILATION_CACHE_DIR": ""}, {"XDG_CACHE_HOME": "/dev/null"}],
-    ids=["switched-off", "no-folder", "home-that-cannot-be-written"],
+    [
+        pytest.param({"JAX_ENABLE_COMPILATION_CACHE": "false"}, id="switched-off", marks=pytest.mark.nightly),
+        pytest.param({"JAX_COMPILATION_CACHE_DIR": ""}, id="no-folder", marks=pytest.mark.nightly),
+        pytest.param({"XDG_CACHE_HOME": "/dev/null"}, id="home-that-cannot-be-written"),
+    ],
 )
 def test_without_a_folder_programs_are_compiled(environment: dict[str, str], tmp_path: Path) -> None:
     found = told(start(HOME=str(tmp_path), **environment))

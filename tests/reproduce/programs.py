@@ -16,22 +16,16 @@ import random
 import sys
 import traceback
 import warnings
-import zlib
 from pathlib import Path
 from typing import Any
 
-SHARE = 9
-"""Every test run has one in so many programs, the same ones each time; a nightly one has all."""
 OPS_IN_A_RULE = {"eager": 45, "autograd": 9, "jit": 9}
 """How many cases of each rule of ops are tried on each device in each suite, and so many of a known deviation."""
 
 
 def pytest_collection_finish(session: Any) -> None:
-    """Write programs of scenarios in their device's default dtype, and of op cases: all where $REPRO_NIGHTLY is set."""
+    """Write programs of scenarios in their device's default dtype, and of op cases."""
     from ampcheck.observe.recorder import exists
-
-    def chosen(name: str) -> bool:
-        return bool(os.environ["REPRO_NIGHTLY"]) or zlib.crc32(name.encode()) % SHARE == 0
 
     found = {}
     drawn: dict[tuple[str, str, str], list[Any]] = {}
@@ -39,14 +33,14 @@ def pytest_collection_finish(session: Any) -> None:
         params = getattr(getattr(item, "callspec", None), "params", {})
         if "amp" in params:
             device, dtype = params["amp"]
-            if dtype == device.default_amp and chosen(item.nodeid):
+            if dtype == device.default_amp:
                 found[item.nodeid] = _scenario(item, device, dtype)
         elif "case" in params:
             case = params["case"]
             drawn.setdefault((case.suite, case.rule, params["device"].name), []).append((case, params["device"]))
     for cases in drawn.values():
         for case, device in _sample(cases):
-            if chosen(case.name) and exists(case.op):  # without its op a case is unsupported, and has no program
+            if exists(case.op):  # without its op a case is unsupported, and has no program
                 found[f"suites/{case.suite}/{case.rule}/{case.id}"] = _op(case, device)
     Path(os.environ["REPRO_PROGRAMS"]).write_text(json.dumps(found), encoding="utf-8")
 

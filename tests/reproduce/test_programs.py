@@ -1,7 +1,4 @@
-"""Reproductions run where ampcheck cannot be imported, and say of each case what the case itself says.
-
-Every run takes one in nine of the programs, the same ones each time; `--nightly` takes all.
-"""
+"""Reproductions run where ampcheck cannot be imported, and say of each case what the case itself says."""
 
 from __future__ import annotations
 
@@ -56,7 +53,7 @@ def _run(programs: Mapping[str, Mapping[str, Any]], folder: Path) -> dict[str, d
     return found
 
 
-def _made(path: Path, *, nightly: bool) -> dict[str, dict[str, Any]]:
+def _made(path: Path) -> dict[str, dict[str, Any]]:
     """The programs of scenarios and of op cases of all suites, and what each case finds."""
     line = ["suites", "--device=cpu", "--device=virtual:cuda", "--collect-only", "-qq", "--no-run-file"]
     done = subprocess.run(
@@ -65,12 +62,7 @@ def _made(path: Path, *, nightly: bool) -> dict[str, dict[str, Any]]:
         capture_output=True,
         text=True,
         timeout=LIMIT,
-        env={
-            **os.environ,
-            "REPRO_PROGRAMS": str(path),
-            "REPRO_NIGHTLY": "1" if nightly else "",
-            "OMP_NUM_THREADS": "1",
-        },
+        env={**os.environ, "REPRO_PROGRAMS": str(path), "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     found: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
@@ -105,18 +97,18 @@ def _wrong(name: str, given: Mapping[str, Any], got: Mapping[str, str]) -> str:
     return "" if alike else f"it says {failed}; the case says {given['differences']}"
 
 
-def test_each_says_what_its_case_says(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_each_says_what_its_case_says(tmp_path: Path) -> None:
     """One test for all of it, for what is made would be made again by each process that has a part of it."""
-    nightly = bool(request.config.option.nightly)
-    made = _made(tmp_path / "made.json", nightly=nightly)
+    made = _made(tmp_path / "made.json")
     ran = _run(made, tmp_path)
 
     wrong = {name: why for name, given in made.items() if (why := _wrong(name, given, ran[name]))}
     assert not wrong, f"{len(wrong)} of {len(made)}:\n" + "\n".join(f"{k}: {v}" for k, v in [*wrong.items()][:8])
     for suite, programs, reds in (("eager", 1350, 60), ("autograd", 570, 36), ("scaler", 450, 27), ("jit", 510, 105)):
         own = [given for name, given in made.items() if name.startswith(f"suites/{suite}/")]
-        assert len(own) > programs // (1 if nightly else 10)
-        assert sum(bool(given["differences"] or given["raised"]) for given in own) > reds // (1 if nightly else 10)
+        assert len(own) > programs
+        assert sum(bool(given["differences"] or given["raised"]) for given in own) > reds
 
 
 def test_a_case_whose_op_torch_lacks_has_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,7 @@ def test_every_file_loads() -> None:
     KnownDeviations(known().values())  # no two files of one device have the same id
 
 
+@pytest.mark.nightly
 def test_no_glob_is_stale(names: list[str]) -> None:
     assert len(names) > 1000
     deviations = KnownDeviations(select([], []))

@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dying(folder: Path) -> tuple[subprocess.CompletedProcess[str], Run]:
     """A run on a device that ends the process in two cases and hangs in a third."""
     done = run(
-        folder, *EAGER, "--device=dying", "--device-module=dying_device", *OPS, "--timeout=20", "--run-file=one.jsonl"
+        folder, *EAGER, "--device=dying", "--device-module=dying_device", *OPS, "--timeout=10", "--run-file=one.jsonl"
     )
     return done, read(folder / "one.jsonl")
 
@@ -74,7 +74,7 @@ def test_a_crash_says_how_and_where_and_how_to_reproduce_it(
     signalled = found.results["eager/downcast/baddbmm-fp64-bf16-dying"]
     assert signalled.message.startswith("the process ended with signal SIGSEGV; it was in bad (dying_device.py:")
     hung = found.results["eager/downcast/addbmm-fp64-bf16-dying"]
-    assert hung.message.startswith("nothing happened for 20 s; it was in bad (dying_device.py:")
+    assert hung.message.startswith("nothing happened for 10 s; it was in bad (dying_device.py:")
     assert exited.cause == "crash: the process ended with exit code …"
     assert signalled.cause == "crash: the process ended with signal SIGSEGV (dying_device.py in bad)"
     assert hung.cause == "timeout: nothing happened for … s (dying_device.py in bad)"
@@ -97,9 +97,15 @@ def test_the_junit_file_says_the_same(dying: tuple[subprocess.CompletedProcess[s
     assert len(bad) == 3
 
 
+def test_the_header_tells_tokens(dying: tuple[subprocess.CompletedProcess[str], Run]) -> None:
+    (device,) = dying[1].header["devices"]
+    assert (device["name"], device["token"], device["key"]) == ("dying", "dying", "AutocastCPU")
+    json.dumps(dying[1].header)
+
+
 @pytest.mark.nightly
 def test_two_processes_find_the_same(dying: tuple[subprocess.CompletedProcess[str], Run], folder: Path) -> None:
-    options = ("--device=dying", "--device-module=dying_device", *OPS, "--timeout=20", "--run-file=two.jsonl", "-n2")
+    options = ("--device=dying", "--device-module=dying_device", *OPS, "--timeout=10", "--run-file=two.jsonl", "-n2")
     done = run(folder, *EAGER, *options)
     assert done.returncode == 1, done.stdout + done.stderr
     found = read(folder / "two.jsonl")
@@ -276,6 +282,7 @@ def test_shards_together_are_the_whole_run(whole: Run, shards: list[Run]) -> Non
     assert sum(len(shard.results) for shard in shards) == len(whole.results)
 
 
+@pytest.mark.nightly
 def test_a_shard_is_named_and_has_its_cases_alone(shards: list[Run]) -> None:
     for number, shard in enumerate(shards, 1):
         assert shard.header["shard"] == f"{number}/3"
@@ -284,6 +291,7 @@ def test_a_shard_is_named_and_has_its_cases_alone(shards: list[Run]) -> None:
         assert all(Shard(number, 3).has(key) for key in shard.results)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("left", "words"), [((0, 2), "2 is missing"), ((1,), "1, 3 are missing")])
 def test_a_missing_shard_leaves_the_run_incomplete(shards: list[Run], left: tuple[int, ...], words: str) -> None:
     merged = merge([shards[number] for number in left])
@@ -301,6 +309,7 @@ def test_a_shard_depends_on_the_key_alone() -> None:
     assert [shard.number for shard in shards if shard.has("eager/downcast/mm-fp32-bf16-cpu")] == [8]
 
 
+@pytest.mark.nightly
 def test_many_missing_shards_are_counted(shards: list[Run]) -> None:
     one = replace(shards[0], header={**shards[0].header, "shard": "7/20"})
     assert merge([one]).note == "of 20 shards, 19 of them are missing"
@@ -449,9 +458,3 @@ def test_the_pytest_line_finds_the_module_in_the_current_folder(whole: Run, tmp_
     )
     assert done.returncode == 2
     assert "dying_device cannot be loaded as a device: ModuleNotFoundError" in done.stderr
-
-
-def test_the_header_tells_tokens(dying: tuple[subprocess.CompletedProcess[str], Run]) -> None:
-    (device,) = dying[1].header["devices"]
-    assert (device["name"], device["token"], device["key"]) == ("dying", "dying", "AutocastCPU")
-    json.dumps(dying[1].header)
