@@ -32,15 +32,16 @@ def op_token(op: str, sample: str = "") -> str:
 
 
 def case_id(op: str, sample: str, inputs: str, amp: str, device_token: str, executor: str = "") -> str:
-    """The id of a case; a name too long for it is cut, with a digest that tells it from others that are cut.
+    """The id of a case; a name too long for it is cut, else its inputs, with a digest of what is cut.
 
     Raises ValueError where it would be too long all the same, or hold a character shells interpret.
     """
-    name = op_token(op, sample)
-    rest = "".join(f"-{part}" for part in (inputs, executor, amp, device_token) if part)
-    text = name + rest if name else rest.removeprefix("-")
-    if len(text) > MAX_LENGTH and (room := MAX_LENGTH - len(rest) - 7) > 0:
-        text = f"{name[:room]}.{sha256(name.encode()).hexdigest()[:6]}{rest}"
+    name, parts = op_token(op, sample), (inputs, executor, amp, device_token)
+    text = "-".join(part for part in (name, *parts) if part)
+    for cut in (name, "-".join(part for part in (name, inputs) if part)):
+        rest = text.removeprefix(cut)
+        if len(text) > MAX_LENGTH and (room := MAX_LENGTH - len(rest) - 7) > 0:
+            text = f"{cut[:room]}.{sha256(cut.encode()).hexdigest()[:6]}{rest}"
     if len(text) > MAX_LENGTH or not _SHELL_SAFE.fullmatch(text):
         raise ValueError(
             f"case id {text!r} is longer than {MAX_LENGTH} or holds a character outside {_SHELL_SAFE.pattern}"

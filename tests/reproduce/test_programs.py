@@ -27,7 +27,7 @@ from tests.reproduce import programs as writer
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs.py"
-IN_WORDS = re.compile(r"::test_(random|drawn|drawn_for_jit|any_form|jit_found|found_in_captures)\[")
+IN_WORDS = re.compile(r"::test_(every_transition|random|drawn|drawn_for_jit|any_form|jit_found|found_in_captures)\[")
 """Cases that draw programs, try many ops or ask ampcheck's linter: words stand for a program that shows nothing."""
 FIRST = re.compile(r"eager/test_programs\.py::test_known\[")
 """Cases that end with the first difference, which their programs show first."""

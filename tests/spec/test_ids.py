@@ -68,8 +68,11 @@ def test_a_name_that_makes_the_id_too_long_is_cut_and_stays_apart() -> None:
     cut = [case_id(longest + end, "", "fp32", "bf16", "cpu") for end in "ab"]
     assert len({*cut}) == 2
     assert all(len(text) == MAX_LENGTH and text.endswith(rest) for text in cut)
+    by_inputs = [case_id("mm", "", "fp32" * 20 + end, "bf16", "openreg") for end in "ab"]
+    assert len({*by_inputs}) == 2
+    assert all(text.startswith("mm-fp32") and text.endswith("-bf16-openreg") for text in by_inputs)
     with pytest.raises(ValueError, match=rf"is longer than {MAX_LENGTH} or holds a character"):
-        case_id("mm", "", "fp32" * 20, "bf16", "cpu")
+        case_id("mm", "", "fp32", "bf16", "cpu" * 30)
 
 
 @pytest.mark.parametrize("character", list(" \t\n/\\:;,*?[](){}<>|&$#!'\"`~=%@^é"))
