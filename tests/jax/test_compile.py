@@ -207,11 +207,14 @@ def test_a_compiled_function_inside_of_a_jitted_one_is_part_of_its_program(fullg
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_condition_inside_of_a_jitted_function_needs_its_value() -> None:
+def test_a_condition_inside_of_a_jitted_function_has_a_program_for_each_outcome() -> None:
     def branch(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
 
-    for sign in (1, -1):
+    run = jit(branch)
+    with pytest.warns(UserWarning, match="a program of .*branch for each outcome of .*torch.cond"):
+        run(torch.ones(2, device="jax"))
+    for sign in (1, -1, 1):
         x = torch.full((2,), float(sign), device="jax")
-        with pytest.warns(UserWarning, match="runs .*branch eagerly, as aten::is_nonzero needs a value"):
-            assert torch.equal(jit(branch)(x), x + sign)
+        assert torch.equal(run(x), x + sign)
+    assert run.compiles == 2

@@ -97,7 +97,7 @@ def test_nothing_says_so_after_an_error(way: str) -> None:
     assert heard == []  # taken back
 
     def needs(a: torch.Tensor) -> bool:
-        a.sum().item()
+        float(a.sum())
         return asked()
 
     with pytest.warns(UserWarning, match="eagerly"):

@@ -17,6 +17,7 @@ from ampcheck.jax_device.jit.optim import hyperparameters
 from ampcheck.jax_device.jit.results import Constant, Made, rebuild
 from ampcheck.jax_device.jit.state import Reached
 from ampcheck.jax_device.jit.trace import Trace, grad_leaves
+from ampcheck.jax_device.jit.values import Value, value_of
 from ampcheck.jax_device.jit.watch import raw
 from ampcheck.jax_device.storage.arrays import Bytes, storage_of
 from ampcheck.jax_device.torch_private import pytree
@@ -51,10 +52,17 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 class Entry:
-    """One compiled kind of call."""
+    """One compiled kind of call.
 
-    def __init__(self, trace: Trace, reached: Reached, donate: bool) -> None:
-        self.trace, self.reached = trace, reached
+    `known`: the values that Python asked for in the trace. The program computes them too, and is right where they are
+    the same; `others` are the programs of the same kind of call for other values, the one that ran last at the end.
+    """
+
+    def __init__(self, trace: Trace, reached: Reached, donate: bool, known: tuple[Value, ...] = ()) -> None:
+        self.trace, self.reached, self.known = trace, reached, known
+        self.others: list[Entry] = [self]
+        self.key: Any = None
+        self.grads: Any = None
         self.effects, self.results = trace.effects, trace.results
         self.reads_grads, self.extra, self.random = trace.reads_grads, trace.extra, trace.random
         index = {id(t): i for i, t in enumerate(trace.tensors)}
@@ -65,7 +73,7 @@ class Entry:
             if tensor.device.type == "jax":
                 found.setdefault(id(storage_of(tensor)), i)
         self.slots = list(found.values())
-        self._compile(donate)
+        self._compile(donate and not trace.asked)  # the state is needed again where the values are others
         self.host = [(t, t._version) for t in trace.host]
         self.writes = {self.slots[slot] for slot, _, _ in self.effects.written}
 
@@ -105,6 +113,10 @@ class Entry:
         found = raw(storage_of(self.trace.tensors[self.slots[slot]]).array).sharding
         return found if isinstance(found, NamedSharding) else None
 
+    def takes(self, known: tuple[Value, ...], grads: Any) -> bool:
+        """Whether it may be the program of a call with these first values, and gradients of this kind."""
+        return self.known[: len(known)] == known and (not self.reads_grads or self.grads == grads)
+
     def tensors(self, arguments: list[torch.Tensor], reached: Reached) -> list[torch.Tensor]:
         """Every tensor the program may touch, in the order of the trace."""
         if not self.reads_grads:
@@ -128,10 +140,17 @@ class Entry:
 
     def __call__(self, arguments: list[torch.Tensor], reached: Reached) -> Any:
         """Run the program on these arguments and take over what it changed."""
+        return self.finish(*self.run(arguments, reached), reached)
+
+    def run(self, arguments: list[torch.Tensor], reached: Reached) -> tuple[Any, list[torch.Tensor], list[Any]]:
+        """What the program computes of these arguments; the tensors and storages that it may touch."""
         tensors = self.tensors(arguments, reached)
         storages = [storage_of(tensors[i]) for i in self.slots]
-        outputs = self.jitted(*self.inputs(storages, reached))
-        return self.finish(outputs, tensors, storages, reached)
+        return self.jitted(*self.inputs(storages, reached)), tensors, storages
+
+    def values(self, outputs: Any) -> tuple[Value, ...]:
+        """The values that Python asked for, as they are in this call."""
+        return tuple(map(value_of, outputs[len(outputs) - self.trace.asked :]))
 
     def finish(self, outputs: Any, tensors: list[torch.Tensor], storages: list[Any], reached: Reached) -> Any:
         """What the function returns, after every effect."""

@@ -37,6 +37,9 @@ class Traced:
     def __init__(self, traced: Any, place: Place) -> None:
         self.traced, self.place = traced, place
 
+    def _with(self, traced: Any) -> Traced:
+        return Traced(traced, self.place)
+
     def _look(self, *_: Any) -> Any:
         raise Concretize(self.place)
 
@@ -55,7 +58,7 @@ class Traced:
 
     def wrap_float(self, number: float) -> Traced:
         """The other operand, a plain number."""
-        return Traced(number, self.place)
+        return self._with(number)
 
     wrap_int = wrap_float
 
@@ -66,11 +69,11 @@ class Traced:
 
     def neg(self) -> Traced:
         """-x."""
-        return Traced(-self.traced, self.place)
+        return self._with(-self.traced)
 
     def _binary(compute: Callable[[Any, Any], Any]) -> Callable[[Traced, Traced], Traced]:  # type: ignore[misc]
         def method(self: Traced, other: Traced) -> Traced:
-            return Traced(compute(self.traced, other.traced), self.place)
+            return self._with(compute(self.traced, other.traced))
 
         return method
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ampcheck.jax_device.jit.state import Size
+from ampcheck.jax_device.jit.values import later
 from ampcheck.jax_device.jit.watch import raw
 from ampcheck.jax_device.storage.arrays import Bytes, alias, create, storage_of
 from ampcheck.jax_device.torch_private import conj, neg_view, pytree
@@ -40,6 +41,13 @@ class Same(NamedTuple):
     """An input tensor itself."""
 
     tensor: int
+
+
+class Number(NamedTuple):
+    """A number that the program computes, and its Python type."""
+
+    output: int
+    kind: type
 
 
 class Constant(NamedTuple):
@@ -104,6 +112,8 @@ class _Collector:
                 "a jitted function returns a tensor that requires grad, and its graph would end at the call: call "
                 "backward() inside, or return tensor.detach(), or call it under torch.no_grad()"
             )
+        if (number := later(leaf)) is not None:
+            return Number(self._output(number.traced), number.kind)
         return self._tensor(leaf)
 
     def _tensor(self, value: Any) -> Any:
@@ -143,6 +153,8 @@ class _Collector:
                 now = holder[key]
             except (KeyError, IndexError, ValueError):
                 raise RuntimeError(f"{key!r} was there before a jitted function and is removed by it") from None
+            if now is not value and not isinstance(now, torch.Tensor):
+                self.attempt.watch.once()
             if now is not value and not isinstance(holder, Size):
                 effects.places.append((i, self._tensor(now)))
 
@@ -195,6 +207,8 @@ def rebuild(what: Any, outputs: Any, tensors: list[torch.Tensor], storages: dict
         return _with_bits(alias(of, what.size, what.stride, what.offset), what.bits)
     if kind is Same:
         return tensors[what.tensor]
+    if kind is Number:
+        return what.kind(outputs[what.output])
     return what.value.clone() if isinstance(what.value, torch.Tensor) else what.value
 
 

@@ -230,6 +230,7 @@ def _scheduler(found: Reached, scheduler: LRScheduler, depth: int) -> None:
 
 
 def _scaler(found: Reached, scaler: torch.amp.GradScaler) -> None:
+    found.unguarded.append(vars(scaler))
     if scaler.is_enabled():  # a disabled one keeps nothing
         prepare_scaler(scaler)
         found.scalers.append(scaler)

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from ampcheck.jax_device import random
-from ampcheck.jax_device.jit.optim import hyperparameters, remembered, traced_optimizers
+from ampcheck.jax_device.jit.optim import Concretize, hyperparameters, remembered, traced_optimizers
 from ampcheck.jax_device.jit.results import Effects, Results, collect
 from ampcheck.jax_device.jit.state import Reached
+from ampcheck.jax_device.jit.values import Asking, Value
 from ampcheck.jax_device.jit.watch import Poisoned, ValueNeededError, Watch, raw
 from ampcheck.jax_device.storage.arrays import Bytes, create, storage_of
 
@@ -68,6 +69,12 @@ class Trace:
     effects: Effects
     random: bool
     numbers: int
+    asked: int
+    """How many values it asked for, the last of the program's outputs."""
+    outcomes: list[str]
+    """The lines at which it did."""
+    whole: bool
+    """Whether the values that it was given are all that it asks for; else its program computes those, and no more."""
 
 
 def unique(tensors: list[torch.Tensor]) -> list[Any]:
@@ -87,22 +94,37 @@ def numbers_of(reached: Reached) -> list[float]:
     return [group[key] for optimizer in reached.optimizers for group, key in hyperparameters(optimizer)]
 
 
-def trace(fn: Callable[..., Any], args: Any, kwargs: Any, arguments: list[torch.Tensor], reached: Reached) -> Trace:
+def trace(
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    arguments: list[torch.Tensor],
+    reached: Reached,
+    assumed: tuple[Value, ...] | None = (),
+) -> Trace:
     """Trace `fn` without any effect that lasts: every storage, gradient and setting is as before afterwards.
 
-    Storages that were not known to be inputs become inputs of a second trace.
-    Raises ValueNeededError, RuntimeError for what cannot be compiled, and whatever `fn` raises.
+    Storages that were not known to be inputs become inputs of a second trace. `assumed`: the values that it asks for,
+    as far as they are known; None where it may ask for none.
+    Raises ValueNeededError, RuntimeError for what cannot be compiled, and whatever `fn` raises; ValueNeededError
+    instead where it asked for a value before, since eagerly it may do without.
     """
     extra: list[torch.Tensor] = []
     reads_grads = False
     with lock:
         while True:
-            attempt = _Attempt(fn, args, kwargs, arguments, reached, extra, reads_grads)
+            attempt = _Attempt(fn, args, kwargs, arguments, reached, extra, reads_grads, assumed)
             try:
                 done = attempt.run()
             except Poisoned:
                 reads_grads = True
                 continue
+            except (ValueNeededError, Concretize):
+                raise
+            except Exception as error:
+                if attempt.watch.first is None:
+                    raise
+                raise attempt.watch.first from error
             if attempt.watch.unknown:
                 extra = [*extra, *(t for _, _, t in attempt.watch.unknown.values())]
                 continue
@@ -121,6 +143,7 @@ class _Attempt:
         reached: Reached,
         extra: list[torch.Tensor],
         reads_grads: bool,
+        assumed: tuple[Value, ...] | None,
     ) -> None:
         self.fn, self.args, self.kwargs, self.arguments, self.reached = fn, args, kwargs, arguments, reached
         self.leaves = grad_leaves(arguments, reached)
@@ -131,10 +154,10 @@ class _Attempt:
         self.extra = extra
         self.storages = unique(self.tensors)
         self.reads_grads = reads_grads
-        self.watch = Watch(self.storages, [] if reads_grads else [storage_of(g) for g in given])
+        self.watch = Watch(self.storages, [] if reads_grads else [storage_of(g) for g in given], assumed)
         self.originals = [s.array for s in self.storages]
         self.homes = [(t, storage_of(t), t.detach()) for t in self.tensors if t.device.type == "jax"]
-        self.random = False
+        self.random, self.whole = False, True
 
     def run(self) -> Trace:
         specs = [jax.ShapeDtypeStruct(raw(a).shape, raw(a).dtype) for a in self.originals]
@@ -145,8 +168,11 @@ class _Attempt:
         done = False
         try:
             closed = jax.make_jaxpr(self._body)(specs, numbers, np.zeros(2, np.uint32))
-            if not self.watch.unknown:
+            if not self.watch.unknown and self.whole:
                 host.check(self.watch.host.values())
+                self.watch.check_numbers()
+                if host.changed(self.reached.unguarded):
+                    self.watch.once()
                 done = True
         finally:
             if not done:
@@ -159,7 +185,7 @@ class _Attempt:
             self._check_escapes()
         return Trace(
             closed, self.tensors, self.leaves, self.extra, self.reads_grads, host_tensors, self.results, self.effects,
-            self.random, len(numbers),
+            self.random, len(numbers), len(self.watch.asked), [*self.watch.outcomes], self.whole,
         )  # fmt: skip
 
     def _body(self, arrays: list[Any], numbers: list[Any], base: Any) -> Any:
@@ -183,8 +209,13 @@ class _Attempt:
             traced_optimizers(self.reached.optimizers, numbers, self._outer),
             self.watch,
         ):
-            out = self.fn(*self.args, **self.kwargs)
-            self.random = random.drew()
+            try:
+                out = self.fn(*self.args, **self.kwargs)
+            except Asking:
+                self.whole, self.results, self.effects = False, Results(None, []), Effects()
+                return self.watch.asked
+            finally:
+                self.random = random.drew()
         if self.watch.needed is not None:  # the function took the error for one of its own
             raise self.watch.needed
         if before != (random.default.seed, random.default.drawn):
@@ -201,6 +232,7 @@ class _Attempt:
                     "storage inside (x.data = ..., set_, resize_); write to it in place (copy_)"
                 )
         self.results, self.effects, outputs = collect(self, out, arrays)
+        outputs += self.watch.asked
         return [jax.lax.convert_element_type(o, o.dtype) for o in outputs]
 
     def _outer(self) -> list[Any]:
@@ -294,6 +326,11 @@ class _Host:
         random.default.set_state(on_device)
         python_random.setstate(by_python)
         np.random.set_state(by_numpy)
+
+    def changed(self, unguarded: list[Any]) -> bool:
+        """Whether a container has other objects than before, but for those that may change without a new program."""
+        apart = {*map(id, unguarded)}
+        return any(id(c) not in apart and not _alike(c, kept) for c, kept in self._containers)
 
     def check(self, seen: Iterable[tuple[torch.Tensor, int]]) -> None:
         """Raise RuntimeError where something was written, or random numbers were drawn.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import warnings
 from collections.abc import Callable
 from typing import Any, cast, overload
@@ -10,12 +11,14 @@ from typing import Any, cast, overload
 import jax
 import torch
 
+from ampcheck.jax_device import random
 from ampcheck.jax_device.jit.buckets import Buckets, Padding
 from ampcheck.jax_device.jit.entry import Entry, Stale
 from ampcheck.jax_device.jit.fast import MISS, State, described, generated, modes, observed, sharing
 from ampcheck.jax_device.jit.optim import Concretize, make_static
 from ampcheck.jax_device.jit.state import PLAIN, Reached, reach
 from ampcheck.jax_device.jit.trace import grad_leaves, trace, tracing
+from ampcheck.jax_device.jit.values import Value
 from ampcheck.jax_device.jit.watch import ValueNeededError
 from ampcheck.jax_device.storage.arrays import storage_of
 from ampcheck.jax_device.torch_private import pytree
@@ -53,12 +56,12 @@ def jit(
 
     State that the function reaches (parameters, buffers, gradients, optimizer state, a scaler's scale, random numbers)
     goes in and out of the program. `donate` lets XLA overwrite state in place; after `warn_after` traces a
-    UserWarning says what differs from call to call. Calls in which Python looks at a value run eagerly, and a
-    UserWarning says where that was; with `fullgraph` they raise ValueNeededError. `buckets` has, by the name of a
-    parameter, the sizes that its argument is padded to, each of which is one program. The result has
-    `lower(*args, **kwargs)`, JAX's `Lowered`, `program(*args, **kwargs)`, the same for another platform to lower, and
-    `compiles`, how many programs were made. docs/jax_device.md says what is an input, what makes a new program and what
-    is an error.
+    UserWarning says what differs from call to call. A branch by a value has a program for each outcome, and other calls
+    in which Python looks at a value run eagerly; a UserWarning says where that was. With `fullgraph` they raise
+    ValueNeededError. `buckets` has, by the name of a parameter, the sizes that its argument is padded to, each of which
+    is one program. The result has `lower(*args, **kwargs)`, JAX's `Lowered`, `program(*args, **kwargs)`, the same for
+    another platform to lower, and `compiles`, how many programs were made. docs/jax_device.md says what is an input,
+    what makes a new program and what is an error.
 
     Raises RuntimeError for what a program cannot do.
     """
@@ -68,6 +71,9 @@ def jit(
     return _Jitted(fn, donate, warn_after, fullgraph, padding).function()
 
 
+_OUTCOMES = 8  # programs for calls of one kind that differ in the values Python asked for; with more it runs eagerly
+_MASKS = 3  # as many, where it asked for those of a whole tensor
+_ASKED = 16  # values that one call asks for; with more it runs eagerly
 _TRIES = 3  # traces for arguments of one kind that needed a value, each with other state; afterwards none is made
 
 
@@ -115,30 +121,72 @@ class _Jitted:
             return self.fn(*args, **kwargs)
         try:
             entry, arguments, state = self.entry(args, kwargs)
+            found = self._run(entry, args, kwargs, arguments, state)
         except ValueNeededError as error:
             if self.fullgraph:
                 raise
-            self._tell(str(error))
-            entry = None
-        if entry is None:  # here, so that nothing keeps the frames of the trace
-            return self.fn(*args, **kwargs)
-        try:
-            return entry(arguments, state.reached)
+            self._tell(
+                str(error),
+                f"jit runs {self.name} eagerly, as {error}. This holds for arguments of the kind of this call's; what "
+                "the function printed before that line is printed twice in this call. jit(fn, fullgraph=True) makes "
+                "this an error",
+            )
+            found = None
         except Stale:  # an array took another shape under the same tensors
             self._forget()
             return self.call(args, kwargs)
+        if found is None:  # here, so that nothing keeps the frames of the trace
+            return self.fn(*args, **kwargs)
+        for place in found[0].trace.outcomes:
+            self._tell(
+                place,
+                f"jit makes a program of {self.name} for each outcome of {place}, up to {_OUTCOMES}, and waits for the "
+                "outcome in each call; what the function prints is printed when it is traced. Compute with tensors "
+                "instead (torch.where, masks) for one program. jit(fn, fullgraph=True) makes this an error",
+            )
+        return found[0].finish(*found[1], state.reached)
 
-    def _tell(self, needed: str) -> None:
-        if needed in self.told:
-            return
-        self.told.add(needed)
-        warnings.warn(
-            f"jit runs {self.name} eagerly, as {needed}. This holds for arguments of the kind of this call's; what the "
-            "function printed before that line is printed twice in this call. jit(fn, fullgraph=True) makes this an "
-            "error",
-            UserWarning,
-            stacklevel=4,
-        )
+    def _tell(self, what: str, text: str) -> None:
+        if what not in self.told:
+            self.told.add(what)
+            warnings.warn(text, UserWarning, stacklevel=4)
+
+    def _run(
+        self, entry: Entry, args: Any, kwargs: Any, arguments: list[torch.Tensor], state: State
+    ) -> tuple[Entry, tuple[Any, list[torch.Tensor], list[Any]]]:
+        """The program whose values are those of this call, and what it computed; the one that ran last is tried first.
+
+        Up to the first value that differs, those of a program are what the function asks for.
+        """
+        known: tuple[Value, ...] = ()
+        drawn = random.default.drawn
+        for _ in range(_OUTCOMES + 1):
+            random.default.drawn = drawn  # each of them draws the same key
+            found = entry.run(arguments, state.reached)
+            if not entry.known:
+                return entry, found
+            values, others = entry.values(found[0]), entry.others
+            if values == entry.known:
+                others.remove(entry)
+                others.append(entry)
+                return entry, found
+            same = [*map(operator.eq, values, entry.known)]
+            known = values[: same.index(False) + 1]
+            grads = _grads(arguments, state.reached)
+            if other := next((e for e in reversed(others) if e.takes(known, grads)), None):
+                entry = other
+            elif len(others) < (_OUTCOMES if all(size == () for _, size, _ in known) else _MASKS):
+                entry = self._program(args, kwargs, arguments, state, known, others)
+            else:
+                break
+        random.default.drawn = drawn
+        self._forget()
+        self.entries = {key: e for key, e in self.entries.items() if e not in entry.others}
+        places = ", ".join(dict.fromkeys(place for e in entry.others for place in e.trace.outcomes))
+        needed = f"there were more than {len(entry.others)} outcomes of {places}"
+        kind, key = entry.key
+        self.needed.setdefault(kind, {})[key] = needed
+        raise ValueNeededError(needed)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """JAX's `Lowered` of the program for these arguments: `.as_text()` is its StableHLO. Nothing is executed."""
@@ -179,7 +227,7 @@ class _Jitted:
             entry = self.entries.get(key) or self.entries.get((key, grads))
             if entry is None:
                 try:
-                    entry = self._compile(args, kwargs, arguments, state, key, kind)
+                    entry = self._compile(args, kwargs, arguments, state, (kind, key))
                 except Concretize as error:
                     make_static(error.place)
                     self._forget()
@@ -187,7 +235,7 @@ class _Jitted:
                 self.entries[(key, grads) if entry.reads_grads else key] = entry
             self.recent[(given, grads) if entry.reads_grads else given] = entry
         if not kwargs:
-            self.fast = generated(entry, args, state)
+            self.fast = _miss if entry.known else generated(entry, args, state)
         return entry, arguments, state
 
     def _forget(self) -> None:
@@ -203,21 +251,50 @@ class _Jitted:
             state = self.state = State(reach(self.fn, tuple(arguments)), arguments)
         return state
 
-    def _compile(
-        self, args: Any, kwargs: Any, arguments: list[torch.Tensor], state: State, key: Any, kind: Any
-    ) -> Entry:
+    def _compile(self, args: Any, kwargs: Any, arguments: list[torch.Tensor], state: State, place: Any) -> Entry:
+        kind, key = place
         needed = self.needed.get(kind, {})
         if key in needed or len(needed) == _TRIES:
             raise ValueNeededError(needed.get(key) or next(reversed(needed.values())))
         self._count(key)
         try:
-            traced = trace(self.fn, args, kwargs, arguments, state.reached)
+            entry = self._program(args, kwargs, arguments, state)
         except ValueNeededError as error:
             if not self.fullgraph:
                 self.needed.setdefault(kind, {})[key] = str(error)
             raise
+        entry.key = place
+        return entry
+
+    def _program(
+        self,
+        args: Any,
+        kwargs: Any,
+        arguments: list[torch.Tensor],
+        state: State,
+        known: tuple[Value, ...] = (),
+        others: list[Entry] | None = None,
+    ) -> Entry:
+        """The program of a call that asks for these values first, among others of its kind.
+
+        What it asks for besides is computed by programs of its own, which end there.
+        """
+        drawn = random.default.drawn
+        while True:
+            traced = trace(self.fn, args, kwargs, arguments, state.reached, None if self.fullgraph else known)
+            entry = Entry(traced, state.reached, self.donate, known)
+            if traced.whole:
+                break
+            if len(known) == _ASKED:
+                raise ValueNeededError(f"it needs more than {_ASKED} values, at {', '.join(traced.outcomes)}")
+            known = entry.values(entry.run(arguments, state.reached)[0])
+            random.default.drawn = drawn
         self.wrapped.compiles += 1
-        return Entry(traced, state.reached, self.donate)
+        entry.grads = _grads(arguments, state.reached)
+        if others:
+            entry.others, entry.key = others, others[0].key
+            others.append(entry)
+        return entry
 
     def _count(self, key: Any) -> None:
         self.traces += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import linecache
 import sys
 import threading
@@ -19,8 +20,16 @@ from torch.library import Library
 
 from ampcheck.jax_device.dispatch.program import VALUE_NEEDED
 from ampcheck.jax_device.dispatch.schema import is_view, overloads
-from ampcheck.jax_device.storage.arrays import Bytes, alias, storage_of
-from ampcheck.jax_device.torch_private import DisableTorchFunction, include_key, is_functorch_wrapped, unwrapped
+from ampcheck.jax_device.jit.values import Asking, Later, Value, array_of, as_number
+from ampcheck.jax_device.storage import transfer
+from ampcheck.jax_device.storage.arrays import Bytes, alias, storage_of, wrap
+from ampcheck.jax_device.torch_private import (
+    DisableTorchFunction,
+    include_key,
+    is_functorch_wrapped,
+    pytree,
+    unwrapped,
+)
 from ampcheck.register.torch_private import (
     DispatchKey,
     DispatchKeySet,
@@ -135,13 +144,37 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
     return alias(tensor, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
 
+_DECIDING = 4096  # elements of a tensor whose values may be part of a program
+
+
+def _decides(leaf: Any) -> bool:
+    """Whether an op's argument is a tensor whose values may decide a shape."""
+    return (
+        isinstance(leaf, torch.Tensor)
+        and leaf.device.type == "jax"
+        and not leaf.is_floating_point()
+        and not leaf.is_complex()
+        and leaf.numel() <= _DECIDING
+        and isinstance(raw(storage_of(leaf).array), jax.core.Tracer)
+    )
+
+
 class Watch:
     """Sorts every storage an op is given: an input of the program, made in the trace, or unknown so far.
 
-    A context manager; inside, it sees the ops of its thread.
+    A context manager; inside, it sees the ops of its thread. `assumed`: the values that Python asks for, in order;
+    None where it may ask for none.
     """
 
-    def __init__(self, inputs: list[Any], poison: list[Any]) -> None:
+    def __init__(self, inputs: list[Any], poison: list[Any], assumed: tuple[Value, ...] | None = None) -> None:
+        self.assumed = assumed
+        self.asked: list[Any] = []
+        """The arrays whose values Python asked for."""
+        self.numbers: list[weakref.ref[Later]] = []
+        self.outcomes: dict[str, None] = {}
+        """The lines at which Python asked for them."""
+        self.first: ValueNeededError | None = None
+        """Where the first value was needed, be it one that the program has."""
         self._inputs = {id(s) for s in inputs}
         self._poison = {id(s) for s in poison}
         self._known = self._inputs | self._poison
@@ -178,11 +211,82 @@ class Watch:
         try:
             out = func(*args, **kwargs)
         except VALUE_NEEDED as error:
-            self.needed = value_needed(func.name(), caller())
-            raise self.needed from error
+            needed = value_needed(func.name(), caller())
+            self.first = self.first or needed
+            if self.assumed is None or (out := self._by_value(func, args, kwargs)) is NotImplemented:
+                self.needed = needed
+                raise needed from error
         for tensor in tensors(out if isinstance(out, (list, tuple)) else (out,)):
             self._note(tensor, func)
         return out
+
+    def once(self) -> None:
+        """Raise ValueNeededError where Python asked for a value: what it did by it, a later call would not do."""
+        if self.first is not None:
+            raise self.first
+
+    def ask(self, array: Any) -> Any:
+        """The value that this trace assumes of an array; the program checks it. Raises Asking where it is unknown."""
+        self.asked.append(array)
+        self.outcomes[caller()] = None
+        if len(self.asked) > len(self.assumed or ()):
+            raise Asking
+        return array_of((self.assumed or ())[len(self.asked) - 1])
+
+    def look(self) -> Any:
+        """Raise ValueNeededError for a number of which Python needs the value."""
+        self.needed = value_needed("aten::item", caller())
+        raise self.needed
+
+    def _by_value(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an op gives that needs values, or NotImplemented: a number that comes later, or by assumed values."""
+        name, given = func._schema.name, [*tensors((*args, *kwargs.values()))]
+        if any(is_functorch_wrapped(t) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)):
+            return NotImplemented
+        if name == "aten::is_nonzero":
+            return bool(self.ask(transfer.values(given[0]).reshape(()) != 0))
+        if name == "aten::equal":
+            return bool(self.ask(jax.numpy.array_equal(transfer.values(given[0]), transfer.values(given[1]))))
+        if name in ("aten::item", "aten::_local_scalar_dense"):
+            array = transfer.values(given[0])
+            if array.size != 1 or array.dtype.kind == "c":
+                return NotImplemented
+            if array.dtype == bool:
+                return bool(self.ask(array.reshape(())))
+            return as_number(Later.of(array, self))
+        if func._schema.returns and all("Tensor" in str(r.type) for r in func._schema.returns):
+            return self._by_arguments(func, args, kwargs)
+        return NotImplemented
+
+    def _by_arguments(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an op gives of which integers and masks decide a shape, or NotImplemented.
+
+        It takes assumed values of as many arguments as it needs, from the last on.
+        """
+        args = [*args]
+        for i in reversed(range(len(args))):
+            if not any(_decides(leaf) for leaf in pytree.tree_leaves(args[i])):
+                continue
+            args[i] = pytree.tree_map(lambda leaf: self._assumed(leaf) if _decides(leaf) else leaf, args[i])
+            traced = any(
+                isinstance(raw(storage_of(t).array), jax.core.Tracer) for t in tensors((*args, *kwargs.values()))
+            )
+            try:
+                with contextlib.nullcontext() if traced else jax.ensure_compile_time_eval():
+                    out = func(*args, **kwargs)
+            except VALUE_NEEDED:
+                continue
+            made = [*tensors(out if isinstance(out, (list, tuple)) else (out,))]
+            if any(tensor.device.type != "jax" for tensor in made):
+                return NotImplemented
+            for storage in {id(s): s for s in map(storage_of, made)}.values():  # traced, so that it is seen to escape
+                storage.array = jax.lax.optimization_barrier(storage.array)
+            return out
+        return NotImplemented
+
+    def _assumed(self, tensor: torch.Tensor) -> torch.Tensor:
+        with jax.ensure_compile_time_eval():
+            return wrap(jax.numpy.asarray(self.ask(transfer.values(tensor))))
 
     def _see(self, tensor: torch.Tensor, func: Any) -> None:
         if tensor.device.type == "cpu":
@@ -220,6 +324,14 @@ class Watch:
         """Whether an op of the trace made the storage."""
         found = self._made.get(id(storage))
         return found is not None and found[0]() is storage
+
+    def check_numbers(self) -> None:
+        """Raise ValueNeededError where something holds a number of the trace."""
+        for collect in (lambda: 0, gc.collect):
+            collect()
+            if all(ref() is None for ref in self.numbers):
+                return
+        self.once()
 
     def alive(self) -> list[tuple[Any, str, str]]:
         """The device storages made in the trace that something still holds, with the op and the line of each."""

@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from ampcheck.jax_device.lowering import Number, lower
@@ -24,14 +25,14 @@ def is_mask(index: Array | None) -> TypeGuard[Array]:
     return index is not None and index.dtype in MASKS
 
 
-def _spread(indices: Sequence[Array | None], places: Callable[[Array], tuple[Array, ...]]) -> tuple[Any, ...]:
+def _spread(indices: Sequence[Array | None], places: Callable[[Array], tuple[Any, ...]]) -> tuple[Any, ...]:
     """The indices for jnp: a mask as the places where it is true, a missing one as the whole dimension."""
     out: list[Any] = []
     for index in indices:
         if index is None:
             out.append(slice(None))
         elif is_mask(index):
-            out.extend(places(index != 0) if index.ndim else (index != 0,))
+            out.extend(places(index) if index.ndim else (index != 0,))
         else:
             out.append(index)
     return tuple(out)
@@ -46,8 +47,10 @@ def _read(self: Array, indices: tuple[Array | None, ...]) -> Array:
 def index(self: Array, indices: Sequence[Array | None]) -> Array:
     """The elements at the broadcast places. With a mask the shape depends on its values."""
     if any(is_mask(i) for i in indices):
-        return self[_spread(indices, jnp.nonzero)]
-    out: Array = _read(self, tuple(indices))
+        # By NumPy: of a mask whose values jit knows, JAX would make a traced one.
+        out: Array = self[_spread(indices, lambda mask: np.nonzero(np.asarray(mask)))]
+        return out
+    out = _read(self, tuple(indices))
     return out
 
 
@@ -84,7 +87,7 @@ def index_put(
     beyond = max(self.shape, default=1)
 
     def places(mask: Array) -> tuple[Array, ...]:
-        return jnp.nonzero(mask, size=count, fill_value=beyond)
+        return jnp.nonzero(mask != 0, size=count, fill_value=beyond)
 
     target = _spread(indices, places)
     if not accumulate:

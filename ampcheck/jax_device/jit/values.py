@@ -1,0 +1,140 @@
+"""Values that Python asks for while a step is traced: a number that comes later, an outcome that a trace assumes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from ampcheck.jax_device.jit.optim import Traced
+
+Value = tuple[str, tuple[int, ...], bytes]
+"""What an array held, NaNs and all, for comparisons: dtype, shape, bytes."""
+
+
+class Asking(BaseException):
+    """The trace needs a value that no one knows yet. No Exception, so that nothing of the caller's takes it."""
+
+
+def value_of(array: Any) -> Value:
+    """The value of an array that was computed."""
+    found = np.asarray(array)
+    return found.dtype.name, found.shape, found.tobytes()
+
+
+def array_of(value: Value) -> np.ndarray[Any, Any]:
+    """The array that had the value."""
+    dtype, shape, content = value
+    return np.frombuffer(content, jnp.dtype(dtype)).reshape(shape)
+
+
+class Asker(Protocol):
+    """The trace that a number belongs to."""
+
+    numbers: list[weakref.ref[Later]]
+
+    def ask(self, array: Any) -> Any:
+        """What the trace assumes of an array."""
+
+    def look(self) -> Any:
+        """Raise ValueNeededError."""
+
+
+class Later(Traced):
+    """A number that `item()` gives in a trace, or one computed of it: Python has it after the call.
+
+    `kind`: float, int or bool.
+    """
+
+    def __init__(self, traced: Any, kind: type, asker: Asker) -> None:
+        self.traced, self.kind, self.asker = traced, kind, asker
+        asker.numbers.append(weakref.ref(self))
+
+    @classmethod
+    def of(cls, array: Any, asker: Asker) -> Later:
+        """The number of an array of one element, weakly typed as a number of Python's is."""
+        kind = float if jnp.issubdtype(array.dtype, jnp.floating) else int
+        wide = np.dtype(np.float64 if kind is float else np.int64)
+        number = jax.lax.convert_element_type_p.bind(array.reshape(()), new_dtype=wide, weak_type=True, sharding=None)
+        return cls(number, kind, asker)
+
+    def _with(self, traced: Any, kind: type | None = None) -> Later:
+        return Later(traced, kind or self.kind, self.asker)
+
+    def _look(self, *_: Any) -> Any:
+        return self.asker.look()
+
+    guard_float = str = _graph_repr = is_integer = sym_sum = _look
+    __str__ = _look
+
+    def guard_bool(self, *_: Any) -> bool:
+        """Which way the trace goes."""
+        return bool(self.asker.ask(self.traced if self.kind is bool else self.traced != 0))
+
+    def guard_int(self, *_: Any) -> int:
+        """How many: of an integer, which then is a size or an index, as a rule."""
+        return int(self.asker.ask(self.traced)) if self.kind is int else self.asker.look()
+
+    int_ = guard_int
+
+    def bool_(self) -> bool:
+        """The same, as `if` asks."""
+        return self.guard_bool()
+
+    def maybe_as_int(self) -> None:
+        """It is no number that is known."""
+
+    maybe_as_float = maybe_as_bool = maybe_as_int
+
+    def is_float(self) -> bool:
+        return self.kind is float
+
+    def is_int(self) -> bool:
+        return self.kind is int
+
+    def is_bool(self) -> bool:
+        return self.kind is bool
+
+    def wrap_float(self, number: float) -> Later:
+        return self._with(number, float)
+
+    def wrap_int(self, number: int) -> Later:  # type: ignore[override]
+        return self._with(number, int)
+
+    def sym_float(self) -> Later:
+        """float(x)"""
+        return self._with(self.traced * 1.0, float)
+
+    def truediv(self, other: Traced) -> Later:
+        """x / y: where y is a number that is not 0, which Python would raise for."""
+        if not isinstance(other.traced, (int, float)) or not other.traced:
+            self.asker.look()
+        return self._with(self.traced / other.traced, float)
+
+    float_truediv = int_truediv = truediv
+
+    def _compare(compute: Callable[[Any, Any], Any]) -> Callable[[Later, Later], Later]:  # type: ignore[misc]
+        def method(self: Later, other: Later) -> Later:
+            return self._with(compute(jnp.asarray(self.traced), other.traced), bool)
+
+        return method
+
+    eq, ne = _compare(jnp.equal), _compare(jnp.not_equal)
+    lt, le = _compare(jnp.less), _compare(jnp.less_equal)
+    gt, ge = _compare(jnp.greater), _compare(jnp.greater_equal)
+
+
+def as_number(node: Later) -> Any:
+    """The number as PyTorch gives it to Python; an outcome is a bool."""
+    return torch.SymFloat(node) if node.kind is float else torch.SymInt(node)
+
+
+def later(value: Any) -> Later | None:
+    """The node of a number that comes later."""
+    symbolic = isinstance(value, (torch.SymFloat, torch.SymInt, torch.SymBool))
+    return value.node if symbolic and isinstance(value.node, Later) else None
