@@ -55,7 +55,7 @@ def test_a_step_is_as_fast_as_its_reference(name: str, capsys: pytest.CaptureFix
     assert speed >= 0.98
 
 
-def test_a_tiny_call_costs_at_most_twice_jax(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tiny_call_costs_half_again_as_much_as_jax(capsys: pytest.CaptureFixture[str]) -> None:
     import jax
     import jax.numpy as jnp
     import torch
@@ -68,4 +68,4 @@ def test_a_tiny_call_costs_at_most_twice_jax(capsys: pytest.CaptureFixture[str])
     speed, absolute = interleaved(lambda: ours(x, x), lambda: theirs(a, a), 101, 200)
     with capsys.disabled():
         print(f"\na jitted sum: {absolute * 1e6:.1f} us, {1 / speed:.2f} of JAX's", end="")
-    assert 1 / speed <= 2.1
+    assert 1 / speed <= 1.6

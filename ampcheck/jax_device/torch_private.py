@@ -82,11 +82,17 @@ decompositions: dict[Any, Any] = NAMES.take(
 function_modes: Callable[[], int] = NAMES.take(
     "torch._C._len_torch_function_stack", "whether a mode is to see the call, which then takes the slow path"
 )
-in_autocast: Callable[[], bool] = NAMES.take(
-    "torch._C._is_any_autocast_enabled", "whether a jitted call is in a region"
+GlobalStateGuard: Any = NAMES.take(
+    "torch._C._dynamo.guards.GlobalStateGuard", "whether PyTorch's settings are those of a jitted call before"
+)
+TensorGuards: Any = NAMES.take(
+    "torch._C._dynamo.guards.TensorGuards", "whether an argument is like that of a jitted call before"
 )
 include_key: Callable[[Any, bool], None] = NAMES.take(
     "torch._C._dispatch_tls_set_dispatch_key_included", "seeing every op of a thread while it is traced"
+)
+transform_level: Callable[[], int | None] = NAMES.take(
+    "torch._C._functorch.maybe_current_level", "whether vmap or grad is at work outside of a jitted call"
 )
 is_functorch_wrapped: Callable[[torch.Tensor], bool] = NAMES.take(
     "torch._C._functorch.is_functorch_wrapped_tensor", "tensors of vmap and grad, which have no storage"

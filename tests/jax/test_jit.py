@@ -171,6 +171,33 @@ def test_structures_and_keywords() -> None:
     assert (decorated.__name__, decorated.__doc__) == ("decorated", "Doc.")
 
 
+def test_a_call_unlike_the_last_takes_no_short_way() -> None:
+    weight = torch.ones(2, 3, device="jax", requires_grad=True)
+    run = jit(lambda a: a * 2 if a.requires_grad else a * 3)
+    with torch.no_grad():
+        for _ in range(2):
+            assert run(weight.detach()).tolist() == [[3.0] * 3] * 2
+            assert run(weight).tolist() == [[2.0] * 3] * 2
+    assert run.compiles == 2
+
+    step = jit(lambda a: a.square().sum().backward())
+    for _ in range(2):
+        step(weight)
+    with pytest.raises(ValueError, match="part of a graph from outside"):
+        step(weight * 2)
+    assert weight.grad.tolist() == [[4.0] * 3] * 2
+
+    double, ones = jit(lambda a: a * 2), torch.ones(2, 3, device="jax")
+    for given, want in (
+        (ones, 2.0), (ones.t().contiguous().t(), 2.0), (ones.to(torch.complex64).conj(), 2 + 0j), (ones.half(), 2.0),
+        (torch.ones(6, device="jax").view(2, 3), 2.0), (ones.new_zeros(3, 3)[1:] + 1, 2.0), (ones, 2.0),
+    ):  # fmt: skip
+        assert double(given).tolist() == [[want] * 3] * 2
+        assert double(given).dtype is given.dtype
+    assert torch.vmap(double)(ones).tolist() == [[2.0] * 3] * 2
+    assert torch.func.grad(lambda a: double(a).sum())(ones).tolist() == [[2.0] * 3] * 2
+
+
 def test_random_numbers() -> None:
     drop = jit(lambda a: F.dropout(a, 0.5))
     ones = torch.ones(64, device="jax")

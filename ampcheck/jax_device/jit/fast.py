@@ -14,7 +14,7 @@ from ampcheck.jax_device.jit.optim import hyperparameters
 from ampcheck.jax_device.jit.state import PLAIN, Reached
 from ampcheck.jax_device.jit.watch import raw
 from ampcheck.jax_device.storage.arrays import Bytes, create, storage_of
-from ampcheck.jax_device.torch_private import function_modes, in_autocast
+from ampcheck.jax_device.torch_private import GlobalStateGuard, TensorGuards, function_modes, transform_level
 from ampcheck.register.dynamo_skip import dynamo_skip
 from ampcheck.register.torch_private import dispatch_modes
 
@@ -39,8 +39,8 @@ def modes() -> tuple[Any, ...]:
 
 
 def observed() -> bool:
-    """Whether a mode of the caller's is to see the ops."""
-    return bool(function_modes() or dispatch_modes())
+    """Whether a mode or a transform of the caller's is to see the ops."""
+    return bool(function_modes() or dispatch_modes()) or transform_level() is not None
 
 
 def described(value: Any) -> Any:
@@ -134,15 +134,19 @@ def generated(entry: Entry, args: tuple[Any, ...], state: State) -> Callable[...
         if not _natural(arg):
             return _never
         given.append(str(i))
-        space |= {f"d{i}": arg.dtype, f"s{i}": tuple(arg.shape)}
-        lines.append(
-            f"if a{i}.dtype is not d{i} or a{i}.shape != s{i} or not a{i}.is_contiguous() or "
-            f"a{i}.requires_grad is not {arg.requires_grad} or a{i}.__class__ is not c{i}: return MISS"
-        )
-        space[f"c{i}"] = type(arg)
-    if entry.reads_grads or entry.host or any(v is None for v in given):
+        # Type, dtype, shape, strides, whether it requires grad; and by its dispatch keys inference mode and modes.
+        space[f"alike{i}"] = TensorGuards(arg, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        wrong = f"not alike{i}(a{i})"
+        if arg.requires_grad or not torch.is_grad_enabled():
+            wrong += f" or a{i}.requires_grad is not {arg.requires_grad} or not a{i}.is_leaf"
+        lines.append(f"if {wrong}: return MISS")
+    if entry.reads_grads or entry.host:
         return _never
-    lines += _settings(space)
+    space["settings"] = GlobalStateGuard().check
+    lines.append("if not settings(): return MISS")
+    if not given:  # no tensor that would tell
+        space |= {"dispatches": dispatch_modes, "inference": torch.is_inference_mode_enabled}
+        lines.append(f"if dispatches() or inference() is not {torch.is_inference_mode_enabled()}: return MISS")
     simple = entry.simple()
     stateless = not state.reached.values and not state.tensors and not entry.extra
     if not stateless:
@@ -166,7 +170,7 @@ def generated(entry: Entry, args: tuple[Any, ...], state: State) -> Callable[...
     names = ", ".join(f"a{i}" for i in range(len(args)))
     source = f"""
 def fast({names}{", " if names else ""}*more):
-    if more or functions() or dispatches(): return MISS
+    if more or functions(): return MISS
     try:
         {body}
     except (AttributeError, TypeError, ValueError, RuntimeError):
@@ -178,7 +182,7 @@ def fast({names}{", " if names else ""}*more):
     {result}
 """
     space |= {
-        "MISS": MISS, "Stale": Stale, "create": create, "dispatches": dispatch_modes,
+        "MISS": MISS, "Stale": Stale, "create": create,
         "distinct": state.distinct, "functions": function_modes, "holds": state.holds,
         "program": entry.jitted, "reached": state.reached, "run": entry, "storage_of": storage_of,
     }  # fmt: skip
@@ -196,21 +200,3 @@ def _natural(tensor: torch.Tensor) -> bool:
     if tensor.device.type != "jax" or tensor.is_complex() or (tensor.requires_grad and not tensor.is_leaf):
         return False
     return storage_of(tensor).array.shape == tensor.shape and tensor.is_contiguous() and not tensor.is_neg()
-
-
-def _settings(space: dict[str, Any]) -> list[str]:
-    """Lines that compare PyTorch's settings with those the program was traced under."""
-    grad, inference, default, cache, dtype, *_ = modes()
-    space |= {
-        "any_autocast": in_autocast, "autocast_dtype": torch.get_autocast_dtype, "default": default,
-        "default_of": torch.get_default_dtype, "dtype_of_region": dtype, "grads": torch.is_grad_enabled,
-        "inference": torch.is_inference_mode_enabled, "keeps": torch.is_autocast_cache_enabled,
-        "now": modes(), "modes": modes,
-    }  # fmt: skip
-    short = (
-        f"grads() is not {grad} or inference() is not {inference} or keeps() is not {cache} or "
-        "default_of() is not default or autocast_dtype('jax') is not dtype_of_region"
-    )
-    if in_autocast():
-        return ["if modes() != now: return MISS"]
-    return [f"if any_autocast() or {short}: return MISS"]

@@ -117,7 +117,7 @@ class _Jitted:
 
     def call(self, args: Any, kwargs: Any) -> Any:
         """The general way."""
-        if tracing.active or observed():  # a mode of the caller's sees op by op what would be one program
+        if tracing.active or observed():  # the caller is to see op by op what would be one program
             return self.fn(*args, **kwargs)
         try:
             entry, arguments, state = self.entry(args, kwargs)
