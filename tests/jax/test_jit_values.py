@@ -8,9 +8,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import strategies as st
 
 from ampcheck.jax_device import jit
 
@@ -295,3 +297,39 @@ def test_values_inside_of_transforms_and_backward() -> None:
     with pytest.warns(UserWarning, match="outcome"):
         run = both(grads, (x(),), (x(0.5, 0.25, 0.125),), (x(),))
     assert run.compiles == 2
+
+
+STATEMENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "branch": lambda a: a * 2 if a.sum() > 0 else a - 1,
+    "compared": lambda a: a + 1 if a.max().item() > 2 else a,
+    "computed": lambda a: a + a.mean().item() * 0.5,
+    "condition": lambda a: torch.cond(a[0] > 0, torch.abs, torch.neg, (a,)),
+    "equal": lambda a: a / 2 if torch.equal(a, a.abs()) else a,
+    "loop": lambda a: a * 1.5 ** int((a > 1).sum()),
+    "mask": lambda a: a + a[a > 1].sum(),
+    "region": lambda a: a.bfloat16().float() if (a < 0).any().item() else a,
+    "size": lambda a: a + a[: (a > 0).sum().item()].sum(),
+    "written": lambda a: a.mul_(0.5) if a.abs().max() > 4 else a,
+}
+INPUTS = ((0.0, 1.0, 2.0), (-3.0, 5.0, 0.25), (-1.0, -2.0, -4.0))
+
+
+@pytest.mark.filterwarnings("ignore:jit ", "ignore::DeprecationWarning")
+@hypothesis.settings(max_examples=25, deadline=None)
+@hypothesis.given(
+    st.lists(st.sampled_from(sorted(STATEMENTS)), min_size=1, max_size=5), st.lists(st.sampled_from(INPUTS), max_size=6)
+)
+def test_drawn_programs(names: list[str], inputs: list[tuple[float, ...]]) -> None:
+    def program(a: torch.Tensor) -> tuple[torch.Tensor, float]:
+        for name in names:
+            a = STATEMENTS[name](a)
+        return a, a.sum().item()
+
+    run = jit(program)
+    for values in inputs:
+        got, want = x(*values), x(*values)
+        (out, number), (expected, total) = run(got), program(want)
+        torch.testing.assert_close((out, got), (expected, want))
+        assert type(number) is float
+        assert number == pytest.approx(total, nan_ok=True)
+        assert (out is got) is (expected is want)
