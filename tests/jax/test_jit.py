@@ -198,6 +198,22 @@ def test_a_call_unlike_the_last_takes_no_short_way() -> None:
     assert torch.func.grad(lambda a: double(a).sum())(ones).tolist() == [[2.0] * 3] * 2
 
 
+def test_settings_between_calls() -> None:
+    def region(a: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("jax"):
+            return torch.mm(a, a)
+
+    run, ones = jit(region), torch.ones(2, 2, device="jax")
+    before = torch.get_autocast_dtype("jax")
+    try:
+        for dtype in (torch.bfloat16, torch.float16) * 2:
+            torch.set_autocast_dtype("jax", dtype)
+            assert [run(ones).dtype, run(ones).dtype] == [dtype] * 2
+    finally:
+        torch.set_autocast_dtype("jax", before)
+    assert run.compiles == 2
+
+
 def test_random_numbers() -> None:
     drop = jit(lambda a: F.dropout(a, 0.5))
     ones = torch.ones(64, device="jax")

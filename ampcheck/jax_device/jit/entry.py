@@ -73,6 +73,9 @@ class Entry:
             if tensor.device.type == "jax":
                 found.setdefault(id(storage_of(tensor)), i)
         self.slots = list(found.values())
+        self.bare = (
+            trace.whole and not trace.asked and self.simple() is not None
+        )  # an array costs less than a tuple of one
         self._compile(donate and not trace.asked)  # the state is needed again where the values are others
         self.host = [(t, t._version) for t in trace.host]
         self.writes = {self.slots[slot] for slot, _, _ in self.effects.written}
@@ -91,7 +94,7 @@ class Entry:
         self.donated = [k for k, slot in enumerate(self.used) if slot in written] if donate else []
         run, avals = jaxpr_as_fun(closed), [v.aval for v in invars]
 
-        def program(*given: Any) -> tuple[Any, ...]:
+        def program(*given: Any) -> Any:
             values: list[Any] = [None] * len(avals)
             for place, value in zip(places, given, strict=True):
                 if value.shape != avals[place].shape or value.dtype != avals[place].dtype:
@@ -100,7 +103,8 @@ class Entry:
             for place, aval in enumerate(avals):
                 if values[place] is None:  # nothing uses it
                     values[place] = jax.numpy.zeros(aval.shape, aval.dtype)
-            return tuple(run(*values))
+            outputs = tuple(run(*values))
+            return outputs[0] if self.bare else outputs
 
         kept = {output: self._sharding(slot) for slot, output, _ in self.effects.written}
         shardings = tuple(kept.get(i) for i in range(len(closed.jaxpr.outvars)))
@@ -146,7 +150,8 @@ class Entry:
         """What the program computes of these arguments; the tensors and storages that it may touch."""
         tensors = self.tensors(arguments, reached)
         storages = [storage_of(tensors[i]) for i in self.slots]
-        return self.jitted(*self.inputs(storages, reached)), tensors, storages
+        outputs = self.jitted(*self.inputs(storages, reached))
+        return (outputs,) if self.bare else outputs, tensors, storages
 
     def values(self, outputs: Any) -> tuple[Value, ...]:
         """The values that Python asked for, as they are in this call."""

@@ -123,6 +123,7 @@ def generated(entry: Entry, args: tuple[Any, ...], state: State) -> Callable[...
     lines: list[str] = []
     space: dict[str, Any] = {}
     given: list[str] = []
+    distinct: dict[int, int] = {}  # of the tensors, by id, the first place of each
     for i, arg in enumerate(args):
         if not isinstance(arg, torch.Tensor):
             space[f"v{i}"] = arg
@@ -134,17 +135,22 @@ def generated(entry: Entry, args: tuple[Any, ...], state: State) -> Callable[...
         if not _natural(arg):
             return _never
         given.append(str(i))
-        # Type, dtype, shape, strides, whether it requires grad; and by its dispatch keys inference mode and modes.
-        space[f"alike{i}"] = TensorGuards(arg, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        wrong = f"not alike{i}(a{i})"
-        if arg.requires_grad or not torch.is_grad_enabled():
-            wrong += f" or a{i}.requires_grad is not {arg.requires_grad} or not a{i}.is_leaf"
-        lines.append(f"if {wrong}: return MISS")
+        first = distinct.setdefault(id(arg), i)
+        if first != i:
+            lines.append(f"if a{i} is not a{first}: return MISS")
+        elif arg.requires_grad or not torch.is_grad_enabled():
+            lines.append(f"if a{i}.requires_grad is not {arg.requires_grad} or not a{i}.is_leaf: return MISS")
     if entry.reads_grads or entry.host:
         return _never
-    space["settings"] = GlobalStateGuard().check
-    lines.append("if not settings(): return MISS")
-    if not given:  # no tensor that would tell
+    space |= {"settings": GlobalStateGuard().check, "dtype_of": torch.get_autocast_dtype}
+    space["dtype_of_region"] = torch.get_autocast_dtype("jax")  # which the guard knows inside of a region only
+    lines.append("if not settings() or dtype_of('jax') is not dtype_of_region: return MISS")
+    if given:
+        # Type, dtype, shape, strides, whether it requires grad; and by its dispatch keys inference mode and modes.
+        tensors = [args[i] for i in distinct.values()]
+        space["alike"] = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        lines.append(f"if not alike({', '.join(f'a{i}' for i in distinct.values())}): return MISS")
+    else:
         space |= {"dispatches": dispatch_modes, "inference": torch.is_inference_mode_enabled}
         lines.append(f"if dispatches() or inference() is not {torch.is_inference_mode_enabled()}: return MISS")
     simple = entry.simple()
@@ -162,7 +168,7 @@ def generated(entry: Entry, args: tuple[Any, ...], state: State) -> Callable[...
     if simple is not None and stateless and not entry.random and not entry.numbered:
         arrays = [f"storage_of(a{given[entry.slots[slot]]}).array" for slot in entry.used]
         call = f"outputs = program({', '.join(arrays)})"
-        result = "tensor = create(size, dtype)\n    storage_of(tensor).array = outputs[0]\n    return tensor"
+        result = "tensor = create(size, dtype)\n    storage_of(tensor).array = outputs\n    return tensor"
         space |= {"size": simple.size, "dtype": simple.dtype}
     else:
         call, result = f"outputs = run([{', '.join(f'a{i}' for i in given)}], reached)", "return outputs"
