@@ -70,6 +70,7 @@ class Later(Traced):
         return self.asker.look()
 
     guard_float = str = _graph_repr = is_integer = sym_sum = _look
+    pow = float_pow = _look  # of which Python makes a float, a complex number or an error
     __str__ = _look
 
     def guard_bool(self, *_: Any) -> bool:
