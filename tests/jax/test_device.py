@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -266,3 +267,25 @@ def test_modules_and_optimizers() -> None:
     optimizers[1].load_state_dict(optimizers[0].state_dict())
     state = optimizers[1].state_dict()["state"]
     assert {v.device.type for one in state.values() for n, v in one.items() if n != "step"} == {"jax"}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(2, device="jax"),
+        lambda: torch.full((2,), 0.5, device="jax"),
+        lambda: torch.ones(2, dtype=torch.int64, device="jax") / 2,
+        lambda: torch.ones(2, dtype=torch.int64, device="jax").sin(),
+        lambda: torch.ones(2, dtype=torch.bool, device="jax") + 0.5,
+        lambda: torch.scalar_tensor(1.0, device="jax"),
+    ],
+    ids=["ones", "full", "div", "sin", "add", "scalar_tensor"],
+)
+def test_a_default_dtype_set_between_calls(make: Callable[[], torch.Tensor]) -> None:
+    before = torch.get_default_dtype()
+    try:
+        for dtype in (torch.float32, torch.float64) * 2:
+            torch.set_default_dtype(dtype)
+            assert make().dtype is dtype
+    finally:
+        torch.set_default_dtype(before)

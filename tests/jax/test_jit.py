@@ -186,6 +186,11 @@ def test_a_call_unlike_the_last_takes_no_short_way() -> None:
     with pytest.raises(ValueError, match="part of a graph from outside"):
         step(weight * 2)
     assert weight.grad.tolist() == [[4.0] * 3] * 2
+    leaf = jit(lambda a: a.detach() * 2)
+    for _ in range(2):
+        leaf(weight)
+    with pytest.raises(ValueError, match="part of a graph from outside"):
+        leaf(weight * 2)
 
     double, ones = jit(lambda a: a * 2), torch.ones(2, 3, device="jax")
     for given, want in (
@@ -212,6 +217,26 @@ def test_settings_between_calls() -> None:
     finally:
         torch.set_autocast_dtype("jax", before)
     assert run.compiles == 2
+
+    def settings(a: torch.Tensor) -> tuple[torch.dtype, bool, bool]:
+        return torch.ones(2, device="jax").dtype, torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()
+
+    run, want = jit(settings), (torch.float32, True, False)
+    try:
+        for change, expected in (
+            (lambda: None, want),
+            (lambda: torch.set_default_dtype(torch.float64), (torch.float64, True, False)),
+            (lambda: torch.set_default_dtype(torch.float32), want),
+            (lambda: torch.set_grad_enabled(False), (torch.float32, False, False)),
+            (lambda: torch.set_grad_enabled(True), want),
+            (lambda: torch.use_deterministic_algorithms(True), (torch.float32, True, True)),
+        ):
+            change()
+            assert [run(ones), run(ones)] == [expected] * 2
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_grad_enabled(True)
+        torch.set_default_dtype(torch.float32)
 
 
 def test_random_numbers() -> None:

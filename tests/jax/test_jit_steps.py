@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from traceback import walk_stack
 from typing import Any
 
 import pytest
@@ -274,3 +275,23 @@ def test_a_scaler_that_is_off() -> None:
 def test_momentum_that_an_overflow_would_make() -> None:
     with pytest.raises(RuntimeError, match="dampening is not 0"):
         scaled(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.1), jitted=True, clips=False)
+
+
+def test_a_step_that_looks_at_the_locals_of_its_callers() -> None:
+    """As imports do, the first of them: what frames keep by that is no tensor that outlives the call."""
+    model = torch.nn.Linear(3, 3).to("jax")
+    optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("jax", init_scale=4.0)
+
+    @jit
+    def step(a: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(a).sum()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        for frame, _ in walk_stack(None):
+            _ = frame.f_locals
+        return loss.detach()
+
+    assert torch.isfinite(step(torch.ones(2, 3, device="jax")))

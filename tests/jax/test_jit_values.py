@@ -250,6 +250,27 @@ def test_what_python_does_by_a_value_runs_eagerly() -> None:
     assert type(reader.loss) is type(kept[0]) is float
 
 
+class Unseen:
+    """An object that the walk does not see into."""
+
+    __slots__ = ("value",)
+    value: Any
+
+
+def test_what_an_unseen_object_keeps_is_kept_at_each_call() -> None:
+    unseen = Unseen()
+    for fn, want in (
+        (lambda a: setattr(unseen, "value", a.sum().item()), 3.0),
+        (lambda a: setattr(unseen, "value", a.sum().item() * 2), 6.0),
+        (lambda a: setattr(unseen, "value", (a > 0).nonzero()), [[1], [2]]),
+    ):
+        run = eagerly(fn, x())
+        unseen.value = None
+        run(x())
+        assert type(unseen.value) is (float if type(want) is float else torch.Tensor)
+        assert (unseen.value if type(want) is float else unseen.value.tolist()) == want
+
+
 def test_what_a_branch_counts_is_counted_at_each_call() -> None:
     counted = {"positive": 0}
 

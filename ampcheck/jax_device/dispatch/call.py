@@ -59,7 +59,8 @@ class Call:
         by_name = {key: self._taken(named[key], value) for key, value in kwargs.items()}
         self.args = tuple(value for a, value in given if a.kind is not Kind.GENERATOR)
         self.kwargs = {key: value for key, value in by_name.items() if named[key].kind is not Kind.GENERATOR}
-        self.key = (self.args, tuple(self.kwargs.items()), tuple(self._shapes))
+        # The default dtype is that of factories, and of what an op computes of integers.
+        self.key = (self.args, tuple(self.kwargs.items()), tuple(self._shapes), torch.get_default_dtype())
 
     def _taken(self, argument: Argument, value: Any) -> Any:
         kind = argument.kind

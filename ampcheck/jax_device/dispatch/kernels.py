@@ -131,7 +131,7 @@ def _generated(op: Functional) -> Kernel:
     signature: list[str] = []
     arrays: list[str] = []
     operands: list[str] = []
-    key: list[str] = []
+    key = ["default()"]
     checks: list[str] = []
     positional: list[str] = []
     named: list[str] = []
@@ -184,6 +184,7 @@ def kernel({", ".join(signature)}):
     space: dict[str, Any] = {
         "CAUGHT": (AttributeError, KeyError, TypeError, Irregular),
         "Irregular": Irregular,
+        "default": torch.get_default_dtype,
         "MISSING": MISSING,
         "TYPES": TO_JAX,
         "NUMBERS": frozenset((int, float, bool, complex)),

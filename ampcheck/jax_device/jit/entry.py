@@ -73,9 +73,8 @@ class Entry:
             if tensor.device.type == "jax":
                 found.setdefault(id(storage_of(tensor)), i)
         self.slots = list(found.values())
-        self.bare = (
-            trace.whole and not trace.asked and self.simple() is not None
-        )  # an array costs less than a tuple of one
+        # An array costs less than a tuple of one.
+        self.bare = trace.whole and not trace.asked and self.simple() is not None
         self._compile(donate and not trace.asked)  # the state is needed again where the values are others
         self.host = [(t, t._version) for t in trace.host]
         self.writes = {self.slots[slot] for slot, _, _ in self.effects.written}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ampcheck.jax_device.jit.state import Size
-from ampcheck.jax_device.jit.values import later
+from ampcheck.jax_device.jit.values import deferred
 from ampcheck.jax_device.jit.watch import raw
 from ampcheck.jax_device.storage.arrays import Bytes, alias, create, storage_of
 from ampcheck.jax_device.torch_private import conj, neg_view, pytree
@@ -112,7 +112,7 @@ class _Collector:
                 "a jitted function returns a tensor that requires grad, and its graph would end at the call: call "
                 "backward() inside, or return tensor.detach(), or call it under torch.no_grad()"
             )
-        if (number := later(leaf)) is not None:
+        if (number := deferred(leaf)) is not None:
             return Number(self._output(number.traced), number.kind)
         return self._tensor(leaf)
 
@@ -154,7 +154,7 @@ class _Collector:
             except (KeyError, IndexError, ValueError):
                 raise RuntimeError(f"{key!r} was there before a jitted function and is removed by it") from None
             if now is not value and not isinstance(now, torch.Tensor):
-                self.attempt.watch.once()
+                self.attempt.watch.refuse_effects()
             if now is not value and not isinstance(holder, Size):
                 effects.places.append((i, self._tensor(now)))
 

@@ -160,6 +160,19 @@ class _Attempt:
         self.random, self.whole = False, True
 
     def run(self) -> Trace:
+        closed, numbers, host_tensors, done = self._traced_apart()
+        if done:
+            self._check_escapes()
+        return Trace(
+            closed, self.tensors, self.leaves, self.extra, self.reads_grads, host_tensors, self.results, self.effects,
+            self.random, numbers, len(self.watch.asked), [*self.watch.outcomes], self.whole,
+        )  # fmt: skip
+
+    def _traced_apart(self) -> tuple[Any, int, list[torch.Tensor], bool]:
+        """The program, how many numbers it takes, the host's tensors that it read, and whether it is one.
+
+        In a frame of its own: whoever looks at a frame's locals (an import in the step may) keeps them until it ends.
+        """
         specs = [jax.ShapeDtypeStruct(raw(a).shape, raw(a).dtype) for a in self.originals]
         numbers = numbers_of(self.reached)
         self.rewind = remembered(self.reached.optimizers, self.reached.scalers)
@@ -172,7 +185,7 @@ class _Attempt:
                 host.check(self.watch.host.values())
                 self.watch.check_numbers()
                 if host.changed(self.reached.unguarded):
-                    self.watch.once()
+                    self.watch.refuse_effects()
                 done = True
         finally:
             if not done:
@@ -181,12 +194,7 @@ class _Attempt:
                 self.watch.wipe()
             del host  # its copies of containers have tensors, and an error in backward keeps this frame
         host_tensors = [*on_host, *(t for t, _ in self.watch.host.values())]
-        if done:
-            self._check_escapes()
-        return Trace(
-            closed, self.tensors, self.leaves, self.extra, self.reads_grads, host_tensors, self.results, self.effects,
-            self.random, len(numbers), len(self.watch.asked), [*self.watch.outcomes], self.whole,
-        )  # fmt: skip
+        return closed, len(numbers), host_tensors, done
 
     def _body(self, arrays: list[Any], numbers: list[Any], base: Any) -> Any:
         torch.clear_autocast_cache()  # a kept cast from outside would be a constant, one from inside a tracer

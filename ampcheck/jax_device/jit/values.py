@@ -36,7 +36,7 @@ def array_of(value: Value) -> np.ndarray[Any, Any]:
 class Asker(Protocol):
     """The trace that a number belongs to."""
 
-    numbers: list[weakref.ref[Later]]
+    numbers: list[weakref.ref[DeferredNumber]]
 
     def ask(self, array: Any) -> Any:
         """What the trace assumes of an array."""
@@ -45,7 +45,7 @@ class Asker(Protocol):
         """Raise ValueNeededError."""
 
 
-class Later(Traced):
+class DeferredNumber(Traced):
     """A number that `item()` gives in a trace, or one computed of it: Python has it after the call.
 
     `kind`: float, int or bool.
@@ -56,15 +56,15 @@ class Later(Traced):
         asker.numbers.append(weakref.ref(self))
 
     @classmethod
-    def of(cls, array: Any, asker: Asker) -> Later:
+    def of(cls, array: Any, asker: Asker) -> DeferredNumber:
         """The number of an array of one element, weakly typed as a number of Python's is."""
         kind = float if jnp.issubdtype(array.dtype, jnp.floating) else int
         wide = np.dtype(np.float64 if kind is float else np.int64)
         number = jax.lax.convert_element_type_p.bind(array.reshape(()), new_dtype=wide, weak_type=True, sharding=None)
         return cls(number, kind, asker)
 
-    def _with(self, traced: Any, kind: type | None = None) -> Later:
-        return Later(traced, kind or self.kind, self.asker)
+    def _with(self, traced: Any, kind: type | None = None) -> DeferredNumber:
+        return DeferredNumber(traced, kind or self.kind, self.asker)
 
     def _look(self, *_: Any) -> Any:
         return self.asker.look()
@@ -101,17 +101,17 @@ class Later(Traced):
     def is_bool(self) -> bool:
         return self.kind is bool
 
-    def wrap_float(self, number: float) -> Later:
+    def wrap_float(self, number: float) -> DeferredNumber:
         return self._with(number, float)
 
-    def wrap_int(self, number: int) -> Later:  # type: ignore[override]
+    def wrap_int(self, number: int) -> DeferredNumber:  # type: ignore[override]
         return self._with(number, int)
 
-    def sym_float(self) -> Later:
+    def sym_float(self) -> DeferredNumber:
         """float(x)"""
         return self._with(self.traced * 1.0, float)
 
-    def truediv(self, other: Traced) -> Later:
+    def truediv(self, other: Traced) -> DeferredNumber:
         """x / y: where y is a number that is not 0, which Python would raise for."""
         if not isinstance(other.traced, (int, float)) or not other.traced:
             self.asker.look()
@@ -119,8 +119,8 @@ class Later(Traced):
 
     float_truediv = int_truediv = truediv
 
-    def _compare(compute: Callable[[Any, Any], Any]) -> Callable[[Later, Later], Later]:  # type: ignore[misc]
-        def method(self: Later, other: Later) -> Later:
+    def _compare(compute: Callable[[Any, Any], Any]) -> Callable[[DeferredNumber, DeferredNumber], DeferredNumber]:  # type: ignore[misc]
+        def method(self: DeferredNumber, other: DeferredNumber) -> DeferredNumber:
             return self._with(compute(jnp.asarray(self.traced), other.traced), bool)
 
         return method
@@ -130,12 +130,12 @@ class Later(Traced):
     gt, ge = _compare(jnp.greater), _compare(jnp.greater_equal)
 
 
-def as_number(node: Later) -> Any:
+def as_number(node: DeferredNumber) -> Any:
     """The number as PyTorch gives it to Python; an outcome is a bool."""
     return torch.SymFloat(node) if node.kind is float else torch.SymInt(node)
 
 
-def later(value: Any) -> Later | None:
+def deferred(value: Any) -> DeferredNumber | None:
     """The node of a number that comes later."""
     symbolic = isinstance(value, (torch.SymFloat, torch.SymInt, torch.SymBool))
-    return value.node if symbolic and isinstance(value.node, Later) else None
+    return value.node if symbolic and isinstance(value.node, DeferredNumber) else None

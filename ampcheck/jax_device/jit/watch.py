@@ -20,7 +20,7 @@ from torch.library import Library
 
 from ampcheck.jax_device.dispatch.program import VALUE_NEEDED
 from ampcheck.jax_device.dispatch.schema import is_view, overloads
-from ampcheck.jax_device.jit.values import Asking, Later, Value, array_of, as_number
+from ampcheck.jax_device.jit.values import Asking, DeferredNumber, Value, array_of, as_number
 from ampcheck.jax_device.storage import transfer
 from ampcheck.jax_device.storage.arrays import Bytes, alias, storage_of, wrap
 from ampcheck.jax_device.torch_private import (
@@ -170,7 +170,7 @@ class Watch:
         self.assumed = assumed
         self.asked: list[Any] = []
         """The arrays whose values Python asked for."""
-        self.numbers: list[weakref.ref[Later]] = []
+        self.numbers: list[weakref.ref[DeferredNumber]] = []
         self.outcomes: dict[str, None] = {}
         """The lines at which Python asked for them."""
         self.first: ValueNeededError | None = None
@@ -220,7 +220,7 @@ class Watch:
             self._note(tensor, func)
         return out
 
-    def once(self) -> None:
+    def refuse_effects(self) -> None:
         """Raise ValueNeededError where Python asked for a value: what it did by it, a later call would not do."""
         if self.first is not None:
             raise self.first
@@ -253,7 +253,7 @@ class Watch:
                 return NotImplemented
             if array.dtype == bool:
                 return bool(self.ask(array.reshape(())))
-            return as_number(Later.of(array, self))
+            return as_number(DeferredNumber.of(array, self))
         if func._schema.returns and all("Tensor" in str(r.type) for r in func._schema.returns):
             return self._by_arguments(func, args, kwargs)
         return NotImplemented
@@ -331,7 +331,7 @@ class Watch:
             collect()
             if all(ref() is None for ref in self.numbers):
                 return
-        self.once()
+        self.refuse_effects()
 
     def alive(self) -> list[tuple[Any, str, str]]:
         """The device storages made in the trace that something still holds, with the op and the line of each."""
