@@ -18,7 +18,7 @@ import pytest
 from ampcheck.bench.core.model import BenchPlan, Group, OverheadWorkload, VariantResult
 from ampcheck.bench.run.measure import Measurer
 from ampcheck.bench.run.summary import summarize
-from ampcheck.bench.run.variants import executors, variants
+from ampcheck.bench.run.variants import compilers, variants
 from ampcheck.bench.workloads import catalogue
 from ampcheck.devices.registry import select
 
@@ -31,35 +31,35 @@ _groups: dict[tuple[str, str, str], tuple[Group, dict[str, Any]]] = {}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test per device, executor, workload and variant; of overhead one for all variants."""
+    """A test per device, compiler, workload and variant; of overhead one for all variants."""
     option = metafunc.config.option
     found = []
     for device in select(option.device, option.device_module):
         for workload in catalogue().values():
             if workload.heavy or not device.has_values:
                 continue
-            for executor in executors(workload, device.name):
+            for compiler in compilers(workload, device.name):
                 if isinstance(workload, OverheadWorkload):
                     names = [""]
                 else:
-                    names = [variant.name for variant in variants(workload, device.name, executor)[0] if not variant.aa]
-                found += [(device.name, executor, workload.name, name) for name in names]
+                    names = [variant.name for variant in variants(workload, device.name, compiler)[0] if not variant.aa]
+                found += [(device.name, compiler, workload.name, name) for name in names]
     metafunc.parametrize("case", found, ids=["-".join(filter(None, one)) for one in found])
 
 
 @pytest.fixture
 def measured(case: tuple[str, str, str, str]) -> Iterator[tuple[Measurer, Group, dict[str, Any]]]:
     """The group of a case: measured when its first variant asks, kept until another group's does."""
-    device, executor, workload, _ = case
+    device, compiler, workload, _ = case
     plan = BenchPlan(device, [], 0, ROUNDS, SECONDS, True, 1, [])
     measurer = _measurers.setdefault(device, Measurer(plan))
     with measurer.device.activate(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a compiler's advice does not matter here
-        if (device, executor, workload) not in _groups:
+        if (device, compiler, workload) not in _groups:
             _groups.clear()
-            (group,) = summarize([measurer.measure(workload, executor)])
-            _groups[device, executor, workload] = group, dict(measurer.timed)
-        yield measurer, *_groups[device, executor, workload]
+            (group,) = summarize([measurer.measure(workload, compiler)])
+            _groups[device, compiler, workload] = group, dict(measurer.timed)
+        yield measurer, *_groups[device, compiler, workload]
 
 
 def test_workload(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ampcheck import samples
-from ampcheck.compilers.kinds import EXECUTORS
+from ampcheck.compilers.kinds import COMPILERS
 from ampcheck.observe.dispatcher import UNKNOWN
 from ampcheck.samples import op_database
 from ampcheck.samples.describe import Op, Sample, leaves
@@ -135,10 +135,10 @@ def smoke(cases: Sequence[Case]) -> list[bool]:
 
 
 def _kinds(case: Case) -> Iterator[tuple[object, ...]]:
-    """Yield the kinds that a case is of: its rule, its executor, the dtypes of its inputs, the program that it runs."""
+    """Yield the kinds that a case is of: its rule, its compiler, the dtypes of its inputs, the program that it runs."""
     yield "rule", case.suite, case.rule
-    if case.executor:
-        yield "executor", case.suite, case.executor, case.sample == AROUND
+    if case.compiler:
+        yield "compiler", case.suite, case.compiler, case.sample == AROUND
     elif case.rule in POLICIES or case.rule == "fallthrough":
         database = case.sample == "database"
         if database or not case.sample:
@@ -192,8 +192,8 @@ _COMMON = {
     "add.Tensor",
     "batch_norm",
 }
-"""These and all with a policy go through the quick executors in every run, where a device has values and compiles no op
-by itself, and in a nightly run through every executor on every device."""
+"""These and all with a policy go through the quick compilers in every run, where a device has values and compiles no op
+by itself, and in a nightly run through every compiler on every device."""
 _EVERYWHERE = (
     "mm",
     "mse_loss",
@@ -205,24 +205,24 @@ _EVERYWHERE = (
     "binary_cross_entropy",
     "add.Tensor",
 )
-"""Those that every run sends through every executor on every device."""
+"""Those that every run sends through every compiler on every device."""
 _QUICK = ("script", "traced", "dynamo", "export")
 
 
-def executors(device: Device, *, nightly: bool = False) -> tuple[str, ...]:
-    """Return the executors that take programs on a device; the slow ones in a nightly run only."""
+def compilers(device: Device, *, nightly: bool = False) -> tuple[str, ...]:
+    """Return the compilers that take programs on a device; the slow ones in a nightly run only."""
     return tuple(name for name in device.compilers if nightly or name not in _SLOW)
 
 
 def compiled_cases(device: Device, rule: str, suite: str = "jit", *, nightly: bool = False) -> Iterator[Case]:
-    """Yield the cases of a rule that run through an executor on a device. Runs no op."""
+    """Yield the cases of a rule that run through a compiler on a device. Runs no op."""
     policies = device.policies()
     for op in samples.catalogue().values():
         if policies.get(op.overload, "fallthrough") != rule or device.type in op.samples[0].not_on:
             continue
-        for executor in executors(device, nightly=nightly):
-            if _runs(device, rule, op.overload, executor, nightly):
-                yield from _compiled(device, rule, suite, op, executor)
+        for compiler in compilers(device, nightly=nightly):
+            if _runs(device, rule, op.overload, compiler, nightly):
+                yield from _compiled(device, rule, suite, op, compiler)
 
 
 MODES = ("plain", "grad", "no_grad", "inference")
@@ -231,7 +231,7 @@ MODES = ("plain", "grad", "no_grad", "inference")
 
 
 def cell_cases(device: Device, rule: str, suite: str) -> Iterator[Case]:
-    """Yield the sweeps of a rule's ops on a device, for nightly runs: through each executor in the suite jit.
+    """Yield the sweeps of a rule's ops on a device, for nightly runs: through each compiler in the suite jit.
 
     `ampcheck.checks.cells` says what they run. Runs no op.
     """
@@ -239,36 +239,36 @@ def cell_cases(device: Device, rule: str, suite: str) -> Iterator[Case]:
         return
     policies = device.policies()
     # Eager mode refuses a banned op, so that there is no program of one.
-    names = ("",) if suite != "jit" else () if rule == "banned" else executors(device, nightly=True)
+    names = ("",) if suite != "jit" else () if rule == "banned" else compilers(device, nightly=True)
     for op in samples.catalogue().values():
         if policies.get(op.overload) != rule or device.type in op.samples[0].not_on:
             continue
-        for executor in names:
-            graph = rule != "banned" and op.overload not in WITHOUT and not without_gradient(device, executor)
+        for compiler in names:
+            graph = rule != "banned" and op.overload not in WITHOUT and not without_gradient(device, compiler)
             for mode in MODES if graph else ("plain", "no_grad", "inference"):
                 where = (device.default_amp, device.name, device.token)
-                yield Case(suite, rule, op.overload, CELLS, mode, *where, executor)
+                yield Case(suite, rule, op.overload, CELLS, mode, *where, compiler)
 
 
-def without_gradient(device: Device, executor: str) -> str:
-    """Return why no gradient flows through a device's programs of an executor; "" where one does, and in eager mode."""
-    if executor and not EXECUTORS[executor].grads:
+def without_gradient(device: Device, compiler: str) -> str:
+    """Return why no gradient flows through a device's programs of a compiler; "" where one does, and in eager mode."""
+    if compiler and not COMPILERS[compiler].grads:
         return "no gradient flows through such a program"
-    if executor and not device.has_values:
+    if compiler and not device.has_values:
         return "autograd asks for the device behind a fake tensor, which is not there"
     return ""
 
 
-def _runs(device: Device, rule: str, op: str, executor: str, nightly: bool) -> bool:
-    """Return whether an op goes through an executor: XLA takes long, and fake tensors tell less."""
-    quick = device.has_values and device.type != "jax" and executor in _QUICK
+def _runs(device: Device, rule: str, op: str, compiler: str, nightly: bool) -> bool:
+    """Return whether an op goes through a compiler: XLA takes long, and fake tensors tell less."""
+    quick = device.has_values and device.type != "jax" and compiler in _QUICK
     return op in _EVERYWHERE or ((quick or nightly) and (op in _COMMON or rule != "fallthrough"))
 
 
-def _compiled(device: Device, rule: str, suite: str, op: Op, executor: str) -> Iterator[Case]:
+def _compiled(device: Device, rule: str, suite: str, op: Op, compiler: str) -> Iterator[Case]:
     amp, count = device.default_amp, floating_count(op.samples[0])
     mixed = one_off(amp, "fp32", 0, count) if count > 1 else amp
-    placed = ("", AROUND) if executor in _AROUND and op.overload in _EVERYWHERE else ("",)
+    placed = ("", AROUND) if compiler in _AROUND and op.overload in _EVERYWHERE else ("",)
     for inputs in ("fp32", mixed) if count else ("given",):
         for sample in placed:
-            yield Case(suite, rule, op.overload, sample, inputs, amp, device.name, device.token, executor)
+            yield Case(suite, rule, op.overload, sample, inputs, amp, device.name, device.token, compiler)

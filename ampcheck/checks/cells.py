@@ -1,7 +1,7 @@
 """Cells: an op with a policy, the dtypes of its inputs, gradient mode, layout, and what runs it; and their sweep.
 
 A case of an op reaches one cell as a rule. Those of sample `CELLS`, which nightly runs have, reach every cell of an op,
-a gradient mode and an executor. `ampcheck coverage` counts both.
+a gradient mode and a compiler. `ampcheck coverage` counts both.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ampcheck import samples
 from ampcheck.checks import comparisons
 from ampcheck.checks.backward import differentiable
 from ampcheck.checks.call import CallPlan, plan
-from ampcheck.checks.cases import MODES, assignments, executors, floating_count, without_gradient
+from ampcheck.checks.cases import MODES, assignments, compilers, floating_count, without_gradient
 from ampcheck.checks.layouts import LAYOUTS
 from ampcheck.checks.parity import Parity, simulate_cuda
 from ampcheck.checks.product import Product
 from ampcheck.checks.reference import cast_call, raised_by_cpu
 from ampcheck.compilers import function, source
-from ampcheck.compilers.kinds import EXECUTORS, quiet
+from ampcheck.compilers.kinds import COMPILERS, quiet
 from ampcheck.devices.base import Device
 from ampcheck.errors import Difference, Unsupported, error_of
 from ampcheck.observe.recorder import exists, map_tensors, tensors
@@ -71,13 +71,13 @@ a region is left. `suites/eager/test_state.py` does each of them."""
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One state of a call. `mix`: see `mixes`. `executor`: "" for eager mode."""
+    """One state of a call. `mix`: see `mixes`. `compiler`: "" for eager mode."""
 
     overload: str
     mix: str
     mode: str
     layout: str
-    executor: str
+    compiler: str
 
 
 def mixes(number: int, amp: str) -> dict[str, str]:
@@ -106,16 +106,16 @@ def cells(device: Device) -> Iterator[tuple[Cell, str]]:
     """
     for op in _ops(device):
         refused = _refused(op, device)
-        for executor in ("", *executors(device, nightly=True)):
+        for compiler in ("", *compilers(device, nightly=True)):
             for mode in MODES:
                 for mix in MIXES:
                     for layout in FORMS:
                         why = impossible(op, device, mix, mode, layout)
                         if not why and mode == "grad":
-                            why = without_gradient(device, executor)
-                        if not why and executor and mix in refused:
+                            why = without_gradient(device, compiler)
+                        if not why and compiler and mix in refused:
                             why = "eager mode refuses these dtypes, so that there is no program of them"
-                        yield Cell(op.overload, mix, mode, layout, executor), why
+                        yield Cell(op.overload, mix, mode, layout, compiler), why
 
 
 def reached(case: Case, device: Device) -> Iterator[Cell]:
@@ -125,15 +125,15 @@ def reached(case: Case, device: Device) -> Iterator[Cell]:
     if case.sample == CELLS:
         for mix in MIXES:
             for layout in FORMS:
-                yield Cell(case.op, mix, case.inputs, layout, case.executor)
+                yield Cell(case.op, mix, case.inputs, layout, case.compiler)
         return
     op = samples.catalogue()[case.op]
-    sample = op.sample(case.sample) if case.sample and not case.executor else op.samples[0]
+    sample = op.sample(case.sample) if case.sample and not case.compiler else op.samples[0]
     number = floating_count(sample)
     dtypes = assign(case.inputs.removesuffix(GRADIENT), number) if number else ()
-    graph = bool(case.executor) and not without_gradient(device, case.executor)
+    graph = bool(case.compiler) and not without_gradient(device, case.compiler)
     mode = "grad" if case.suite == "autograd" or graph else "plain"
-    yield Cell(case.op, _mix(dtypes, case.amp), mode, "contiguous", case.executor)
+    yield Cell(case.op, _mix(dtypes, case.amp), mode, "contiguous", case.compiler)
 
 
 def impossible(op: Op, device: Device, mix: str, mode: str, layout: str) -> str:
@@ -212,7 +212,7 @@ def check_cells(case: Case, device: Device) -> list[str]:
                     calls.append(_Call(single, device, case.inputs, layout, f"[{mix}, {layout}]"))
         if not calls:
             raise Unsupported(f"aten::{case.op} has no cell of gradient mode {case.inputs}")
-        if case.executor:
+        if case.compiler:
             return _compiled(case, device, calls)
         return [_named(call, text) for call in calls for text in call.differences()]
 
@@ -354,11 +354,11 @@ class _Sweep(Parity):
     """Some calls as one program."""
 
     def __init__(self, case: Case, device: Device, calls: list[_Call]) -> None:
-        super().__init__(case, device, EXECUTORS[case.executor])
+        super().__init__(case, device, COMPILERS[case.compiler])
         self.calls, self.grads = calls, calls[0].mode == "grad"
         called = [call.todo.sample for call in calls]
         self.function = source.define(source.several(case, device, called))
-        self.eager = source.define(source.several(replace(case, executor=""), device, called))
+        self.eager = source.define(source.several(replace(case, compiler=""), device, called))
 
     def inputs(self) -> list[torch.Tensor]:
         return [x.detach() for call in self.calls for x in tensors(call.arguments())]

@@ -1,6 +1,6 @@
 """The checks: compare an observation with the specification and say every difference in a sentence.
 
-They know nothing of suites, devices or executors, so each suite shares them. Every function returns the differences it
+They know nothing of suites, devices or compilers, so each suite shares them. Every function returns the differences it
 found; none means the behaviour is right.
 """
 

@@ -14,7 +14,7 @@ from ampcheck.checks import comparisons
 from ampcheck.checks.call import CallPlan, plan
 from ampcheck.checks.forward import asks_for_one_dtype, judge_raise, run_reference
 from ampcheck.compilers import source
-from ampcheck.compilers.kinds import EXECUTORS, Everything, Executor, quiet
+from ampcheck.compilers.kinds import COMPILERS, Compiler, Everything, quiet
 from ampcheck.devices.base import Device
 from ampcheck.errors import MOST, Difference, Unsupported, one_line
 from ampcheck.observe.isolation import depth
@@ -48,26 +48,26 @@ def simulate_cuda(device: Device) -> Iterator[None]:
 
 
 def check(case: Case, device: Device) -> list[str]:
-    """Run a case through its executor and return every difference from eager mode."""
-    executor = EXECUTORS[case.executor]
+    """Run a case through its compiler and return every difference from eager mode."""
+    compiler = COMPILERS[case.compiler]
     with device.activate(), simulate_cuda(device), quiet():
         if not exists(case.op):
             raise Unsupported(f"torch {torch.__version__} has no aten::{case.op}")
-        return Parity(case, device, executor).differences()
+        return Parity(case, device, compiler).differences()
 
 
 class Parity:
     """A case as a program, compiled and in eager mode. A subclass runs another program, on other inputs."""
 
-    def __init__(self, case: Case, device: Device, executor: Executor) -> None:
-        self.case, self.device, self.executor = case, device, executor
+    def __init__(self, case: Case, device: Device, compiler: Compiler) -> None:
+        self.case, self.device, self.compiler = case, device, compiler
         self.todo: CallPlan = plan(replace(case, sample=""), device)
         self.function = source.define(source.text(case, device, self.todo.sample))
-        eager = replace(case, executor="") if case.executor == "script" else case
+        eager = replace(case, compiler="") if case.compiler == "script" else case
         self.eager = source.define(source.text(eager, device, self.todo.sample))
-        self.name = f"{case.executor}: aten::{case.op}"
+        self.name = f"{case.compiler}: aten::{case.op}"
         # autograd asks for the device behind a fake tensor
-        self.grads = executor.grads and device.has_values
+        self.grads = compiler.grads and device.has_values
 
     def region(self) -> AbstractContextManager[object]:
         return self.device.autocast(self.case.amp) if self.case.sample == AROUND else nullcontext()
@@ -91,7 +91,7 @@ class Parity:
         compiled = None
         try:
             with self.region():
-                compiled = self.executor.make(self.function, self.inputs())
+                compiled = self.compiler.make(self.function, self.inputs())
         except Unsupported:  # this torch has no such compiler
             raise
         except Exception as error:  # a compiler may raise anything, and that is what is to be seen
@@ -182,14 +182,14 @@ class Parity:
         return out
 
     def bound(self, want: torch.Tensor) -> float:
-        if not self.executor.rounds or not want.is_floating_point():
+        if not self.compiler.rounds or not want.is_floating_point():
             return 0.0
         finite = want[want.isfinite()].double()
         scale = max(1.0, finite.abs().max().item() if finite.numel() else 1.0)
         low = [x for x in (want.dtype, *(t.dtype for t in self.lowest())) if x.is_floating_point]
         eps = max(torch.finfo(x).eps for x in low)
         wide = eps == torch.finfo(torch.float32).eps
-        return max(self.executor.rounds, self.executor.wide if wide else 0) * eps * scale
+        return max(self.compiler.rounds, self.compiler.wide if wide else 0) * eps * scale
 
     def lowest(self) -> list[torch.Tensor]:
         return [torch.empty(0, dtype=DTYPES[leaf]) for leaf in self.todo.expected.leaves if leaf in DTYPES]

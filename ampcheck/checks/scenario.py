@@ -61,8 +61,8 @@ class Amp:
     """The device of a scenario, one of its lower-precision dtypes ("low" in docstrings), and the differences found.
 
     `region()` is `torch.autocast` of the two; the `assert_…` methods compare what happens with what is promised. In the
-    suite `jit` each case has an executor, the way a program is compiled (`ampcheck/spec/executors.py`), and
-    `compiled(executor, program, inputs)` compiles.
+    suite `jit` each case has a compiler, the way a program is compiled (`ampcheck/spec/compilers.py`), and
+    `compiled(compiler, program, inputs)` compiles.
     """
 
     def __init__(self, device: Device, dtype: str) -> None:
@@ -150,11 +150,11 @@ class Amp:
             call()
         return copier.made
 
-    def compiled(self, executor: str, function: Callable[..., Any], *inputs: Any, **options: Any) -> Callable[..., Any]:
+    def compiled(self, compiler: str, function: Callable[..., Any], *inputs: Any, **options: Any) -> Callable[..., Any]:
         """Return a function compiled for inputs such as these; `options` are those of `torch.compile`."""
-        from ampcheck.compilers.kinds import EXECUTORS
+        from ampcheck.compilers.kinds import COMPILERS
 
-        compiled: Callable[..., Any] = EXECUTORS[executor].make(function, inputs, **options).call
+        compiled: Callable[..., Any] = COMPILERS[compiler].make(function, inputs, **options).call
         return compiled
 
     def program(self, body: str) -> Callable[..., Any]:

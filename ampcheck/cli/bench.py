@@ -30,7 +30,12 @@ def add(commands: Subparsers) -> None:
     option("--quick", action="store_true", help="one process and five rounds of a few workloads, within three minutes")
     option("--filter", action="append", default=[], metavar="PATTERN", help="workloads of these names; again for more")
     option(
-        "--executor", action="append", default=[], metavar="NAME", help="eager, graph, compile or jit; again for more"
+        "--compiler",
+        "--executor",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="eager, graph, compile or jit; again for more",
     )
     option("--threads", type=int, default=1, metavar="N", help="threads of each library; default: 1")
     option("--reports", type=Path, default=Path("reports"), metavar="FOLDER", help="where files go; default: reports")
@@ -60,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
     tasks, estimated = choose(args)
     if args.list:
         for device, found in {**tasks, **estimated}.items():
-            for workload, executor in found:
-                print(f"{device}/{executor}/{workload}")
+            for workload, compiler in found:
+                print(f"{device}/{compiler}/{workload}")
         return 0
     mode = QUICK if args.quick else FULL
     if args.run_file and args.run_file.exists():
@@ -129,13 +134,13 @@ def run(args: argparse.Namespace) -> int:
 
 def choose(args: argparse.Namespace) -> tuple[dict[str, list[Task]], dict[str, list[Task]]]:
     """The groups that the options choose, by device: to measure, and to estimate."""
-    from ampcheck.bench.core.model import ESTIMATED, EXECUTORS, kind_of
-    from ampcheck.bench.run.variants import executors, select
+    from ampcheck.bench.core.model import COMPILERS, ESTIMATED, kind_of
+    from ampcheck.bench.run.variants import compilers, select
     from ampcheck.devices import registry
 
-    for name in args.executor:
-        if name not in EXECUTORS:
-            raise UsageError(f"there is no executor {name!r}; there are {', '.join(EXECUTORS)}")
+    for name in args.compiler:
+        if name not in COMPILERS:
+            raise UsageError(f"there is no compiler {name!r}; there are {', '.join(COMPILERS)}")
     names = [name for name in args.device if not name.startswith(ESTIMATED)]
     estimates = [name for name in args.device if name.startswith(ESTIMATED)]
     for name in estimates:
@@ -149,10 +154,10 @@ def choose(args: argparse.Namespace) -> tuple[dict[str, list[Task]], dict[str, l
             continue
         heavy = device.describe().get("platform", device.type) not in ("cpu",)
         chosen = [
-            (workload.name, executor)
+            (workload.name, compiler)
             for workload in select(args.filter, args.quick, heavy)
-            for executor in executors(workload, device.name)
-            if (executor in args.executor if args.executor else not (args.quick and executor in ("compile", "graph")))
+            for compiler in compilers(workload, device.name)
+            if (compiler in args.compiler if args.compiler else not (args.quick and compiler in ("compile", "graph")))
         ]
         if chosen:
             tasks[device.name] = chosen
@@ -211,7 +216,7 @@ def _header(args: argparse.Namespace, mode: str, tasks: dict[str, list[Task]]) -
         "machine": found,
         "identity": machine.identity(found),
         "devices": {name: described[name].describe() if name in described else {} for name in tasks},
-        "groups": [f"{name}/{executor}/{workload}" for name, some in tasks.items() for workload, executor in some],
+        "groups": [f"{name}/{compiler}/{workload}" for name, some in tasks.items() for workload, compiler in some],
     }
 
 

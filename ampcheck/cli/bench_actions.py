@@ -33,7 +33,12 @@ def add(actions: Subparsers) -> None:
     )
     option("--device", default="cpu", metavar="NAME", help="default: cpu")
     option(
-        "--executor", action="append", default=[], metavar="NAME", help="compile or jit, beside eager; again for both"
+        "--compiler",
+        "--executor",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="compile or jit, beside eager; again for both",
     )
     option("--quick", action="store_true", help="one process and five rounds")
     option("--threads", type=int, default=1, metavar="N", help="threads of each library; default: 1")
@@ -80,7 +85,7 @@ def advise(args: argparse.Namespace) -> int:
     found = advice.advise(
         args.step,
         args.device,
-        executors=args.executor,
+        compilers=args.compiler,
         modules=args.device_module,
         quick=args.quick,
         threads=args.threads,

@@ -19,13 +19,13 @@ def add(commands: Subparsers) -> None:
     parser = commands.add_parser(
         "coverage",
         help="how many states of the ops with a policy the cases reach",
-        description="Count the cells of overload, dispatch key, mix of dtypes, gradient mode, layout and executor: "
+        description="Count the cells of overload, dispatch key, mix of dtypes, gradient mode, layout and compiler: "
         "those that cannot be, with the reasons, those that the cases of every run and of a nightly run reach, and the "
         "open ones.",
     )
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run files: count what their cases reached")
     add_device(parser, "a device to count on, by default every one that this machine has")
-    parser.add_argument("--open", action="store_true", help="list what is open, by overload and executor")
+    parser.add_argument("--open", action="store_true", help="list what is open, by overload and compiler")
     parser.add_argument(
         "--json",
         type=Path,

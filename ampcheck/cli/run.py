@@ -38,7 +38,7 @@ def add(commands: Subparsers) -> None:
     parser.add_argument(
         "--nightly",
         action="store_true",
-        help="explore by random programs; every op through every executor and inductor; the op database everywhere",
+        help="explore by random programs; every op through every compiler and inductor; the op database everywhere",
     )
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="the red cases that may stay as they are")
     parser.add_argument("--max-red", type=_count, default=0, metavar="N", help="end the run when N cases are red")
@@ -69,9 +69,16 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     add("--suite", action="append", default=[], metavar="NAME", help="run this suite alone; again for more")
     add("--op", action="append", default=[], metavar="OVERLOAD", help="run the cases of this op alone")
     add("--rule", action="append", default=[], metavar="RULE", help="run the cases of this rule alone")
-    add("--executor", action="append", default=[], metavar="NAME", help="run the cases of this executor alone")
+    add(
+        "--compiler",
+        "--executor",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only the cases of this compiler",
+    )
     add("--amp-dtype", action="append", default=[], metavar="DTYPE", help="run the cases of this region dtype alone")
-    add("--smoke", action="store_true", help="run a small choice: some of each suite, rule, policy and executor")
+    add("--smoke", action="store_true", help="run a small choice: some of each suite, rule, policy and compiler")
     add("--shard", metavar="N/COUNT", help="run share N of COUNT; all shares together have every case once")
     add("--last-failed", metavar="RUN", help="run the cases that are red in this run file alone")
     add("-k", dest="keyword", metavar="EXPRESSION", help="run the cases whose ids match, as pytest does")

@@ -1,4 +1,4 @@
-"""The executors: each makes a compiled program of a function and example inputs."""
+"""The compilers: each makes a compiled program of a function and example inputs."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def _jaxjit(function: Function, inputs: Sequence[Any], **_: Any) -> Compiled:
 
 
 @dataclass(frozen=True, slots=True)
-class Executor:
+class Compiler:
     """`make`: compiles a function for example inputs; options are `torch.compile`'s, of which exports take `dynamic`.
 
     `grads`: gradients flow through what it makes.
@@ -184,21 +184,21 @@ _ROUNDS = 48
 _FEW = 4
 """The same kernels run, but of parts that a composite op is taken apart into, whose layouts may be other ones."""
 
-EXECUTORS = {
-    "script": Executor(_script, rounds=_FEW),
-    "traced": Executor(_traced, rounds=_FEW),
-    "dynamo": Executor(_dynamo),
+COMPILERS = {
+    "script": Compiler(_script, rounds=_FEW),
+    "traced": Compiler(_traced, rounds=_FEW),
+    "dynamo": Compiler(_dynamo),
     # It takes some ops apart by formulas of PyTorch's own, which add in another order: bicubic upsampling is one.
-    "aot": Executor(_backend("aot_eager"), rounds=_FEW, wide=_ROUNDS),
-    "inductor": Executor(_backend("inductor"), rounds=_ROUNDS),
-    "export": Executor(_export, rounds=_FEW),
-    "strict": Executor(_strict, rounds=_FEW),
-    "decomposed": Executor(_decomposed, rounds=_ROUNDS),
-    "packaged": Executor(_packaged, grads=False, rounds=_ROUNDS),
-    "jaxcompile": Executor(_backend("jax"), rounds=_ROUNDS),
-    "jaxjit": Executor(_jaxjit, grads=False, rounds=_ROUNDS),
+    "aot": Compiler(_backend("aot_eager"), rounds=_FEW, wide=_ROUNDS),
+    "inductor": Compiler(_backend("inductor"), rounds=_ROUNDS),
+    "export": Compiler(_export, rounds=_FEW),
+    "strict": Compiler(_strict, rounds=_FEW),
+    "decomposed": Compiler(_decomposed, rounds=_ROUNDS),
+    "packaged": Compiler(_packaged, grads=False, rounds=_ROUNDS),
+    "jaxcompile": Compiler(_backend("jax"), rounds=_ROUNDS),
+    "jaxjit": Compiler(_jaxjit, grads=False, rounds=_ROUNDS),
 }
-"""The executors by the names of `ampcheck.spec.executors`."""
+"""The compilers by the names of `ampcheck.spec.compilers`."""
 
 
 @contextmanager

@@ -52,7 +52,7 @@ def _call(case: Case, sample: Sample, remaining: Iterator[str]) -> str:
     arguments = [written(value, remaining) for value in sample.args]
     arguments += [f"{name}={written(value, remaining)}" for name, value in sample.kwargs.items()]
     packet, _, variant = case.op.partition(".")
-    overload = "" if case.executor == "script" else f".{variant or 'default'}"
+    overload = "" if case.compiler == "script" else f".{variant or 'default'}"
     return f"torch.ops.aten.{packet}{overload}({', '.join(arguments)})"
 
 

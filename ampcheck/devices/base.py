@@ -41,6 +41,10 @@ class Device(ABC):
     written; the rest has defaults that suit a device whose tensors hold values.
     """
 
+    def __init_subclass__(cls) -> None:
+        if "executors" in vars(cls):  # what `compilers` was called
+            cls.compilers = vars(cls)["executors"]
+
     name: str
     """Its name on the command line, e.g. "cpu" or "virtual:cuda"."""
     token: str
@@ -71,7 +75,7 @@ class Device(ABC):
     without_autograd: str = ""
     """Why PyTorch's autograd does not run on it; "" for a device on which it does."""
     compilers: tuple[str, ...] = ()
-    """The executors (`ampcheck.spec.executors`) that take programs on it. Suite jit has no case on a device without
+    """The compilers (`ampcheck.spec.compilers`) that take programs on it. Suite jit has no case on a device without
     one: what a compiler does with a backend it was not told of has nothing to do with autocast."""
     refusals: tuple[str, ...] = ()
     """Regular expressions: how its kernels say that they do not take a dtype. A call that raises such a text under

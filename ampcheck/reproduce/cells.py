@@ -22,7 +22,7 @@ def of_cells(case: Case, device: Device, message: str = "", modules: Sequence[st
     cells = mixes_of(samples.catalogue()[case.op].samples[0], case.amp)
     mix, layout = cell_of(message) or (next(iter(cells)), "contiguous")
     single = replace(case, sample="", inputs=cells[mix])
-    if case.executor:
+    if case.compiler:
         program = of_compiled(single, device, message, modules)
     elif case.inputs == "grad":
         program = of_gradient(replace(single, inputs=single.inputs + GRADIENT), device, message, modules, ran=ran)

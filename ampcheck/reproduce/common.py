@@ -65,7 +65,7 @@ COMPILED = {
     "jaxcompile": 'torch.compile({function}, backend="jax", {options})',
     "jaxjit": "ampcheck.jax_device.jit({function}, fullgraph=True)",
 }
-"""How each executor compiles a function for a tuple of inputs; an export takes a module `Module` that calls it, and
+"""How each compiler compiles a function for a tuple of inputs; an export takes a module `Module` that calls it, and
 `dynamic_shapes` where `sizes` says so."""
 _IMPORTS = {
     "SimpleNamespace(": "from types import SimpleNamespace",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ampcheck.checks.call import plan
 from ampcheck.compilers import source
-from ampcheck.compilers.kinds import EXECUTORS
+from ampcheck.compilers.kinds import COMPILERS
 from ampcheck.devices.base import Device
 from ampcheck.reproduce import snippets, values
 from ampcheck.reproduce.common import COMPILED, assembled
@@ -121,32 +121,32 @@ def of_compiled(case: Case, device: Device, message: str = "", modules: Sequence
     blocks = [values.SEEDED] if any("seeded(" in text for text in made) else []
     rows = "".join(f"        {text},\n" for text in made)
     blocks += [f"def inputs():\n    return [\n{rows}    ]", source.text(case, device, todo.sample).rstrip()]
-    executor = EXECUTORS[case.executor]
+    compiler = COMPILERS[case.compiler]
     around = case.sample == AROUND
     region = source.region(case, device) if around else "if True:"
     eager = "program"
-    if case.executor == "script":  # in Python, a name without the overload may find another one
+    if case.compiler == "script":  # in Python, a name without the overload may find another one
         eager = "eager"
         blocks.append(
-            source.text(replace(case, executor=""), device, todo.sample).replace("def program", "def eager").rstrip()
+            source.text(replace(case, compiler=""), device, todo.sample).replace("def program", "def eager").rstrip()
         )
     run = _RUN.replace("REGION", region).replace("TYPE", repr(device.type))
     blocks += [snippets.CHECK, run]
-    make = f"compiled = {_MAKE[case.executor]}"
+    make = f"compiled = {_MAKE[case.compiler]}"
     compared = _COMPARED.format(
         eager=eager,
-        grads=executor.grads and device.has_values,
+        grads=compiler.grads and device.has_values,
         make=f"{region}\n        {make}" if around else make,
     )
     if device.has_values and todo.op.values != "none":
         low = [str(DTYPES[leaf]) for leaf in dict.fromkeys(todo.expected.leaves) if leaf in DTYPES]
-        blocks.append(_FAR.format(rounds=executor.rounds, lowest=", ".join(low)))
+        blocks.append(_FAR.format(rounds=compiler.rounds, lowest=", ".join(low)))
         compared += _VALUES.format(pairs="got.out, want.out", what="output")
         if todo.op.values == "exact":
             compared += _VALUES.format(pairs="got.grads, want.grads", what="gradient")
     if "Module()" in make:
         blocks.append(_MODULE)
     blocks.append(compared)
-    if case.executor in _WATCHED and (not message or any(mark in message for mark in _OF_KERNELS)):
+    if case.compiler in _WATCHED and (not message or any(mark in message for mark in _OF_KERNELS)):
         blocks.append(_KERNEL.format(eager=eager, overload=todo.expected.overload, region=region))
     return assembled(device, modules, blocks)

@@ -120,7 +120,7 @@ def interleave(*workers):  # generators, each in a new thread, take turns: each 
     "received": _own(Amp.received, "observe"),
     "compiled": ShimAttribute(
         """\
-def compiled(executor, function, *inputs, **options):
+def compiled(compiler, function, *inputs, **options):
 {compiled}"""
     ),
     "program": ShimAttribute(

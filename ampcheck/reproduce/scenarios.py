@@ -195,10 +195,10 @@ def _facts(device: Device, dtype: torch.dtype, text: str, params: Mapping[str, o
     }
 
 
-def _compiled(executors: Sequence[str]) -> str:
-    """Return the body of the attribute that compiles, for some executors."""
-    ways = {name: COMPILED[name].format(**_GIVEN) for name in executors}
-    lines = [f"    if executor == {name!r}:\n        return {how}" for name, how in ways.items()]
+def _compiled(compilers: Sequence[str]) -> str:
+    """Return the body of the attribute that compiles, for some compilers."""
+    ways = {name: COMPILED[name].format(**_GIVEN) for name in compilers}
+    lines = [f"    if compiler == {name!r}:\n        return {how}" for name, how in ways.items()]
     if any("Module()" in how for how in ways.values()):
         lines = [_MODULE, _SIZES, *lines]
     return "\n".join(lines) or "    pass"

@@ -281,7 +281,7 @@ class Cause:
 
     @property
     def example(self) -> Result:
-        return min(self.results, key=lambda r: (not r.torch, bool(r.executor), len(r.torch), r.key))
+        return min(self.results, key=lambda r: (not r.torch, bool(r.compiler), len(r.torch), r.key))
 
 
 def of(result: Result) -> str:

@@ -12,7 +12,7 @@ import torch
 from packaging.version import Version
 
 from ampcheck import samples
-from ampcheck.checks.cases import cell_cases, compiled_cases, database_cases, executors, op_cases, smoke
+from ampcheck.checks.cases import cell_cases, compiled_cases, compilers, database_cases, op_cases, smoke
 from ampcheck.checks.product import Product, label
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known, select
@@ -21,8 +21,8 @@ from ampcheck.runner.deviations import JIT, KERNELS, SHARED, KnownDeviations
 from ampcheck.runner.runlog import Choice
 from ampcheck.samples import op_database
 from ampcheck.spec.case import Case
+from ampcheck.spec.compilers import COMPILERS
 from ampcheck.spec.dtypes import LOW
-from ampcheck.spec.executors import EXECUTORS
 from ampcheck.spec.rules import RULES
 
 CASE = pytest.StashKey[Case]()
@@ -51,7 +51,7 @@ class Collector:
         self._ops = _chosen(option.op, {**samples.catalogue(), **op_database.rows()}, "op")
         self._rules = _chosen(option.rule, RULES, "rule")
         self._dtypes = _chosen(option.amp_dtype, LOW, "region dtype")
-        self._executors = _chosen(option.executor, EXECUTORS, "executor")
+        self._compilers = _chosen(option.compiler, COMPILERS, "compiler")
         self._device_option = bool(option.device)
         self._arguments = [config.invocation_params.dir / str(argument) for argument in config.args]
         self._names: list[str] = []
@@ -96,10 +96,10 @@ class Collector:
         metafunc.parametrize(names, cells, ids=[label(cell) for cell in cells])
         scenario = metafunc.function.__name__.removeprefix("test_")
         for cell in [] if self._nightly else product.reachable:
-            executor = dict(zip(names, cell, strict=True)).get("executor", "")
-            variant = label(tuple(value for value in cell if value != executor))
+            compiler = dict(zip(names, cell, strict=True)).get("compiler", "")
+            variant = label(tuple(value for value in cell if value != compiler))
             self._nightly_names += [
-                Case(suite, rule, scenario, "", variant, dtype, device.name, device.token, executor).name
+                Case(suite, rule, scenario, "", variant, dtype, device.name, device.token, compiler).name
                 for device, dtype in amps
             ]
 
@@ -114,7 +114,7 @@ class Collector:
             yield from database_cases(device, suite)
 
     def _wanted(self, case: Case) -> bool:
-        chosen = ((self._ops, case.op), (self._dtypes, case.amp), (self._executors, case.executor))
+        chosen = ((self._ops, case.op), (self._dtypes, case.amp), (self._compilers, case.compiler))
         return all(not names or value in names for names, value in chosen)
 
     def collected(self, item: pytest.Item) -> None:
@@ -126,12 +126,12 @@ class Collector:
         elif isinstance(params.get("amp"), tuple):
             device, dtype = params["amp"]
             name = function.originalname.removeprefix("test_")
-            executor = str(params.get("executor", ""))
-            # pytest's label for the parameters of the scenario, of which the executor is a field of the case.
+            compiler = str(params.get("compiler", ""))
+            # pytest's label for the parameters of the scenario, of which the compiler is a field of the case.
             label = function.callspec.id.removesuffix(f"{dtype}-{device.token}").rstrip("-")
-            variant = "-".join(word for word in label.split("-") if word != executor)
+            variant = "-".join(word for word in label.split("-") if word != compiler)
             rule = _rule(item, item.get_closest_marker("scenario"))
-            case = Case(_suite(item.path).name, rule, name, "", variant, dtype, device.name, device.token, executor)
+            case = Case(_suite(item.path).name, rule, name, "", variant, dtype, device.name, device.token, compiler)
         else:
             return
         if self._nodes.setdefault(case.key, item.nodeid) != item.nodeid:
@@ -153,11 +153,11 @@ class Collector:
     def drop_empty(self, items: list[pytest.Item]) -> None:
         """Leave out the placeholders pytest makes for a function without cases: absent is not skipped."""
         made = [item for item in items if "NOTSET" not in item.nodeid]
-        items[:] = [item for item in made if self._takes_executor(item, self._nightly)]
+        items[:] = [item for item in made if self._takes_compiler(item, self._nightly)]
         self._names = [
             item.stash[CASE].name
             for item in made
-            if self.is_case(item) and any(self._takes_executor(item, nightly) for nightly in {self._nightly, True})
+            if self.is_case(item) and any(self._takes_compiler(item, nightly) for nightly in {self._nightly, True})
         ]
 
     def choose(self, items: list[pytest.Item]) -> list[pytest.Item]:
@@ -175,20 +175,20 @@ class Collector:
         """Return the cases among some items that another shard runs, or that were not red."""
         return [item for item in items if self.is_case(item) and not self.choice.has(item.stash[CASE].key)]
 
-    def _takes_executor(self, item: pytest.Item, nightly: bool) -> bool:
-        """Return whether an item is of a chosen executor and of one that takes its device's programs."""
+    def _takes_compiler(self, item: pytest.Item, nightly: bool) -> bool:
+        """Return whether an item is of a chosen compiler and of one that takes its device's programs."""
         case = item.stash.get(CASE, None)
-        if case is None or (case.suite != "jit" and not self._executors):
+        if case is None or (case.suite != "jit" and not self._compilers):
             return True
-        runs = executors(self.devices[case.device], nightly=nightly)
-        if not case.executor and not self._executors:
+        runs = compilers(self.devices[case.device], nightly=nightly)
+        if not case.compiler and not self._compilers:
             return bool(runs)
-        return case.executor in runs and (not self._executors or case.executor in self._executors)
+        return case.compiler in runs and (not self._compilers or case.compiler in self._compilers)
 
     def stale(self) -> list[str]:
         """Return a sentence for each deviation that matches no case; none unless every case was collected."""
         everything = self.root is not None and any(self.root.is_relative_to(a.resolve()) for a in self._arguments)
-        if self._ops or self._rules or self._dtypes or self._executors or self._smoke or not everything:
+        if self._ops or self._rules or self._dtypes or self._compilers or self._smoke or not everything:
             return []
         others = [device for name, device in known(self.modules).items() if name not in self.devices]
         files = [device.deviations for device in others if device.deviations]

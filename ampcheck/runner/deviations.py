@@ -14,7 +14,7 @@
     lacks = "mkldnn_rnn_layer bf16"
     added = "2026-11-20"
 
-`cases` are globs over `rule/id`, or `jit/rule/id` for cases that an executor runs; `but`, which may be left out, are
+`cases` are globs over `rule/id`, or `jit/rule/id` for cases that a compiler runs; `but`, which may be left out, are
 globs of those that are not meant. `kind`: "deviation" (expected to fail), "fault" (the same, and the fault is the
 device's own), "unsupported" (the device lacks it) or "flaky". `raises` is a regular expression. Every difference of a
 case must match that of an entry, and every entry that speaks of a case must describe one of its differences.

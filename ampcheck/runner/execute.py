@@ -83,7 +83,7 @@ class Execution:
                     warnings.filterwarnings("ignore", text)
                 if amp:
                     stack.enter_context(device.activate())
-                if amp and case.executor:
+                if amp and case.compiler:
                     stack.enter_context(simulate_cuda(device))
                     stack.enter_context(quiet())
                 try:

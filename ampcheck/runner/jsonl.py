@@ -49,7 +49,7 @@ class Lines:
     note: str
 
 
-def read(path: Path, what: str, schema: int | str, kinds: tuple[str, ...], older: tuple[str, ...] = ()) -> Lines:
+def read(path: Path, what: str, schema: int | str, kinds: tuple[str, ...], older: tuple[int | str, ...] = ()) -> Lines:
     """Read a file, up to its last whole line where it was cut off.
 
     Args:
@@ -93,7 +93,7 @@ def read(path: Path, what: str, schema: int | str, kinds: tuple[str, ...], older
     return found
 
 
-def _header(path: Path, what: str, schema: int | str, older: tuple[str, ...], line: Any) -> dict[str, Any]:
+def _header(path: Path, what: str, schema: int | str, older: tuple[int | str, ...], line: Any) -> dict[str, Any]:
     if not isinstance(line, dict) or line.get("kind") != "header":
         raise UsageError(f"{path} is not a {what}: its first line is not a header")
     if line.get("schema") not in (schema, *older):

@@ -105,7 +105,7 @@ class Judge:
             return reproduce.of_op_database(case, device, message)
         if case.sample == CELLS:
             return reproduce.of_cells(case, device, message, modules, ran=ran)
-        if case.op in samples.catalogue() and case.executor:
+        if case.op in samples.catalogue() and case.compiler:
             return reproduce.of_compiled(case, device, message, modules)
         if case.inputs.endswith(GRADIENT):
             return reproduce.of_gradient(case, device, message, modules, ran=ran)

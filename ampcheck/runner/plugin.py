@@ -35,11 +35,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--op", action="append", default=[], metavar="OVERLOAD", help="run the cases of this op alone")
     add("--rule", action="append", default=[], metavar="RULE", help="run the cases of this rule alone")
     add("--amp-dtype", action="append", default=[], metavar="DTYPE", help="run the cases of this region dtype alone")
-    add("--executor", action="append", default=[], metavar="NAME", help="run the cases of this executor alone")
+    add(
+        "--compiler",
+        "--executor",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only the cases of this compiler",
+    )
     add(
         "--smoke",
         action="store_true",
-        help="run a small choice of cases: some of each suite, rule, policy and executor",
+        help="run a small choice of cases: some of each suite, rule, policy and compiler",
     )
     add("--shard", metavar="N/COUNT", help="run share N of COUNT; all shares together have every case once")
     add("--red-in", metavar="FILE", type=Path, help="run the cases that are red in this run file alone")
@@ -54,7 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add(
         "--nightly",
         action="store_true",
-        help="explore by random programs; every op through every executor and inductor; the op database everywhere",
+        help="explore by random programs; every op through every compiler and inductor; the op database everywhere",
     )
 
 

@@ -16,7 +16,8 @@ from ampcheck.errors import UsageError
 from ampcheck.runner import jsonl
 from ampcheck.spec.case import deviation_name
 
-SCHEMA = 1
+SCHEMA, OLDER = 2, 1
+"""Files of schema 1 call the field `compiler` of a case `executor`."""
 
 STATUSES = ("pass", "fail", "broken", "deviation", "fixed", "unsupported", "error", "crash", "timeout", "missing")
 """What each claims, and what a pass does not claim: docs/using.md. pass: as promised. fail: not as promised. broken:
@@ -34,7 +35,7 @@ class Result:
 
     `id` is unique within `suite` and `rule`. `node` is its pytest node id. `message`: each difference, a line each.
     `deviation`: the ids of the deviations that it is about, with ", " between. `pytest` and `torch`: how to reproduce
-    it, as a pytest line and as plain torch. `seconds`: wall time of the case. `executor`: what ran it, "" where its
+    it, as a pytest line and as plain torch. `seconds`: wall time of the case. `compiler`: what ran it, "" where its
     suite runs all in one way. `cause`: one text for all cases that are red for one reason (`ampcheck.runner.causes`).
     `traceback`: of what was raised, from the first frame outside of ampcheck on. `warnings`: those given while it ran,
     a line each; they decide nothing.
@@ -55,7 +56,7 @@ class Result:
     deviation: str = ""
     pytest: str = ""
     torch: str = ""
-    executor: str = ""
+    compiler: str = ""
     cause: str = ""
     traceback: str = ""
     warnings: str = ""
@@ -63,7 +64,7 @@ class Result:
     @property
     def name(self) -> str:
         """Return what deviations call it."""
-        return deviation_name(self.suite, self.rule, self.id, self.executor)
+        return deviation_name(self.suite, self.rule, self.id, self.compiler)
 
     @property
     def key(self) -> str:
@@ -76,6 +77,11 @@ class Result:
 
 
 _FIELDS = tuple(f.name for f in fields(Result))
+
+
+def renamed(name: str) -> str:
+    """Return the name of a field, which may have the name of schema 1."""
+    return "compiler" if name == "executor" else name
 
 
 def unmeasured(case: Mapping[str, str], status: str, **fields: Any) -> Result:
@@ -130,7 +136,7 @@ def read(path: Path) -> Run:
     A file cut off in the middle is read up to its last whole line and has a `note`. Raises UsageError where it is no
     run file, is of another schema, or is damaged before its last line.
     """
-    lines = jsonl.read(path, "run file", SCHEMA, ("case",))
+    lines = jsonl.read(path, "run file", SCHEMA, ("case",), older=(OLDER,))
     results = [_result(path, number, line) for number, line in lines.body]
     return Run(path, lines.header, {result.key: result for result in results}, lines.footer, lines.note)
 
@@ -139,6 +145,7 @@ _KINDS: dict[str, tuple[type, ...]] = {"seconds": (int, float)}
 
 
 def _result(path: Path, number: int, line: dict[str, Any]) -> Result:
+    line = {renamed(k): v for k, v in line.items()}
     try:
         result = Result(**{k: v for k, v in line.items() if k != "kind"})
     except TypeError as error:

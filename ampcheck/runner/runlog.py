@@ -19,7 +19,7 @@ from ampcheck.devices.registry import absent, select, warned
 from ampcheck.errors import UsageError
 from ampcheck.observe.dispatcher import live_drift
 from ampcheck.runner import causes, seeds, summary
-from ampcheck.runner.results import RED, Result, RunWriter, manifest_hash, read, unmeasured
+from ampcheck.runner.results import RED, Result, RunWriter, manifest_hash, read, renamed, unmeasured
 from ampcheck.samples import op_database
 from ampcheck.spec.ids import Shard, check_key
 
@@ -261,7 +261,7 @@ def _read_manifest(path: Path) -> dict[str, dict[str, str]]:
             continue
         named = dict(zip(("suite", "rule", "id"), check_key(key).split("/"), strict=True))
         try:
-            found[key] = {**named, **json.loads(fields or "{}")}
+            found[key] = {**named, **{renamed(k): v for k, v in json.loads(fields or "{}").items()}}
             unmeasured(found[key], "missing")
         except (ValueError, TypeError) as error:
             raise UsageError(

@@ -212,11 +212,11 @@ _MASKS = [mask for count in range(1, _FIELDS + 1) for mask in combinations(range
 def _starred(result: Result, mask: Collection[int]) -> str:
     """Return the name of a case with some of op, sample, inputs and region dtype starred; never the device."""
     head = result.id.removesuffix(f"-{_token(result)}")
-    head = head.removesuffix(f"-{result.amp}").removesuffix(f"-{result.executor}").removesuffix(f"-{result.inputs}")
+    head = head.removesuffix(f"-{result.amp}").removesuffix(f"-{result.compiler}").removesuffix(f"-{result.inputs}")
     op, plus, sample = head.partition("+")
     fields = [op, plus + sample, result.inputs, result.amp]
     op, sample, inputs, amp = ("*" if place in mask else field for place, field in enumerate(fields))
-    text = "-".join([op + sample, *filter(None, (inputs, result.executor, amp)), _token(result)])
+    text = "-".join([op + sample, *filter(None, (inputs, result.compiler, amp)), _token(result)])
     while "**" in text or "*-*" in text:
         text = text.replace("**", "*").replace("*-*", "*")
     return f"{result.name.removesuffix(result.id)}{text}"

@@ -37,7 +37,7 @@ def op_cases(rule: str, *, database: bool = False, compiled: bool = False) -> Ca
     """Run the function, which takes `case` and `device`, once for every op case of a rule.
 
     `database`: and for every op of PyTorch's own op database that has no policy; see `ampcheck.samples.op_database`.
-    `compiled`: instead, once for every op case of the rule that runs through an executor; see `ampcheck.compilers`.
+    `compiled`: instead, once for every op case of the rule that runs through a compiler; see `ampcheck.compilers`.
     """
 
     def mark(function: F) -> F:
@@ -51,7 +51,7 @@ def check(case: Case, device: Device) -> None:
     """Run an op case. Raises CheckFailure with every difference from the specification."""
     if case.sample == CELLS:
         differences = check_cells(case, device)
-    elif case.executor:
+    elif case.compiler:
         differences = parity.check(case, device)
     elif case.suite == "autograd":
         differences = check_backward(case, device)

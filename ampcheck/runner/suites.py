@@ -57,7 +57,7 @@ def command(args: argparse.Namespace) -> list[str]:
     out = [sys.executable, "-m", "pytest", "-c", str(_PACKAGE / "pytest.ini"), f"--rootdir={root.parent}"]
     out += [f"--confcutdir={root}", "-p", "ampcheck.runner.plugin", "-q", "--no-header", "--tb=no"]
     out += ["--capture=sys"]  # what a dying process says below Python stays in its log
-    for option in ("device", "device_module", "op", "rule", "executor", "amp_dtype", "deviations"):
+    for option in ("device", "device_module", "op", "rule", "compiler", "amp_dtype", "deviations"):
         out += [f"--{option.replace('_', '-')}={value}" for value in getattr(args, option)]
     if args.shard is not None:
         out += [f"--shard={Shard.parse(args.shard)}"]

@@ -24,7 +24,7 @@ class Case:
     `suite`: eager, jit, autograd or scaler. `rule`: a name of `ampcheck.spec.rules`. `op`: an overload, or the name of
     a scenario. `sample`: "" for the op's main sample. `inputs`: the dtype assignment, as `ampcheck.spec.ids.assign`
     reads it. `amp`: the region's dtype. `device`: the device's name on the command line, `token` its name in ids.
-    `executor`: what runs it, a name of `ampcheck.spec.executors`; "" for a suite that runs everything in one way.
+    `compiler`: what runs it, a name of `ampcheck.spec.compilers`; "" for a suite that runs everything in one way.
     """
 
     suite: str
@@ -35,11 +35,11 @@ class Case:
     amp: str
     device: str
     token: str
-    executor: str = ""
+    compiler: str = ""
 
     @cached_property
     def id(self) -> str:
-        return case_id(self.op, self.sample, self.inputs, self.amp, self.token, self.executor)
+        return case_id(self.op, self.sample, self.inputs, self.amp, self.token, self.compiler)
 
     @property
     def key(self) -> str:
@@ -49,7 +49,7 @@ class Case:
     @property
     def name(self) -> str:
         """Return its name in deviations; see `deviation_name`."""
-        return deviation_name(self.suite, self.rule, self.id, self.executor)
+        return deviation_name(self.suite, self.rule, self.id, self.compiler)
 
     def fields(self) -> dict[str, str]:
         """The fields of a result that are known before the case runs, without empty ones. JSON, for other processes."""
@@ -57,6 +57,6 @@ class Case:
         return {"id": self.id, **known}
 
 
-def deviation_name(suite: str, rule: str, case: str, executor: str) -> str:
-    """Return a case's name in deviations: `rule/id` in every suite, but `suite/rule/id` for one with an executor."""
-    return f"{suite}/{rule}/{case}" if executor else f"{rule}/{case}"
+def deviation_name(suite: str, rule: str, case: str, compiler: str) -> str:
+    """Return a case's name in deviations: `rule/id` in every suite, but `suite/rule/id` for one with a compiler."""
+    return f"{suite}/{rule}/{case}" if compiler else f"{rule}/{case}"

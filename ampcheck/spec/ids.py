@@ -1,7 +1,7 @@
 """Case ids, dtype assignments and shards.
 
 `op-inputs-amp-device`, e.g. `atan2-fp32_bf16-bf16-cpu`. A sample other than an op's main one follows a plus sign:
-`mm+method-fp32-bf16-cpu`. An executor comes before the region's dtype:
+`mm+method-fp32-bf16-cpu`. A compiler comes before the region's dtype:
 `mm-fp32-dynamo-bf16-cpu`. An id is a label: what it says is in the fields of the case, too. Ids are stable: a published
 run can be compared with one made years later.
 """
@@ -31,12 +31,12 @@ def op_token(op: str, sample: str = "") -> str:
     return f"{name}+{sample}" if sample else name
 
 
-def case_id(op: str, sample: str, inputs: str, amp: str, device_token: str, executor: str = "") -> str:
+def case_id(op: str, sample: str, inputs: str, amp: str, device_token: str, compiler: str = "") -> str:
     """The id of a case; a name too long for it is cut, else its inputs, with a digest of what is cut.
 
     Raises ValueError where it would be too long all the same, or hold a character shells interpret.
     """
-    name, parts = op_token(op, sample), (inputs, executor, amp, device_token)
+    name, parts = op_token(op, sample), (inputs, compiler, amp, device_token)
     text = "-".join(part for part in (name, *parts) if part)
     for cut in (name, "-".join(part for part in (name, inputs) if part)):
         rest = text.removeprefix(cut)

@@ -19,7 +19,7 @@ class Coverage:
 
     `reachable`: how many can be. `every`, `nightly`: how many of those the cases of every run, and of a nightly run,
     reach; of some run files, how many their cases reached. `unreachable`: by reason, how many cannot be. `open`: the
-    overload and executor of reachable cells that no case reaches, with how many.
+    overload and compiler of reachable cells that no case reaches, with how many.
     """
 
     device: str
@@ -42,7 +42,7 @@ def count(device: Device, ran: Collection[str] | None = None) -> Coverage:
         return possible & {cell for case in cases for cell in reached(case, device)}
 
     every, nightly = reach(False), reach(True)
-    missing = Counter((cell.overload, cell.executor or "eager", cell.mode) for cell in possible - nightly)
+    missing = Counter((cell.overload, cell.compiler or "eager", cell.mode) for cell in possible - nightly)
     return Coverage(
         device.name,
         device.key,
@@ -51,7 +51,7 @@ def count(device: Device, ran: Collection[str] | None = None) -> Coverage:
         len(every),
         len(nightly),
         dict(Counter(why for why in states.values() if why)),
-        [f"{op}, {executor}, {mode}: {number} cells" for (op, executor, mode), number in sorted(missing.items())],
+        [f"{op}, {compiler}, {mode}: {number} cells" for (op, compiler, mode), number in sorted(missing.items())],
     )
 
 
@@ -63,7 +63,7 @@ def figure(counted: Sequence[Coverage], ran: bool = False) -> str:
     cases = "The cases that ran" if ran else "The cases of a nightly run"
     return (
         f"{cases} reach {nightly / reachable:.1%} of {reachable} reachable cells of overload, dispatch key, mix of "
-        f"dtypes, gradient mode, layout and executor; those of them that every run has, {every / reachable:.1%}."
+        f"dtypes, gradient mode, layout and compiler; those of them that every run has, {every / reachable:.1%}."
     )
 
 

@@ -16,11 +16,11 @@ _GUARDED = ("dynamo", "aot", "inductor", "jaxcompile")
 
 
 @scenario(values=True)
-@pytest.mark.parametrize("executor", _GUARDED)
-def test_new_values_of_a_weight(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _GUARDED)
+def test_new_values_of_a_weight(amp: Amp, compiler: str) -> None:
     """A compiled function sees a weight's new values in the next region, and in this one where its cast is cleared."""
     x, weight = amp.rand(2, 2), amp.rand(2, 2, requires_grad=True)
-    compiled = amp.compiled(executor, torch.mm, x, weight)
+    compiled = amp.compiled(compiler, torch.mm, x, weight)
     for turn in range(3):
         with amp.region():
             got = compiled(x, weight)
@@ -34,11 +34,11 @@ def test_new_values_of_a_weight(amp: Amp, executor: str) -> None:
 
 
 @scenario(values=True)
-@pytest.mark.parametrize("executor", _GUARDED)
-def test_without_gradients_first(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _GUARDED)
+def test_without_gradients_first(amp: Amp, compiler: str) -> None:
     """A weight cast without gradients in a region has a gradient in the same region afterwards (pytorch#158232)."""
     x, weight = amp.rand(2, 2), amp.rand(2, 2, requires_grad=True)
-    compiled = amp.compiled(executor, torch.mm, x, weight)
+    compiled = amp.compiled(compiler, torch.mm, x, weight)
     with amp.region():
         with torch.no_grad():
             amp.assert_equal("whether it requires grad without gradients", compiled(x, weight).requires_grad, False)
@@ -49,13 +49,13 @@ def test_without_gradients_first(amp: Amp, executor: str) -> None:
 
 
 @scenario(values=True)
-@pytest.mark.parametrize("executor", ["traced"])
-def test_tracing_with_the_cache_on(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["traced"])
+def test_tracing_with_the_cache_on(amp: Amp, compiler: str) -> None:
     """A layer used twice is traced in a region whose cache is on, as it is (pytorch#50231, #84092)."""
     layer = amp.module(lambda: torch.nn.Linear(2, 2)).requires_grad_(True)
     x = amp.rand(2, 2)
     with amp.region():
-        traced = amp.compiled(executor, lambda x: layer(layer(x)), x)
+        traced = amp.compiled(compiler, lambda x: layer(layer(x)), x)
         got = traced(x)
         want = layer(layer(x))
     amp.assert_equal("dtype", got.dtype, amp.dtype)
@@ -65,13 +65,13 @@ def test_tracing_with_the_cache_on(amp: Amp, executor: str) -> None:
 
 
 @scenario(values=True)
-@pytest.mark.parametrize("executor", ["traced"])
-def test_tracing_with_the_cache_off(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["traced"])
+def test_tracing_with_the_cache_off(amp: Amp, compiler: str) -> None:
     """A layer used twice is traced in a region whose cache is off (upstream test_generate_autocast_jit_trace_model)."""
     layer = amp.module(lambda: torch.nn.Linear(2, 2)).requires_grad_(True)
     x = amp.rand(2, 2)
     with amp.region(cache_enabled=False):
-        traced = amp.compiled(executor, torch.nn.Sequential(layer, layer), x)
+        traced = amp.compiled(compiler, torch.nn.Sequential(layer, layer), x)
         got = traced(x)
     amp.assert_equal("dtype", got.dtype, amp.dtype)
     got.float().sum().backward()
@@ -80,8 +80,8 @@ def test_tracing_with_the_cache_off(amp: Amp, executor: str) -> None:
 
 @scenario(values=True)
 @pytest.mark.parametrize("cache", [True, False])
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "export", "strict", "jaxcompile"])
-def test_gradient_of_two_uses(amp: Amp, executor: str, cache: bool) -> None:
+@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "export", "strict", "jaxcompile"])
+def test_gradient_of_two_uses(amp: Amp, compiler: str, cache: bool) -> None:
     """A weight used twice in a compiled function has eager mode's gradient, whether or not the cache is on."""
     kind, low = amp.type, amp.dtype
 
@@ -95,7 +95,7 @@ def test_gradient_of_two_uses(amp: Amp, executor: str, cache: bool) -> None:
         two.copy_(one)
     one.requires_grad_()
     two.requires_grad_()
-    compiled = amp.compiled(executor, program, x, two)
+    compiled = amp.compiled(compiler, program, x, two)
     program(x, one).sum().backward()
     compiled(x, two).sum().backward()
     assert one.grad is not None

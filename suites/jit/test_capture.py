@@ -1,6 +1,6 @@
 """Rule ambient: the autocast state around a compiled function is the one it is called in, not the one it was made in.
 
-A function is made in one state, called there once, and then called in another. What PyTorch promises, per executor:
+A function is made in one state, called there once, and then called in another. What PyTorch promises, per compiler:
 
 - torch.compile guards on the state, so each call acts as in eager mode (test_ambient_autocast_recompile of upstream's
   test/dynamo/test_ctx_manager.py); so do TorchScript's functions (torch/csrc/jit/JIT-AUTOCAST.md) and `jit` of the jax
@@ -14,7 +14,7 @@ A function is made in one state, called there once, and then called in another. 
   (https://docs.pytorch.org/docs/2.13/fx.html#limitations-of-symbolic-tracing); it has no regions.
 - What a compiler wrote to its folder in one state is not what it finds there in another (pytorch#181564).
 
-A region in the function decides alone, whatever is around. Products: `ON_THE_CPU`, all executors of the CPU;
+A region in the function decides alone, whatever is around. Products: `ON_THE_CPU`, all compilers of the CPU;
 `ELSEWHERE`, the other device types; `TOOLS`, torch.fx and make_fx; `FOUND`, Inductor's folder. A nightly run of all
 takes about half an hour.
 """
@@ -39,7 +39,7 @@ _BODIES = ("bare", "region", "disabled", "default", "asking")
 
 ON_THE_CPU = Product(
     {
-        "executor": ("script", "traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "packaged"),
+        "compiler": ("script", "traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "packaged"),
         "body": _BODIES,
         "capture": _STATES,
         "call": _CALLS,
@@ -47,16 +47,16 @@ ON_THE_CPU = Product(
     },
     {
         "a scripted function that asks for the state ends the process (finding script-query-crashes)": lambda cell: (
-            cell["executor"] == "script" and cell["body"] == "asking"
+            cell["compiler"] == "script" and cell["body"] == "asking"
         ),
         "a package takes ten seconds to make; with other sizes none is": lambda cell: (
-            cell["executor"] == "packaged" and cell["caller"] == "resized"
+            cell["compiler"] == "packaged" and cell["caller"] == "resized"
         ),
     },
 )
 ELSEWHERE = Product(
     {
-        "executor": ("dynamo", "aot", "export", "jaxcompile", "jaxjit"),
+        "compiler": ("dynamo", "aot", "export", "jaxcompile", "jaxjit"),
         "body": ("bare", "region", "disabled"),
         "capture": ("out", "low"),
         "call": ("low", "other", "out"),
@@ -132,10 +132,10 @@ def _recorded(amp: Amp, body: str, capture: str, call: str) -> list[torch.dtype]
     return [mm, loss, *asked]
 
 
-def _wanted(amp: Amp, executor: str, body: str, capture: str, call: str) -> list[torch.dtype]:
-    if executor == "packaged":
+def _wanted(amp: Amp, compiler: str, body: str, capture: str, call: str) -> list[torch.dtype]:
+    if compiler == "packaged":
         return _results(amp, body, capture)
-    if executor in ("traced", "makefx", "symbolic"):
+    if compiler in ("traced", "makefx", "symbolic"):
         return _recorded(amp, body, capture, call)
     return _results(amp, body, call)
 
@@ -157,20 +157,20 @@ _PACKAGES: dict[tuple[object, ...], Any] = {}
 """Packages by what they are made of: making one takes ten seconds, and it keeps no state."""
 
 
-def _check(amp: Amp, executor: str, body: str, capture: str, call: str, caller: str) -> None:
+def _check(amp: Amp, compiler: str, body: str, capture: str, call: str, caller: str) -> None:
     options = {"dynamic": True} if caller == "resized" else {}
     sizes = (3, 5) if caller == "resized" else (2, 2)
     with _entered(amp, capture):
-        program = _PACKAGES.get((amp.type, amp.dtype, body, capture)) if executor == "packaged" else None
+        program = _PACKAGES.get((amp.type, amp.dtype, body, capture)) if compiler == "packaged" else None
         if program is None:
             x, h = amp.rand(2, 2), amp.rand(2, 2, dtype=amp.dtype)
-            program = amp.compiled(executor, _program(amp, body), x, h, **options)
-        if executor == "packaged":
+            program = amp.compiled(compiler, _program(amp, body), x, h, **options)
+        if compiler == "packaged":
             _PACKAGES[amp.type, amp.dtype, body, capture] = program
-        _called(amp, program, f"where it was made, in {capture}", _wanted(amp, executor, body, capture, capture))
+        _called(amp, program, f"where it was made, in {capture}", _wanted(amp, compiler, body, capture, capture))
 
     def twice(state: str) -> None:
-        want = _wanted(amp, executor, body, capture, state)
+        want = _wanted(amp, compiler, body, capture, state)
         for turn, size in zip(("first", "second"), sizes, strict=True):
             _called(amp, program, f"of the {turn} call in {state}", want, size)
 
@@ -190,20 +190,20 @@ def _check(amp: Amp, executor: str, body: str, capture: str, call: str, caller: 
 
 @ON_THE_CPU.cells
 @scenario(types=("cpu",), dtypes="default")
-def test_made_and_called(amp: Amp, executor: str, body: str, capture: str, call: str, caller: str) -> None:
-    """A function made in one state acts in another as its executor promises.
+def test_made_and_called(amp: Amp, compiler: str, body: str, capture: str, call: str, caller: str) -> None:
+    """A function made in one state acts in another as its compiler promises.
 
     `caller`: the thread that made it, with other sizes than it was made for, a new thread that enters the state, or a
     new thread in no region while the one that made it is in the state.
     """
-    _check(amp, executor, body, capture, call, caller)
+    _check(amp, compiler, body, capture, call, caller)
 
 
 @ELSEWHERE.cells
 @scenario(types=("cuda", "xpu", "mps", "mtia", "jax"), dtypes="default")
-def test_made_and_called_elsewhere(amp: Amp, executor: str, body: str, capture: str, call: str, caller: str) -> None:
-    """A function made in one state acts in another as its executor promises, on device types that are not the CPU."""
-    _check(amp, executor, body, capture, call, caller)
+def test_made_and_called_elsewhere(amp: Amp, compiler: str, body: str, capture: str, call: str, caller: str) -> None:
+    """A function made in one state acts in another as its compiler promises, on device types that are not the CPU."""
+    _check(amp, compiler, body, capture, call, caller)
 
 
 @TOOLS.cells

@@ -24,8 +24,8 @@ _BREAKING = ("dynamo", "aot", "inductor", "jaxcompile")
 
 
 @scenario()
-@pytest.mark.parametrize("executor", _EVERY)
-def test_body_alone(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _EVERY)
+def test_body_alone(amp: Amp, compiler: str) -> None:
     """A region inside a compiled function holds for its body and not for the code before and behind it."""
     kind, low = amp.type, amp.dtype
 
@@ -36,7 +36,7 @@ def test_body_alone(amp: Amp, executor: str) -> None:
         return before, inside, torch.mm(x, x)
 
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x)
+    compiled = amp.compiled(compiler, program, x)
     for call in ("first", "second"):
         dtypes = [out.dtype for out in compiled(x)]
         amp.assert_equal(f"dtypes before, inside and behind, {call} call", dtypes, [torch.float32, low, torch.float32])
@@ -44,8 +44,8 @@ def test_body_alone(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["script"])
-def test_body_alone_in_a_source(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["script"])
+def test_body_alone_in_a_source(amp: Amp, compiler: str) -> None:
     """TorchScript's region holds for its body alone (pytorch#63939 brought it)."""
     program = amp.program(
         """
@@ -57,7 +57,7 @@ def test_body_alone_in_a_source(amp: Amp, executor: str) -> None:
         """
     )
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x)
+    compiled = amp.compiled(compiler, program, x)
     for call in ("first", "second", "third"):
         dtypes = [out.dtype for out in compiled(x)]
         amp.assert_equal(
@@ -67,11 +67,11 @@ def test_body_alone_in_a_source(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", _GUARDED)
-def test_compiled_once_called_in_and_out(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _GUARDED)
+def test_compiled_once_called_in_and_out(amp: Amp, compiler: str) -> None:
     """A compiled function acts in each region as in eager mode (upstream test_ambient_autocast_recompile)."""
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, torch.mm, x, x)
+    compiled = amp.compiled(compiler, torch.mm, x, x)
     amp.assert_equal("dtype outside, before any region", compiled(x, x).dtype, torch.float32)
     with amp.region():
         amp.assert_equal("dtype in a region", compiled(x, x).dtype, amp.dtype)
@@ -84,8 +84,8 @@ def test_compiled_once_called_in_and_out(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", _EVERY)
-def test_parts_of_a_composite_op(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _EVERY)
+def test_parts_of_a_composite_op(amp: Amp, compiler: str) -> None:
     """An op made of others is cast inside a region, as itself or as its parts (upstream test_nonidempotent_amp)."""
     kind, low = amp.type, amp.dtype
 
@@ -95,13 +95,13 @@ def test_parts_of_a_composite_op(amp: Amp, executor: str) -> None:
 
     x = amp.rand(2, 2)
     want = [y.dtype for y in program(x)]
-    compiled = amp.compiled(executor, program, x)
+    compiled = amp.compiled(compiler, program, x)
     amp.assert_equal("dtypes, as in eager mode", [y.dtype for y in compiled(x)], want)
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["script", "traced"])
-def test_static_called_in_and_out(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["script", "traced"])
+def test_static_called_in_and_out(amp: Amp, compiler: str) -> None:
     """A function that TorchScript compiled outside of regions is cast by the one it is called in (pytorch#72760)."""
     program = amp.program(
         """
@@ -110,7 +110,7 @@ def test_static_called_in_and_out(amp: Amp, executor: str) -> None:
         """
     )
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x)
+    compiled = amp.compiled(compiler, program, x)
     for _ in range(3):
         amp.assert_equal("dtype outside", compiled(x).dtype, torch.float32)
         with amp.region():
@@ -120,11 +120,11 @@ def test_static_called_in_and_out(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["export", "strict", "decomposed"])
-def test_captured_outside_called_inside(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["export", "strict", "decomposed"])
+def test_captured_outside_called_inside(amp: Amp, compiler: str) -> None:
     """An exported program is a module, and a region casts what a module calls."""
     x = amp.rand(2, 2)
-    exported = amp.compiled(executor, torch.mm, x, x)
+    exported = amp.compiled(compiler, torch.mm, x, x)
     amp.assert_equal("dtype outside", exported(x, x).dtype, torch.float32)
     with amp.region():
         amp.assert_equal("dtype in a region", exported(x, x).dtype, amp.dtype)
@@ -132,8 +132,8 @@ def test_captured_outside_called_inside(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["packaged"])
-def test_package_called_in_a_region(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["packaged"])
+def test_package_called_in_a_region(amp: Amp, compiler: str) -> None:
     """A package is machine code: its casts are those of the regions in its source, whatever region calls it."""
     kind, low = amp.type, amp.dtype
 
@@ -143,7 +143,7 @@ def test_package_called_in_a_region(amp: Amp, executor: str) -> None:
         return cast, torch.mm(x, x), torch.linalg.inv(x), torch.cat([x, x.double()])
 
     x = amp.rand(2, 2)
-    package = amp.compiled(executor, program, x)
+    package = amp.compiled(compiler, program, x)
     outside = package(x)
     amp.assert_equal("dtypes", [out.dtype for out in outside], [low, torch.float32, torch.float32, torch.float64])
     with amp.region():
@@ -154,8 +154,8 @@ def test_package_called_in_a_region(amp: Amp, executor: str) -> None:
 
 @scenario()
 @pytest.mark.parametrize("placed", ["beginning", "behind_an_op"])
-@pytest.mark.parametrize("executor", _BREAKING)
-def test_graph_break_in_the_body(amp: Amp, executor: str, placed: str) -> None:
+@pytest.mark.parametrize("compiler", _BREAKING)
+def test_graph_break_in_the_body(amp: Amp, compiler: str, placed: str) -> None:
     """A region goes on behind a graph break in its body (pytorch#93890, #95837)."""
     kind, low = amp.type, amp.dtype
 
@@ -171,7 +171,7 @@ def test_graph_break_in_the_body(amp: Amp, executor: str, placed: str) -> None:
         return (*out, torch.mm(x, x))
 
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x, fullgraph=False)
+    compiled = amp.compiled(compiler, program, x, fullgraph=False)
     for call in ("first", "second"):
         dtypes = [out.dtype for out in compiled(x)]
         amp.assert_equal(f"dtypes, {call} call", dtypes, [low] * (len(dtypes) - 1) + [torch.float32])
@@ -179,8 +179,8 @@ def test_graph_break_in_the_body(amp: Amp, executor: str, placed: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", _BREAKING)
-def test_graph_break_in_a_called_function(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _BREAKING)
+def test_graph_break_in_a_called_function(amp: Amp, compiler: str) -> None:
     """A region goes on behind a graph break in a function that its body calls (pytorch#102414)."""
     kind, low = amp.type, amp.dtype
 
@@ -196,14 +196,14 @@ def test_graph_break_in_a_called_function(amp: Amp, executor: str) -> None:
         return y, z
 
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x, fullgraph=False)
+    compiled = amp.compiled(compiler, program, x, fullgraph=False)
     amp.assert_equal("dtypes", [out.dtype for out in compiled(x)], [low, low])
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
 @scenario()
-@pytest.mark.parametrize("executor", _BREAKING)
-def test_graph_break_where_the_region_ends(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _BREAKING)
+def test_graph_break_where_the_region_ends(amp: Amp, compiler: str) -> None:
     """A function left from inside a region, behind a graph break, leaves the region, too."""
     kind, low = amp.type, amp.dtype
 
@@ -213,15 +213,15 @@ def test_graph_break_where_the_region_ends(amp: Amp, executor: str) -> None:
             return torch.mm(x, x)
 
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x, fullgraph=False)
+    compiled = amp.compiled(compiler, program, x, fullgraph=False)
     amp.assert_equal("dtype", compiled(x).dtype, low)
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
     amp.assert_equal("dtype of a product afterwards", torch.mm(x, x).dtype, torch.float32)
 
 
 @scenario()
-@pytest.mark.parametrize("executor", _BREAKING)
-def test_region_given_as_an_argument(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _BREAKING)
+def test_region_given_as_an_argument(amp: Amp, compiler: str) -> None:
     """A region made outside is entered inside, with a graph break if need be (pytorch#115520)."""
 
     def program(x: torch.Tensor, region: torch.autocast) -> torch.Tensor:
@@ -229,15 +229,15 @@ def test_region_given_as_an_argument(amp: Amp, executor: str) -> None:
             return torch.mm(x, x)
 
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x, amp.region(), fullgraph=False)
+    compiled = amp.compiled(compiler, program, x, amp.region(), fullgraph=False)
     for dtype in (amp.dtype, amp.other, amp.dtype):
         amp.assert_equal(f"dtype in a region of {dtype}", compiled(x, amp.region(dtype)).dtype, dtype)
         amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "export", "jaxcompile"])
-def test_context_manager_around_a_region(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "export", "jaxcompile"])
+def test_context_manager_around_a_region(amp: Amp, compiler: str) -> None:
     """A user's context manager that enters a region acts as the region (pytorch#134030: silently ignored)."""
     kind, low = amp.type, amp.dtype
 
@@ -252,14 +252,14 @@ def test_context_manager_around_a_region(amp: Amp, executor: str) -> None:
         return y, torch.mm(x, x)
 
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x, fullgraph=False)
+    compiled = amp.compiled(compiler, program, x, fullgraph=False)
     amp.assert_equal("dtypes", [out.dtype for out in compiled(x)], [low, torch.float32])
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["export", "strict"])
-def test_dtypes_in_the_graph(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["export", "strict"])
+def test_dtypes_in_the_graph(amp: Amp, compiler: str) -> None:
     """An exported program says of its outputs the dtypes that it returns (torch.export: ExportedProgram.graph).
 
     Each call in it has a value, that of a region too (pytorch#131829).
@@ -272,7 +272,7 @@ def test_dtypes_in_the_graph(amp: Amp, executor: str) -> None:
                 y = torch.mm(x, x)
             return y, torch.exp(y)
 
-    exported = torch.export.export(Program(), (amp.rand(2, 2),), strict=executor == "strict")
+    exported = torch.export.export(Program(), (amp.rand(2, 2),), strict=compiler == "strict")
     (returned,) = (node.args[0] for node in exported.graph.nodes if node.op == "output")
     nodes = [node for node in exported.graph.nodes if node.op == "call_function"]
     amp.assert_equal("calls without a value", [str(node.target) for node in nodes if "val" not in node.meta], [])
@@ -281,8 +281,8 @@ def test_dtypes_in_the_graph(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["export", "strict"])
-def test_decision_by_a_dtype(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["export", "strict"])
+def test_decision_by_a_dtype(amp: Amp, compiler: str) -> None:
     """An exported program decides by a dtype inside a region as the program does."""
     kind, low = amp.type, amp.dtype
 
@@ -293,13 +293,13 @@ def test_decision_by_a_dtype(amp: Amp, executor: str) -> None:
                 return y.float() if y.dtype == low else y.double()
 
     x = amp.rand(2, 2)
-    exported = torch.export.export(Program(), (x,), strict=executor == "strict").module()
+    exported = torch.export.export(Program(), (x,), strict=compiler == "strict").module()
     amp.assert_equal("dtype, as in eager mode", exported(x).dtype, Program()(x).dtype)
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["export", "decomposed"])
-def test_captured_twice(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["export", "decomposed"])
+def test_captured_twice(amp: Amp, compiler: str) -> None:
     """An exported program with a region exports again (pytorch#138082)."""
     kind, low = amp.type, amp.dtype
 
@@ -309,7 +309,7 @@ def test_captured_twice(amp: Amp, executor: str) -> None:
         return y, torch.mm(x, x)
 
     x = amp.rand(2, 2)
-    again = amp.compiled(executor, amp.compiled(executor, program, x), x)
+    again = amp.compiled(compiler, amp.compiled(compiler, program, x), x)
     amp.assert_equal("dtypes of the second export", [out.dtype for out in again(x)], [low, torch.float32])
 
 
@@ -348,8 +348,8 @@ def _frozen(amp: Amp, module: torch.nn.Module) -> Any:
 
 
 @scenario(types=("cpu", "cuda"), values=True)
-@pytest.mark.parametrize("executor", ["script"])
-def test_frozen_region(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["script"])
+def test_frozen_region(amp: Amp, compiler: str) -> None:
     """A region keeps its dtype when the module around it is frozen (torch.jit.freeze: parameters become constants)."""
     frozen = _frozen(amp, _InARegion(amp.type, amp.dtype))
     for call in ("first", "second"):
@@ -357,8 +357,8 @@ def test_frozen_region(amp: Amp, executor: str) -> None:
 
 
 @scenario(types=("cpu", "cuda"), values=True)
-@pytest.mark.parametrize("executor", ["script"])
-def test_frozen_then_called_in_a_region(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["script"])
+def test_frozen_then_called_in_a_region(amp: Amp, compiler: str) -> None:
     """A frozen module is cast by the region that it is called in, as it was before (pytorch#72760, #74178)."""
     module = _Products()
     frozen = _frozen(amp, module)
@@ -369,8 +369,8 @@ def test_frozen_then_called_in_a_region(amp: Amp, executor: str) -> None:
 
 
 @scenario(types=("cpu", "cuda"))
-@pytest.mark.parametrize("executor", ["script", "dynamo", "aot", "inductor"])
-def test_left_early(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["script", "dynamo", "aot", "inductor"])
+def test_left_early(amp: Amp, compiler: str) -> None:
     """A region ends where its function returns from inside of it, on either way (Python's with statement)."""
     program = amp.program(
         """
@@ -384,7 +384,7 @@ def test_left_early(amp: Amp, executor: str) -> None:
         """
     )
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x, True)
+    compiled = amp.compiled(compiler, program, x, True)
     for early, dtype in ((True, amp.dtype), (False, torch.float32), (True, amp.dtype)):
         amp.assert_equal(f"dtype, left {'early' if early else 'at its end'}", compiled(x, early).dtype, dtype)
         amp.assert_equal("state after it", amp.state(), (False, amp.default, True))

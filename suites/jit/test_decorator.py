@@ -34,14 +34,14 @@ def test_recursion_compiled(amp: Amp) -> None:
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
-# ---- through each executor
+# ---- through each compiler
 
 _EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "packaged", "jaxcompile", "jaxjit")
 
 
 @scenario()
-@pytest.mark.parametrize("executor", _EVERY)
-def test_decorated_then_taken(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _EVERY)
+def test_decorated_then_taken(amp: Amp, compiler: str) -> None:
     """A decorated function that is compiled runs in its region on every call (upstream test_autocast_decorator)."""
 
     @torch.autocast(amp.type, dtype=amp.dtype)
@@ -49,22 +49,22 @@ def test_decorated_then_taken(amp: Amp, executor: str) -> None:
         return torch.mm(x, x)
 
     x = amp.rand(2, 2)
-    taken = amp.compiled(executor, program, x)
+    taken = amp.compiled(compiler, program, x)
     for call in ("first", "second"):
         amp.assert_equal(f"dtype, {call} call", taken(x).dtype, amp.dtype)
         amp.assert_equal(f"state after the {call} call", amp.state(), (False, amp.default, True))
 
 
 @scenario()
-@pytest.mark.parametrize("executor", [name for name in _EVERY if name != "packaged"])  # no region casts machine code
-def test_taken_then_decorated(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", [name for name in _EVERY if name != "packaged"])  # no region casts machine code
+def test_taken_then_decorated(amp: Amp, compiler: str) -> None:
     """A compiled function that is decorated runs in the region on every call, as itself it does not."""
 
     def program(x: torch.Tensor) -> torch.Tensor:
         return torch.mm(x, x)
 
     x = amp.rand(2, 2)
-    taken = amp.compiled(executor, program, x)
+    taken = amp.compiled(compiler, program, x)
     decorated = amp.region()(taken)
     for _ in range(2):
         amp.assert_equal("dtype decorated", decorated(x).dtype, amp.dtype)
@@ -72,8 +72,8 @@ def test_taken_then_decorated(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", _EVERY)
-def test_decorated_helper(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _EVERY)
+def test_decorated_helper(amp: Amp, compiler: str) -> None:
     """Decorated functions that a compiled one calls run in their own regions, and what is between them in none."""
 
     @torch.autocast(amp.type, dtype=amp.dtype)
@@ -88,13 +88,13 @@ def test_decorated_helper(amp: Amp, executor: str) -> None:
         return first(x), torch.mm(x, x), second(x), first(x)
 
     x = amp.rand(2, 2)
-    taken = amp.compiled(executor, program, x)
+    taken = amp.compiled(compiler, program, x)
     amp.assert_equal("dtypes", [y.dtype for y in taken(x)], [amp.dtype, torch.float32, amp.other, amp.dtype])
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile"])
-def test_decorated_method_with_a_break(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "jaxcompile"])
+def test_decorated_method_with_a_break(amp: Amp, compiler: str) -> None:
     """A decorated method of a compiled module runs in its region behind a graph break, too."""
     kind, low = amp.type, amp.dtype
 
@@ -106,15 +106,15 @@ def test_decorated_method_with_a_break(amp: Amp, executor: str) -> None:
             return y, torch.mm(x, x)
 
     x = amp.rand(2, 2)
-    taken = amp.compiled(executor, Net(), x, fullgraph=False)
+    taken = amp.compiled(compiler, Net(), x, fullgraph=False)
     for _ in range(2):
         amp.assert_equal("dtypes before and behind the break", [y.dtype for y in taken(x)], [low, low])
         amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile"])
-def test_decorated_disabled(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "jaxcompile"])
+def test_decorated_disabled(amp: Amp, compiler: str) -> None:
     """A function decorated with a disabled region is off in a region around the compiled function that calls it."""
 
     @torch.autocast(amp.type, enabled=False)
@@ -125,19 +125,19 @@ def test_decorated_disabled(amp: Amp, executor: str) -> None:
         return off(x), torch.mm(x, x)
 
     x = amp.rand(2, 2)
-    taken = amp.compiled(executor, program, x)
+    taken = amp.compiled(compiler, program, x)
     with amp.region():
         amp.assert_equal("dtypes in it and behind", [y.dtype for y in taken(x)], [torch.float32, amp.dtype])
     amp.assert_equal("dtypes outside", [y.dtype for y in taken(x)], [torch.float32, torch.float32])
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["script"])
-def test_decorated_in_a_source(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["script"])
+def test_decorated_in_a_source(amp: Amp, compiler: str) -> None:
     """TorchScript refuses a decorated function (upstream test_autocast_decorator is skipped)."""
 
     @torch.autocast(amp.type, dtype=amp.dtype)
     def program(x: torch.Tensor) -> torch.Tensor:
         return torch.mm(x, x)
 
-    amp.assert_raises("scripting it", RuntimeError, "not supported", lambda: amp.compiled(executor, program))
+    amp.assert_raises("scripting it", RuntimeError, "not supported", lambda: amp.compiled(compiler, program))

@@ -17,8 +17,8 @@ _EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed
 
 
 @scenario(dtypes="default")
-@pytest.mark.parametrize("executor", _EVERY)
-def test_no_options(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _EVERY)
+def test_no_options(amp: Amp, compiler: str) -> None:
     """A region given nothing inside a compiled function takes the default dtype (upstream test_autocast_device)."""
     kind = amp.type
 
@@ -27,14 +27,14 @@ def test_no_options(amp: Amp, executor: str) -> None:
             return torch.mm(x, x)
 
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x)
+    compiled = amp.compiled(compiler, program, x)
     amp.assert_equal("dtype", compiled(x).dtype, amp.default)
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile", "jaxjit"])
-def test_default_set_between_calls(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "jaxcompile", "jaxjit"])
+def test_default_set_between_calls(amp: Amp, compiler: str) -> None:
     """A region given no dtype takes the one that is set when the compiled function is called."""
     kind = amp.type
 
@@ -43,15 +43,15 @@ def test_default_set_between_calls(amp: Amp, executor: str) -> None:
             return torch.mm(x, x)
 
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x)
+    compiled = amp.compiled(compiler, program, x)
     for dtype in (amp.dtype, amp.other, amp.dtype):
         torch.set_autocast_dtype(kind, dtype)
         amp.assert_equal(f"dtype after setting {dtype}", compiled(x).dtype, dtype)
 
 
 @scenario(dtypes="default")
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "export", "jaxcompile"])
-def test_arguments_by_place_and_name(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "export", "jaxcompile"])
+def test_arguments_by_place_and_name(amp: Amp, compiler: str) -> None:
     """A region inside takes its arguments by place and by name (upstream test_autocast_arguments_binding)."""
     kind, other = amp.type, amp.other
 
@@ -65,13 +65,13 @@ def test_arguments_by_place_and_name(amp: Amp, executor: str) -> None:
         return first, second, third
 
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x)
+    compiled = amp.compiled(compiler, program, x)
     amp.assert_equal("dtypes", [y.dtype for y in compiled(x)], [other, torch.float32, other])
 
 
 @scenario(dtypes="default")
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "export", "jaxcompile"])
-def test_amp_spelling(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "export", "jaxcompile"])
+def test_amp_spelling(amp: Amp, compiler: str) -> None:
     """torch.amp.autocast is torch.autocast inside a compiled function, too (pytorch#140279)."""
     kind, other = amp.type, amp.other
 
@@ -80,4 +80,4 @@ def test_amp_spelling(amp: Amp, executor: str) -> None:
             return torch.mm(x, x)
 
     x = amp.rand(2, 2)
-    amp.assert_equal("dtype", amp.compiled(executor, program, x)(x).dtype, other)
+    amp.assert_equal("dtype", amp.compiled(compiler, program, x)(x).dtype, other)

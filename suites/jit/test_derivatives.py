@@ -29,7 +29,7 @@ pytestmark = pytest.mark.rule("derivatives")
 
 PROGRAMS = Product(
     {
-        "executor": ("dynamo", "aot", "inductor"),
+        "compiler": ("dynamo", "aot", "inductor"),
         "body": ("chain", "normed", "joined", "loss"),
         "regions": ("none", "one", "nested", "disabled", "reentered"),
         "around": ("out", "low", "other"),
@@ -38,7 +38,7 @@ PROGRAMS = Product(
     },
     {
         "the backend `eager` makes no backward graph": lambda cell: (
-            cell["executor"] == "dynamo" and cell["setting"] != "same_as_forward"
+            cell["compiler"] == "dynamo" and cell["setting"] != "same_as_forward"
         ),
     },
 )
@@ -137,28 +137,28 @@ def _assert_same_step(amp: Amp, got: _Step, want: _Step) -> None:
 @PROGRAMS.cells
 @scenario(types=("cpu",), dtypes="default")
 def test_gradients_of_regions(
-    amp: Amp, executor: str, body: str, regions: str, around: str, setting: str, engine: str
+    amp: Amp, compiler: str, body: str, regions: str, around: str, setting: str, engine: str
 ) -> None:
     """The gradients of a compiled function with regions equal those of the eager program that the setting documents."""
     outer = {"low": amp.dtype, "other": amp.other}.get(around)
     listed = [{"device_type": amp.type, "dtype": amp.other}]
-    placed = {"same_as_forward": outer, "off": None, "listed": amp.other}[setting] if executor != "dynamo" else None
+    placed = {"same_as_forward": outer, "off": None, "listed": amp.other}[setting] if compiler != "dynamo" else None
     # AOTAutograd keeps no casts for later uses (disable_autocast_cache of torch/fx/experimental/proxy_tensor.py).
-    torch.set_autocast_cache_enabled(executor == "dynamo")
+    torch.set_autocast_cache_enabled(compiler == "dynamo")
     program = _program(amp, body, regions)
     want = _Step(amp, program, outer)
     products, casts = want.observed(placed)
     value = listed if setting == "listed" else setting
     with torch._functorch.config.patch(backward_pass_autocast=value):
-        compiled = amp.compiled(executor, program, *want.leaves)
+        compiled = amp.compiled(compiler, program, *want.leaves)
         first = _Step(amp, compiled, outer)
         if engine == "compiled":
             with torch._dynamo.config.patch(compiled_autograd=True):
-                amp.compiled(executor, first.backward, fullgraph=False)()
+                amp.compiled(compiler, first.backward, fullgraph=False)()
         else:
             first.backward()
         _assert_same_step(amp, first, want)
-        if engine == "autograd" and executor != "inductor":
+        if engine == "autograd" and compiler != "inductor":
             second = _Step(amp, compiled, outer)
             found, more = second.observed()
             amp.assert_equal("dtypes of the products of the backward pass", found, products)

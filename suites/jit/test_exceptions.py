@@ -16,8 +16,8 @@ _GUARDED = ("dynamo", "aot", "inductor", "jaxcompile")
 
 
 @scenario()
-@pytest.mark.parametrize("executor", [*_GUARDED, "jaxjit"])
-def test_raised_in_the_body(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", [*_GUARDED, "jaxjit"])
+def test_raised_in_the_body(amp: Amp, compiler: str) -> None:
     """An exception that leaves a region of a compiled function leaves no state behind."""
     kind, low = amp.type, amp.dtype
 
@@ -29,7 +29,7 @@ def test_raised_in_the_body(amp: Amp, executor: str) -> None:
         return y
 
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x, True, fullgraph=False)
+    compiled = amp.compiled(compiler, program, x, True, fullgraph=False)
     for _ in range(2):
         amp.assert_raises("the call that fails", ValueError, "raised in the body", lambda: compiled(x, True))
         amp.assert_equal("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
@@ -38,8 +38,8 @@ def test_raised_in_the_body(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", _GUARDED)
-def test_caught_inside(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _GUARDED)
+def test_caught_inside(amp: Amp, compiler: str) -> None:
     """An exception caught by the compiled function itself ends the region it leaves and no other."""
     kind, low, other = amp.type, amp.dtype, amp.other
 
@@ -53,15 +53,15 @@ def test_caught_inside(amp: Amp, executor: str) -> None:
         return inner, torch.mm(x, x)
 
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x, fullgraph=False)
+    compiled = amp.compiled(compiler, program, x, fullgraph=False)
     for _ in range(2):
         amp.assert_equal("dtypes in the outer region and behind", [y.dtype for y in compiled(x)], [low, torch.float32])
         amp.assert_equal("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
 
 
 @scenario(values=True)
-@pytest.mark.parametrize("executor", _GUARDED)
-def test_raised_by_an_op(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _GUARDED)
+def test_raised_by_an_op(amp: Amp, compiler: str) -> None:
     """An op that refuses its arguments in a region of a compiled function leaves no state behind."""
     kind, low = amp.type, amp.dtype
 
@@ -70,7 +70,7 @@ def test_raised_by_an_op(amp: Amp, executor: str) -> None:
             return torch.mm(x, y)
 
     x = amp.rand(2, 3)
-    compiled = amp.compiled(executor, program, x, x, fullgraph=False)
+    compiled = amp.compiled(compiler, program, x, x, fullgraph=False)
     said = "cannot be multiplied" if torch.__version__ >= "2.14" else "reduction dim"
     amp.assert_raises("a product of shapes that do not fit", Exception, said, lambda: compiled(x, x))
     amp.assert_equal("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
@@ -78,8 +78,8 @@ def test_raised_by_an_op(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["export", "strict", "traced"])
-def test_raised_while_captured(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["export", "strict", "traced"])
+def test_raised_while_captured(amp: Amp, compiler: str) -> None:
     """An exception while a program is captured is the program's own, and leaves no state behind (pytorch#153202)."""
     kind, low = amp.type, amp.dtype
 
@@ -90,14 +90,14 @@ def test_raised_while_captured(amp: Amp, executor: str) -> None:
         return y
 
     x = amp.rand(2, 2)
-    amp.assert_raises("capturing", Exception, "raised while captured", lambda: amp.compiled(executor, program, x))
+    amp.assert_raises("capturing", Exception, "raised while captured", lambda: amp.compiled(compiler, program, x))
     amp.assert_equal("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
     amp.assert_equal("dtype of a product outside", torch.mm(x, x).dtype, torch.float32)
 
 
 @scenario()
-@pytest.mark.parametrize("executor", _GUARDED)
-def test_raised_in_the_surroundings(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _GUARDED)
+def test_raised_in_the_surroundings(amp: Amp, compiler: str) -> None:
     """A compiled function that raises in a region leaves that region as it was."""
 
     def program(x: torch.Tensor) -> torch.Tensor:
@@ -106,7 +106,7 @@ def test_raised_in_the_surroundings(amp: Amp, executor: str) -> None:
         raise ValueError(str(y.dtype))
 
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x, fullgraph=False)
+    compiled = amp.compiled(compiler, program, x, fullgraph=False)
     with amp.region():
         amp.assert_raises("the call", ValueError, str(amp.dtype), lambda: compiled(x))
         amp.assert_equal("state in the region after it", (*amp.state(), amp.depth()), (True, amp.dtype, True, 1))

@@ -6,7 +6,7 @@ its body ends (`__exit__` of torch/amp/autocast_mode.py; pytorch#195488 for grap
 - whether autocast is on, its dtype, whether casts are kept and the count of regions are what they were before;
 - ops outside run in float32, and the compiled function, called with other values, runs as if nothing had happened.
 
-Products: `IN_THE_GRAPH`, errors of ops in a region in the graph, per executor, with a full graph or a broken one;
+Products: `IN_THE_GRAPH`, errors of ops in a region in the graph, per compiler, with a full graph or a broken one;
 `AROUND_THE_GRAPH`, errors in hooks, in the backward pass, while a checkpoint computes again, in functions and
 generators that the user writes, with regions in the forward pass, around it and around the backward pass. CPU: on a GPU
 such an error ends all work of the process, and XLA raises nothing for a value. A nightly run takes about five minutes.
@@ -30,26 +30,26 @@ _COMPILED = ("dynamo", "aot", "inductor")
 
 IN_THE_GRAPH = Product(
     {
-        "executor": (*_COMPILED, "export", "strict", "decomposed", "packaged", "traced"),
+        "compiler": (*_COMPILED, "export", "strict", "decomposed", "packaged", "traced"),
         "error": ("index", "singular", "negative", "asserted"),
         "regions": ("one", "nested", "around", "unkept"),
         "graph": ("full", "broken"),
     },
     {
         "only torch.compile breaks graphs": lambda cell: (
-            cell["graph"] == "broken" and cell["executor"] not in _COMPILED
+            cell["graph"] == "broken" and cell["compiler"] not in _COMPILED
         ),
         "a trace drops an assertion, whose result nobody uses": lambda cell: (
-            cell["error"] == "asserted" and cell["executor"] == "traced"
+            cell["error"] == "asserted" and cell["compiler"] == "traced"
         ),
         "a package takes ten seconds to make; one error of each kind in one region is tried": lambda cell: (
-            cell["executor"] == "packaged" and cell["regions"] != "one"
+            cell["compiler"] == "packaged" and cell["regions"] != "one"
         ),
     },
 )
 AROUND_THE_GRAPH = Product(
     {
-        "executor": _COMPILED,
+        "compiler": _COMPILED,
         "place": ("hook", "post_hook", "backward", "forward", "recomputed", "generator", "manager"),
         "regions": ("inside", "around", "both"),
         "called": ("outside", "in_a_region"),
@@ -116,14 +116,14 @@ def _assert_raises(amp: Amp, what: str, call: Callable[[], object]) -> None:
 
 @IN_THE_GRAPH.cells
 @scenario(types=("cpu",), dtypes="default")
-def test_value_that_fails(amp: Amp, executor: str, error: str, regions: str, graph: str) -> None:
+def test_value_that_fails(amp: Amp, compiler: str, error: str, regions: str, graph: str) -> None:
     """A compiled op that raises for a value ends the regions it is in, and no other."""
     matrices = _matrices(amp)
     good, bad = torch.tensor([0, 1], device=amp.type), torch.tensor([0, 9 if error == "index" else 1], device=amp.type)
     options = {"fullgraph": False} if graph == "broken" else {}
     low = amp.dtype if regions in ("one", "around") else amp.other
     with amp.region(cache_enabled=False) if regions == "around" else nullcontext():
-        program = amp.compiled(executor, _in_regions(amp, error, regions, graph), matrices["good"], good, **options)
+        program = amp.compiled(compiler, _in_regions(amp, error, regions, graph), matrices["good"], good, **options)
         before = (*amp.state(), amp.depth())
         for turn in ("first", "second"):
             amp.assert_equal(f"dtype of the product, {turn} turn", program(matrices["good"], good)[0].dtype, low)
@@ -208,10 +208,10 @@ def _placed(amp: Amp, place: str, inside: bool) -> Callable[..., torch.Tensor]:
 
 @AROUND_THE_GRAPH.cells
 @scenario(types=("cpu",), dtypes="default")
-def test_place_that_fails(amp: Amp, executor: str, place: str, regions: str, called: str) -> None:
+def test_place_that_fails(amp: Amp, compiler: str, place: str, regions: str, called: str) -> None:
     """After an error in a hook, a custom function, a backward pass or a recomputation, the state is as before it."""
     program = _placed(amp, place, regions in ("inside", "both"))
-    compiled = amp.compiled(executor, program, torch.eye(2, device=amp.type), fullgraph=False)
+    compiled = amp.compiled(compiler, program, torch.eye(2, device=amp.type), fullgraph=False)
 
     def step(singular: bool) -> None:
         x = torch.eye(2, device=amp.type).requires_grad_()

@@ -154,7 +154,7 @@ REACHING = Product(
     },
 )
 COMPILED = Product(
-    {"executor": ("aot", "inductor"), "op": tuple(OPS)},
+    {"compiler": ("aot", "inductor"), "op": tuple(OPS)},
     {
         "it reaches a kernel with a policy in a backward pass in a region alone": lambda cell: (
             cell["op"] in IN_DERIVATIVES
@@ -268,7 +268,7 @@ def test_call(amp: Amp, op: str, given: str, phase: str, way: str) -> None:
     _assert_agrees(amp, op, given, phase, way, OPS[op])
 
 
-def _compiled(amp: Amp, executor: str, op: str, phase: str, *, on: bool = True) -> list[dict[str, object]]:
+def _compiled(amp: Amp, compiler: str, op: str, phase: str, *, on: bool = True) -> list[dict[str, object]]:
     """Return what the function and the compiled one give: the facts, and their results as "results"."""
     info, sample = _sample(amp, op, "wide", phase, OPS[op])
     if sample is None:
@@ -297,21 +297,21 @@ def _compiled(amp: Amp, executor: str, op: str, phase: str, *, on: bool = True) 
         return {**_facts(results, gradients), "results": results}
 
     inputs = [flat[place] for place in places]
-    return [run(function), run(lambda *given: amp.compiled(executor, function, *inputs)(*given))]
+    return [run(function), run(lambda *given: amp.compiled(compiler, function, *inputs)(*given))]
 
 
 @COMPILED.cells
 @scenario(types=("cpu",), dtypes="default")
-def test_compiled(amp: Amp, executor: str, op: str) -> None:
+def test_compiled(amp: Amp, compiler: str, op: str) -> None:
     """A compiled call gives what the eager one gives: the same dtypes, shapes and values, and gradients like them."""
     for phase in ("infer", "outside"):
-        found = _compiled(amp, executor, op, phase)
+        found = _compiled(amp, compiler, op, phase)
         if not found or RAISED in found[0]:
             amp.unjudged = str(found[0][RAISED]) if found else amp.unjudged
             continue
         want, got = found
         if RAISED in got:
-            outside = _compiled(amp, executor, op, phase, on=False)
+            outside = _compiled(amp, compiler, op, phase, on=False)
             if RAISED in outside[1]:
                 amp.unjudged = f"outside of a region, too: {outside[1][RAISED]}"
             else:

@@ -29,7 +29,7 @@ _AROUND = ("off", "on", "region")
 
 ON_THE_CPU = Product(
     {
-        "executor": ("dynamo", "aot", "inductor"),
+        "compiler": ("dynamo", "aot", "inductor"),
         "query": ("nothing", "enabled", "dtype", "kept", "wide", "enabled_as_of_old", "dtype_as_of_old", "region"),
         "setter": (
             "enabled",
@@ -46,7 +46,7 @@ ON_THE_CPU = Product(
 )
 ON_CUDA = Product(
     {
-        "executor": ("dynamo", "aot"),
+        "compiler": ("dynamo", "aot"),
         "query": ("dtype", "enabled_as_of_old", "dtype_as_of_old"),
         "setter": ("dtype", "enabled_as_of_old", "dtype_as_of_old"),
         "around": _AROUND,
@@ -54,7 +54,7 @@ ON_CUDA = Product(
 )
 ON_JAX = Product(
     {
-        "executor": ("dynamo", "jaxcompile", "jaxjit"),
+        "compiler": ("dynamo", "jaxcompile", "jaxjit"),
         "query": ("nothing", "enabled", "dtype", "kept", "region"),
         "setter": ("enabled", "dtype", "kept"),
         "around": _AROUND,
@@ -182,13 +182,13 @@ class _Settings:
         return is_new
 
 
-def _check(amp: Amp, executor: str, query: str, setter: str, around: str) -> None:
-    counting = _Counting({"dynamo": "eager", "aot": "aot_eager"}.get(executor, executor)) if amp.type != "jax" else None
+def _check(amp: Amp, compiler: str, query: str, setter: str, around: str) -> None:
+    counting = _Counting({"dynamo": "eager", "aot": "aot_eager"}.get(compiler, compiler)) if amp.type != "jax" else None
     settings, x = _Settings(amp, query, around), amp.rand(2, 2)
     if counting:
         compiled: Any = torch.compile(_asking(amp, query), backend=counting)
     else:
-        compiled = amp.compiled(executor, _asking(amp, query), x, fullgraph=False)
+        compiled = amp.compiled(compiler, _asking(amp, query), x, fullgraph=False)
 
     def call(when: str) -> None:
         before, is_new = counting.graphs if counting else 0, settings.new()
@@ -224,14 +224,14 @@ def _check(amp: Amp, executor: str, query: str, setter: str, around: str) -> Non
 
 @ON_THE_CPU.cells
 @scenario(types=("cpu",), dtypes="default")
-def test_set_and_asked(amp: Amp, executor: str, query: str, setter: str, around: str) -> None:
+def test_set_and_asked(amp: Amp, compiler: str, query: str, setter: str, around: str) -> None:
     """A function asks for a setting that changes between its calls, in no region, in one, or with autocast set on."""
-    _check(amp, executor, query, setter, around)
+    _check(amp, compiler, query, setter, around)
 
 
 @ON_CUDA.cells
 @scenario(types=("cuda",), dtypes="default")
-def test_set_and_asked_of_the_gpu(amp: Amp, executor: str, query: str, setter: str, around: str) -> None:
+def test_set_and_asked_of_the_gpu(amp: Amp, compiler: str, query: str, setter: str, around: str) -> None:
     """The functions without a device type, and those for the GPU, are guarded as those for the CPU are.
 
     Since torch 2.14 those without a device type speak of the accelerator (pytorch#191916); where that is another one,
@@ -240,11 +240,11 @@ def test_set_and_asked_of_the_gpu(amp: Amp, executor: str, query: str, setter: s
     accelerator = torch.accelerator.current_accelerator() if Version(torch.__version__) >= Version("2.14") else None
     if accelerator is not None and accelerator.type != amp.type:
         query, setter = query.replace("enabled_as_of_old", "enabled"), setter.replace("enabled_as_of_old", "enabled")
-    _check(amp, executor, query, setter, around)
+    _check(amp, compiler, query, setter, around)
 
 
 @ON_JAX.cells
 @scenario(types=("jax",), dtypes="default")
-def test_set_and_asked_on_xla(amp: Amp, executor: str, query: str, setter: str, around: str) -> None:
+def test_set_and_asked_on_xla(amp: Amp, compiler: str, query: str, setter: str, around: str) -> None:
     """A program of XLA acts by the settings of each call (docs/jax_device.md)."""
-    _check(amp, executor, query, setter, around)
+    _check(amp, compiler, query, setter, around)

@@ -429,15 +429,15 @@ CALLED = Product(
 )
 _GRADIENT_LOST: dict[str, Callable[..., bool]] = {
     "invoke_subgraph records its derivative with the fake tensors of AOTAutograd": lambda cell: (
-        cell["operator"] == "nested" and cell["gradient"] == "on" and cell["executor"] != "aot"
+        cell["operator"] == "nested" and cell["gradient"] == "on" and cell["compiler"] != "aot"
     ),
     "torch.export keeps the forward pass of a custom function alone": lambda cell: (
-        cell["operator"] == "custom" and cell["gradient"] == "on" and cell["executor"] == "export"
+        cell["operator"] == "custom" and cell["gradient"] == "on" and cell["compiler"] == "export"
     ),
 }
 COMPILED = Product(
     {
-        "executor": ("dynamo", "aot", "export"),
+        "compiler": ("dynamo", "aot", "export"),
         "operator": tuple(WRITTEN),
         "op": tuple(OPS),
         "place": _PLACES,
@@ -456,9 +456,9 @@ def test_called(amp: Amp, way: str, operator: str, op: str, place: str, gradient
 
 @COMPILED.cells
 @scenario(types=("cpu",), dtypes="default")
-def test_compiled(amp: Amp, executor: str, operator: str, op: str, place: str, gradient: str) -> None:
+def test_compiled(amp: Amp, compiler: str, operator: str, op: str, place: str, gradient: str) -> None:
     """An operator in a compiled program gives what the program in plain Python gives."""
-    _check(amp, executor, operator, op, place, gradient)
+    _check(amp, compiler, operator, op, place, gradient)
 
 
 # ---- other device types
@@ -503,7 +503,7 @@ def test_every_operator(amp: Amp) -> None:
 
 FLEX = Product(
     {
-        "executor": ("dynamo", "aot"),
+        "compiler": ("dynamo", "aot"),
         "given": ("wide", "low", "mixed"),
         "score": ("none", "scaled", "biased"),
         "place": ("around", "inside", "disabled", "different"),
@@ -556,7 +556,7 @@ def _attention_in_words(
 
 @FLEX.cells
 @scenario(types=("cpu",), dtypes="default")
-def test_attention(amp: Amp, executor: str, given: str, score: str, place: str) -> None:
+def test_attention(amp: Amp, compiler: str, given: str, score: str, place: str) -> None:
     """flex_attention casts query, key and value to the region's dtype (torch/_higher_order_ops/flex_attention.py)."""
     dtypes = [amp.dtype if given == "low" or (given == "mixed" and i == 1) else torch.float32 for i in range(3)]
     tensors = [amp.rand(1, 1, 4, 8, dtype=dtype) for dtype in dtypes]
@@ -566,7 +566,7 @@ def test_attention(amp: Amp, executor: str, given: str, score: str, place: str) 
     want = _attention_in_words(*(t.to(cast) if cast else t for t in tensors), score, bias)
     before = (*amp.state(), amp.depth())
     with amp.region(enabled=place != "inside"):
-        got = amp.compiled(executor, program, *tensors)(*tensors)
+        got = amp.compiled(compiler, program, *tensors)(*tensors)
     amp.assert_equal("state and depth afterwards", (*amp.state(), amp.depth()), before)
     amp.assert_equal("dtype of the result", got.dtype, want.dtype)
     if got.dtype != want.dtype:

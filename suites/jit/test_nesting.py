@@ -20,8 +20,8 @@ _GUARDED = ("dynamo", "aot", "inductor", "jaxcompile", "jaxjit")
 
 
 @scenario()
-@pytest.mark.parametrize("executor", _EVERY)
-def test_three_deep(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _EVERY)
+def test_three_deep(amp: Amp, compiler: str) -> None:
     """Regions inside a compiled function nest: another dtype, disabled, and back again."""
     kind, low, other = amp.type, amp.dtype, amp.other
 
@@ -37,15 +37,15 @@ def test_three_deep(amp: Amp, executor: str) -> None:
         return first, second, third, fourth, fifth, torch.mm(x, x)
 
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x)
+    compiled = amp.compiled(compiler, program, x)
     want = [low, other, torch.float32, other, low, torch.float32]
     amp.assert_equal("dtypes on the way in and out", [out.dtype for out in compiled(x)], want)
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["script"])
-def test_three_deep_in_a_source(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["script"])
+def test_three_deep_in_a_source(amp: Amp, compiler: str) -> None:
     """TorchScript's regions nest (upstream test_nested_autocast)."""
     program = amp.program(
         f"""
@@ -62,7 +62,7 @@ def test_three_deep_in_a_source(amp: Amp, executor: str) -> None:
         """
     )
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x)
+    compiled = amp.compiled(compiler, program, x)
     want = [amp.dtype, amp.other, torch.float32, amp.other, amp.dtype, torch.float32]
     for _ in range(3):
         amp.assert_equal("dtypes on the way in and out", [out.dtype for out in compiled(x)], want)
@@ -80,19 +80,19 @@ def _off_then_on(kind: str) -> Callable[[torch.Tensor], tuple[torch.Tensor, torc
 
 
 @scenario()
-@pytest.mark.parametrize("executor", _EVERY)
-def test_disabled_inside_called_in_a_region(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _EVERY)
+def test_disabled_inside_called_in_a_region(amp: Amp, compiler: str) -> None:
     """A disabled region inside a compiled function is off where the function is called in a region."""
     program, x = _off_then_on(amp.type), amp.rand(2, 2)
     with amp.region():
-        compiled = amp.compiled(executor, program, x)
+        compiled = amp.compiled(compiler, program, x)
         for _ in range(2):
             amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [torch.float32, amp.dtype])
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["script"])
-def test_disabled_in_a_source_called_in_a_region(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["script"])
+def test_disabled_in_a_source_called_in_a_region(amp: Amp, compiler: str) -> None:
     """A disabled region inside a scripted function is off where the function is called in a region."""
     program = amp.program(
         """
@@ -103,24 +103,24 @@ def test_disabled_in_a_source_called_in_a_region(amp: Amp, executor: str) -> Non
         """
     )
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x)
+    compiled = amp.compiled(compiler, program, x)
     with amp.region():
         amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [torch.float32, amp.dtype])
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["traced", "export", "strict", "decomposed"])
-def test_disabled_captured_outside_called_in_a_region(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["traced", "export", "strict", "decomposed"])
+def test_disabled_captured_outside_called_in_a_region(amp: Amp, compiler: str) -> None:
     """A disabled region captured outside of every region is off where the program is called in one."""
     program, x = _off_then_on(amp.type), amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x)
+    compiled = amp.compiled(compiler, program, x)
     with amp.region():
         amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [torch.float32, amp.dtype])
 
 
 @scenario()
-@pytest.mark.parametrize("executor", _EVERY)
-def test_dtype_of_its_own_called_in_a_region(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _EVERY)
+def test_dtype_of_its_own_called_in_a_region(amp: Amp, compiler: str) -> None:
     """A region inside a compiled function decides alone where the function is called in a region of another dtype."""
     kind, other = amp.type, amp.other
 
@@ -131,15 +131,15 @@ def test_dtype_of_its_own_called_in_a_region(amp: Amp, executor: str) -> None:
 
     x = amp.rand(2, 2)
     with amp.region():
-        compiled = amp.compiled(executor, program, x)
+        compiled = amp.compiled(compiler, program, x)
         for _ in range(2):
             amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [other, amp.dtype])
         amp.assert_equal("state in the region after it", amp.state(), (True, amp.dtype, True))
 
 
 @scenario(types=("cpu", "cuda"))
-@pytest.mark.parametrize("executor", ["script"])
-def test_dtype_of_its_own_in_a_source_called_in_a_region(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["script"])
+def test_dtype_of_its_own_in_a_source_called_in_a_region(amp: Amp, compiler: str) -> None:
     """A region inside a scripted function decides alone where the function is called in a region of another dtype."""
     program = amp.program(
         f"""
@@ -150,15 +150,15 @@ def test_dtype_of_its_own_in_a_source_called_in_a_region(amp: Amp, executor: str
         """
     )
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x)
+    compiled = amp.compiled(compiler, program, x)
     with amp.region():
         for _ in range(2):
             amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [amp.other, amp.dtype])
 
 
 @scenario(types=("cuda", "xpu", "mps", "mtia", "jax"))
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "export", "strict", "jaxcompile"])
-def test_two_device_types(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "export", "strict", "jaxcompile"])
+def test_two_device_types(amp: Amp, compiler: str) -> None:
     """Regions of two device types in a compiled function each cast their own tensors (upstream test_autocast_sdpa)."""
     kind, low = amp.type, amp.dtype
 
@@ -170,14 +170,14 @@ def test_two_device_types(amp: Amp, executor: str) -> None:
         return alone, both
 
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x)
+    compiled = amp.compiled(compiler, program, x)
     amp.assert_equal("dtypes in the CPU's region and in both", [out.dtype for out in compiled(x)], [torch.float32, low])
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
 @scenario()
-@pytest.mark.parametrize("executor", _GUARDED)
-def test_dtype_from_an_argument(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _GUARDED)
+def test_dtype_from_an_argument(amp: Amp, compiler: str) -> None:
     """A region whose dtype and whether it is enabled are arguments follows them from call to call."""
     kind = amp.type
 
@@ -186,15 +186,15 @@ def test_dtype_from_an_argument(amp: Amp, executor: str) -> None:
             return torch.mm(x, x)
 
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x, amp.dtype, True)
+    compiled = amp.compiled(compiler, program, x, amp.dtype, True)
     for dtype in (amp.dtype, amp.other, amp.dtype):
         amp.assert_equal(f"dtype in a region of {dtype}", compiled(x, dtype, True).dtype, dtype)
         amp.assert_equal("dtype in a disabled region", compiled(x, dtype, False).dtype, torch.float32)
 
 
 @scenario()
-@pytest.mark.parametrize("executor", _GUARDED)
-def test_one_region_a_turn(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _GUARDED)
+def test_one_region_a_turn(amp: Amp, compiler: str) -> None:
     """Regions in a loop of a compiled function take their dtypes in turns."""
     kind, turns = amp.type, (amp.dtype, amp.other, amp.dtype)
 
@@ -207,18 +207,18 @@ def test_one_region_a_turn(amp: Amp, executor: str) -> None:
         return out
 
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x)
+    compiled = amp.compiled(compiler, program, x)
     want = [dtype for turn in turns for dtype in (turn, torch.float32)]
     amp.assert_equal("dtypes turn by turn", [out.dtype for out in compiled(x)], want)
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile"])
-def test_compiled_calls_compiled(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "jaxcompile"])
+def test_compiled_calls_compiled(amp: Amp, compiler: str) -> None:
     """A compiled function in a region of another compiled one runs in that region (pytorch#166267)."""
     kind, low = amp.type, amp.dtype
     x = amp.rand(2, 2)
-    inner = amp.compiled(executor, torch.mm, x, x)
+    inner = amp.compiled(compiler, torch.mm, x, x)
     amp.assert_equal("dtype alone", inner(x, x).dtype, torch.float32)
 
     def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -226,5 +226,5 @@ def test_compiled_calls_compiled(amp: Amp, executor: str) -> None:
             y = inner(x, x)
         return y, inner(x, x)
 
-    compiled = amp.compiled(executor, program, x, fullgraph=False)
+    compiled = amp.compiled(compiler, program, x, fullgraph=False)
     amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [low, torch.float32])

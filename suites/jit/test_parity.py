@@ -7,7 +7,7 @@ file. Source: https://docs.pytorch.org/docs/2.13/export.html and torch/csrc/jit/
 
 import pytest
 
-from ampcheck.programs.compiled.run import COMPILERS, Fuzzer, text_of
+from ampcheck.programs.compiled.run import FUZZED, Fuzzer, text_of
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("parity")
@@ -29,7 +29,7 @@ def test_drawn_for_jit(amp: Amp, compiler: str, request: pytest.FixtureRequest) 
     _explore(amp, compiler, request)
 
 
-@pytest.mark.parametrize("compiler", [compiler for compiler in COMPILERS if compiler not in ("script", "jaxjit")])
+@pytest.mark.parametrize("compiler", [compiler for compiler in FUZZED if compiler not in ("script", "jaxjit")])
 @scenario(values=True, dtypes="default")
 def test_drawn(amp: Amp, compiler: str, request: pytest.FixtureRequest) -> None:
     """A traced, compiled or exported program acts as in eager mode (torch/amp/autocast_mode.py; export.html)."""

@@ -33,8 +33,8 @@ def _losses_of_training(amp: Amp, step: Any, net: torch.nn.Module, x: torch.Tens
 
 
 @scenario(values=True)
-@pytest.mark.parametrize("executor", _GUARDED)
-def test_training(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _GUARDED)
+def test_training(amp: Amp, compiler: str) -> None:
     """A compiled network trains in a region as in eager mode, its weights and gradients in float32."""
 
     def make() -> torch.nn.Module:
@@ -42,14 +42,14 @@ def test_training(amp: Amp, executor: str) -> None:
 
     found = []
     x, y = amp.rand(8, 4), amp.rand(8, 3)
-    for how in ("eager", executor):
+    for how in ("eager", compiler):
         net = amp.module(make).requires_grad_(True)
 
         def step(x: torch.Tensor, y: torch.Tensor, net: torch.nn.Module = net) -> torch.Tensor:
             return torch.nn.functional.mse_loss(net(x), y)
 
         found.append(
-            _losses_of_training(amp, step if how == "eager" else amp.compiled(executor, step, x, y), net, x, y)
+            _losses_of_training(amp, step if how == "eager" else amp.compiled(compiler, step, x, y), net, x, y)
         )
         amp.assert_equal(
             f"dtypes of the gradients, {how}", {str(p.grad.dtype) for p in net.parameters()}, {"torch.float32"}
@@ -59,8 +59,8 @@ def test_training(amp: Amp, executor: str) -> None:
 
 
 @scenario(values=True)
-@pytest.mark.parametrize("executor", _GUARDED)
-def test_dropout(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _GUARDED)
+def test_dropout(amp: Amp, compiler: str) -> None:
     """Dropout in a region of a compiled function drops in the backward pass what it dropped in the forward one."""
     kind, low = amp.type, amp.dtype
 
@@ -70,7 +70,7 @@ def test_dropout(amp: Amp, executor: str) -> None:
 
     x = torch.eye(16, device=kind)
     weight = torch.ones(16, 16, device=kind, requires_grad=True)
-    compiled = amp.compiled(executor, program, x, weight)
+    compiled = amp.compiled(compiler, program, x, weight)
     amp.device.seed()
     for call in ("first", "second"):
         weight.grad = None
@@ -84,8 +84,8 @@ def test_dropout(amp: Amp, executor: str) -> None:
 
 
 @scenario(values=True)
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor"])
-def test_random_numbers(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor"])
+def test_random_numbers(amp: Amp, compiler: str) -> None:
     """A compiled function draws the random numbers in a region that eager mode draws after the same seed."""
     kind, low = amp.type, amp.dtype
 
@@ -94,7 +94,7 @@ def test_random_numbers(amp: Amp, executor: str) -> None:
             return torch.dropout(torch.mm(x, x), 0.5, True) + torch.rand_like(x)
 
     x = amp.rand(8, 8)
-    compiled = amp.compiled(executor, program, x)
+    compiled = amp.compiled(compiler, program, x)
     for _ in range(2):
         amp.device.seed()
         want = program(x)
@@ -103,8 +103,8 @@ def test_random_numbers(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor"])
-def test_any_size(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor"])
+def test_any_size(amp: Amp, compiler: str) -> None:
     """A function compiled for any size casts alike for each (pytorch#194329: wrong values with dynamic=True)."""
     kind, low = amp.type, amp.dtype
 
@@ -113,7 +113,7 @@ def test_any_size(amp: Amp, executor: str) -> None:
             y = torch.mm(x, x.t())
             return y, y.float().sum()
 
-    compiled = amp.compiled(executor, program, amp.rand(3, 2), dynamic=True)
+    compiled = amp.compiled(compiler, program, amp.rand(3, 2), dynamic=True)
     for size in (3, 5, 9):
         x = amp.rand(size, 2)
         y, total = compiled(x)
@@ -124,8 +124,8 @@ def test_any_size(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile"])
-def test_other_input_dtypes(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "jaxcompile"])
+def test_other_input_dtypes(amp: Amp, compiler: str) -> None:
     """A compiled function called with inputs of other dtypes compiles anew and gives the promised dtypes."""
     kind, low = amp.type, amp.dtype
 
@@ -134,7 +134,7 @@ def test_other_input_dtypes(amp: Amp, executor: str) -> None:
             return torch.mm(x, y)
 
     x, y = amp.rand(2, 2), amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x, y)
+    compiled = amp.compiled(compiler, program, x, y)
     for a, b in ((x, y), (x.to(low), y), (x, y.to(amp.other)), (x.to(low), y.to(amp.other)), (x, y)):
         amp.assert_equal(f"dtype of {a.dtype} by {b.dtype}", compiled(a, b).dtype, low)
     wide = compiled(x.double(), y.double())
@@ -142,8 +142,8 @@ def test_other_input_dtypes(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile"])
-def test_compiled_generator(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "jaxcompile"])
+def test_compiled_generator(amp: Amp, compiler: str) -> None:
     """A generator that a compiled function runs to its end keeps its region while it is suspended, as in eager mode."""
     kind, low = amp.type, amp.dtype
 
@@ -159,15 +159,15 @@ def test_compiled_generator(amp: Amp, executor: str) -> None:
         return (*out, torch.mm(x, x))
 
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x, fullgraph=False)
+    compiled = amp.compiled(compiler, program, x, fullgraph=False)
     want = [y.dtype for y in program(x)]
     amp.assert_equal("dtypes, as in eager mode", [y.dtype for y in compiled(x)], want)
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
 @scenario(values=True)
-@pytest.mark.parametrize("executor", _GUARDED)
-def test_backward_in_no_region(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _GUARDED)
+def test_backward_in_no_region(amp: Amp, compiler: str) -> None:
     """A backward pass that runs outside of every region computes there, as in eager mode (pytorch#157104)."""
 
     class Square(torch.autograd.Function):
@@ -187,7 +187,7 @@ def test_backward_in_no_region(amp: Amp, executor: str) -> None:
 
     x = torch.full((2, 2), 1.001, device=amp.type)
     found = []
-    compiled = amp.compiled(executor, program, x)
+    compiled = amp.compiled(compiler, program, x)
     for call in (program, compiled):
         leaf = x.clone().requires_grad_()
         with amp.region():
@@ -199,8 +199,8 @@ def test_backward_in_no_region(amp: Amp, executor: str) -> None:
 
 
 @scenario(values=True)
-@pytest.mark.parametrize("executor", _GUARDED)
-def test_custom_fwd_and_bwd(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _GUARDED)
+def test_custom_fwd_and_bwd(amp: Amp, compiler: str) -> None:
     """A compiled custom function casts as custom_fwd and custom_bwd say (test_amp_custom_fwd_bwd; pytorch#143755).
 
     The backward pass is called outside of every region, and runs in that of the forward pass all the same.
@@ -226,7 +226,7 @@ def test_custom_fwd_and_bwd(amp: Amp, executor: str) -> None:
 
     a, b = amp.rand(3, 3), amp.rand(3, 3)
     leaves, low = [x.clone().requires_grad_() for x in (a, b)], [x.to(amp.dtype).requires_grad_() for x in (a, b)]
-    compiled = amp.compiled(executor, program, *leaves)
+    compiled = amp.compiled(compiler, program, *leaves)
     with amp.region():
         out = compiled(*leaves)
     amp.assert_equal("dtype", out.dtype, amp.dtype)
@@ -250,8 +250,8 @@ _WIDENED = {
 
 @scenario(types=("cpu", "cuda"), values=True)
 @pytest.mark.parametrize("behind", list(_WIDENED))
-@pytest.mark.parametrize("executor", ["script", "aot", "inductor"])
-def test_gradient_where_dtypes_meet(amp: Amp, executor: str, behind: str) -> None:
+@pytest.mark.parametrize("compiler", ["script", "aot", "inductor"])
+def test_gradient_where_dtypes_meet(amp: Amp, compiler: str, behind: str) -> None:
     """Autograd casts a gradient to the dtype of the result that it is of (torch/csrc/autograd/engine.cpp)."""
     program = amp.program(
         f"""
@@ -268,7 +268,7 @@ def test_gradient_where_dtypes_meet(amp: Amp, executor: str, behind: str) -> Non
 
     a, b = amp.rand(2, 2), amp.rand(2, 2)
     want = gradients(program)
-    compiled = amp.compiled(executor, program, a, b)
+    compiled = amp.compiled(compiler, program, a, b)
     for call in ("first", "second", "third"):  # TorchScript optimizes what it has seen
         try:
             found = gradients(compiled)

@@ -16,8 +16,8 @@ _GUARDED = ("dynamo", "aot", "inductor", "jaxcompile", "jaxjit")
 
 
 @scenario()
-@pytest.mark.parametrize("executor", _GUARDED)
-def test_enabled_asked_inside(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _GUARDED)
+def test_enabled_asked_inside(amp: Amp, compiler: str) -> None:
     """`is_autocast_enabled` inside a compiled function answers for its place (test_is_autocast_cpu_enabled)."""
     kind, low = amp.type, amp.dtype
 
@@ -30,13 +30,13 @@ def test_enabled_asked_inside(amp: Amp, executor: str) -> None:
         return (*out, x.double() if torch.is_autocast_enabled(kind) else x.float())
 
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x)
+    compiled = amp.compiled(compiler, program, x)
     amp.assert_equal("branches taken", [out.dtype for out in compiled(x)], [torch.float32] * 4)
 
 
 @scenario()
-@pytest.mark.parametrize("executor", _GUARDED)
-def test_surroundings_asked_inside(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _GUARDED)
+def test_surroundings_asked_inside(amp: Amp, compiler: str) -> None:
     """A compiled function that asks for the state around it gets that of each call (test_autocast_constant_fold)."""
     kind = amp.type
 
@@ -44,7 +44,7 @@ def test_surroundings_asked_inside(amp: Amp, executor: str) -> None:
         return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x.double()
 
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x)
+    compiled = amp.compiled(compiler, program, x)
     for _ in range(2):
         amp.assert_equal("dtype outside", compiled(x).dtype, torch.float64)
         for dtype in (amp.dtype, amp.other):
@@ -53,8 +53,8 @@ def test_surroundings_asked_inside(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", _GUARDED)
-def test_dtype_asked_inside(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _GUARDED)
+def test_dtype_asked_inside(amp: Amp, compiler: str) -> None:
     """`get_autocast_dtype` inside a compiled function gives the dtype of the region around it."""
     kind, other = amp.type, amp.other
 
@@ -64,13 +64,13 @@ def test_dtype_asked_inside(amp: Amp, executor: str) -> None:
         return inside, x.to(torch.get_autocast_dtype(kind))
 
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x)
+    compiled = amp.compiled(compiler, program, x)
     amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [other, amp.default])
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile", "jaxjit"])
-def test_reuse_asked_inside(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "jaxcompile", "jaxjit"])
+def test_reuse_asked_inside(amp: Amp, compiler: str) -> None:
     """`is_autocast_cache_enabled` inside a compiled function tells the cache setting of the region around it."""
     kind, low = amp.type, amp.dtype
 
@@ -80,14 +80,14 @@ def test_reuse_asked_inside(amp: Amp, executor: str) -> None:
         return off, x.double() if torch.is_autocast_cache_enabled() else x.float()
 
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x, fullgraph=False)
+    compiled = amp.compiled(compiler, program, x, fullgraph=False)
     amp.assert_equal("branches taken", [out.dtype for out in compiled(x)], [torch.float32, torch.float64])
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile"])
-def test_set_inside(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "jaxcompile"])
+def test_set_inside(amp: Amp, compiler: str) -> None:
     """A setting that a compiled function changes holds from there on, inside it and after it (pytorch#186530)."""
     kind, other = amp.type, amp.other
 
@@ -98,7 +98,7 @@ def test_set_inside(amp: Amp, executor: str) -> None:
         return before, torch.mm(x, x)
 
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, program, x, fullgraph=False)
+    compiled = amp.compiled(compiler, program, x, fullgraph=False)
     for call in ("first", "second"):
         amp.assert_equal(
             f"dtypes before and behind, {call} call", [y.dtype for y in compiled(x)], [torch.float32, other]
@@ -109,11 +109,11 @@ def test_set_inside(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile", "jaxjit"])
-def test_set_between_calls(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "jaxcompile", "jaxjit"])
+def test_set_between_calls(amp: Amp, compiler: str) -> None:
     """A setting that changes between two calls holds at the second."""
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, torch.mm, x, x)
+    compiled = amp.compiled(compiler, torch.mm, x, x)
     amp.assert_equal("dtype before", compiled(x, x).dtype, torch.float32)
     torch.set_autocast_enabled(amp.type, True)
     for dtype in (amp.dtype, amp.other, amp.dtype):
@@ -124,13 +124,13 @@ def test_set_between_calls(amp: Amp, executor: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("executor", ["dynamo", "aot", "inductor", "jaxcompile"])
-def test_compiling_leaves_state(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "jaxcompile"])
+def test_compiling_leaves_state(amp: Amp, compiler: str) -> None:
     """Compiling in a region leaves the region's state, its depth included, as it was."""
     x = amp.rand(2, 2)
     for cache in (True, False):
         with amp.region(cache_enabled=cache):
             before = (*amp.state(), amp.depth())
-            compiled = amp.compiled(executor, torch.mm, x, x, dynamic=cache)
+            compiled = amp.compiled(compiler, torch.mm, x, x, dynamic=cache)
             amp.assert_equal(f"dtype, cache_enabled={cache}", compiled(x, x).dtype, amp.dtype)
             amp.assert_equal(f"state after compiling, cache_enabled={cache}", (*amp.state(), amp.depth()), before)

@@ -18,11 +18,11 @@ _GUARDED = ("dynamo", "aot", "inductor", "jaxcompile")
 
 
 @scenario()
-@pytest.mark.parametrize("executor", _GUARDED)
-def test_compiled_in_a_region_called_by_a_thread(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _GUARDED)
+def test_compiled_in_a_region_called_by_a_thread(amp: Amp, compiler: str) -> None:
     """A function that one thread compiled in a region runs outside of every region in a new thread."""
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, torch.mm, x, x)
+    compiled = amp.compiled(compiler, torch.mm, x, x)
     with amp.region():
         amp.assert_equal("dtype in the region", compiled(x, x).dtype, amp.dtype)
         amp.assert_equal("dtype in a thread", amp.thread(lambda: compiled(x, x).dtype), torch.float32)
@@ -30,11 +30,11 @@ def test_compiled_in_a_region_called_by_a_thread(amp: Amp, executor: str) -> Non
 
 
 @scenario()
-@pytest.mark.parametrize("executor", _GUARDED)
-def test_two_threads_two_dtypes(amp: Amp, executor: str) -> None:
+@pytest.mark.parametrize("compiler", _GUARDED)
+def test_two_threads_two_dtypes(amp: Amp, compiler: str) -> None:
     """Two threads call one compiled function in turns, in regions of different dtypes."""
     x = amp.rand(2, 2)
-    compiled = amp.compiled(executor, torch.mm, x, x)
+    compiled = amp.compiled(compiler, torch.mm, x, x)
 
     def worker(dtype: torch.dtype) -> Iterator[None]:
         with amp.region(dtype):

@@ -127,8 +127,8 @@ def test_a_program_that_gives_float32s_bits_though_ops_are_lowered_is_invalid(sc
     [
         (["--device=abacus"], "there is no device named 'abacus'"),
         (["--device=virtual:cuda"], "has no arithmetic, so that there is nothing to time"),
-        (["--executor=trace"], "there is no executor 'trace'"),
-        (["--executor=jit"], "executor 'jit' makes a program of a step on jax, not on 'cpu'"),
+        (["--compiler=trace"], "there is no compiler 'trace'"),
+        (["--compiler=jit"], "compiler 'jit' makes a program of a step on jax, not on 'cpu'"),
         (["--threads=0"], "--threads is 0"),
         (["--json=nowhere/out.json"], "nowhere/out.json cannot be written: its folder does not exist"),
     ],
@@ -182,11 +182,11 @@ def test_a_step_on_jax_runs_op_by_op_and_as_one_program(scripts: Path) -> None:
         "    return torch.nn.Linear(8, 8), (torch.ones(4, 8),), loss\n"
     )
     done = run(
-        scripts, "bench", "advise", "linear.py:make", "--quick", "--device=jax", "--executor=jit", "--json=a.json"
+        scripts, "bench", "advise", "linear.py:make", "--quick", "--device=jax", "--compiler=jit", "--json=a.json"
     )
     assert done.returncode == 0, done.stdout + done.stderr
     groups = json.loads((scripts / "a.json").read_text())["groups"]
-    assert [group["executor"] for group in groups] == ["eager", "jit"]
+    assert [group["compiler"] for group in groups] == ["eager", "jit"]
     for group in groups:
         variants = {variant["name"]: variant for variant in group["variants"]}
         assert variants["fp32"]["error"] < 1e-5 < variants["bf16"]["error"] < 0.1

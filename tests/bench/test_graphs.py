@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ampcheck.bench.core import graphs
-from ampcheck.bench.run.variants import executors
+from ampcheck.bench.run.variants import compilers
 from ampcheck.bench.workloads import catalogue
 
 
@@ -62,5 +62,5 @@ def test_an_op_that_is_not_bound_by_its_launch_has_no_graph() -> None:
 
 
 def test_ops_on_cuda_alone_have_graphs() -> None:
-    assert executors(catalogue()["mm-64"], "cuda") == ["eager", "graph", "compile"]
-    assert "graph" not in executors(catalogue()["mlp-step"], "cuda") + executors(catalogue()["mm-64"], "cpu")
+    assert compilers(catalogue()["mm-64"], "cuda") == ["eager", "graph", "compile"]
+    assert "graph" not in compilers(catalogue()["mlp-step"], "cuda") + compilers(catalogue()["mm-64"], "cpu")

@@ -27,11 +27,11 @@ TASKS = {"cpu": [("mm-16", "eager"), ("add", "eager"), ("mm-64", "eager")]}
 _WORKER = """
 import json, os, signal, sys, time
 plan = json.load(sys.stdin)
-for workload, executor in plan["tasks"]:
-    print(json.dumps({"begin": [workload, executor]}), flush=True)
+for workload, compiler in plan["tasks"]:
+    print(json.dumps({"begin": [workload, compiler]}), flush=True)
     if workload == "add":
         ACTION
-    print(json.dumps({"rounds": dict(workload=workload, device=plan["device"], executor=executor,
+    print(json.dumps({"rounds": dict(workload=workload, device=plan["device"], compiler=compiler,
         process=plan["process"], samples={"fp32": [1.0] * plan["rounds"]})}), flush=True)
 """
 
@@ -97,7 +97,7 @@ _HANGS = """
                 time.sleep(3600) if variant == HANGING else None
         failed = {variant: one["reason"] for variant, one in given_up.items()}
         facts = {variant: {"at_least": one.get("at_least")} for variant, one in given_up.items()}
-        print(json.dumps({"rounds": dict(workload=workload, device=plan["device"], executor=executor,
+        print(json.dumps({"rounds": dict(workload=workload, device=plan["device"], compiler=compiler,
             process=plan["process"], samples={"fp32": [1.0] * plan["rounds"]}, failed=failed,
             facts=facts)}), flush=True)
         continue
@@ -262,7 +262,7 @@ def test_a_quick_run_without_time_says_what_it_left_out(
 @pytest.mark.nightly
 def test_a_quick_run_has_a_file_a_table_and_precision_checks(tmp_path: Path) -> None:
     done = run(
-        tmp_path, "bench", "--quick", "--device=cpu", "--filter=mm-64", "--executor=eager", f"--reports={tmp_path}"
+        tmp_path, "bench", "--quick", "--device=cpu", "--filter=mm-64", "--compiler=eager", f"--reports={tmp_path}"
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = (tmp_path / "bench").glob("*.jsonl")
@@ -286,7 +286,7 @@ def test_a_quick_run_has_a_file_a_table_and_precision_checks(tmp_path: Path) -> 
         (["--device=abacus"], "there is no device named 'abacus'"),
         (["--device=virtual:cuda"], "has no arithmetic, so that there is nothing to time"),
         (["--filter=mmm-64"], "mmm-64"),
-        (["--executor=trace"], "there is no executor 'trace'; there are eager, graph, compile, jit"),
+        (["--compiler=trace"], "there is no compiler 'trace'; there are eager, graph, compile, jit"),
         (["--threads=0"], "--threads is 0; at least one is needed"),
         (["--device=tpu-v99"], "tpu-v99"),
     ],
@@ -303,7 +303,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     def measured_some() -> bool:
         return any('"rounds"' in file.read_text() for file in tmp_path.glob("bench/*.jsonl"))
 
-    options = ("bench", "--device=cpu", "--executor=eager", "--filter=mm-*", f"--reports={tmp_path}")
+    options = ("bench", "--device=cpu", "--compiler=eager", "--filter=mm-*", f"--reports={tmp_path}")
     code, out = interrupted(tmp_path, *options, when=measured_some)
     assert code == 130
     (file,) = tmp_path.glob("bench/*.jsonl")
@@ -316,9 +316,9 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
 
 def test_a_file_cut_off_still_has_its_groups(tmp_path: Path) -> None:
     path = tmp_path / "cut.jsonl"
-    rounds = {"workload": "mm-16", "device": "cpu", "executor": "eager", "process": 0}
+    rounds = {"workload": "mm-16", "device": "cpu", "compiler": "eager", "process": 0}
     samples = {"fp32": [1.0] * 9, "fp32-aa": [1.0] * 9, "bf16": [0.5] * 9}
-    header = {"kind": "header", "schema": "bench-2", "started": "2026-01-01T00:00:00Z"}
+    header = {"kind": "header", "schema": "bench-3", "started": "2026-01-01T00:00:00Z"}
     whole = json.dumps({"kind": "rounds", **rounds, "samples": samples})
     path.write_text(json.dumps(header) + "\n" + whole + "\n" + whole[:40], encoding="utf-8")
     found = read(path)

@@ -71,12 +71,12 @@ class Promising(Cpu):
         return {"platform": self.platform} if self.platform else super().describe()
 
 
-def checked(workload: Workload, name: str, executor: str = "eager", device: Cpu | None = None) -> PrecisionCheck:
+def checked(workload: Workload, name: str, compiler: str = "eager", device: Cpu | None = None) -> PrecisionCheck:
     """The precision check of a real variant, its output and errors included."""
     base = prepare(workload, variant("fp32"), "cpu", "eager").output()
     output = prepare(workload, variant(name), "cpu", "eager").output()
     ready = prepare(workload, variant(name), "cpu", "eager")  # its `compiled_with` is all that "compile" asks for
-    return check_precision(ready, variant(name), workload, device or Cpu(), executor, base, output, reference(workload))
+    return check_precision(ready, variant(name), workload, device or Cpu(), compiler, base, output, reference(workload))
 
 
 @pytest.fixture(autouse=True)
@@ -162,9 +162,9 @@ class Shielded(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("executor", ["eager", "compile"])
-def test_a_part_of_a_step_outside_of_the_region_is_found(executor: str) -> None:
-    found = checked(small_step(Shielded), "bf16", executor)
+@pytest.mark.parametrize("compiler", ["eager", "compile"])
+def test_a_part_of_a_step_outside_of_the_region_is_found(compiler: str) -> None:
+    found = checked(small_step(Shielded), "bf16", compiler)
     assert "products are not in bf16: " in found.invalid
     assert "received fp32" in found.invalid
 
@@ -231,7 +231,7 @@ def test_what_cannot_be_seen_is_not_proven() -> None:
     skipped = torch._dynamo.disable(lambda: torch.ones(2, 2))
     found = check_precision(Ready(skipped), variant("fp32"), MM, Cpu(), "compile")
     assert found.invalid == "torch.compile made no graph that computes anything, so the call ran op by op"
-    with pytest.raises(UsageError, match="there is no executor 'tpu'"):
+    with pytest.raises(UsageError, match="there is no compiler 'tpu'"):
         check_precision(ready, variant("bf16"), MM, Cpu(), "tpu")
 
 

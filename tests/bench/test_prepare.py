@@ -1,4 +1,4 @@
-"""The results of a prepared variant: in its region and dtypes, from the same start each time, through its executor."""
+"""The results of a prepared variant: in its region and dtypes, from the same start each time, through its compiler."""
 
 from __future__ import annotations
 
@@ -104,10 +104,10 @@ from tests.bench.test_prepare import OP, OVERFLOWING, STEP, variant
 for workload in (OP, STEP):
     exact = reference(workload)
     for name, most in (("fp32", 1e-6), ("bf16", 2e-2), ("fp16", 2e-3), ("bf16-native", 2e-2)):
-        for executor in ("eager", "jit"):
-            ready = prepare(workload, variant(name), "jax", executor)
+        for compiler in ("eager", "jit"):
+            ready = prepare(workload, variant(name), "jax", compiler)
             first = ready.output()
-            assert error(first, exact) < most, (workload.name, name, executor)
+            assert error(first, exact) < most, (workload.name, name, compiler)
             ready.call()
             assert torch.equal(ready.output(), first)
     assert "dot_general" in ready.jitted.lower(*ready.arguments).as_text()

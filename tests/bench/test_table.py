@@ -79,7 +79,7 @@ def test_the_variants_of_a_group_stand_below_each_other_with_both_times() -> Non
     assert lines[0].split() == [
         "workload",
         "device",
-        "executor",
+        "compiler",
         "variant",
         "time",
         "speed",

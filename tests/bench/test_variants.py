@@ -1,4 +1,4 @@
-"""The variants, executors and workloads of a run."""
+"""The variants, compilers and workloads of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ampcheck.bench.core.model import PRECISIONS, OpWorkload, OverheadWorkload, StepWorkload, Variant, Workload
-from ampcheck.bench.run.variants import FP16_GRADIENTS, NO_PRODUCT, NOT_FLOAT32, SLOW_FP16, executors, select, variants
+from ampcheck.bench.run.variants import FP16_GRADIENTS, NO_PRODUCT, NOT_FLOAT32, SLOW_FP16, compilers, select, variants
 from ampcheck.bench.workloads import catalogue
 from ampcheck.errors import UsageError
 
@@ -48,8 +48,8 @@ def variants_problem(
 @pytest.mark.parametrize(("device", "platform"), DEVICES)
 def test_variants_are_whole_for_every_workload(device: str, platform: str) -> None:
     for w in WITH_VARIANTS:
-        for executor in executors(w, device):
-            assert variants_problem(w, device, platform, *variants(w, device, executor, platform)) == "", w.name
+        for compiler in compilers(w, device):
+            assert variants_problem(w, device, platform, *variants(w, device, compiler, platform)) == "", w.name
 
 
 def test_wrong_variants_are_noticed() -> None:
@@ -115,13 +115,13 @@ def test_overhead_has_no_variants() -> None:
         variants(ALL["region-enter"], "cpu", "eager")
 
 
-def test_executors() -> None:
+def test_compilers() -> None:
     op, step, overhead = ALL["mm-64"], ALL["mlp-step"], ALL["region-enter"]
-    assert executors(op, "cpu") == executors(step, "cuda") == ["eager", "compile"]
-    assert executors(op, "jax") == ["eager", "jit"]
-    assert executors(step, "jax") == ["eager", "jit", "compile"]
-    assert executors(op, "mydevice") == ["eager"]
-    assert all(executors(overhead, device) == ["eager"] for device in ("cpu", "cuda", "jax"))
+    assert compilers(op, "cpu") == compilers(step, "cuda") == ["eager", "compile"]
+    assert compilers(op, "jax") == ["eager", "jit"]
+    assert compilers(step, "jax") == ["eager", "jit", "compile"]
+    assert compilers(op, "mydevice") == ["eager"]
+    assert all(compilers(overhead, device) == ["eager"] for device in ("cpu", "cuda", "jax"))
 
 
 # Selection

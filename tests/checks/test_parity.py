@@ -1,4 +1,4 @@
-"""Executors: their cases, ids and selectors, and the check that holds a compiled program against eager mode."""
+"""Compilers: their cases, ids and selectors, and the check that holds a compiled program against eager mode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ampcheck.checks import parity
-from ampcheck.checks.cases import compiled_cases, executors
+from ampcheck.checks.cases import compiled_cases, compilers
 from ampcheck.compilers import kinds, source
 from ampcheck.devices.registry import known
 from ampcheck.errors import Broken, Unsupported
@@ -21,7 +21,7 @@ from ampcheck.runner import jsonl
 from ampcheck.runner.results import SCHEMA, Result, RunWriter, read
 from ampcheck.samples import catalogue
 from ampcheck.spec.case import AROUND, Case
-from ampcheck.spec.executors import EXECUTORS
+from ampcheck.spec.compilers import COMPILERS
 from ampcheck.spec.rules import RULES
 from tests.cli_support import ROOT
 
@@ -29,20 +29,20 @@ CPU = known()["cpu"]
 MM = Case("jit", "downcast", "mm", "", "fp32_bf16", "bf16", "cpu", "cpu", "dynamo")
 
 
-def test_each_name_has_an_executor() -> None:
-    assert list(kinds.EXECUTORS) == list(EXECUTORS)
-    assert list(compiled._MAKE) == list(EXECUTORS)
+def test_each_name_has_an_compiler() -> None:
+    assert list(kinds.COMPILERS) == list(COMPILERS)
+    assert list(compiled._MAKE) == list(COMPILERS)
 
 
 def test_no_name_occurs_in_another_or_in_an_op() -> None:
-    assert [(a, b) for a in EXECUTORS for b in EXECUTORS if a != b and a in b] == []
-    assert [(name, op) for name in EXECUTORS for op in catalogue() if name in op] == []
+    assert [(a, b) for a in COMPILERS for b in COMPILERS if a != b and a in b] == []
+    assert [(name, op) for name in COMPILERS for op in catalogue() if name in op] == []
 
 
 def test_the_id_and_back() -> None:
     assert MM.id == "mm-fp32_bf16-dynamo-bf16-cpu"
     assert MM.name == f"jit/downcast/{MM.id}"
-    assert replace(MM, executor="").name == "downcast/mm-fp32_bf16-bf16-cpu"
+    assert replace(MM, compiler="").name == "downcast/mm-fp32_bf16-bf16-cpu"
     fields = replace(MM, sample=AROUND).fields()
     assert fields == {
         "id": "mm+around-fp32_bf16-dynamo-bf16-cpu",
@@ -53,17 +53,17 @@ def test_the_id_and_back() -> None:
         "inputs": "fp32_bf16",
         "amp": "bf16",
         "device": "cpu",
-        "executor": "dynamo",
+        "compiler": "dynamo",
     }
 
 
-def test_the_executor_of_a_scenario() -> None:
+def test_the_compiler_of_a_scenario() -> None:
     scenario = Case("jit", "context", "body_alone", "", "", "bf16", "cpu", "cpu", "aot")
     assert scenario.name == "jit/context/body_alone-aot-bf16-cpu"
     assert "inputs" not in scenario.fields()
     other = replace(scenario, rule="cache", op="two_uses", inputs="off")
     assert other.id == "two_uses-off-aot-bf16-cpu"
-    assert replace(other, executor="").name == "cache/two_uses-off-bf16-cpu"
+    assert replace(other, compiler="").name == "cache/two_uses-off-bf16-cpu"
 
 
 @pytest.mark.parametrize("name", ["cpu", "jax", "virtual:cuda", "virtual:mps"])
@@ -73,14 +73,14 @@ def test_every_run_is_a_part_of_a_nightly_one(name: str) -> None:
         every = {case.name for case in compiled_cases(device, rule)}
         nightly = {case.name for case in compiled_cases(device, rule, nightly=True)}
         assert every <= nightly
-    assert {case.executor for case in compiled_cases(device, "downcast")} == set(executors(device))
+    assert {case.compiler for case in compiled_cases(device, "downcast")} == set(compilers(device))
 
 
 def test_every_op_with_a_policy_goes_through_the_quick_ones() -> None:
     for rule in ("downcast", "upcast", "promote"):
         wanted = {op for op, policy in CPU.policies().items() if policy == rule}
-        for executor in ("script", "traced", "dynamo", "export"):
-            assert {case.op for case in compiled_cases(CPU, rule) if case.executor == executor} == wanted
+        for compiler in ("script", "traced", "dynamo", "export"):
+            assert {case.op for case in compiled_cases(CPU, rule) if case.compiler == compiler} == wanted
 
 
 @pytest.mark.parametrize("name", ["cpu", "jax", "virtual:cuda"])
@@ -89,20 +89,20 @@ def test_at_night_every_op_with_a_policy_goes_through_every_one(name: str) -> No
     left_out = {op.overload for op in catalogue().values() if device.type in op.samples[0].not_on}
     for rule in ("downcast", "upcast", "promote"):
         wanted = {op for op, policy in device.policies().items() if policy == rule} - left_out
-        found = {(case.op, case.executor) for case in compiled_cases(device, rule, nightly=True)}
-        assert found == {(op, executor) for op in wanted for executor in executors(device, nightly=True)}
+        found = {(case.op, case.compiler) for case in compiled_cases(device, rule, nightly=True)}
+        assert found == {(op, compiler) for op in wanted for compiler in compilers(device, nightly=True)}
 
 
 def test_run_files_carry_it_and_old_ones_are_read(tmp_path: Path) -> None:
-    result = Result(MM.id, "jit", "downcast", "pass", 0.1, "mm", "bf16", "cpu", executor="dynamo")
-    old = replace(result, id="mm-fp32-bf16-cpu", executor="")
+    result = Result(MM.id, "jit", "downcast", "pass", 0.1, "mm", "bf16", "cpu", compiler="dynamo")
+    old = replace(result, id="mm-fp32-bf16-cpu", compiler="")
     writer = RunWriter(tmp_path / "run.jsonl", {})
     writer.add(result)
     writer.add(old)
     writer.close({})
     assert list(read(tmp_path / "run.jsonl").results.values()) == [result, old]
     lines = jsonl.read(tmp_path / "run.jsonl", "run file", SCHEMA, ("case",)).body
-    assert ["executor" in line for _, line in lines] == [True, False]
+    assert ["compiler" in line for _, line in lines] == [True, False]
 
 
 def test_the_source_of_a_program() -> None:
@@ -110,14 +110,14 @@ def test_the_source_of_a_program() -> None:
     text = source.text(MM, CPU, sample)
     assert "with torch.autocast('cpu', dtype=torch.bfloat16):" in text
     assert "torch.ops.aten.mm.default(a, b)" in text
-    assert "torch.ops.aten.mm(a, b)" in source.text(replace(MM, executor="script"), CPU, sample)
+    assert "torch.ops.aten.mm(a, b)" in source.text(replace(MM, compiler="script"), CPU, sample)
     assert "autocast" not in source.text(replace(MM, sample=AROUND), CPU, sample)
 
 
-@pytest.mark.parametrize("executor", ["script", "traced", "dynamo", "aot", "export"])
+@pytest.mark.parametrize("compiler", ["script", "traced", "dynamo", "aot", "export"])
 @pytest.mark.parametrize("sample", ["", AROUND])
-def test_a_product_is_at_par(executor: str, sample: str) -> None:
-    assert parity.check(replace(MM, executor=executor, sample=sample), CPU) == []
+def test_a_product_is_at_par(compiler: str, sample: str) -> None:
+    assert parity.check(replace(MM, compiler=compiler, sample=sample), CPU) == []
 
 
 def test_dynamo_meets_no_function_that_a_replay_puts_in() -> None:
@@ -137,7 +137,7 @@ def test_differences_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(function: object, inputs: object, **_: object) -> kinds.Compiled:
         return kinds.Compiled(lambda a, b: torch.mm(a, b.float()))
 
-    monkeypatch.setitem(kinds.EXECUTORS, "dynamo", kinds.Executor(wrong))
+    monkeypatch.setitem(kinds.COMPILERS, "dynamo", kinds.Compiler(wrong))
     assert parity.check(MM, CPU) == ["output 0 of dynamo: aten::mm is fp32; expected bf16"]
 
 
@@ -145,7 +145,7 @@ def test_what_is_not_compiled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def refusing(function: object, inputs: object, **_: object) -> kinds.Compiled:
         raise RuntimeError("no graph\nof this")
 
-    monkeypatch.setitem(kinds.EXECUTORS, "dynamo", kinds.Executor(refusing))
+    monkeypatch.setitem(kinds.COMPILERS, "dynamo", kinds.Compiler(refusing))
     (said,) = parity.check(MM, CPU)
     assert said == "dynamo: aten::mm was not compiled: RuntimeError: no graph … of this; eager mode runs it"
 
@@ -158,22 +158,22 @@ def test_a_refusal_says_what_eager_mode_says(text: str, monkeypatch: pytest.Monk
     def banned(*_: object) -> None:
         raise RuntimeError("is unsafe to autocast\nuse another op")
 
-    monkeypatch.setitem(kinds.EXECUTORS, "dynamo", kinds.Executor(refusing))
+    monkeypatch.setitem(kinds.COMPILERS, "dynamo", kinds.Compiler(refusing))
     monkeypatch.setattr(parity.source, "define", lambda _: banned)
     found = parity.check(MM, CPU)
     assert (found == []) == (text == "is unsafe to autocast"), found
 
 
-@pytest.mark.parametrize("executor", ["dynamo", "export"])
-def test_the_reproduction_runs(executor: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = compiled.of_compiled(replace(MM, executor=executor), CPU)
+@pytest.mark.parametrize("compiler", ["dynamo", "export"])
+def test_the_reproduction_runs(compiler: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = compiled.of_compiled(replace(MM, compiler=compiler), CPU)
     assert "ampcheck" not in text
     with kinds.quiet():
         exec(compile(text, "reproduction", "exec"), {"__name__": "__main__"})
     shown = capsys.readouterr().out
     assert "FAIL" not in shown
     assert shown.count("output dtypes of the") == 2
-    assert ("received" in shown) == (executor == "export")
+    assert ("received" in shown) == (compiler == "export")
     wrong = text.replace("got = run(compiled)", "got = run(lambda a, b: compiled(a, b).half())")
     with kinds.quiet():
         exec(compile(wrong, "reproduction", "exec"), {"__name__": "__main__"})

@@ -477,15 +477,15 @@ Listed = tuple[list[dict[str, str]], list[dict[str, str]], str]
 
 
 def kinds(cases: list[dict[str, str]]) -> dict[str, set[tuple[str, ...]]]:
-    """What a list of cases touches: on each device, each suite, rule of a suite, executor and dtype of a region."""
-    out: dict[str, set[tuple[str, ...]]] = {"suite": set(), "rule": set(), "executor": set(), "amp": set()}
+    """What a list of cases touches: on each device, each suite, rule of a suite, compiler and dtype of a region."""
+    out: dict[str, set[tuple[str, ...]]] = {"suite": set(), "rule": set(), "compiler": set(), "amp": set()}
     for case in cases:
         device, suite = case["device"], case["suite"]
         out["suite"].add((device, suite))
         out["rule"].add((device, suite, case["rule"]))
         out["amp"].add((device, case["amp"]))
-        if "executor" in case:
-            out["executor"].add((device, suite, case["executor"]))
+        if "compiler" in case:
+            out["compiler"].add((device, suite, case["compiler"]))
     return out
 
 
@@ -519,7 +519,7 @@ def test_a_smoke_run_is_small_and_touches_every_kind(listed: Listed) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("kind", ["suite", "rule", "executor", "amp"])
+@pytest.mark.parametrize("kind", ["suite", "rule", "compiler", "amp"])
 def test_a_choice_that_leaves_out_a_kind_is_seen(listed: Listed, kind: str) -> None:
     full, smoke, _ = listed
     missed = sorted(kinds(smoke)[kind])[-1]

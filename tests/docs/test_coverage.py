@@ -15,8 +15,8 @@ import pytest
 
 from ampcheck.devices.registry import known
 from ampcheck.spec.case import Case
+from ampcheck.spec.compilers import COMPILERS
 from ampcheck.spec.dtypes import FLOATING
-from ampcheck.spec.executors import EXECUTORS
 from ampcheck.spec.rules import RULES
 from tests.cli_support import ROOT
 from tests.faults import FAULTS, Fault
@@ -92,7 +92,7 @@ def _case(line: str) -> Case:
     """Return the case that a line of a manifest is about."""
     key, _, known_before = line.partition("\t")
     suite, rule, _ = key.split("/")
-    empty = dict.fromkeys(("op", "sample", "inputs", "amp", "device", "executor"), "")
+    empty = dict.fromkeys(("op", "sample", "inputs", "amp", "device", "compiler"), "")
     case = Case(suite, rule, token=key.rpartition("-")[2], **{**empty, **json.loads(known_before)})
     assert case.key == key
     return case
@@ -158,7 +158,7 @@ def test_a_report_that_is_not_in_the_page_or_runs_other_cases_is_named() -> None
 
 def test_no_word_of_one_rule_or_device_stands_in_a_case_of_another(case_names: set[str]) -> None:
     """So that `pytest suites -k WORD` selects that rule, dtype or device and nothing else."""
-    tokens = [*(device.token for device in known().values()), *EXECUTORS]
+    tokens = [*(device.token for device in known().values()), *COMPILERS]
     found = []
     for name in case_names:
         rule, id_ = name.split("/")

@@ -97,16 +97,16 @@ def first_sizes(compiled: Function, _: Function) -> Function:
 
 _CALLED: Callable[[str], str] = "dtypes of the first call in {}: got".format
 FAULTS = (
-    _out("state-of-the-first-call", wrong.frozen, _CALLED("other"), executor="aot"),
-    _out("state-of-another-thread", wrong.eager_in_threads, _CALLED("other"), executor="aot"),
-    _fault("export-keeps-its-region", exported_in_its_region, _CALLED("out"), executor="export"),
-    _fault("region-of-the-body-dropped", lambda: entering(wrong.not_at_all), "where it was made", executor="dynamo"),
-    _out("trace-without-its-casts", not_recorded, _CALLED("out"), "trace", executor="traced"),
+    _out("state-of-the-first-call", wrong.frozen, _CALLED("other"), compiler="aot"),
+    _out("state-of-another-thread", wrong.eager_in_threads, _CALLED("other"), compiler="aot"),
+    _fault("export-keeps-its-region", exported_in_its_region, _CALLED("out"), compiler="export"),
+    _fault("region-of-the-body-dropped", lambda: entering(wrong.not_at_all), "where it was made", compiler="dynamo"),
+    _out("trace-without-its-casts", not_recorded, _CALLED("out"), "trace", compiler="traced"),
     _fault("graph-without-its-casts", graphs_not_recorded, _CALLED("off"), "recorded_and_called"),
-    _out("leaves-autocast-on", wrong.leaking, "state where it was made", executor="dynamo"),
-    _out("leaves-a-count", counting_wrongly, "state where it was made", executor="dynamo"),
-    _out("turns-the-cache-on", keeping, "state where it was made, in unkept: got", executor="aot"),
-    _out("sizes-without-a-region", first_sizes, _CALLED("unkept"), executor="dynamo", only="resized"),
+    _out("leaves-autocast-on", wrong.leaking, "state where it was made", compiler="dynamo"),
+    _out("leaves-a-count", counting_wrongly, "state where it was made", compiler="dynamo"),
+    _out("turns-the-cache-on", keeping, "state where it was made, in unkept: got", compiler="aot"),
+    _out("sizes-without-a-region", first_sizes, _CALLED("unkept"), compiler="dynamo", only="resized"),
     _fault("folder-without-state", written_without_state, "program, of", "found_on_disk", only="found_on_disk-bare"),
-    _out("rounded", results(wrong.rounded), "product of the first call in out: differs", executor="dynamo"),
+    _out("rounded", results(wrong.rounded), "product of the first call in out: differs", compiler="dynamo"),
 )

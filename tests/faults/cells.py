@@ -1,4 +1,4 @@
-"""Casts lost in one state of a call: a gradient mode, a layout, a mix of dtypes, an executor. A sweep sees each."""
+"""Casts lost in one state of a call: a gradient mode, a layout, a mix of dtypes, a compiler. A sweep sees each."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ FAULTS = (
         not_while_captured,
         "[fp32, transposed]",
         suite="jit",
-        executor="aot",
+        compiler="aot",
         mode="plain",
     ),
 )

@@ -13,13 +13,13 @@ from tests.faults.compilers import Change, entering, handed_out, results
 from tests.faults.fault import Fault, Inject
 
 
-def _fault(name: str, inject: Inject, says: str, executor: str = "aot", only: str = "-autograd-") -> Fault:
+def _fault(name: str, inject: Inject, says: str, compiler: str = "aot", only: str = "-autograd-") -> Fault:
     """Return a fault that the cells without compiled autograd, which take less long, must catch."""
-    return Fault(f"compiled-{name}", "derivatives", inject, (says,), "jit", executor=executor, only=only)
+    return Fault(f"compiled-{name}", "derivatives", inject, (says,), "jit", compiler=compiler, only=only)
 
 
-def _out(name: str, change: Change, says: str, executor: str = "aot") -> Fault:
-    return _fault(name, lambda: handed_out(change), says, executor)
+def _out(name: str, change: Change, says: str, compiler: str = "aot") -> Fault:
+    return _fault(name, lambda: handed_out(change), says, compiler)
 
 
 def cast_back_and_forth(x: torch.Tensor) -> torch.Tensor:

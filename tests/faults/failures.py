@@ -82,34 +82,34 @@ def backward_that_leaves() -> AbstractContextManager[object]:
 
 
 FAULTS = (
-    _fault("error-leaves-it-on", on_error(lambda: torch.set_autocast_enabled("cpu", True)), _AFTER, executor="aot"),
+    _fault("error-leaves-it-on", on_error(lambda: torch.set_autocast_enabled("cpu", True)), _AFTER, compiler="aot"),
     _fault(
         "error-leaves-a-dtype",
         on_error(lambda: torch.set_autocast_dtype("cpu", torch.float16)),
         _AFTER,
-        executor="aot",
+        compiler="aot",
     ),
-    _fault("error-leaves-a-count", on_error(torch.autocast_increment_nesting), _AFTER, executor="aot"),
+    _fault("error-leaves-a-count", on_error(torch.autocast_increment_nesting), _AFTER, compiler="aot"),
     _fault(
         "error-turns-the-cache-off",
         on_error(lambda: torch.set_autocast_cache_enabled(not torch.is_autocast_cache_enabled())),
         _AFTER,
-        executor="aot",
+        compiler="aot",
     ),
-    _fault("error-not-raised", lambda: handed_out(swallowing), "that fails: raised nothing", executor="aot"),
+    _fault("error-not-raised", lambda: handed_out(swallowing), "that fails: raised nothing", compiler="aot"),
     _fault(
         "float32-after-an-error",
         lambda: handed_out(broken_by_an_error),
         "dtype of the product, second turn: got torch.float32",
-        executor="aot",
+        compiler="aot",
     ),
-    _fault("export-leaves-it-on", lambda: handed_out(wrong.leaking_on_exception, "export"), _AFTER, executor="strict"),
-    _fault("backward-leaves-it-on", backward_that_leaves, _AFTER, "place_that_fails", executor="aot"),
+    _fault("export-leaves-it-on", lambda: handed_out(wrong.leaking_on_exception, "export"), _AFTER, compiler="strict"),
+    _fault("backward-leaves-it-on", backward_that_leaves, _AFTER, "place_that_fails", compiler="aot"),
     _fault(
         "forward-leaves-it-on",
         on_error(lambda: torch.set_autocast_enabled("cpu", True)),
         _AFTER,
         "place_that_fails",
-        executor="aot",
+        compiler="aot",
     ),
 )

@@ -26,7 +26,7 @@ class Fault:
     """A promise that is broken while `inject()` is entered, and kept afterwards.
 
     The cases that run under it are those of `suite`, `rule` and `device`. These choose among them: `op`, an overload or
-    the name of a scenario; `amp`, the region's dtype; `executor`; `only`, words of the key `suite/rule/id` in an
+    the name of a scenario; `amp`, the region's dtype; `compiler`; `only`, words of the key `suite/rule/id` in an
     expression such as pytest's `-k` takes; `nightly` for cases that nightly runs alone have.
 
     `says`: the words that one red case's message must all contain. `statuses`: what red cases may be; ("pass",) for a
@@ -43,7 +43,7 @@ class Fault:
     op: str = ""
     only: str = ""
     amp: str = ""
-    executor: str = ""
+    compiler: str = ""
     nightly: bool = False
     statuses: tuple[str, ...] = ("fail",)
     reproduction: str = ""
@@ -61,7 +61,7 @@ class Fault:
             (self.suite, case.suite),
             (self.device, case.device),
             (self.amp, case.amp),
-            (self.executor, case.executor),
+            (self.compiler, case.compiler),
         ):
             if want not in ("", value):
                 return False

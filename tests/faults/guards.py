@@ -12,8 +12,8 @@ from tests.faults.compilers import Function, handed_out, results
 from tests.faults.fault import Fault, Inject
 
 
-def _fault(name: str, inject: Inject, says: str, only: str = "", executor: str = "dynamo") -> Fault:
-    return Fault(name, "guards", inject, (says,), "jit", op="set_and_asked", only=only, executor=executor)
+def _fault(name: str, inject: Inject, says: str, only: str = "", compiler: str = "dynamo") -> Fault:
+    return Fault(name, "guards", inject, (says,), "jit", op="set_and_asked", only=only, compiler=compiler)
 
 
 def anew_each_time(compiled: Function, function: Function) -> Function:

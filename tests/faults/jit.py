@@ -14,14 +14,14 @@ def _fault(name: str, rule: str, inject: Inject, *says: str, **chosen: str) -> F
 
 
 def _op(name: str, rule: str, inject: Inject, case: str, *says: str) -> Fault:
-    """A fault that the cases of one op in one executor catch, `case` being `<op> in <executor>`."""
-    op, executor = case.split(" in ")
-    return _fault(name, rule, inject, *says, op=op, executor=executor)
+    """A fault that the cases of one op in one compiler catch, `case` being `<op> in <compiler>`."""
+    op, compiler = case.split(" in ")
+    return _fault(name, rule, inject, *says, op=op, compiler=compiler)
 
 
 def _scenario(name: str, rule: str, inject: Inject, *says: str) -> Fault:
     """A fault that the scenarios of a rule catch under Dynamo."""
-    return _fault(name, rule, inject, *says, executor="dynamo", amp="bf16")
+    return _fault(name, rule, inject, *says, compiler="dynamo", amp="bf16")
 
 
 def _out(change: Change, compiler: str = "compile") -> Inject:

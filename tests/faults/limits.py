@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 
 from ampcheck.compilers import kinds
-from ampcheck.compilers.kinds import Compiled, Executor
+from ampcheck.compilers.kinds import Compiled, Compiler
 from ampcheck.tools.lint import cases, compare
 from ampcheck.tools.lint.rules import Diagnostic
 from tests.faults.fault import Fault, Inject
@@ -97,7 +97,7 @@ def _compiler(name: str, change: Callable[[Callable[..., Any]], Callable[..., An
         return Compiled(change(function))
 
     def inject() -> AbstractContextManager[object]:
-        return patch.dict(kinds.EXECUTORS, {"traced": Executor(make)})
+        return patch.dict(kinds.COMPILERS, {"traced": Compiler(make)})
 
     return Fault(name, "parity", inject, says, "jit", only="drawn and traced-")
 

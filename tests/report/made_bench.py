@@ -40,7 +40,7 @@ def made_group(
     *,
     seconds: float = 1e-3,
     variants: Mapping[str, float] = PLAIN,
-    executor: str = "eager",
+    compiler: str = "eager",
     noise: Callable[[], float] = lambda: 1.0,
     **fields: Any,
 ) -> Group:
@@ -48,7 +48,7 @@ def made_group(
     base, _, size = workload.rpartition("-")
     about = {"base": base, "size": int(size)} if size.isdigit() else {}
     common = {"family": "matmul", "kind": "op", "policy": "downcast", "flops": 2.7e8, **about, **fields}
-    group = Group(workload, device=device, executor=executor, **common)
+    group = Group(workload, device=device, compiler=compiler, **common)
     for name, speed in variants.items():
         time = seconds / speed * noise()
         variant = VariantResult(name, "first" if not group.variants else verdict_of(speed), seconds=time)
@@ -70,7 +70,7 @@ def rounds_of(group: Group, seed: int = 0, processes: int = 5, count: int = 9) -
         samples = {
             v.name: [v.seconds * chance.gauss(1, 0.01) for _ in range(count)] for v in group.variants if v.seconds
         }
-        out.append(Rounds(group.workload, group.device, group.executor, process, samples))
+        out.append(Rounds(group.workload, group.device, group.compiler, process, samples))
     return out
 
 
@@ -95,7 +95,7 @@ def two_run_groups(folder: Path) -> list[Path]:
     ladder = [made_group(f"mm-{n}", seconds=n**2 * 1e-8, variants={**PLAIN, "bf16": s}) for n, s in sizes.items()]
     steps = made_group("mlp-step", seconds=2e-2, kind="step", family="steps", policy="mixed")
     tiny = made_group("enter", variants={"fresh": 1.0, "reused": 1.7}, kind="overhead", family="overhead", flops=0)
-    tpu = made_group("mm-1024", "tpu-v5e", variants={"fp32-default": 1, "bf16": 2}, estimate=True, executor="jit")
+    tpu = made_group("mm-1024", "tpu-v5e", variants={"fp32-default": 1, "bf16": 2}, estimate=True, compiler="jit")
     tpu.note = "From the compiler's cost model"
     for variant in tpu.variants:
         variant.low = variant.high = variant.speed_low = variant.speed_high = None

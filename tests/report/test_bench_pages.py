@@ -134,7 +134,7 @@ def test_results_filter_and_keep_the_filter_in_the_address(site: Path, browser: 
     for name, value, want in (
         ("q", "mm 1024", 2),
         ("device", "tpu-v5e", 1),
-        ("executor", "jit", 1),
+        ("compiler", "jit", 1),
         ("family", "steps", 1),
         ("verdict", "invalid", 1),
         ("verdict", "not-measured", 1),

@@ -85,7 +85,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     cases = [line.split("\t") for line in manifest.read_text(encoding="utf-8").splitlines()]
-    return [deviation_name(*key.split("/"), json.loads(fields).get("executor", "")) for key, fields in cases]
+    return [deviation_name(*key.split("/"), json.loads(fields).get("compiler", "")) for key, fields in cases]
 
 
 def test_every_file_loads() -> None:

@@ -46,7 +46,7 @@ def test_a_run_file_cut_anywhere_in_its_last_line_is_read(whole: Path, tmp_path:
         (lambda lines: lines[1:], "is not a run file: its first line is not a header"),
         (lambda lines: ["hello", "world"], "line 1: not JSON"),
         (lambda lines: [], "is empty"),
-        (lambda lines: [lines[0].replace('"schema":1', '"schema":9'), *lines[1:]], "has schema 9; this ampcheck reads"),
+        (lambda lines: [lines[0].replace('"schema":2', '"schema":9'), *lines[1:]], "has schema 9; this ampcheck reads"),
     ],
 )
 def test_a_damaged_run_file_is_refused(

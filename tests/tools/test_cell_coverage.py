@@ -79,7 +79,7 @@ def test_a_case_reaches_the_cell_that_it_runs() -> None:
     assert list(reached(mixed, device)) == [Cell("mm", "fp32+other", "plain", "contiguous", "")]
     gradient = Case("autograd", "downcast", "mm", "", inputs="fp32-grad", **made)
     assert list(reached(gradient, device)) == [Cell("mm", "fp32", "grad", "contiguous", "")]
-    swept = Case("jit", "downcast", "mm", CELLS, inputs="inference", executor="aot", **made)
+    swept = Case("jit", "downcast", "mm", CELLS, inputs="inference", compiler="aot", **made)
     assert Cell("mm", "fp64+low", "inference", "strided", "aot") in set(reached(swept, device))
     assert list(reached(Case("eager", "fallthrough", "relu", "", inputs="fp32", **made), device)) == []
 

@@ -18,14 +18,14 @@ from ampcheck.bench.advise import diagnosis
 from ampcheck.bench.advise.diagnosis import Gradients, Recast, Seen, StepCase
 from ampcheck.bench.advise.worker import STEP, AdvicePlan, Found
 from ampcheck.bench.core import machine, table
-from ampcheck.bench.core.model import AA, EXECUTORS, Group, Rounds, StepWorkload, VariantResult
+from ampcheck.bench.core.model import AA, COMPILERS, Group, Rounds, StepWorkload, VariantResult
 from ampcheck.bench.run.group import FULL, QUICK, environment
 from ampcheck.bench.run.summary import summarize
 from ampcheck.devices.registry import select
 from ampcheck.errors import UsageError
 from ampcheck.runner.worker import Worker
 
-SCHEMA = "advice-2"
+SCHEMA = "advice-3"
 COMMAND = (sys.executable, "-m", "ampcheck.bench.advise.worker")
 
 _COMPILED = (diagnosis.nothing_lowered, diagnosis.no_native_kernel)
@@ -42,7 +42,7 @@ class AdviceFinding:
     `unexplained`: it does not pay, and none of the known reasons holds. `shares`: where its time goes, op by op.
     """
 
-    executor: str
+    compiler: str
     variant: str
     verdict: str
     text: str
@@ -103,7 +103,7 @@ class Advice:
         return [*filter(None, [machine.busy(self.machine)]), *self.found.notes]
 
     def _speed(self, finding: AdviceFinding) -> float:
-        group = next(group for group in self.groups if group.executor == finding.executor)
+        group = next(group for group in self.groups if group.compiler == finding.compiler)
         variant = group.variant(finding.variant)
         return variant.speed or 0.0 if variant else 0.0
 
@@ -112,7 +112,7 @@ def advise(
     step: str,
     device: str = "cpu",
     *,
-    executors: Sequence[str] = (),
+    compilers: Sequence[str] = (),
     modules: Sequence[str] = (),
     quick: bool = False,
     threads: int = 1,
@@ -122,24 +122,24 @@ def advise(
 
     Args:
         step: MODULE:FUNCTION, FILE.py:FUNCTION or FILE.py.
-        executors: besides "eager", which is always measured, as it shows why.
+        compilers: besides "eager", which is always measured, as it shows why.
         modules: Python modules that define devices. `threads`: of each library. `tell`: is told how far it is.
 
-    Raises UsageError where there is no such device, executor or step, the step does not run in float32, or measuring
+    Raises UsageError where there is no such device, compiler or step, the step does not run in float32, or measuring
     it ends the process.
     """
     (found_device,) = select([device], modules)
     if not found_device.has_values:
         raise UsageError(f"device {device!r} has no arithmetic, so that there is nothing to time")
-    if unknown := [name for name in executors if name not in EXECUTORS]:
-        raise UsageError(f"there is no executor {unknown[0]!r}; there are {', '.join(EXECUTORS)}")
-    if "graph" in executors:
-        raise UsageError("executor 'graph' replays a single op; a step of your own runs eager, compile or jit")
-    if "jit" in executors and found_device.type != "jax":
-        raise UsageError(f"executor 'jit' makes a program of a step on jax, not on {device!r}")
+    if unknown := [name for name in compilers if name not in COMPILERS]:
+        raise UsageError(f"there is no compiler {unknown[0]!r}; there are {', '.join(COMPILERS)}")
+    if "graph" in compilers:
+        raise UsageError("compiler 'graph' replays a single op; a step of your own runs eager, compile or jit")
+    if "jit" in compilers and found_device.type != "jax":
+        raise UsageError(f"compiler 'jit' makes a program of a step on jax, not on {device!r}")
     if threads < 1:
         raise UsageError(f"--threads is {threads}; at least one is needed")
-    chosen = list(dict.fromkeys(["eager", *executors]))
+    chosen = list(dict.fromkeys(["eager", *compilers]))
     mode = QUICK if quick else FULL
     described = {**machine.describe(), "threads": threads}
     pooled: list[Found] = []
@@ -177,13 +177,13 @@ def findings(groups: Sequence[Group], found: Found, isa: Sequence[str]) -> list[
                 seen.get(first.name, Seen()),
                 seen.get(variant.name, Seen()),
             )
-            why = diagnosis.spoken(case, diagnosis.SPEED if group.executor == "eager" else _COMPILED)
+            why = diagnosis.spoken(case, diagnosis.SPEED if group.compiler == "eager" else _COMPILED)
             cost = diagnosis.spoken(case, diagnosis.VALUES)
-            unexplained = not why and group.executor == "eager" and variant.verdict in ("same", "slower")
-            goes = diagnosis.shares(case) if group.executor == "eager" else ""
+            unexplained = not why and group.compiler == "eager" and variant.verdict in ("same", "slower")
+            goes = diagnosis.shares(case) if group.compiler == "eager" else ""
             out.append(
                 AdviceFinding(
-                    group.executor, variant.name, variant.verdict, _speed(variant, first), why, cost, unexplained, goes
+                    group.compiler, variant.name, variant.verdict, _speed(variant, first), why, cost, unexplained, goes
                 )
             )
     return out
@@ -201,7 +201,7 @@ def _table(groups: Sequence[Group]) -> str:
     """The variants, a row each; the reason of a verdict is told below the table."""
     rows = [
         (
-            "" if place else group.executor,
+            "" if place else group.compiler,
             variant.name,
             table.seconds(variant.seconds),
             table.ratio(variant),
@@ -211,7 +211,7 @@ def _table(groups: Sequence[Group]) -> str:
         for group in groups
         for place, variant in enumerate(group.variants)
     ]
-    return tabulate(rows, ("executor", "variant", "time", "speed [95 %]", "verdict", "error"), disable_numparse=True)
+    return tabulate(rows, ("compiler", "variant", "time", "speed [95 %]", "verdict", "error"), disable_numparse=True)
 
 
 def _speed(variant: VariantResult, first: VariantResult) -> str:
@@ -226,7 +226,7 @@ def _told(findings: Sequence[AdviceFinding], said: dict[str, str]) -> list[str]:
     """The lines of some variants. `said`: what was told of which variant before, and is not told in full again."""
     lines = []
     for one in findings:
-        name = one.variant if one.executor == "eager" else f"{one.variant} ({one.executor})"
+        name = one.variant if one.compiler == "eager" else f"{one.variant} ({one.compiler})"
         lines.append(f"  {name}: {one.text}")
         lines += [f"    ({one.shares})"] if one.shares else []
         prefix = "it could be faster: " if one.verdict == "faster" else ""

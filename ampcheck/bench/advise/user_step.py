@@ -130,7 +130,7 @@ class UserStep(Trained):
     """
 
     def __init__(
-        self, spec: StepSpec, precision: Precision, device: str, executor: str = "eager", scaled: bool | None = None
+        self, spec: StepSpec, precision: Precision, device: str, compiler: str = "eager", scaled: bool | None = None
     ) -> None:
         super().__init__(device, precision)
         model, loss = deepcopy(spec.model).to(device, precision.convert), spec.loss
@@ -141,14 +141,14 @@ class UserStep(Trained):
         self.scaler = torch.amp.GradScaler(device, enabled=scaled)
         region = region_of(device, precision)
         if loss is None:
-            self._made(model, partial(_inference, region), executor)
+            self._made(model, partial(_inference, region), compiler)
             return
         taken = len(spec.inputs) - (_takes(loss) == 2)
 
         def loss_of(forward: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
             return loss(forward(*inputs[:taken]), *inputs[taken:])
 
-        self._made(model, training(model, _RATE, self.scaler, region, loss_of), executor)
+        self._made(model, training(model, _RATE, self.scaler, region, loss_of), compiler)
 
     def settle(self) -> int:
         """Step until the GradScaler's scale is one at which no update is skipped. Returns how many were."""

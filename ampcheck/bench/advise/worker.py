@@ -45,7 +45,7 @@ class AdvicePlan:
     step: str
     device: str
     modules: Sequence[str]
-    executors: Sequence[str]
+    compilers: Sequence[str]
     process: int
     rounds: int
     target: float
@@ -55,7 +55,7 @@ class AdvicePlan:
 
 @dataclass(slots=True)
 class Found:
-    """A worker's result. `rounds`: of each executor. `tiny`: seconds that it costs to start an op on one number.
+    """A worker's result. `rounds`: of each compiler. `tiny`: seconds that it costs to start an op on one number.
 
     The rest only with `facts`: `seen` has `Seen` by variant as data; `table` and `trace` are the trace of the variant
     `traced` as text and as JSON; `notes` are sentences about the whole.
@@ -98,8 +98,8 @@ def measure(plan: AdvicePlan) -> Found:
         measurer = _Measurer(plan, device, spec)
         if plan.facts:
             measurer.values(first)
-        for executor in plan.executors:
-            measurer.group(executor)
+        for compiler in plan.compilers:
+            measurer.group(compiler)
         return measurer.found
 
 
@@ -115,7 +115,7 @@ class _Measurer:
         self._outputs: dict[str, torch.Tensor] = {}
         self._base_seconds: dict[str, float] = {}
         self._singles: dict[str, float] = {}
-        if "compile" in plan.executors:
+        if "compile" in plan.compilers:
             dynamo_config().recompile_limit = 64  # every variant is a program of the same code
 
     def values(self, first: UserStep) -> None:
@@ -130,45 +130,45 @@ class _Measurer:
         except Exception as error:  # a model may have float32 written into it
             self.found.notes.append(f"errors are not known, as the step cannot be run in float64: {one_line(error)}")
 
-    def group(self, executor: str) -> None:
-        """Measure the variants through an executor."""
+    def group(self, compiler: str) -> None:
+        """Measure the variants through a compiler."""
         plan, timer = self.plan, self.timer
-        rounds = Rounds(STEP, plan.device, executor, plan.process)
+        rounds = Rounds(STEP, plan.device, compiler, plan.process)
         ready: dict[str, UserStep] = {}
         timed: dict[str, Timed] = {}
         for variant in _variants(self.device, self.found.platform):
             try:
-                made = UserStep(self.spec, variant.precision, self.device.type, executor)
-                self._warm(variant, made, executor, rounds, timed)
+                made = UserStep(self.spec, variant.precision, self.device.type, compiler)
+                self._warm(variant, made, compiler, rounds, timed)
             except Exception as error:  # a variant may lack anything; the others are measured all the same
                 rounds.failed[variant.name] = one_line(error)
                 continue
             if variant.name in timed and not variant.aa:
                 ready[variant.name] = made
         if timed:
-            if executor == "eager":  # in turns with the variants, so that what slows them down slows it down
+            if compiler == "eager":  # in turns with the variants, so that what slows them down slows it down
                 adds = evidence.tiny(self.device)
                 timed[_TINY] = Timed(adds, count=calibrate(timer, adds, plan.target))
                 rounds.facts[_TINY] = {}
             blocked = Blocked(timer, self.device, rounds)
             rounds.samples, rounds.cpu = interleave(timer, timed, plan.rounds, 1000 * plan.process, blocked.check)
             blocked.conclude()
-            if executor == "eager":
+            if compiler == "eager":
                 self.found.tiny = statistics.median(rounds.samples.pop(_TINY)) / evidence.ADDS
                 del rounds.cpu[_TINY], rounds.facts[_TINY]
-        if executor != "eager":
+        if compiler != "eager":
             for name, samples in rounds.samples.items():
                 rounds.facts[name]["compile"] = max(rounds.facts[name]["first"] - statistics.median(samples), 0.0)
-        if plan.facts and executor == "eager" and "fp32" in rounds.samples:
+        if plan.facts and compiler == "eager" and "fp32" in rounds.samples:
             self._look(ready, rounds)
         self.found.rounds.append(asdict(rounds))
 
-    def _warm(self, variant: Variant, made: UserStep, executor: str, rounds: Rounds, timed: dict[str, Timed]) -> None:
+    def _warm(self, variant: Variant, made: UserStep, compiler: str, rounds: Rounds, timed: dict[str, Timed]) -> None:
         """Make a variant ready to be timed in turns, or note why it is not."""
         timer, facts = self.timer, rounds.facts.setdefault(variant.name, {})
         facts["first"] = timer.sample(made.call, 1)[0]
         seconds = timer.sample(made.call, 1)[0]
-        base = self._base_seconds.setdefault(executor, seconds)
+        base = self._base_seconds.setdefault(compiler, seconds)
         if seconds > _SLOWER * base and 2 * self.plan.rounds * seconds > _PATIENCE:
             self._singles.setdefault(variant.name, seconds)
             rounds.failed[variant.name] = (
@@ -179,15 +179,15 @@ class _Measurer:
         warm_up(timer, made.call)
         made.settle()
         if self._base is not None and not variant.aa:
-            self._judge(variant, executor, made.output(), facts)
+            self._judge(variant, compiler, made.output(), facts)
         timed[variant.name] = Timed(made.call, made.restore, calibrate(timer, made.call, self.plan.target))
 
-    def _judge(self, variant: Variant, executor: str, output: torch.Tensor, facts: dict[str, Any]) -> None:
+    def _judge(self, variant: Variant, compiler: str, output: torch.Tensor, facts: dict[str, Any]) -> None:
         """Note a variant's error, and where it is float32's output though it is not where ops run one by one."""
-        first = self._outputs.setdefault(executor, output)
+        first = self._outputs.setdefault(compiler, output)
         if self._exact is not None:
             facts["error"] = accuracy.error(output, self._exact)
-        lowers = self.found.seen.get(variant.name, {}).get("lowered") and executor != "eager"
+        lowers = self.found.seen.get(variant.name, {}).get("lowered") and compiler != "eager"
         if lowers and torch.equal(output, first):
             facts["invalid"] = "its output is float32's bit for bit, so that nothing was computed in lower precision"
 

@@ -8,13 +8,13 @@ from ampcheck.bench.core.prepare import Prepared
 from ampcheck.devices.base import Device
 
 
-def peak(ready: Prepared, device: Device, executor: str) -> int | None:
+def peak(ready: Prepared, device: Device, compiler: str) -> int | None:
     """Bytes of tensors that a call holds at most beyond those it began with, or None where nobody counts them.
 
     On the CPU from the profiler's allocations; on CUDA from the allocator; of a jitted program what XLA plans for its
     temporaries and new outputs. It is found in a separate call, outside of any timing.
     """
-    if executor == "jit":
+    if compiler == "jit":
         plan = ready.jitted.lower(*ready.arguments).compile().memory_analysis()
         if plan is None:
             return None

@@ -25,7 +25,7 @@ AA = "-aa"
 ESTIMATED = "tpu-"
 """The beginning of the names of devices that a compiler estimates."""
 
-EXECUTORS = ("eager", "graph", "compile", "jit")
+COMPILERS = ("eager", "graph", "compile", "jit")
 """eager: op by op. graph: replayed from a CUDA graph. compile: `torch.compile`. jit: `ampcheck.jax_device.jit`, the
 whole call one XLA program."""
 
@@ -197,7 +197,7 @@ class VariantResult:
 
 @dataclass(slots=True)
 class Group:
-    """A workload on a device through an executor: its variants, all compared with the first one.
+    """A workload on a device through a compiler: its variants, all compared with the first one.
 
     `estimate`: the figures come from a compiler, not from a clock; `note` says what a reader must know.
     """
@@ -206,7 +206,7 @@ class Group:
     family: str
     kind: str
     device: str
-    executor: str
+    compiler: str
     policy: str = ""
     base: str = ""
     size: int = 0
@@ -218,8 +218,8 @@ class Group:
 
     @property
     def key(self) -> str:
-        """Its name across runs: `device/executor/workload`."""
-        return f"{self.device}/{self.executor}/{self.workload}"
+        """Its name across runs: `device/compiler/workload`."""
+        return f"{self.device}/{self.compiler}/{self.workload}"
 
     def variant(self, name: str) -> VariantResult | None:
         """The variant of that name."""
@@ -238,7 +238,7 @@ class Rounds:
 
     workload: str
     device: str
-    executor: str
+    compiler: str
     process: int
     samples: dict[str, list[float]] = field(default_factory=dict)
     cpu: dict[str, list[float]] = field(default_factory=dict)
@@ -247,8 +247,8 @@ class Rounds:
 
     @property
     def key(self) -> str:
-        """The group's: `device/executor/workload`."""
-        return f"{self.device}/{self.executor}/{self.workload}"
+        """The group's: `device/compiler/workload`."""
+        return f"{self.device}/{self.compiler}/{self.workload}"
 
 
 def kind_of(workload: Workload) -> str:
@@ -261,7 +261,7 @@ def kind_of(workload: Workload) -> str:
 class BenchPlan:
     """A measuring process's task.
 
-    `tasks`: pairs of workload and executor. `target`: seconds of a sample. `facts`: whether to find out, too, what is
+    `tasks`: pairs of workload and compiler. `target`: seconds of a sample. `facts`: whether to find out, too, what is
     found out once: precision, error, memory. `patience`: seconds that a variant may take. `given_up`: variants of
     the first task that an earlier process did not get done, with `reason` and perhaps `at_least` as in `VariantResult`.
     """

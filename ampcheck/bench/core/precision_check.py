@@ -25,7 +25,7 @@ from ampcheck.bench.core.kernels import (
     observed_step,
     program,
 )
-from ampcheck.bench.core.model import EXECUTORS, StepWorkload, Variant, Workload
+from ampcheck.bench.core.model import COMPILERS, StepWorkload, Variant, Workload
 from ampcheck.bench.core.prepare import Prepared
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError, one_line
@@ -51,14 +51,14 @@ def check_precision(
     variant: Variant,
     workload: Workload,
     device: Device,
-    executor: str,
+    compiler: str,
     reference: torch.Tensor | None = None,
     output: torch.Tensor | None = None,
     exact: torch.Tensor | None = None,
 ) -> PrecisionCheck:
     """Find out whether a variant computes in its precision.
 
-    Its kernels are recorded (executor "eager", and "graph", which replays the same), read in the StableHLO ("jit"), or
+    Its kernels are recorded (compiler "eager", and "graph", which replays the same), read in the StableHLO ("jit"), or
     read in the graphs ("compile"). The parameters of a step are restored afterwards.
 
     Args:
@@ -66,13 +66,13 @@ def check_precision(
         output: the variant's own; `prepared.output()` where it is None.
         exact: float64's; without it the size of the error is not looked at.
 
-    Raises UsageError for an unknown executor.
+    Raises UsageError for an unknown compiler.
     """
-    if executor not in EXECUTORS:
-        raise UsageError(f"there is no executor {executor!r}; there are {', '.join(EXECUTORS)}")
+    if compiler not in COMPILERS:
+        raise UsageError(f"there is no compiler {compiler!r}; there are {', '.join(COMPILERS)}")
     output = prepared.output() if output is None else output
     try:
-        text, invalid = _dtypes(prepared, variant, workload, device, executor)
+        text, invalid = _dtypes(prepared, variant, workload, device, compiler)
     except Exception as error:  # a recorder meets what a call does not, and then nothing is shown
         text, invalid = "", f"its dtypes could not be seen: {one_line(error)}"
     finally:
@@ -81,19 +81,19 @@ def check_precision(
     return PrecisionCheck("; ".join(filter(None, (text, kind))), invalid or wrong)
 
 
-def _dtypes(prepared: Prepared, variant: Variant, workload: Workload, device: Device, executor: str) -> tuple[str, str]:
+def _dtypes(prepared: Prepared, variant: Variant, workload: Workload, device: Device, compiler: str) -> tuple[str, str]:
     """Return the text about the kernels, and what is wrong with them."""
     policies, region = device.policies(), variant.precision.region
     step = isinstance(workload, StepWorkload)
     seen: list[BenchKernel] = []
-    launched = executor in ("eager", "graph")
+    launched = compiler in ("eager", "graph")
     if launched and step:
         seen = observed_step(prepared.eager, device, policies)
     elif not step and (launched or region is not None):
         seen = observed(prepared.eager, device, region, policies)
     promised = {policies[kernel.name] for kernel in seen if kernel.name in policies}
     read: KernelProgram | None = None
-    if executor == "jit":
+    if compiler == "jit":
         read = program(prepared.jitted.lower(*prepared.arguments).as_text())
         kernels = computing(read.kernels)
     else:
@@ -101,9 +101,9 @@ def _dtypes(prepared: Prepared, variant: Variant, workload: Workload, device: De
     if not kernels:
         if read and workload.policy == "fallthrough":
             return "the program computes nothing", ""
-        if executor == "compile":
+        if compiler == "compile":
             return "", "torch.compile made no graph that computes anything, so the call ran op by op"
-        where = "in the program" if executor == "jit" else "as it ran"
+        where = "in the program" if compiler == "jit" else "as it ran"
         return "", f"no kernel that computes with floating point numbers was seen {where}"
     text = describe(kernels, read)
     wrong = ""

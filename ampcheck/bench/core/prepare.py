@@ -1,4 +1,4 @@
-"""A workload made ready to be called in one variant: tensors, model, region, executor."""
+"""A workload made ready to be called in one variant: tensors, model, region, compiler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Prepared:
 
     `call()` is what is timed: the autocast region is entered inside, as the weight cache would stay warm otherwise.
     `eager()` computes the same op by op, for a recorder to see. `restore()` puts parameters and buffers back to where
-    they began. With executor "jit", `jitted(*arguments)` is the call, and `jitted.lower(*arguments)` its program.
+    they began. With compiler "jit", `jitted(*arguments)` is the call, and `jitted.lower(*arguments)` its program.
     """
 
     call: Callable[[], Any]
@@ -53,7 +53,7 @@ class Prepared:
             for tensor, value in self._begun.items():
                 tensor.copy_(value)
 
-    def _executed(self, function: Callable[..., Any], executor: str) -> None:
+    def _executed(self, function: Callable[..., Any], compiler: str) -> None:
         """Set `call` and `eager` for a function of the arguments."""
         setting = _matmul(self._device, self._precision.matmul)
         arguments = self.arguments
@@ -66,11 +66,11 @@ class Prepared:
             return call if setting is not contextlib.nullcontext else lambda: run(*arguments)
 
         self.eager = within(function)
-        if executor == "eager":
+        if compiler == "eager":
             self.call = self.eager
-        elif executor == "graph":
+        elif compiler == "graph":
             self.call = graphed(self.eager)
-        elif executor == "compile":
+        elif compiler == "compile":
             self.call = self.compiled_with(_backend(self._device))
         else:
             from ampcheck.jax_device import jit
@@ -80,7 +80,7 @@ class Prepared:
 
 
 class _Op(Prepared):
-    def __init__(self, workload: OpWorkload, precision: Precision, device: str, executor: str) -> None:
+    def __init__(self, workload: OpWorkload, precision: Precision, device: str, compiler: str) -> None:
         super().__init__(device, precision)
         module = make_module(workload, device, precision.convert)
         modules = () if module is None else (module,)
@@ -92,7 +92,7 @@ class _Op(Prepared):
                 return call(*modules, *inputs)
 
         self._run = run
-        self._executed(run, executor)
+        self._executed(run, compiler)
 
     def compiled_with(self, backend: Any) -> Callable[[], Any]:
         compiled = torch.compile(self._run, backend=backend, dynamic=False)
@@ -141,7 +141,7 @@ def training(
 
 
 class _Step(Trained):
-    def __init__(self, workload: StepWorkload, precision: Precision, device: str, executor: str) -> None:
+    def __init__(self, workload: StepWorkload, precision: Precision, device: str, compiler: str) -> None:
         super().__init__(device, precision)
         model = make_module(workload, device, precision.convert)
         assert model is not None  # a step has a model
@@ -156,7 +156,7 @@ class _Step(Trained):
         def loss_of(forward: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
             return loss(forward(*inputs[:-1]), inputs[-1])
 
-        self._made(model, training(model, workload.rate, scaler, region_of(device, precision), loss_of), executor)
+        self._made(model, training(model, workload.rate, scaler, region_of(device, precision), loss_of), compiler)
 
     def output(self) -> torch.Tensor:
         self.restore()
@@ -167,17 +167,17 @@ class _Step(Trained):
         return found
 
 
-def prepare(workload: Workload, variant: Variant, device: str, executor: str) -> Prepared:
+def prepare(workload: Workload, variant: Variant, device: str, compiler: str) -> Prepared:
     """Make a workload ready in one variant; nothing is called yet.
 
     Args:
         device: the PyTorch device type.
-        executor: one of `EXECUTORS`.
+        compiler: one of `COMPILERS`.
     """
     if isinstance(workload, StepWorkload):
-        return _Step(workload, variant.precision, device, executor)
+        return _Step(workload, variant.precision, device, compiler)
     if isinstance(workload, OpWorkload):
-        return _Op(workload, variant.precision, device, executor)
+        return _Op(workload, variant.precision, device, compiler)
     raise TypeError(f"{workload.name} measures overhead: its variants are made by `make`")
 
 

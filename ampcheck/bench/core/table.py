@@ -14,7 +14,7 @@ INVALID = ("invalid", "not measured")
 
 NONE = "–"
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (0.0, "ns"))
-_HEADINGS = ("workload", "device", "executor", "variant", "time", "speed [95 %]", "verdict", "error")
+_HEADINGS = ("workload", "device", "compiler", "variant", "time", "speed [95 %]", "verdict", "error")
 
 
 def seconds(value: float | None) -> str:
@@ -117,7 +117,7 @@ def table(groups: Iterable[Group]) -> str:
     below: dict[int, list[str]] = {}
     for group in groups:
         for place, variant in enumerate(group.variants):
-            where = (label(group), group.device, group.executor) if place == 0 else ("", "", "")
+            where = (label(group), group.device, group.compiler) if place == 0 else ("", "", "")
             rows.append((*where, variant.name, time(variant), ratio(variant), _verdict(variant), error(variant.error)))
         below[len(rows)] = [f"  └ {line}" for line in reasons(group)]
     if not rows:

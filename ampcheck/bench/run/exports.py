@@ -23,7 +23,7 @@ from ampcheck.bench.run.runfile import BenchRun, lines_of
 from ampcheck.bench.run.variants import select
 from ampcheck.errors import UsageError
 
-_GROUP = ("workload", "family", "kind", "device", "executor", "policy", "base", "size", "flops", "samples", "estimate")
+_GROUP = ("workload", "family", "kind", "device", "compiler", "policy", "base", "size", "flops", "samples", "estimate")
 _VARIANT = tuple(field.name for field in dataclasses.fields(VariantResult))
 
 Samples = dict[str, dict[str, list[list[float]]]]
@@ -35,7 +35,7 @@ def samples(path: Path) -> Samples:
     found: Samples = {}
     for _, line in lines_of(path).body:
         if line["kind"] == "rounds":
-            variants = found.setdefault(f"{line['device']}/{line['executor']}/{line['workload']}", {})
+            variants = found.setdefault(f"{line['device']}/{line['compiler']}/{line['workload']}", {})
             for variant, values in line.get("samples", {}).items():
                 if values:
                     variants.setdefault(variant, []).append([float(value) for value in values])
@@ -80,7 +80,7 @@ def _estimates(run: BenchRun) -> list[str]:
 def pytest_benchmark_json(run: BenchRun) -> str:
     """The run as pytest-benchmark saves one, for `pytest-benchmark compare`.
 
-    A benchmark per variant, grouped by `device/executor/workload`, of the raw samples in the run's file; the paired
+    A benchmark per variant, grouped by `device/compiler/workload`, of the raw samples in the run's file; the paired
     ratio is in `extra_info`. Estimates have no samples, so they are left out like what is invalid; `left_out` lists
     both.
     """
@@ -136,13 +136,13 @@ def as_markdown(run: BenchRun) -> str:
     if variants:
         lines += [
             "",
-            "| workload | device | executor | variant | baseline | variant's time | speed [95 %] | verdict | error |",
+            "| workload | device | compiler | variant | baseline | variant's time | speed [95 %] | verdict | error |",
             "| --- | --- | --- | --- | ---: | ---: | ---: | --- | ---: |",
         ]
     for group, variant in variants:
         if variant.verdict != "first":
             base = group.variants[0]
-            cells = (table.label(group), group.device, group.executor, variant.name)
+            cells = (table.label(group), group.device, group.compiler, variant.name)
             numbers = (
                 f"{base.name} {table.time(base)}",
                 table.time(variant),
@@ -186,14 +186,14 @@ def smaller_is_better(run: BenchRun) -> str:
 
 
 def _benchmark(group: Group, variant: VariantResult, values: Sequence[float]) -> dict[str, Any]:
-    name = f"{group.workload}[{variant.name}-{group.device}-{group.executor}]"
+    name = f"{group.workload}[{variant.name}-{group.device}-{group.compiler}]"
     extra = {name: value for name in _VARIANT[1:] if (value := getattr(variant, name)) not in (None, "")}
     return {
         "group": group.key,
         "name": name,
         "fullname": f"{group.key}/{variant.name}",
-        "params": {"variant": variant.name, "device": group.device, "executor": group.executor},
-        "param": f"{variant.name}-{group.device}-{group.executor}",
+        "params": {"variant": variant.name, "device": group.device, "compiler": group.compiler},
+        "param": f"{variant.name}-{group.device}-{group.compiler}",
         "extra_info": {**extra, "family": group.family, "policy": group.policy, "baseline": group.variants[0].name},
         "options": {"disable_gc": False, "timer": "perf_counter", "warmup": True},
         "stats": _stats(sorted(values)),

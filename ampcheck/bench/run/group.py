@@ -21,7 +21,7 @@ from ampcheck.runner.worker import Worker
 COMMAND = (sys.executable, "-m", "ampcheck.bench.run.worker")
 
 Task = tuple[str, str]
-"""A workload's name and an executor."""
+"""A workload's name and a compiler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,10 +242,10 @@ def expect(
     return Expected({device: starts.get(device, 0.0) for device in tasks}, groups)
 
 
-def _seconds(workload: Workload, executor: str, device: str, mode: Mode, start: float, peaks: Peaks | None) -> float:
+def _seconds(workload: Workload, compiler: str, device: str, mode: Mode, start: float, peaks: Peaks | None) -> float:
     overhead = isinstance(workload, OverheadWorkload)
-    names = ["variant"] * 6 if overhead else [variant.name for variant in variants(workload, device, executor)[0]]
-    compiled = executor != "eager" or device not in COMPILED_AHEAD
+    names = ["variant"] * 6 if overhead else [variant.name for variant in variants(workload, device, compiler)[0]]
+    compiled = compiler != "eager" or device not in COMPILED_AHEAD
     total = 0.0
     for name in names:
         rate = peaks.of(name.removesuffix(AA)) if peaks is not None else None

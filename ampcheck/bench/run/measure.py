@@ -43,7 +43,7 @@ class Measurer:
     def measure(
         self,
         name: str,
-        executor: str,
+        compiler: str,
         say: Say = lambda variant, what: None,
         given_up: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Rounds:
@@ -52,13 +52,13 @@ class Measurer:
         `given_up`: variants that are not tried, as in `BenchPlan`.
         """
         workload = catalogue()[name]
-        found = Rounds(name, self.plan.device, executor, self.plan.process)
+        found = Rounds(name, self.plan.device, compiler, self.plan.process)
         timer = self.timer
         torch.manual_seed(0)
         if isinstance(workload, OverheadWorkload):
             calls = _of_overhead(workload, self.device)
         else:
-            calls = self._variants(workload, executor, timer, found, say, given_up or {})
+            calls = self._variants(workload, compiler, timer, found, say, given_up or {})
         timed = self.timed = {}
         for variant, timing in calls.items():
             try:
@@ -77,14 +77,14 @@ class Measurer:
             blocked.conclude()
         for variant, samples in found.samples.items():
             facts = found.facts[variant]
-            if executor in ("compile", "jit"):
+            if compiler in ("compile", "jit"):
                 facts["compile"] = max(facts["first"] - statistics.median(samples), 0.0)
         return found
 
     def _variants(
         self,
         workload: Workload,
-        executor: str,
+        compiler: str,
         timer: Clock,
         found: Rounds,
         say: Say,
@@ -95,8 +95,8 @@ class Measurer:
         A variant that takes too long for its rounds is given up with what its calls took at least. Without the first
         variant there is nothing to compare with, so the others are not tried either.
         """
-        compiles = executor != "eager" or self.device.type not in COMPILED_AHEAD
-        chosen, without = variants(workload, self.device.name, executor, self._platform())
+        compiles = compiler != "eager" or self.device.type not in COMPILED_AHEAD
+        chosen, without = variants(workload, self.device.name, compiler, self._platform())
         found.failed |= without
         exact = reference(workload) if self.plan.facts else None
         base: torch.Tensor | None = None
@@ -109,7 +109,7 @@ class Measurer:
             reset_dynamo()
             try:
                 say(variant.name, "prepare")
-                ready = prepare(workload, variant, self.device.type, executor)
+                ready = prepare(workload, variant, self.device.type, compiler)
                 say(variant.name, "compile" if compiles else "call")
                 first = warm_up(timer, ready.call, 1)
                 taken = [] if compiles else [first]
@@ -126,8 +126,8 @@ class Measurer:
                 if exact is not None and not variant.aa:
                     output = ready.output()
                     base = output if base is None else base
-                    found.facts[variant.name] |= self._facts(workload, variant, executor, ready, output, base, exact)
-                    if not hurried and (peak := memory.peak(ready, self.device, executor)) is not None:
+                    found.facts[variant.name] |= self._facts(workload, variant, compiler, ready, output, base, exact)
+                    if not hurried and (peak := memory.peak(ready, self.device, compiler)) is not None:
                         found.facts[variant.name]["memory"] = peak
             except Exception as error:  # a device may lack anything
                 found.failed[variant.name] = one_line(error)
@@ -152,13 +152,13 @@ class Measurer:
         self,
         workload: Workload,
         variant: Variant,
-        executor: str,
+        compiler: str,
         ready: Prepared,
         output: torch.Tensor,
         base: torch.Tensor,
         exact: torch.Tensor,
     ) -> dict[str, Any]:
-        shown = precision_check.check_precision(ready, variant, workload, self.device, executor, base, output, exact)
+        shown = precision_check.check_precision(ready, variant, workload, self.device, compiler, base, output, exact)
         facts: dict[str, Any] = {"error": accuracy.error(output, exact), "precision_check": shown.text}
         if shown.invalid:
             facts["invalid"] = shown.invalid

@@ -42,7 +42,7 @@ COLUMNS = (
     ("tpu-v5e", "jit"),
     ("tpu-v6e", "jit"),
 )
-"""Device and executor of each column, where a published file has it."""
+"""Device and compiler of each column, where a published file has it."""
 
 VARIANT = "bf16"
 _COLOURS = ("#1b6ca8", "#c2571a", "#2a8a4a", "#7a4bb5", "#777777", "#b03060")
@@ -58,8 +58,8 @@ def chosen(runs: Sequence[BenchRun]) -> dict[tuple[str, str], dict[str, Group]]:
     found: dict[tuple[str, str], dict[str, Group]] = {}
     for run in runs:
         for group in run.groups.values():
-            if (group.device, group.executor) in COLUMNS and group.workload in WORKLOADS:
-                found.setdefault((group.device, group.executor), {})[group.workload] = group
+            if (group.device, group.compiler) in COLUMNS and group.workload in WORKLOADS:
+                found.setdefault((group.device, group.compiler), {})[group.workload] = group
     return {column: found[column] for column in COLUMNS if column in found}
 
 
@@ -69,8 +69,8 @@ def markdown(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
     A device that shortens float32 products unless told otherwise has a second column, beside that float32.
     """
     heads, cells = [], []
-    for (device, executor), groups in columns.items():
-        head = f"{device} {executor}{_estimated(groups)}"
+    for (device, compiler), groups in columns.items():
+        head = f"{device} {compiler}{_estimated(groups)}"
         shortened = _shortened(groups)
         heads += [f"{head}, float32 in full", f"{head}, float32 by default"] if shortened else [head]
         cells += [(groups, _cell), (groups, _default_cell)] if shortened else [(groups, _cell)]

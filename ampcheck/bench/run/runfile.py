@@ -18,8 +18,9 @@ from ampcheck.bench.run.summary import estimated_beside_default, judge_again, sh
 from ampcheck.errors import UsageError
 from ampcheck.runner import jsonl
 
-SCHEMA, OLDER = "bench-2", "bench-1"
+SCHEMA, OLDER = "bench-3", ("bench-2", "bench-1")
 _NAMES = {
+    "executor": "compiler",
     "arms": "variants",
     "proof": "precision_check",
     "machinery": "overhead",
@@ -28,7 +29,7 @@ _NAMES = {
     "A/A arm": "A/A baseline",
 }
 """Names in files of `OLDER`: fields, kinds and families as a whole; the end of a variant's name; words of a reason."""
-_OLD = re.compile(r"^(?:arms|proof|machinery)$|-again$|equal arms|A/A arm")
+_OLD = re.compile(r"^(?:executor|arms|proof|machinery)$|-again$|equal arms|A/A arm")
 WHAT = "benchmark file"
 
 
@@ -67,8 +68,8 @@ class BenchWriter:
 
 def lines_of(path: Path) -> jsonl.Lines:
     """Read the lines of a benchmark file, with the names of `SCHEMA`. Raises UsageError as `read` does."""
-    lines = jsonl.read(path, WHAT, SCHEMA, ("rounds", "group"), older=(OLDER,))
-    if lines.header["schema"] == OLDER:
+    lines = jsonl.read(path, WHAT, SCHEMA, ("rounds", "group"), older=OLDER)
+    if lines.header["schema"] in OLDER:
         lines.body = [(number, _renamed(line)) for number, line in lines.body]
     return lines
 

@@ -41,7 +41,7 @@ class _Measured:
 def summarize(
     rounds: Iterable[Rounds], catalogue: Mapping[str, Workload] | None = None, peaks: Peaks | None = None
 ) -> list[Group]:
-    """One group per device, executor and workload, in the order of their first rounds; each `Rounds` is a process.
+    """One group per device, compiler and workload, in the order of their first rounds; each `Rounds` is a process.
 
     Args:
         catalogue: workloads by name, those of this version unless given. A workload that is not among them is
@@ -63,7 +63,7 @@ def summarize(
 
 def _group(processes: list[Rounds], workload: Workload | None, peaks: Peaks | None) -> Group:
     some = processes[0]
-    group = Group(some.workload, "", "op", some.device, some.executor)
+    group = Group(some.workload, "", "op", some.device, some.compiler)
     if workload is not None:
         group.family, group.kind, group.policy = workload.family, kind_of(workload), workload.policy
         group.base, group.size = workload.base, workload.size

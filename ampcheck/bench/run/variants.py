@@ -1,4 +1,4 @@
-"""Choose the workloads of a run, and for each the executors and the variants that make sense on a device."""
+"""Choose the workloads of a run, and for each the compilers and the variants that make sense on a device."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ FP16_GRADIENTS = "GradScaler refuses float16 gradients, and without it they unde
 
 
 def variants(
-    workload: Workload, device: str, executor: str, platform: str = ""
+    workload: Workload, device: str, compiler: str, platform: str = ""
 ) -> tuple[list[Variant], dict[str, str]]:
     """Return the variants of a workload, first the one for comparison and its A/A baseline; and those left out.
 
     `device`: its name, e.g. "cpu". `platform`: JAX's, e.g. "tpu", where the device is jax. What is left out comes by
     name with the reason. A precision that only other devices have is neither: a CPU has no TF32 to leave out. The
-    executor has no say by now; it is asked for so that a precision that one cannot do has a place to be left out.
+    compiler has no say by now; it is asked for so that a precision that one cannot do has a place to be left out.
     A workload of overhead makes its variants itself: raises TypeError.
     """
     if isinstance(workload, OverheadWorkload):
@@ -71,8 +71,8 @@ def _all_float32(workload: OpWorkload) -> bool:
     return all(spec.dtype == torch.float32 for spec in workload.inputs if spec.dtype.is_floating_point)
 
 
-def executors(workload: Workload, device: str) -> list[str]:
-    """Return the executors of a workload on a device of that name, op by op first.
+def compilers(workload: Workload, device: str) -> list[str]:
+    """Return the compilers of a workload on a device of that name, op by op first.
 
     On jax a whole call is one program with "jit"; `torch.compile` makes a program of the forward and one of the
     backward pass there, which is the same for an op and worth a look for a step. A device of somebody else's runs op

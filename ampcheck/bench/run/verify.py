@@ -30,7 +30,7 @@ WORKLOADS = (
     ("jax", "jit", "mm-512"),
     ("jax", "jit", "mlp-step"),
 )
-"""Device, executor and workload of what is measured: an op and a step on each device that every machine has."""
+"""Device, compiler and workload of what is measured: an op and a step on each device that every machine has."""
 
 _ROUNDS = FULL.processes * FULL.rounds
 """As many rounds as a full run has of each group."""
@@ -49,13 +49,13 @@ class Found:
     ok: bool
 
 
-def same_variant(device: str, executor: str, name: str, runs: int, rounds: int, target: float) -> Found:
+def same_variant(device: str, compiler: str, name: str, runs: int, rounds: int, target: float) -> Found:
     """Check that the ratio of a variant to itself stays within the bound of its kind in 95 % of some runs."""
     (chosen,) = select([device])
     workload, timer = catalogue()[name], clock(chosen)
     bound = BOUNDS[kind_of(workload)]
     with chosen.activate():
-        pair = [prepare(workload, Variant(PRECISIONS["fp32"]), chosen.type, executor) for _ in range(2)]
+        pair = [prepare(workload, Variant(PRECISIONS["fp32"]), chosen.type, compiler) for _ in range(2)]
         for ready in pair:
             warm_up(timer, ready.call)
         count = calibrate(timer, pair[0].call, target)
@@ -66,17 +66,17 @@ def same_variant(device: str, executor: str, name: str, runs: int, rounds: int, 
             ratios.append(statistics.median(a / b for a, b in zip(wall["0"], wall["1"], strict=True)))
     share = sum(abs(ratio - 1) <= bound for ratio in ratios) / runs
     return Found(
-        f"{device}/{executor}/{name} beside itself within ±{bound:.0%}, share of runs", share, 0.95, share >= 0.95
+        f"{device}/{compiler}/{name} beside itself within ±{bound:.0%}, share of runs", share, 0.95, share >= 0.95
     )
 
 
-def other_tool(device: str, executor: str, name: str, rounds: int, target: float) -> Found:
+def other_tool(device: str, compiler: str, name: str, rounds: int, target: float) -> Found:
     """Compare our ratio of float32 to bf16 with that of `torch.utils.benchmark`, measured in turns with it."""
     (chosen,) = select([device])
     workload, timer = catalogue()[name], clock(chosen)
     seconds: dict[tuple[str, int], list[float]] = {(tool, v): [] for tool in ("ours", "other") for v in (0, 1)}
     with chosen.activate():
-        ready = [prepare(workload, Variant(PRECISIONS[p]), chosen.type, executor) for p in ("fp32", "bf16")]
+        ready = [prepare(workload, Variant(PRECISIONS[p]), chosen.type, compiler) for p in ("fp32", "bf16")]
         counts = []
         for one in ready:
             warm_up(timer, one.call)
@@ -101,14 +101,14 @@ def other_tool(device: str, executor: str, name: str, rounds: int, target: float
     )
     mine, other = statistics.median(ours), statistics.median(theirs)
     far = abs(mine / other - 1)
-    what = f"{device}/{executor}/{name}: bf16 is {mine:.3f} times as fast, {other:.3f} by torch.utils.benchmark; apart"
+    what = f"{device}/{compiler}/{name}: bf16 is {mine:.3f} times as fast, {other:.3f} by torch.utils.benchmark; apart"
     return Found(what, far, AGREE, far <= AGREE)
 
 
-def verify(device: str, executor: str, name: str, runs: int = 20, rounds: int = _ROUNDS) -> Iterator[Found]:
+def verify(device: str, compiler: str, name: str, runs: int = 20, rounds: int = _ROUNDS) -> Iterator[Found]:
     """Both checks of a workload, as they end."""
-    yield same_variant(device, executor, name, runs, rounds, 0.02)
-    yield other_tool(device, executor, name, rounds, 0.02)
+    yield same_variant(device, compiler, name, runs, rounds, 0.02)
+    yield other_tool(device, compiler, name, rounds, 0.02)
 
 
 def main(chosen: Sequence[str]) -> int:
@@ -123,8 +123,8 @@ def main(chosen: Sequence[str]) -> int:
         return max(codes)
     pin(1, 0)
     held = True
-    device, executor, name = chosen
-    for found in verify(device, executor, name):
+    device, compiler, name = chosen
+    for found in verify(device, compiler, name):
         held &= found.ok
         print(
             f"{'ok  ' if found.ok else 'FAIL'} {found.what} {found.value:.3f} (promised {found.bound:.2f})", flush=True

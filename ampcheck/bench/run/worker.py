@@ -35,9 +35,9 @@ def main() -> None:
         lines.write(json.dumps({"variant": [variant, what]}) + "\n")
 
     with measurer.device.activate():
-        for workload, executor in plan.tasks:
-            lines.write(json.dumps({"begin": [workload, executor]}) + "\n")
-            found = measurer.measure(workload, executor, say, given_up)
+        for workload, compiler in plan.tasks:
+            lines.write(json.dumps({"begin": [workload, compiler]}) + "\n")
+            found = measurer.measure(workload, compiler, say, given_up)
             lines.write(json.dumps({"rounds": asdict(found)}) + "\n")
             given_up = {}
             gc.collect()

@@ -91,7 +91,7 @@ def _group(workload: Workload, tpu: str, made: Chip) -> Group:
         family=workload.family,
         kind=kind_of(workload),
         device=f"tpu-{tpu}",
-        executor="jit",
+        compiler="jit",
         policy=workload.policy,
         base=workload.base,
         size=workload.size,

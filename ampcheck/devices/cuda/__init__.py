@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from ampcheck.devices.base import Device
-from ampcheck.spec.executors import ANYWHERE
+from ampcheck.spec.compilers import ANYWHERE
 from ampcheck.spec.policies import closest, table
 
 

@@ -24,7 +24,7 @@ from ampcheck.observe.torch_private import (
     set_fuse_on_gpu,
 )
 from ampcheck.samples.describe import TensorArg
-from ampcheck.spec.executors import ANYWHERE
+from ampcheck.spec.compilers import ANYWHERE
 from ampcheck.spec.torch_dtypes import DTYPES
 
 

@@ -15,12 +15,12 @@ import torch
 from hypothesis import assume
 
 from ampcheck.checks.comparisons import identical
-from ampcheck.compilers.kinds import EXECUTORS, quiet
+from ampcheck.compilers.kinds import COMPILERS, quiet
 from ampcheck.devices.base import Device
 from ampcheck.errors import CheckFailure, one_line
 from ampcheck.observe.isolation import reset
 from ampcheck.observe.recorder import tensors
-from ampcheck.programs.compiled.strategies import COMPILERS, CompiledProgram, programs
+from ampcheck.programs.compiled.strategies import FUZZED, CompiledProgram, programs
 from ampcheck.programs.search import search
 from ampcheck.reproduce import snippets
 from ampcheck.reproduce.common import COMPILED, assembled
@@ -41,7 +41,7 @@ class Fuzzer:
     """Compares programs on one compiler. `compared` counts the results that were compared with eager mode's."""
 
     def __init__(self, device: Device, compiler: str, *, nightly: bool = False, seed: str | int | None = None) -> None:
-        self.device, self.compiler, self._make = device, COMPILERS[compiler], EXECUTORS[compiler].make
+        self.device, self.compiler, self._make = device, FUZZED[compiler], COMPILERS[compiler].make
         self.nightly, self.seed = nightly, seeds.of_programs(nightly, seed)
         self.compared = 0
 
@@ -185,7 +185,7 @@ def text_of(program: CompiledProgram, compiler: str, device: Device) -> str:
     """A program in plain torch, eagerly and compiled: prints what `ampcheck.reproduce.of_op` prints."""
     made = COMPILED[compiler].format(function="program", inputs="inputs()", options="fullgraph=True", sizes="")
     region = f"torch.autocast({device.type!r}, dtype={DTYPES[program.ambient]})" if program.ambient else "nullcontext()"
-    bound = 0.0 if COMPILERS[compiler].exact else _bound(program)
+    bound = 0.0 if FUZZED[compiler].exact else _bound(program)
     blocks = [
         program.text.rstrip(),
         *([_MODULE] if "Module()" in made else []),

@@ -59,7 +59,7 @@ class CompilerPrograms:
     examples: int = 25
 
 
-COMPILERS = {
+FUZZED = {
     "script": CompilerPrograms((*_BOTH, "{0}.float()"), one_dtype=True, examples=60),
     "traced": CompilerPrograms(_BOTH + _LISTED + _CASTS, inside=_BOTH, examples=100),
     "dynamo": CompilerPrograms(_BOTH + _LISTED + _CASTS + _COMPOSITE),

@@ -140,7 +140,7 @@ def _run_group(run_group: RunGroup, machines: Interner) -> dict[str, Any]:
 
 
 def _group(group: Group) -> dict[str, Any]:
-    names = ("key", "workload", "family", "kind", "device", "executor", "estimate")
+    names = ("key", "workload", "family", "kind", "device", "compiler", "estimate")
     return {name: getattr(group, name) for name in names}
 
 

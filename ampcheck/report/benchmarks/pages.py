@@ -87,7 +87,7 @@ def scaling(history: BenchHistory) -> dict[str, Any]:
 
 
 def devices(history: BenchHistory) -> dict[str, Any]:
-    """A row for each workload, executor and variant, a column for each device in the order of the alphabet."""
+    """A row for each workload, compiler and variant, a column for each device in the order of the alphabet."""
     run_group = history.latest
     assert run_group is not None
     other = extra_names(history)
@@ -95,8 +95,8 @@ def devices(history: BenchHistory) -> dict[str, Any]:
     for group in sorted(run_group.groups.values(), key=order):
         since = older(history, run_group, group.key)
         for variant in group.variants:
-            key = (group.workload, group.executor, variant.name)
-            row = rows.setdefault(key, {"workload": group.workload, "executor": group.executor, "cells": {}})
+            key = (group.workload, group.compiler, variant.name)
+            row = rows.setdefault(key, {"workload": group.workload, "compiler": group.compiler, "cells": {}})
             row |= {
                 "variant": variant.name,
                 "family": group.family,
@@ -104,7 +104,7 @@ def devices(history: BenchHistory) -> dict[str, Any]:
                 "order": order(group)[:4],
             }
             row["cells"][group.device] = {**_variant(group, variant, other), "estimate": group.estimate, "older": since}
-    ordered = sorted(rows.values(), key=lambda row: (row["order"], row["executor"]))  # variants stay as in their group
+    ordered = sorted(rows.values(), key=lambda row: (row["order"], row["compiler"]))  # variants stay as in their group
     return {
         "rows": ordered,
         **_choices(run_group.groups.values()),
@@ -202,7 +202,7 @@ def _choices(groups: Iterable[Group | Axis]) -> dict[str, Any]:
     groups = list(groups)
     return {
         "device_names": sorted({group.device for group in groups}),
-        "executor_names": sorted({group.executor for group in groups}),
+        "compiler_names": sorted({group.compiler for group in groups}),
         "families": sorted({group.family for group in groups}),
     }
 

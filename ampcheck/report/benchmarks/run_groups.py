@@ -18,7 +18,7 @@ from ampcheck.report.history import header_of, together
 CAP = 400
 """A site holds this many run groups at most."""
 
-_TEXTS = ("workload", "family", "kind", "device", "executor", "policy", "base", "note")
+_TEXTS = ("workload", "family", "kind", "device", "compiler", "policy", "base", "note")
 _NUMBERS = (
     "seconds", "low", "high", "speed", "speed_low", "speed_high", "at_least", "at_most",
     "default_speed", "default_low", "default_high",
@@ -143,7 +143,7 @@ def valid(variant: VariantResult | None) -> bool:
 
 def order(group: Group) -> tuple[str, str, int, str, str, str]:
     """The place of a group among others: by family, along its sizes, then by device."""
-    return (group.family, group.base, group.size, group.workload, group.device, group.executor)
+    return (group.family, group.base, group.size, group.workload, group.device, group.compiler)
 
 
 def _merged(name: str, parts: Sequence[BenchRun]) -> RunGroup:
@@ -165,7 +165,7 @@ def _checked(run: BenchRun) -> BenchRun:
     for group in run.groups.values():
         where = f"{run.path}: group {group.key}"
         wrong = [name for name in _TEXTS if not isinstance(getattr(group, name), str)]
-        if wrong or not group.workload or not group.device or not group.executor:
+        if wrong or not group.workload or not group.device or not group.compiler:
             raise UsageError(f"{where}: {', '.join(wrong) or 'its name'} is not a text")
         if not group.variants:
             raise UsageError(f"{where}: it has no variants")

@@ -36,12 +36,12 @@ class Curve:
 
 @dataclass(slots=True)
 class Axis:
-    """A `base` on a device through an executor, its variants as curves. `estimate`: no clock measured them."""
+    """A `base` on a device through a compiler, its variants as curves. `estimate`: no clock measured them."""
 
     base: str
     family: str
     device: str
-    executor: str
+    compiler: str
     baseline: str
     estimate: bool
     sizes: list[int]
@@ -49,11 +49,11 @@ class Axis:
 
 
 def axes(groups: Mapping[str, Group]) -> list[Axis]:
-    """Every base that has more than one size, by base, device and executor."""
+    """Every base that has more than one size, by base, device and compiler."""
     found: dict[tuple[str, str, str], list[Group]] = {}
     for group in groups.values():
         if group.base and group.size > 0:
-            found.setdefault((group.base, group.device, group.executor), []).append(group)
+            found.setdefault((group.base, group.device, group.compiler), []).append(group)
     return [_axis(sorted(members, key=lambda g: g.size)) for _, members in sorted(found.items()) if len(members) > 1]
 
 
@@ -95,7 +95,7 @@ def _axis(members: Sequence[Group]) -> Axis:
         curves.append(Curve(name, points, left))
     estimate = any(group.estimate for group in members)
     sizes = [group.size for group in members]
-    return Axis(some.base, some.family, some.device, some.executor, baseline, estimate, sizes, curves)
+    return Axis(some.base, some.family, some.device, some.compiler, baseline, estimate, sizes, curves)
 
 
 def _usable(variant: VariantResult) -> bool:

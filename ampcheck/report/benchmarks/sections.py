@@ -92,7 +92,7 @@ def _variants(members: Sequence[Group]) -> Iterator[tuple[Group, VariantResult]]
 
 
 def _row(group: Group, variant: VariantResult, place: tuple[float, float], text: str, other: Sequence[str]) -> Row:
-    title = f"{table.label(group)} {group.executor} {variant.name}: {text}"
+    title = f"{table.label(group)} {group.compiler} {variant.name}: {text}"
     dot = plots.Dot(*place, color(variant.name, other), title, group.kind, group.estimate)
     return {"group": group, "variant": variant.name, "dot": dot, **_numbers(variant)}
 

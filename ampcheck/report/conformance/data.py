@@ -20,7 +20,7 @@ from ampcheck.runner.results import RED, STATUSES, Result, Run
 from ampcheck.spec.ids import op_token
 from ampcheck.spec.rules import RULES, Rule
 
-COLUMNS = ("suite", "rule", "op", "sample", "inputs", "amp", "device", "executor", "deviation", "cause")
+COLUMNS = ("suite", "rule", "op", "sample", "inputs", "amp", "device", "compiler", "deviation", "cause")
 _LETTERS = dict(zip(STATUSES, "pfbdxuectm", strict=True))  # a status as one letter; "." is a case the run does not have
 
 
@@ -163,7 +163,7 @@ def script(name: str, value: Mapping[str, Any]) -> str:
 def _composed(result: Result, token: str) -> str:
     """The id as `app.js` puts it together; the rare other ones are written out."""
     return "-".join(
-        part for part in (op_token(result.op, result.sample), result.inputs, result.executor, result.amp, token) if part
+        part for part in (op_token(result.op, result.sample), result.inputs, result.compiler, result.amp, token) if part
     )
 
 

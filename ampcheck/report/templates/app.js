@@ -36,7 +36,7 @@ window.ampcheck = (() => {
     const op = text("op", i);
     const sample = text("sample", i);
     const head = (data.written[op] || op) + (sample ? "+" + sample : "");
-    return [head, text("inputs", i), text("executor", i), text("amp", i), text("token", i)].filter(Boolean).join("-");
+    return [head, text("inputs", i), text("compiler", i), text("amp", i), text("token", i)].filter(Boolean).join("-");
   };
   const key = (i) => text("suite", i) + "/" + text("rule", i) + "/" + id(i);
 

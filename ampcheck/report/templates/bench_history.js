@@ -15,7 +15,7 @@
   const stepsOf = new Map();
   for (const [s, runGroup, text] of data.marks) stepsOf.set(s, [...(stepsOf.get(s) || []), [runGroup, text]]);
   const stepped = new Set([...stepsOf.keys()].map((s) => data.series[s].g));
-  for (const name of ["device", "executor", "family"]) {
+  for (const name of ["device", "compiler", "family"]) {
     const values = [...new Set(data.groups.map((group) => group[name]).filter(Boolean))].sort();
     form.elements[name].append(el("option", { value: "" }, "any"), ...values.map((value) => el("option", { value }, value)));
   }
@@ -111,7 +111,7 @@
     const section = el(
       "section",
       { class: "card" },
-      el("h2", {}, group.workload, group.estimate ? el("span", { class: "tag est" }, "estimate") : "", el("span", { class: "on" }, ` ${group.device} · ${group.executor} · ${group.family}`)),
+      el("h2", {}, group.workload, group.estimate ? el("span", { class: "tag est" }, "estimate") : "", el("span", { class: "on" }, ` ${group.device} · ${group.compiler} · ${group.family}`)),
       place,
       el("div", { class: "charts-head" }, ...last),
       events.length ? el("ul", { class: "events" }, ...events.slice(0, 6).map(([, text]) => el("li", {}, text)), ...(events.length > 6 ? [el("li", {}, `and ${events.length - 6} earlier`)] : [])) : "",
@@ -127,7 +127,7 @@
     const words = form.elements.q.value.toLowerCase().split(/\s+/).filter(Boolean);
     const found = [];
     data.groups.forEach((group, g) => {
-      const fits = ["device", "executor", "family"].every((name) => !form.elements[name].value || group[name] === form.elements[name].value);
+      const fits = ["device", "compiler", "family"].every((name) => !form.elements[name].value || group[name] === form.elements[name].value);
       if (fits && words.every((word) => lowered[g].includes(word)) && (!form.elements.only.value || stepped.has(g))) found.push(g);
     });
     const first = form.elements.run_groups.value ? Math.max(0, B.runGroups - Number(form.elements.run_groups.value)) : 0;

@@ -6,14 +6,14 @@
   const head = document.querySelector("#matrix thead");
   const body = document.querySelector("#matrix tbody");
   const more = document.getElementById("more");
-  const FIELDS = ["suite", "rule", "device", "executor", "amp", "deviation", "cause"];
+  const FIELDS = ["suite", "rule", "device", "compiler", "amp", "deviation", "cause"];
   const FIRST_ROWS = 250;
   const MOST_CASES = 1000;
   const order = data.statuses.map((_, s) => s).sort((a, b) => data.statuses[b].red - data.statuses[a].red || a - b);
-  // A column is a device, and where one runs a program in several ways, an executor on it.
-  const columnOf = (i) => columns.device[i] * words.executor.length + columns.executor[i];
-  const deviceOf = (column) => words.device[Math.floor(column / words.executor.length)];
-  const executorOf = (column) => words.executor[column % words.executor.length];
+  // A column is a device, and where one runs a program in several ways, a compiler on it.
+  const columnOf = (i) => columns.device[i] * words.compiler.length + columns.compiler[i];
+  const deviceOf = (column) => words.device[Math.floor(column / words.compiler.length)];
+  const compilerOf = (column) => words.compiler[column % words.compiler.length];
   // Real devices come first, each kind as the run had them, then what only an earlier run had.
   const names = [...(data.runs.length ? data.runs[0].devices : []), ...words.device];
   const place = (column) => A.isVirtual(deviceOf(column)) * names.length + names.indexOf(deviceOf(column));
@@ -102,7 +102,7 @@
       ),
     );
     const left = lines.size - shown.length;
-    const headings = ["inputs", "region", "sample", "suite/rule", ...devices.map((column) => [deviceOf(column), executorOf(column)].filter(Boolean).join(" "))];
+    const headings = ["inputs", "region", "sample", "suite/rule", ...devices.map((column) => [deviceOf(column), compilerOf(column)].filter(Boolean).join(" "))];
     return [A.table("", headings, shown), left ? el("p", {}, `${A.number(left)} more lines; narrow the filters.`) : ""];
   };
 
@@ -137,7 +137,7 @@
       used.add(device);
       if (data.statuses[status[i]].red) reds += ++row.red ? 1 : 0;
     }
-    const devices = [...used].sort((a, b) => place(a) - place(b) || (executorOf(a) < executorOf(b) ? -1 : 1));
+    const devices = [...used].sort((a, b) => place(a) - place(b) || (compilerOf(a) < compilerOf(b) ? -1 : 1));
     // Private overloads are beside the public ones they serve.
     const plain = (row) => words.op[row.op].replace(/^_+/, "").toLowerCase();
     const byName = (a, b) => (plain(a) < plain(b) ? -1 : 1);
@@ -151,8 +151,8 @@
         el("th", { scope: "col" }, "op or scenario"),
         ...devices.map((device) => {
           const name = deviceOf(device);
-          const executor = executorOf(device);
-          return el("th", { scope: "col" }, name, ...(executor ? [el("br"), executor] : []), ...(A.isVirtual(name) ? [el("br"), "dtypes and casts only"] : []));
+          const compiler = compilerOf(device);
+          return el("th", { scope: "col" }, name, ...(compiler ? [el("br"), compiler] : []), ...(A.isVirtual(name) ? [el("br"), "dtypes and casts only"] : []));
         }),
       ),
     );

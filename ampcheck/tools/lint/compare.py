@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from ampcheck.compilers.kinds import EXECUTORS, quiet
+from ampcheck.compilers.kinds import COMPILERS, quiet
 from ampcheck.errors import UsageError
 from ampcheck.observe.recorder import tensors
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 from ampcheck.tools.lint.record import RecordedKernel, RecordedRun, as_python, record
-from ampcheck.tools.lint.rules import COMPILERS, RULES, Diagnostic
+from ampcheck.tools.lint.rules import LINTED, RULES, Diagnostic
 from ampcheck.tools.lint.sources import Place, Stand, cause, lost, of_error, places
 
 _LOW = (torch.bfloat16, torch.float16)
@@ -37,7 +37,7 @@ def check_scripted(
     program: Callable[..., Any],
     *example_inputs: Any,
     compiled: Any = None,
-    compilers: Sequence[str] = tuple(COMPILERS),
+    compilers: Sequence[str] = tuple(LINTED),
     raise_on_difference: bool = False,
 ) -> list[Diagnostic]:
     """Every way in which a program under autocast does another thing when it is compiled; empty where it agrees.
@@ -56,8 +56,8 @@ def check_scripted(
     Raises UsageError for what cannot be compared.
     """
     for compiler in compilers:
-        if compiler not in COMPILERS:
-            raise UsageError(f"there is no compiler {compiler!r}; there are {', '.join(COMPILERS)}")
+        if compiler not in LINTED:
+            raise UsageError(f"there is no compiler {compiler!r}; there are {', '.join(LINTED)}")
     device = _device(program, example_inputs)
     if compiled is None and isinstance(program, torch.jit.ScriptFunction):
         compiled = program
@@ -110,7 +110,7 @@ def _compiler_of(compiled: Any) -> str:
 def _by_compiler(eager: Callable[..., Any], compiler: str, inputs: Sequence[Any], device: str) -> Iterator[Diagnostic]:
     try:
         with torch.autocast(device, enabled=False):
-            compiled = _fx(eager) if compiler == "fx" else EXECUTORS[compiler].make(eager, inputs).call
+            compiled = _fx(eager) if compiler == "fx" else COMPILERS[compiler].make(eager, inputs).call
     except Exception as error:  # a compiler may raise anything
         yield _report(_lines(of_error(error), eager), compiler, "refused", "when it is compiled", "runs", _said(error))
         return

@@ -10,7 +10,7 @@ _AMP = "https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast"
 _CONTEXTS = "https://github.com/pytorch/pytorch/issues/62043"
 _EXPORT = "https://docs.pytorch.org/docs/2.13/export.html"
 
-COMPILERS = {
+LINTED = {
     "script": "torch.jit.script",
     "traced": "torch.jit.trace",
     "fx": "torch.fx.symbolic_trace",
@@ -262,7 +262,7 @@ RULES = {rule.id: rule for rule in _ALL}
 class Diagnostic:
     """One report: where, under which rule, and what differs. `line` and `column` count from 1; 0 where unknown.
 
-    `compiler`: a key of `COMPILERS`. `silent`: whether PyTorch itself says nothing.
+    `compiler`: a key of `LINTED`. `silent`: whether PyTorch itself says nothing.
     """
 
     file: str
@@ -280,7 +280,7 @@ class Diagnostic:
         quietly = ", silently" if self.silent else ""
         return (
             f"{self.file}:{self.line}:{self.column}: {self.rule}: {self.what}. Eagerly PyTorch {self.eager}; "
-            f"{COMPILERS[self.compiler]} {self.compiled}{quietly}. Instead: {self.instead}."
+            f"{LINTED[self.compiler]} {self.compiled}{quietly}. Instead: {self.instead}."
         )
 
     def fields(self) -> dict[str, object]:

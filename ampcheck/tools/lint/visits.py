@@ -9,7 +9,7 @@ from ampcheck.tools.lint.names import Function
 from ampcheck.tools.lint.policies import difference
 from ampcheck.tools.lint.program import CompiledFunction, LintedProgram
 from ampcheck.tools.lint.regions import LintedRegion, region
-from ampcheck.tools.lint.rules import COMPILERS
+from ampcheck.tools.lint.rules import LINTED
 
 Found = tuple[ast.AST, str, str]
 """A node, the rule it breaks, and a description; "" for the rule's own."""
@@ -173,7 +173,7 @@ def traced_under(program: LintedProgram) -> Iterator[Found]:
         if program.compiler(call) == "traced":
             for made in around(program, call):
                 if made.cache_enabled.value is not False:
-                    yield call, "trace-under-autocast", f"{COMPILERS['traced']} is called in a region that keeps casts"
+                    yield call, "trace-under-autocast", f"{LINTED['traced']} is called in a region that keeps casts"
                     break
 
 

@@ -1,8 +1,8 @@
-"""The executors by name, with what each is. No compiler is imported: ids and reports need the names alone."""
+"""The compilers by name, with what each is. No compiler is imported: ids and reports need the names alone."""
 
 from __future__ import annotations
 
-EXECUTORS = {
+COMPILERS = {
     "script": "torch.jit.script",
     "traced": "torch.jit.trace with autocast's cache off",
     "dynamo": 'torch.compile(backend="eager"): the graph that Dynamo captured, run as it is',
@@ -15,7 +15,7 @@ EXECUTORS = {
     "jaxcompile": 'torch.compile(backend="jax"): forward and backward as XLA programs',
     "jaxjit": "ampcheck.jax_device.jit: the program whole as one XLA program",
 }
-"""No name occurs in another one, in an op, a scenario or a device token, so that `-k NAME` selects that executor."""
+"""No name occurs in another one, in an op, a scenario or a device token, so that `-k NAME` selects that compiler."""
 
 ANYWHERE = ("script", "traced", "dynamo", "aot", "export", "strict", "decomposed")
 """Those that take programs on every device type that PyTorch's compilers know, fake tensors included."""
