@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ampcheck.bench.advise.user_step import step
     from ampcheck.tools.lint.compare import check_scripted
-    from ampcheck.tools.tracing import trace
-    from ampcheck.tools.watching import watch
+    from ampcheck.tools.trace import trace
+    from ampcheck.tools.watch import watch
 
 __all__ = ["check_scripted", "step", "trace", "watch"]
 
 _HOME = {
     "check_scripted": "ampcheck.tools.lint.compare",
     "step": "ampcheck.bench.advise.user_step",
-    "trace": "ampcheck.tools.tracing",
-    "watch": "ampcheck.tools.watching",
+    "trace": "ampcheck.tools.trace",
+    "watch": "ampcheck.tools.watch",
 }
 """Where each public name is made; it is imported when first asked for, because that imports torch."""
 

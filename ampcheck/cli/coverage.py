@@ -11,7 +11,7 @@ from ampcheck.cli.common import add_device, print_or_write
 
 if TYPE_CHECKING:
     from ampcheck.cli.common import Subparsers
-    from ampcheck.tools.cell_coverage import Coverage
+    from ampcheck.tools.coverage.cells import Coverage
 
 
 def add(commands: Subparsers) -> None:
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
     from ampcheck.devices.registry import select
     from ampcheck.runner.results import read
-    from ampcheck.tools.cell_coverage import count
+    from ampcheck.tools.coverage.cells import count
 
     ran = None
     if args.runs:
@@ -73,7 +73,7 @@ def _table(counted: list[Coverage], list_open: bool, ran: bool) -> str:
     from tabulate import tabulate
 
     from ampcheck.checks.cells import TRANSITIONS
-    from ampcheck.tools.cell_coverage import figure
+    from ampcheck.tools.coverage.cells import figure
 
     headers = ["device", "dispatch key", "cells", "unreachable", "reachable", "in each run", "nightly", "open"]
     rows = [

@@ -11,7 +11,7 @@ from ampcheck.cli.common import add_device
 
 if TYPE_CHECKING:
     from ampcheck.cli.common import Subparsers
-    from ampcheck.tools.kernel_coverage import Entered
+    from ampcheck.tools.coverage.kernels import Entered
 
 
 def add(commands: Subparsers) -> None:
@@ -34,8 +34,8 @@ def run(args: argparse.Namespace) -> int:
     """
     from ampcheck.devices.registry import known, select, unusable
     from ampcheck.spec.policies import KEYS
-    from ampcheck.tools.kernel_coverage import by_suite
-    from ampcheck.tools.upstream_lists import by_upstream_lists
+    from ampcheck.tools.coverage.kernels import by_suite
+    from ampcheck.tools.coverage.upstream_lists import by_upstream_lists
 
     names = args.device or [d.name for d in known(args.device_module).values() if d.key in KEYS and not unusable(d)]
     devices = select(names, args.device_module)

@@ -86,7 +86,7 @@ class _Version(argparse.Action):
 
 
 def _trace(argv: list[str]) -> int:
-    from ampcheck.tools.tracing import command
+    from ampcheck.tools.trace import command
 
     return command(argv)
 

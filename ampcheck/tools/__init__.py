@@ -1,1 +1,1 @@
-"""Tools for users' code: explain, trace, lint, watch; and the measure of the suites' coverage."""
+"""Tools for users' code, a folder each: explain, trace, lint, watch; coverage counts what the suites reach."""

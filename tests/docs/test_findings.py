@@ -18,7 +18,7 @@ import pytest
 import torch
 from packaging.specifiers import SpecifierSet
 
-from ampcheck.tools import findings
+from scripts import findings
 from tests.cli_support import LIMIT
 
 _BLOCK = re.compile(r"^```python(?P<how> subprocess)?\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -92,7 +92,7 @@ def test_no_finding_was_lost() -> None:
 
 def test_the_index_is_current() -> None:
     shown = findings.INDEX.read_text(encoding="utf-8")
-    assert shown == findings.index(findings.load()), "run python -m ampcheck.tools.findings"
+    assert shown == findings.index(findings.load()), "run python -m scripts.findings"
     links = re.findall(r"^\| \[.*\]\(([^)]+\.md)\) \|", shown, re.MULTILINE)
     assert sorted(links) == sorted(one.path.relative_to(findings.FOLDER).as_posix() for one in FINDINGS.values())
 

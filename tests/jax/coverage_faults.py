@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import ampcheck.jax_device  # noqa: F401
-from ampcheck.tools.jax_coverage import worker
+from scripts.jax_coverage import worker
 
 calls = itertools.count()
 

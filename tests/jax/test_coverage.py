@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ampcheck.tools.jax_coverage import driver, invariants, judge, page, samples
-from ampcheck.tools.jax_coverage.records import Book, Row, Sample
+from scripts.jax_coverage import driver, invariants, judge, page, samples
+from scripts.jax_coverage.records import Book, Row, Sample
 from tests.cli_support import LIMIT, ROOT
 
 PAGE = ROOT / "docs" / "jax_ops.md"
@@ -53,7 +53,7 @@ def test_a_worker_that_cannot_start_is_said() -> None:
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "ampcheck.tools.jax_coverage", *arguments]
+    line = [sys.executable, "-m", "scripts.jax_coverage", *arguments]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(line, env=env, capture_output=True, text=True, check=False)
 

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ampcheck.tools.jax_models import __main__ as command
-from ampcheck.tools.jax_models.models import MODELS
-from ampcheck.tools.jax_models.training import STEPS, Row, Training, compare, rows
+from scripts.jax_models import __main__ as command
+from scripts.jax_models.models import MODELS
+from scripts.jax_models.training import STEPS, Row, Training, compare, rows
 from tests.cli_support import ROOT
 
 # Dynamo's own slips, which say nothing of the device.

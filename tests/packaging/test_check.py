@@ -31,7 +31,7 @@ STEPS = {
     "nightly/report": "test_nightly.py",
     "nightly/commands": "the README's two commands, which need a fresh checkout and an hour",
     "nightly/benchmarks": "pytest bench, which asserts ratios that a busy machine does not have",
-    "nightly/models": "python -m ampcheck.tools.jax_models, which installs libraries of models and trains for an hour",
+    "nightly/models": "python -m scripts.jax_models, which installs libraries of models and trains for an hour",
     "nightly/virtual-npu": "test_commands_of_hardware_are_understood; the rest installs torch_npu",
     "conformance/plan": "test_workflow.py",
     "conformance/run": "test_workflow.py",

@@ -24,7 +24,7 @@ from ampcheck.observe.dispatcher import compiled
 from ampcheck.runner import deviations, results
 from ampcheck.runner.deviations import JIT, KERNELS, SHARED, Deviation, KnownDeviations, after_deviations, load
 from ampcheck.spec.case import deviation_name
-from ampcheck.tools.findings import Finding
+from scripts.findings import Finding
 from tests.cli_support import LIMIT, ROOT, run_pytest
 from tests.docs.test_findings import SECTIONS
 

@@ -11,7 +11,7 @@ import pytest
 
 from ampcheck.errors import UsageError
 from ampcheck.spec.private_names import PrivateNames
-from ampcheck.tools import private_api
+from scripts import private_api
 
 PACKAGE = private_api.PACKAGE
 ALLOWED = {"_replace", "_getframe", "_SubParsersAction", "_fixtureinfo", "_rootpath", "_exit"}
@@ -129,7 +129,7 @@ def test_private_names_are_found(code: str, wanted: list[tuple[int, str]]) -> No
 
 
 def test_page_is_current() -> None:
-    """`python -m ampcheck.tools.private_api` writes it."""
+    """`python -m scripts.private_api` writes it."""
     assert private_api.PAGE.read_text(encoding="utf-8") == private_api.page()
 
 

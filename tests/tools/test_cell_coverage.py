@@ -13,7 +13,7 @@ from ampcheck.checks.cells import Cell, cells, check_cells, parts, reached
 from ampcheck.cli import main
 from ampcheck.devices.registry import known
 from ampcheck.spec.case import CELLS, Case
-from ampcheck.tools.cell_coverage import count, figure
+from ampcheck.tools.coverage.cells import count, figure
 from tests.cli_support import ROOT
 
 FEW = ("mm", "exp", "conv2d", "linalg_matrix_rank", "cat", "binary_cross_entropy")

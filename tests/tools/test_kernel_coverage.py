@@ -21,8 +21,8 @@ from ampcheck.errors import UsageError
 from ampcheck.samples.describe import Op
 from ampcheck.samples.torch_testing import internal
 from ampcheck.spec.policies import minor
-from ampcheck.tools.kernel_coverage import Entered, by_suite, recording
-from ampcheck.tools.upstream_lists import by_upstream_lists, entries
+from ampcheck.tools.coverage.kernels import Entered, by_suite, recording
+from ampcheck.tools.coverage.upstream_lists import by_upstream_lists, entries
 from tests.cli_support import LIMIT, ROOT
 
 NAMES = ("cpu", "virtual:cuda", "virtual:xpu", "virtual:mps", "virtual:mtia")
@@ -157,7 +157,7 @@ def test_a_library_that_is_not_there_is_one_sentence() -> None:
 
 _PLUGIN = """
 import contextlib, json, pathlib
-from ampcheck.tools.kernel_coverage import recording
+from ampcheck.tools.coverage.kernels import recording
 
 stack = contextlib.ExitStack()
 

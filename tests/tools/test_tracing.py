@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from ampcheck.devices.virtual import DEVICES
-from ampcheck.tools.tracing import trace
+from ampcheck.tools.trace import trace
 from tests.tools.trace_programs import GRAD, Mlp, casts, region
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ampcheck.tools.tracing import trace
+from ampcheck.tools.trace import trace
 from tests.tools.trace_programs import Mlp, Program, region
 
 

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from ampcheck.devices.virtual import DEVICES
 from ampcheck.errors import UsageError
-from ampcheck.tools.tracing import trace
-from ampcheck.tools.tracing.report import size
+from ampcheck.tools.trace import trace
+from ampcheck.tools.trace.report import size
 from tests.tools.trace_programs import Mlp, region
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ampcheck.errors import UsageError
-from ampcheck.tools.tracing import command
+from ampcheck.tools.trace import command
 
 PROGRAM = """
 import sys

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from ampcheck.errors import UsageError
-from ampcheck.tools.tracing import Trace, trace
+from ampcheck.tools.trace import Trace, trace
 from tests.processor import lstm_that_runs
 from tests.tools.trace_programs import GRAD, PROGRAMS, Mlp, Program, casts, region
 

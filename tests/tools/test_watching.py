@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampcheck
 from ampcheck.errors import UsageError
-from ampcheck.tools.watching import Culprit, Watch, WatchedStep
+from ampcheck.tools.watch import Culprit, Watch, WatchedStep
 from tests.cli_support import ROOT
 
 DOC = (ROOT / "docs" / "using.md").read_text(encoding="utf-8").partition("\n## Watch\n")[2]

@@ -1,4 +1,4 @@
-"""Programs that the tests of `ampcheck.tools.tracing` trace."""
+"""Programs that the tests of `ampcheck.tools.trace` trace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from ampcheck.tools.tracing import Trace
+from ampcheck.tools.trace import Trace
 
 Program = Callable[[], Any]
 

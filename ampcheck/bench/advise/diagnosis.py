@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ampcheck.bench.core import table
 from ampcheck.bench.core.model import PRECISIONS, VariantResult
-from ampcheck.tools.tracing.report import size, times
+from ampcheck.tools.trace.report import size, times
 
 LAUNCH = 0.3
 """From this share on a step is launch-bound: Python, autograd and the optimizer come on top, and grow with the ops."""

@@ -21,9 +21,9 @@ from ampcheck.observe.recorder import tensors
 from ampcheck.observe.torch_private import DeviceType, TorchDispatchMode
 from ampcheck.spec.dtypes import LOW, is_floating
 from ampcheck.spec.torch_dtypes import name_of
-from ampcheck.tools.tracing import CastRecord, OpRecord, Trace
-from ampcheck.tools.tracing.recorder import signature_of
-from ampcheck.tools.tracing.report import totals
+from ampcheck.tools.trace import CastRecord, OpRecord, Trace
+from ampcheck.tools.trace.recorder import signature_of
+from ampcheck.tools.trace.report import totals
 
 _FLOAT32 = ("upcast", "optdtype", "append")
 _PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv"))

@@ -30,7 +30,7 @@ from ampcheck.programs.scaler.steps import (
     ZeroGrad,
 )
 from ampcheck.spec.scaler import READY, Refused, Scaler, float32
-from ampcheck.tools.watching import Watch, watch
+from ampcheck.tools.watch import Watch, watch
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
 _FLOAT32, _FLOAT64 = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps

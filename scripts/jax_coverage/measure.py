@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from ampcheck.observe.torch_private import TorchDispatchMode, pytree
-from ampcheck.tools.jax_coverage import judge
-from ampcheck.tools.jax_coverage.invariants import INVARIANTS, indices_as_values
-from ampcheck.tools.jax_coverage.records import Row, Sample
-from ampcheck.tools.jax_coverage.samples import HOST_ARGUMENTS, name_of, samples, seed, tolerances
-from ampcheck.tools.jax_coverage.ways import Way
+from scripts.jax_coverage import judge
+from scripts.jax_coverage.invariants import INVARIANTS, indices_as_values
+from scripts.jax_coverage.records import Row, Sample
+from scripts.jax_coverage.samples import HOST_ARGUMENTS, name_of, samples, seed, tolerances
+from scripts.jax_coverage.ways import Way
 
 _DRAWS, _ELEMENTS = 24, 512  # draws of a random op: at least as many, and enough for as many elements
 _MISSING = re.compile(r"(\S+) has no kernel on the jax device|Operator with name (\S+) has no lowering")

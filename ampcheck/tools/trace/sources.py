@@ -10,7 +10,7 @@ import torch
 
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.torch_private import MODULE_CALL
-from ampcheck.tools.tracing.records import Kind
+from ampcheck.tools.trace.records import Kind
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = os.path.dirname(__file__) + os.sep

@@ -1,4 +1,4 @@
-"""`python -m ampcheck.tools.jax_coverage`: how much of PyTorch's op database the device computes as the CPU does."""
+"""`python -m scripts.jax_coverage`: how much of PyTorch's op database the device computes as the CPU does."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-from ampcheck.tools.jax_coverage import driver, page, samples
-from ampcheck.tools.jax_coverage.records import WAYS, Book, Row
+from scripts.jax_coverage import driver, page, samples
+from scripts.jax_coverage.records import WAYS, Book, Row
 
 _KEPT = Path("reports/jax_ops.json")
 
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m ampcheck.tools.jax_coverage", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m scripts.jax_coverage", description=__doc__)
     parser.add_argument("--write", type=Path, metavar="FILE", help="the Markdown page to write")
     parser.add_argument("--json", type=Path, default=_KEPT, metavar="FILE", help=f"where figures are kept ({_KEPT})")
     parser.add_argument("--ways", default=",".join(WAYS), help="what to measure: jax,torchax")

@@ -11,12 +11,12 @@ import sys
 from typing import TextIO
 
 from ampcheck.runner.worker import answers
-from ampcheck.tools.jax_coverage.records import Sample
+from scripts.jax_coverage.records import Sample
 
 
 def serve(way: str, limit: int, channel: TextIO) -> None:
     """Answer the lines of standard input until it ends."""
-    from ampcheck.tools.jax_coverage import measure, samples, ways
+    from scripts.jax_coverage import measure, samples, ways
 
     def say(**message: object) -> None:
         channel.write(json.dumps(message) + "\n")

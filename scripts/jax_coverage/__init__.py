@@ -2,5 +2,5 @@
 
 Two implementations are measured, each in separate worker processes: the device of `ampcheck.jax_device`, and torchax.
 This package imports neither by itself, because torchax's function mode and the device would meet in one process.
-`python -m ampcheck.tools.jax_coverage` is the command.
+`python -m scripts.jax_coverage` is the command.
 """

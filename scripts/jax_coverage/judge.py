@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.tools.jax_coverage import samples
+from scripts.jax_coverage import samples
 
 Path = str
 

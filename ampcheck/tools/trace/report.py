@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from tabulate import tabulate
 
 from ampcheck.errors import UsageError
-from ampcheck.tools.tracing.records import CastRecord, OpRecord
+from ampcheck.tools.trace.records import CastRecord, OpRecord
 
 Sort = Literal["order", "bytes", "casts"]
 SORTS: tuple[str, ...] = get_args(Sort)

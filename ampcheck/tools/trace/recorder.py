@@ -16,10 +16,10 @@ from ampcheck.register.torch_private import DispatchKey, OpOverload, backend_nam
 from ampcheck.spec.dtypes import is_floating
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.torch_private import FakeTensor, current_node, restored_state, sequence_number
-from ampcheck.tools.tracing import names
-from ampcheck.tools.tracing.casts import CastTracker, TracedCall
-from ampcheck.tools.tracing.records import OpRecord, TracedRegion
-from ampcheck.tools.tracing.sources import Sources
+from ampcheck.tools.trace import names
+from ampcheck.tools.trace.casts import CastTracker, TracedCall
+from ampcheck.tools.trace.records import OpRecord, TracedRegion
+from ampcheck.tools.trace.sources import Sources
 
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
 # Kernels that move no data, beside those whose schema says that they return a view.

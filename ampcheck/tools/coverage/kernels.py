@@ -1,8 +1,8 @@
 """The registered autocast kernels that op cases enter, shown by a recorder put in place of each kernel.
 
 The recorder notes its key and overload and goes on with the kernel it replaced, so behaviour is unchanged. PyTorch's
-own lists are run under the same recorder for comparison (`ampcheck.tools.upstream_lists`): on the CPU for real, on the
-other keys with fake tensors.
+own lists are run under the same recorder for comparison (`upstream_lists`): on the CPU for real, on the other keys with
+fake tensors.
 
 `torch.library` cannot name AutocastMTIA and AutocastMAIA (pytorch/pytorch#183689), so their kernels cannot be replaced.
 On MTIA an overload counts where autocast's work is seen: a cast, a filled-in dtype, another overload or a refusal, none

@@ -21,7 +21,7 @@ from ampcheck.errors import UsageError
 from ampcheck.observe.kernel_override import recording, replaceable
 from ampcheck.register.torch_private import nn_functions
 from ampcheck.samples.torch_testing import internal
-from ampcheck.tools.kernel_coverage import Entered, registrations
+from ampcheck.tools.coverage.kernels import Entered, registrations
 from ampcheck.tools.torch_private import linalg_functions
 
 _PLACES: dict[str, Any] = {"torch": torch, "nn": nn_functions, "linalg": linalg_functions, "methods": None}
@@ -116,7 +116,7 @@ def _entries(row: tuple[Any, ...], module: Any, third: str, device_type: str) ->
 def by_upstream_lists(devices: Iterable[Device], progress: Callable[[str], None] = lambda text: None) -> list[Entered]:
     """Run PyTorch's own lists on each device and say which registered overloads they entered.
 
-    Raises UsageError where this torch has no such lists, and for a device as `ampcheck.tools.kernel_coverage.by_suite`
+    Raises UsageError where this torch has no such lists, and for a device as `ampcheck.tools.coverage.kernels.by_suite`
     does.
     """
     out = []

@@ -21,10 +21,10 @@ from ampcheck.tools.torch_private import (
     is_multithreaded,
     set_multithreaded,
 )
-from ampcheck.tools.tracing import names, report
-from ampcheck.tools.tracing.casts import TracedCall
-from ampcheck.tools.tracing.recorder import TraceRecorder
-from ampcheck.tools.tracing.records import OpRecord
+from ampcheck.tools.trace import names, report
+from ampcheck.tools.trace.casts import TracedCall
+from ampcheck.tools.trace.recorder import TraceRecorder
+from ampcheck.tools.trace.records import OpRecord
 
 _active = threading.local()
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

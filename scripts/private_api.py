@@ -1,6 +1,6 @@
 """Write docs/private_api.md: the private names of torch that ampcheck uses, from the files `torch_private.py`.
 
-`python -m ampcheck.tools.private_api` writes it. The files are read, not imported: one of them makes the jax device.
+`python -m scripts.private_api` writes it. The files are read, not imported: one of them makes the jax device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ampcheck.errors import UsageError
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[1] / "ampcheck"
 FILE = "torch_private.py"
 PAGE = PACKAGE.parent / "docs" / "private_api.md"
 
@@ -22,7 +22,7 @@ _HEAD = """\
 PyTorch promises nothing of these names. Each package takes those that it needs in one file, `torch_private.py`, which
 raises an error at import that lists all that the installed torch lacks. torch 2.11 to 2.15 have all of them. Other
 code of ampcheck uses no private name: `tests/spec/test_private_names.py` reads every file. `python -m
-ampcheck.tools.private_api` writes this page from those files. A higher package takes what it can from those below. It
+scripts.private_api` writes this page from those files. A higher package takes what it can from those below. It
 cannot take from `ampcheck.jax_device`, as importing that makes the device, so some names are in two files.
 
 "At the call" means that the name is looked up when it is used, because its module takes long to import or because
@@ -62,7 +62,7 @@ def files() -> list[File]:
     found = {path.parent.name: path for path in PACKAGE.rglob(FILE)}
     order = ("spec", "register", "jax_device", "samples", "observe", "torchscript", "tools", "bench")
     if set(found) != set(order):
-        raise UsageError(f"{FILE} is in {', '.join(sorted(found))}; ampcheck/tools/private_api.py lists {order}")
+        raise UsageError(f"{FILE} is in {', '.join(sorted(found))}; scripts/private_api.py lists {order}")
     return [read(found[name]) for name in order]
 
 

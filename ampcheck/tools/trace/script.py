@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ampcheck.errors import UsageError
-from ampcheck.tools.tracing.report import SORTS
-from ampcheck.tools.tracing.session import Trace
+from ampcheck.tools.trace.report import SORTS
+from ampcheck.tools.trace.session import Trace
 
 
 class _Parser(argparse.ArgumentParser):

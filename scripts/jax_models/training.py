@@ -21,7 +21,7 @@ from torch import nn
 from ampcheck.devices.cpu import lacks
 from ampcheck.errors import Unsupported, one_line
 from ampcheck.runner.worker import answers
-from ampcheck.tools.jax_models.models import MODELS, Batch, TrainedModel
+from scripts.jax_models.models import MODELS, Batch, TrainedModel
 
 STEPS = 10
 DTYPES: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}

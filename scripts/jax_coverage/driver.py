@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ampcheck.runner.worker import Worker
-from ampcheck.tools.jax_coverage.records import Row, Sample
+from scripts.jax_coverage.records import Row, Sample
 
-COMMAND = (sys.executable, "-m", "ampcheck.tools.jax_coverage.worker")
+COMMAND = (sys.executable, "-m", "scripts.jax_coverage.worker")
 _RENEWED = 100  # ops a worker measures before another takes its place: compiled programs take memory
 _STARTING_S = 180.0
 

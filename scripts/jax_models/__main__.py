@@ -1,4 +1,4 @@
-"""`python -m ampcheck.tools.jax_models`: train models on the jax device and on the CPU, and compare their losses.
+"""`python -m scripts.jax_models`: train models on the jax device and on the CPU, and compare their losses.
 
 Each row is in the run file as soon as it is measured. A process for each model and dtype, so that one that ends or
 hangs costs a row.
@@ -24,11 +24,11 @@ from ampcheck.errors import UsageError
 from ampcheck.runner import jsonl
 from ampcheck.runner.runlog import versions
 from ampcheck.runner.worker import Worker
-from ampcheck.tools.jax_models.models import MODELS
-from ampcheck.tools.jax_models.training import DTYPES, TORCHAX, WAYS, Row
+from scripts.jax_models.models import MODELS
+from scripts.jax_models.training import DTYPES, TORCHAX, WAYS, Row
 
 SCHEMA, WHAT = "models-1", "file of trained models"
-COMMAND = (sys.executable, "-m", "ampcheck.tools.jax_models.training")
+COMMAND = (sys.executable, "-m", "scripts.jax_models.training")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m ampcheck.tools.jax_models", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m scripts.jax_models", description=__doc__)
     option = parser.add_argument
     option("--models", default=",".join(MODELS), metavar="NAMES", help=f"by default {','.join(MODELS)}")
     option("--dtypes", default=",".join(DTYPES), metavar="NAMES", help=f"by default {','.join(DTYPES)}")

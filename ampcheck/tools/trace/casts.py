@@ -15,9 +15,9 @@ from ampcheck.observe.recorder import tensors
 from ampcheck.spec.casting import Leaf, expect
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.torch_private import is_functorch_wrapped
-from ampcheck.tools.tracing.names import CONVERSIONS
-from ampcheck.tools.tracing.records import CastRecord, OpRecord, Origin
-from ampcheck.tools.tracing.sources import Sources
+from ampcheck.tools.trace.names import CONVERSIONS
+from ampcheck.tools.trace.records import CastRecord, OpRecord, Origin
+from ampcheck.tools.trace.sources import Sources
 
 # What a convolution or a recurrent layer with a policy is made of, where an op without one contains it.
 _PARTS = frozenset(("convolution", "_convolution", "convolution_overrideable", "mkldnn_rnn_layer"))

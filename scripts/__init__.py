@@ -1,0 +1,1 @@
+"""Commands of ampcheck's maintainers: `python -m scripts.NAME` in a checkout. None is in the wheel."""
