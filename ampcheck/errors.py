@@ -9,6 +9,10 @@ class UsageError(Exception):
     """What the user gave cannot be used. Its text is one sentence that says why; the command line exits with 2."""
 
 
+class HarnessError(Exception):
+    """Ampcheck itself made a mistake or cannot go on; neither the device nor PyTorch is to blame. Its text says why."""
+
+
 class Difference(str):
     """A sentence about an exception, which it carries, so that the failure has its traceback and its cause.
 

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from ampcheck.devices.base import Device
-from ampcheck.errors import Broken, CheckFailure, Difference, Unsupported, one_line
+from ampcheck.errors import Broken, CheckFailure, Difference, HarnessError, Unsupported, one_line
 from ampcheck.observe import isolation
 from ampcheck.observe.dispatcher import lacks_kernel
 from ampcheck.observe.recorder import Observation
@@ -268,14 +268,14 @@ class Amp:
     def finish(self) -> None:
         """Raise CheckFailure with every difference noted.
 
-        Where nothing was looked at, raise Unsupported if the scenario says why, else RuntimeError.
+        Where nothing was looked at, raise Unsupported if the scenario says why, else HarnessError.
         """
         if self.differences:
             raise CheckFailure(self.differences)
         if not self.looked_at and self.unjudged:
             raise Unsupported(self.unjudged)
         if not self.looked_at:
-            raise RuntimeError("the scenario compared nothing, so that it ended shows nothing")
+            raise HarnessError("the scenario compared nothing, so that it ended shows nothing")
 
 
 class _Copies(TorchDispatchMode):

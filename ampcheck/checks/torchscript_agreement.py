@@ -17,7 +17,7 @@ from ampcheck.checks import comparisons
 from ampcheck.checks.call import CallPlan, plan
 from ampcheck.checks.cases import op_cases
 from ampcheck.devices.base import Device
-from ampcheck.errors import one_line
+from ampcheck.errors import HarnessError, one_line
 from ampcheck.observe.recorder import Observation, exists, overload, tensors
 from ampcheck.observe.replay import replay
 from ampcheck.samples.tensors import build
@@ -125,7 +125,7 @@ def program(device_type: str, dtype: torch.dtype, name: str, args: tuple[Any, ..
         graph.registerOutput(output)
     graph.makeMultiOutputIntoTuple()
     if f"{schema.name}.{schema.overload_name}".rstrip(".") not in node.schema().partition("(")[0]:
-        raise RuntimeError(f"the program calls {node.schema()} instead of {name}")
+        raise HarnessError(f"the program calls {node.schema()} instead of {name}")
     return function_of_graph("program", graph)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ampcheck.cli.common import add_device, seconds
 from ampcheck.cli.progress import Progress
-from ampcheck.errors import UsageError
+from ampcheck.errors import HarnessError, UsageError
 from ampcheck.runner import summary
 from ampcheck.runner.suites import command, environment, fitting
 
@@ -91,8 +91,6 @@ def run(args: argparse.Namespace) -> int:
     Returns 0 where nothing is red, 1 where something is, 3 where the suites could not be run to their end, 130 after
     Ctrl-C. Raises UsageError where an option names something unknown, or a file cannot be written.
     """
-    from ampcheck.runner.supervisor.loop import HarnessError
-
     if args.list:
         return _list(args)
     outcome = _outcome(args)
@@ -123,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
 def collect(args: argparse.Namespace) -> RunOutcome:
     """Collect the cases that the options choose and run none. Raises UsageError like `run`."""
     from ampcheck.runner.supervisor.ended import RunOutcome
-    from ampcheck.runner.supervisor.loop import HarnessError, Supervisor
+    from ampcheck.runner.supervisor.loop import Supervisor
 
     outcome = RunOutcome([], None, None)
     try:

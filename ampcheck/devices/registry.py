@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from ampcheck.devices.jax import Jax
 from ampcheck.devices.torchax import DEVICES as TORCHAX
 from ampcheck.devices.virtual import DEVICES as VIRTUAL
 from ampcheck.errors import UsageError
+from ampcheck.observe.blame import owner
 from ampcheck.observe.dispatcher import UNKNOWN
 from ampcheck.observe.torch_private import schema_of
 from ampcheck.register.torch_private import backend_name, op_names
@@ -283,20 +283,12 @@ def _add(out: dict[str, Device], found: object, origin: str) -> None:
         out[device.name] = device
 
 
-_PACKAGE = str(Path(__file__).parents[1])
-# These parts of the package are under test themselves: a backend and its autocast kernels.
-_TESTED = tuple(str(Path(_PACKAGE, part)) for part in ("jax_device", "register"))
-
-
 def _raised_in(error: BaseException) -> str:
     """Name the innermost frame outside of ampcheck and torch: "file.py:12 in function"; "" where there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_short(error.filename)}:{error.lineno}"
-    torch = getattr(sys.modules.get("torch"), "__file__", None)
-    foreign = (str(Path(torch).parent),) if torch else ()
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        ours = frame.filename.startswith(_PACKAGE) and not frame.filename.startswith(_TESTED)
-        if not ours and not frame.filename.startswith((*foreign, "<")):
+        if owner(frame.filename) not in ("ampcheck", "torch") and not frame.filename.startswith("<"):
             return f"{_short(frame.filename)}:{frame.lineno} in {frame.name}"
     return ""
 

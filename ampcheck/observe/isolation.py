@@ -6,13 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
+from ampcheck.spec.state import DEFAULTS
 from ampcheck.spec.torch_dtypes import DTYPES
-
-DEFAULT_DTYPES = {
-    **dict.fromkeys(("cpu", "xla", "hpu", "maia"), "bf16"),
-    **dict.fromkeys(("cuda", "xpu", "mps", "mtia"), "fp16"),
-}
-"""The dtype `torch.autocast` takes for a device type when given none; the documentation's defaults."""
 
 
 def depth() -> int:
@@ -33,10 +28,11 @@ def _known(device_type: str) -> bool:
 def reset(further: Mapping[str, str]) -> None:
     """Put enabled, dtype, cache_enabled and the nesting depth back to a fresh thread's; drop cached casts.
 
-    `further`: the default dtype of device types that PyTorch's documentation does not list.
+    `further`: the default dtype of device types that PyTorch does not name itself.
     """
-    for device_type, dtype in {**further, **DEFAULT_DTYPES}.items():
-        if not _known(device_type):
+    for device_type, dtype in {**further, **DEFAULTS}.items():
+        # A backend that took PrivateUse1's place is in `further` by its own name, with its own default.
+        if device_type == "privateuseone" or not _known(device_type):
             continue
         if torch.is_autocast_enabled(device_type):
             torch.set_autocast_enabled(device_type, False)

@@ -1,23 +1,16 @@
-"""What red cases have in common: one text for all that are red for one reason, the frames of who raised, and groups.
+"""What red cases have in common: one text for all that are red for one reason, and groups.
 
 Needs no torch, so that the parent process of `ampcheck run` and the reports can use it.
 """
 
 from __future__ import annotations
 
-import dis
-import linecache
 import re
-import sysconfig
-import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
-from types import TracebackType
-from typing import Any
 
+from ampcheck.observe.blame import frame
 from ampcheck.runner.results import RED, Result
 
 # ---- normalised messages
@@ -87,180 +80,6 @@ def text(
         found = normalised(f"{type(error).__name__}: {inner}", op)
         place = frame(error)
     return f"{status}: {found}" + (f" ({place})" if place else "")
-
-
-# ---- whose a frame is
-
-_PACKAGE = Path(__file__).resolve().parents[1]
-_UNDER_TEST = tuple(str(_PACKAGE / part) for part in ("jax_device", "register"))
-"""Parts of this package that are a backend under test or its autocast kernels."""
-_SUITES = (str(_PACKAGE / "suites"), str(_PACKAGE.parent / "suites"))
-_RUNNERS = ("pytest", "_pytest", "pluggy", "xdist", "hypothesis")
-_LIBRARIES = ("numpy", "jax", "jaxlib")
-"""Libraries that ampcheck itself calls, and backends do: a frame of theirs says nothing of who is to blame."""
-
-
-@cache
-def _places() -> dict[str, tuple[str, ...]]:
-    """Return the folders and files of the packages that are told apart, by owner. None of them is imported."""
-    return {
-        "torch": _found(("torch", "functorch")),
-        "runner": _found(_RUNNERS),
-        "library": _found(_LIBRARIES),
-    }
-
-
-def _found(names: Iterable[str]) -> tuple[str, ...]:
-    specs = [spec for name in names if (spec := find_spec(name))]
-    return tuple(
-        str(Path(place))
-        for spec in specs
-        for place in (spec.submodule_search_locations or [spec.origin or ""])
-        if place
-    )
-
-
-@cache
-def owner(file: str) -> str:
-    """Return whose code a file is: "case", "ampcheck", "torch", "runner" (pytest's), "library", or else "backend".
-
-    Code without a file is a program that a case made, or Python's own.
-    """
-    if not file or file.startswith("<"):
-        return "library" if file.startswith("<frozen") else "case"
-    if _inside(file, _UNDER_TEST):
-        return "backend"
-    if _inside(file, _SUITES):
-        return "case"
-    if _inside(file, (str(_PACKAGE),)):
-        return "ampcheck"
-    for name, places in _places().items():
-        if _inside(file, places):
-            return name
-    installed = re.search(r"[/\\](?:site|dist)-packages[/\\]", file)
-    standard = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"])
-    return "library" if _inside(file, standard) and not installed else "backend"
-
-
-def _inside(file: str, places: Sequence[str]) -> bool:
-    return any(file == place or file.startswith((place + "/", place + "\\")) for place in places)
-
-
-def _frames(error: BaseException) -> Iterator[tuple[str, TracebackType]]:
-    """Yield the frames of a traceback, the outermost first, each with its owner."""
-    at = error.__traceback__
-    while at is not None:
-        yield owner(at.tb_frame.f_code.co_filename), at
-        at = at.tb_next
-
-
-def chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and those that it was raised from or while handling."""
-    seen: set[int] = set()
-    at: BaseException | None = error
-    while at is not None and id(at) not in seen:
-        seen.add(id(at))
-        yield at
-        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
-
-
-def frame(error: BaseException) -> str:
-    """Return the backend's innermost frame as "file.py in function"; "" where an exception's chain has none."""
-    for one in chain(error):
-        own = [at for whose, at in _frames(one) if whose == "backend"]
-        if own:
-            code = own[-1].tb_frame.f_code
-            return f"{Path(code.co_filename).name} in {code.co_qualname}"
-    return ""
-
-
-def raised_by(error: BaseException) -> str:
-    """Return who raised an exception: "backend", "torch", "case", "runner" (pytest), or "ampcheck" by itself.
-
-    A backend is where it has a frame anywhere, even if it called ampcheck's recorder back and that raised.
-    """
-    frames = list(_frames(error))
-    if any(whose == "backend" for whose, _ in frames):
-        return "backend"
-    called_library = bool(frames) and frames[-1][0] == "library"
-    while frames and frames[-1][0] == "library":
-        frames.pop()
-    whose = frames[-1][0] if frames else "ampcheck"
-    if whose == "ampcheck" and not called_library and frames and _raised_by_torch(error, frames[-1][1]):
-        return "torch"
-    return whose
-
-
-def _raised_by_torch(error: BaseException, at: TracebackType) -> bool:
-    """Return whether what a frame of ampcheck called, and has no frame of its own, is PyTorch's C++.
-
-    PyTorch's C++ raises RuntimeError unless it chose another kind; of the others it is to blame where the expression
-    that raised has a value of PyTorch's in it.
-    """
-    code = at.tb_frame.f_code
-    if dis.opname[code.co_code[at.tb_lasti]] in ("RAISE_VARARGS", "RERAISE", "LOAD_ASSERTION_ERROR"):
-        return False
-    if isinstance(error, RuntimeError):
-        return True
-    known = {**at.tb_frame.f_globals, **at.tb_frame.f_locals}
-    return any(_of_torch(known.get(name)) for name in re.findall(r"[A-Za-z_]\w*", _expression(at)))
-
-
-def _expression(at: TracebackType) -> str:
-    """Return the source of the expression that raised in a frame; "" where it is not known."""
-    code = at.tb_frame.f_code
-    first, last, start, end = list(code.co_positions())[at.tb_lasti // 2]
-    if first is None or last is None:
-        return ""
-    lines = [linecache.getline(code.co_filename, number) for number in range(first, last + 1)]
-    if first == last:
-        return lines[0].encode()[start:end].decode(errors="ignore")
-    return "".join(lines)
-
-
-def _of_torch(value: Any) -> bool:
-    """Return whether a value is PyTorch's: a tensor, a module, class or function of it, or a list of such."""
-    if isinstance(value, (tuple, list)):
-        return any(map(_of_torch, value))
-    kinds = (*type(value).__mro__, *(value.__mro__ if isinstance(value, type) else ()))
-    own = getattr(value, "__self__", None)  # of a function that C++ wrote
-    names = [getattr(kind, "__module__", "") for kind in (*kinds, own, value)] + [getattr(value, "__name__", "")]
-    return any(isinstance(name, str) and name.partition(".")[0] == "torch" for name in names)
-
-
-# ---- tracebacks
-
-_MOST_FRAMES = 40
-_MOST_TEXT = 8000
-
-
-def trimmed(error: BaseException) -> str:
-    """Return the traceback of an exception and of those it was raised from, without the frames that lead to the case.
-
-    The first frame is the first outside of ampcheck and pytest, or the line of a scenario that made the call. At most
-    40 frames of each exception and 8000 characters are kept, the innermost frames among them.
-    """
-    whole = traceback.TracebackException.from_exception(error, lookup_lines=False, compact=True)
-    waiting = [whole]
-    while waiting:
-        part = waiting.pop()
-        frames = list(part.stack)[_first([owner(summary.filename) for summary in part.stack]) :]
-        part.stack = traceback.StackSummary.from_list(frames[:10] + frames[10:][-(_MOST_FRAMES - 10) :])
-        waiting += [inner for inner in (part.__cause__, part.__context__) if inner is not None]
-    text = "".join(whole.format()).rstrip()
-    if len(text) <= _MOST_TEXT:
-        return text
-    return f"{text[: _MOST_TEXT // 4]}\n  […]\n{text[-_MOST_TEXT * 3 // 4 + 10 :]}"
-
-
-def _first(owners: Sequence[str]) -> int:
-    """Return the place of the first frame to keep."""
-    for place, whose in enumerate(owners):
-        if whose in ("backend", "torch"):
-            return place - 1 if place and owners[place - 1] == "case" else place
-    if owners and owners[-1] == "case":
-        return len(owners) - 1
-    return next((place for place, whose in enumerate(owners) if whose in ("case", "ampcheck")), 0)
 
 
 # ---- groups

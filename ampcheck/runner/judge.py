@@ -12,6 +12,7 @@ from ampcheck.checks.cells import parts
 from ampcheck.checks.scenario import Amp
 from ampcheck.devices.base import Device
 from ampcheck.errors import CheckFailure, one_line
+from ampcheck.observe import blame
 from ampcheck.runner import causes, summary
 from ampcheck.runner.collect import CASE, Collector, function_of
 from ampcheck.runner.deviations import Deviation, after_deviations
@@ -53,7 +54,7 @@ class Judge:
             # The op of a scenario is the scenario's name.
             op = case.op if case.op in samples.catalogue() or case.op in op_database.rows() else ""
             details["cause"] = causes.text(shown, message or why, case.rule, op, error)
-            details["traceback"] = causes.trimmed(error) if error is not None else ""
+            details["traceback"] = blame.trimmed(error) if error is not None else ""
         result = Result(
             **case.fields(),
             status=shown,

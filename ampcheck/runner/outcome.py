@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ampcheck.errors import Broken, CheckFailure, Unsupported, one_line
+from ampcheck.observe import blame
 from ampcheck.observe.dispatcher import lacks_kernel
-from ampcheck.runner import causes
 
 
 def status_of(excinfo: pytest.ExceptionInfo[BaseException], when: str) -> tuple[str, str]:
@@ -22,7 +22,7 @@ def status_of(excinfo: pytest.ExceptionInfo[BaseException], when: str) -> tuple[
         return "unsupported", str(error)
     if lacks_kernel(error):
         return "unsupported", one_line(error)
-    whose = causes.raised_by(error)
+    whose = blame.raised_by(error)
     if when == "call":
         ours = whose == "ampcheck" and not isinstance(error, AssertionError)
     else:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ampcheck.runner.causes import owner
+from ampcheck.observe.blame import owner
 
 _GRACE = 5.0
 """Seconds a child has between being told to end with a traceback and being ended."""
@@ -88,7 +88,7 @@ class Child:
         return f"{out}; it was in {', called by '.join(frames)}" if frames else out
 
     def frame(self) -> str:
-        """Return the backend's innermost Python frame, as `causes.frame` says it; "" where it had none."""
+        """Return the backend's innermost Python frame, as `blame.frame` says it; "" where it had none."""
         own = (m for m in self._frames() if owner(m["path"]) == "backend")
         return next((f"{m['file']} in {m['name']}" for m in own), "")
 

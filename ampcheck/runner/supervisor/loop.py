@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ampcheck.errors import UsageError
+from ampcheck.errors import HarnessError, UsageError
 from ampcheck.runner import causes
 from ampcheck.runner.results import Result, unmeasured
 from ampcheck.runner.supervisor.channel import WorkerPlan
@@ -31,10 +31,6 @@ _POLL = 0.03
 
 _REFUSED = re.compile(r"^ERROR: (.+)", re.MULTILINE)
 """How pytest says that it cannot use its command line, such as the expression behind -k."""
-
-
-class HarnessError(Exception):
-    """A child ended outside of every case, so the run cannot go on. Its text ends with what the child printed."""
 
 
 @dataclass(slots=True)

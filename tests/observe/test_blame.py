@@ -1,0 +1,230 @@
+"""Whose a frame is, who is to blame, and what is kept of a traceback."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.library import Library
+
+from ampcheck.checks import comparisons
+from ampcheck.checks.scenario import Amp
+from ampcheck.devices.registry import known
+from ampcheck.errors import MOST, Broken, CheckFailure, Difference, one_line
+from ampcheck.observe import blame
+from ampcheck.observe import recorder as observe
+from ampcheck.runner import outcome
+from ampcheck.spec import ids
+from tests.cli_support import ROOT
+
+
+def raised_from(call: Callable[[], object], drop: int = 2) -> BaseException:
+    """What a call raises, without the frames of this function and of the call: as if ampcheck had called it."""
+    with pytest.raises(Exception) as raised:  # of any kind
+        call()
+    error = raised.value
+    for _ in range(drop):
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+    return error
+
+
+def kernel(what: str) -> None:
+    """A backend's kernel with several faults."""
+    if what == "callback":
+        observe.overload_name(None)  # type: ignore[arg-type]  # ampcheck's, which asks it for its name
+    if what == "value":
+        raise ValueError(f"{what} 12 is wrong")
+    if what == "chained":
+        try:
+            kernel("value")
+        except ValueError as error:
+            raise RuntimeError("it did not work") from error
+    raise RuntimeError(f"{what} 7 is wrong")
+
+
+# ---- whose a frame is
+
+
+def test_each_file_has_its_owner() -> None:
+    stdlib, torch_file = sysconfig.get_paths()["stdlib"], torch.__file__
+    for file, want in {
+        str(ROOT / "ampcheck" / "checks" / "forward.py"): "ampcheck",
+        str(ROOT / "ampcheck" / "jax_device" / "dispatch" / "call.py"): "backend",
+        str(ROOT / "ampcheck" / "register" / "kernels.py"): "backend",
+        str(ROOT / "ampcheck" / "suites" / "eager" / "test_cache.py"): "case",
+        str(ROOT / "suites" / "eager" / "test_cache.py"): "case",
+        str(ROOT / "suites_of_mine" / "x.py"): "backend",
+        torch_file: "torch",
+        os.path.join(os.path.dirname(os.path.dirname(torch_file)), "torch_mine", "ops.py"): "backend",
+        pytest.__file__: "runner",
+        os.path.join(stdlib, "contextlib.py"): "library",
+        os.path.join(stdlib, "site-packages", "mine", "ops.py"): "backend",
+        "<frozen importlib._bootstrap>": "library",
+        "<program>": "case",
+        "/opt/mine/ops.py": "backend",
+    }.items():
+        assert blame.owner(file) == want, file
+
+
+def blamed(call: Callable[[], object]) -> str:
+    """Whom ampcheck blames for what a call raises that ampcheck made."""
+    return blame.raised_by(raised_from(call))
+
+
+def test_a_backend_is_to_blame_even_where_ampchecks_recorder_raised_for_it() -> None:
+    library = Library("planted_causes", "DEF")
+    library.define("op(Tensor x) -> Tensor")
+    library.impl("op", lambda x: kernel("callback"), "CPU")
+    error = raised_from(lambda: observe.map_tensors(torch.ones(2), torch.ops.planted_causes.op))
+    assert isinstance(error, AttributeError)
+    assert blame.owner(traceback.extract_tb(error.__traceback__)[-1].filename) == "ampcheck"
+    assert blame.frame(error) == "test_blame.py in kernel"
+    assert _status(error) == "fail"
+    alone = raised_from(lambda: observe.overload_name(None))  # type: ignore[arg-type]  # the same without a backend
+    assert _status(alone) == "error"
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [(torch.linalg.inv, ()), (torch.select, (5, 0)), (torch.mm, ("no tensor",))],
+    ids=["RuntimeError", "IndexError", "TypeError"],
+)
+def test_pytorchs_cpp_is_to_blame_for_a_call_under_test(call: Any, arguments: tuple[Any, ...]) -> None:
+    assert blamed(lambda: blame.under_test(call, torch.ones(2, 3), *arguments)) == "torch"
+
+
+def test_a_runtime_error_below_ampcheck_is_pytorchs() -> None:
+    assert blamed(lambda: observe.map_tensors(torch.ones(2, 3), torch.linalg.inv)) == "torch"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: ids.assign("fp32_bf16at9", 2),
+        lambda: observe.overload_name(None),  # type: ignore[arg-type]
+        lambda: ids.assign(None, 2),  # type: ignore[arg-type]
+        lambda: Amp(known()["cpu"], "bf16").finish(),
+        lambda: observe.map_tensors(_circle(), lambda tensor: tensor),
+    ],
+    ids=["its own raise", "an attribute that is not there", "a call of Python's own", "misuse", "a recursion"],
+)
+def test_ampcheck_is_to_blame_for_what_it_raised_by_itself(call: Callable[[], object]) -> None:
+    assert blamed(call) == "ampcheck"
+
+
+def _circle() -> list[Any]:
+    """A list that is in itself."""
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+def _told(error: BaseException) -> pytest.ExceptionInfo[BaseException]:
+    """An exception as pytest tells of it."""
+    if error.__traceback__ is None:
+        error = raised_from(lambda: (_ for _ in ()).throw(error), 0)
+    return pytest.ExceptionInfo.from_exception(error)
+
+
+def _status(error: BaseException, when: str = "call") -> str:
+    return outcome.status_of(_told(error), when)[0]
+
+
+def test_statuses_follow_who_is_to_blame() -> None:
+    own = raised_from(lambda: ids.assign("fp32_bf16at9", 2))
+    of_torch = raised_from(lambda: observe.map_tensors(torch.ones(2, 3), torch.linalg.inv))
+    of_backend = raised_from(lambda: kernel("mm"), 1)
+    assert [_status(error) for error in (own, of_torch, of_backend)] == ["error", "fail", "fail"]
+    assert [_status(error, "setup") for error in (own, of_torch, of_backend)] == ["error", "fail", "fail"]
+    assert _status(CheckFailure(["x"])) == "fail"
+    assert _status(Broken(["x"])) == "broken"
+
+
+def test_the_frame_is_that_of_a_cause_where_the_last_exception_has_none() -> None:
+    inner = raised_from(lambda: kernel("value"), 1)
+    outer = RuntimeError("wrapped")
+    outer.__cause__ = inner
+    assert blame.frame(outer) == "test_blame.py in kernel"
+    assert blame.frame(RuntimeError("nobody's")) == ""
+
+
+# ---- exceptions that travel with a failure
+
+
+def test_a_failure_carries_the_exception_that_it_speaks_of() -> None:
+    error = raised_from(lambda: kernel("mm"), 1)
+    (difference,) = comparisons.same_error(error, None, "aten::mm")  # type: ignore[arg-type]
+    failure = CheckFailure(["first", difference])
+    assert failure.error is error
+    assert failure.__cause__ is error
+    assert (
+        str(failure)
+        == "first\naten::mm raised RuntimeError: mm 7 is wrong; the same call on explicitly cast inputs succeeds"
+    )
+    assert outcome.raised(_told(failure)) is error
+    assert CheckFailure(["first"], error).error is error
+    assert CheckFailure(["first"]).error is None
+    assert Difference("text").error is None
+
+
+def test_the_whole_message_is_kept_and_a_very_long_one_bounded() -> None:
+    advice = "This could be because the operator doesn't exist for this backend. " * 5 + "\nIts kernels:\n  CPU"
+    said = one_line(NotImplementedError(advice))
+    assert said.endswith("this backend. Its kernels: CPU")
+    assert "\n" not in said
+    long = one_line(RuntimeError("a" * 5000 + "the end"))
+    assert len(long) < MOST + 50
+    assert long.endswith("the end")
+    assert one_line(None) == "nothing"
+
+
+# ---- tracebacks
+
+
+def test_a_traceback_begins_outside_of_ampcheck_and_keeps_what_it_was_raised_from() -> None:
+    error = raised_from(lambda: observe.map_tensors(torch.ones(2), lambda _: kernel("chained")))
+    text = blame.trimmed(error)
+    assert "observe.py" not in text
+    assert (
+        text.index("ValueError: value 12 is wrong")
+        < text.index("direct cause")
+        < text.index("RuntimeError: it did not")
+    )
+    assert text.count("in kernel") == 3
+
+
+def test_without_a_backends_frame_the_harness_shows_its_own() -> None:
+    text = blame.trimmed(raised_from(lambda: ids.assign("fp32_bf16at9", 2)))
+    assert 'ids.py", line' in text
+    assert "in assign" in text
+
+
+def test_the_line_of_a_scenario_that_made_the_call_is_kept() -> None:
+    code = "def test_x():\n    observe.map_tensors(torch.ones(2), lambda _: kernel('mm'))\n"
+    names: dict[str, Any] = {"observe": observe, "torch": torch, "kernel": kernel}
+    exec(compile(code, str(ROOT / "suites" / "eager" / "test_x.py"), "exec"), names)
+    lines = blame.trimmed(raised_from(names["test_x"], 1)).splitlines()
+    frames = [line.partition(" in ")[2] for line in lines if line.startswith("  File")]
+    assert frames == ["<lambda>", "kernel"]
+
+
+def test_a_traceback_is_bounded() -> None:
+    def even(left: int) -> None:  # two functions, for Python shows one that calls itself as repeated
+        odd(left - 1)
+
+    def odd(left: int) -> None:
+        if left <= 0:
+            raise RuntimeError("x" * 20_000 * (left < 0) + "bottom")
+        even(left)
+
+    text = blame.trimmed(raised_from(lambda: odd(100), 0))
+    assert 30 < text.count('", line ') <= 40
+    assert text.endswith("RuntimeError: bottom")
+    text = blame.trimmed(raised_from(lambda: odd(-1), 0))
+    assert len(text) < 8100
+    assert "[…]" in text
