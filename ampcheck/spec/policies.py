@@ -1,11 +1,12 @@
-"""The policy of every registered overload, per dispatch key and torch version.
+"""Tell the policy of every registered overload, per dispatch key and torch version.
 
-The tables lie beside this file, one CSV per torch minor version: `key,overload,policy,builds,verified,source`. `builds`
-names the library a build must have ("cudnn", "miopen"), else empty. `verified`: "run" where the casts were seen on that
-version, "dispatcher" where its dispatcher lists the registration, "source" where it was read only (in the sources, or
-in the headers and symbols of a published wheel), "assumed" where it could not be read and is taken over from the newest
-table. `source` names the place of the registration in PyTorch. `tests/spec/test_policies.py` holds the installed
-version's table against the live dispatcher.
+`tables/policies.csv` has one row for each registration, with the torch minor versions `since` and `until` which it
+exists; `tables/releases.csv` names the minor versions that were read, and where.
+
+`builds` names the library a build must have ("cudnn", "miopen"), else empty. `verified`: "run" where the casts were
+seen, "dispatcher" where the dispatcher lists the registration, "source" where it was read only, "assumed" where it
+could not be read and is taken over from the version before. Versions that differ follow: "dispatcher; source 2.13".
+`source` names the place in PyTorch. `tests/spec/test_policies.py` compares the installed version with the dispatcher.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from ampcheck.spec import versioned
 from ampcheck.spec.casting import POLICIES
 
 TABLES = Path(__file__).parent / "tables"
@@ -27,7 +29,7 @@ KEYS = ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS", "AutocastMT
 
 @dataclass(frozen=True, slots=True)
 class PolicyRow:
-    """One registration: `policy` is one of `ampcheck.spec.casting.POLICIES`."""
+    """One registration in one version: `policy` is one of `ampcheck.spec.casting.POLICIES`."""
 
     key: str
     overload: str
@@ -37,20 +39,20 @@ class PolicyRow:
     source: str
 
 
-COLUMNS = tuple(field.name for field in fields(PolicyRow))
+COLUMNS = ("key", "overload", "policy", "builds", "since", "until", "verified", "source")
+RELEASES = ("torch", "read")
 VERIFIED = ("run", "dispatcher", "source", "assumed")
 
 _MINOR = re.compile(r"(\d+)\.(\d+)(?!\d)")
 
 
 def versions() -> tuple[str, ...]:
-    """The torch minor versions that have a table, oldest first, e.g. ("2.11", "2.12", "2.13")."""
-    found = [p.stem.removeprefix("torch-") for p in TABLES.glob("torch-*.csv")]
-    return tuple(sorted(found, key=numbers))
+    """Return the torch minor versions that the table covers, oldest first, e.g. ("2.11", "2.12", "2.13")."""
+    return tuple(releases())
 
 
 def closest(torch_version: str) -> str:
-    """The table for a torch version such as "2.13.0+cpu": its own, else the newest one older than it, else the oldest.
+    """Return the version to use for a torch such as "2.13.0+cpu": its own, else the newest older, else the oldest one.
 
     Raises ValueError for a text that does not start with two numbers.
     """
@@ -61,42 +63,90 @@ def closest(torch_version: str) -> str:
 
 
 def minor(torch_version: str) -> str:
-    """The minor version of a torch version: "2.13" of "2.13.0+cpu". Raises ValueError like `closest`."""
+    """Return the minor version of a torch version: "2.13" of "2.13.0+cpu". Raises ValueError like `closest`."""
     return ".".join(map(str, numbers(torch_version)))
 
 
 def numbers(version: str) -> tuple[int, int]:
-    """Major and minor as numbers, so that 2.9 comes before 2.11; "2.14.0a0+git1" and "2.14a0" are both 2.14."""
+    """Return major and minor as numbers, so that 2.9 is before 2.11; "2.14.0a0+git1" and "2.14a0" are both 2.14."""
     match = _MINOR.match(version)
     if not match:
         raise ValueError(f"{version!r} is not a torch version such as '2.13.0+cpu'")
     return int(match[1]), int(match[2])
 
 
-@cache
-def rows(version: str) -> tuple[PolicyRow, ...]:
-    """Every row of the table of a torch minor version.
+def releases() -> Mapping[str, str]:
+    """Return, for each minor version that the table covers, where it was read, oldest first."""
+    return _releases(TABLES)
 
-    Raises ValueError where there is no such table, or where a row is malformed, names an unknown key, policy or
-    `verified`, or repeats an earlier one; the sentence names the file and the line.
+
+def rows(version: str) -> tuple[PolicyRow, ...]:
+    """Return every registration in a torch minor version, sorted by key and overload.
+
+    Raises ValueError where the table does not cover the version, or where a row is malformed, names an unknown key,
+    policy or `verified`, or repeats an earlier one; the sentence names the file and the line.
     """
-    path = TABLES / f"torch-{version}.csv"
-    if not path.exists():
+    found = _rows(TABLES).get(version)
+    if found is None:
         raise ValueError(f"no policy table for torch {version}; there are {', '.join(versions())}")
-    out: dict[tuple[str, str], PolicyRow] = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.reader(file)
-        if tuple(next(reader, ())) != COLUMNS:
-            raise ValueError(f"{path.name}: the first line must be {','.join(COLUMNS)}")
-        for line in reader:
-            where = f"{path.name} line {reader.line_num}"
-            if len(line) != len(COLUMNS):
-                raise ValueError(f"{where} has {len(line)} fields instead of {len(COLUMNS)}")
-            row = PolicyRow(*line)
-            _check(row, where)
-            if out.setdefault((row.key, row.overload), row) is not row:
-                raise ValueError(f"{where} repeats {row.key} {row.overload}")
-    return tuple(out.values())
+    return found
+
+
+def table(key: str, version: str, builds: tuple[str, ...] = ()) -> Mapping[str, str]:
+    """Return the policy of each overload registered under a dispatch key, in all builds and those with these libraries.
+
+    E.g. `table("AutocastCPU", "2.13")["mm"]` is "downcast". Raises ValueError like `rows`.
+    """
+    return _table(TABLES, key, version, builds)
+
+
+def forget() -> None:
+    """Read the tables again when they are next asked for; call it after they were written."""
+    for cached in (_releases, _rows, _table):
+        cached.cache_clear()
+
+
+# The folder is an argument of what is cached, so that another one given as TABLES is read at once.
+
+
+@cache
+def _releases(folder: Path) -> Mapping[str, str]:
+    with (folder / "releases.csv").open(newline="", encoding="utf-8") as file:
+        first, *lines = csv.reader(file)
+    if tuple(first) != RELEASES:
+        raise ValueError(f"releases.csv: the first line must be {','.join(RELEASES)}")
+    return dict(sorted(((minor(line[0]), line[1]) for line in lines), key=lambda line: numbers(line[0])))
+
+
+@cache
+def _rows(folder: Path) -> Mapping[str, tuple[PolicyRow, ...]]:
+    found: dict[str, dict[tuple[str, str], PolicyRow]] = {version: {} for version in _releases(folder)}
+    for line in versioned.read(folder / "policies.csv", COLUMNS, tuple(found)):
+        default, others = _verified(line)
+        for version in line.versions:
+            row = PolicyRow(**{**line.fields, "verified": others.get(version, default)})
+            _check(row, line.where)
+            if found[version].setdefault((row.key, row.overload), row) is not row:
+                raise ValueError(f"{line.where} repeats {row.key} {row.overload}")
+    return {version: tuple(rows[place] for place in sorted(rows)) for version, rows in found.items()}
+
+
+@cache
+def _table(folder: Path, key: str, version: str, builds: tuple[str, ...]) -> Mapping[str, str]:
+    found = (row for row in rows(version) if row.key == key and (not row.builds or row.builds in builds))
+    return {row.overload: row.policy for row in found}
+
+
+def _verified(line: versioned.Line) -> tuple[str, dict[str, str]]:
+    """Return how most versions of a line were verified, and how the others were."""
+    default, *exceptions = line.fields["verified"].split("; ")
+    others: dict[str, str] = {}
+    for exception in exceptions:
+        level, *named = exception.split(" ")
+        others.update(dict.fromkeys(named, level))
+    if unknown := [version for version in others if version not in line.versions]:
+        raise ValueError(f"{line.where}: verified names torch {unknown[0]}, which the line does not hold for")
+    return default, others
 
 
 def _check(row: PolicyRow, where: str) -> None:
@@ -109,13 +159,3 @@ def _check(row: PolicyRow, where: str) -> None:
     ):
         if value not in known:
             raise ValueError(f"{where}: {row.overload} has {what} {value!r}; known: {', '.join(known)}")
-
-
-@cache
-def table(key: str, version: str, builds: tuple[str, ...] = ()) -> Mapping[str, str]:
-    """The policy of each overload registered under a dispatch key, in every build and in those with these libraries.
-
-    E.g. `table("AutocastCPU", "2.13")["mm"]` is "downcast". Raises ValueError like `rows`.
-    """
-    found = (row for row in rows(version) if row.key == key and (not row.builds or row.builds in builds))
-    return {row.overload: row.policy for row in found}

@@ -1,27 +1,28 @@
-"""Write the policy table of the installed torch: `python -m ampcheck.spec.release`.
+"""Add the installed torch to the policy table: `python -m ampcheck.spec.release`.
 
-What the dispatcher registers is read from the installed torch, and the lists that the GPU keys share from its header
-`ATen/autocast_mode.h`. All else is taken over from the table of the version before. A policy that neither says is asked
-for, and given with `--policy`. Cases that passed (`--run`) turn "dispatcher" into "run".
+Registrations are read from the dispatcher of the installed torch, and the lists that the GPU keys share from its header
+`ATen/autocast_mode.h`. All else is taken over from the version before. A policy that neither says is asked for, and
+given with `--policy`. Cases that passed (`--run`) turn "dispatcher" into "run". A registration that ended gets the
+version before as `until`; one that began gets a line.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass, replace
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from ampcheck.errors import UsageError
-from ampcheck.spec import policies
+from ampcheck.spec import policies, versioned
 from ampcheck.spec.casting import POLICIES
-from ampcheck.spec.policies import COLUMNS, KEYS, PolicyRow, minor, numbers, rows, versions
+from ampcheck.spec.policies import COLUMNS, KEYS, RELEASES, PolicyRow, minor, numbers, releases, rows, versions
 from ampcheck.spec.torch_private import registrations
 
 HEADER = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
@@ -43,25 +44,27 @@ _ENTRY = re.compile(r"_\((\w+)(?:, (\w+))?\)")
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The table of one torch minor version, and how it came about."""
+    """The policies of one torch minor version, and how they were found."""
 
     version: str
-    """The minor version of the table, e.g. "2.15"."""
+    """The minor version, e.g. "2.15"."""
     before: str
-    """The minor version of the table it is compared with."""
+    """The minor version that it is compared with."""
+    read: str
+    """Where the registrations were read."""
     rows: tuple[PolicyRow, ...]
     differences: tuple[str, ...]
     questions: tuple[str, ...]
 
 
 def registered(key: str) -> frozenset[str]:
-    """The aten overloads that this build registers under a dispatch key, without the namespace."""
+    """Return the aten overloads that this build registers under a dispatch key, without the namespace."""
     names: list[str] = registrations(key)
     return frozenset(name.removeprefix(_ATEN) for name in names if name.startswith(_ATEN))
 
 
 def listed(text: str) -> dict[str, tuple[str, str]]:
-    """The policy and the list of each overload in the text of `autocast_mode.h`, by overload."""
+    """Return the policy and the list of each overload in the text of `autocast_mode.h`, by overload."""
     found = ((match[1], _ENTRY.finditer(match[2])) for match in _LIST.finditer(text) if match[1] in LISTS)
     return {".".join(filter(None, e.groups())): (LISTS[name], name) for name, entries in found for e in entries}
 
@@ -73,7 +76,7 @@ def release(
     given: Mapping[str, str],
     passed: Collection[tuple[str, str]] = (),
 ) -> Release:
-    """Make the table of a torch version.
+    """Find the policies of a torch version.
 
     Args:
         torch_version: e.g. "2.15.0+cpu".
@@ -101,12 +104,12 @@ def release(
         for name in sorted({*live[key]} | {o for k, o in last if k == key and last[k, o].builds}):
             known = own.get((key, name)) or last.get((key, name))
             asked = given.get(f"{key}:{name}") or given.get(name)
-            policy, where = _policy(key, name, asked, known, header)
+            policy, place = _policy(key, name, asked, known, header)
             if not policy:
                 questions.append(f"Which policy has {name} on {key}? --policy {name}=one of {', '.join(POLICIES)}")
                 continue
             builds = known.builds if known else ""
-            row = PolicyRow(key, name, policy, builds, "dispatcher", f"torch {torch_version}: {where}")
+            row = PolicyRow(key, name, policy, builds, "dispatcher", place)
             if known and known.policy == policy and (key, name) in own:
                 row = known
             elif name not in live[key]:
@@ -114,7 +117,8 @@ def release(
             if (key, name) in passed:
                 row = replace(row, verified="run")
             out.append(row)
-    return Release(version, before, tuple(out), tuple(changes(rows(before), out)), tuple(questions))
+    read = f"{torch_version}: dispatcher{' and include/ATen/autocast_mode.h' if header else ''}"
+    return Release(version, before, read, tuple(out), tuple(changes(rows(before), out)), tuple(questions))
 
 
 def changes(before: Iterable[PolicyRow], after: Iterable[PolicyRow]) -> list[str]:
@@ -135,19 +139,16 @@ def changes(before: Iterable[PolicyRow], after: Iterable[PolicyRow]) -> list[str
 def _policy(
     key: str, name: str, given: str | None, known: PolicyRow | None, header: Mapping[str, tuple[str, str]]
 ) -> tuple[str, str]:
-    """The policy of an overload, or "", and where that was read."""
+    """Return the policy of an overload, or "", and its place in PyTorch's sources."""
     if given:
-        return given, "dispatcher; the policy by hand"
+        return given, "the policy by hand"
     if key in _SHARED and name in header:
-        return header[name][0], f"autocast_mode.h {header[name][1]}"
-    if known:
-        place = re.sub(r"^torch [^:]*: |:\d+", "", known.source)
-        return known.policy, f"dispatcher; {place.removeprefix('dispatcher; ')}"
-    return "", ""
+        return header[name][0], f"aten/src/ATen/autocast_mode.h {header[name][1]}"
+    return (known.policy, known.source) if known else ("", "")
 
 
 def passing(lines: Iterable[str], torch_version: str, where: str) -> Iterator[tuple[str, str]]:
-    """Key and overload of the passing cases of policies in a run file's lines.
+    """Yield key and overload of the passing cases of policies in a run file's lines.
 
     Raises UsageError for a file that is not a run file, and for a run of another torch.
     """
@@ -165,21 +166,35 @@ def passing(lines: Iterable[str], torch_version: str, where: str) -> Iterator[tu
 
 
 def write(made: Release, folder: Path) -> Path:
-    """Write a table into a folder and return its path."""
-    path = folder / f"torch-{made.version}.csv"
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(astuple(row) for row in sorted(made.rows, key=lambda row: (row.key, row.overload)))
+    """Write the table with the versions known before and this one into a folder, and return its path."""
+    tables = {version: rows(version) for version in versions()} | {made.version: made.rows}
+    read = {**releases(), made.version: made.read}
+    known = sorted(tables, key=numbers)
+    path = folder / "policies.csv"
+    versioned.write(path, COLUMNS, _lines({version: tables[version] for version in known}))
+    versioned.write(folder / "releases.csv", RELEASES, [(version, read[version]) for version in known])
+    policies.forget()
     return path
 
 
+def _lines(tables: Mapping[str, Sequence[PolicyRow]]) -> Iterator[tuple[str, ...]]:
+    """Yield the lines of the table of some versions, oldest first. A source is the one that was named last."""
+    found = {version: {(row.key, row.overload): row for row in table} for version, table in tables.items()}
+    promises = {v: {place: (row.policy, row.builds) for place, row in table.items()} for v, table in found.items()}
+    for place, (policy, builds), held in versioned.ranges(promises):
+        since, until = versioned.bounds(held, tuple(tables))
+        levels = {version: found[version][place].verified for version in held}
+        ((default, _), *others) = Counter(levels.values()).most_common()
+        named = [f"{level} {' '.join(v for v in held if levels[v] == level)}" for level, _ in others]
+        yield *place, policy, builds, since, until, "; ".join((default, *named)), found[held[-1]][place].source
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Write the table; return 1 where a person must answer a question first, which the table then lacks."""
+    """Write the table; return 1 where a person must answer a question first; the table then lacks that overload."""
     parser = argparse.ArgumentParser(prog="python -m ampcheck.spec.release", description=__doc__)
     parser.add_argument("--policy", action="append", default=[], metavar="[KEY:]OVERLOAD=POLICY")
     parser.add_argument("--run", action="append", default=[], type=Path, metavar="FILE", help="a run of this torch")
-    parser.add_argument("--output", type=Path, default=policies.TABLES, metavar="FOLDER", help="where tables are")
+    parser.add_argument("--output", type=Path, default=policies.TABLES, metavar="FOLDER", help="where to write")
     args = parser.parse_args(arguments)
     try:
         given = dict(one.split("=", 1) for one in args.policy)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +13,9 @@ from ampcheck import samples
 from ampcheck.jax_device.dispatch.schema import overload
 from ampcheck.samples.describe import Op, Sample, map_leaves
 from ampcheck.samples.tensors import host_tensor
+from ampcheck.spec.policies import rows
 from tests.jax.agreement import tensors
 
-TABLE = Path(samples.__file__).parents[1] / "spec" / "tables" / "torch-2.13.csv"
 TOLERANCE = {"fp32": 2e-5, "fp16": 8e-3, "bf16": 3e-2}
 NOT_HERE = {
     "_cudnn_rnn": "takes a weight buffer in cuDNN's own format",
@@ -59,11 +57,9 @@ def _gru(i: Any, h: Any, hx: Any, bi: Any, bh: Any) -> Any:
 
 def listed(key: str) -> Iterator[Op]:
     """The ops of a key of the table; an overload that is left out without a reason is an error."""
-    with TABLE.open() as table:
-        names = [row["overload"] for row in csv.DictReader(table) if row["key"] == key]
-    for name in names:
-        if name not in NOT_HERE:
-            yield samples.catalogue()[name]
+    for row in rows("2.13"):
+        if row.key == key and row.overload not in NOT_HERE:
+            yield samples.catalogue()[row.overload]
 
 
 def built(sample: Sample, dtype: str, device: str, wide: bool) -> tuple[Any, dict[str, Any]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from ampcheck.errors import UsageError
 from ampcheck.spec import policies
 from ampcheck.spec.drift import covered
 from ampcheck.spec.policies import KEYS, minor, rows, table, versions
-from ampcheck.spec.release import HEADER, Release, changes, listed, main, passing, registered, release
+from ampcheck.spec.release import HEADER, Release, listed, main, passing, registered, release, write
 
 VERSION = "2.99.1+cpu"
 MACROS = """
@@ -29,25 +27,23 @@ MACROS = """
 #define AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(_) \\
   _(ADD_NS(norm), "norm.Scalar")
 """
-ROWS = """key,overload,policy,builds,verified,source
-AutocastCPU,exp,upcast,,run,autocast_mode.cpp:335 KERNEL_CPU line
-AutocastCPU,qr,upcast,,run,autocast_mode.cpp:340 KERNEL_CPU line
-AutocastCUDA,_cudnn_rnn,downcast,cudnn,source,AutocastRNN.cpp
-AutocastCUDA,exp,upcast,,run,autocast_mode.h AT_FORALL_FP32
-AutocastCUDA,mm,downcast,,run,autocast_mode.h AT_FORALL_LOWER_PRECISION_FP
+ROWS = """key,overload,policy,builds,since,until,verified,source
+AutocastCPU,exp,upcast,,2.98,,run,autocast_mode.cpp KERNEL_CPU
+AutocastCPU,qr,upcast,,2.98,,run,autocast_mode.cpp KERNEL_CPU
+AutocastCUDA,_cudnn_rnn,downcast,cudnn,2.98,,source,AutocastRNN.cpp
+AutocastCUDA,exp,upcast,,2.98,,run,autocast_mode.h AT_FORALL_FP32
+AutocastCUDA,mm,downcast,,2.98,,run,autocast_mode.h AT_FORALL_LOWER_PRECISION_FP
 """
 LIVE = {"AutocastCPU": {"exp", "sqrth"}, "AutocastCUDA": {"exp", "mm", "pow.Tensor_Scalar"}}
 
 
 @pytest.fixture(autouse=True)
-def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A table of a version before."""
-    (tmp_path / "torch-2.98.csv").write_text(ROWS)
+    (tmp_path / "policies.csv").write_text(ROWS)
+    (tmp_path / "releases.csv").write_text("torch,read\n2.98,sources\n")
     monkeypatch.setattr(policies, "TABLES", tmp_path)
-    rows.cache_clear()
-    yield tmp_path
-    rows.cache_clear()
-    table.cache_clear()
+    return tmp_path
 
 
 def made(**changed: object) -> Release:
@@ -71,9 +67,7 @@ def test_what_is_there_is_taken_over_and_differences_are_said() -> None:
         ("AutocastCUDA", "_cudnn_rnn"): "downcast",
     }
     assert found.differences == ("AutocastCPU loses qr (upcast)", "AutocastCUDA gains pow.Tensor_Scalar (upcast)")
-    assert [row.source for row in found.rows if row.key == "AutocastCPU"] == [
-        f"torch {VERSION}: dispatcher; autocast_mode.cpp KERNEL_CPU line"
-    ]
+    assert [row.source for row in found.rows if row.key == "AutocastCPU"] == ["autocast_mode.cpp KERNEL_CPU"]
 
 
 def test_a_policy_that_nothing_says_is_asked_for() -> None:
@@ -144,15 +138,31 @@ def test_another_run_is_refused(given: list[str], sentence: str) -> None:
         list(passing(given, VERSION, "run.jsonl"))
 
 
+def test_a_version_is_added_to_the_table(tables: Path) -> None:
+    write(made(given={"sqrth": "upcast"}, passed={("AutocastCUDA", "exp")}), tables)
+    assert (
+        (tables / "policies.csv").read_text()
+        == """key,overload,policy,builds,since,until,verified,source
+AutocastCPU,exp,upcast,,2.98,,run; dispatcher 2.99,autocast_mode.cpp KERNEL_CPU
+AutocastCPU,qr,upcast,,2.98,2.98,run,autocast_mode.cpp KERNEL_CPU
+AutocastCPU,sqrth,upcast,,2.99,,dispatcher,the policy by hand
+AutocastCUDA,_cudnn_rnn,downcast,cudnn,2.98,,source; assumed 2.99,AutocastRNN.cpp
+AutocastCUDA,exp,upcast,,2.98,,run,aten/src/ATen/autocast_mode.h AT_FORALL_FP32
+AutocastCUDA,mm,downcast,,2.98,,run; dispatcher 2.99,aten/src/ATen/autocast_mode.h AT_FORALL_LOWER_PRECISION_FP
+AutocastCUDA,pow.Tensor_Scalar,upcast,,2.99,,dispatcher,aten/src/ATen/autocast_mode.h AT_FORALL_FP32
+"""
+    )
+    assert "2.99,2.99.1+cpu: dispatcher and include/ATen/autocast_mode.h\n" in (tables / "releases.csv").read_text()
+    assert versions() == ("2.98", "2.99")
+
+
 def test_the_command_writes_a_table_and_asks(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With a table before it that lists little, the installed torch has much to ask."""
     assert main(["--output", str(tables)]) == 1
     text = capsys.readouterr().out
     assert "AutocastCUDA gains bmm (downcast)" in text
     assert "Which policy has mm on AutocastCPU?" in text
-    assert {row.overload for row in rows(minor(torch.__version__)) if row.key == "AutocastXPU"} <= registered(
-        "AutocastXPU"
-    )
+    assert set(table("AutocastXPU", minor(torch.__version__))) <= registered("AutocastXPU")
 
 
 @pytest.mark.parametrize("options", [["--policy", "mm"], ["--policy", "nope=upcast"], ["--run", "no.jsonl"]])
@@ -163,27 +173,17 @@ def test_the_command_refuses_in_a_sentence(
         main([*options, "--output", str(tables)])
     assert ended.value.code == 2
     assert "error: " in capsys.readouterr().err
-    assert [path.name for path in tables.iterdir()] == ["torch-2.98.csv"]
+    assert (tables / "policies.csv").read_text() == ROWS
 
 
-def test_the_installed_torch_is_as_its_table_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table that is shipped, made once more: no row changes and nothing is asked."""
+def test_the_installed_torch_is_as_the_table_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The table that is shipped, made once more: nothing is asked and no line changes."""
     monkeypatch.undo()
-    rows.cache_clear()
     assert covered(torch.__version__), f"torch {torch.__version__} has no table: python -m ampcheck.spec.release"
     live = {key: registered(key) for key in KEYS}
     found = release(torch.__version__, live, listed(HEADER.read_text(encoding="utf-8")), {})
     assert found.questions == ()
     assert found.rows == rows(minor(torch.__version__))
-
-
-def test_the_page_has_what_the_tables_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    rows.cache_clear()
-    page = (Path(__file__).parents[2] / "docs/torch_versions.md").read_text(encoding="utf-8")
-    for before, after in pairwise(versions()):
-        section = page.partition(f"## {after}\n")[2].partition("\n## ")[0]
-        said = changes(rows(before), rows(after))
-        missing = [line for line in said if line.split()[2] not in section]
-        assert not missing, f"docs/torch_versions.md, {after}: {missing}"
-        assert said or "the same" in section
+    (tmp_path / "again").mkdir()
+    again = write(found, tmp_path / "again")
+    assert again.read_text() == (policies.TABLES / "policies.csv").read_text()
