@@ -9,8 +9,8 @@ from ampcheck.cli.common import add_device_module
 from ampcheck.errors import UsageError
 
 if TYPE_CHECKING:
-    from ampcheck.checks.torchscript_agreement import Agreement
     from ampcheck.cli.common import Subparsers
+    from ampcheck.torchscript.agreement import Agreement
 
 _DEVICES = ("cpu", "virtual:cuda")
 _NOTES = {
@@ -40,9 +40,9 @@ def run(args: argparse.Namespace) -> int:
 
     Raises UsageError for a device that no program can be rewritten for, and for an overload without a policy.
     """
-    from ampcheck.checks.torchscript_agreement import OURS, measure
     from ampcheck.devices.registry import select
     from ampcheck.torchscript import OPERATORS
+    from ampcheck.torchscript.agreement import OURS, measure
     from ampcheck.torchscript.programs import TABLES
 
     devices = select(args.device or list(_DEVICES), args.device_module)
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 def _table(found: list[Agreement]) -> str:
     from tabulate import tabulate
 
-    from ampcheck.checks.torchscript_agreement import WAYS
+    from ampcheck.torchscript.agreement import WAYS
 
     kinds = {"fp32": "fp32", "used": "and region's", "all": "any dtype"}
     headers = ["policy", "overloads", *(f"{way}: {what}" for way in WAYS for what in kinds.values())]

@@ -49,36 +49,6 @@ def test_without_gradients_first(amp: Amp, compiler: str) -> None:
 
 
 @scenario(values=True)
-@pytest.mark.parametrize("compiler", ["traced"])
-def test_tracing_with_the_cache_on(amp: Amp, compiler: str) -> None:
-    """A layer used twice is traced in a region whose cache is on, as it is (pytorch#50231, #84092)."""
-    layer = amp.module(lambda: torch.nn.Linear(2, 2)).requires_grad_(True)
-    x = amp.rand(2, 2)
-    with amp.region():
-        traced = amp.compiled(compiler, lambda x: layer(layer(x)), x)
-        got = traced(x)
-        want = layer(layer(x))
-    amp.assert_equal("dtype", got.dtype, amp.dtype)
-    amp.assert_close("the traced layer", got.float(), amp.device.host(want.detach().float()), 0.02)
-    got.float().sum().backward()
-    amp.assert_equal("whether its weight has a gradient", layer.weight.grad is not None, True)
-
-
-@scenario(values=True)
-@pytest.mark.parametrize("compiler", ["traced"])
-def test_tracing_with_the_cache_off(amp: Amp, compiler: str) -> None:
-    """A layer used twice is traced in a region whose cache is off (upstream test_generate_autocast_jit_trace_model)."""
-    layer = amp.module(lambda: torch.nn.Linear(2, 2)).requires_grad_(True)
-    x = amp.rand(2, 2)
-    with amp.region(cache_enabled=False):
-        traced = amp.compiled(compiler, torch.nn.Sequential(layer, layer), x)
-        got = traced(x)
-    amp.assert_equal("dtype", got.dtype, amp.dtype)
-    got.float().sum().backward()
-    amp.assert_equal("dtype of its weight's gradient", getattr(layer.weight.grad, "dtype", None), torch.float32)
-
-
-@scenario(values=True)
 @pytest.mark.parametrize("cache", [True, False])
 @pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "export", "strict", "jaxcompile"])
 def test_gradient_of_two_uses(amp: Amp, compiler: str, cache: bool) -> None:

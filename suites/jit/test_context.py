@@ -6,10 +6,8 @@ from.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
@@ -44,29 +42,6 @@ def test_body_alone(amp: Amp, compiler: str) -> None:
 
 
 @scenario()
-@pytest.mark.parametrize("compiler", ["script"])
-def test_body_alone_in_a_source(amp: Amp, compiler: str) -> None:
-    """TorchScript's region holds for its body alone (pytorch#63939 brought it)."""
-    program = amp.program(
-        """
-        def program(x: torch.Tensor):
-            before = torch.mm(x, x)
-            with torch.autocast(TYPE, dtype=DTYPE):
-                inside = torch.mm(x, x)
-            return before, inside, torch.mm(x, x)
-        """
-    )
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x)
-    for call in ("first", "second", "third"):
-        dtypes = [out.dtype for out in compiled(x)]
-        amp.assert_equal(
-            f"dtypes before, inside and behind, {call} call", dtypes, [torch.float32, amp.dtype, torch.float32]
-        )
-        amp.assert_equal(f"state after the {call} call", amp.state(), (False, amp.default, True))
-
-
-@scenario()
 @pytest.mark.parametrize("compiler", _GUARDED)
 def test_compiled_once_called_in_and_out(amp: Amp, compiler: str) -> None:
     """A compiled function acts in each region as in eager mode (upstream test_ambient_autocast_recompile)."""
@@ -97,26 +72,6 @@ def test_parts_of_a_composite_op(amp: Amp, compiler: str) -> None:
     want = [y.dtype for y in program(x)]
     compiled = amp.compiled(compiler, program, x)
     amp.assert_equal("dtypes, as in eager mode", [y.dtype for y in compiled(x)], want)
-
-
-@scenario()
-@pytest.mark.parametrize("compiler", ["script", "traced"])
-def test_static_called_in_and_out(amp: Amp, compiler: str) -> None:
-    """A function that TorchScript compiled outside of regions is cast by the one it is called in (pytorch#72760)."""
-    program = amp.program(
-        """
-        def program(x: torch.Tensor):
-            return torch.mm(x, x)
-        """
-    )
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x)
-    for _ in range(3):
-        amp.assert_equal("dtype outside", compiled(x).dtype, torch.float32)
-        with amp.region():
-            amp.assert_equal("dtype in a region", compiled(x).dtype, amp.dtype)
-        with amp.region(amp.other):
-            amp.assert_equal("dtype in a region of another dtype", compiled(x).dtype, amp.other)
 
 
 @scenario()
@@ -314,58 +269,6 @@ def test_captured_twice(amp: Amp, compiler: str) -> None:
 
 
 # ---- frozen modules, and regions left early
-
-
-class _Products(torch.nn.Module):
-    """Multiplies what it is given and its own weight by that weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.full((2, 2), 0.5))
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.mm(x, self.weight), torch.mm(self.weight, self.weight)
-
-
-class _InARegion(_Products):
-    """Multiplies in the same way, in a region whose options are constants."""
-
-    __constants__ = ("kind", "low")
-
-    def __init__(self, kind: str, low: torch.dtype) -> None:
-        super().__init__()
-        self.kind, self.low = kind, low
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.autocast(self.kind, dtype=self.low):
-            return torch.mm(x, self.weight), torch.mm(self.weight, self.weight)
-
-
-def _frozen(amp: Amp, module: torch.nn.Module) -> Any:
-    with warnings.catch_warnings():  # TorchScript is deprecated as a whole
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return torch.jit.freeze(torch.jit.script(module.to(amp.type).eval()))
-
-
-@scenario(types=("cpu", "cuda"), values=True)
-@pytest.mark.parametrize("compiler", ["script"])
-def test_frozen_region(amp: Amp, compiler: str) -> None:
-    """A region keeps its dtype when the module around it is frozen (torch.jit.freeze: parameters become constants)."""
-    frozen = _frozen(amp, _InARegion(amp.type, amp.dtype))
-    for call in ("first", "second"):
-        amp.assert_equal(f"dtypes, {call} call", [out.dtype for out in frozen(amp.rand(2, 2))], [amp.dtype, amp.dtype])
-
-
-@scenario(types=("cpu", "cuda"), values=True)
-@pytest.mark.parametrize("compiler", ["script"])
-def test_frozen_then_called_in_a_region(amp: Amp, compiler: str) -> None:
-    """A frozen module is cast by the region that it is called in, as it was before (pytorch#72760, #74178)."""
-    module = _Products()
-    frozen = _frozen(amp, module)
-    x = amp.rand(2, 2)
-    amp.assert_equal("dtypes outside", [out.dtype for out in frozen(x)], [torch.float32, torch.float32])
-    with amp.region():
-        amp.assert_equal("dtypes in a region", [out.dtype for out in frozen(x)], [out.dtype for out in module(x)])
 
 
 @scenario(types=("cpu", "cuda"))

@@ -129,15 +129,3 @@ def test_decorated_disabled(amp: Amp, compiler: str) -> None:
     with amp.region():
         amp.assert_equal("dtypes in it and behind", [y.dtype for y in taken(x)], [torch.float32, amp.dtype])
     amp.assert_equal("dtypes outside", [y.dtype for y in taken(x)], [torch.float32, torch.float32])
-
-
-@scenario()
-@pytest.mark.parametrize("compiler", ["script"])
-def test_decorated_in_a_source(amp: Amp, compiler: str) -> None:
-    """TorchScript refuses a decorated function (upstream test_autocast_decorator is skipped)."""
-
-    @torch.autocast(amp.type, dtype=amp.dtype)
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return torch.mm(x, x)
-
-    amp.assert_raises("scripting it", RuntimeError, "not supported", lambda: amp.compiled(compiler, program))

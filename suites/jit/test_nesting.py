@@ -43,31 +43,6 @@ def test_three_deep(amp: Amp, compiler: str) -> None:
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", ["script"])
-def test_three_deep_in_a_source(amp: Amp, compiler: str) -> None:
-    """TorchScript's regions nest (upstream test_nested_autocast)."""
-    program = amp.program(
-        f"""
-        def program(x: torch.Tensor):
-            with torch.autocast(TYPE, dtype=DTYPE):
-                first = torch.mm(x, x)
-                with torch.autocast(TYPE, dtype={amp.other}):
-                    second = torch.mm(x, x)
-                    with torch.autocast(TYPE, enabled=False):
-                        third = torch.mm(x, x)
-                    fourth = torch.mm(x, x)
-                fifth = torch.mm(x, x)
-            return first, second, third, fourth, fifth, torch.mm(x, x)
-        """
-    )
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x)
-    want = [amp.dtype, amp.other, torch.float32, amp.other, amp.dtype, torch.float32]
-    for _ in range(3):
-        amp.assert_equal("dtypes on the way in and out", [out.dtype for out in compiled(x)], want)
-
-
 def _off_then_on(kind: str) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
     """A product in a disabled region, and one behind it."""
 
@@ -88,24 +63,6 @@ def test_disabled_inside_called_in_a_region(amp: Amp, compiler: str) -> None:
         compiled = amp.compiled(compiler, program, x)
         for _ in range(2):
             amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [torch.float32, amp.dtype])
-
-
-@scenario()
-@pytest.mark.parametrize("compiler", ["script"])
-def test_disabled_in_a_source_called_in_a_region(amp: Amp, compiler: str) -> None:
-    """A disabled region inside a scripted function is off where the function is called in a region."""
-    program = amp.program(
-        """
-        def program(x: torch.Tensor):
-            with torch.autocast(TYPE, enabled=False):
-                off = torch.mm(x, x)
-            return off, torch.mm(x, x)
-        """
-    )
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x)
-    with amp.region():
-        amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [torch.float32, amp.dtype])
 
 
 @scenario()
@@ -135,25 +92,6 @@ def test_dtype_of_its_own_called_in_a_region(amp: Amp, compiler: str) -> None:
         for _ in range(2):
             amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [other, amp.dtype])
         amp.assert_equal("state in the region after it", amp.state(), (True, amp.dtype, True))
-
-
-@scenario(types=("cpu", "cuda"))
-@pytest.mark.parametrize("compiler", ["script"])
-def test_dtype_of_its_own_in_a_source_called_in_a_region(amp: Amp, compiler: str) -> None:
-    """A region inside a scripted function decides alone where the function is called in a region of another dtype."""
-    program = amp.program(
-        f"""
-        def program(x: torch.Tensor):
-            with torch.autocast(TYPE, dtype={amp.other}):
-                own = torch.mm(x, x)
-            return own, torch.mm(x, x)
-        """
-    )
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x)
-    with amp.region():
-        for _ in range(2):
-            amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [amp.other, amp.dtype])
 
 
 @scenario(types=("cuda", "xpu", "mps", "mtia", "jax"))

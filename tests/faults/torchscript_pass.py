@@ -15,9 +15,9 @@ from unittest.mock import patch
 import torch
 
 from ampcheck import torchscript
-from ampcheck.checks.torchscript_agreement import OURS, measure
 from ampcheck.devices.registry import select
 from ampcheck.torchscript import ops, programs, regions, rewrite
+from ampcheck.torchscript.agreement import OURS, measure
 from ampcheck.torchscript.regions import GraphState, States, scripted
 from tests.faults.fault import Fault, Inject, Result
 from tests.torchscript import programs as torchscript_programs

@@ -14,7 +14,7 @@ from ampcheck.cli import main
 from ampcheck.errors import UsageError
 from ampcheck.spec import policies
 from ampcheck.tools.lint import RULES, find, lint_source
-from ampcheck.tools.lint.policies import _own, difference
+from ampcheck.tools.lint.torchscript.policies import _own, difference
 from tests.cli_support import ROOT
 
 _SCRIPTED = """\

@@ -3,13 +3,14 @@
     lint_source(text, "model.py")             # reads only; `ampcheck lint model.py` on the command line
     ampcheck.check_scripted(model, x)         # compiles and runs, in each autocast state
 
-`rules` says what the linter looks for; `names`, `program`, `regions` and `visits` read a file, `static` joins them.
-`compare` compiles and runs. Importing this package imports no torch.
+`rules` says what the linter looks for; `names`, `program`, `regions` and `visits` read a file, `static` joins them;
+`torchscript` has all that concerns TorchScript alone. `compare` compiles and runs. Importing this package imports no
+torch.
 """
 
 from __future__ import annotations
 
-from ampcheck.tools.lint.rules import RULES, Diagnostic, LintRule
-from ampcheck.tools.lint.static import find, lint_files, lint_source
+from ampcheck.tools.lint.rules import Diagnostic, LintRule
+from ampcheck.tools.lint.static import RULES, find, lint_files, lint_source
 
 __all__ = ["RULES", "Diagnostic", "LintRule", "find", "lint_files", "lint_source"]

@@ -53,6 +53,80 @@ class Limit:
         return f"{text}\n\n{_COMPILED[self.compiler]}\n"
 
 
+PROGRAMS = {
+    "region": """
+def program(a, b):
+    with torch.autocast({device}):
+        return torch.mm(a, b)
+""",
+    "disabled": """
+def program(a, b):
+    with torch.autocast({device}, enabled=False):
+        return torch.mm(a, b)
+""",
+    "own_dtype": """
+def program(a, b):
+    with torch.autocast({device}, dtype={other}):
+        return torch.mm(a, b)
+""",
+    "annotated": """
+@torch.autocast({device}, enabled=False)
+def program(a, b):
+    return torch.mm(a, b)
+""",
+    "asking": """
+def program(a, b):
+    return torch.mm(a, b) if torch.is_autocast_enabled({device}) else a + b
+""",
+    "setting": """
+def program(a, b):
+    before = torch.is_autocast_enabled({device})
+    torch.set_autocast_enabled({device}, True)
+    a = torch.mm(a, b)
+    torch.set_autocast_enabled({device}, before)
+    return a
+""",
+    "custom": """
+class Product(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type={device}, cast_inputs=torch.float32)
+    def forward(ctx, a, b):
+        return torch.mm(a, b)
+
+def program(a, b):
+    return Product.apply(a, b)
+""",
+    "nested": """
+def program(a, b):
+    with torch.autocast({device}, dtype={dtype}):
+        a = torch.mm(a, b)
+        with torch.autocast({device}, enabled=False):
+            return a, torch.mm(b, b)
+""",
+    "cast": """
+def program(a, b):
+    with torch.autocast({device}, dtype={dtype}):
+        return torch.mm(a, b).float()
+""",
+    "parts": """
+def program(a, b):
+    with torch.autocast({device}):
+        return torch.einsum("ij,jk->ik", a, b)
+""",
+}
+"""Programs that several compilers are given, by name."""
+
+
+def as_module(text: str) -> str:
+    """Exports take modules: the program becomes the forward of one."""
+    head, _, body = text.strip("\n").rpartition("def program(a, b):\n")
+    decorator = head.splitlines()[-1] if head.rstrip().endswith(")") and head.splitlines()[-1].startswith("@") else ""
+    head = head[: len(head) - len(decorator) - 1] if decorator else head
+    lines = [decorator, "def forward(self, a, b):", *body.splitlines()]
+    inner = "\n".join(f"    {line}" for line in lines if line)
+    return f"{head}class Program(torch.nn.Module):\n{inner}\n\nprogram = Program()\n"
+
+
 _IMPORTS = "import torch\nimport torch.nn.functional as F\nfrom typing import Optional\n\n"
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ampcheck import torchscript
-from ampcheck.checks.torchscript_agreement import OURS, PYTORCH, WAYS, measure
 from ampcheck.cli.main import main
 from ampcheck.devices.registry import select
 from ampcheck.observe.dispatcher import live_registrations
+from ampcheck.torchscript.agreement import OURS, PYTORCH, WAYS, measure
 
 
 @pytest.mark.parametrize("name", ["cpu", pytest.param("virtual:cuda", marks=pytest.mark.nightly)])

@@ -1,0 +1,1 @@
+"""The linter's rules about TorchScript: programs that are scripted or traced."""
