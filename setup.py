@@ -30,7 +30,7 @@ def torch_folder() -> Path | None:
 
 
 def version(folder: Path) -> str:
-    """The version of an installed torch, such as 2.13.0+cpu."""
+    """Return the version of an installed torch, such as 2.13.0+cpu."""
     match = re.search(r"^__version__ = ['\"](.+?)['\"]", (folder / "version.py").read_text(encoding="utf-8"), re.M)
     if match is None:
         raise RuntimeError(f"{folder / 'version.py'} names no version")
@@ -38,7 +38,7 @@ def version(folder: Path) -> str:
 
 
 def extensions() -> list[Extension]:
-    """The library of operators; none where torch is not there."""
+    """Return the library of operators; none where torch is not there."""
     folder = torch_folder()
     if folder is None or sys.platform != "linux":
         return []

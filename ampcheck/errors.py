@@ -28,7 +28,7 @@ class Difference(str):
 
 
 def error_of(difference: str) -> BaseException | None:
-    """The exception that a sentence speaks of; None for one of no exception."""
+    """Return the exception that a sentence speaks of; None for a sentence about none."""
     return getattr(difference, "error", None)
 
 
@@ -60,7 +60,7 @@ MOST = 2000
 
 
 def one_line(error: BaseException | None) -> str:
-    """An exception with its whole message as one line of text; of a very long message the beginning and the end."""
+    """Return an exception's whole message as one line; of a very long one the beginning and the end."""
     if error is None:
         return "nothing"
     text = " ".join(str(error).split())

@@ -52,7 +52,7 @@ class Case:
         return deviation_name(self.suite, self.rule, self.id, self.compiler)
 
     def fields(self) -> dict[str, str]:
-        """The fields of a result that are known before the case runs, without empty ones. JSON, for other processes."""
+        """Return the fields of a result that are known before the case runs, without empty ones: JSON, for a child."""
         known = {name: value for name, value in asdict(self).items() if value and name != "token"}
         return {"id": self.id, **known}
 

@@ -16,12 +16,12 @@ _WIDTH = {"fp8e4m3": 1, "fp8e5m2": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8
 
 
 def is_floating(dtype: str) -> bool:
-    """True for a floating-point dtype; integers, bool and complex are not."""
+    """Return whether a dtype is a floating-point one; integers, bool and complex are not."""
     return dtype in _WIDTH
 
 
 def widest(dtypes: list[str]) -> str:
-    """The widest of some floating dtypes, as `torch.promote_types` orders them.
+    """Return the widest of some floating dtypes, as `torch.promote_types` orders them.
 
     fp16 and bf16 hold values the other cannot, so the narrowest dtype that holds both is fp32.
     """

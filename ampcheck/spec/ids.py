@@ -32,7 +32,7 @@ def op_token(op: str, sample: str = "") -> str:
 
 
 def case_id(op: str, sample: str, inputs: str, amp: str, device_token: str, compiler: str = "") -> str:
-    """The id of a case; a name too long for it is cut, else its inputs, with a digest of what is cut.
+    """Return the id of a case; a name too long for it is cut, else its inputs, with a digest of the part cut off.
 
     Raises ValueError where it would be too long all the same, or hold a character shells interpret.
     """
@@ -53,7 +53,7 @@ _ONE_OFF = re.compile(r"(?P<base>\w+?)_(?P<other>\w+?)at(?P<position>\d+)")
 
 
 def assign(inputs: str, count: int) -> tuple[str, ...]:
-    """The dtype of each of `count` floating arguments.
+    """Return the dtype of each of `count` floating arguments.
 
     "fp32": all of them. "fp32_bf16": the first and the second of two. "bf16_fp32at2": all bf16 but number 2, from 0.
     """
@@ -72,7 +72,7 @@ def assign(inputs: str, count: int) -> tuple[str, ...]:
 
 
 def one_off(base: str, other: str, position: int, count: int) -> str:
-    """The token for `count` arguments of dtype `base` but one of dtype `other`; the inverse of `assign`."""
+    """Return the token for `count` arguments of dtype `base` but one of dtype `other`; the inverse of `assign`."""
     if count == 1:
         return other
     if count == 2:

@@ -122,7 +122,7 @@ class _Absent:
 
 
 def _found(path: str) -> Any:
-    """The object of a dotted path; modules on the way are imported."""
+    """Return the object of a dotted path; modules on the way are imported."""
     first, *rest = path.split(".")
     found: Any = import_module(first)
     for place, name in enumerate(rest, 1):

@@ -42,7 +42,7 @@ class Refused(Exception):
 
 
 def float32(value: float) -> float:
-    """The float32 nearest to a number. Raises Refused for a finite one that is out of range."""
+    """Return the float32 nearest to a number. Raises Refused for a finite one that is out of range."""
     try:
         rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]  # native floats overflow quietly
     except OverflowError:
@@ -199,7 +199,7 @@ class Scaler:
         self.growth_interval, self.tracker = int(state["growth_interval"]), int(state["_growth_tracker"])
 
     def pickled(self) -> Scaler:
-        """The scaler that comes back from pickle or a deep copy. Raises Refused in the middle of an iteration."""
+        """Return the scaler that pickle or a deep copy gives. Raises Refused in the middle of an iteration."""
         if self.enabled and self.optimizers:
             raise Refused(AssertionError, PICKLED_EARLY)
         copy = Scaler(enabled=self.enabled)

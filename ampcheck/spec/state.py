@@ -104,7 +104,7 @@ class Process:
     """The casts that are kept: the weight's name and the dtype it was cast to."""
 
     def thread(self) -> Thread:
-        """A new thread: autocast off for every device type, default dtypes, cache on, depth 0."""
+        """Make a new thread: autocast off for every device type, default dtypes, cache on, depth 0."""
         return Thread(self)
 
 
@@ -195,7 +195,7 @@ class Thread:
         dtype_given: bool = False,
         inference: bool = False,
     ) -> Outcome:
-        """A call on tensors of a device type under the present state; see `ampcheck.spec.casting.expect`.
+        """Describe a call on tensors of a device type under the present state; see `ampcheck.spec.casting.expect`.
 
         `inference`: whether inference mode is on, where nothing is looked up in the cache or kept.
         """

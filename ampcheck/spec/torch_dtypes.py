@@ -25,5 +25,5 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """The specification's name of a dtype; torch's own where the specification has none."""
+    """Return the specification's name of a dtype; torch's own where the specification has none."""
     return _NAMES.get(dtype) or str(dtype).removeprefix("torch.")

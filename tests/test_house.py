@@ -1,0 +1,83 @@
+"""The rules of the house that ruff has no rule for, measured by `scripts/count_lines.py`."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from scripts.count_lines import Source, any_per_thousand, classes_twice, long_functions, policy_tables, sources
+
+PACKAGE = sources("ampcheck")
+
+TWICE = {
+    *("Event", "Found", "Generator", "Load", "Made", "Module", "Number", "Op", "Optimizer", "Options", "Product"),
+    *("Result", "Seen", "Set", "State", "Thread", "Trace", "Watch"),
+    *("_Call", "_Kernels", "_Planned", "_Signature", "_Step"),
+}
+"""Names that two classes still have. No name joins them."""
+
+ANY = {
+    "ampcheck/bench": 23,
+    "ampcheck/checks": 30,
+    "ampcheck/compilers": 119,
+    "ampcheck/devices": 35,
+    "ampcheck/jax_device": 70,
+    "ampcheck/observe": 50,
+    "ampcheck/register": 45,
+    "ampcheck/report": 23,
+    "ampcheck/tools": 26,
+    "ampcheck/torchscript": 75,
+}
+"""How often a thousand lines of a room may say `Any`: what they do now, and in the end 15, of jax_device 30."""
+LEAST = 15
+
+OLD_WORD = {
+    "bench/run/runfile.py",
+    "cli/bench.py",
+    "cli/bench_actions.py",
+    "cli/run.py",
+    "devices/base.py",
+    "runner/plugin.py",
+    "runner/results.py",
+}
+"""The files that read old options, attributes and run files, where a compiler is called an executor."""
+
+
+def test_no_two_classes_have_one_name() -> None:
+    found = classes_twice(PACKAGE)
+    assert {name: places for name, places in found.items() if name not in TWICE} == {}
+
+
+def rooms() -> dict[str, list[Source]]:
+    """The files of each folder of the package."""
+    found: dict[str, list[Source]] = {}
+    for source in PACKAGE:
+        if len(source.path.parts) > 2:
+            found.setdefault("/".join(source.path.parts[:2]), []).append(source)
+    return found
+
+
+@pytest.mark.parametrize("room", rooms())
+def test_types_are_named(room: str) -> None:
+    assert any_per_thousand(rooms()[room]) <= ANY.get(room, LEAST)
+
+
+def test_what_runs_a_program_is_called_its_compiler() -> None:
+    files = [source for source in PACKAGE if source.path.relative_to("ampcheck").as_posix() not in OLD_WORD]
+    found = [
+        f"{file.path}: {line.strip()}"
+        for file in (*files, *sources("suites"))
+        for line in file.text.splitlines()
+        if re.search("executor", line.replace("ThreadPoolExecutor", ""), re.IGNORECASE)
+    ]
+    assert found == []
+
+
+def test_functions_are_short() -> None:
+    assert len(long_functions(PACKAGE)) <= 5
+
+
+def test_policies_are_in_one_table() -> None:
+    (table,) = policy_tables(PACKAGE)
+    assert table.startswith("ampcheck/spec/tables/policies.csv ")
