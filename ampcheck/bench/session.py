@@ -1,0 +1,233 @@
+"""One `ampcheck bench`: chooses the groups, measures or estimates them, and writes the file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ampcheck.bench.core import machine
+from ampcheck.bench.core.model import COMPILERS, ESTIMATED, Group, Rounds, kind_of
+from ampcheck.bench.core.peaks import Peaks
+from ampcheck.bench.run import ceilings
+from ampcheck.bench.run.group import FULL, QUICK, RESERVE, Bench, Event, Mode, Task, expect
+from ampcheck.bench.run.runfile import BenchWriter
+from ampcheck.bench.run.summary import summarize
+from ampcheck.bench.run.variants import compilers, select
+from ampcheck.bench.tpu import chips, command
+from ampcheck.bench.workloads import catalogue
+from ampcheck.devices import registry
+from ampcheck.errors import UsageError
+from ampcheck.runner.runlog import versions
+
+_CEILING_S = {QUICK.name: (0.5, 20.0), FULL.name: (2.0, 120.0)}
+"""Seconds that a device's ceilings are measured for, and at most wait for."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """The options of a run; empty ones choose all there is. `run_file`: None for a name made of the time."""
+
+    devices: Sequence[str] = ()
+    modules: Sequence[str] = ()
+    filters: Sequence[str] = ()
+    compilers: Sequence[str] = ()
+    quick: bool = False
+    threads: int = 1
+    reports: Path = Path("reports")
+    run_file: Path | None = None
+
+    @property
+    def mode(self) -> Mode:
+        """The extent of the run."""
+        return QUICK if self.quick else FULL
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The groups of a run by device: those to measure, and those of TPUs that are not here, to estimate."""
+
+    measured: dict[str, list[Task]]
+    estimated: dict[str, list[Task]]
+
+    @property
+    def keys(self) -> list[str]:
+        """The key of each group."""
+        every = {**self.measured, **self.estimated}
+        return [f"{name}/{compiler}/{workload}" for name, tasks in every.items() for workload, compiler in tasks]
+
+
+@dataclass(slots=True)
+class BenchOutcome:
+    """The end of a run: its file, its groups, and the keys of those that did not fit into the time."""
+
+    path: Path
+    groups: list[Group] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def counts(self) -> bool:
+        """Return whether something was measured and everything that was counts."""
+        verdicts = [variant.verdict for group in self.groups for variant in group.variants]
+        return "invalid" not in verdicts and any(verdict != "not measured" for verdict in verdicts)
+
+
+def choose(options: BenchOptions) -> Chosen:
+    """Return the groups that the options choose. Raises UsageError where one names something unknown."""
+    if options.threads < 1:
+        raise UsageError(f"--threads is {options.threads}; at least one is needed")
+    for name in options.compilers:
+        if name not in COMPILERS:
+            raise UsageError(f"there is no compiler {name!r}; there are {', '.join(COMPILERS)}")
+    names = [name for name in options.devices if not name.startswith(ESTIMATED)]
+    estimates = [name for name in options.devices if name.startswith(ESTIMATED)]
+    for name in estimates:
+        chips.chip(name)
+        if reason := chips.available():
+            raise UsageError(f"device {name!r} cannot be estimated here: {reason}")
+    devices = [] if estimates and not names else registry.select(names, options.modules)
+    if unreal := [device.name for device in devices if device.name in names and not device.has_values]:
+        raise UsageError(f"device {unreal[0]!r} has no arithmetic, so that there is nothing to time")
+    measured: dict[str, list[Task]] = {}
+    for device in devices:
+        if not device.has_values:
+            continue
+        heavy = device.describe().get("platform", device.type) != "cpu"
+        chosen = [
+            (workload.name, compiler)
+            for workload in select(options.filters, options.quick, heavy)
+            for compiler in compilers(workload, device.name)
+            if _is_wanted(compiler, options)
+        ]
+        if chosen:
+            measured[device.name] = chosen
+    programs = [w for w in select(options.filters, options.quick, True) if kind_of(w) != "overhead"]
+    estimated = {name: [(w.name, "jit") for w in programs] for name in estimates if programs}
+    if not measured and not estimated:
+        raise UsageError("no group was selected")
+    return Chosen(measured, estimated)
+
+
+def _is_wanted(compiler: str, options: BenchOptions) -> bool:
+    if options.compilers:
+        return compiler in options.compilers
+    return not (options.quick and compiler in ("compile", "graph"))  # compiling takes most of three minutes
+
+
+def measure(
+    options: BenchOptions, chosen: Chosen, tell: Callable[[str], None], warn: Callable[[str], None]
+) -> BenchOutcome:
+    """Measure and estimate the groups, and write the file. SIGTERM ends it as Ctrl-C does: what was measured is kept.
+
+    `tell` is given a line of progress, `warn` a sentence on what may spoil the figures. Raises UsageError where the
+    file cannot be written.
+    """
+    began = time.monotonic()
+    path = options.run_file
+    if path is not None and path.exists():  # before minutes are spent, not when the file is opened
+        raise UsageError(f"the run file {path} cannot be written: it exists, and run files are never overwritten")
+    mode = options.mode
+    limits: dict[str, Peaks] = {}
+    starts: dict[str, float] = {}
+    spent, most = _CEILING_S[mode.name]
+    for device in chosen.measured:
+        tell(f"what {device} can do at most")
+        asked = time.monotonic()
+        if peaks := ceilings.find(device, options.modules, options.threads, spent, most):
+            limits[device] = peaks
+        starts[device] = max(time.monotonic() - asked - spent, 0.0)
+    header = {**_header(options, chosen, warn), **ceilings.header(limits)}
+    writer = BenchWriter(path or _new_file(options.reports), header)
+    expected = expect(chosen.measured, mode, starts, limits) if options.quick else None
+    if expected is not None and chosen.measured:
+        count = sum(map(len, chosen.measured.values()))
+        tell(_forecast(expected.seconds(chosen.measured), count, mode, time.monotonic() - began))
+    rounds: list[Rounds] = []
+
+    def take(measured: Rounds) -> None:
+        writer.rounds(measured)
+        rounds.append(measured)
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    outcome = BenchOutcome(writer.path)
+    bench = Bench(
+        chosen.measured,
+        mode,
+        threads=options.threads,
+        modules=options.modules,
+        take=take,
+        tell=lambda event: _tell(event, tell),
+        expected=expected,
+        began=began,
+    )
+    estimates: list[Group] = []
+    try:
+        bench.run()
+        outcome.left_out = bench.left_out + _estimate(chosen.estimated, estimates, tell, began + mode.budget - RESERVE)
+    except KeyboardInterrupt:
+        outcome.interrupted = True
+    outcome.groups = [*summarize(rounds, peaks=ceilings.gate(limits)), *estimates]
+    ceilings.share(outcome.groups, limits)
+    footer = {"interrupted": outcome.interrupted, "seconds": round(time.monotonic() - began, 1)}
+    writer.close(outcome.groups, footer)
+    return outcome
+
+
+def _new_file(reports: Path) -> Path:
+    return reports / "bench" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}.jsonl"
+
+
+def _tell(event: Event, tell: Callable[[str], None]) -> None:
+    if event.group:
+        rest = "" if event.left is None else f", about {event.left:.0f} s left"
+        tell(f"{event.done + 1} of {event.total}: {event.group}{rest}")
+
+
+def _forecast(seconds: float, groups: int, mode: Mode, passed: float) -> str:
+    """Say how long a quick run will take, before it begins."""
+    text = f"{groups} group{'' if groups == 1 else 's'}, about {seconds:.0f} s by a short calibration"
+    if passed + seconds > mode.budget - RESERVE:
+        text += f"; those that do not fit into {mode.budget:.0f} s in all are left out"
+    return text
+
+
+def _header(options: BenchOptions, chosen: Chosen, warn: Callable[[str], None]) -> dict[str, object]:
+    """Describe the run, the machine and the devices for the file."""
+    described = registry.known(options.modules)
+    found = machine.describe()
+    if warning := machine.busy(found):
+        warn(warning)
+    names = [*chosen.measured, *chosen.estimated]
+    return {
+        "started": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "command": ["ampcheck", *sys.argv[1:]],
+        "mode": options.mode.name,
+        "threads": options.threads,
+        "versions": versions(),
+        "machine": found,
+        "identity": machine.identity(found),
+        "devices": {name: described[name].describe() if name in described else {} for name in names},
+        "groups": chosen.keys,
+    }
+
+
+def _estimate(
+    chosen: dict[str, list[Task]], groups: list[Group], tell: Callable[[str], None], until: float
+) -> list[str]:
+    """Add the estimates of each workload to `groups` as they come. Returns what was not done `until` then, by key."""
+    left_out: list[str] = []
+    every = catalogue()
+    for name, tasks in chosen.items():
+        for workload, _ in tasks:
+            found = command.groups([every[workload]], name, tell, until=until)
+            if time.monotonic() < until:
+                groups += found
+            else:
+                left_out += [group.key for group in found]
+    return left_out
