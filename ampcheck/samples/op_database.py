@@ -1,19 +1,16 @@
-"""The ops of PyTorch's own op database.
+"""List the ops of PyTorch's own op database, and make samples of them.
 
-Importing the database takes seconds, so the names lie in `op_database.csv` and samples are made when a case runs. A
-line is an OpInfo that the CPU has: `op`, the database's full name; `dtypes`, those it has samples in; `overloads`, what
-a call of it reaches first; `torch`, the minor version all this is of.
-
-    python -m ampcheck.tools.op_database --write
-
-writes the lines of the installed version and keeps those of others.
+Importing the database takes seconds, so its ops lie in `op_database.csv` and samples are made when a case runs. A line
+is an OpInfo that the CPU has: `op`, the database's full name; `dtypes`, those it has samples in; `overloads`, which a
+call of it reaches first; `since` and `until`, the torch minor versions this is of. `python -m scripts.op_database`
+compares the lines with the installed torch, or writes them.
 """
 
 from __future__ import annotations
 
-import csv
 import random
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -22,41 +19,38 @@ from typing import Any
 import torch
 
 from ampcheck.samples.torch_testing import internal
-from ampcheck.spec.policies import minor
+from ampcheck.spec import versioned
+from ampcheck.spec.policies import minor, versions
 from ampcheck.spec.torch_dtypes import DTYPES
 
 FILE = Path(__file__).with_suffix(".csv")
+COLUMNS = ("op", "dtypes", "overloads", "since", "until")
 SAMPLE = "database"
 """The sample name of these cases; no op of the catalogue has a sample of that name."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatabaseRow:
-    """A line of the file; lists are separated by blanks."""
+    """An op of one version; lists are separated by blanks."""
 
     op: str
     dtypes: str
     overloads: str
-    torch: str
 
 
-COLUMNS = tuple(field.name for field in fields(DatabaseRow))
+def rows(version: str | None = None) -> Mapping[str, DatabaseRow]:
+    """Return the rows of a torch minor version, by op; of the installed one where none is given."""
+    return tables().get(version or minor(torch.__version__), {})
 
 
 @cache
-def rows(version: str | None = None) -> dict[str, DatabaseRow]:
-    """Return the lines of a torch minor version, by op; of the installed one where none is given."""
-    wanted = version or minor(torch.__version__)
-    return {row.op: row for row in read() if row.torch == wanted}
-
-
-def read() -> list[DatabaseRow]:
-    """Return the lines of every version."""
-    with FILE.open(newline="", encoding="utf-8") as file:
-        reader = csv.reader(file)
-        if tuple(next(reader, ())) != COLUMNS:
-            raise ValueError(f"{FILE.name}: the first line must be {','.join(COLUMNS)}")
-        return [DatabaseRow(*line) for line in reader]
+def tables() -> Mapping[str, Mapping[str, DatabaseRow]]:
+    """Return the rows of each version."""
+    found: dict[str, dict[str, DatabaseRow]] = {version: {} for version in versions()}
+    for line in versioned.read(FILE, COLUMNS, versions()):
+        for version in line.versions:
+            found[version][line.fields["op"]] = DatabaseRow(**line.fields)
+    return found
 
 
 @cache

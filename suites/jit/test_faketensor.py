@@ -161,7 +161,7 @@ COMPILED = Product(
         ),
     },
 )
-DATABASE = Product({"op": tuple(sorted({row.op for row in op_database.read()}))}, nightly=True)
+DATABASE = Product({"op": tuple(sorted({op for rows in op_database.tables().values() for op in rows}))}, nightly=True)
 
 RAISED = "what it raises"
 
