@@ -67,7 +67,7 @@ def files() -> list[File]:
 
 
 def read(path: Path) -> File:
-    """The names that a `torch_private.py` declares. Raises UsageError for one that is not written as a literal."""
+    """Read the names that a `torch_private.py` declares. Raises UsageError for one that is not written as a literal."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     ours: dict[ast.AST, str] = {}
     for node in ast.walk(tree):
@@ -98,7 +98,7 @@ def _declared(path: Path, call: ast.Call, method: str, ours: str) -> Iterator[Na
 
 
 def page() -> str:
-    """The text of docs/private_api.md."""
+    """Return the text of docs/private_api.md."""
     parts = [_HEAD]
     for file in files():
         parts.append(f"## `{file.package}`\n\nOf {len(file.names)} names: {file.without}.\n")

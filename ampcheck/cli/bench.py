@@ -43,8 +43,8 @@ def run(args: argparse.Namespace) -> int:
     Returns 0 where everything that was measured counts, 1 where something does not or nothing was measured, 130 after
     Ctrl-C. Raises UsageError where an option names something unknown, or a file cannot be written.
     """
-    from ampcheck.bench import session  # imports torch
-    from ampcheck.bench.core.table import table  # imports torch
+    from ampcheck.bench import session  # noqa: PLC0415  # imports torch
+    from ampcheck.bench.core.table import table  # noqa: PLC0415  # imports torch
 
     options = session.BenchOptions(
         devices=args.device,

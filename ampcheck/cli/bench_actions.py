@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,7 @@ def add(actions: Subparsers) -> None:
 
 def verify(args: argparse.Namespace) -> int:
     """Run `ampcheck.bench.run.verify` with one thread. Returns 0 where every promise holds, else 1."""
-    from ampcheck.bench.run.group import environment
+    from ampcheck.bench.run.group import environment  # noqa: PLC0415  # imports torch
 
     return subprocess.run(
         [sys.executable, "-m", "ampcheck.bench.run.verify"], env=environment(1), check=False
@@ -59,8 +60,8 @@ def verify(args: argparse.Namespace) -> int:
 
 def export(args: argparse.Namespace) -> int:
     """Print the file. Raises UsageError for one that cannot be read."""
-    from ampcheck.bench.run import exports
-    from ampcheck.bench.run.runfile import read
+    from ampcheck.bench.run import exports  # noqa: PLC0415  # imports torch
+    from ampcheck.bench.run.runfile import read  # noqa: PLC0415  # imports torch
 
     writers = dict(
         zip(
@@ -75,9 +76,7 @@ def export(args: argparse.Namespace) -> int:
 
 def advise(args: argparse.Namespace) -> int:
     """Print the advice, and write the files. Raises UsageError where the step cannot be loaded or run."""
-    import json
-
-    from ampcheck.bench.advise import advice
+    from ampcheck.bench.advise import advice  # noqa: PLC0415  # imports torch
 
     for path in (args.trace, args.json):
         if path is not None and not path.absolute().parent.is_dir():

@@ -37,7 +37,7 @@ def print_or_write(text: str, out: Path | None, what: str) -> None:
 
 
 def seconds(text: str) -> float:
-    """A positive number of seconds. Raises ValueError for anything else."""
+    """Return a positive number of seconds. Raises ValueError for anything else."""
     value = float(text)
     if not value > 0:
         raise ValueError

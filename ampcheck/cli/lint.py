@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ampcheck.errors import UsageError
+from ampcheck.tools.lint import RULES, Diagnostic, find, lint_files
 
 if TYPE_CHECKING:
     from ampcheck.cli.common import Subparsers
-    from ampcheck.tools.lint import Diagnostic
 
 
 def add(commands: Subparsers) -> None:
@@ -27,8 +27,6 @@ def add(commands: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the reports: 1 where there are any, else 0. Raises UsageError for unknown rules and unreadable files."""
-    from ampcheck.tools.lint import find, lint_files
-
     if args.rules:
         print(_listed())
         return 0
@@ -41,8 +39,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _chosen(select: str | None, ignore: str | None) -> list[str]:
-    from ampcheck.tools.lint import RULES
-
     named = {option: [name.strip() for name in (text or "").split(",") if name.strip()] for option, text in
              (("--select", select), ("--ignore", ignore))}  # fmt: skip
     for option, names in named.items():
@@ -54,8 +50,6 @@ def _chosen(select: str | None, ignore: str | None) -> list[str]:
 
 
 def _listed() -> str:
-    from ampcheck.tools.lint import RULES
-
     lines = []
     for rule in RULES.values():
         quietly = "silent" if rule.silent else "refused"

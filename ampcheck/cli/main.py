@@ -78,7 +78,7 @@ class _Version(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from ampcheck.runner.runlog import versions  # imports torch, which no other option needs
+        from ampcheck.runner.runlog import versions  # noqa: PLC0415  # imports torch, which no other option needs
 
         found = versions()
         print("\n".join(f"{name} {found[name]}" for name in sorted(found, key=lambda name: name != "ampcheck")))
@@ -86,7 +86,7 @@ class _Version(argparse.Action):
 
 
 def _trace(argv: list[str]) -> int:
-    from ampcheck.tools.trace import command
+    from ampcheck.tools.trace import command  # noqa: PLC0415  # imports torch
 
     return command(argv)
 

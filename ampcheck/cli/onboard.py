@@ -78,7 +78,7 @@ def _print(event: dict[str, Any]) -> int:
 
 
 def _events(device: str, modules: list[str], timeout: float) -> Iterator[dict[str, Any]]:
-    """The events of a child that examines a device; the last one is `dead` where it ended or hung in a step."""
+    """Yield the events of a child that examines a device; the last one is `dead` where it ended or hung in a step."""
     from ampcheck.runner.supervisor.child import Child
 
     with TemporaryDirectory(prefix="ampcheck-") as folder:

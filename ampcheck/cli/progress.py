@@ -24,7 +24,7 @@ _LOOKED_AT = 20
 
 
 def earlier(folder: Path, cases: Collection[str]) -> Run | None:
-    """The newest complete run in a folder that has nearly all of the cases; None where there is no such run."""
+    """Return the newest complete run in a folder that has nearly all of the cases; None where there is no such run."""
     dated = []
     for path in folder.glob("*.jsonl"):
         try:
@@ -50,7 +50,7 @@ def weights(cases: Collection[str], run: Run | None) -> dict[str, float]:
 
 
 def forecast(run: Run, cases: Collection[str], processes: int) -> float:
-    """The seconds that the cases will take in so many processes, going by a complete earlier run that has most of them.
+    """Return the seconds that cases will take in so many processes, going by a complete run that has most of them.
 
     The earlier run's time is divided among its cases in proportion to the seconds of each.
     """
@@ -60,12 +60,12 @@ def forecast(run: Run, cases: Collection[str], processes: int) -> float:
 
 
 def remaining(elapsed: float, done: float, total: float) -> float | None:
-    """The seconds left after `elapsed` seconds for `done` of `total`; None while nothing is done."""
+    """Return the seconds left after `elapsed` seconds for `done` of `total`; None while nothing is done."""
     return elapsed * (total - done) / done if done > 0 else None
 
 
 def spoken(seconds: float) -> str:
-    """A time in words, no more exact than a forecast can be."""
+    """Write a time in words, no more exact than a forecast can be."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -10,7 +10,6 @@ from ampcheck.errors import UsageError
 
 if TYPE_CHECKING:
     from ampcheck.cli.common import Subparsers
-    from ampcheck.torchscript.agreement import Agreement
 
 _DEVICES = ("cpu", "virtual:cuda")
 _NOTES = {
@@ -40,10 +39,9 @@ def run(args: argparse.Namespace) -> int:
 
     Raises UsageError for a device that no program can be rewritten for, and for an overload without a policy.
     """
-    from ampcheck.devices.registry import select
-    from ampcheck.torchscript import OPERATORS
-    from ampcheck.torchscript.agreement import OURS, measure
-    from ampcheck.torchscript.programs import TABLES
+    from ampcheck.devices.registry import select  # noqa: PLC0415  # imports torch
+    from ampcheck.torchscript import OPERATORS, agreement  # noqa: PLC0415  # registers operators
+    from ampcheck.torchscript.programs import TABLES  # noqa: PLC0415  # imports torch
 
     devices = select(args.device or list(_DEVICES), args.device_module)
     for device in devices:
@@ -54,40 +52,13 @@ def run(args: argparse.Namespace) -> int:
     print(f"Operators: {OPERATORS}")
     red = False
     for device in devices:
-        found = list(measure(device, only=args.op))
+        found = list(agreement.measure(device, only=args.op))
         if args.op and not found:
             print(f"\n{device.name}: {args.op} has no policy")
             continue
         print(f"\n{device.name}, {_NOTES[device.has_values]}; {sum(one.cases for one in found)} programs\n")
-        print(_table(found))
-        red = red or not all(one.agrees(OURS) for one in found)
-        print("".join(_details(one) for one in found if args.op or not one.agrees(OURS)), end="")
+        print(agreement.table(found))
+        differing = [one for one in found if not one.agrees(agreement.OURS)]
+        red = red or bool(differing)
+        print("".join(map(agreement.details, found if args.op else differing)), end="")
     return int(red)
-
-
-def _table(found: list[Agreement]) -> str:
-    from tabulate import tabulate
-
-    from ampcheck.torchscript.agreement import WAYS
-
-    kinds = {"fp32": "fp32", "used": "and region's", "all": "any dtype"}
-    headers = ["policy", "overloads", *(f"{way}: {what}" for way in WAYS for what in kinds.values())]
-    policies = dict.fromkeys(one.policy for one in found)
-    rows = [(policy, [one for one in found if one.policy == policy]) for policy in policies]
-    rows.append(("all", found))
-    body = [
-        [name, len(those), *(sum(one.agrees(way, kind) for one in those) for way in WAYS for kind in kinds)]
-        for name, those in rows
-    ]
-    return tabulate(body, headers=headers)
-
-
-def _details(one: Agreement) -> str:
-    return (
-        "".join(
-            f"\n{way}, {one.overload}, inputs {inputs}, region of {amp}: {'; '.join(differences)}"
-            for way, cases in one.differences.items()
-            for (inputs, amp), differences in cases.items()
-        )
-        + "\n"
-    )

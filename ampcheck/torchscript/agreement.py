@@ -7,11 +7,12 @@ dtypes the kernel received, and where there are values against eager autocast, b
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from tabulate import tabulate
 
 from ampcheck.checks import comparisons
 from ampcheck.checks.call import CallPlan, plan
@@ -72,6 +73,32 @@ def measure(device: Device, ways: Mapping[str, Make] = WAYS, only: str | None = 
                     if differences := compare(case, device, make):
                         one.differences.setdefault(way, {})[case.inputs, case.amp] = differences
         yield from found.values()
+
+
+def table(found: Sequence[Agreement]) -> str:
+    """Count the overloads that agree, by policy, way and kind of inputs, as text."""
+    kinds = {"fp32": "fp32", "used": "and region's", "all": "any dtype"}
+    headers = ["policy", "overloads", *(f"{way}: {what}" for way in WAYS for what in kinds.values())]
+    policies = dict.fromkeys(one.policy for one in found)
+    rows = [(policy, [one for one in found if one.policy == policy]) for policy in policies]
+    rows.append(("all", list(found)))
+    body = [
+        [name, len(those), *(sum(one.agrees(way, kind) for one in those) for way in WAYS for kind in kinds)]
+        for name, those in rows
+    ]
+    return tabulate(body, headers=headers)
+
+
+def details(one: Agreement) -> str:
+    """List how an overload differs, a line for each way and pair of dtypes."""
+    return (
+        "".join(
+            f"\n{way}, {one.overload}, inputs {inputs}, region of {amp}: {'; '.join(differences)}"
+            for way, cases in one.differences.items()
+            for (inputs, amp), differences in cases.items()
+        )
+        + "\n"
+    )
 
 
 def _region(x: torch.Tensor, device_type: str, dtype: torch.dtype) -> torch.Tensor:

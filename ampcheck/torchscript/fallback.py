@@ -89,12 +89,12 @@ def autocast_done() -> None:
 
 
 def autocast_opaque(value: float) -> float:
-    """The number, which is then not known before the program runs."""
+    """Return the number, which is then not known before the program runs."""
     return value
 
 
 def autocast_ambient(device_type: str) -> tuple[bool, torch.dtype]:
-    """This thread's state: enabled and dtype."""
+    """Return this thread's state: enabled and dtype."""
     return torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
 
 
@@ -105,7 +105,7 @@ def _place(device: str, device_types: Sequence[str]) -> int:
 
 
 def autocast_dtype(device_types: Sequence[str], dtypes: Sequence[int], device: str) -> int:
-    """The dtype of a device type. Raises RuntimeError for an unknown device."""
+    """Return the dtype of a device type. Raises RuntimeError for an unknown device."""
     return dtypes[_place(device, device_types)]
 
 
@@ -129,7 +129,7 @@ def autocast_region(
 
 
 def _family(name: str, leading: str, *, annotated: bool) -> list[str]:
-    """The schemas of an operator that takes tensors, the last of them optional or not, and returns as many.
+    """Return the schemas of an operator that takes tensors, the last of them optional or not, and returns as many.
 
     `annotated`: whether they say that a result may be the argument itself.
     """

@@ -24,7 +24,7 @@ def _schema(text: str) -> Any:
 
 
 def overload(node: Node) -> str:
-    """The overload a node calls, as in `ampcheck.observe.recorder.overload_name`; its kind where it has no schema."""
+    """Return the overload that a node calls, named as by `overload_name`; its kind where it has no schema."""
     text = node.schema()
     if text == "(no schema)":
         return str(node.kind())
@@ -34,7 +34,7 @@ def overload(node: Node) -> str:
 
 
 def place_of(node: Node, name: str) -> int:
-    """The place of an argument among those of the op that a node calls."""
+    """Return the place of an argument among those of the op that a node calls."""
     return [argument.name for argument in _schema(node.schema()).arguments].index(name)
 
 

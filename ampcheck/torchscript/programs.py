@@ -28,7 +28,7 @@ TABLES = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
 
 def autocast(scripted: Any, *, device_type: str | Sequence[str] = ("cpu", "cuda"), tables: Tables | None = None) -> Any:
-    """A copy of a TorchScript program that does under autocast what the same code does eagerly.
+    """Return a copy of a TorchScript program that does under autocast what the same code does eagerly.
 
     The copy shares parameters and buffers. It keeps to the regions in it and to the one it is called in, casts and
     promotes by the tensors it is given, and leaves PyTorch's own pass nothing to do.
@@ -66,7 +66,7 @@ def _function(scripted: Any, tables: Tables) -> Any:
 
 
 def _with_defaults(scripted: Any) -> Any:
-    """A copy of a function; one made from a graph alone has no defaults for its arguments."""
+    """Return a copy of a function; one made from a graph alone has no defaults for its arguments."""
     arguments = scripted.schema.arguments
     taken = [
         f"{argument.name}: {argument.type.annotation_str}"
@@ -111,7 +111,7 @@ def _made_here(type_: Any) -> bool:
 
 
 def _methods(module: Any) -> Iterator[tuple[str, Graph]]:
-    """The graph of each method of a module and its parts, by class and name."""
+    """Yield the graph of each method of a module and its parts, by class and name."""
     waiting = [module]
     while waiting:
         part = waiting.pop()

@@ -69,7 +69,7 @@ _scripted = cache(scripted)
 
 @cache
 def _type(call: Any) -> Any:
-    """The TorchScript class that a function makes an object of."""
+    """Return the TorchScript class that a function makes an object of."""
     found = _scripted(call).graph.findNode("prim::CreateObject").output().type()
     return found
 
@@ -80,7 +80,7 @@ def is_constant(value: Value) -> bool:
 
 
 def constant(value: Value) -> Any:
-    """A value that is known before the program runs, else None."""
+    """Return a value that is known before the program runs, else None."""
     return value.toIValue() if is_constant(value) else None
 
 
@@ -101,12 +101,12 @@ class Builder:
         self.graph = graph
 
     def constant(self, before: Node, value: object) -> Value:
-        """A constant."""
+        """Return a new constant."""
         with self.graph.insert_point_guard(before):
             return self.graph.insertConstant(value)
 
     def node(self, before: Node, kind: str, inputs: list[Value], types: list[Any]) -> Node:
-        """A node with an output of each type."""
+        """Return a new node with an output of each type."""
         made = self.graph.create(kind, inputs, len(types))
         made.insertBefore(before)
         made.copyMetadata(before)
@@ -115,11 +115,11 @@ class Builder:
         return made
 
     def values(self, before: Node, kind: str, inputs: list[Value], types: list[Any]) -> list[Value]:
-        """The outputs of a new node."""
+        """Return the outputs of a new node."""
         return list(self.node(before, kind, inputs, types).outputs())
 
     def called(self, before: Node, function: Any, given: Value) -> Value:
-        """The result of a function of TorchScript, whose code is taken in."""
+        """Return the result of a function of TorchScript, whose code is taken in."""
         with self.graph.insert_point_guard(before):
             return self.graph.insertGraph(_scripted(function).graph, [given])[0]
 
@@ -158,7 +158,7 @@ class Builder:
         return states
 
     def enter(self, node: Node, outer: States) -> States:
-        """The states inside of a region that a prim::Enter begins. Raises UsageError for one on another device type."""
+        """Return the states inside of a region that a prim::Enter begins. Raises UsageError for another device type."""
         made = node.inputsAt(0)
         device, enabled, dtype = (self._attribute(node, made, name) for name in ("device", "_enabled", "fast_dtype"))
         if is_constant(device) and constant(device) not in outer:
@@ -168,7 +168,7 @@ class Builder:
         return {name: self._inside(node, outer, name, device, GraphState(enabled, dtype)) for name in outer}
 
     def dtype_of(self, node: Node, states: States, device: Value) -> Value | None:
-        """The dtype of a device type; None for one that is left to the caller."""
+        """Return the dtype of a device type; None for one that is left to the caller."""
         if is_constant(device):
             return states[constant(device)].dtype if constant(device) in states else None
         dtypes = [state.dtype for state in states.values()]

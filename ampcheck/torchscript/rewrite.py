@@ -134,7 +134,7 @@ class _Pass:
             made.node().destroy()
 
     def _asked(self, node: Node, states: States) -> None:
-        """A program that asks for the state is told that of its region."""
+        """Answer a program that asks for the state with that of its region."""
         if node.inputsSize():
             told = self._build.dtype_of(node, states, node.inputsAt(0))
         else:

@@ -108,7 +108,7 @@ def _started(way: str, settings: Settings) -> Worker:
 
 
 def measured(worker: Worker, way: str, op: str, seconds: float, stopping: threading.Event) -> tuple[Row | None, bool]:
-    """The op's row and whether the worker lives on. None for the row where it was stopped in the middle."""
+    """Return the op's row and whether the worker lives on. None for the row where it was stopped in the middle."""
     row, left = Row(op, way), seconds
     worker.tell(op)
     while True:

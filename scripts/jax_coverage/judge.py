@@ -13,7 +13,7 @@ Path = str
 
 
 def leaves(value: Any, path: Path = "the result") -> Iterator[tuple[Path, Any]]:
-    """The values inside lists, tuples and dicts, each with words for where it is."""
+    """Yield the values inside lists, tuples and dicts, each with words for where it is."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from leaves(item, f"{path}[{key!r}]")
@@ -25,7 +25,7 @@ def leaves(value: Any, path: Path = "the result") -> Iterator[tuple[Path, Any]]:
 
 
 def difference(actual: Any, expected: Any, rtol: float, atol: float, *, values: bool = True) -> str:
-    """A sentence on the first difference between two results; "" where they agree.
+    """Return a sentence on the first difference between two results; "" where they agree.
 
     Tolerances hold for float32; float64 is held to 1e-7, lower precision to PyTorch's own defaults. With `values` false
     only shapes and dtypes are compared.
@@ -90,7 +90,7 @@ def _worst(actual: torch.Tensor, expected: torch.Tensor) -> str:
 
 
 def distribution(actual: list[Any], expected: list[Any]) -> str:
-    """A sentence where two lists of random draws differ in shape, dtype or distribution; "" where they agree.
+    """Return a sentence where two lists of random draws differ in shape, dtype or distribution; "" where they agree.
 
     Within six standard errors: the share of draws below each decile of the CPU's, and the mean and the standard
     deviation, unless the tail is so heavy that they say nothing.

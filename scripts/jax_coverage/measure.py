@@ -36,7 +36,7 @@ def _fresh(tree: Any) -> Any:
 
 
 def _caller(op: Any, sample: Any) -> Callable[[Any], Any]:
-    """A function of (input, args, kwargs)."""
+    """Return a function of (input, args, kwargs)."""
 
     def call(given: Any) -> Any:
         return op(given[0], *given[1], **given[2])
@@ -45,7 +45,7 @@ def _caller(op: Any, sample: Any) -> Callable[[Any], Any]:
 
 
 def measure(op: Any, way: Way, limit: int) -> Iterator[Sample | None]:
-    """The outcome of each of the op's samples, None for one that the CPU does not compute."""
+    """Yield the outcome of each of the op's samples, None for one that the CPU does not compute."""
     rtol, atol = tolerances(op)
     for index, sample in samples(op, limit):
         call, given = _caller(op, sample), (sample.input, sample.args, sample.kwargs)
@@ -62,7 +62,7 @@ def measure(op: Any, way: Way, limit: int) -> Iterator[Sample | None]:
 
 
 def row(op: Any, name: str, way: Way, limit: int) -> Row:
-    """The op's row."""
+    """Return the op's row."""
     out = Row(name_of(op), name)
     for outcome in measure(op, way, limit):
         if outcome is None:
@@ -131,7 +131,7 @@ def _random(name: str, given: Any, call: Any, way: Way, expected: Any, there: An
 
 
 def describe(error: BaseException) -> str:
-    """The error in one line; a missing overload by its name."""
+    """Return the error in one line; a missing overload by its name."""
     text = " ".join(str(error).split())
     if found := _MISSING.search(text):
         return f"no kernel: {found[1] or found[2]}"

@@ -35,7 +35,7 @@ OTHERS = (Path(__file__).parent / "others.md").read_text(encoding="utf-8")
 
 
 def page(book: Book, *, versions: dict[str, str], limit: int, rtol: float, atol: float) -> str:
-    """The page. `versions` has "torch", "jax" and "torchax"."""
+    """Return the page. `versions` has "torch", "jax" and "torchax"."""
     refused = sum(row.refused for row in book.every("jax"))
     parts = [_HEAD.format(**versions, limit=limit, rtol=rtol, atol=atol, refused=refused), _totals(book)]
     parts += [_failing(book.rows("jax")), OTHERS]
@@ -44,7 +44,7 @@ def page(book: Book, *, versions: dict[str, str], limit: int, rtol: float, atol:
 
 
 def totals(rows: Sequence[Row]) -> tuple[int, int, int, int]:
-    """Samples, those that agree, ops, those of which every sample agrees."""
+    """Count samples, those that agree, ops, and those of which every sample agrees."""
     return sum(r.run for r in rows), sum(r.agreeing for r in rows), len(rows), sum(r.whole for r in rows)
 
 
@@ -70,7 +70,7 @@ def cell(text: str) -> str:
 
 
 def brief(reason: str) -> str:
-    """A reason for a table: its first sentence, cut where it is long."""
+    """Return a reason for a table: its first sentence, cut where it is long."""
     first = reason.split(". ")[0]
     return cell(first if len(first) <= 160 else f"{first[:157]}...")
 

@@ -66,11 +66,11 @@ class Book:
         self._rows[row.way, row.op] = row
 
     def get(self, way: str, op: str) -> Row | None:
-        """The row of an op, or None if it was not measured that way."""
+        """Return the row of an op, or None if it was not measured that way."""
         return self._rows.get((way, op))
 
     def every(self, way: str) -> list[Row]:
-        """The rows of one way, by op."""
+        """Return the rows of one way, by op."""
         return sorted((r for r in self._rows.values() if r.way == way), key=lambda r: r.op)
 
     def rows(self, way: str) -> list[Row]:
@@ -87,7 +87,7 @@ class Book:
 
     @staticmethod
     def read(path: Path) -> Book:
-        """The rows that `write` kept; none where there is no file. Raises ValueError if it holds something else."""
+        """Read the rows that `write` kept; none without a file. Raises ValueError if it holds something else."""
         if not path.exists():
             return Book()
         try:

@@ -21,13 +21,13 @@ RTOL, ATOL = 1e-4, 1e-5
 
 
 def name_of(op: Any) -> str:
-    """The op's name with its variant: "linalg.vector_norm", "std_mean.unbiased"."""
+    """Return the op's name with its variant: "linalg.vector_norm", "std_mean.unbiased"."""
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
 
 
 @cache
 def ops() -> dict[str, Any]:
-    """The OpInfos that PyTorch declares for float32 on the CPU, by name."""
+    """Return the OpInfos that PyTorch declares for float32 on the CPU, by name."""
     op_db = internal("common_methods_invocations").op_db
     _unseed()
     return {name_of(op): op for op in op_db if torch.float32 in op.supported_dtypes("cpu")}

@@ -21,10 +21,10 @@ class Way(Protocol):
     """Whether arguments that PyTorch wants on the CPU stay there (`samples.HOST_ARGUMENTS`)."""
 
     def there(self, tree: Any) -> Any:
-        """The CPU tensors of a sample on the implementation, devices named in it replaced."""
+        """Return the CPU tensors of a sample on the implementation, devices named in it replaced."""
 
     def back(self, tree: Any) -> Any:
-        """The results on the CPU. Raises RuntimeError where one is not the implementation's."""
+        """Return the results on the CPU. Raises RuntimeError where one is not the implementation's."""
 
     def around(self, given: Any) -> contextlib.AbstractContextManager[Any]:
         """Return the context to call the op in with these arguments, which `there` gave."""
@@ -55,10 +55,10 @@ class Device:
     host_arguments = True
 
     def __init__(self) -> None:
-        import ampcheck.jax_device  # noqa: F401  # makes the device
+        import ampcheck.jax_device  # noqa: F401, PLC0415  # makes the device
 
     def there(self, tree: Any) -> Any:
-        """A tensor that is not contiguous keeps its strides."""
+        """Return the tensors there; one that is not contiguous keeps its strides."""
         return _moved(tree, self._move)
 
     @staticmethod
@@ -70,7 +70,7 @@ class Device:
         return tensor.to("jax")
 
     def back(self, tree: Any) -> Any:
-        """The tensors' CPU copies."""
+        """Return the tensors' CPU copies."""
 
         def one(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
@@ -102,7 +102,7 @@ class Torchax:
         return _moved(tree, lambda t: self._env.to_xla(t.detach()))
 
     def back(self, tree: Any) -> Any:
-        """The CPU copies of torchax's tensors."""
+        """Return the CPU copies of torchax's tensors."""
 
         def one(leaf: Any) -> Any:
             if type(leaf).__module__.startswith("torchax"):
@@ -123,7 +123,7 @@ class Torchax:
 
 
 def way(name: str) -> Way:
-    """The way of that name. Raises ValueError for an unknown one."""
+    """Return the way of that name. Raises ValueError for an unknown one."""
     if name == "jax":
         return Device()
     if name == "torchax":

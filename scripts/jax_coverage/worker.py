@@ -16,7 +16,7 @@ from scripts.jax_coverage.records import Sample
 
 def serve(way: str, limit: int, channel: TextIO) -> None:
     """Answer the lines of standard input until it ends."""
-    from scripts.jax_coverage import measure, samples, ways
+    from scripts.jax_coverage import measure, samples, ways  # noqa: PLC0415  # import torch, after the channel is taken
 
     def say(**message: object) -> None:
         channel.write(json.dumps(message) + "\n")

@@ -140,7 +140,7 @@ def _noised() -> dict[str, torch.Tensor]:
 
 
 def _own_loss(call: Callable[..., Any], batch: Batch) -> torch.Tensor:
-    """The loss that models of transformers compute of their labels."""
+    """Return the loss that models of transformers compute of their labels."""
     loss: torch.Tensor = call(**batch).loss
     return loss
 

@@ -92,7 +92,7 @@ def train(model: TrainedModel, device: str, way: str, dtype: torch.dtype | None)
         return loss.detach()
 
     if way == "jit":
-        from ampcheck.jax_device import jit  # the device is not made where the CPU alone trains
+        from ampcheck.jax_device import jit  # noqa: PLC0415  # the device is not made where the CPU alone trains
 
         step = jit(step)
     losses, seconds = [], []
@@ -108,8 +108,8 @@ def train(model: TrainedModel, device: str, way: str, dtype: torch.dtype | None)
 
 def train_by_torchax(model: TrainedModel, way: str, dtype: torch.dtype | None) -> Training:
     """Train a model on torchax's device, which a process has instead of this package's."""
-    import torchax
-    from torchax import interop
+    import torchax  # noqa: PLC0415  # a process has either its device or this package's
+    from torchax import interop  # noqa: PLC0415
 
     if dtype is torch.float16:
         raise Unsupported("torchax has no GradScaler")
@@ -252,7 +252,7 @@ def main(arguments: list[str]) -> None:
     channel = answers()
     name, dtype, *ways = arguments
     if not set(ways) & set(TORCHAX):
-        import ampcheck.jax_device  # noqa: F401  # makes the device, before the process's first backward
+        import ampcheck.jax_device  # noqa: F401, PLC0415  # makes the device, before the process's first backward
     for row in rows(MODELS[name], dtype, ways):
         channel.write(json.dumps(dataclasses.asdict(row)) + "\n")
 

@@ -6,8 +6,11 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
+from tabulate import tabulate
+
 from ampcheck.checks.cases import cell_cases, compiled_cases, op_cases
-from ampcheck.checks.cells import Cell, cells, reached
+from ampcheck.checks.cells import TRANSITIONS, Cell, cells, reached
 from ampcheck.devices.base import Device
 from ampcheck.spec.case import Case
 from ampcheck.spec.casting import POLICIES
@@ -65,6 +68,52 @@ def figure(counted: Sequence[Coverage], ran: bool = False) -> str:
         f"{cases} reach {nightly / reachable:.1%} of {reachable} reachable cells of overload, dispatch key, mix of "
         f"dtypes, gradient mode, layout and compiler; those of them that every run has, {every / reachable:.1%}."
     )
+
+
+def table(counted: Sequence[Coverage], list_open: bool, ran: bool) -> str:
+    """Write the counts as text. `list_open`: whether to list what is open; `ran`: as in `figure`."""
+    headers = ["device", "dispatch key", "cells", "unreachable", "reachable", "in each run", "nightly", "open"]
+    rows = [
+        [c.device, c.key, c.cells, c.cells - c.reachable, c.reachable, c.every, c.nightly, c.reachable - c.nightly]
+        for c in counted
+    ]
+    reasons: dict[str, int] = {}
+    for each in counted:
+        for reason, number in each.unreachable.items():
+            reasons[reason] = reasons.get(reason, 0) + number
+    why = [[number, reason] for reason, number in sorted(reasons.items(), key=lambda item: -item[1])]
+    walked = (
+        f"Every run takes all {len(TRANSITIONS.reachable)} transitions of the model of autocast's state that can be, "
+        f"of {TRANSITIONS.size}."
+    )
+    parts = [
+        figure(counted, ran),
+        walked,
+        tabulate(rows, headers=headers),
+        tabulate(why, headers=["unreachable", "because"]),
+    ]
+    if list_open:
+        parts += [f"open on {each.device}: {name}" for each in counted for name in each.open]
+    return "\n\n".join(parts)
+
+
+def fields(counted: Sequence[Coverage]) -> dict[str, object]:
+    """Return the counts as JSON data, which `ampcheck report` shows."""
+    return {
+        "torch": torch.__version__,
+        "devices": [
+            {
+                "device": each.device,
+                "key": each.key,
+                "cells": each.cells,
+                "reachable": each.reachable,
+                "each_run": each.every,
+                "nightly": each.nightly,
+                "unreachable": each.unreachable,
+            }
+            for each in counted
+        ],
+    }
 
 
 def _cases(device: Device, nightly: bool) -> Iterator[Case]:

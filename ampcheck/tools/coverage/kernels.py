@@ -12,9 +12,12 @@ of which happens without the kernel.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
+
+import torch
+from tabulate import tabulate
 
 from ampcheck import samples
 from ampcheck.checks.call import plan
@@ -61,7 +64,7 @@ def by_suite(devices: Iterable[Device], progress: Callable[[str], None] = lambda
 
 
 def registrations(device: Device) -> frozenset[str]:
-    """The overloads registered under a device's key. Raises UsageError where there are none."""
+    """Return the overloads registered under a device's key. Raises UsageError where there are none."""
     found = registered(device.key)
     if not found:
         raise UsageError(f"no autocast policies are registered under {device.key}, the key of device {device.name!r}")
@@ -101,3 +104,48 @@ def _acted(seen: Observation, overload: str, dtype_given: str | None) -> bool:
     if call is None:
         return overload in APPENDED and seen.of(APPENDED[overload]) is not None
     return call.dtype_kwarg != dtype_given or any(leaf.given != leaf.got for leaf in call.leaves)
+
+
+def fields(rows: Mapping[str, tuple[Entered, Entered]]) -> list[dict[str, object]]:
+    """Return what the suite and PyTorch's lists entered on each device as JSON data."""
+    return [
+        {
+            "device": device,
+            "key": mine.key,
+            "registered": len(mine.registered),
+            "entered": sorted(mine.entered),
+            "missed": mine.missed,
+            "entered_by_pytorch": sorted(theirs.entered),
+            "missed_by_pytorch": theirs.missed,
+        }
+        for device, (mine, theirs) in rows.items()
+    ]
+
+
+def table(rows: Mapping[str, tuple[Entered, Entered]]) -> str:
+    """Write what the suite and PyTorch's lists entered on each device as text."""
+    headers = [
+        "device",
+        "dispatch key",
+        "registered",
+        "entered by this suite",
+        "by PyTorch's lists",
+        "missed by this suite",
+    ]
+    body = [
+        [
+            device,
+            mine.key,
+            len(mine.registered),
+            len(mine.entered),
+            len(theirs.entered),
+            ", ".join(mine.missed) or "none",
+        ]
+        for device, (mine, theirs) in rows.items()
+    ]
+    parts = [f"Autocast kernels entered, torch {torch.__version__}", tabulate(body, headers=headers), ""]
+    for device, (_, theirs) in rows.items():
+        if theirs.missed:
+            what = ", ".join(theirs.missed) if theirs.entered else f"all {len(theirs.missed)}: no list is run on it"
+            parts.append(f"PyTorch's lists miss on {device}: {what}")
+    return "\n".join(parts)

@@ -76,7 +76,7 @@ class ListedCall:
 
 
 def entries(device: Device) -> list[ListedCall]:
-    """The calls PyTorch's files make on a device's type; none where no file runs the lists on it.
+    """Return the calls PyTorch's files make on a device's type; none where no file runs the lists on it.
 
     The device must be entered. Raises UsageError where this torch has no such lists.
     """

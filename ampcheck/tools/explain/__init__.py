@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ampcheck.tools.explain.effects import deviations, effects, keys
-from ampcheck.tools.explain.names import floating_names, resolve
+from ampcheck.tools.explain.text import explain
 
-__all__ = ["deviations", "effects", "floating_names", "keys", "resolve"]
+__all__ = ["explain"]

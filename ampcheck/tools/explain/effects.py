@@ -71,7 +71,7 @@ def effects(overload: str, policy: str, device: Device, amp: str, inputs: Sequen
 
 
 def _sample(overload: str, inputs: Sequence[str]) -> Sample | None:
-    """The sample whose call is shown: the first that takes as many floating tensors as asked for."""
+    """Return the sample whose call is shown: the first that takes as many floating tensors as asked for."""
     op = samples.catalogue().get(overload)
     if op is None:
         return None
@@ -121,7 +121,7 @@ def _effect(
 
 
 def _comes_out(overload: str, sample: Sample | None, expected: Expectation) -> str:
-    """The dtypes of the outputs, from a run on fake tensors; in words where there is none to be had."""
+    """Return the dtypes of the outputs, from a run on fake tensors; in words where there is none to be had."""
     reached = {dtype for dtype in expected.leaves if is_floating(dtype)}
     if sample is None or sample.call != "aten" or len(reached) > 1:  # kernels differ in what they make of mixed dtypes
         return "as the kernel gives"
@@ -146,7 +146,7 @@ def _comes_out(overload: str, sample: Sample | None, expected: Expectation) -> s
 
 
 def deviations(overload: str, policy: str, devices: Iterable[Device]) -> dict[Deviation, int]:
-    """The known deviations that speak of cases of an overload on some devices, with how many cases."""
+    """Return the known deviations that speak of cases of an overload on some devices, with how many cases."""
     out: dict[Deviation, int] = {}
     for device in devices:
         deviations = KnownDeviations([device])

@@ -42,7 +42,7 @@ def _with_policy() -> frozenset[str]:
 
 @cache
 def _spellings() -> dict[str, tuple[str, ...]]:
-    """The overloads that each Python spelling of a sample reaches."""
+    """Return the overloads that each Python spelling of a sample reaches."""
     out: dict[str, dict[str, None]] = {}
     for op in samples.catalogue().values():
         for sample in op.samples:
@@ -99,7 +99,7 @@ def _unknown(name: str) -> UsageError:
 
 
 def floating_names(text: str) -> tuple[str, ...]:
-    """The dtypes of `--inputs fp32,fp16`. Raises UsageError for one that is unknown."""
+    """Return the dtypes of `--inputs fp32,fp16`. Raises UsageError for one that is unknown."""
     names = tuple(part.strip() for part in text.split(",") if part.strip())
     for name in names:
         if name not in DTYPES:

@@ -46,7 +46,7 @@ class Limit:
     dynamic: bool | None = None
 
     def source(self, device: Device, dtype: torch.dtype, other: torch.dtype) -> str:
-        """The program and its compilation, without imports."""
+        """Return the program and its compilation, without imports."""
         text = textwrap.dedent(self.text).strip("\n")
         for name, value in (("device", repr(device.type)), ("dtype", str(dtype)), ("other", str(other))):
             text = text.replace("{" + name + "}", value)
@@ -118,7 +118,7 @@ def program(a, b):
 
 
 def as_module(text: str) -> str:
-    """Exports take modules: the program becomes the forward of one."""
+    """Make the program the forward of a module, as export takes modules."""
     head, _, body = text.strip("\n").rpartition("def program(a, b):\n")
     decorator = head.splitlines()[-1] if head.rstrip().endswith(")") and head.splitlines()[-1].startswith("@") else ""
     head = head[: len(head) - len(decorator) - 1] if decorator else head

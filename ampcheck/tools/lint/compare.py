@@ -187,7 +187,7 @@ def _differences(
 
 
 def _kernels(got: list[RecordedKernel], want: list[RecordedKernel]) -> Iterator[tuple[RecordedKernel, RecordedKernel]]:
-    """The kernels that ran in both runs, where they received different dtypes; eager's first."""
+    """Yield the kernels that ran in both runs, where they received different dtypes; eager's first."""
     matcher = SequenceMatcher(None, [k.op for k in want], [k.op for k in got], autojunk=False)
     for start, other, size in matcher.get_matching_blocks():
         for wanted, received in zip(want[start : start + size], got[other : other + size], strict=True):
@@ -229,7 +229,7 @@ def _state(run: RecordedRun) -> str:
 
 
 def _lines(place: Place | None, eager: Callable[..., Any]) -> tuple[Place, ...]:
-    """A place, or where the program is defined."""
+    """Return a place, or where the program is defined."""
     if place is not None and place[0]:
         return (place,)
     made: Any = eager.forward if isinstance(eager, torch.nn.Module) else inspect.unwrap(eager)
@@ -252,7 +252,7 @@ def _said(error: BaseException | None) -> str:
 def _report(
     lines: tuple[Place, ...], compiler: str, kind: str, what: str, eager: str, compiled: str, *, traced: bool = False
 ) -> Diagnostic:
-    """A difference under the rule that explains it, or `kind` where none is seen to."""
+    """Return a difference under the rule that explains it, or `kind` where none is seen to."""
     silent = kind not in ("refused", "raises")
     why = cause(lines, "traced" if traced else compiler, kind)
     if why is None:

@@ -12,7 +12,7 @@ _NUMBERS = count()
 
 
 def module(name: str, values: dict[str, Any] | None = None) -> ModuleType:
-    """An empty module that can be imported under its name, which is new each time.
+    """Return an empty module that can be imported under its name, which is new each time.
 
     Dynamo imports the module that a function says it is from, and keeps it under that name.
     """

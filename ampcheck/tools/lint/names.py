@@ -75,7 +75,7 @@ class Names:
                 known[alias.name.partition(".")[0]] = alias.name.partition(".")[0]
 
     def scope(self, node: ast.AST) -> Scope:
-        """The scope of a node."""
+        """Return the scope of a node."""
         found = self._parents.get(node)
         while not isinstance(found, _SCOPES):
             if found is None:
@@ -84,18 +84,18 @@ class Names:
         return found
 
     def parents(self, node: ast.AST) -> Iterator[ast.AST]:
-        """The nodes around a node, from the inside out."""
+        """Yield the nodes around a node, from the inside out."""
         found = self._parents.get(node)
         while found is not None:
             yield found
             found = self._parents.get(found)
 
     def owner(self, node: ast.AST) -> ast.ClassDef | None:
-        """The class whose method contains a node."""
+        """Return the class whose method contains a node."""
         return next((parent for parent in self.parents(node) if isinstance(parent, ast.ClassDef)), None)
 
     def lookup(self, name: str, at: ast.AST) -> tuple[Scope, list[ast.AST]] | None:
-        """The scope that binds a name as seen from a node, and what it binds it to; None where the file does not."""
+        """Return the scope that binds a name seen from a node, and what it binds it to; None where none does."""
         first = True
         scope = at if isinstance(at, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) else self.scope(at)
         while True:

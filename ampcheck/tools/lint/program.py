@@ -42,7 +42,7 @@ class LintedProgram:
         self.calls = [node for node in ast.walk(names.tree) if isinstance(node, ast.Call)]
 
     def compiler(self, call: ast.AST) -> str:
-        """The compiler that a call compiles by; "" where it compiles nothing."""
+        """Return the compiler that a call compiles by; "" where it compiles nothing."""
         if not isinstance(call, ast.Call):
             return ""
         compiler = _COMPILERS.get(self.names.dotted(call.func), "")
@@ -88,7 +88,7 @@ class LintedProgram:
         return any(self.names.dotted(decorator) in _LEFT_OUT for decorator in decorators)
 
     def own(self, function: Function) -> Iterator[ast.AST]:
-        """The nodes of a function's body that run when it is called, those of functions it defines left out."""
+        """Yield the nodes of a function's body that run when it is called, those of functions it defines left out."""
         waiting: list[ast.AST] = list(function.body)
         while waiting:
             node = waiting.pop(0)
@@ -97,11 +97,11 @@ class LintedProgram:
                 waiting += ast.iter_child_nodes(node)
 
     def calls_of(self, function: Function) -> list[ast.Call]:
-        """The calls that a function makes itself."""
+        """Return the calls that a function makes itself."""
         return [node for node in self.own(function) if isinstance(node, ast.Call)]
 
     def callees(self, call: ast.Call, compiler: str) -> list[Function]:
-        """The functions of the file that a compiler goes into at a call; none for one that was compiled by itself."""
+        """Return the functions of the file that a compiler goes into at a call; none for one compiled by itself."""
         if self.compiler(call) or self.compiled_callee(call):
             return []
         # An autograd function is one op to TorchScript; the others see what its forward does.
@@ -113,7 +113,7 @@ class LintedProgram:
         return self.functions(call.func, "")
 
     def compiled_callee(self, call: ast.Call) -> tuple[str, list[Function]] | None:
-        """The compiler and the functions behind a call of a program that was compiled before; None for other calls."""
+        """Return the compiler and functions behind a call of a program compiled before; None for other calls."""
         value = self.value(call.func)
         compiler = self.compiler(value)
         if compiler and isinstance(value, ast.Call) and value.args:
@@ -140,7 +140,7 @@ class LintedProgram:
         return self.value(found[-1], depth + 1) if found and found[-1] is not expression else expression
 
     def functions(self, expression: ast.AST, compiler: str, depth: int = 0) -> list[Function]:
-        """The functions that run when an expression's value is called, or compiled by a compiler."""
+        """Return the functions that run when an expression's value is called, or compiled by a compiler."""
         if depth > _DEPTH:
             return []
         if isinstance(expression, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -180,7 +180,7 @@ class LintedProgram:
         return [node for node in found if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
 
     def instance(self, expression: ast.AST, depth: int = 0) -> ast.ClassDef | None:
-        """The class of the file that an expression's value is an instance of."""
+        """Return the class of the file that an expression's value is an instance of."""
         if depth > _DEPTH:
             return None
         if isinstance(expression, ast.Name) and expression.id == "self":

@@ -62,13 +62,13 @@ class LintedRegion:
         return named and self.dtype.value not in _LOW and self.device.value != "cuda"
 
     def varying(self) -> tuple[str, ...]:
-        """The options that are not constant."""
+        """Return the options that are not constant."""
         named = {"enabled": self.enabled, "dtype": self.dtype, "device_type": self.device}
         return tuple(name for name, option in named.items() if not option.constant)
 
 
 def region(names: Names, expression: ast.AST) -> LintedRegion | None:
-    """The region that an expression makes; None where it makes none."""
+    """Return the region that an expression makes; None where it makes none."""
     if not isinstance(expression, ast.Call):
         return None
     name = names.dotted(expression.func)

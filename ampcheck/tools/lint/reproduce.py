@@ -81,7 +81,7 @@ for where, dtype in PLACES if compiled is not None else ():
 
 
 def of_limit(limit: Limit, amp: Amp) -> str:
-    """A limit in plain torch: prints a line for each thing looked at, `ok` or `FAIL` with what was got and expected."""
+    """Write a limit in plain torch that prints `ok` or `FAIL` for each thing looked at, with what was expected."""
     made = [values.expression(TensorArg((2, 2), None, "unit", seed=n), "fp32", 0, amp.device) for n in (1, 2)]
     text, _, last = limit.source(amp.device, amp.dtype, amp.other).rstrip("\n").rpartition("\n")
     eagerly = "as_python()" if "torch.jit." in text else "nullcontext()"

@@ -74,7 +74,7 @@ def _nodes(block: Any) -> Iterator[Any]:
 
 
 def _fx_nodes(program: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
-    """The nodes of a graph; the parts of a region are at the place of the region."""
+    """Yield the nodes of a graph; the parts of a region are at the place of the region."""
     for node in program.graph.nodes:
         parts = [getattr(program, arg.target, None) for arg in node.all_input_nodes if arg.op == "get_attr"]
         modules = [part for part in parts if isinstance(part, torch.fx.GraphModule)]
@@ -86,7 +86,7 @@ def _fx_nodes(program: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
 
 
 def of_error(error: BaseException) -> Place | None:
-    """The line of the program that an error's message names."""
+    """Return the line of the program that an error's message names."""
     found = _matches(_SCRIPTED, str(error)) or _matches(_TRACED, str(error))
     return found[-1] if found else None
 
@@ -100,13 +100,13 @@ def _program(text: str) -> LintedProgram | None:
 
 
 def parsed(file: str) -> LintedProgram | None:
-    """A source file as the static linter sees it; None where there is none to read."""
+    """Return a source file as the static linter sees it; None where there is none to read."""
     text = "".join(linecache.getlines(file))  # knows programs that were made of text, too
     return _program(text) if text else None
 
 
 def function_at(program: LintedProgram, line: int) -> Function | None:
-    """The innermost function around a line."""
+    """Return the innermost function around a line."""
     around = [
         node
         for node in ast.walk(program.names.tree)
@@ -135,7 +135,7 @@ def _around(function: Function, line: int) -> list[ast.expr]:
 
 
 def regions_at(program: LintedProgram, line: int) -> list[LintedRegion]:
-    """The regions around a line within its function, the decorators among them, the innermost first."""
+    """Return the regions around a line within its function, the decorators among them, the innermost first."""
     function = function_at(program, line)
     if function is None:
         return []
@@ -144,7 +144,7 @@ def regions_at(program: LintedProgram, line: int) -> list[LintedRegion]:
 
 
 def lost(program: Any) -> list[Diagnostic]:
-    """The disabled regions that tracing dropped from a compiled program, its traced callees among it.
+    """Return the disabled regions that tracing dropped from a compiled program, its traced callees among it.
 
     They are found by the lines that the graph's ops were traced at, so a program that a file was loaded from has them
     too, as long as the source is there.
@@ -176,7 +176,7 @@ _OF_WHOLE = {
 
 
 def cause(lines: tuple[Place, ...], compiler: str, kind: str) -> tuple[str, int, int, str] | None:
-    """The file, line and column where the source around some lines breaks a rule, and the rule; None where none does.
+    """Return the file, line and column where the source around some lines breaks a rule, and the rule, or None.
 
     `kind`: of the difference that is to be explained.
     """

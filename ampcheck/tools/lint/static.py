@@ -30,7 +30,7 @@ _IGNORE = re.compile(r"#\s*ampcheck:\s*ignore(?:\[(?P<rules>[^\]]*)\])?")
 
 
 def lint_source(text: str, file: str, rules: Collection[str] = tuple(RULES)) -> list[Diagnostic]:
-    """The reports on a file's text, in the order of its lines.
+    """Return the reports on a file's text, in the order of its lines.
 
     `rules`: those to look for. Raises UsageError where the text is no Python, or an ignore comment names no rule.
     """
@@ -47,7 +47,7 @@ def lint_source(text: str, file: str, rules: Collection[str] = tuple(RULES)) -> 
 
 
 def lint_files(paths: Collection[Path], rules: Collection[str] = tuple(RULES)) -> list[Diagnostic]:
-    """The reports on files, and on all the Python files in folders. Raises UsageError for what cannot be read."""
+    """Return the reports on files, and on all Python files in folders. Raises UsageError for what cannot be read."""
     out: list[Diagnostic] = []
     for path in paths:
         for file in sorted(path.rglob("*.py")) if path.is_dir() else (path,):
@@ -62,7 +62,7 @@ def lint_files(paths: Collection[Path], rules: Collection[str] = tuple(RULES)) -
 
 
 def find(target: str) -> Path:
-    """The file or folder behind a path or the name of a module, which is not imported.
+    """Return the file or folder behind a path or the name of a module, which is not imported.
 
     Raises UsageError where there is none.
     """
@@ -104,7 +104,7 @@ def _report(file: str, compiler: str, found: Found) -> Diagnostic:
 
 
 def _ignored(text: str, file: str) -> Iterator[tuple[int, frozenset[str]]]:
-    """The rules that the comments of each line switch off there."""
+    """Yield the rules that the comments of each line switch off there."""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         match = _IGNORE.search(token.string) if token.type == tokenize.COMMENT else None
         if match is None:

@@ -25,7 +25,7 @@ _CUSTOM_FWD = ("torch.amp.custom_fwd", "torch.cuda.amp.custom_fwd", "torch.amp.a
 
 
 def entered(program: LintedProgram, function: Function) -> Iterator[tuple[ast.withitem, LintedRegion | None]]:
-    """The with items of a function that enter a region, and the region; None where the object was made elsewhere."""
+    """Yield the with items of a function that enter a region, and the region; None for one that was made elsewhere."""
     for node in program.own(function):
         if isinstance(node, (ast.With, ast.AsyncWith)):
             for item in node.items:
@@ -37,7 +37,7 @@ def entered(program: LintedProgram, function: Function) -> Iterator[tuple[ast.wi
 
 
 def _makers(program: LintedProgram, expression: ast.expr) -> list[ast.expr]:
-    """The calls that made the region objects an expression may stand for."""
+    """Return the calls that made the region objects an expression may stand for."""
     if isinstance(expression, ast.IfExp):
         return _makers(program, expression.body) + _makers(program, expression.orelse)
     if region(program.names, expression) is not None:
@@ -49,13 +49,13 @@ def _makers(program: LintedProgram, expression: ast.expr) -> list[ast.expr]:
 
 
 def decorators(program: LintedProgram, function: Function) -> list[LintedRegion]:
-    """The regions that decorate a function."""
+    """Return the regions that decorate a function."""
     found = (region(program.names, decorator) for decorator in function.decorator_list)
     return [made for made in found if made is not None]
 
 
 def around(program: LintedProgram, node: ast.AST) -> list[LintedRegion]:
-    """The enabled regions around a node lexically, within its function."""
+    """Return the enabled regions around a node lexically, within its function."""
     out = []
     for parent in program.names.parents(node):
         if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
@@ -123,7 +123,7 @@ def _withs(program: LintedProgram, node: ast.AST) -> Iterator[ast.With | ast.Asy
 
 
 def _name(item: ast.withitem) -> str:
-    """The name of the object that a with item enters."""
+    """Return the name of the object that a with item enters."""
     if isinstance(item.optional_vars, ast.Name):
         return item.optional_vars.id
     return item.context_expr.id if isinstance(item.context_expr, ast.Name) else ""

@@ -74,7 +74,7 @@ class CastTracker:
         self._limit = 1024
 
     def add(self, call: TracedCall, record: OpRecord, before: torch.Tensor, after: torch.Tensor) -> None:
-        """A cast was made in a call."""
+        """Note a cast that was made in a call."""
         given, got = name_of(before.dtype), name_of(after.dtype)
         count = before.numel()
         storage = _storage(before)
@@ -105,7 +105,7 @@ class CastTracker:
                 self._weights[target._cdata] = _Kept(StorageWeakRef(target), cast, weakref.ref(before), call)
 
     def consumed(self, call: TracedCall, policy: str, overload: str, given: Sequence[torch.Tensor]) -> None:
-        """A kernel is about to take some tensors: casts among them that its policy explains are autocast's."""
+        """Tell whose the casts are that a kernel is about to take: autocast's where its policy explains them."""
         record = call.record
         if record is None or not record.region.enabled or not (call.pending or self._weights):
             return
@@ -136,7 +136,7 @@ class CastTracker:
             record.stale.append(cached.cast.source)
 
     def settle(self, call: TracedCall) -> None:
-        """A call ended: decide whose its casts were."""
+        """Decide whose the casts of a call were that ended."""
         record = call.record
         if record is None or not call.pending:
             return
@@ -152,7 +152,7 @@ class CastTracker:
         call.pending.clear()
 
     def _asked(self, call: TracedCall, record: OpRecord) -> dict[int, str]:
-        """The dtype that the call's own policy asks of each of its arguments."""
+        """Return the dtype that the call's own policy asks of each of its arguments."""
         if not record.region.enabled or record.policy not in ("downcast", "upcast", "promote", UNKNOWN):
             return {}
         given = list(tensors((call.args, call.kwargs)))
@@ -201,7 +201,7 @@ def _matching(cast: CastRecord, forward: OpRecord) -> list[CastRecord]:
 
 
 def _from_forward(cast: CastRecord, forward: OpRecord | None) -> None:
-    """A gradient's cast is named after the tensor whose gradient it is."""
+    """Name a gradient's cast after the tensor whose gradient it is."""
     matching = [c for c in _matching(cast, forward) if c.origin == "autocast"] if forward is not None else []
     if matching:
         first = matching[0]

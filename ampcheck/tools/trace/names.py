@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ampcheck.devices.registry import known as devices
 from ampcheck.observe.dispatcher import UNKNOWN
 from ampcheck.observe.recorder import overload_name
 from ampcheck.observe.torch_private import OpOverloadPacket
@@ -39,7 +40,7 @@ CONVERSIONS = frozenset(("to", "type", "type_as", "cfloat", "cdouble", "chalf", 
 
 @lru_cache(maxsize=4096)
 def public_name(func: Callable[..., Any]) -> str:
-    """The op's name: `matmul` for `Tensor.__rmatmul__`, `sum.dim_IntList` for that overload, else its own."""
+    """Return the op's name: `matmul` for `Tensor.__rmatmul__`, `sum.dim_IntList` for that overload, else its own."""
     if isinstance(func, OpOverload):
         return overload_name(func)
     if isinstance(func, OpOverloadPacket):
@@ -58,7 +59,7 @@ def public_name(func: Callable[..., Any]) -> str:
 
 
 def key_of(device_type: str) -> str:
-    """The autocast dispatch key of a device type. The name of a third-party backend means PrivateUse1."""
+    """Return the autocast dispatch key of a device type. The name of a third-party backend means PrivateUse1."""
     if device_type == backend_name():
         return "AutocastPrivateUse1"
     return _KEY_OF.get(device_type, f"Autocast{device_type.upper()}")
@@ -66,12 +67,10 @@ def key_of(device_type: str) -> str:
 
 @cache
 def _policies(device_type: str) -> Mapping[str, str]:
-    """The policies of a device type: the table's, or for PrivateUse1 those its `ampcheck.devices` entry declares."""
+    """Return the policies of a device type: the table's, or for PrivateUse1 those that its device declares."""
     key = key_of(device_type)
     known: dict[str, str] = dict(table(key, closest(torch.__version__)))
     if key not in KEYS:
-        from ampcheck.devices.registry import known as devices
-
         for device in devices().values():
             if device.type == device_type:
                 known = dict(device.policies())
@@ -84,7 +83,7 @@ def _policies(device_type: str) -> Mapping[str, str]:
 
 @cache
 def _packets(device_type: str) -> Mapping[str, Mapping[str, str]]:
-    """The policies again, by overload packet."""
+    """Return the policies again, by overload packet."""
     out: dict[str, dict[str, str]] = {}
     for name, policy in _policies(device_type).items():
         out.setdefault(name.partition(".")[0], {})[name] = policy
@@ -98,12 +97,12 @@ def forget() -> None:
 
 
 def kernel_policy(device_type: str, overload: str) -> str:
-    """The policy of an exact overload, e.g. `addmm`."""
+    """Return the policy of an exact overload, e.g. `addmm`."""
     return _policies(device_type).get(overload, "fallthrough")
 
 
 def call_policy(device_type: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The policy of a public call. Which overload it is matters only where a packet's overloads have several."""
+    """Return the policy of a public call. Which overload it is matters only where a packet's overloads have several."""
     if "." in name:
         return kernel_policy(device_type, name)
     overloads = _packets(device_type).get(name)

@@ -61,7 +61,7 @@ class TraceRecorder:
         self._error: Exception | None = None
 
     def enter(self, call: TracedCall) -> bool:
-        """A public call begins. Returns whether it is one of the same function inside of another."""
+        """Begin a public call. Returns whether it is one of the same function inside of another."""
         self._end_loose()
         call.node = current_node()
         call.sequence = sequence_number()
@@ -70,7 +70,7 @@ class TraceRecorder:
         return repeated
 
     def leave(self, call: TracedCall) -> None:
-        """It ended, by whatever way."""
+        """End a public call, however it ended."""
         self._end_loose()
         self._calls.remove(call)
         with _untraced():
@@ -78,7 +78,7 @@ class TraceRecorder:
         call.args, call.kwargs = (), {}
 
     def failed(self, call: TracedCall, error: Exception) -> None:
-        """It raised. Only the innermost call that an exception comes from is marked."""
+        """Mark a call that raised: the innermost that the exception comes from."""
         # PyTorch's own control flow is not an error: a checkpoint stops its recomputation by a private exception.
         if error is not self._error and not type(error).__name__.startswith("_"):
             self._error = error
@@ -87,7 +87,7 @@ class TraceRecorder:
             record.error = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
     def finish(self) -> None:
-        """The trace ended: settle what is open, and let go of the program's tensors and modules."""
+        """End the trace: settle what is open, and let go of the program's tensors and modules."""
         self._end_loose()
         for call in self._calls:
             self._casts.settle(call)
@@ -199,7 +199,7 @@ class TraceRecorder:
         return call.node.name().rpartition("::")[2], "", module, location
 
     def _forward(self, node: Any) -> OpRecord | None:
-        """The record of the call that made an autograd node, None where it was not traced."""
+        """Return the record of the call that made an autograd node, None where it was not traced."""
         number = getattr(node, "_sequence_nr", lambda: 2**64)()
         place = bisect_right(self._starts, number) - 1
         return self._started[place] if place >= 0 and number < 2**63 else None

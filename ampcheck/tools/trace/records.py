@@ -108,5 +108,5 @@ class OpRecord:
         return [cast for cast in self.casts if cast.origin in ("autocast", "gradient")]
 
     def data(self) -> dict[str, Any]:
-        """It as JSON data."""
+        """Return the record as JSON data."""
         return asdict(self) | {"ran_in": self.ran_in}

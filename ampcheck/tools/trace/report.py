@@ -86,7 +86,7 @@ _BY = {"autocast": "", "gradient": " (gradient)", "user": " (user)", "op": " (op
 
 
 def size(count: int) -> str:
-    """A number of bytes for people: "512 B", "1.5 kB", "2.0 MB"; powers of 1000."""
+    """Write a number of bytes for people: "512 B", "1.5 kB", "2.0 MB"; powers of 1000."""
     if count < 1000:
         return f"{count} B"
     value = float(count)
@@ -100,7 +100,7 @@ def size(count: int) -> str:
 
 
 def totals(ops: list[OpRecord]) -> dict[str, Any]:
-    """The trace in numbers. `casts` and `bytes` are autocast's; `other_casts` are the program's and the ops' own."""
+    """Return the trace in numbers. `casts` and `bytes` are autocast's; `other_casts` the program's and the ops' own."""
     autocasts = [cast for op in ops for cast in op.autocasts]
     ran = Counter(op.ran_in for op in ops)
     return {

@@ -24,7 +24,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of `ampcheck trace`."""
+    """Return the parser of `ampcheck trace`."""
     out = _Parser(
         prog="ampcheck trace",
         description="Run a script, or a function without arguments, and show what autocast did to each op.",

@@ -65,7 +65,7 @@ class Trace(AbstractContextManager["Trace"]):
         return False
 
     def table(self, sort: report.Sort = "order", limit: int | None = None) -> str:
-        """A text table, a row per op and place, calls of the same line taken together.
+        """Return a text table, a row per op and place, calls of the same line taken together.
 
         `sort`: "order" of the program, or most "bytes" or "casts" first. `limit`: at most so many rows; a last line
         then says how many there are. Raises UsageError for another `sort` or a limit below 1.
@@ -152,7 +152,7 @@ class _Kernels(TorchDispatchMode):
 
 
 def _body(func: Any) -> Callable[..., Any] | None:
-    """A Python function of PyTorch without its check for overrides, so that the calls inside it are seen too.
+    """Return a Python function of PyTorch without its check for overrides, so that the calls inside it are seen too.
 
     None for a function that has none, and where another function mode runs: that one sees the call first, as it would
     without a trace.

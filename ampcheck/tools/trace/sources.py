@@ -25,7 +25,7 @@ class Sources:
         self._tensors: dict[int, tuple[torch.Tensor, str]] = {}
 
     def place(self) -> tuple[str, str]:
-        """The module path and the program's file and line of what runs now; "" for unknown ones."""
+        """Return the module path and the program's file and line of what runs now; "" for unknown ones."""
         location = ""
         modules: list[torch.nn.Module] = []
         frame: FrameType | None = sys._getframe(1)
@@ -39,7 +39,7 @@ class Sources:
         return (self._path(modules[-1], modules[0]) if modules else ""), location
 
     def name(self, tensor: torch.Tensor) -> str:
-        """The parameter's or buffer's name in the outermost module seen, else dtype and shape."""
+        """Return the parameter's or buffer's name in the outermost module seen, else dtype and shape."""
         known = self._tensors.get(id(tensor))
         if known is not None and known[0] is tensor:
             return known[1]

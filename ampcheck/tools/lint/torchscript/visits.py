@@ -73,7 +73,7 @@ def trace(program: LintedProgram, function: Function) -> Iterator[Found]:
 
 
 def traced_under(program: LintedProgram) -> Iterator[Found]:
-    """The calls of torch.jit.trace inside an enabled region that keeps casts."""
+    """Yield the calls of torch.jit.trace inside an enabled region that keeps casts."""
     for call in program.calls:
         if program.compiler(call) == "traced":
             for made in around(program, call):
