@@ -5,7 +5,7 @@ TORCH ?= torch>=2.11,<2.14
 RUN := .venv-run
 TEST := .venv-test
 
-.PHONY: run test check clean
+.PHONY: run test check docs clean
 
 # The main job: the suites on every device this machine has, then the report. DEVICES="cpu virtual:cuda" chooses.
 run: $(RUN)/ready
@@ -30,6 +30,13 @@ check: $(TEST)/ready
 	$(TEST)/bin/ruff format --check .
 	$(TEST)/bin/mypy
 	$(TEST)/bin/lint-imports --no-cache
+
+# The parts of docs/ that are made of code and data. docs/jax_ops.md takes an hour: python -m scripts.jax_coverage --write docs/jax_ops.md
+docs: $(TEST)/ready
+	$(TEST)/bin/python -m scripts.findings
+	$(TEST)/bin/python -m scripts.private_api
+	$(TEST)/bin/python -m scripts.coverage_pages
+	$(TEST)/bin/python -m ampcheck.bench.run.readme
 
 # torch comes first: the TorchScript operators are compiled against it while the package is built.
 $(RUN)/ready: pyproject.toml setup.py $(wildcard ampcheck/torchscript/csrc/*)

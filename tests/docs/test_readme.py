@@ -60,21 +60,6 @@ def test_commands_take_what_the_pages_give_them(name: tuple[str, ...]) -> None:
     assert sorted(options_shown()[name] - known) == []
 
 
-def test_a_command_of_the_readme_answers() -> None:
-    (words,) = (words for words in commands("ampcheck") if words[1] == "explain")
-    done = run(*words)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
-
-
-def test_make_has_the_two_commands() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    named = [words[1] for words in commands("make")]
-    assert named == ["run", "test"]
-    assert all(f"\n{name}:" in makefile for name in named)
-    assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-
-
 def test_the_example_device_runs(tmp_path: Path) -> None:
     """The class of the README, for the CPU in place of a device nobody has."""
     code = next(block for block in blocks("python") if "class MyDevice" in block)
@@ -92,13 +77,3 @@ def test_the_training_loop_on_jax_learns() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert 0 < float(done.stdout) < 0.5  # an untrained model's is 8
-
-
-def test_paths_and_links_exist() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        if not target.startswith("http"):
-            assert (ROOT / target).exists(), target
-    for cell in re.findall(r"^\| (.*?) \|", README, re.MULTILINE):
-        for path in re.findall(r"`([\w./]+)`", cell):
-            found = (ROOT / path).exists() or (ROOT / "ampcheck" / path).exists()
-            assert found, path

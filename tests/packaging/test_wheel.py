@@ -192,15 +192,6 @@ def test_every_command_of_the_page_works(installed: Installed) -> None:
     assert "eager/downcast/mm-fp32-fp16-mydevice" in keys
 
 
-def test_the_page_names_what_there_is() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", PAGE):
-        assert target.startswith("https://") or (ROOT / "docs" / target).exists(), target
-    workflow = (ROOT / ".github" / "workflows" / "conformance.yml").read_text(encoding="utf-8")
-    (example,) = blocks("yaml")
-    for name in re.findall(r"^      ([\w-]+): ", example, re.MULTILINE):
-        assert f"\n      {name}: {{type: " in workflow, name
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("workers", ["-p no:xdist", "-n1"])
 def test_the_suites_run_by_name(workers: str, installed: Installed) -> None:

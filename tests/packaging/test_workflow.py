@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from ampcheck.spec.ids import Shard
-from tests.cli_support import LIMIT, jobs, workflow
+from tests.cli_support import LIMIT, jobs
 
-WORKFLOW = workflow("conformance")
 NOTE = '#!/bin/bash\nprintf "%s\\n" "$(basename "$0")" "$@" >> "$NOTES"\n'
 
 
@@ -37,12 +35,6 @@ def run(script: str, folder: Path, **env: str) -> list[str]:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return notes.read_text().splitlines()
-
-
-def test_every_input_is_used() -> None:
-    declared = re.findall(r"^      ([\w-]+): \{type: ", WORKFLOW, re.MULTILINE)
-    assert declared
-    assert set(declared) == set(re.findall(r"inputs\.([\w-]+)", WORKFLOW))
 
 
 @pytest.mark.parametrize("count", [1, 8])

@@ -104,7 +104,7 @@ class TraceRecorder:
         # methods of tensor subclasses are the program's again.
         untraced = _untraced() if all(kind is FakeTensor for kind in types) else nullcontext()
         signature = signature_of(func)
-        call = self._current()
+        call = self.current()
         if signature.is_cast or signature.is_view:
             with untraced:
                 out = func(*args, **kwargs)
@@ -145,7 +145,8 @@ class TraceRecorder:
         elif out.dtype != args[0].dtype:
             self._casts.add(call, self._record(call, args[:1]), args[0], out)
 
-    def _current(self) -> TracedCall:
+    def current(self) -> TracedCall:
+        """Return the call that kernels are counted to now."""
         node = current_node()
         if self._calls and self._calls[-1].node is node:
             return self._calls[-1]

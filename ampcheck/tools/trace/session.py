@@ -35,9 +35,9 @@ class Trace(AbstractContextManager["Trace"]):
     """The result of `trace()`. `ops` holds a record per op, in the program's order, and can be read while it runs."""
 
     def __init__(self) -> None:
-        self._recorder = TraceRecorder()
+        self.recorder = TraceRecorder()
         self._stack: ExitStack | None = None
-        self.ops: list[OpRecord] = self._recorder.ops
+        self.ops: list[OpRecord] = self.recorder.ops
 
     def __enter__(self) -> Trace:
         if self._stack is not None:
@@ -49,9 +49,9 @@ class Trace(AbstractContextManager["Trace"]):
             # Otherwise the backward of another device runs in another thread, in no order with this one.
             stack.enter_context(_one_thread())
             stack.enter_context(patch.object(torch.overrides, "has_torch_function", _overridden))
-            stack.callback(self._recorder.finish)
-            stack.enter_context(_PublicCalls(self._recorder))
-            stack.enter_context(_Kernels(self._recorder))
+            stack.callback(self.recorder.finish)
+            stack.enter_context(_PublicCalls(self.recorder))
+            stack.enter_context(_Kernels(self.recorder))
             stack.callback(setattr, _active, "trace", None)
             _active.trace = self
             self._stack = stack.pop_all()
