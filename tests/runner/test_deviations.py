@@ -24,10 +24,11 @@ from ampcheck.observe.dispatcher import compiled
 from ampcheck.runner import deviations, results
 from ampcheck.runner.deviations import JIT, KERNELS, SHARED, Deviation, KnownDeviations, after_deviations, load
 from ampcheck.spec.case import deviation_name
-from scripts.findings import Finding
+from scripts.findings import OUTSIDE, Finding
+from scripts.findings import load as load_findings
 from tests.cli_support import LIMIT, ROOT, run_pytest
-from tests.docs.test_findings import SECTIONS
 
+SECTIONS = {one.id: one for one in load_findings() if one.area != OUTSIDE}
 FILES = list(dict.fromkeys([SHARED, JIT, KERNELS, *(d.deviations for d in known().values() if d.deviations)]))
 DEVIATIONS = [deviation for path in FILES for deviation in load(path, tuple(known()))]
 OF_EVERY_TORCH = [
