@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from tabulate import tabulate
@@ -27,9 +27,15 @@ from ampcheck.spec.casting import POLICIES
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 from ampcheck.torchscript.programs import autocast
 from ampcheck.torchscript.regions import scripted
-from ampcheck.torchscript.torch_private import function_of_graph
+from ampcheck.torchscript.torch_private import JitCode, function_of_graph
 
-Make = Callable[[Any], Callable[..., Any]]
+if TYPE_CHECKING:
+    from ampcheck.torchscript.torch_private import Graph
+
+Program: TypeAlias = Callable[..., object]
+Arguments: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
+
+Make = Callable[[JitCode], Program]
 """Makes what is run of a scripted function."""
 
 PYTORCH, OURS = "PyTorch", "ampcheck"
@@ -106,7 +112,7 @@ def _region(x: torch.Tensor, device_type: str, dtype: torch.dtype) -> torch.Tens
         return torch.relu(x)
 
 
-def _in_region(device_type: str, dtype: torch.dtype) -> Any:
+def _in_region(device_type: str, dtype: torch.dtype) -> Graph:
     """Return a graph of a region with nothing but a relu inside."""
     graph = scripted(_region).graph.copy()
     with graph.insert_point_guard(next(iter(graph.nodes()))):
@@ -117,20 +123,22 @@ def _in_region(device_type: str, dtype: torch.dtype) -> Any:
     return graph
 
 
-def program(device_type: str, dtype: torch.dtype, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def program(device_type: str, dtype: torch.dtype, name: str, arguments: Arguments) -> JitCode:
     """Return a scripted function of one region that calls one overload.
 
     It takes the arguments that hold tensors, in order; the others are constants of the program.
     """
     graph = _in_region(device_type, dtype)
     marker = graph.findNode("aten::relu")
-    schema: Any = overload(name)._schema
+    schema = overload(name)._schema
+    args, kwargs = arguments
     values = []
     with graph.insert_point_guard(marker):
         for place, argument in enumerate(schema.arguments):
             given = args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value)
-            if isinstance(given, int) and argument.N is not None:  # in Python one number stands for a list of them
-                given = [given] * argument.N
+            length: int | None = argument.N  # type: ignore[attr-defined]  # torch's annotations lack it
+            if isinstance(given, int) and length is not None:  # in Python one number may be given for a list of them
+                given = [given] * length
             if isinstance(given, tuple):
                 given = list(given)
             if given == []:
@@ -163,40 +171,38 @@ def compare(case: Case, device: Device, make: Make) -> list[str]:
         todo = plan(case, device)
         dtype = DTYPES[case.amp]
 
-        def arguments() -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def arguments() -> Arguments:
             made = build(todo.sample, todo.dtypes, device)
             device.seed()
             return made
 
-        args, kwargs = arguments()
-        run = make(program(device.type, dtype, case.op, args, kwargs))
-        seen = _observed(device, todo, run, *arguments())
+        run = make(program(device.type, dtype, case.op, arguments()))
+        seen = _observed(device, todo, run, arguments())
         if todo.expected.error:
             return comparisons.refused(seen.error, case.op, todo.expected.error, case.rule)
         differences = comparisons.kernel(seen, todo.expected, [leaf.dtype for leaf in todo.given], case.rule)
         if differences or not device.has_values:
             return differences
-        got = _plain(run, *arguments())
-        again = _plain(run, *arguments())
+        got = _plain(run, arguments())
+        again = _plain(run, arguments())
         return _values(case, device, todo, [got, again], arguments)
 
 
-def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _given(arguments: Arguments) -> list[object]:
+    args, kwargs = arguments
     return [value for value in (*args, *kwargs.values()) if next(tensors([value]), None) is not None]
 
 
-def _observed(
-    device: Device, todo: CallPlan, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Observation:
+def _observed(device: Device, todo: CallPlan, run: Program, arguments: Arguments) -> Observation:
     recorded = {*device.policies(), todo.op.overload, todo.expected.overload}
-    given = _given(args, kwargs)
+    given = _given(arguments)
     return device.observe(lambda: run(*given), recorded, list(tensors(given)))
 
 
-def _plain(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Observation:
+def _plain(run: Program, arguments: Arguments) -> Observation:
     seen = Observation()
     try:
-        seen.outputs = list(tensors([run(*_given(args, kwargs))]))
+        seen.outputs = list(tensors([run(*_given(arguments))]))
     except Exception as error:  # the op may refuse its arguments, eagerly too
         seen.error = error
     return seen
@@ -207,7 +213,7 @@ def _values(
     device: Device,
     todo: CallPlan,
     ran: list[Observation],
-    arguments: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]],
+    arguments: Callable[[], Arguments],
 ) -> list[str]:
     """Compare two runs, the first as compiled and the second optimized, with eager autocast.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from string import ascii_lowercase
-from typing import Any
+from typing import TypeGuard
 
 import torch
 
@@ -18,32 +18,32 @@ FIXED_FORMS = 8
 _LIBRARY: list[torch.library.Library] = []  # what is registered lives as long as the object
 
 
-def reaches(value: Any, device_type: str) -> bool:
+def reaches(value: object, device_type: str) -> TypeGuard[torch.Tensor]:
     """Return whether a tensor makes the dispatcher enter the autocast kernel of a device type."""
     return isinstance(value, torch.Tensor) and value.device.type == device_type
 
 
-def eligible(value: Any, device_type: str) -> bool:
+def eligible(value: object, device_type: str) -> TypeGuard[torch.Tensor]:
     """Return whether autocast casts a value: a floating tensor other than float64 on the device type."""
     return reaches(value, device_type) and value.is_floating_point() and value.dtype != torch.float64
 
 
-def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+def _cast(value: object, device_type: str, dtype: torch.dtype) -> object:
     if isinstance(value, (list, tuple)):
         return [_cast(item, device_type, dtype) for item in value]
     return value.to(dtype) if eligible(value, device_type) else value
 
 
-def _returned(values: Sequence[Any]) -> Any:
+def _returned(values: Sequence[object]) -> object:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def autocast_cast(device_type: str, enabled: bool, dtype: torch.dtype, *values: Any) -> Any:
+def autocast_cast(device_type: str, enabled: bool, dtype: torch.dtype, *values: object) -> object:
     """Policies lower_precision_fp and fp32: the values, eligible tensors cast."""
     return _returned([_cast(v, device_type, dtype) for v in values] if enabled else values)
 
 
-def autocast_promote(device_type: str, enabled: bool, *values: Any) -> Any:
+def autocast_promote(device_type: str, enabled: bool, *values: object) -> object:
     """Policy promote: the values, eligible tensors cast to the widest dtype among them."""
     flat = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
     dtypes = {item.dtype for item in flat if eligible(item, device_type)}
@@ -54,7 +54,7 @@ def autocast_promote(device_type: str, enabled: bool, *values: Any) -> Any:
     return _returned([_cast(value, device_type, widest) for value in values])
 
 
-def autocast_set(device_type: str, enabled: bool, dtype: torch.dtype, *values: Any) -> Any:
+def autocast_set(device_type: str, enabled: bool, dtype: torch.dtype, *values: object) -> object:
     """Set this thread's state, and return the values."""
     torch.set_autocast_enabled(device_type, enabled)
     torch.set_autocast_dtype(device_type, dtype)
@@ -154,11 +154,11 @@ def register() -> None:
     library = torch.library.Library("amp", "FRAGMENT")
     _LIBRARY.append(library)
 
-    def add(schema: str, body: Callable[..., Any], alias_analysis: str) -> None:
+    def add(schema: str, body: Callable[..., object], alias_analysis: str) -> None:
         library.define(schema, alias_analysis=alias_analysis)
         library.impl(schema.partition("(")[0], body, "CompositeImplicitAutograd")
 
-    families: tuple[tuple[Callable[..., Any], str, str], ...] = (
+    families: tuple[tuple[Callable[..., object], str, str], ...] = (
         (autocast_cast, f"{_STATE}, ScalarType dtype", ""),
         (autocast_promote, _STATE, ""),
         (autocast_set, f"{_STATE}, ScalarType dtype", "CONSERVATIVE"),
@@ -167,7 +167,7 @@ def register() -> None:
         for schema in _family(body.__name__, leading, annotated=not alias_analysis):
             add(schema, body, alias_analysis)
     region = "str[] device_types, str device_type, str device, bool enabled, ScalarType dtype"
-    others: tuple[tuple[Callable[..., Any], str, str], ...] = (
+    others: tuple[tuple[Callable[..., object], str, str], ...] = (
         (autocast_opt_dtype, f"({_STATE}, Tensor first, ScalarType? dtype) -> ScalarType?", ""),
         (autocast_append_dtype, "(str device_type, Tensor first) -> ScalarType", ""),
         (autocast_reached, f"({_STATE}, Tensor?[] values) -> bool", "CONSERVATIVE"),

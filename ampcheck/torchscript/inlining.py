@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 
-from ampcheck.torchscript.regions import Graph, Node
 from ampcheck.torchscript.torch_private import inline_calls, inline_fork_wait, python_code, set_autocast_pass
+
+if TYPE_CHECKING:
+    from ampcheck.torchscript.torch_private import Block, Graph, Node
 
 _CALLS = ("prim::CallFunction", "prim::CallMethod")
 _CASTS = ("aten::_autocast_to_reduced_precision", "aten::_autocast_to_full_precision")
 
 
-def nodes(block: Graph) -> list[Node]:
-    """Every node of a graph or block and of the blocks in it."""
+def nodes(block: Graph | Block) -> list[Node]:
+    """Return every node of a graph or block and of the blocks in it."""
     return [n for node in block.nodes() for n in (node, *(inner for b in node.blocks() for inner in nodes(b)))]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ampcheck.observe.replay import CALLERS
 from ampcheck.register.torch_private import has_kernel
-from ampcheck.torchscript.regions import Node, Value
 from ampcheck.torchscript.torch_private import parse_schema
+
+if TYPE_CHECKING:
+    from ampcheck.torchscript.torch_private import FunctionSchema, Node, Value
 
 _TENSORS = {"Tensor": "tensor", "Optional[Tensor]": "optional", "List[Tensor]": "list"}
 
@@ -19,7 +21,7 @@ def kind_of(value: Value) -> str | None:
 
 
 @cache
-def _schema(text: str) -> Any:
+def _schema(text: str) -> FunctionSchema:
     return parse_schema(text)
 
 
@@ -27,10 +29,10 @@ def overload(node: Node) -> str:
     """Return the overload that a node calls, named as by `overload_name`; its kind where it has no schema."""
     text = node.schema()
     if text == "(no schema)":
-        return str(node.kind())
+        return node.kind()
     schema = _schema(text)
     full = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-    return str(full).removeprefix("aten::")
+    return full.removeprefix("aten::")
 
 
 def place_of(node: Node, name: str) -> int:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from ampcheck.errors import UsageError
 from ampcheck.spec.policies import closest, table
 from ampcheck.torchscript.inlining import inline, take_in
-from ampcheck.torchscript.regions import Graph
 from ampcheck.torchscript.rewrite import Tables, rewrite
 from ampcheck.torchscript.torch_private import (
     BufferDict,
     CompilationUnit,
+    JitCode,
+    JitModule,
     ModuleDict,
     ParameterDict,
     clone_module,
@@ -23,11 +24,16 @@ from ampcheck.torchscript.torch_private import (
     wrap_module,
 )
 
+if TYPE_CHECKING:
+    from ampcheck.torchscript.torch_private import Graph, JitClass
+
 TABLES = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 """The device types a program can be rewritten for, and the policy table of each."""
 
 
-def autocast(scripted: Any, *, device_type: str | Sequence[str] = ("cpu", "cuda"), tables: Tables | None = None) -> Any:
+def autocast(
+    scripted: object, *, device_type: str | Sequence[str] = ("cpu", "cuda"), tables: Tables | None = None
+) -> Any:
     """Return a copy of a TorchScript program that does under autocast what the same code does eagerly.
 
     The copy shares parameters and buffers. It keeps to the regions in it and to the one it is called in, casts and
@@ -47,13 +53,13 @@ def autocast(scripted: Any, *, device_type: str | Sequence[str] = ("cpu", "cuda"
     version = closest(torch.__version__)
     chosen = {name: (tables or {}).get(name, table(TABLES[name], version)) for name in names}
     if isinstance(scripted, torch.jit.ScriptFunction):
-        return _function(scripted, chosen)
+        return _function(cast(JitCode, scripted), chosen)  # torch's annotations know less of it
     if isinstance(scripted, torch.jit.ScriptModule):
         return _module(scripted, chosen)
     raise UsageError(f"{type(scripted).__name__} is no TorchScript program; give torch.jit.script's or trace's result")
 
 
-def _function(scripted: Any, tables: Tables) -> Any:
+def _function(scripted: JitCode, tables: Tables) -> JitCode:
     if any(argument.has_default_value() for argument in scripted.schema.arguments):
         made = _with_defaults(scripted)
         inline(made.graph, {}, own_code=True)
@@ -65,7 +71,7 @@ def _function(scripted: Any, tables: Tables) -> Any:
     return function_of_graph(scripted.name, graph)
 
 
-def _with_defaults(scripted: Any) -> Any:
+def _with_defaults(scripted: JitCode) -> JitCode:
     """Return a copy of a function; one made from a graph alone has no defaults for its arguments."""
     arguments = scripted.schema.arguments
     taken = [
@@ -77,12 +83,12 @@ def _with_defaults(scripted: Any) -> Any:
     body = f"return original({', '.join(argument.name for argument in arguments)})"
     unit = CompilationUnit()
     unit.define(f"{head}\n    {body}\n", lambda name: scripted if name == "original" else getattr(torch, name, None))
-    made = unit.find_function(scripted.name)
+    made: JitCode = unit.find_function(scripted.name)
     take_in(made.graph, made.graph.findNode("prim::CallFunction"), scripted.graph)
     return made
 
 
-def _module(scripted: Any, tables: Tables) -> Any:
+def _module(scripted: torch.jit.ScriptModule, tables: Tables) -> torch.jit.ScriptModule:
     own_code = _made_here(scripted._c._type())
     cloned = clone_module(scripted._c, [], [])
     _share(scripted._c, cloned)
@@ -94,7 +100,7 @@ def _module(scripted: Any, tables: Tables) -> Any:
     return wrap_module(cloned)
 
 
-def _share(original: Any, cloned: Any) -> None:
+def _share(original: JitModule, cloned: JitModule) -> None:
     """Give a clone the tensors themselves; it was made with copies."""
     for held in (ParameterDict, BufferDict):
         for name, tensor in held(original).items():
@@ -104,13 +110,13 @@ def _share(original: Any, cloned: Any) -> None:
         _share(part, parts[name])
 
 
-def _made_here(type_: Any) -> bool:
+def _made_here(type_: JitClass) -> bool:
     """Return whether a module was scripted in this process, not loaded."""
     here = python_code.get_class(type_.qualified_name())
     return here is not None and bool(type_.isSubtypeOf(here))
 
 
-def _methods(module: Any) -> Iterator[tuple[str, Graph]]:
+def _methods(module: JitModule) -> Iterator[tuple[str, Graph]]:
     """Yield the graph of each method of a module and its parts, by class and name."""
     waiting = [module]
     while waiting:

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from ampcheck.errors import UsageError
-from ampcheck.torchscript.torch_private import BoolType, IntType, ListType, NoneType, StringType, TensorType
+from ampcheck.torchscript.torch_private import (
+    BoolType,
+    IntType,
+    JitCode,
+    ListType,
+    NoneType,
+    StringType,
+    TensorType,
+)
 
-Value = Any
-Node = Any
-Graph = Any
-"""Of TorchScript; torch's annotations hold few of their members."""
+if TYPE_CHECKING:
+    from ampcheck.torchscript.torch_private import Graph, JitType, Node, Value
 
 _INT = IntType.get()
 _AUTOCAST = re.compile(r"^__torch__\.torch\.((cuda|cpu)\.)?amp\.autocast_mode\.(___torch_mangle_\d+\.)?autocast$")
@@ -43,7 +50,7 @@ class Suspended:
     def __enter__(self) -> None:
         torch.ops.amp.autocast_set(self.device_type, False, self.dtype)
 
-    def __exit__(self, type: Any, value: Any, traceback: Any) -> None:
+    def __exit__(self, type: Any, value: Any, traceback: Any) -> None:  # the annotations that TorchScript asks for
         torch.ops.amp.autocast_set(self.device_type, self.enabled, self.dtype)
 
 
@@ -57,21 +64,21 @@ def _shielded() -> None:
         pass
 
 
-def scripted(call: Any) -> Any:
+def scripted(call: Callable[..., object] | type) -> JitCode:
     """`torch.jit.script` without its deprecation warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        return torch.jit.script(call)
+        code: JitCode = torch.jit.script(call)
+    return code
 
 
 _scripted = cache(scripted)
 
 
 @cache
-def _type(call: Any) -> Any:
+def _type(call: Callable[[], None]) -> JitType:
     """Return the TorchScript class that a function makes an object of."""
-    found = _scripted(call).graph.findNode("prim::CreateObject").output().type()
-    return found
+    return _scripted(call).graph.findNode("prim::CreateObject").output().type()
 
 
 def is_constant(value: Value) -> bool:
@@ -79,7 +86,7 @@ def is_constant(value: Value) -> bool:
     return bool(value.node().kind() == "prim::Constant")
 
 
-def constant(value: Value) -> Any:
+def constant(value: Value) -> object:
     """Return a value that is known before the program runs, else None."""
     return value.toIValue() if is_constant(value) else None
 
@@ -105,7 +112,7 @@ class Builder:
         with self.graph.insert_point_guard(before):
             return self.graph.insertConstant(value)
 
-    def node(self, before: Node, kind: str, inputs: list[Value], types: list[Any]) -> Node:
+    def node(self, before: Node, kind: str, inputs: list[Value], types: list[JitType]) -> Node:
         """Return a new node with an output of each type."""
         made = self.graph.create(kind, inputs, len(types))
         made.insertBefore(before)
@@ -114,16 +121,16 @@ class Builder:
             output.setType(type_)
         return made
 
-    def values(self, before: Node, kind: str, inputs: list[Value], types: list[Any]) -> list[Value]:
+    def values(self, before: Node, kind: str, inputs: list[Value], types: list[JitType]) -> list[Value]:
         """Return the outputs of a new node."""
         return list(self.node(before, kind, inputs, types).outputs())
 
-    def called(self, before: Node, function: Any, given: Value) -> Value:
+    def called(self, before: Node, function: Callable[..., object], given: Value) -> Value:
         """Return the result of a function of TorchScript, whose code is taken in."""
         with self.graph.insert_point_guard(before):
             return self.graph.insertGraph(_scripted(function).graph, [given])[0]
 
-    def _entered(self, before: Node, class_: Any, attributes: dict[str, Value]) -> Value:
+    def _entered(self, before: Node, class_: JitType, attributes: dict[str, Value]) -> Value:
         made = self.values(before, "prim::CreateObject", [], [class_])[0]
         for name, value in attributes.items():
             self.node(before, "prim::SetAttr", [made, value], []).s_("name", name)
@@ -170,7 +177,8 @@ class Builder:
     def dtype_of(self, node: Node, states: States, device: Value) -> Value | None:
         """Return the dtype of a device type; None for one that is left to the caller."""
         if is_constant(device):
-            return states[constant(device)].dtype if constant(device) in states else None
+            state = states.get(str(constant(device)))
+            return state.dtype if state is not None else None
         dtypes = [state.dtype for state in states.values()]
         numbers = self.values(node, "prim::ListConstruct", dtypes, [ListType(_INT)])
         return self.values(node, "amp::autocast_dtype", [self._names(node, states), *numbers, device], [_INT])[0]

@@ -7,6 +7,7 @@ it, else those that the caller was in, read when the program begins.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,7 +16,7 @@ from ampcheck.spec.casting import BANNED_MESSAGE
 from ampcheck.torchscript.fallback import FIXED_FORMS
 from ampcheck.torchscript.inlining import nodes
 from ampcheck.torchscript.ops import calls_others, kind_of, overload, place_of
-from ampcheck.torchscript.regions import Builder, Graph, GraphState, Node, States, Value, is_region, off
+from ampcheck.torchscript.regions import Builder, GraphState, States, is_region, off
 from ampcheck.torchscript.torch_private import (
     BoolType,
     IntType,
@@ -28,6 +29,9 @@ from ampcheck.torchscript.torch_private import (
     pool_constants,
     remove_dead_code,
 )
+
+if TYPE_CHECKING:
+    from ampcheck.torchscript.torch_private import Graph, Node, Value
 
 _FLOAT32 = 6
 """float32, as TorchScript numbers dtypes."""

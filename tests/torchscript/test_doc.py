@@ -11,7 +11,7 @@ from torch import Tensor
 from ampcheck import torchscript
 from ampcheck.spec.policies import minor
 from ampcheck.torchscript.library import variadic
-from ampcheck.torchscript.regions import Graph, scripted
+from ampcheck.torchscript.regions import scripted
 from tests.cli_support import ROOT
 
 DOC = ROOT / "docs" / "torchscript.md"
@@ -35,7 +35,7 @@ def graphs() -> dict[str, str]:
     return {"scripted": _text(before), "pytorch": _text(theirs), "ours": _text(ours)}
 
 
-def _text(graph: Graph) -> str:
+def _text(graph: torch._C.Graph) -> str:
     return str(torch._C._jit_pass_canonicalize(graph).str(False))
 
 
