@@ -10,7 +10,7 @@ torch.
 
 from __future__ import annotations
 
-from ampcheck.tools.lint.rules import Diagnostic, LintRule
-from ampcheck.tools.lint.static import RULES, find, lint_files, lint_source
+from ampcheck.tools.lint.rules import RULES, Diagnostic, LintRule
+from ampcheck.tools.lint.static import find, lint_files, lint_source
 
 __all__ = ["RULES", "Diagnostic", "LintRule", "find", "lint_files", "lint_source"]

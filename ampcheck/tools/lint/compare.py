@@ -14,9 +14,8 @@ from ampcheck.errors import UsageError
 from ampcheck.observe.recorder import tensors
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 from ampcheck.tools.lint.record import RecordedKernel, RecordedRun, as_python, record
-from ampcheck.tools.lint.rules import LINTED, Diagnostic
+from ampcheck.tools.lint.rules import LINTED, RULES, Diagnostic
 from ampcheck.tools.lint.sources import Place, Stand, cause, lost, of_error, places
-from ampcheck.tools.lint.static import RULES
 
 _LOW = (torch.bfloat16, torch.float16)
 _UNKNOWN = "look at the region around this line; `ampcheck lint --rules` lists what compilers do to regions"

@@ -1,13 +1,10 @@
-"""What a rule of the linter and one report say, and the rules that hold for every compiler."""
+"""What a rule of the linter and one report say. The rules are in the files `rules.toml`."""
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import asdict, dataclass
-
-_DOCUMENT = "https://github.com/pytorch/pytorch/blob/main/torch/csrc/jit/JIT-AUTOCAST.md"
-_AMP = "https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast"
-_CONTEXTS = "https://github.com/pytorch/pytorch/issues/62043"
-_EXPORT = "https://docs.pytorch.org/docs/2.13/export.html"
+from pathlib import Path
 
 LINTED = {
     "script": "torch.jit.script",
@@ -34,72 +31,14 @@ class LintRule:
     source: str
 
 
-GENERAL = (
-    LintRule(
-        "entered-twice",
-        "a region's object is entered inside itself",
-        "leaves autocast on after the outer region",
-        "may put the state back, or is refused",
-        "make a new object for each with statement",
-        True,
-        _DOCUMENT,
-    ),
-    LintRule(
-        "query-frozen",
-        "the autocast state is asked for",
-        "answers with the state of each call",
-        "keeps the answer it had when the program was compiled",
-        "compile one program for each state",
-        True,
-        _EXPORT,
-    ),
-    LintRule(
-        "state-change",
-        "the autocast state is set by a function",
-        "sets the state at each call",
-        "refuses the call, or drops it after it has changed the state of the process that compiles",
-        "use `with torch.autocast(...):`",
-        True,
-        _AMP,
-    ),
-    LintRule(
-        "lost-in-fx",
-        "a program with a region is traced symbolically",
-        "runs the body in the region",
-        "runs it without, because the graph holds no regions",
-        "open the region around the call of the traced module, or use torch.export",
-        True,
-        _CONTEXTS,
-    ),
-    LintRule(
-        "frozen",
-        "an option of a region is not a constant",
-        "takes the option's value at each call",
-        "keeps the value it had when the program was compiled",
-        "compile one program for each value",
-        True,
-        _EXPORT,
-    ),
-    LintRule(
-        "default-dtype",
-        "a region names no dtype",
-        "takes the dtype of the region around it, at each call",
-        "keeps the dtype it had when the program was traced or exported, or a scripted one was first called",
-        "give the region its dtype",
-        True,
-        _EXPORT,
-    ),
-    LintRule(
-        "custom-fwd",
-        "the forward of an autograd function is decorated with custom_fwd",
-        "casts and disables autocast in its forward wherever the caller is in a region",
-        "does in every state what custom_fwd did in the state it was compiled in",
-        "compile one program for each state, or put `with torch.autocast(..., enabled=False):` into the forward",
-        True,
-        _EXPORT,
-    ),
-)
-"""The rules that are not TorchScript's alone."""
+def _read(file: Path) -> dict[str, LintRule]:
+    rules = tomllib.loads(file.read_text(encoding="utf-8"))
+    return {name: LintRule(name, **fields) for name, fields in rules.items()}
+
+
+_HERE = Path(__file__).parent
+RULES = {**_read(_HERE / "torchscript" / "rules.toml"), **_read(_HERE / "rules.toml")}
+"""Every rule of the static linter by its id."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -16,8 +16,8 @@ import torch
 from ampcheck.tools.lint.names import Function, Names
 from ampcheck.tools.lint.program import CompiledFunction, LintedProgram
 from ampcheck.tools.lint.regions import LintedRegion, region
-from ampcheck.tools.lint.rules import Diagnostic
-from ampcheck.tools.lint.static import RULES, VISITS
+from ampcheck.tools.lint.rules import RULES, Diagnostic
+from ampcheck.tools.lint.static import VISITS
 from ampcheck.tools.lint.visits import decorators, every_compiler
 
 Place = tuple[str, int]

@@ -13,15 +13,11 @@ from pathlib import Path
 from ampcheck.errors import UsageError
 from ampcheck.tools.lint.names import Names
 from ampcheck.tools.lint.program import LintedProgram
-from ampcheck.tools.lint.rules import GENERAL, Diagnostic
-from ampcheck.tools.lint.torchscript.rules import RULES as SCRIPT_RULES
+from ampcheck.tools.lint.rules import RULES, Diagnostic
 from ampcheck.tools.lint.torchscript.visits import VISITS as SCRIPT_VISITS
 from ampcheck.tools.lint.torchscript.visits import traced_under
 from ampcheck.tools.lint.visits import VISITS as GENERAL_VISITS
 from ampcheck.tools.lint.visits import Found, every_compiler
-
-RULES = {rule.id: rule for rule in (*SCRIPT_RULES, *GENERAL)}
-"""Every rule of the static linter by its id."""
 
 VISITS = {**SCRIPT_VISITS, **GENERAL_VISITS}
 """The visit to a function for each compiler."""
