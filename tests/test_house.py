@@ -26,7 +26,6 @@ ANY = {
     "ampcheck/observe": 50,
     "ampcheck/register": 45,
     "ampcheck/report": 23,
-    "ampcheck/tools": 26,
 }
 """How often a thousand lines of a room may say `Any`: what they do now, and in the end 15, of jax_device 30."""
 LEAST = 15

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+from torch.autograd.graph import Node
 
 from ampcheck.spec.private_names import PrivateNames
 
@@ -17,14 +19,16 @@ if TYPE_CHECKING:
 else:
     FakeTensor = NAMES.take("torch._subclasses.fake_tensor.FakeTensor", "leaving fake tensors out of a trace")
 
-current_node: Callable[[], Any] = NAMES.take("torch._C._current_autograd_node", "the forward call of a backward kernel")
+current_node: Callable[[], Node | None] = NAMES.take(
+    "torch._C._current_autograd_node", "the forward call of a backward kernel"
+)
 sequence_number: Callable[[], int] = NAMES.take(
     "torch._C._autograd._get_sequence_nr", "the forward call of a backward kernel"
 )
-restored_state: Callable[[], Any] = NAMES.take(
+restored_state: Callable[[], AbstractContextManager[None]] = NAMES.take(
     "torch._C._RestorePythonTLSSnapshot", "running an op as the code that called it would"
 )
-disabled_function: Any = NAMES.take(
+disabled_function: object = NAMES.take(
     "torch._C._disabled_torch_function_impl", "classes of tensors without a `__torch_function__`"
 )
 is_multithreaded: Callable[[], bool] = NAMES.take(
@@ -34,12 +38,12 @@ set_multithreaded: Callable[[bool], None] = NAMES.take(
     "torch._C._set_multithreading_enabled", "backward in the thread that a trace sees"
 )
 function_modes: Callable[[], int] = NAMES.take("torch._C._len_torch_function_stack", "the public call of a kernel")
-function_mode_at: Callable[[int], Any] = NAMES.take("torch._C._get_function_stack_at", "the public call of a kernel")
-is_functorch_wrapped: Callable[[Any], bool] = NAMES.take(
+function_mode_at: Callable[[int], object] = NAMES.take("torch._C._get_function_stack_at", "the public call of a kernel")
+is_functorch_wrapped: Callable[[torch.Tensor], bool] = NAMES.take(
     "torch._C._functorch.is_functorch_wrapped_tensor", "casts under a transform of torch.func"
 )
-resolve: Callable[..., Any] = NAMES.take("torch._C._jit_resolve_packet", "the overload that a call means")
-linalg_functions: Any = NAMES.take("torch._C._linalg", "the functions that PyTorch's autocast lists name")
+resolve: Callable[..., str] = NAMES.take("torch._C._jit_resolve_packet", "the overload that a call means")
+linalg_functions: object = NAMES.take("torch._C._linalg", "the functions that PyTorch's autocast lists name")
 MODULE_CALL: CodeType = NAMES.take("torch.nn.Module._call_impl.__code__", "the module that a cast is made in")
 
 NAMES.attributes("torch._ops.OpOverloadPacket", "_qualified_op_name", need="the name of an op", of=torch.ops.aten.mm)

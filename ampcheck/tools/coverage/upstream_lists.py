@@ -24,7 +24,7 @@ from ampcheck.samples.torch_testing import internal
 from ampcheck.tools.coverage.kernels import Entered, registrations
 from ampcheck.tools.torch_private import linalg_functions
 
-_PLACES: dict[str, Any] = {"torch": torch, "nn": nn_functions, "linalg": linalg_functions, "methods": None}
+_PLACES: dict[str, object] = {"torch": torch, "nn": nn_functions, "linalg": linalg_functions, "methods": None}
 
 # What the third element of a list's rows is to the file that runs them: keyword arguments, a flag to leave the row
 # out, the arguments for float16, the dtype of the output, or the module. einsum's row has its tensors where
@@ -60,9 +60,9 @@ class ListedCall:
     """One call of a list: a function of `module` and a method of Tensor, whichever there are, in a region of `amp`."""
 
     op: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    module: Any
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    module: object
     amp: str
 
     def run(self, device: Device) -> None:
@@ -97,7 +97,7 @@ def entries(device: Device) -> list[ListedCall]:
     return out
 
 
-def _entries(row: tuple[Any, ...], module: Any, third: str, device_type: str) -> Iterator[ListedCall]:
+def _entries(row: tuple[Any, ...], module: object, third: str, device_type: str) -> Iterator[ListedCall]:
     op, args, *rest = row
     if third == "fp16 arguments":
         yield ListedCall(op, args, {}, module, "bf16")

@@ -169,11 +169,10 @@ def check(amp: Amp, limit: Limit, name: str) -> None:
             _refused(amp, "compiling", made.error, limit)
             return
         for where, ambient in (("outside of regions", None), ("in a region", amp.dtype), ("in another one", amp.other)):
-            options = None if ambient is None else {"dtype": ambient}
             with as_python():
-                want = record(made.program, made.inputs, amp.type, options)
+                want = record(made.program, made.inputs, amp.type, ambient)
             for turn in ("first", "second"):
-                got = record(made.compiled, made.inputs, amp.type, options)
+                got = record(made.compiled, made.inputs, amp.type, ambient)
                 what = f"{turn} call {where}"
                 if got.error is not None and want.error is None:
                     _refused(amp, what, got.error, limit)

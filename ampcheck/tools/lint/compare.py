@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
-from typing import Any
+from typing import cast
 
 import torch
 
@@ -13,7 +13,7 @@ from ampcheck.compilers.kinds import COMPILERS, quiet
 from ampcheck.errors import UsageError
 from ampcheck.observe.recorder import tensors
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
-from ampcheck.tools.lint.record import RecordedKernel, RecordedRun, as_python, record
+from ampcheck.tools.lint.record import Program, RecordedKernel, RecordedRun, as_python, record
 from ampcheck.tools.lint.rules import LINTED, RULES, Diagnostic
 from ampcheck.tools.lint.sources import Place, Stand, cause, lost, of_error, places
 
@@ -34,9 +34,9 @@ class Differs(AssertionError):
 
 
 def check_scripted(
-    program: Callable[..., Any],
-    *example_inputs: Any,
-    compiled: Any = None,
+    program: Program,
+    *example_inputs: object,
+    compiled: object = None,
     compilers: Sequence[str] = tuple(LINTED),
     raise_on_difference: bool = False,
 ) -> list[Diagnostic]:
@@ -73,7 +73,7 @@ def check_scripted(
     return found
 
 
-def _device(program: Any, inputs: Sequence[Any]) -> str:
+def _device(program: object, inputs: Sequence[object]) -> str:
     held = list(program.parameters()) if isinstance(program, torch.nn.Module) else []
     types = sorted({tensor.device.type for tensor in (*tensors(list(inputs)), *held)})
     if len(types) != 1:
@@ -83,20 +83,20 @@ def _device(program: Any, inputs: Sequence[Any]) -> str:
     return types[0]
 
 
-def _eager(program: Any) -> Callable[..., Any]:
+def _eager(program: object) -> Program:
     if isinstance(program, torch.jit.ScriptFunction):
         python = getattr(program, "_torchdynamo_inline", None)
         if python is None:
             raise UsageError("the program was loaded as TorchScript; give the Python function too, and it as compiled=")
-        return python  # type: ignore[no-any-return]
+        return cast(Program, python)
     if isinstance(program, (torch.jit.ScriptModule, torch.export.ExportedProgram, torch.fx.GraphModule)):
         raise UsageError("the program is compiled; give the eager one, and it as compiled=")
     if not callable(program):
         raise UsageError(f"a {type(program).__name__} is not a program")
-    return program  # type: ignore[no-any-return]
+    return program
 
 
-def _compiler_of(compiled: Any) -> str:
+def _compiler_of(compiled: object) -> str:
     if isinstance(compiled, torch.export.ExportedProgram):
         return "export"
     if isinstance(compiled, torch.fx.GraphModule):
@@ -107,7 +107,7 @@ def _compiler_of(compiled: Any) -> str:
     raise UsageError(f"a {type(compiled).__name__} is not a program that was scripted, traced or exported")
 
 
-def _by_compiler(eager: Callable[..., Any], compiler: str, inputs: Sequence[Any], device: str) -> Iterator[Diagnostic]:
+def _by_compiler(eager: Program, compiler: str, inputs: Sequence[object], device: str) -> Iterator[Diagnostic]:
     try:
         with torch.autocast(device, enabled=False):
             compiled = _fx(eager) if compiler == "fx" else COMPILERS[compiler].make(eager, inputs).call
@@ -117,16 +117,16 @@ def _by_compiler(eager: Callable[..., Any], compiler: str, inputs: Sequence[Any]
     yield from _compare(eager, compiled, compiler, inputs, device)
 
 
-def _fx(eager: Callable[..., Any]) -> torch.fx.GraphModule:
+def _fx(eager: Program) -> torch.fx.GraphModule:
     tracer = torch.fx.Tracer()
     tracer.record_stack_traces = True
     return torch.fx.GraphModule(eager if isinstance(eager, torch.nn.Module) else {}, tracer.trace(eager))
 
 
 def _compare(
-    eager: Callable[..., Any], compiled: Any, compiler: str, inputs: Sequence[Any], device: str
+    eager: Program, compiled: object, compiler: str, inputs: Sequence[object], device: str
 ) -> Iterator[Diagnostic]:
-    call = compiled.module() if isinstance(compiled, torch.export.ExportedProgram) else compiled
+    call = compiled.module() if isinstance(compiled, torch.export.ExportedProgram) else cast(Program, compiled)
     default = torch.get_autocast_dtype(device)
     other = next(dtype for dtype in _LOW if dtype != default)
     stands = places(call)
@@ -140,8 +140,8 @@ def _compare(
         return
     for what, ambient in (
         ("outside of regions", None),
-        (f"in a region of {name_of(default)}", {"dtype": default}),
-        (f"in a region of {name_of(other)}", {"dtype": other}),
+        (f"in a region of {name_of(default)}", default),
+        (f"in a region of {name_of(other)}", other),
     ):
         with as_python():
             want = record(eager, inputs, device, ambient)
@@ -150,7 +150,7 @@ def _compare(
 
 
 def _differences(
-    eager: Callable[..., Any],
+    eager: Program,
     compiler: str,
     what: str,
     got: RecordedRun,
@@ -227,11 +227,11 @@ def _state(run: RecordedRun) -> str:
     return f"autocast {words[enabled]} in {name_of(dtype)}, the cache {words[cache]}, depth {inside:+d}"
 
 
-def _lines(place: Place | None, eager: Callable[..., Any]) -> tuple[Place, ...]:
+def _lines(place: Place | None, eager: Program) -> tuple[Place, ...]:
     """Return a place, or where the program is defined."""
     if place is not None and place[0]:
         return (place,)
-    made: Any = eager.forward if isinstance(eager, torch.nn.Module) else inspect.unwrap(eager)
+    made: Program = eager.forward if isinstance(eager, torch.nn.Module) else inspect.unwrap(eager)
     try:
         return ((inspect.getsourcefile(made) or "", inspect.getsourcelines(made)[1]),)
     except (TypeError, OSError):

@@ -6,12 +6,11 @@ import linecache
 import sys
 from itertools import count
 from types import ModuleType
-from typing import Any
 
 _NUMBERS = count()
 
 
-def module(name: str, values: dict[str, Any] | None = None) -> ModuleType:
+def module(name: str, values: dict[str, object] | None = None) -> ModuleType:
     """Return an empty module that can be imported under its name, which is new each time.
 
     Dynamo imports the module that a function says it is from, and keeps it under that name.

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from ampcheck.observe.isolation import depth
 from ampcheck.observe.recorder import overload_name, tensors
 from ampcheck.observe.torch_private import TorchDispatchMode, pytree
+from ampcheck.register.torch_private import OpOverload
 from ampcheck.spec.torch_dtypes import name_of
+
+Program: TypeAlias = Callable[..., object]
 
 _TORCH = str(Path(torch.__file__).parent)
 _OWN = tuple(str(Path(__file__).parents[2] / name) for name in ("tools/lint", "programs"))
@@ -53,7 +56,13 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.kernels: list[RecordedKernel] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Iterable[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         name = overload_name(func).partition(".")[0]
         if name not in MOVES and not func.is_view and not name.startswith("prim::"):
             found = (tensor.dtype for tensor in tensors((args, kwargs or {})) if tensor.is_floating_point())
@@ -84,7 +93,7 @@ def as_python() -> Iterator[None]:
     kind: Any = torch.jit.ScriptFunction
     compiled = kind.__call__
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: object, *args: object, **kwargs: object) -> object:
         python = getattr(self, "_torchdynamo_inline", None)
         return compiled(self, *args, **kwargs) if python is None else python(*args, **kwargs)
 
@@ -95,8 +104,8 @@ def as_python() -> Iterator[None]:
         kind.__call__ = compiled
 
 
-def record(call: Callable[..., Any], inputs: Sequence[Any], device: str, ambient: dict[str, Any] | None) -> RecordedRun:
-    """Run a program on copies of its inputs, in a region with the options `ambient`, in none where that is None.
+def record(call: Program, inputs: Sequence[object], device: str, ambient: torch.dtype | None) -> RecordedRun:
+    """Run a program on copies of its inputs, in a region of the dtype `ambient`, in none where that is None.
 
     The state from before is back afterwards.
     """
@@ -107,13 +116,13 @@ def record(call: Callable[..., Any], inputs: Sequence[Any], device: str, ambient
     recorder = _Recorder()
     torch.set_autocast_enabled(device, False)
     try:
-        with nullcontext() if ambient is None else torch.autocast(device, **ambient):
+        with nullcontext() if ambient is None else torch.autocast(device, dtype=ambient):
             entered = depth()
             try:
                 with recorder:
                     made = call(*given)
                 run.outputs = [tensor.detach() for tensor in tensors(made)]
-                run.others = [item for item in _leaves(made) if not isinstance(item, torch.Tensor)]
+                run.others = [item for item in pytree.tree_leaves(made) if not isinstance(item, torch.Tensor)]
             except Exception as error:  # the program may raise anything, and that is what is compared
                 run.error = error
             after = state(device)
@@ -132,7 +141,3 @@ def _restore(device: str, before: tuple[bool, torch.dtype, bool, int]) -> None:
         torch.autocast_decrement_nesting()
     while depth() < before[3]:
         torch.autocast_increment_nesting()
-
-
-def _leaves(value: Any) -> list[Any]:
-    return pytree.tree_leaves(value)

@@ -39,7 +39,7 @@ class Stand(NamedTuple):
     traced: bool = False
 
 
-def places(program: Any) -> dict[str, list[Stand]]:
+def places(program: object) -> dict[str, list[Stand]]:
     """For each op of a compiled program's graph, in order, its place.
 
     Lines of torch's own files are left out. Empty for a program whose graph has no places.
@@ -143,7 +143,7 @@ def regions_at(program: LintedProgram, line: int) -> list[LintedRegion]:
     return [one for one in made if one is not None] + decorators(program, function)
 
 
-def lost(program: Any) -> list[Diagnostic]:
+def lost(program: object) -> list[Diagnostic]:
     """Return the disabled regions that tracing dropped from a compiled program, its traced callees among it.
 
     They are found by the lines that the graph's ops were traced at, so a program that a file was loaded from has them

@@ -5,9 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampcheck.observe.dispatcher import UNKNOWN
@@ -41,10 +41,10 @@ class TracedCall:
     for. `forward`: for a backward node, the record of the call that made it.
     """
 
-    func: Callable[..., Any] | None
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    node: Any = None
+    func: Callable[..., object] | None
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    node: Node | None = None
     sequence: int = 0
     record: OpRecord | None = None
     forward: OpRecord | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
-from typing import Any
 
 import torch
 
@@ -39,7 +38,7 @@ CONVERSIONS = frozenset(("to", "type", "type_as", "cfloat", "cdouble", "chalf", 
 
 
 @lru_cache(maxsize=4096)
-def public_name(func: Callable[..., Any]) -> str:
+def public_name(func: Callable[..., object]) -> str:
     """Return the op's name: `matmul` for `Tensor.__rmatmul__`, `sum.dim_IntList` for that overload, else its own."""
     if isinstance(func, OpOverload):
         return overload_name(func)
@@ -101,7 +100,7 @@ def kernel_policy(device_type: str, overload: str) -> str:
     return _policies(device_type).get(overload, "fallthrough")
 
 
-def call_policy(device_type: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def call_policy(device_type: str, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> str:
     """Return the policy of a public call. Which overload it is matters only where a packet's overloads have several."""
     if "." in name:
         return kernel_policy(device_type, name)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch.autograd.graph import Node
 
 from ampcheck.observe.recorder import CASTS, overload_name, tensors
 from ampcheck.observe.torch_private import DisableTorchFunction, TorchDispatchMode
@@ -26,7 +27,9 @@ _COMPOSITE = DispatchKey.CompositeImplicitAutograd
 _VIEWS = frozenset(("_unsafe_view", "_reshape_alias", "lift_fresh", "set_.source_Tensor"))
 
 
-class _Signature(NamedTuple):
+class TracedOp(NamedTuple):
+    """An op as a trace sees it. `composite`: whether it is made of others on every device."""
+
     overload: str
     is_cast: bool
     is_view: bool
@@ -34,14 +37,15 @@ class _Signature(NamedTuple):
 
 
 @cache
-def signature_of(func: OpOverload) -> _Signature:
+def signature_of(func: OpOverload) -> TracedOp:
+    """Return what a trace must know of an op."""
     name = overload_name(func)
     if name.startswith(("prim::", "profiler::")):
-        return _Signature(name, False, True, False)
+        return TracedOp(name, False, True, False)
     qualified = str(func._schema.name) + (f".{func._schema.overload_name}" if func._schema.overload_name else "")
     # A composite op with a kernel for a backend is not taken apart there.
     composite = has_kernel(qualified, "CompositeImplicitAutograd") and not has_kernel(qualified, "CPU")
-    return _Signature(name, name in CASTS, bool(func.is_view) or name in _VIEWS, composite)
+    return TracedOp(name, name in CASTS, bool(func.is_view) or name in _VIEWS, composite)
 
 
 class TraceRecorder:
@@ -97,8 +101,13 @@ class TraceRecorder:
         self._casts = CastTracker(self._sources)
 
     def kernel(
-        self, mode: TorchDispatchMode, func: OpOverload, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+        self,
+        mode: TorchDispatchMode,
+        func: OpOverload,
+        types: Iterable[type],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+    ) -> object:
         """Run a kernel that the dispatch mode was given, and record it. Returns what it returns."""
         # Function modes saw the program's call; the second one from here they would not see without a trace. The
         # methods of tensor subclasses are the program's again.
@@ -136,14 +145,16 @@ class TraceRecorder:
             self._end_loose()
         return out
 
-    def _moved(self, call: TracedCall, signature: _Signature, args: tuple[Any, ...], out: Any) -> None:
+    def _moved(self, call: TracedCall, signature: TracedOp, args: tuple[object, ...], out: object) -> None:
         """Note a kernel that computes nothing."""
         if not signature.is_cast:
             call.views += 1
             if call.record is not None:
                 call.record.views = call.views
-        elif out.dtype != args[0].dtype:
-            self._casts.add(call, self._record(call, args[:1]), args[0], out)
+        else:
+            before = args[0]
+            if isinstance(before, torch.Tensor) and isinstance(out, torch.Tensor) and out.dtype != before.dtype:
+                self._casts.add(call, self._record(call, [before]), before, out)
 
     def current(self) -> TracedCall:
         """Return the call that kernels are counted to now."""
@@ -199,7 +210,7 @@ class TraceRecorder:
             module, location = call.forward.module, call.forward.location
         return call.node.name().rpartition("::")[2], "", module, location
 
-    def _forward(self, node: Any) -> OpRecord | None:
+    def _forward(self, node: Node) -> OpRecord | None:
         """Return the record of the call that made an autograd node, None where it was not traced."""
         number = getattr(node, "_sequence_nr", lambda: 2**64)()
         place = bisect_right(self._starts, number) - 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from ampcheck.spec.dtypes import LOW
 
@@ -107,6 +107,6 @@ class OpRecord:
         """The casts that autocast is the cause of, those of the backward included."""
         return [cast for cast in self.casts if cast.origin in ("autocast", "gradient")]
 
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, object]:
         """Return the record as JSON data."""
         return asdict(self) | {"ran_in": self.ran_in}

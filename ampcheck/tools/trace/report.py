@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from tabulate import tabulate
 
@@ -99,7 +99,7 @@ def size(count: int) -> str:
     return f"{value:.1f} {unit}"
 
 
-def totals(ops: list[OpRecord]) -> dict[str, Any]:
+def totals(ops: list[OpRecord]) -> dict[str, int]:
     """Return the trace in numbers. `casts` and `bytes` are autocast's; `other_casts` the program's and the ops' own."""
     autocasts = [cast for op in ops for cast in op.autocasts]
     ran = Counter(op.ran_in for op in ops)

@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ampcheck.errors import UsageError
 from ampcheck.tools.trace.report import SORTS
@@ -66,7 +66,7 @@ def command(argv: list[str]) -> int:
     return code
 
 
-def _run(run: Callable[[], Any], trace: Trace) -> int:
+def _run(run: Callable[[], object], trace: Trace) -> int:
     try:
         with trace:
             run()
@@ -81,7 +81,7 @@ def _run(run: Callable[[], Any], trace: Trace) -> int:
     return 0
 
 
-def _program(target: str, args: list[str]) -> Callable[[], Any]:
+def _program(target: str, args: list[str]) -> Callable[[], object]:
     module, colon, function = target.partition(":")
     if target.endswith(".py") or not colon:
         return _script(Path(target), args)
@@ -90,7 +90,7 @@ def _program(target: str, args: list[str]) -> Callable[[], Any]:
     return _function(module, function)
 
 
-def _script(path: Path, args: list[str]) -> Callable[[], Any]:
+def _script(path: Path, args: list[str]) -> Callable[[], object]:
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise UsageError(f"{path} {what}; give a script, or a function as MODULE:FUNCTION")
@@ -103,7 +103,7 @@ def _script(path: Path, args: list[str]) -> Callable[[], Any]:
     return run
 
 
-def _function(module: str, name: str) -> Callable[[], Any]:
+def _function(module: str, name: str) -> Callable[[], object]:
     if not module or not name:
         raise UsageError(f"{module}:{name} names no function; it is written MODULE:FUNCTION")
     sys.path.insert(0, os.getcwd())

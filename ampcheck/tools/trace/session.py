@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FunctionType, TracebackType
-from typing import Any, Literal
+from typing import Literal
 from unittest.mock import patch
 
 import torch
@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from ampcheck.errors import UsageError
 from ampcheck.observe.torch_private import DisableTorchFunction, TorchDispatchMode
+from ampcheck.register.torch_private import OpOverload
 from ampcheck.tools.torch_private import (
     disabled_function,
     function_mode_at,
@@ -50,8 +51,8 @@ class Trace(AbstractContextManager["Trace"]):
             stack.enter_context(_one_thread())
             stack.enter_context(patch.object(torch.overrides, "has_torch_function", _overridden))
             stack.callback(self.recorder.finish)
-            stack.enter_context(_PublicCalls(self.recorder))
-            stack.enter_context(_Kernels(self.recorder))
+            stack.enter_context(PublicCalls(self.recorder))
+            stack.enter_context(KernelCalls(self.recorder))
             stack.callback(setattr, _active, "trace", None)
             _active.trace = self
             self._stack = stack.pop_all()
@@ -109,7 +110,7 @@ def _one_thread() -> Iterator[None]:
             set_multithreaded(before)
 
 
-class _PublicCalls(TorchFunctionMode):
+class PublicCalls(TorchFunctionMode):
     """Sees each call into PyTorch before autocast does."""
 
     def __init__(self, recorder: TraceRecorder) -> None:
@@ -117,8 +118,12 @@ class _PublicCalls(TorchFunctionMode):
         self._recorder = recorder
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         if getattr(func, "__name__", "") in ("__get__", "__set__"):
             return func(*args, **kwargs)
@@ -138,7 +143,7 @@ class _PublicCalls(TorchFunctionMode):
             self._recorder.leave(call)
 
 
-class _Kernels(TorchDispatchMode):
+class KernelCalls(TorchDispatchMode):
     """Sees the casts and the kernels."""
 
     def __init__(self, recorder: TraceRecorder) -> None:
@@ -146,12 +151,16 @@ class _Kernels(TorchDispatchMode):
         self._recorder = recorder
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: OpOverload,
+        types: Iterable[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         return self._recorder.kernel(self, func, types, args, kwargs or {})
 
 
-def _body(func: Any) -> Callable[..., Any] | None:
+def _body(func: Callable[..., object]) -> Callable[..., object] | None:
     """Return a Python function of PyTorch without its check for overrides, so that the calls inside it are seen too.
 
     None for a function that has none, and where another function mode runs: that one sees the call first, as it would
@@ -174,14 +183,14 @@ def _plain(types: Iterable[type]) -> bool:
     return all(kind in _PLAIN or getattr(kind, "__torch_function__", off) is off for kind in types)
 
 
-def _never(*args: Any) -> bool:
+def _never(*args: object) -> bool:
     return False
 
 
 _has_torch_function = torch.overrides.has_torch_function
 
 
-def _overridden(args: Any) -> bool:
+def _overridden(args: Iterable[object]) -> bool:
     """`torch.overrides.has_torch_function`, but for the trace's own mode.
 
     Modules ask it whether they may take their fast path, and must hear what they would without a trace.
@@ -189,6 +198,6 @@ def _overridden(args: Any) -> bool:
     if not _has_torch_function(args):
         return False
     modes = function_modes()
-    if modes == 1 and isinstance(function_mode_at(0), _PublicCalls):
+    if modes == 1 and isinstance(function_mode_at(0), PublicCalls):
         return not _plain(map(type, args))
     return True

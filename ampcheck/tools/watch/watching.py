@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch.amp.grad_scaler import GradScaler, OptState
@@ -15,6 +15,12 @@ from torch.utils.hooks import RemovableHandle
 
 from ampcheck.errors import UsageError
 from ampcheck.tools.watch.steps import Culprit, Skip, WatchedStep
+
+
+class HasGroups(Protocol):
+    """An optimizer, of torch or of anybody else."""
+
+    param_groups: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ class Watch:
         self._number = 0
         self._stepping = False
         self._modules: list[tuple[str, torch.nn.Module]] = []
-        self._optimizers: dict[int, tuple[str, Any]] = {}  # by id, and held so that no other gets the id
+        self._optimizers: dict[int, tuple[str, HasGroups]] = {}  # by id, and held so that no other gets the id
         self._arrivals = itertools.count()
         self._arrived: dict[int, int] = {}
         self._handles: dict[int, RemovableHandle] = {}
@@ -91,24 +97,25 @@ class Watch:
             self._modules.append((f"{name}." if name else "", thing))
             self._follow(thing.parameters())
         elif hasattr(thing, "param_groups"):
-            if id(thing) not in self._optimizers:
-                self._optimizers[id(thing)] = name or f"optimizer {len(self._optimizers)}", thing
-            self._follow(param for group in thing.param_groups for param in group["params"])
+            optimizer = cast(HasGroups, thing)
+            if id(optimizer) not in self._optimizers:
+                self._optimizers[id(optimizer)] = name or f"optimizer {len(self._optimizers)}", optimizer
+            self._follow(param for group in optimizer.param_groups for param in group["params"])
         else:
             raise UsageError(f"watch was given {thing!r}, which is neither a module nor an optimizer")
 
     # ---- in place of the scaler's methods
 
-    def _getstate(self) -> Any:
+    def _getstate(self) -> dict[str, object]:
         return {name: value for name, value in self._own["__getstate__"]().items() if name not in self._put}
 
-    def _unscale(self, optimizer: Any) -> None:
+    def _unscale(self, optimizer: HasGroups) -> None:
         self._own["unscale_"](optimizer)
         if self._scaler.is_enabled() and not self._stepping:
             # Clipping may come next and spread one nan over every gradient: only now is it known where it was.
             self._counted[id(optimizer)] = self._count(optimizer)
 
-    def _step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _step(self, optimizer: HasGroups, *args: object, **kwargs: object) -> object:
         enabled = self._scaler.is_enabled()
         self.know(optimizer)
         counted = self._counted.pop(id(optimizer), None)
@@ -137,7 +144,7 @@ class Watch:
 
     # ---- evidence
 
-    def _count(self, optimizer: Any) -> list[_Counted]:
+    def _count(self, optimizer: HasGroups) -> list[_Counted]:
         out = []
         for group in optimizer.param_groups:
             for param in group["params"]:
@@ -148,12 +155,15 @@ class Watch:
                     out.append(_Counted(param, arrival, grad.isinf().sum(), grad.isnan().sum(), grad.numel()))
         return out
 
-    def _evidence(self, optimizer: Any, counted: list[_Counted] | None, asks: bool) -> Callable[[], Skip | None]:
+    def _evidence(self, optimizer: HasGroups, counted: list[_Counted] | None, asks: bool) -> Callable[[], Skip | None]:
         """Return a function that tells why a step was skipped, if it was, from values that nothing changes later.
 
         `counted`: the gradients as `unscale_` saw them, or None where they are still as they were checked.
         """
-        found = [value.clone() for value in self._scaler._found_inf_per_device(optimizer).values()]
+        found = [
+            value.clone()
+            for value in self._scaler._found_inf_per_device(cast(torch.optim.Optimizer, optimizer)).values()
+        ]
         counts = self._count(optimizer) if counted is None else counted
         scale = self._scaler._get_scale_async()
         then = torch.ones(()) if scale is None else scale.clone()
@@ -169,7 +179,7 @@ class Watch:
 
         return settle
 
-    def _names(self, optimizer: Any) -> dict[int, str]:
+    def _names(self, optimizer: HasGroups) -> dict[int, str]:
         names = {
             id(param): f"group {group}, parameter {index}"
             for group, held in enumerate(optimizer.param_groups)
