@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ampcheck.report.outputs import schema
 from ampcheck.report.site import build
 
-__all__ = ["build"]
+__all__ = ["build", "schema"]

@@ -1,4 +1,4 @@
-"""What programs read: each output is as ampcheck/report/outputs.schema.json says, which docs/using.md repeats."""
+"""What programs read: each output is as `ampcheck.report.schema()` says."""
 
 from __future__ import annotations
 
@@ -6,39 +6,21 @@ import json
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import fields
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
-from ampcheck.bench.core.model import Group, Rounds, VariantResult
 from ampcheck.bench.run.runfile import SCHEMA as BENCH_SCHEMA
-from ampcheck.report import site
-from ampcheck.runner.compare import Change, Comparison
+from ampcheck.report import schema, site
+from ampcheck.report.outputs import OUTPUTS, definitions
 from ampcheck.runner.results import Result
 from tests.cli_support import ROOT, run
 from tests.report import made_bench
 
-SCHEMA = json.loads(resources.files("ampcheck.report").joinpath("outputs.schema.json").read_text(encoding="utf-8"))
+SCHEMA = schema()
 DEFINITIONS: dict[str, Any] = SCHEMA["$defs"]
-SHOWN = {
-    "run_header": "Run files",
-    "run_case": "",
-    "run_footer": "",
-    "bench_header": "Benchmark files",
-    "bench_rounds": "",
-    "bench_group": "",
-    "bench_variant": "",
-    "bench_footer": "",
-    "changes": "Exports of the site",
-    "change": "",
-    "badge": "",
-    "smaller_is_better": "",
-}
-"""The definitions in the order of the page, the first of a part with its heading."""
-
 Made = tuple[str, Any]
 """A definition's name and a value that is to be as it says."""
 
@@ -142,60 +124,13 @@ def test_a_field_that_is_absent_or_of_another_type_is_noticed(outputs: list[Made
                 assert not valid(name, value), (name, field)
                 inside[field] = kept
             assert valid(name, value)
-    assert len(seen) == len(SHOWN) + 1  # a line of a group holds the group
+    assert len(seen) == len(OUTPUTS)  # a line of a group holds the group, and devices are not looked into
 
 
-@pytest.mark.parametrize(
-    ("name", "known"),
-    [
-        ("run_case", {"kind", *(f.name for f in fields(Result))}),
-        ("bench_rounds", {"kind", *(f.name for f in fields(Rounds))}),
-        ("bench_variant", {f.name for f in fields(VariantResult)}),
-        ("change", {f.name for f in fields(Change)}),
-    ],
-)
-def test_each_field_has_its_words(name: str, known: set[str]) -> None:
-    assert set(DEFINITIONS[name]["properties"]) == known
-
-
-def test_each_field_of_what_is_nested_has_its_words(outputs: list[Made]) -> None:
-    group = DEFINITIONS["bench_group"]["properties"]["group"]["properties"]
-    assert set(group) == {f.name for f in fields(Group)}
-    changes = DEFINITIONS["changes"]["anyOf"][1]["properties"]
-    assert set(changes) == {"unchanged", *(f.name for f in fields(Comparison))}
+def test_each_field_of_a_line_has_its_words(outputs: list[Made]) -> None:
+    for definition in definitions().values():
+        assert all(words["description"] for words in definition["properties"].values())
     for name, value in outputs:
         if name.endswith("_line") and value["kind"] in ("header", "footer"):
             words = DEFINITIONS[f"{name.removesuffix('line')}{value['kind']}"]["properties"]
             assert set(value) - set(words) == set()
-
-
-def test_the_page_says_what_the_schema_says() -> None:
-    page = (ROOT / "docs" / "using.md").read_text(encoding="utf-8")
-    assert rendered() in page, f"docs/using.md, What other programs read, should have:\n{rendered()}"
-
-
-def rendered() -> str:
-    """The tables of the page."""
-    parts = []
-    for name, heading in SHOWN.items():
-        definition = DEFINITIONS[name]
-        inside = definition.get("anyOf", [definition])[-1]
-        inside = inside.get("items", inside)
-        parts += [f"### {heading}\n"] if heading else []
-        parts += [f"`{name}`: {definition['description']}\n", "| field | type | meaning |", "| --- | --- | --- |"]
-        parts += rows(inside)
-        if name == "bench_group":
-            parts += rows(inside["properties"]["group"])
-        parts.append("")
-    return "\n".join(parts)
-
-
-def rows(definition: dict[str, Any]) -> list[str]:
-    """A row for each field."""
-    found = []
-    for field, words in definition["properties"].items():
-        kind = f"`{json.dumps(words['const'])}`" if "const" in words else words["type"]
-        optional = "" if field in definition["required"] else ", optional"
-        choice = f" One of {', '.join(f'`{one}`' for one in words['enum'])}." if "enum" in words else ""
-        found.append(f"| `{field}` | {kind}{optional} | {words['description']}{choice} |")
-    return found

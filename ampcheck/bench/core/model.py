@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from msgspec import Meta
 from torch import nn
 
 VERDICTS = ("slower", "faster", "same", "ambiguous", "unstable", "invalid", "not measured")
@@ -152,69 +153,82 @@ class OverheadWorkload(Workload):
 
 @dataclass(slots=True)
 class VariantResult:
-    """The results of one variant. Times are seconds of one call; ratios are speeds beside the group's first variant.
+    """Hold the results of one variant. Times are seconds of one call; ratios are speeds beside the first variant.
 
-    `seconds`: the median over rounds and processes, `low` and `high` the middle 90 % of the samples. `speed`: the
-    median of paired ratios, `speed_low` and `speed_high` its 95 % interval. `error`: against float64, relative.
-    `precision_check`: the kernels' dtypes that show the variant's precision. `share`: of the device's peak, 0 to 1;
-    None where there is none, and where `ceiling` says that the variant exceeds it. `intensity`: flops per byte.
-    `memory`: peak bytes. `compile`, `first`: seconds to compile, and of the first call with it.
-
-    `at_least`: of a variant that was given up, seconds that no call took less than; `at_most`: the speed that follows,
-    where the variant passed its precision check. `default_speed` with its interval and `default_verdict`:
-    beside the variant `DEFAULT`, where the group has one.
+    `speed` is the median of paired ratios. `share` is None where the device's peak is not known, and where `ceiling`
+    says that the variant exceeds it. `at_most` follows from `at_least`, where the variant passed its precision check.
     """
 
-    name: str
-    verdict: str
-    reason: str = ""
-    seconds: float | None = None
-    low: float | None = None
-    high: float | None = None
-    cpu_seconds: float | None = None
-    rounds: int = 0
-    processes: int = 0
-    speed: float | None = None
-    speed_low: float | None = None
-    speed_high: float | None = None
-    error: float | None = None
-    precision_check: str = ""
-    flops_per_second: float | None = None
-    bytes_per_second: float | None = None
-    share: float | None = None
-    intensity: float | None = None
-    memory: int | None = None
-    compile: float | None = None
-    first: float | None = None
-    ceiling: str = ""
-    at_least: float | None = None
-    at_most: float | None = None
-    default_speed: float | None = None
-    default_low: float | None = None
-    default_high: float | None = None
-    default_verdict: str = ""
+    name: Annotated[str, Meta(description="Name of the variant, such as `fp32` or `bf16`.")]
+    verdict: Annotated[
+        str,
+        Meta(
+            description="Beside the group's first variant, which is `first`.",
+            extra_json_schema={"enum": ("first", *VERDICTS)},
+        ),
+    ]
+    reason: Annotated[str, Meta(description="Why the verdict is none.")] = ""
+    seconds: Annotated[
+        float | None, Meta(description="Median time of one call, in seconds.", extra_json_schema={"minimum": 0})
+    ] = None
+    low: Annotated[float | None, Meta(description="Lower end of the middle 90 % of the samples, in seconds.")] = None
+    high: Annotated[float | None, Meta(description="Upper end of it, in seconds.")] = None
+    cpu_seconds: Annotated[float | None, Meta(description="Median processor time of one call, in seconds.")] = None
+    rounds: Annotated[int, Meta(description="How many samples.", ge=0)] = 0
+    processes: Annotated[int, Meta(description="Of how many processes.", ge=0)] = 0
+    speed: Annotated[
+        float | None,
+        Meta(
+            description="Seconds of the first variant over seconds of this one, median of the pairs; above 1 is faster."
+        ),
+    ] = None
+    speed_low: Annotated[float | None, Meta(description="Lower end of its 95 % interval.")] = None
+    speed_high: Annotated[float | None, Meta(description="Upper end of it.")] = None
+    error: Annotated[float | None, Meta(description="Relative error of the values against float64.")] = None
+    precision_check: Annotated[
+        str, Meta(description="The dtypes of kernels that show the precision that the variant computed in.")
+    ] = ""
+    flops_per_second: Annotated[float | None, Meta(description="Rate of arithmetic, in flop/s.")] = None
+    bytes_per_second: Annotated[float | None, Meta(description="Rate of memory traffic, in bytes/s.")] = None
+    share: Annotated[float | None, Meta(description="Share of the device's ceiling, 0 to 1.")] = None
+    intensity: Annotated[float | None, Meta(description="Flops per byte.")] = None
+    memory: Annotated[int | None, Meta(description="Peak memory, in bytes.")] = None
+    compile: Annotated[float | None, Meta(description="Time to compile, in seconds.")] = None
+    first: Annotated[float | None, Meta(description="Time of the first call, compilation included, in seconds.")] = None
+    ceiling: Annotated[str, Meta(description="What is said in place of a share above 1.")] = ""
+    at_least: Annotated[
+        float | None, Meta(description="Of a variant that was given up: no call took less, in seconds.")
+    ] = None
+    at_most: Annotated[float | None, Meta(description="Of such a variant: its speed at most.")] = None
+    default_speed: Annotated[
+        float | None, Meta(description="Speed beside the variant `fp32-default`, where there is one.")
+    ] = None
+    default_low: Annotated[float | None, Meta(description="Lower end of its 95 % interval.")] = None
+    default_high: Annotated[float | None, Meta(description="Upper end of it.")] = None
+    default_verdict: Annotated[
+        str, Meta(description="Verdict beside `fp32-default`.", extra_json_schema={"enum": VERDICTS})
+    ] = ""
 
 
 @dataclass(slots=True)
 class Group:
-    """A workload on a device through a compiler: its variants, all compared with the first one.
+    """Hold a workload on a device through a compiler: its variants, all compared with the first one."""
 
-    `estimate`: the figures come from a compiler, not from a clock; `note` says what a reader must know.
-    """
-
-    workload: str
-    family: str
-    kind: str
-    device: str
-    compiler: str
-    policy: str = ""
-    base: str = ""
-    size: int = 0
-    flops: float = 0
-    samples: int = 0
-    estimate: bool = False
-    note: str = ""
-    variants: list[VariantResult] = field(default_factory=list)
+    workload: Annotated[str, Meta(description="Name of the workload; `device/compiler/workload` is the group's key.")]
+    family: Annotated[str, Meta(description="What it belongs to, such as `matmul`.")]
+    kind: Annotated[str, Meta(description="What it is.", extra_json_schema={"enum": ("op", "step", "overhead")})]
+    device: Annotated[str, Meta(description="Name of the device.")]
+    compiler: Annotated[str, Meta(description="What ran it.", extra_json_schema={"enum": COMPILERS})]
+    policy: Annotated[str, Meta(description="What autocast does with it.")] = ""
+    base: Annotated[str, Meta(description="Name of the axis of sizes.")] = ""
+    size: Annotated[int, Meta(description="Place on that axis.")] = 0
+    flops: Annotated[float, Meta(description="Floating point operations of one call.")] = 0
+    samples: Annotated[int, Meta(description="Samples that a call works on.")] = 0
+    estimate: Annotated[bool, Meta(description="Whether a compiler estimated it, and no clock measured.")] = False
+    note: Annotated[str, Meta(description="What a reader must know.")] = ""
+    variants: Annotated[
+        list[VariantResult], Meta(description="The variants, the first what the others are compared with.")
+    ] = field(default_factory=list)
 
     @property
     def key(self) -> str:
@@ -230,20 +244,27 @@ class Group:
 class Rounds:
     """One process's measurements of one group: for each variant, a sample a round, in the order of the rounds.
 
-    `samples[variant][round]`: seconds of one call; the same round's samples of two variants are a pair. `cpu` likewise
-    in CPU time. `facts`: what was found out once, by variant: fields of `VariantResult` such as `error`,
-    `precision_check`, `memory`, and `invalid`, the reason why what was measured does not count. `failed`: variants that
-    could not be measured, and why.
+    The same round's samples of two variants are a pair. `facts` has fields of `VariantResult` such as `error`,
+    `precision_check` and `memory`, and `invalid`, the reason why the measured values do not count.
     """
 
-    workload: str
-    device: str
-    compiler: str
-    process: int
-    samples: dict[str, list[float]] = field(default_factory=dict)
-    cpu: dict[str, list[float]] = field(default_factory=dict)
-    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
+    workload: Annotated[str, Meta(description="Name of the workload.")]
+    device: Annotated[str, Meta(description="Name of the device.")]
+    compiler: Annotated[str, Meta(description="What ran it.", extra_json_schema={"enum": COMPILERS})]
+    process: Annotated[int, Meta(description="Number of the process, from 0.", ge=0)]
+    samples: Annotated[
+        dict[str, list[Annotated[float, Meta(gt=0)]]],
+        Meta(description="By variant, seconds of one call in each round."),
+    ] = field(default_factory=dict)
+    cpu: Annotated[
+        dict[str, list[float]], Meta(description="By variant, seconds of processor time of one call in each round.")
+    ] = field(default_factory=dict)
+    facts: Annotated[
+        dict[str, dict[str, Any]], Meta(description="By variant, what was found out once, such as error and memory.")
+    ] = field(default_factory=dict)
+    failed: Annotated[dict[str, str], Meta(description="By variant, why it could not be measured.")] = field(
+        default_factory=dict
+    )
 
     @property
     def key(self) -> str:
