@@ -6,13 +6,14 @@ import functools
 import secrets
 import sys
 import types
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import torch
 
 from ampcheck.jax_device import device as devices
 from ampcheck.jax_device import disk_cache, random, streams
+from ampcheck.jax_device.annotations import Device, Tree
 from ampcheck.jax_device.device import index_of, properties
 from ampcheck.jax_device.interop import checkpoints, distributed, dlpack
 from ampcheck.jax_device.jit import flex
@@ -23,44 +24,44 @@ NAME = "jax"
 _begun = False
 
 
-class Module(types.ModuleType):
+class DeviceModule(types.ModuleType):
     """The module `torch.jax`."""
 
     @staticmethod
     def is_available() -> bool:
-        """Whether JAX has a device to compute on."""
+        """Return whether JAX has a device to compute on."""
         return bool(jax.local_devices())
 
     @staticmethod
     def is_initialized() -> bool:
-        """Always: JAX starts its backend by itself."""
+        """Return True: JAX starts its backend by itself."""
         return True
 
     @staticmethod
     def init() -> None:
-        """Nothing to do: JAX starts its backend by itself."""
+        """Do nothing: JAX starts its backend by itself."""
 
     @staticmethod
     def device_count() -> int:
-        """One: several JAX devices are one PyTorch device, over which tensors are sharded by a mesh."""
+        """Return one: several JAX devices are one PyTorch device, over which tensors are sharded by a mesh."""
         return 1
 
     @staticmethod
     def current_device() -> int:
-        """The index of the one device."""
+        """Return the index of the one device."""
         return 0
 
     @staticmethod
-    def set_device(device: Any) -> None:
-        """Raises RuntimeError for any device but the one there is."""
+    def set_device(device: Device) -> None:
+        """Raise RuntimeError for any device but the only one."""
         index_of(device)
 
     device = devices.device
     device_of = devices.device_of
 
     @staticmethod
-    def get_device_name(device: Any = None) -> str:
-        """The name of the kind of device, e.g. "cpu", "NVIDIA H200" or "TPU v5e"."""
+    def get_device_name(device: Device = None) -> str:
+        """Return the name of the kind of device, e.g. "cpu", "NVIDIA H200" or "TPU v5e"."""
         return properties(device).name
 
     get_device_properties = staticmethod(properties)
@@ -74,7 +75,7 @@ class Module(types.ModuleType):
     empty_cache = staticmethod(memory.empty_cache)
     reset_peak_memory_stats = staticmethod(memory.reset_peak_memory_stats)
     Stream = streams.Stream
-    Event = streams.Event
+    Event = streams.DeviceEvent
     current_stream = staticmethod(streams.current_stream)
     default_stream = staticmethod(streams.current_stream)
     stream = staticmethod(streams.stream)
@@ -86,7 +87,7 @@ class Module(types.ModuleType):
 
     manual_seed_all = manual_seed
 
-    Generator = random.Generator
+    Generator = random.DeviceGenerator
     _initialized = True  # torch.utils.checkpoint looks at it before it keeps the random state
 
     @staticmethod
@@ -99,27 +100,27 @@ class Module(types.ModuleType):
 
     @staticmethod
     def initial_seed() -> int:
-        """The seed that the random numbers started from."""
+        """Return the seed that the random numbers started from."""
         return random.default.seed
 
     @staticmethod
-    def get_rng_state(device: Any = NAME) -> torch.Tensor:
-        """Where the default random numbers are: a CPU uint8 tensor of 16 elements."""
+    def get_rng_state(device: Device = NAME) -> torch.Tensor:
+        """Return where the default random numbers are: a CPU uint8 tensor of 16 elements."""
         return random.default.get_state()
 
     @staticmethod
-    def set_rng_state(new_state: torch.Tensor, device: Any = NAME) -> None:
+    def set_rng_state(new_state: torch.Tensor, device: Device = NAME) -> None:
         """Go on from where `get_rng_state` was called. Raises RuntimeError for what is no such state."""
         random.default.set_state(new_state)
 
     @staticmethod
     def get_rng_state_all() -> list[torch.Tensor]:
-        """`get_rng_state` of each device: there is one."""
+        """Return `get_rng_state` of each device: there is one."""
         return [random.default.get_state()]
 
     @staticmethod
     def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
-        """`set_rng_state` of each device: there is one."""
+        """Call `set_rng_state` for each device: there is one."""
         for state in new_states:
             random.default.set_state(state)
 
@@ -135,7 +136,7 @@ def _compile_by_default() -> None:
     inductor = InductorBackend.__call__
 
     @functools.wraps(inductor)
-    def compiled(self: Any, graph: torch.fx.GraphModule, inputs: Any) -> Any:
+    def compiled(self: Tree, graph: torch.fx.GraphModule, inputs: Sequence[Tree]) -> Tree:
         values = [*inputs, *(node.meta.get("example_value") for node in graph.graph.nodes)]
         if not any(isinstance(v, torch.Tensor) and v.device.type == NAME for v in values):
             return inductor(self, graph, inputs)
@@ -156,7 +157,7 @@ def _profile_on_the_host() -> None:
     made = profile.__init__
 
     @functools.wraps(made)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: torch.autograd.profiler.profile, *args: Tree, **kwargs: Tree) -> None:
         if kwargs.get("use_device") == NAME:
             kwargs["use_kineto"] = True
         made(self, *args, **kwargs)
@@ -174,16 +175,16 @@ def make() -> None:
         )
     jax.config.update("jax_enable_x64", True)  # float64 and int64 as PyTorch defines them
     disk_cache.install()
-    import torchax  # noqa: F401  # names PrivateUse1 "jax" and registers its module, which ours replaces
+    import torchax  # noqa: F401  # when the device is made, not before: it names PrivateUse1 "jax" and registers its module, which ours replaces
 
     _begun = True
-    module = Module(f"torch.{NAME}")
+    module = DeviceModule(f"torch.{NAME}")
     if hasattr(torch, NAME):
         delattr(torch, NAME)
     sys.modules.pop(f"torch.{NAME}", None)
     setup_backend(rename=NAME, backend_module=module)
     sys.modules[f"torch.{NAME}"] = module
-    module.allocator_net = overrides.install()  # type: ignore[attr-defined]
+    module.fallback_allocator = overrides.install()  # type: ignore[attr-defined]
     dlpack.install()
     checkpoints.install()
     distributed.install()

@@ -6,14 +6,14 @@ run by `jit`. An entry point tells torch the name; where the package is not inst
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib.metadata import entry_points
-from typing import Any
 
 import torch
 from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 
+from ampcheck.jax_device.annotations import Function, Tree
 from ampcheck.jax_device.jit.transform import jit
 from ampcheck.jax_device.torch_private import (
     DisableAutocast,
@@ -32,23 +32,23 @@ for _name in ("ampcheck.jax_device", "ampcheck.register", "jax", "jaxlib"):
     skip_package(_name)
 
 
-def _compiler(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-    """A function of a graph's inputs that runs it as one program, compiled at the first call with inputs of a kind."""
+def _compiler(graph: torch.fx.GraphModule, _: Sequence[object]) -> Function:
+    """Return a function of a graph's inputs that runs it as one program, compiled at its first call."""
     forward = graph.forward
 
-    def run(*inputs: Any) -> Any:
+    def run(*inputs: Tree) -> Tree:
         return forward(*inputs)
 
     program = jit(run)
 
-    def call(*inputs: Any) -> Any:
+    def call(*inputs: Tree) -> Tree:
         # The graph has its casts, and its backward is another graph. AOTAutograd looks at the first run by a mode.
         unseen = disable_current_modes() if dispatch_modes() else nullcontext()
         with unseen, DisableAutocast(), torch.no_grad():
             return program(*inputs)
 
     call.program = program  # type: ignore[attr-defined]
-    boxed: Callable[..., Any] = make_boxed_func(call)
+    boxed: Function = make_boxed_func(call)
     return boxed
 
 
@@ -56,9 +56,9 @@ def _compiler(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., An
 _aot = aot_autograd(fw_compiler=_compiler, bw_compiler=_compiler, partition_fn=default_partition)
 
 
-def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
-    """The backend for `torch.compile`. `inputs` are fake tensors and numbers. Options are not used."""
-    compiled: Callable[..., Any] = _aot(graph, inputs)
+def backend(graph: torch.fx.GraphModule, inputs: Sequence[object], **_: object) -> Function:
+    """Return the backend for `torch.compile`. `inputs` are fake tensors and numbers. Options are not used."""
+    compiled: Function = _aot(graph, inputs)
     return compiled
 
 

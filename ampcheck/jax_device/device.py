@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import torch
 
+from ampcheck.jax_device.annotations import Device, Kernel, Tree
 from ampcheck.jax_device.storage.memory import memory_stats
 
 
-def index_of(given: Any) -> int:
-    """The index of a device, given as one, by name or by index; None is the current one.
+def index_of(given: Device) -> int:
+    """Return the index of a device, given as one, by name or by index; None is the current one.
 
     Raises RuntimeError for any but the one device, ValueError for a device of another type.
     """
@@ -33,14 +32,14 @@ def index_of(given: Any) -> int:
 class device:  # named as torch.cuda.device is
     """Context manager: the device is the current one inside; there is one. Errors: as `index_of`."""
 
-    def __init__(self, device: Any = None) -> None:
+    def __init__(self, device: Device = None) -> None:
         self.idx = index_of(device)
         self.prev_idx = -1
 
     def __enter__(self) -> None:
         self.prev_idx = 0
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
 
@@ -63,16 +62,16 @@ class Properties:
     """Bytes that JAX may use; None where it knows no limit (CPU)."""
 
 
-def properties(device: Any = None) -> Properties:
-    """What JAX says of the device. Errors: as `index_of`."""
+def properties(device: Device = None) -> Properties:
+    """Return what JAX says of the device. Errors: as `index_of`."""
     index_of(device)
     found = jax.local_devices()[0]
     total = memory_stats().get("bytes_limit")
     return Properties(found.device_kind, found.platform, found.id, found.process_index, total)
 
 
-def capability(device: Any = None) -> tuple[int, int]:
-    """The CUDA compute capability of a GPU. Raises RuntimeError where JAX's device has none."""
+def capability(device: Device = None) -> tuple[int, int]:
+    """Return the CUDA compute capability of a GPU. Raises RuntimeError where JAX's device has none."""
     index_of(device)
     found = str(getattr(jax.local_devices()[0], "compute_capability", ""))
     major, _, minor = found.partition(".")
@@ -81,13 +80,13 @@ def capability(device: Any = None) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def placed(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel of an overload with a `device` argument, where it names the device itself or another one.
+def placed(compute: Kernel) -> Kernel:
+    """Return the kernel of an overload with a `device` argument, where it names the device itself or another one.
 
     `torch.zeros_like(x, device="cpu")` comes to the device of x; what it computes there is then moved.
     """
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: Tree, **kwargs: Tree) -> Tree:
         given = kwargs.get("device")
         if given is None or given.type == "jax":
             if given is not None and given.index:

@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax._src import compilation_cache
+
+from ampcheck.jax_device.annotations import Tree
 
 LIMIT = 512 << 20
 """Bytes of programs that stay on disk, unless `jax_compilation_cache_max_size` says another number."""
@@ -103,7 +106,6 @@ def install() -> None:
     writable, or this JAX makes its caches in another way.
     """
     config: Any = jax.config
-    from jax._src import compilation_cache
 
     if not config.jax_enable_compilation_cache or not hasattr(compilation_cache, "get_file_cache"):
         return
@@ -118,7 +120,7 @@ def install() -> None:
         config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     theirs = compilation_cache.get_file_cache
 
-    def get_file_cache(path: str) -> Any:
+    def get_file_cache(path: str) -> Tree:
         limit = config.jax_compilation_cache_max_size
         if "://" in path or config.jax_compilation_cache_check_contents or limit == 0:
             return theirs(path)

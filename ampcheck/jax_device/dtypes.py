@@ -31,11 +31,12 @@ TO_JAX: dict[torch.dtype, np.dtype] = {
         torch.float8_e8m0fnu: jnp.float8_e8m0fnu,
     }.items()
 }
+_LOW = frozenset({TO_JAX[torch.float16], TO_JAX[torch.bfloat16]})
 TO_TORCH: dict[np.dtype, torch.dtype] = {ours: theirs for theirs, ours in TO_JAX.items()}
 
 
 def jax_dtype(dtype: torch.dtype) -> np.dtype:
-    """The JAX dtype that holds the same numbers.
+    """Return the JAX dtype that holds the same numbers.
 
     Raises NotImplementedError for one JAX lacks (quantized, complex32).
     """
@@ -45,8 +46,16 @@ def jax_dtype(dtype: torch.dtype) -> np.dtype:
         raise NotImplementedError(f"the jax device has no {dtype}: JAX has no such dtype") from None
 
 
+def opmath_dtype(dtype: np.dtype) -> np.dtype:
+    """Return the dtype in which PyTorch computes with numbers of a dtype: float32 for float16 and bfloat16.
+
+    ATen/OpMathType.h. A formula of several steps is then rounded once, and 0.999 beside bfloat16 does not become 1.
+    """
+    return TO_JAX[torch.float32] if dtype in _LOW else dtype
+
+
 def torch_dtype(dtype: np.dtype) -> torch.dtype:
-    """The PyTorch dtype of an array's dtype. Raises NotImplementedError for one PyTorch lacks (int4, keys)."""
+    """Return the PyTorch dtype of an array's dtype. Raises NotImplementedError for one PyTorch lacks (int4, keys)."""
     try:
         return TO_TORCH[np.dtype(dtype)]
     except (KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Which JAX computation stands for an overload: our own, torchax's, or PyTorch's decomposition, in this order."""
+"""Find the JAX computation of an overload: the device's own, torchax's, or PyTorch's decomposition, in this order."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import Any, TypeVar
 import jax
 import torch
 
+from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.torch_private import decompositions
 from ampcheck.register.torch_private import OpOverload
 
-F = TypeVar("F", bound=Callable[..., Any])
+Computation = Callable[..., Any]
+"""A function of arrays and numbers that gives an array, or a tuple or list of them."""
+F = TypeVar("F", bound=Computation)
 Number = complex | jax.Array
 """A number that a lowering is given: of Python, or in a compiled program an array without dimensions."""
 
@@ -22,14 +25,13 @@ Number = complex | jax.Array
 class Lowering:
     """How an overload is computed.
 
-    `compute` takes what the functional overload takes, by position and keyword as PyTorch passes it, tensors as
-    arrays of
-    their own shape; it returns an array, or a tuple of them, of the shapes PyTorch promises. Dtypes are put right
-    afterwards. For an overload that writes to arguments and has no functional counterpart it returns their new values
-    in the order of the schema, then what the overload returns besides.
+    `compute` takes what the functional overload takes, by position and keyword as PyTorch passes it, with tensors as
+    arrays of their own shape; it returns an array, or a tuple of them, of the shapes PyTorch promises. Dtypes are put
+    right afterwards. For an overload that writes to arguments and has no functional counterpart it returns their new
+    values in the order of the schema, then what the overload returns besides.
     """
 
-    compute: Callable[..., Any]
+    compute: Computation
     promotes: bool = False
     """Tensor arguments are first brought to their common dtype, as PyTorch promotes."""
     one_dtype: bool = False
@@ -63,7 +65,7 @@ def lower(
     traced: tuple[str, ...] = (),
     columns: bool = False,
 ) -> Callable[[F], F]:
-    """Decorator: the function is the lowering of the overloads of those names, e.g. "mm" or "add.Tensor".
+    """Decorate a function as the lowering of the overloads of those names, e.g. "mm" or "add.Tensor".
 
     Names are aten's, without "aten::". Options: the fields of `Lowering`.
     """
@@ -96,7 +98,7 @@ def _takes(name: str, value: object) -> bool:
     return True
 
 
-def compiled(program: Callable[..., Any], elements: int) -> Callable[..., Any]:
+def compiled(program: Computation, elements: int) -> Computation:
     """Return `program` as a function that JAX compiles at its first call for each kind of arguments.
 
     On the CPU a small program is compiled with options that take a third of the time and by which a large one would
@@ -113,7 +115,7 @@ def compiled(program: Callable[..., Any], elements: int) -> Callable[..., Any]:
     options = {name: value for most, name, value in _CHEAP if elements <= most and _takes(name, value)}
     alone = jax.jit(program, inline=True, compiler_options=options)
 
-    def run(*arrays: Any) -> Any:
+    def run(*arrays: jax.Array) -> Tree:
         try:
             return alone(*arrays)
         except ValueError:  # JAX refuses options inside another program
@@ -128,13 +130,13 @@ def compiled(program: Callable[..., Any], elements: int) -> Callable[..., Any]:
 
 
 def short_name(op: OpOverload) -> str:
-    """The overload's name as lowerings are registered: "add.Tensor"; "mm" for mm.default."""
+    """Return the overload's name as lowerings are registered: "add.Tensor"; "mm" for mm.default."""
     name: str = op._schema.name.removeprefix("aten::")
     return f"{name}.{op._schema.overload_name}" if op._schema.overload_name else name
 
 
 def find(op: OpOverload) -> Lowering | None:
-    """The overload's lowering, or None where there is none."""
+    """Return the overload's lowering, or None where there is none."""
     if own := OWN.get(short_name(op)):
         return own
     found = _torchax(op) or _decomposition(op)
@@ -144,7 +146,8 @@ def find(op: OpOverload) -> Lowering | None:
 
 
 @cache
-def _torchax_table() -> dict[Any, Any]:
+def _torchax_table() -> dict[object, Tree]:
+    # Their import costs a second, which a process that runs the device's own lowerings alone need not wait for.
     import torchax.ops.jaten  # noqa: F401  # fills the registry
     from torchax.ops.ops_registry import all_aten_ops
 
@@ -158,11 +161,6 @@ def _torchax(op: OpOverload) -> Lowering | None:
     return Lowering(found.func, source="torchax")
 
 
-@cache
-def _decompositions() -> dict[Any, Any]:
-    return dict(decompositions)
-
-
 def _decomposition(op: OpOverload) -> Lowering | None:
-    found = _decompositions().get(op)
+    found = decompositions.get(op)
     return Lowering(found, torch_code=True, static=True, source="decomposition") if found is not None else None

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
+import numpy as np
 import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -22,8 +22,8 @@ Axes = Sequence["str | tuple[str, ...] | None"]
 """For each dimension of a tensor, the mesh axis (or axes) it is split over; None, or nothing, where it is not."""
 
 
-def make_mesh(axes: Mapping[str, int], devices: Sequence[Any] | None = None) -> Mesh:
-    """A mesh of JAX devices, e.g. `make_mesh({"data": 4, "model": 2})`; the devices are this process's unless given.
+def make_mesh(axes: Mapping[str, int], devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Make a mesh of JAX devices, e.g. `make_mesh({"data": 4, "model": 2})`, of this process's unless others are given.
 
     Raises ValueError where the axes want more devices than there are.
     """
@@ -31,13 +31,11 @@ def make_mesh(axes: Mapping[str, int], devices: Sequence[Any] | None = None) -> 
     wanted = math.prod(axes.values())
     if wanted > len(found):
         raise ValueError(f"a mesh of {dict(axes)} needs {wanted} devices; there are {len(found)}")
-    import numpy as np
-
     return Mesh(np.array(found[:wanted]).reshape(tuple(axes.values())), tuple(axes))
 
 
 def place(tensor: torch.Tensor, mesh: Mesh, axes: Axes = ()) -> torch.Tensor:
-    """A new tensor with the values of a CPU or jax tensor, spread over the mesh; without axes, whole on every device.
+    """Make a new tensor of the values of a CPU or jax tensor, spread over the mesh; without axes, whole on each device.
 
     Raises ValueError for an axis that the mesh lacks, or a dimension that cannot be split evenly.
     """
@@ -87,12 +85,12 @@ def shard(
 
 
 def shard_batch(tensor: torch.Tensor, mesh: Mesh, axis: str | tuple[str, ...] = "data", dim: int = 0) -> torch.Tensor:
-    """A new tensor whose dimension `dim` is split over a mesh axis. Raises ValueError as `place` does."""
+    """Return a new tensor whose dimension `dim` is split over a mesh axis. Raises ValueError as `place` does."""
     return place(tensor, mesh, (None,) * (dim % tensor.dim()) + (axis,))
 
 
-def axes_of(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    """How a device tensor's array is spread: its `PartitionSpec` as a tuple; None where it lies on one device."""
+def axes_of(tensor: torch.Tensor) -> tuple[str | tuple[str, ...] | None, ...] | None:
+    """Return how a device tensor's array is spread: its `PartitionSpec` as a tuple; None on one device."""
     sharding = transfer.values(tensor.detach()).sharding
     return tuple(sharding.spec) if isinstance(sharding, NamedSharding) else None
 

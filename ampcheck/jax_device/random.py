@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
 import torch
 
+from ampcheck.jax_device.annotations import Device
 from ampcheck.jax_device.device import index_of
 from ampcheck.jax_device.torch_private import CGenerator
 from ampcheck.jax_device.torch_types import replace
 
 _WORD = 2**64 - 1
+RawKey = np.ndarray[tuple[int, ...], np.dtype[np.uint32]] | jax.Array
+"""A threefry key of JAX: two words, on the host or in a program."""
 
 
-class State:
+class KeyStream:
     """A stream of random keys: the seed, and how many keys were drawn."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -37,15 +39,15 @@ class State:
         with self._lock:
             self.seed, self.drawn = seed & _WORD, 0
 
-    def key(self) -> np.ndarray[Any, np.dtype[np.uint32]]:
-        """The next raw threefry key: two words mixed of seed and count on the host, without a device op."""
+    def key(self) -> RawKey:
+        """Return the next raw threefry key: two words mixed of seed and count on the host, without a device op."""
         with self._lock:
             self.drawn += 1
             seed, drawn = self.seed, self.drawn
         return _mixed(seed, drawn)
 
     def get_state(self) -> torch.Tensor:
-        """16 bytes, as a CPU uint8 tensor: the seed and the number of keys drawn."""
+        """Return 16 bytes, as a CPU uint8 tensor: the seed and the number of keys drawn."""
         with self._lock:
             words = np.array([self.seed, self.drawn], np.uint64)
         return torch.from_numpy(words.view(np.uint8).copy())
@@ -62,56 +64,56 @@ class State:
             self.seed, self.drawn = int(seed), int(drawn)
 
 
-def _mixed(seed: int, drawn: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
+def _mixed(seed: int, drawn: int) -> RawKey:
     return np.random.SeedSequence([seed & _WORD, drawn]).generate_state(2, np.uint32).astype(np.uint32)
 
 
-default = State()
+default = KeyStream()
 
 
-class Generator(CGenerator):
+class DeviceGenerator(CGenerator):
     """A stream of random numbers of the jax device, apart from the default one: `torch.jax.Generator`.
 
     Random ops of the device accept it as `generator=`. It is a CPU generator whose `device` says jax: an op draws its
     JAX key from it, so `manual_seed`, `get_state` and the rest are the CPU generator's.
     """
 
-    def __new__(cls, device: Any = "jax") -> Generator:
+    def __new__(cls, device: Device = "jax") -> DeviceGenerator:
         if isinstance(device, (str, torch.device)) and torch.device(device).type != "jax":
             raise RuntimeError(f"a torch.jax.Generator lives on the jax device, not on {device}")
         index_of(device)
         return super().__new__(cls)
 
-    def __init__(self, device: Any = "jax") -> None:
+    def __init__(self, device: Device = "jax") -> None:
         super().__init__()
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """The jax device."""
+        """Return the jax device."""
         return torch.device("jax", 0)
 
-    def clone_state(self) -> Generator:
-        """A generator that goes on from the same state."""
+    def clone_state(self) -> DeviceGenerator:
+        """Return a generator that goes on from the same state."""
         return _restored(self.get_state())
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[[torch.Tensor], DeviceGenerator], tuple[torch.Tensor]]:  # type: ignore[override]
         return _restored, (self.get_state(),)
 
 
-def _restored(state: torch.Tensor) -> Generator:
-    """The generator of a state."""
-    made = Generator()
+def _restored(state: torch.Tensor) -> DeviceGenerator:
+    """Return the generator of a state."""
+    made = DeviceGenerator()
     made.set_state(state)
     return made
 
 
 def install() -> None:
     """Replace `torch.Generator`, once a process."""
-    replace(CGenerator, Generator, "cpu")
+    replace(CGenerator, DeviceGenerator, "cpu")
 
 
 class _Traced(threading.local):
-    base: Any = None
+    base: RawKey | None = None
     drawn = 0
 
 
@@ -119,8 +121,8 @@ _traced = _Traced()
 
 
 @contextlib.contextmanager
-def traced(base: Any) -> Iterator[None]:
-    """Inside, keys are derived from `base`, a traced raw key, on this thread."""
+def traced(base: RawKey) -> Iterator[None]:
+    """Derive keys from `base`, a traced raw key, on this thread while inside."""
     before = _traced.base, _traced.drawn
     _traced.base, _traced.drawn = base, 0
     try:
@@ -130,12 +132,12 @@ def traced(base: Any) -> Iterator[None]:
 
 
 def drew() -> bool:
-    """Whether a key was derived inside of `traced` on this thread."""
+    """Return whether a key was derived inside of `traced` on this thread."""
     return _traced.drawn > 0
 
 
-def next_key(generator: torch.Generator | None) -> Any:
-    """The raw key for one random op."""
+def next_key(generator: torch.Generator | None) -> RawKey:
+    """Return the raw key for one random op."""
     if generator is not None:
         if _traced.base is not None:
             raise RuntimeError(

@@ -6,22 +6,22 @@ their names in `torch` are given to classes that make the device's own objects w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ampcheck.jax_device.annotations import Function, Tree
 from ampcheck.jax_device.torch_private import CGenerator
 
 
 class _OfAnyDevice(type(CGenerator)):  # type: ignore[misc]  # the generator's class has a metaclass
     """Make PyTorch's objects or the device's, by the device asked for; both are instances, and so are subclasses'."""
 
-    _theirs: Any
-    _ours: Any
+    _theirs: type
+    _ours: Function
     _default: str
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: Tree, **kwargs: Tree) -> Tree:
         if "_theirs" not in vars(cls):  # a subclass that somebody derived
             return super().__call__(*args, **kwargs)
         asked = args[0] if args else kwargs.get("device", cls._default)
@@ -36,7 +36,7 @@ class _OfAnyDevice(type(CGenerator)):  # type: ignore[misc]  # the generator's c
         return issubclass(subclass, cls._theirs) if "_theirs" in vars(cls) else super().__subclasscheck__(subclass)
 
 
-def replace(theirs: Any, ours: Callable[..., Any], default: str | None) -> None:
+def replace(theirs: type, ours: Function, default: str | None) -> None:
     """Replace a class of the namespace `torch`, once a process.
 
     Args:

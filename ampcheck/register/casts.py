@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from ampcheck.register.weight_cache import Cache
 
+Element = torch.Tensor | None
+"""What a list of tensors among the arguments holds."""
 FLOAT32 = torch.float32
 _DOUBLE = torch.float64
 _cache_enabled = torch.is_autocast_cache_enabled
@@ -22,7 +23,7 @@ class Casts:
         self._cached = cache.cast
 
     def eligible(self, tensor: torch.Tensor) -> bool:
-        """Floating point, not float64, on the device."""
+        """Return whether a tensor is of a floating dtype other than float64, on the device."""
         dtype = tensor.dtype
         return dtype.is_floating_point and dtype is not _DOUBLE and tensor.device.type == self._type
 
@@ -31,23 +32,23 @@ class Casts:
         return tensor.to(dtype) if tensor.dtype is not dtype and self.eligible(tensor) else tensor
 
     def low(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The same for the region's dtype; the cast of a float32 leaf that requires grad is cached."""
+        """Return the same for the region's dtype; the cast of a float32 leaf that requires grad is cached."""
         given = tensor.dtype
         if given is dtype or not self.eligible(tensor):
             return tensor
         leaf = given is FLOAT32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
         return self._cached(tensor, dtype) if leaf and _cache_enabled() else tensor.to(dtype)
 
-    def wide_list(self, tensors: Sequence[Any], dtype: torch.dtype) -> list[Any]:
-        """`wide` of each tensor; None stays."""
+    def wide_list(self, tensors: Sequence[Element], dtype: torch.dtype) -> list[Element]:
+        """Apply `wide` to each tensor; None stays."""
         return [None if tensor is None else self.wide(tensor, dtype) for tensor in tensors]
 
-    def low_list(self, tensors: Sequence[Any], dtype: torch.dtype) -> list[Any]:
-        """`low` of each tensor; None stays."""
+    def low_list(self, tensors: Sequence[Element], dtype: torch.dtype) -> list[Element]:
+        """Apply `low` to each tensor; None stays."""
         return [None if tensor is None else self.low(tensor, dtype) for tensor in tensors]
 
-    def widest(self, *values: Any) -> torch.dtype | None:
-        """The dtype promotion goes to: the widest of the eligible tensors in tensors, lists and None.
+    def widest(self, *values: Element | Sequence[Element]) -> torch.dtype | None:
+        """Return the dtype promotion goes to: the widest of the eligible tensors in tensors, lists and None.
 
         Of float16 and bfloat16 it is float32, which holds the values of both. None where no tensor is eligible.
         """

@@ -8,8 +8,6 @@ them raise inside of a region.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ampcheck.register.kernels import KEY, Kernel
 from ampcheck.register.torch_private import (
     DispatchKey,
@@ -27,7 +25,7 @@ class HigherOrder:
     """The registration on every higher-order operator, those defined later included."""
 
     def __init__(self, base: DispatchKey) -> None:
-        """`base`: the dispatch key whose kernels are taken over; a kernel that is there already stays."""
+        """Take over the kernels of the dispatch key `base`; a kernel that is there already stays."""
         self._registered: list[HigherOrderOperator] = []
         self._defaults = fallthrough_keys
         self._added = KEY not in self._defaults
@@ -62,12 +60,12 @@ def _all() -> list[HigherOrderOperator]:
 
 
 def _kernel(base: Kernel) -> Kernel:
-    """The base device's kernel, run with this device's key excluded.
+    """Return the base device's kernel, run with this device's key excluded.
 
     It asks the query's own device for its dtype, and then calls the operator again with its own key excluded.
     """
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: object, **kwargs: object) -> object:
         with ExcludeDispatchKeyGuard(_MASK):
             return base(*args, **kwargs)
 

@@ -8,11 +8,11 @@ and keyword-only ones by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from types import CodeType
-from typing import Any
+from types import CodeType, FunctionType
+from typing import Any, cast
 
 import torch
 
@@ -22,6 +22,7 @@ from ampcheck.register.messages import refusal
 from ampcheck.register.torch_private import DispatchKey, OpOverload, exclude_key, functions, nn_functions
 
 Kernel = Callable[..., Any]
+"""A function that takes what an overload takes, as the dispatcher passes it, and gives its results."""
 KEY: DispatchKey = DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]  # not in torch's stubs
 
 TENSOR, OPTIONAL, LIST = "tensor", "optional", "list"
@@ -44,27 +45,27 @@ def kernel({parameters}):
 """
 
 
-def kind(argument: Any) -> str | None:
+def kind(argument: torch._C.Argument) -> str | None:
     """Return a schema argument's kind for autocast: "tensor", "optional", "list", or None for no tensors."""
     return _KINDS.get(str(argument.type))
 
 
 @dataclass(slots=True)
-class _Signature:
+class _CastSignature:
     """A kernel's parameters and how it hands them on. `values`: tensor parameters as (name, kind), in order."""
 
     parameters: list[str] = field(default_factory=list)
     arguments: list[str] = field(default_factory=list)
     values: list[tuple[str, str]] = field(default_factory=list)
-    defaults: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, object] = field(default_factory=dict)
 
 
-def _signature(op: OpOverload, needed: Callable[[Any], bool]) -> _Signature:
-    """The signature of a kernel that names the arguments it needs and hands the others on as they come."""
+def _signature(op: OpOverload, needed: Callable[[torch._C.Argument], bool]) -> _CastSignature:
+    """Return the signature of a kernel that names the arguments it needs and hands the others on as they come."""
     schema = op._schema.arguments
     positional = [a for a in schema if not a.kwarg_only]
     last = max((place for place, a in enumerate(positional) if needed(a)), default=-1)
-    out = _Signature()
+    out = _CastSignature()
     for place, argument in enumerate(positional[: last + 1]):
         _add(out, argument, f"a{place}", f"a{place}")
     if last + 1 < len(positional):
@@ -82,7 +83,7 @@ def _signature(op: OpOverload, needed: Callable[[Any], bool]) -> _Signature:
     return out
 
 
-def _add(out: _Signature, argument: Any, name: str, handed_on: str) -> None:
+def _add(out: _CastSignature, argument: torch._C.Argument, name: str, handed_on: str) -> None:
     has_default = argument.has_default_value()
     if has_default:
         out.defaults[f"default_{name}"] = argument.default_value
@@ -93,7 +94,7 @@ def _add(out: _Signature, argument: Any, name: str, handed_on: str) -> None:
 
 
 def _casting(values: list[tuple[str, str]]) -> list[str]:
-    """Lines that cast each value to `to`; what has the dtype already costs one comparison."""
+    """Write lines that cast each value to `to`; what has the dtype already costs one comparison."""
     lines = []
     for name, what in values:
         if what == LIST:
@@ -104,7 +105,7 @@ def _casting(values: list[tuple[str, str]]) -> list[str]:
 
 
 def _promoting(values: list[tuple[str, str]]) -> list[str]:
-    """Lines that cast to the widest dtype; tensors that all have one dtype cost a comparison each."""
+    """Write lines that cast to the widest dtype; tensors that all have one dtype cost a comparison each."""
     names = ", ".join(name for name, _ in values)
     inner = ["to = widest(" + names + ")", "if to is not None:", *("    " + line for line in _casting(values))]
     if any(what != TENSOR for _, what in values) or len(values) < 2:
@@ -119,7 +120,9 @@ def _compiled(source: str) -> CodeType:
     return compile(source, "<ampcheck autocast kernel>", "exec")
 
 
-def _made(op: OpOverload, call: Kernel, signature: _Signature, body: list[str], bound: dict[str, Any]) -> Kernel:
+def _made(
+    op: OpOverload, call: Kernel, signature: _CastSignature, body: list[str], bound: Mapping[str, object]
+) -> Kernel:
     source = _TEMPLATE.format(
         parameters=", ".join(signature.parameters),
         arguments=", ".join(signature.arguments),
@@ -127,13 +130,13 @@ def _made(op: OpOverload, call: Kernel, signature: _Signature, body: list[str], 
     )
     scope = {"exclude": exclude_key, "key": KEY, "call": call, **bound, **signature.defaults}
     exec(_compiled(source), scope)  # the source is made of argument names of registered schemas, and nothing else
-    kernel: Kernel = dynamo_skip(scope["kernel"])
+    kernel: Kernel = dynamo_skip(cast(FunctionType, scope["kernel"]))
     kernel.__name__ = kernel.__qualname__ = f"autocast_{op._opname}_{op._overloadname}"
     return kernel
 
 
-def _call(op: OpOverload, signature: _Signature) -> Kernel:
-    """The fastest way to call an overload from the top of the dispatcher.
+def _call(op: OpOverload, signature: _CastSignature) -> Kernel:
+    """Return the fastest way to call an overload from the top of the dispatcher.
 
     PyTorch's own Python function reads its arguments faster than the one every overload has. It chooses the overload by
     them, and its defaults differ from the schema's for losses (`torch._C._nn.mse_loss` reduces nothing), so it is taken
@@ -167,7 +170,7 @@ def _takes(other: OpOverload, op: OpOverload) -> bool:
     )
 
 
-def _holds_tensors(argument: Any) -> bool:
+def _holds_tensors(argument: torch._C.Argument) -> bool:
     return kind(argument) is not None
 
 
@@ -199,7 +202,7 @@ def optdtype(op: OpOverload, device_type: str, casts: Casts) -> Kernel:
 
 
 def append(op: OpOverload, device_type: str, casts: Casts, other: OpOverload) -> Kernel:
-    """The kernel of an overload that is sent to `other`, whose arguments are the same and `dtype`."""
+    """Return the kernel of an overload that is sent to `other`, whose arguments are the same and `dtype`."""
     signature = _signature(op, lambda a: True)
     signature.arguments.append("dtype=wide if eligible(a0) else a0.dtype")
     return _made(op, other._op, signature, ["pass"], {"eligible": casts.eligible, "wide": FLOAT32})
@@ -208,7 +211,7 @@ def append(op: OpOverload, device_type: str, casts: Casts, other: OpOverload) ->
 def banned(op: OpOverload, device_type: str, casts: Casts) -> Kernel:
     message = refusal(op, device_type)
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: object, **kwargs: object) -> object:
         raise RuntimeError(message)
 
     return kernel

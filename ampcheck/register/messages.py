@@ -7,12 +7,12 @@ from ampcheck.spec.casting import BANNED_MESSAGE
 
 
 def overload_name(op: OpOverload) -> str:
-    """The overload with its namespace: `aten::mm`, `aten::softmax.int`."""
+    """Return the overload with its namespace: `aten::mm`, `aten::softmax.int`."""
     return str(op.name())
 
 
 def refusal(op: OpOverload, device_type: str) -> str:
-    """The error of a banned op."""
+    """Return the error of a banned op."""
     name = overload_name(op)
     if instead := BANNED_MESSAGE.get(name.removeprefix("aten::")):
         return (

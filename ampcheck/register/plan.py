@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
 
 import torch
 
@@ -56,7 +55,7 @@ class PolicyPlan:
 
 
 def plan(base: str, overrides: Mapping[str, str]) -> PolicyPlan:
-    """The overloads of a base table, changed by overrides.
+    """Return the overloads of a base table, changed by overrides.
 
     Raises UsageError for an unknown base, overload or policy, and for a policy that does not suit the overload.
     """
@@ -77,7 +76,7 @@ def plan(base: str, overrides: Mapping[str, str]) -> PolicyPlan:
 
 
 def find(name: str) -> OpOverload | None:
-    """The overload of a name such as `aten::softmax.int`, or None where this torch does not have it."""
+    """Return the overload of a name such as `aten::softmax.int`, or None where this torch does not have it."""
     namespace, _, rest = name.partition("::")
     packet, _, variant = rest.partition(".")
     try:
@@ -88,7 +87,7 @@ def find(name: str) -> OpOverload | None:
 
 
 def _existing(given: str) -> str:
-    """The full name of an overload that exists. A name without a namespace is aten's."""
+    """Return the full name of an overload that exists. A name without a namespace is aten's."""
     name = given if "::" in given else f"aten::{given}"
     op = find(name)
     if op is not None:
@@ -99,7 +98,7 @@ def _existing(given: str) -> str:
 
 
 def _similar(name: str) -> list[str]:
-    """Overloads whose name is like a given one: those of the same op, else those of the op of the closest name."""
+    """Find overloads whose name is like a given one: those of the same op, else of the op of the closest name."""
     overloads: dict[str, list[str]] = {}
     for known in sorted(op_names()):
         overloads.setdefault(known.partition(".")[0], []).append(known)
@@ -129,13 +128,13 @@ def _planned(name: str, policy: str) -> Planned:
     return Planned(op, policy)
 
 
-def _is_optional_dtype(argument: Any) -> bool:
+def _is_optional_dtype(argument: torch._C.Argument) -> bool:
     # A ScalarType is an int to a schema's type; its text tells them apart.
     return argument.name == "dtype" and str(argument.type) == "Optional[int]"
 
 
 def _with_dtype(op: OpOverload, takes_tensor: bool) -> OpOverload:
-    """The overload with the same arguments and a dtype."""
+    """Return the overload with the same arguments and a dtype."""
     packet = op._overloadpacket
     names = [a.name for a in op._schema.arguments]
     known = APPENDED.get(overload_name(op).removeprefix("aten::"))

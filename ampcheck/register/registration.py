@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any
+from types import ModuleType, TracebackType
 
 import torch
 from torch.library import Library, fallthrough_kernel
@@ -178,7 +177,7 @@ def _check_free(made: PolicyPlan) -> None:
             )
 
 
-def _state_supported(module: Any, device: str, dtypes: tuple[torch.dtype, ...]) -> Callable[[], None]:
+def _state_supported(module: ModuleType, device: str, dtypes: tuple[torch.dtype, ...]) -> Callable[[], None]:
     """Give a device module that lacks it the function `torch.autocast` asks for the dtypes; returns the way back."""
     if hasattr(module, _SUPPORTED):
         own = getattr(module, _SUPPORTED)()
@@ -187,7 +186,7 @@ def _state_supported(module: Any, device: str, dtypes: tuple[torch.dtype, ...]) 
         return lambda: None
 
     def get_amp_supported_dtype() -> list[torch.dtype]:
-        """The dtypes a region of this device may have."""
+        """Return the dtypes a region of this device may have."""
         return list(dtypes)
 
     try:
@@ -202,7 +201,7 @@ def _clear_with_torch(cache: Cache) -> Callable[[], None]:
     before = torch.clear_autocast_cache
 
     @functools.wraps(before)
-    def clear_autocast_cache(*args: Any, **kwargs: Any) -> None:
+    def clear_autocast_cache(*args: object, **kwargs: object) -> None:
         before(*args, **kwargs)  # which takes none, and says so in its own words
         cache.clear()
 

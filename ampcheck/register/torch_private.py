@@ -32,7 +32,7 @@ higher_order_ops: dict[str, HigherOrderOperator] = NAMES.take(
 fallthrough_keys: list[DispatchKey] = NAMES.take(
     "torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS", "higher-order operators that are defined later"
 )
-flex_attention: Any = NAMES.take(
+flex_attention: HigherOrderOperator = NAMES.take(
     "torch._higher_order_ops.flex_attention", "the operator with autocast kernels, which importing defines"
 )
 has_kernel: Callable[..., bool] = NAMES.take(
@@ -53,10 +53,12 @@ backend_name: Callable[[], str] = NAMES.take(
 functions: Any = NAMES.take("torch._C._VariableFunctions", "the functions of `torch`, which kernels call")
 nn_functions: Any = NAMES.take("torch._C._nn", "the functions of `torch.nn.functional`, which kernels call")
 ModeKey: Any = NAMES.take("torch._C._TorchDispatchModeKey", "programs that must see no cached casts")
-mode_of: Callable[[Any], Any] = NAMES.take("torch._C._get_dispatch_mode", "programs that must see no cached casts")
+mode_of: Callable[[object], object] = NAMES.take(
+    "torch._C._get_dispatch_mode", "programs that must see no cached casts"
+)
 dispatch_modes: Callable[[], int] = NAMES.take("torch._C._len_torch_dispatch_stack", "whether a mode is entered")
-tracing_state: Callable[[], Any] = NAMES.take("torch._C._get_tracing_state", "whether `torch.jit.trace` is at work")
-functorch_level: Callable[[], Any] = NAMES.take(
+tracing_state: Callable[[], object] = NAMES.take("torch._C._get_tracing_state", "whether `torch.jit.trace` is at work")
+functorch_level: Callable[[], object] = NAMES.take(
     "torch._C._functorch.peek_interpreter_stack", "whether a transform of torch.func is at work"
 )
 is_rewritten: Callable[[torch.Tensor], bool] = NAMES.take(

@@ -11,9 +11,10 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from ampcheck.register.torch_private import (
     ModeKey,
@@ -35,7 +36,7 @@ class _CachedCast(NamedTuple):
 
     weight: weakref.ref[torch.Tensor]
     memory: Callable[[], object]
-    layout: tuple[Any, ...]
+    layout: tuple[object, ...]
     low: torch.Tensor
 
 
@@ -48,7 +49,7 @@ class _Graph(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor, holder: list[torch.Tensor]) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, weight: torch.Tensor, holder: list[torch.Tensor]) -> torch.Tensor:
         # In a list, the cast is not an input of the node, so that the node's output is the very same tensor.
         (low,) = holder
         if hasattr(ctx, "set_output_grad_dtype"):  # since torch 2.14, where the other way has no effect
@@ -58,7 +59,7 @@ class _Graph(torch.autograd.Function):
         return low
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: FunctionCtx, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         return grads[0], None
 
 
@@ -95,7 +96,7 @@ class Cache:
         return self._with_graph(weight, low) if _is_grad() and not low.requires_grad else low
 
     def _with_graph(self, weight: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-        """The cast once it is a function of its weight; of two threads that ask for it, one makes it so."""
+        """Return the cast once it is a function of its weight; of two threads that ask for it, one makes it so."""
         with self._lock:
             if not low.requires_grad:
                 low = _Graph.apply(weight, [low])
@@ -118,13 +119,13 @@ class Cache:
         return found.weight() is weight and found.memory() is self._held(weight) and found.layout == _layout(weight)
 
     def _held(self, weight: torch.Tensor) -> object:
-        """The memory of a weight: its storage, else what the backend gives for it, or None."""
+        """Return the memory of a weight: its storage, else what the backend gives for it, or None."""
         if has_storage(weight):
             return weight.untyped_storage()
         return None if self._memory is None else self._memory(weight)
 
 
-def _layout(weight: torch.Tensor) -> tuple[Any, ...]:
+def _layout(weight: torch.Tensor) -> tuple[object, ...]:
     """Return properties that change with an in-place write, and with `weight.data = …` on the same storage."""
     return weight._version, weight.shape, weight.stride(), weight.storage_offset()
 

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import torch
 
+from ampcheck.jax_device.annotations import Kwargs, Tree
 from ampcheck.jax_device.dispatch.schema import Argument, Kind
 from ampcheck.jax_device.storage import transfer
 from ampcheck.jax_device.storage.arrays import alias, contents, wrap
@@ -30,7 +32,7 @@ class Slot(NamedTuple):
     neg: bool = False
 
 
-class Number(NamedTuple):
+class NumberSlot(NamedTuple):
     """A number that is given anew at each call: which of the program's numbers, and its Python type."""
 
     place: int
@@ -41,19 +43,25 @@ class Fixed(NamedTuple):
     """A number that is part of the program. Its type is kept beside it, because 1, 1.0 and True are equal."""
 
     kind: type
-    value: Any
+    value: complex
+
+
+Taken = Any
+"""An argument as a program is found by it: slots and fixed numbers in tuples, or a plain value."""
+Key = tuple[Any, ...]
+"""What programs are found by; it is hashed."""
 
 
 class Call:
     """The arguments of one call, taken apart into a key, arrays and numbers."""
 
     def __init__(
-        self, name: str, named: Mapping[str, Argument], static: bool, args: Sequence[Any], kwargs: dict[str, Any]
+        self, name: str, named: Mapping[str, Argument], static: bool, args: Sequence[Tree], kwargs: Kwargs
     ) -> None:
-        self.arrays: list[Any] = []
-        self.numbers: list[Any] = []
-        self.generator: Any = None
-        self._shapes: list[Any] = []
+        self.arrays: list[jax.Array | np.ndarray] = []
+        self.numbers: list[Tree] = []
+        self.generator: torch.Generator | None = None
+        self._shapes: list[tuple[int, ...]] = []
         self._name, self._static = name, static
         given = [(a, self._taken(a, value)) for a, value in zip(named.values(), args, strict=False)]
         by_name = {key: self._taken(named[key], value) for key, value in kwargs.items()}
@@ -62,7 +70,7 @@ class Call:
         # The default dtype is that of factories, and of what an op computes of integers.
         self.key = (self.args, tuple(self.kwargs.items()), tuple(self._shapes), torch.get_default_dtype())
 
-    def _taken(self, argument: Argument, value: Any) -> Any:
+    def _taken(self, argument: Argument, value: Tree) -> Taken:
         kind = argument.kind
         if kind is Kind.TENSOR:
             return self._tensor(value)
@@ -77,18 +85,18 @@ class Call:
             return tuple(self._number(v) for v in value)
         return tuple(value) if isinstance(value, (list, torch.Size)) else value
 
-    def _number(self, value: Any) -> Any:
+    def _number(self, value: Tree) -> Taken:
         if value is None or isinstance(value, str):
             return value
         if value.__class__ is torch.SymFloat:  # a number that jit traces
             self.numbers.append(value.node.traced)
-            return Number(len(self.numbers) - 1, torch.SymFloat)
+            return NumberSlot(len(self.numbers) - 1, torch.SymFloat)
         if self._static:
             return Fixed(type(value), value)
         self.numbers.append(value)
-        return Number(len(self.numbers) - 1, type(value))
+        return NumberSlot(len(self.numbers) - 1, type(value))
 
-    def _tensor(self, value: Any) -> Any:
+    def _tensor(self, value: Tree) -> Taken:
         if value is None:
             return None
         if not isinstance(value, torch.Tensor):
@@ -107,16 +115,16 @@ class Call:
         return Slot(len(self.arrays) - 1, layout, value.dtype, value.is_conj(), value.is_neg())
 
 
-def given_again(call: Call) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call again, tensors on its arrays, without its generator."""
+def given_again(call: Call) -> tuple[list[Tree], Kwargs]:
+    """Return the arguments of a call again, tensors on its arrays, without its generator."""
 
-    def given(taken: Any) -> Any:
+    def given(taken: Taken) -> Tree:
         if isinstance(taken, Slot):
             whole = wrap(jax.numpy.asarray(call.arrays[taken.place]))
             whole = whole if taken.layout is None else alias(whole, *taken.layout)
             whole = neg_view(whole) if taken.neg else whole
             return conj(whole) if taken.conj else whole
-        if isinstance(taken, Number):
+        if isinstance(taken, NumberSlot):
             return call.numbers[taken.place]
         if isinstance(taken, Fixed):
             return taken.value
@@ -125,13 +133,13 @@ def given_again(call: Call) -> tuple[list[Any], dict[str, Any]]:
     return [given(v) for v in call.args], {name: given(v) for name, v in call.kwargs.items()}
 
 
-def meta(call: Call, taken: Any) -> Any:
-    """The argument for PyTorch's Meta kernel."""
+def meta(call: Call, taken: Taken) -> Tree:
+    """Return the argument for PyTorch's Meta kernel."""
     if isinstance(taken, Slot):
         size = call.arrays[taken.place].shape if taken.layout is None else taken.layout.size
         stride = contiguous(size) if taken.layout is None else taken.layout.stride
         return torch.empty_strided(size, stride, dtype=taken.dtype, device="meta")
-    if isinstance(taken, Number):
+    if isinstance(taken, NumberSlot):
         return 1.0 if taken.kind is torch.SymFloat else call.numbers[taken.place]
     if isinstance(taken, Fixed):
         return taken.value

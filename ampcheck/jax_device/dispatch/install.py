@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch.library import Library
 
+from ampcheck.jax_device.annotations import Kernel, Tree
 from ampcheck.jax_device.device import placed
 from ampcheck.jax_device.dispatch import meta
 from ampcheck.jax_device.dispatch.kernels import computed, inplace_kernel, missing, out_kernel
@@ -32,15 +31,15 @@ INSTEAD = {
 _libraries: list[Library] = []
 
 
-def _view(op: OpOverload) -> Callable[..., Any]:
+def _view(op: OpOverload) -> Kernel:
     redispatch = op._handle.redispatch_boxed
     return lambda *args, **kwargs: redispatch(META, *args, **kwargs)
 
 
-def _checked(compute: Callable[..., Any], place: int) -> Callable[..., Any]:
+def _checked(compute: Kernel, place: int) -> Kernel:
     """Return the kernel of a fill with PyTorch's error for a number that the dtype cannot hold."""
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: Tree, **kwargs: Tree) -> Tree:
         value = args[place]
         small = value.__class__ in (bool, int, float) and -100 <= value <= 100  # every dtype holds it
         if not small and isinstance(value, (int, float, complex)):  # no number that jit traces
@@ -53,8 +52,8 @@ def _checked(compute: Callable[..., Any], place: int) -> Callable[..., Any]:
     return kernel
 
 
-def kernel(op: OpOverload) -> Callable[..., Any] | None:
-    """The device's kernel of an overload; None where PyTorch's composite kernel serves, or there is none."""
+def kernel(op: OpOverload) -> Kernel | None:
+    """Return the device's kernel of an overload; None where PyTorch's composite kernel serves, or there is none."""
     name, names = op.name(), {a.name for a in arguments(op)}
     special = SPECIAL.get(short_name(op))
     if special is not None:
@@ -76,7 +75,7 @@ def kernel(op: OpOverload) -> Callable[..., Any] | None:
     return (out_kernel if is_out(op) else inplace_kernel)(op, _lazy(plain))
 
 
-def _lazy(op: OpOverload) -> Callable[..., Any]:
+def _lazy(op: OpOverload) -> Kernel:
     return computed(short_name(op))
 
 
@@ -100,11 +99,11 @@ def install() -> None:
     _libraries.extend((aten, fallback))
 
 
-def _fallback(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def _fallback(op: OpOverload, *args: Tree, **kwargs: Tree) -> Tree:
     raise missing(op)
 
 
-def _no_layout(layout: str, op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
+def _no_layout(layout: str, op: OpOverload, /, *args: Tree, **kwargs: Tree) -> Tree:
     raise NotImplementedError(  # in the dispatcher's words, by which callers know that a kernel is missing
         f"Could not run '{op.name()}' with arguments from the '{layout}jax' backend: {INSTEAD[layout]}"
     )

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable
 from functools import cache
-from typing import Any
+from types import FunctionType
+from typing import cast
 
 import torch
 
+from ampcheck.jax_device.annotations import Args, Kernel, Kwargs, Tree
+from ampcheck.jax_device.dispatch.call import Key
 from ampcheck.jax_device.dispatch.program import Functional, quietly
 from ampcheck.jax_device.dispatch.schema import Kind, arguments, overload, takes_lazy
 from ampcheck.jax_device.dispatch.shapes import GENERATED
@@ -26,7 +28,6 @@ from ampcheck.jax_device.torch_private import function_modes, pytree
 from ampcheck.register.dynamo_skip import dynamo_skip
 from ampcheck.register.torch_private import OpOverload, has_kernel
 
-Kernel = Callable[..., Any]
 _count_versions = torch.autograd.graph.increment_version
 
 
@@ -38,7 +39,7 @@ MISSING = object()
 
 
 def inplace_kernel(op: OpOverload, compute: Kernel) -> Kernel:
-    """The kernel of an overload that writes to arguments, from the kernel of its functional counterpart.
+    """Return the kernel of an overload that writes to arguments, from the kernel of its functional counterpart.
 
     The functional one returns what the overload returns besides, then the new values of the written arguments in order.
     """
@@ -50,7 +51,7 @@ def inplace_kernel(op: OpOverload, compute: Kernel) -> Kernel:
     lists = any(arguments(op)[i].kind is Kind.TENSORS for i in written)
     uncounted = lists and not has_kernel(op.name(), "ADInplaceOrView")
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: Tree, **kwargs: Tree) -> Tree:
         out = compute(*args, **kwargs)
         out = out if isinstance(out, tuple) else (out,)  # a list is the values of one written list
         for i, values in zip(written, out[fresh:], strict=True):
@@ -65,15 +66,15 @@ def inplace_kernel(op: OpOverload, compute: Kernel) -> Kernel:
     return kernel
 
 
-def _tensors(written: Any) -> list[torch.Tensor]:
+def _tensors(written: Tree) -> list[torch.Tensor]:
     return list(written) if isinstance(written, (list, tuple)) else [] if written is None else [written]
 
 
 def out_kernel(op: OpOverload, compute: Kernel) -> Kernel:
-    """The kernel of an `out=` overload, which resizes what it is given, from its functional counterpart's kernel."""
+    """Return the kernel of an `out=` overload, which resizes what it is given, from its functional one's."""
     names = [a.name for a in arguments(op) if a.written]
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: Tree, **kwargs: Tree) -> Tree:
         outs = [kwargs.pop(name) for name in names]
         result = compute(*args, **kwargs)
         results = result if isinstance(result, tuple) else (result,)
@@ -87,7 +88,7 @@ def out_kernel(op: OpOverload, compute: Kernel) -> Kernel:
     return kernel
 
 
-def _ask_meta(op: OpOverload, args: Any, kwargs: Any) -> None:
+def _ask_meta(op: OpOverload, args: Args, kwargs: Kwargs) -> None:
     """Let PyTorch's Meta kernel refuse `out=` tensors of another dtype: some overloads cast to it, some do not."""
 
     def meta(t: torch.Tensor) -> torch.Tensor:
@@ -101,7 +102,7 @@ def _ask_meta(op: OpOverload, args: Any, kwargs: Any) -> None:
             op(*pytree.tree_map_only(torch.Tensor, meta, args), **pytree.tree_map_only(torch.Tensor, meta, kwargs))
 
 
-def fit(out: Any, values: Any) -> None:
+def fit(out: Tree, values: Tree) -> None:
     """Give an `out=` tensor the shape of what it will hold. Warns where it held something else, as PyTorch does."""
     if isinstance(out, (list, tuple)):
         for o, v in zip(out, values, strict=True):
@@ -119,15 +120,16 @@ def fit(out: Any, values: Any) -> None:
 
 
 def functional_kernel(op: Functional) -> Kernel:
-    """The kernel of a functional overload."""
+    """Return the kernel of a functional overload."""
     kinds = {a.kind for a in op.arguments}
     if op.lowering.random or kinds & {Kind.TENSORS, Kind.NUMBERS, Kind.GENERATOR}:
-        return op.__call__
+        whole: Kernel = op.__call__
+        return whole
     return _generated(op)
 
 
 def _generated(op: Functional) -> Kernel:
-    """The kernel of `op` as a Python function of the schema's arguments, made from its source."""
+    """Return the kernel of `op` as a Python function of the schema's arguments, made from its source."""
     signature: list[str] = []
     arrays: list[str] = []
     operands: list[str] = []
@@ -181,7 +183,7 @@ def kernel({", ".join(signature)}):
         return slow(({"".join(name + ", " for name in positional)}), {{{", ".join(named)}}}, key)
     return program({given})
 """
-    space: dict[str, Any] = {
+    space: dict[str, object] = {
         "CAUGHT": (AttributeError, KeyError, TypeError, Irregular),
         "Irregular": Irregular,
         "default": torch.get_default_dtype,
@@ -196,12 +198,12 @@ def kernel({", ".join(signature)}):
     exec(
         compile(source, f"{GENERATED}{op.name}>", "exec"), space
     )  # made from PyTorch's schema, of nothing a caller gives
-    kernel: Kernel = dynamo_skip(space["kernel"])
+    kernel: Kernel = dynamo_skip(cast(FunctionType, space["kernel"]))
     return kernel
 
 
 def _read(op: Functional, name: str, i: int) -> list[str]:
-    """Lines that take a tensor's array `b` and its place in it `s`: its shape alone where it is all of the array.
+    """Write lines that take a tensor's array `b` and its place in it `s`: its shape alone where it is all of the array.
 
     Anything that is not as usual (a number, a CPU tensor, a storage of bytes) has no `array`, `dtype` or
     `is_contiguous`.
@@ -216,9 +218,9 @@ def _read(op: Functional, name: str, i: int) -> list[str]:
 
 
 def _slow(op: Functional) -> Kernel:
-    """The general path behind a generated kernel; what it finds regular, the fast path knows the next time."""
+    """Return the general path behind a generated kernel; what it finds regular, the fast path knows the next time."""
 
-    def slow(args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> Any:
+    def slow(args: Args, kwargs: Kwargs, key: Key | None) -> Tree:
         given = [value for value in args if value is not MISSING]  # PyTorch leaves out trailing defaults only
         program, out = op.run(given, {name: value for name, value in kwargs.items() if value is not MISSING})
         if key is not None and not op.static and torch.SymFloat not in key:  # a traced number is no plain argument
@@ -229,8 +231,8 @@ def _slow(op: Functional) -> Kernel:
 
 
 @cache
-def computed(name: str) -> Callable[..., Any]:
-    """The kernel of a functional overload that runs its lowering. Raises NotImplementedError where there is none."""
+def computed(name: str) -> Kernel:
+    """Return the kernel of a functional overload that runs its lowering; raise NotImplementedError if it has none."""
     op = overload(f"aten::{name}")
     lowering = find(op)
     if lowering is None:
@@ -249,7 +251,7 @@ _OTHER_LAYOUTS = {
 
 
 def missing(op: OpOverload) -> NotImplementedError:
-    """The error of an overload that the device cannot run."""
+    """Return the error of an overload that the device cannot run."""
     name = op.name()
     for beginning, instead in _OTHER_LAYOUTS.items():
         if name.startswith(f"aten::{beginning}"):

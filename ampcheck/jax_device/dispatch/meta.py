@@ -5,22 +5,26 @@ Other ops without a Meta kernel are run on zeros by PyTorch's fake tensors, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch.library import Library
 
+from ampcheck.jax_device.annotations import Kernel, Tree
 from ampcheck.register.torch_private import has_kernel
 
 _library = Library("aten", "IMPL")
 
 
-def _gru_cell(input_gates: torch.Tensor, hidden_gates: torch.Tensor, hx: torch.Tensor, *_: Any) -> Any:
+def _gru_cell(
+    input_gates: torch.Tensor, hidden_gates: torch.Tensor, hx: torch.Tensor, *_: object
+) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(hx), hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
 
 
-def _gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool) -> Any:
+def _gru_cell_backward(
+    grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool
+) -> tuple[torch.Tensor | None, ...]:
     rows, width = workspace.shape[0], workspace.shape[1] // 5 * 3
     gates = [workspace.new_empty((rows, width)) for _ in range(2)]
     biases = [workspace.new_empty((width,)) if has_bias else None for _ in range(2)]
@@ -52,16 +56,18 @@ def _transposed(
     return torch.convolution(self, weight, None, stride, padding, dilation, True, output_padding, groups)
 
 
-def _relu(self: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *given: Any) -> torch.Tensor:
+def _relu(self: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *given: Tree) -> torch.Tensor:
     stride, padding, dilation, groups = given
     return _convolution(self, weight, padding, stride, dilation, groups)
 
 
-def _add_relu(self: torch.Tensor, weight: torch.Tensor, z: torch.Tensor, alpha: Any, *given: Any) -> torch.Tensor:
+def _add_relu(
+    self: torch.Tensor, weight: torch.Tensor, z: torch.Tensor, alpha: complex | None, *given: Tree
+) -> torch.Tensor:
     return _relu(self, weight, *given)
 
 
-_META: dict[str, Callable[..., Any]] = {
+_META: dict[str, Kernel] = {
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "cudnn_convolution": _convolution,

@@ -11,17 +11,18 @@ import contextlib
 import ctypes
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import torch
 
 from ampcheck.jax_device import random
+from ampcheck.jax_device.annotations import Kernel, Kwargs, Tree
 from ampcheck.jax_device.dispatch import promotion
-from ampcheck.jax_device.dispatch.call import Call, Fixed, Number, Slot, given_again, meta
+from ampcheck.jax_device.dispatch.call import Call, Fixed, Key, NumberSlot, Slot, Taken, given_again, meta
 from ampcheck.jax_device.dispatch.results import (
-    Result,
+    PromisedResult,
     conform,
     flattened,
     made,
@@ -34,13 +35,14 @@ from ampcheck.jax_device.dispatch.results import (
 from ampcheck.jax_device.dispatch.schema import Kind, arguments
 from ampcheck.jax_device.dispatch.shapes import varying
 from ampcheck.jax_device.lowering import Lowering, compiled, short_name
+from ampcheck.jax_device.random import RawKey
 from ampcheck.jax_device.storage.arrays import wrap
 from ampcheck.jax_device.storage.layout import Columns, by_columns, read, settled
 from ampcheck.jax_device.torch_private import DisableTorchFunction, disable_current_modes
 from ampcheck.register.torch_private import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard, OpOverload
 
 _Key: Any = DispatchKey  # its members are not in torch's stubs
-# AutocastIPU is where jit watches (jit_watch.py).
+# AutocastIPU is where jit watches (jit/watch.py).
 _AUTOCAST = DispatchKeySet(_Key.AutocastPrivateUse1).add(_Key.AutocastIPU)
 # Looking at a traced value: the lowering needs it as part of the program.
 VALUE_NEEDED = (
@@ -53,8 +55,8 @@ VALUE_NEEDED = (
 
 
 @contextlib.contextmanager
-def quietly() -> Any:
-    """No mode of the caller's and no autocast sees what happens inside."""
+def quietly() -> Iterator[None]:
+    """Hide what happens inside from the caller's modes and from autocast."""
     with (
         DisableTorchFunction(),
         disable_current_modes(),
@@ -78,15 +80,15 @@ class Functional:
         )
         self.named = {a.name: a for a in self.arguments}
         self.static = lowering.static
-        self.programs: dict[Any, Callable[..., Any]] = {}
-        self.known: dict[Any, Callable[..., Any]] = {}
+        self.programs: dict[Key, Kernel] = {}
+        self.known: dict[Key, Kernel] = {}
         """The programs by the keys of the fast path (kernels.py)."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Tree, **kwargs: Tree) -> Tree:
         return self.run(args, kwargs)[1]
 
-    def run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Callable[..., Any], Any]:
-        """The program of this kind of call, and what it returned."""
+    def run(self, args: Sequence[Tree], kwargs: Kwargs) -> tuple[Kernel, Tree]:
+        """Return the program of this kind of call, and what it returned."""
         with DisableTorchFunction():
             call = Call(self.name, self.named, self.static, args, kwargs)
             program = self.programs.get(call.key)
@@ -96,7 +98,7 @@ class Functional:
             with quietly():
                 return self._first(call, inputs)
 
-    def _first(self, call: Call, inputs: tuple[Any, ...]) -> tuple[Callable[..., Any], Any]:
+    def _first(self, call: Call, inputs: tuple[RawKey, ...]) -> tuple[Kernel, Tree]:
         program, compiled = build(self, call)
         try:
             out = program(*inputs, *call.arrays, *call.numbers)
@@ -111,7 +113,7 @@ class Functional:
         return program, out
 
 
-def _one_dtype(name: str, taken: list[Any]) -> None:
+def _one_dtype(name: str, taken: list[Tree]) -> None:
     """Raise RuntimeError for tensors of several dtypes."""
     dtypes = {slot.dtype: None for slot in taken if isinstance(slot, Slot)}
     if len(dtypes) > 1:
@@ -124,13 +126,13 @@ class Kept:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._added = 0
-        self._made: dict[tuple[int, Any], tuple[Functional, Any]] = {}
+        self._made: dict[tuple[int, Key], tuple[Functional, Kernel]] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._made)
 
-    def add(self, op: Functional, key: Any, compiled: Any) -> None:
+    def add(self, op: Functional, key: Key, compiled: Kernel) -> None:
         """Note a new program; `compiled` is its jitted function."""
         with self._lock:
             self._made[id(op), key] = (op, compiled)
@@ -146,7 +148,7 @@ class Kept:
             self._drop(list(self._made))
             _forget_lowered()
 
-    def _drop(self, keys: list[tuple[int, Any]]) -> None:
+    def _drop(self, keys: list[tuple[int, Key]]) -> None:
         for place in keys:
             op, compiled = self._made.pop(place)
             op.programs.pop(place[1], None)
@@ -180,14 +182,14 @@ def _trim() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def _largest(call: Call, results: Sequence[Result | None] | None) -> int:
-    """The elements of the largest array of a call."""
+def _largest(call: Call, results: Sequence[PromisedResult | None] | None) -> int:
+    """Return the elements of the largest array of a call."""
     made = (math.prod(r.size) for r in results or () if r is not None)
     return max([*(a.size for a in call.arrays), *made], default=1)
 
 
-def build(op: Functional, call: Call) -> tuple[Callable[..., Any], Any]:
-    """The program of one kind of call and its jitted function: keys, arrays and numbers in; tensors out.
+def build(op: Functional, call: Call) -> tuple[Kernel, Kernel]:
+    """Return the program of one kind of call and its jitted function: keys, arrays and numbers in; tensors out.
 
     It is compiled at its first use.
     """
@@ -203,11 +205,11 @@ def build(op: Functional, call: Call) -> tuple[Callable[..., Any], Any]:
 
     lengths: list[int] = []  # of the lists among the results, known once the program is traced
 
-    def compute(*inputs: Any) -> Any:
+    def compute(*inputs: jax.Array) -> Tree:
         keys, values = inputs[: lowering.random], inputs[lowering.random :]
         held, numbers = values[:arrays], values[arrays:]
 
-        def given(taken: Any) -> Any:
+        def given(taken: Taken) -> Tree:
             if isinstance(taken, Slot):
                 if lowering.columns and taken.layout is not None and (rows := by_columns(taken.layout)) is not None:
                     return Columns(settled(read(held[taken.place], rows), taken.conj, taken.neg))
@@ -216,7 +218,7 @@ def build(op: Functional, call: Call) -> tuple[Callable[..., Any], Any]:
                 if common is not None:
                     value = value.astype(common)
                 return wrap(value) if lowering.torch_code else value
-            if isinstance(taken, Number):
+            if isinstance(taken, NumberSlot):
                 return numbers[taken.place]
             if isinstance(taken, Fixed):
                 return taken.value
@@ -245,7 +247,7 @@ def build(op: Functional, call: Call) -> tuple[Callable[..., Any], Any]:
     if results is not None and alone and (only := results[0]) is not None and plain(only):
         return single(run, only), run
 
-    def program(*inputs: Any) -> Any:
+    def program(*inputs: jax.Array) -> Tree:
         out = run(*inputs)
         if results == []:
             return None

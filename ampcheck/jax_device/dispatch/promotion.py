@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from numbers import Number
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
 
+from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.dtypes import jax_dtype, torch_dtype
 from ampcheck.jax_device.torch_private import PromotionKind, elementwise_dtypes
 from ampcheck.register.torch_private import OpOverload
@@ -19,8 +19,8 @@ _LOW = (torch.float16, torch.bfloat16)
 _UNPROMOTED = {torch.uint16, torch.uint32, torch.uint64}
 
 
-def _operands(args: Iterable[Any]) -> list[Any]:
-    out: list[Any] = []
+def _operands(args: Iterable[Tree]) -> list[Tree]:
+    out: list[Tree] = []
     for a in args:
         if isinstance(a, (list, tuple)):
             out.extend(_operands(a))
@@ -29,8 +29,8 @@ def _operands(args: Iterable[Any]) -> list[Any]:
     return out
 
 
-def common(args: Iterable[Any]) -> np.dtype | None:
-    """The dtype in which an elementwise op computes on these tensors and numbers; None without tensors.
+def common(args: Iterable[Tree]) -> np.dtype | None:
+    """Return the dtype in which an elementwise op computes on these tensors and numbers; None without tensors.
 
     Numbers meet float16 and bfloat16 in float32, as PyTorch's opmath type does (ATen/OpMathType.h): 0.999 in bfloat16
     would be 1.
@@ -44,7 +44,7 @@ def common(args: Iterable[Any]) -> np.dtype | None:
     return jax_dtype(result)
 
 
-def check(op: OpOverload, args: Iterable[Any]) -> None:
+def check(op: OpOverload, args: Iterable[Tree]) -> None:
     """Raise RuntimeError, as PyTorch does, where an op would promote uint16, uint32 or uint64 to another integer dtype.
 
     PyTorch's Meta kernels written in Python promote them by rules of their own. A bool tensor may be a mask.
@@ -58,7 +58,7 @@ def check(op: OpOverload, args: Iterable[Any]) -> None:
 
 
 def convert(array: jax.Array, dtype: np.dtype) -> jax.Array:
-    """The array in another dtype, as `Tensor.to` converts: a complex number gives its real part."""
+    """Return the array in another dtype, as `Tensor.to` converts: a complex number gives its real part."""
     if array.dtype == dtype:
         return array
     if jnp.issubdtype(array.dtype, jnp.complexfloating) and not jnp.issubdtype(dtype, jnp.complexfloating):
@@ -66,12 +66,12 @@ def convert(array: jax.Array, dtype: np.dtype) -> jax.Array:
     return array.astype(dtype)
 
 
-def common_of(operands: Iterable[Any]) -> np.dtype | None:
-    """`common` of arrays and traced numbers, inside a lowering; a traced number is a weakly typed array."""
+def common_of(operands: Iterable[Tree]) -> np.dtype | None:
+    """Return `common` of arrays and traced numbers, inside a lowering; a traced number is a weakly typed array."""
     return common([_stand_in(o) for o in operands])
 
 
-def _stand_in(operand: Any) -> Any:
+def _stand_in(operand: Tree) -> Tree:
     if not isinstance(operand, jax.Array):
         return operand
     if operand.weak_type and not operand.shape:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import torch
 
+from ampcheck.jax_device.annotations import Args, Kernel, Kwargs, Tree
 from ampcheck.jax_device.dispatch import promotion
 from ampcheck.jax_device.dispatch.schema import Kind, arguments
 from ampcheck.jax_device.dtypes import jax_dtype
@@ -17,7 +18,7 @@ from ampcheck.jax_device.storage.layout import Layout, contiguous, order, physic
 from ampcheck.register.torch_private import OpOverload
 
 
-class Result(NamedTuple):
+class PromisedResult(NamedTuple):
     """What PyTorch promises of one result."""
 
     size: tuple[int, ...]
@@ -25,8 +26,8 @@ class Result(NamedTuple):
     dtype: torch.dtype
 
 
-def promised(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Result | None] | None, bool]:
-    """What PyTorch says comes out of meta tensors, in order, and whether it is one tensor; None where it cannot say."""
+def promised(op: OpOverload, args: Sequence[Tree], kwargs: Kwargs) -> tuple[list[PromisedResult | None] | None, bool]:
+    """Ask PyTorch what comes out of meta tensors, in order, and whether it is one tensor; None where it cannot say."""
     if any(a.name == "device" for a in arguments(op)):
         kwargs = {**kwargs, "device": torch.device("meta")}
     try:
@@ -38,8 +39,8 @@ def promised(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tup
     return [None if o is None else _result(o) for o in flat], alone
 
 
-def _asked(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What PyTorch's Meta kernel returns. Of few overloads it takes a number for a tensor; others get a 0-d tensor."""
+def _asked(op: OpOverload, args: Sequence[Tree], kwargs: Kwargs) -> Tree:
+    """Call PyTorch's Meta kernel. Of few overloads it takes a number for a tensor; others get a 0-d tensor."""
     try:
         return op(*args, **kwargs)
     except RuntimeError as error:
@@ -57,30 +58,30 @@ def _asked(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return op(*scalars, **kwargs)
 
 
-def _result(out: torch.Tensor) -> Result:
+def _result(out: torch.Tensor) -> PromisedResult:
     size = tuple(out.shape)
     dense = order(Layout(size, out.stride(), 0), math.prod(size)) is not None
-    return Result(size, out.stride() if dense else contiguous(size), out.dtype)
+    return PromisedResult(size, out.stride() if dense else contiguous(size), out.dtype)
 
 
-def flattened(out: Any) -> list[Any]:
-    flat: list[Any] = []
+def flattened(out: Tree) -> list[Tree]:
+    flat: list[Tree] = []
     for o in out:
         flat.extend(o) if isinstance(o, (list, tuple)) else flat.append(o)
     return flat
 
 
-def plain(result: Result) -> bool:
+def plain(result: PromisedResult) -> bool:
     if 0 in result.size:
         return len(result.size) < 2  # of more dimensions, `create` makes other strides than PyTorch
     return result.stride == contiguous(result.size) or math.prod(result.size) <= 1
 
 
-def single(run: Callable[..., Any], result: Result) -> Callable[..., Any]:
-    """The program of an overload with one contiguous result: the shortest way from arrays to a tensor."""
+def single(run: Kernel, result: PromisedResult) -> Kernel:
+    """Return the program of an overload with one contiguous result: the shortest way from arrays to a tensor."""
     size, dtype = result.size, result.dtype
 
-    def program(*inputs: Any) -> Any:
+    def program(*inputs: jax.Array) -> Tree:
         (array,) = run(*inputs)
         tensor = create(size, dtype)
         storage_of(tensor).array = array
@@ -89,8 +90,8 @@ def single(run: Callable[..., Any], result: Result) -> Callable[..., Any]:
     return program
 
 
-def made(array: Any, result: Result | None) -> torch.Tensor:
-    """A tensor on a new storage that holds the array; the array is laid out as the strides say."""
+def made(array: jax.Array, result: PromisedResult | None) -> torch.Tensor:
+    """Return a tensor on a new storage that holds the array; the array is laid out as the strides say."""
     if result is None:
         return wrap(array)
     tensor: torch.Tensor = create(array.shape, result.dtype)
@@ -98,7 +99,7 @@ def made(array: Any, result: Result | None) -> torch.Tensor:
     return tensor if plain(result) else alias(tensor, result.size, result.stride, 0)
 
 
-def read_back(out: Any) -> Any:
+def read_back(out: Tree) -> Tree:
     if not isinstance(out, torch.Tensor):
         return out
     array = contents(out)
@@ -106,13 +107,13 @@ def read_back(out: Any) -> Any:
     return array if natural else read(array, Layout(tuple(out.shape), out.stride(), int(out.storage_offset())))
 
 
-def conform(name: str, flat: list[Any], wanted: list[Result | None] | None) -> list[Any]:
-    """The lowering's arrays in PyTorch's dtypes and storage order. Raises RuntimeError where the shapes are wrong."""
+def conform(name: str, flat: list[Tree], wanted: list[PromisedResult | None] | None) -> list[Tree]:
+    """Return the lowering's arrays in PyTorch's dtypes and storage order; raise RuntimeError for wrong shapes."""
     if wanted is None:
         return [o if o is None else jax.numpy.asarray(o) for o in flat]
     if len(flat) != len(wanted):
         raise RuntimeError(f"the jax lowering of aten::{name} gave {len(flat)} results; PyTorch promises {len(wanted)}")
-    out: list[Any] = []
+    out: list[Tree] = []
     for value, result in zip(flat, wanted, strict=True):
         if value is None or result is None:
             out.append(None)
@@ -127,8 +128,8 @@ def conform(name: str, flat: list[Any], wanted: list[Result | None] | None) -> l
     return out
 
 
-def structure(op: OpOverload, lengths: list[int]) -> Callable[[list[Any]], Any]:
-    """From the flat results to what the overload returns: a tensor, a list, or a tuple of these."""
+def structure(op: OpOverload, lengths: list[int]) -> Callable[[list[Tree]], Tree]:
+    """Return a function from the flat results to what the overload returns: a tensor, a list, or a tuple of these."""
     kinds = [str(r.type) for r in op._schema.returns]
     if kinds == ["Tensor"]:
         return lambda flat: flat[0]
@@ -139,7 +140,7 @@ def structure(op: OpOverload, lengths: list[int]) -> Callable[[list[Any]], Any]:
     return lambda flat: _nested(flat, kinds, lengths)
 
 
-def _nested(flat: list[Any], kinds: list[str], lengths: list[int]) -> tuple[Any, ...]:
+def _nested(flat: list[Tree], kinds: list[str], lengths: list[int]) -> Args:
     out, rest = [], list(flat)
     for kind, count in zip(kinds, lengths, strict=True):
         taken, rest = rest[:count], rest[count:]

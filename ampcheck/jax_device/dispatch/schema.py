@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -30,7 +30,7 @@ class Argument(NamedTuple):
     kind: Kind
     written: bool
     kwarg_only: bool
-    default: Any
+    default: object
 
 
 _KINDS = {
@@ -52,7 +52,7 @@ REQUIRED = object()
 
 @cache
 def arguments(op: OpOverload) -> tuple[Argument, ...]:
-    """The overload's arguments in the order of its schema."""
+    """Return the overload's arguments in the order of its schema."""
     return tuple(
         Argument(
             name=a.name,
@@ -66,7 +66,7 @@ def arguments(op: OpOverload) -> tuple[Argument, ...]:
 
 
 def overload(name: str) -> OpOverload:
-    """The overload of a name such as "aten::add.Tensor"; "aten::mm" is mm.default. Raises AttributeError if unknown."""
+    """Find an overload by name, "aten::add.Tensor" or "aten::mm" for mm.default. Raise AttributeError if unknown."""
     space, _, rest = name.partition("::")
     packet, _, which = rest.partition(".")
     found: OpOverload = getattr(getattr(getattr(torch.ops, space), packet), which or "default")
@@ -74,7 +74,7 @@ def overload(name: str) -> OpOverload:
 
 
 def overloads() -> Iterator[OpOverload]:
-    """Every overload that aten has."""
+    """Return every overload that aten has."""
     for name in op_names():
         if name.startswith("aten::"):
             try:
@@ -84,24 +84,24 @@ def overloads() -> Iterator[OpOverload]:
 
 
 def is_view(op: OpOverload) -> bool:
-    """Whether what the overload returns shares the storage of an argument."""
+    """Return whether what the overload returns shares the storage of an argument."""
     return any(r.alias_info is not None and not r.alias_info.is_write for r in op._schema.returns)
 
 
 def is_out(op: OpOverload) -> bool:
-    """Whether the overload writes its results to tensors the caller gives as `out=`."""
+    """Return whether the overload writes its results to tensors the caller gives as `out=`."""
     # What torch 2.13 tags as torch.Tag.out; 2.11 and 2.12 have no such tag.
     return any(a.kwarg_only and a.written for a in arguments(op))
 
 
 def is_inplace(op: OpOverload) -> bool:
-    """Whether the overload is `name_`, which writes to its first argument."""
+    """Return whether the overload is `name_`, which writes to its first argument."""
     name = op._schema.name.removeprefix("aten::")
     return name.endswith("_") and not name.endswith("__") and bool(arguments(op)) and arguments(op)[0].written
 
 
 def takes_lazy(op: OpOverload) -> bool:
-    """Whether the overload's kernel gets tensors with lazy conjugate or negative bits, resolved for others."""
+    """Return whether the overload's kernel gets tensors with lazy conjugate or negative bits, resolved for others."""
     return has_kernel(op.name(), "Conjugate") or has_kernel(op.name(), "Negative")
 
 
@@ -115,7 +115,7 @@ def _signature(op: OpOverload, *, outs: bool) -> list[tuple[str, str]]:
 
 @cache
 def functional(op: OpOverload) -> OpOverload | None:
-    """The overload that computes the same and writes to nothing: `mm` of `mm.out`, `add.Tensor` of `add_.Tensor`.
+    """Find the overload that computes the same and writes to nothing: `mm` of `mm.out`, `add.Tensor` of `add_.Tensor`.
 
     Overloads are matched by argument names and types without the `out` arguments. None where PyTorch has none.
     """

@@ -9,15 +9,15 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import torch
 
-from ampcheck.jax_device.dispatch.call import Call, Slot
+from ampcheck.jax_device.dispatch.call import Call, Slot, Taken
 
 MANY = 32
 """For how many shapes a line compiles an op until it gets a warning."""
@@ -42,7 +42,7 @@ class Varying:
     """The shapes for which each line of the user's compiled each op."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, str, int], tuple[set[Any], set[int]]] = {}
+        self._seen: dict[tuple[str, str, int], tuple[set[tuple[tuple[int, ...], ...]], set[int]]] = {}
         self._told: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
 
@@ -80,7 +80,7 @@ class Varying:
 varying = Varying()
 
 
-def _shapes(call: Call, taken: Any) -> Iterator[tuple[int, ...]]:
+def _shapes(call: Call, taken: Iterable[Taken]) -> Iterator[tuple[int, ...]]:
     """Yield the sizes of the tensors among a call's arguments."""
     for value in taken:
         if isinstance(value, Slot):

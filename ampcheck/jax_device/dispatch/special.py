@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 from weakref import WeakValueDictionary
 
 import jax
@@ -12,25 +11,27 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from ampcheck.jax_device.annotations import Device, Kernel, Tree
 from ampcheck.jax_device.device import index_of
 from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.writing import assign, put, resize
 from ampcheck.jax_device.dtypes import jax_dtype
+from ampcheck.jax_device.lowering import F
 from ampcheck.jax_device.storage import transfer
 from ampcheck.jax_device.storage.arrays import alias, contents, wrap
 from ampcheck.jax_device.storage.layout import Layout, contiguous, order
 from ampcheck.register.dynamo_skip import dynamo_skip
 from ampcheck.register.torch_private import DispatchKey, OpOverload
 
-SPECIAL: dict[str, Callable[..., Any]] = {}
-COMPOSED: dict[str, Callable[..., Any]] = {}
+SPECIAL: dict[str, Kernel] = {}
+COMPOSED: dict[str, Kernel] = {}
 _SMALL = 4096  # elements; larger zeros are made anew, so that the shared ones hold little memory
 
 
-def kernel(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: the function is the device's kernel of the overloads of those names, written as in `lower`."""
+def kernel(*names: str) -> Callable[[F], F]:
+    """Decorate a function as the device's kernel of the overloads of those names, written as in `lower`."""
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+    def register(function: F) -> F:
         for name in names:
             if name in SPECIAL:
                 raise ValueError(f"{name} has two kernels")
@@ -40,29 +41,29 @@ def kernel(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
-def composed(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: the function takes the overloads of those names apart, in place of PyTorch's composite kernel.
+def composed(*names: str) -> Callable[[F], F]:
+    """Decorate a function that takes the overloads of those names apart, in place of PyTorch's composite kernel.
 
     What it calls is differentiated, not the overload itself.
     """
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+    def register(function: F) -> F:
         COMPOSED.update(dict.fromkeys(names, dynamo_skip(function)))
         return function
 
     return register
 
 
-def apart(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """What PyTorch's composite kernel of an overload makes of these arguments; `op.decompose` prefers Python's."""
+def apart(op: OpOverload, *args: Tree, **kwargs: Tree) -> Tree:
+    """Run PyTorch's composite kernel of an overload on these arguments; `op.decompose` would prefer Python's."""
     return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
-_shared: WeakValueDictionary[Any, jax.Array] = WeakValueDictionary()
+_shared: WeakValueDictionary[tuple[tuple[int, ...], torch.dtype], jax.Array] = WeakValueDictionary()
 
 
 def zeros(size: tuple[int, ...], dtype: torch.dtype) -> jax.Array:
-    """An array of zeros; small ones are shared while somebody holds one, as arrays never change."""
+    """Return an array of zeros; small ones are shared while somebody holds one, as arrays never change."""
     if min(size, default=0) < 0:
         raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
     if math.prod(size) > _SMALL:
@@ -79,9 +80,9 @@ def _empty(
     size: Sequence[int],
     *,
     dtype: torch.dtype | None = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    layout: torch.layout | None = None,
+    device: Device = None,
+    pin_memory: bool | None = None,
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
     _check_strided(layout)
@@ -92,7 +93,7 @@ def _empty(
     return alias(wrap(zeros((int(np.prod(size)),), dtype)), size, stride, 0)
 
 
-def _check_strided(layout: Any) -> None:
+def _check_strided(layout: torch.layout | None) -> None:
     if layout not in (None, torch.strided):
         raise NotImplementedError(f"the jax device has no {layout} tensors, only strided ones")
 
@@ -103,9 +104,9 @@ def _empty_strided(
     stride: Sequence[int],
     *,
     dtype: torch.dtype | None = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    layout: torch.layout | None = None,
+    device: Device = None,
+    pin_memory: bool | None = None,
 ) -> torch.Tensor:
     _check_strided(layout)
     size, stride, dtype = tuple(size), tuple(stride), dtype or torch.get_default_dtype()
@@ -120,12 +121,12 @@ def _empty_like(
     self: torch.Tensor,
     *,
     dtype: torch.dtype | None = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    layout: torch.layout | None = None,
+    device: Device = None,
+    pin_memory: bool | None = None,
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
-    """An empty tensor; it asks for no values, which PyTorch's fake tensors do not have."""
+    """Return an empty tensor; it asks for no values, which PyTorch's fake tensors do not have."""
     _check_strided(layout)
     dtype = dtype or self.dtype
     if self.is_contiguous() and memory_format in (None, torch.preserve_format, torch.contiguous_format):
@@ -137,7 +138,7 @@ def _empty_like(
 
 
 @kernel("_efficientzerotensor")
-def _zero_tensor(size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
+def _zero_tensor(size: Sequence[int], *, dtype: torch.dtype | None = None, **_: object) -> torch.Tensor:
     return wrap(zeros(tuple(size), dtype or torch.get_default_dtype()))
 
 
@@ -146,9 +147,9 @@ def _to_copy(
     self: torch.Tensor,
     *,
     dtype: torch.dtype | None = None,
-    layout: Any = None,
+    layout: torch.layout | None = None,
     device: torch.device | None = None,
-    pin_memory: Any = None,
+    pin_memory: bool | None = None,
     non_blocking: bool = False,
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
@@ -164,7 +165,7 @@ def _to_copy(
 
 
 def _placed(tensor: torch.Tensor, memory_format: torch.memory_format | None) -> torch.Tensor:
-    """The device copy of a CPU tensor, with its strides where they are dense."""
+    """Return the device copy of a CPU tensor, with its strides where they are dense."""
     like = torch.empty_like(tensor, device="meta", memory_format=memory_format or torch.preserve_format)
     dims = order(Layout(tuple(like.shape), like.stride(), 0), like.numel())
     if dims is None or like.is_contiguous():
@@ -173,7 +174,7 @@ def _placed(tensor: torch.Tensor, memory_format: torch.memory_format | None) -> 
 
 
 def _hosted(tensor: torch.Tensor) -> torch.Tensor:
-    """The CPU copy of a device tensor, with its strides where they are dense."""
+    """Return the CPU copy of a device tensor, with its strides where they are dense."""
     host = transfer.to_host(tensor)
     out = torch.empty_like(tensor, device="meta")
     return (
@@ -223,7 +224,7 @@ def _clone(self: torch.Tensor, *, memory_format: torch.memory_format | None = No
 
 
 @kernel("_local_scalar_dense")
-def _item(self: torch.Tensor) -> Any:
+def _item(self: torch.Tensor) -> Tree:
     return np.asarray(transfer.values(self)).item()
 
 
@@ -236,7 +237,7 @@ def _equal(self: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _check_same_device(*tensors: torch.Tensor) -> None:
-    """Raises RuntimeError, worded as PyTorch's, where the tensors are on several devices."""
+    """Raise RuntimeError, worded as PyTorch's, where the tensors are on several devices."""
     devices = sorted({str(t.device) for t in tensors})
     if len(devices) > 1:
         raise RuntimeError(

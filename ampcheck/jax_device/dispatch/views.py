@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from ampcheck.jax_device.annotations import DeviceStorage, Kernel, Tree
 from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.special import kernel, zeros
 from ampcheck.jax_device.dispatch.writing import Overlap, assign, elements, place, resize
@@ -30,7 +30,9 @@ def _resize(
 
 
 @kernel("set_.source_Storage_storage_offset")
-def _set(self: torch.Tensor, source: Any, storage_offset: int, size: Sequence[int], stride: Sequence[int] = ()) -> Any:
+def _set(
+    self: torch.Tensor, source: DeviceStorage, storage_offset: int, size: Sequence[int], stride: Sequence[int] = ()
+) -> torch.Tensor:
     size = tuple(size)
     stride = tuple(stride) if stride or not size else contiguous(size)
     if source.device.type != "jax":
@@ -49,19 +51,19 @@ def _set(self: torch.Tensor, source: Any, storage_offset: int, size: Sequence[in
 
 
 @kernel("set_.source_Storage")
-def _set_storage(self: torch.Tensor, source: Any) -> Any:
+def _set_storage(self: torch.Tensor, source: DeviceStorage) -> torch.Tensor:
     return _set(self, source, 0, (source.nbytes() // self.element_size(),))
 
 
 @kernel("set_.source_Tensor")
-def _set_tensor(self: torch.Tensor, source: torch.Tensor) -> Any:
+def _set_tensor(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     if self.dtype is not source.dtype:
         raise RuntimeError(f"Could not set tensor of type {source.dtype} to a tensor of type {self.dtype}")
-    return _set(self, storage_of(source), source.storage_offset(), source.shape, source.stride())
+    return _set(self, storage_of(source), int(source.storage_offset()), source.shape, source.stride())
 
 
 @kernel("set_")
-def _set_empty(self: torch.Tensor) -> Any:
+def _set_empty(self: torch.Tensor) -> torch.Tensor:
     return _set(self, storage_of(wrap(zeros((0,), self.dtype))), 0, (0,))
 
 
@@ -69,7 +71,7 @@ def _set_empty(self: torch.Tensor) -> Any:
 def _as_strided(
     self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
-    """The alias; PyTorch's own kernel checks the bounds against a storage whose bytes it does not have."""
+    """Return the alias; PyTorch's own kernel checks the bounds against a storage whose bytes it does not have."""
     offset = int(self.storage_offset() if storage_offset is None else storage_offset)
     if len(size) == len(stride):  # else the alias raises
         last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
@@ -85,7 +87,7 @@ def _as_strided(
 
 @kernel("_new_zeros_with_same_feature_meta")
 def _tangent_like(self: torch.Tensor, other: torch.Tensor, *, self_num_batch_dims: int = 0) -> torch.Tensor:
-    """Zeros with the layout of `other` for each of the batch of `self`; PyTorch's own asks for bytes, as above."""
+    """Make zeros with the layout of `other` for each of the batch of `self`; PyTorch's own asks for bytes, as above."""
     batch, count = tuple(self.shape[:self_num_batch_dims]), elements(other)
     made = wrap(zeros((*batch, count), other.dtype))
     strides = (*made.stride()[:-1], *other.stride())
@@ -95,21 +97,21 @@ def _tangent_like(self: torch.Tensor, other: torch.Tensor, *, self_num_batch_dim
 @kernel("as_strided_")
 def _as_strided_(
     self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> Any:
+) -> torch.Tensor:
     made: torch.Tensor = _as_strided(self, size, stride, storage_offset)
-    return _set(self, storage_of(self), made.storage_offset(), made.shape, made.stride())
+    return _set(self, storage_of(self), int(made.storage_offset()), made.shape, made.stride())
 
 
 def _distinct(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without what is repeated: a dimension of stride 0 has one element."""
+    """Return the tensor without what is repeated: a dimension of stride 0 has one element."""
     size = [1 if n and not step else n for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
     return alias(tensor, size, tensor.stride(), int(tensor.storage_offset()))
 
 
-def _filler(name: str) -> Any:
-    """The kernel of a fill in place, which may write to an expanded tensor, as in PyTorch."""
+def _filler(name: str) -> Kernel:
+    """Return the kernel of a fill in place, which may write to an expanded tensor, as in PyTorch."""
 
-    def fill(self: torch.Tensor, *value: Any) -> torch.Tensor:
+    def fill(self: torch.Tensor, *value: Tree) -> torch.Tensor:
         try:
             assign(self, computed(name)(self, *value))
         except Overlap:
@@ -126,7 +128,7 @@ kernel("zero_")(_filler("zero"))
 
 @kernel("is_set_to")
 def _is_set_to(self: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """Whether both lie on one storage with the same sizes, strides and offset."""
+    """Return whether both lie on one storage with the same sizes, strides and offset."""
     same = (self.shape, self.stride(), self.storage_offset()) == (
         tensor.shape,
         tensor.stride(),
@@ -136,5 +138,5 @@ def _is_set_to(self: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 @kernel("record_stream")
-def _record_stream(self: torch.Tensor, s: Any) -> None:
-    """Nothing to do: JAX frees no buffer that work still needs."""
+def _record_stream(self: torch.Tensor, s: torch.Stream) -> None:
+    """Do nothing: JAX frees no buffer that work still needs."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
 
+from ampcheck.jax_device.annotations import DeviceStorage, Kernel, Tree
 from ampcheck.jax_device.dispatch.promotion import convert
 from ampcheck.jax_device.dtypes import jax_dtype
 from ampcheck.jax_device.lowering import compiled
@@ -24,7 +24,7 @@ class Overlap(RuntimeError):
     """Elements of a tensor that is written to are one element of its storage, as in an expanded tensor."""
 
 
-def assign(target: Any, values: Any) -> Any:
+def assign(target: Tree, values: Tree) -> Tree:
     """Make the new tensor `values` (nobody else's) the contents of `target`, of the same shape; returns `target`.
 
     Raises RuntimeError, as PyTorch does, where the shape differs or the dtype cannot be cast to the target's.
@@ -57,7 +57,7 @@ def assign(target: Any, values: Any) -> Any:
 
 
 def check_cast(given: torch.dtype, wanted: torch.dtype) -> None:
-    """Raises RuntimeError where PyTorch casts no result of one dtype to the other, e.g. a float to an integer."""
+    """Raise RuntimeError where PyTorch casts no result of one dtype to the other, e.g. a float to an integer."""
     if not torch.can_cast(given, wanted):
         raise RuntimeError(f"result type {given} can't be cast to the desired output type {wanted}")
 
@@ -82,8 +82,8 @@ def _layout(tensor: torch.Tensor) -> Layout:
 
 
 @cache
-def _writer(target: Layout, source: Layout, dtype: np.dtype[Any], conj: bool, was: bool, becomes: bool) -> Any:
-    """`conj`: the lazy conjugate bits differ; `was` and `becomes`: the source's and the target's negative bit."""
+def _writer(target: Layout, source: Layout, dtype: np.dtype, conj: bool, was: bool, becomes: bool) -> Kernel:
+    """Compile a write. `conj`: conjugate bits differ; `was`, `becomes`: the source's and the target's negative bit."""
 
     def program(held: jax.Array, values: jax.Array) -> jax.Array:
         given = settled(read(values, source), False, was)
@@ -100,7 +100,7 @@ def resize(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int] | No
 
 
 def place(
-    tensor: torch.Tensor, source: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
+    tensor: torch.Tensor, source: DeviceStorage, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
 ) -> torch.Tensor:
     """Put the tensor, in place, somewhere on a device storage, which grows where it must; what is new is zero."""
     set_storage(META, tensor, source, offset, size, stride)
@@ -109,7 +109,7 @@ def place(
     return tensor
 
 
-def _adopt(source: Any, tensor: torch.Tensor) -> None:
+def _adopt(source: DeviceStorage, tensor: torch.Tensor) -> None:
     """Keep the storage's values in the dtype and shape of a tensor that is all of it: reading is then free."""
     found, dtype = source.array, jax_dtype(tensor.dtype)
     raw = isinstance(found, Bytes)
@@ -130,5 +130,5 @@ def grow(tensor: torch.Tensor, elements: int) -> None:
 
 
 def elements(tensor: torch.Tensor) -> int:
-    """How many elements of the tensor's dtype its storage has."""
+    """Return how many elements of the tensor's dtype its storage has."""
     return math.prod(contents(tensor).shape)

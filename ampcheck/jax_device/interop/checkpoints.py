@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 
+from ampcheck.jax_device.annotations import Device, Function, Tree
 from ampcheck.jax_device.device import index_of
 
 _NAME = "jax"
@@ -32,7 +31,7 @@ def _safetensors() -> None:
     opened = modules[0].safe_open
 
     @functools.wraps(opened)
-    def safe_open(filename: Any, framework: Any, device: Any = "cpu", **options: Any) -> Any:
+    def safe_open(filename: Tree, framework: str, device: Device = "cpu", **options: Tree) -> Tree:
         if str(device).partition(":")[0] == _NAME:
             device = index_of(str(device))
         return opened(filename, framework, device=device, **options)
@@ -47,9 +46,9 @@ def _torchscript() -> None:
         return
     load = torch.jit.load
 
-    def refusing(write: Callable[..., Any]) -> Callable[..., Any]:
+    def refusing(write: Function) -> Function:
         @functools.wraps(write)
-        def written(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def written(self: torch.nn.Module, *args: Tree, **kwargs: Tree) -> Tree:
             if any(t.device.type == _NAME for t in (*self.parameters(), *self.buffers())):
                 raise RuntimeError(
                     "TorchScript cannot write tensors of the jax device: save module.cpu(), and move it back"
@@ -64,7 +63,7 @@ def _torchscript() -> None:
             setattr(kind, name, refusing(vars(kind)[name]))
 
     @functools.wraps(load)
-    def loaded(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def loaded(f: Tree, map_location: Device = None, *args: Tree, **kwargs: Tree) -> Tree:
         if map_location is not None and torch.device(map_location).type == _NAME:
             raise RuntimeError(
                 "TorchScript cannot read tensors to the jax device: torch.jit.load(f, map_location='cpu').to('jax')"

@@ -7,13 +7,12 @@ Processes are PyTorch's; devices of one process are reached by a mesh (`ampcheck
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.library import Library
 
+from ampcheck.jax_device.annotations import Function, Tree
 from ampcheck.jax_device.torch_private import pytree, work_of
 from ampcheck.register.torch_private import OpOverload
 
@@ -28,17 +27,17 @@ _OPS = (
 _libraries: list[Library] = []
 
 
-def _tensors(given: Any) -> list[torch.Tensor]:
+def _tensors(given: Tree) -> list[torch.Tensor]:
     return [t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)]
 
 
-def _kernel(op: OpOverload) -> Callable[..., Any]:
+def _kernel(op: OpOverload) -> Function:
     """Return the device's kernel of a collective: copy to the CPU, wait for gloo, write the results back."""
     names = [a.name for a in op._schema.arguments]
     written = [not name.startswith("input") and op.name() not in ("c10d::send", "c10d::barrier") for name in names]
     returns = len(op._schema.returns)
 
-    def kernel(*args: Any) -> Any:
+    def kernel(*args: Tree) -> Tree:
         on_host = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(args))
         out = op(*on_host)
         dist.Work.unbox(out[-1] if returns > 1 else out).wait()
@@ -48,7 +47,7 @@ def _kernel(op: OpOverload) -> Callable[..., Any]:
                 for tensor, values in zip(_tensors(ours), _tensors(theirs), strict=True) if write else ():
                     tensor.copy_(values)
                     changed.append(tensor)
-        future: torch.futures.Future[Any] = torch.futures.Future(devices=[torch.device(_NAME, 0)])
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=[torch.device(_NAME, 0)])
         future.set_result(changed)
         work = work_of(future).boxed()
         return (args[0], work) if returns > 1 else work

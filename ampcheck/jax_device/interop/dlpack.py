@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import torch
 import torch.utils.dlpack
 
+from ampcheck.jax_device.annotations import Args, Device, Function, Kwargs, Tree
 from ampcheck.jax_device.storage import transfer
 from ampcheck.jax_device.storage.arrays import wrap
 
@@ -17,7 +18,7 @@ _NAME = "jax"
 
 
 def to_jax(tensor: torch.Tensor) -> jax.Array:
-    """The values of a tensor of the device, as an array of its shape.
+    """Return the values of a tensor of the device, as an array of its shape.
 
     No copy where the tensor is all of its storage: arrays never change, and a later write to the tensor gives its
     storage another array. Raises TypeError for a tensor of another device, RuntimeError for one that requires grad.
@@ -32,7 +33,7 @@ def to_jax(tensor: torch.Tensor) -> jax.Array:
 
 
 def from_jax(array: jax.Array) -> torch.Tensor:
-    """A contiguous tensor of the device that holds the array, without a copy; writes to it leave the array as it is.
+    """Return a contiguous tensor of the device on the array, without a copy; writes to it leave the array as it is.
 
     Raises TypeError for what is no `jax.Array`, NotImplementedError for a dtype that PyTorch lacks.
     """
@@ -41,19 +42,23 @@ def from_jax(array: jax.Array) -> torch.Tensor:
     return wrap(array)
 
 
-def _exported(tensor: torch.Tensor) -> Any:
+def _exported(tensor: torch.Tensor) -> Tree:
     if tensor.requires_grad:
         raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
     if tensor.is_conj():
         raise BufferError("Can't export tensors with the conjugate bit set")
-    array: Any = transfer.values(tensor.resolve_neg())
-    return array
+    return transfer.values(tensor.resolve_neg())
 
 
 def _capsule(
-    tensor: torch.Tensor, *, stream: Any = -1, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
-) -> Any:
-    """The tensor's values as a DLPack capsule on JAX's device.
+    tensor: torch.Tensor,
+    *,
+    stream: int | None = -1,
+    max_version: tuple[int, int] | None = None,
+    dl_device: Tree = None,
+    copy: bool | None = None,
+) -> Tree:
+    """Return the tensor's values as a DLPack capsule on JAX's device.
 
     A capsule of DLPack 1.0 says that it is read only. An older one cannot, so it holds a copy: a consumer that writes
     would change an array that other tensors may share.
@@ -68,9 +73,9 @@ def _capsule(
     return array.__dlpack__(stream=waited, max_version=max_version, dl_device=dl_device, copy=copy)
 
 
-def _to_dlpack(original: Any) -> Any:
+def _to_dlpack(original: Function) -> Function:
     @functools.wraps(original)
-    def to_dlpack(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def to_dlpack(tensor: torch.Tensor, *args: Tree, **kwargs: Tree) -> Tree:
         return _capsule(tensor) if tensor.device.type == _NAME else original(tensor, *args, **kwargs)
 
     return to_dlpack
@@ -82,28 +87,28 @@ def install() -> None:
     from_dlpack = torch.utils.dlpack.from_dlpack
 
     @functools.wraps(dlpack)
-    def __dlpack__(self: torch.Tensor, **kwargs: Any) -> Any:
+    def __dlpack__(self: torch.Tensor, **kwargs: Any) -> Tree:
         return _capsule(self, **kwargs) if self.device.type == _NAME else dlpack(self, **kwargs)
 
     @functools.wraps(dlpack_device)
-    def __dlpack_device__(self: torch.Tensor) -> Any:
+    def __dlpack_device__(self: torch.Tensor) -> Tree:
         return _exported(self).__dlpack_device__() if self.device.type == _NAME else dlpack_device(self)
 
     @functools.wraps(from_dlpack)
-    def imported(ext_tensor: Any, *, device: Any = None, copy: bool | None = None) -> torch.Tensor:
-        """As PyTorch's; a tensor of the device gives a tensor of the device on the same storage."""
+    def imported(ext_tensor: Tree, *, device: Device = None, copy: bool | None = None) -> torch.Tensor:
+        """Import as PyTorch does; a tensor of the device gives a tensor of the device on the same storage."""
         if device is None or torch.device(device).type == _NAME:
             if isinstance(ext_tensor, torch.Tensor) and ext_tensor.device.type == _NAME:
                 return ext_tensor.detach().clone() if copy else ext_tensor.detach()
             if isinstance(ext_tensor, jax.Array) and device is not None:
                 return wrap(ext_tensor)
-        given = {"device": device, "copy": copy}
+        given: Kwargs = {"device": device, "copy": copy}
         made: torch.Tensor = from_dlpack(ext_tensor, **{n: value for n, value in given.items() if value is not None})
         return made
 
     torch.Tensor.__dlpack__ = __dlpack__  # type: ignore[method-assign]
     torch.Tensor.__dlpack_device__ = __dlpack_device__  # type: ignore[method-assign]
-    modules: tuple[Any, ...] = (torch, torch.utils.dlpack)
+    modules: Args = (torch, torch.utils.dlpack)
     exported = _to_dlpack(modules[1].to_dlpack)
     for module in modules:
         module.from_dlpack, module.to_dlpack = imported, exported

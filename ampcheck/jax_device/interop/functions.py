@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
+from ampcheck.jax_device.annotations import Args, Function, Tree
 from ampcheck.jax_device.storage.arrays import wrap
 from ampcheck.jax_device.storage.transfer import values
 from ampcheck.jax_device.torch_private import pytree
@@ -17,8 +18,8 @@ from ampcheck.jax_device.torch_private import pytree
 DEVICE = "jax"
 
 
-def j2t_autograd(fn: Callable[..., Any] | None = None, *, cast_inputs: torch.dtype | None = None) -> Callable[..., Any]:
-    """A differentiable PyTorch function out of a JAX function; also a decorator.
+def j2t_autograd(fn: Function | None = None, *, cast_inputs: torch.dtype | None = None) -> Function:
+    """Return a differentiable PyTorch function out of a JAX function; also a decorator.
 
     `fn` takes and returns arrays in any nesting of tuples, lists and dicts. Tensors of the device among the arguments
     reach it as arrays; everything else reaches it as it is and is part of the compiled program (so it is hashed; what
@@ -36,7 +37,7 @@ def j2t_autograd(fn: Callable[..., Any] | None = None, *, cast_inputs: torch.dty
     border = _Border(fn)
 
     @functools.wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Tree, **kwargs: Tree) -> Tree:
         leaves, tree = pytree.tree_flatten((args, kwargs))
         if cast_inputs is not None and torch.is_autocast_enabled(DEVICE):
             with torch.autocast(DEVICE, enabled=False):
@@ -46,7 +47,7 @@ def j2t_autograd(fn: Callable[..., Any] | None = None, *, cast_inputs: torch.dty
     return call
 
 
-def _cast(leaf: Any, dtype: torch.dtype) -> Any:
+def _cast(leaf: Tree, dtype: torch.dtype) -> Tree:
     eligible = (
         isinstance(leaf, torch.Tensor)
         and leaf.is_floating_point()
@@ -59,11 +60,11 @@ def _cast(leaf: Any, dtype: torch.dtype) -> Any:
 class _Border:
     """One JAX function and its compiled forms, by what is not a tensor among the arguments."""
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
+    def __init__(self, fn: Function) -> None:
         self.fn = fn
-        self.forms: dict[Any, _Form] = {}
+        self.forms: dict[object, _Form] = {}
 
-    def __call__(self, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Any:
+    def __call__(self, leaves: Sequence[Tree], tree: pytree.TreeSpec) -> Tree:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for position, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor) and leaf.device.type != DEVICE:
@@ -84,8 +85,8 @@ class _Border:
 class _Form:
     """A JAX function of arrays alone, flat in and out."""
 
-    def __init__(self, fn: Callable[..., Any], static: Sequence[Any], tree: Any, *, compiled: bool) -> None:
-        self.out_tree: Any = None
+    def __init__(self, fn: Function, static: Sequence[Tree], tree: Tree, *, compiled: bool) -> None:
+        self.out_tree: pytree.TreeSpec | None = None
 
         def flat(*arrays: jax.Array) -> tuple[jax.Array, ...]:
             rest = iter(arrays)
@@ -96,19 +97,19 @@ class _Form:
         self.flat = flat
         self.jit = functools.partial(jax.jit, inline=True) if compiled else (lambda fn: fn)
         self.forward = self.jit(flat)
-        self.with_vjp: dict[tuple[int, ...], Callable[..., Any]] = {}
-        self.backward: Callable[..., Any] = self.jit(lambda vjp, cotangents: vjp(cotangents))
+        self.with_vjp: dict[tuple[int, ...], Function] = {}
+        self.backward: Function = self.jit(lambda vjp, cotangents: vjp(cotangents))
         self.gradients: dict[tuple[tuple[int, ...], int], _Gradient] = {}
 
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
-        out = _Call.apply(self, _Holder(), *tensors)
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Tree:
+        out = _FormCall.apply(self, _Holder(), *tensors)
         return jax.tree.unflatten(self.out_tree, out)
 
-    def linearized(self, wanted: tuple[int, ...], arrays: Sequence[jax.Array]) -> tuple[Any, Any]:
-        """The results, and the function from their cotangents to those of the arguments `wanted`."""
+    def linearized(self, wanted: tuple[int, ...], arrays: Sequence[jax.Array]) -> tuple[Tree, Tree]:
+        """Return the results, and the function from their cotangents to those of the arguments `wanted`."""
         if wanted not in self.with_vjp:
 
-            def run(*all_arrays: jax.Array) -> tuple[Any, Any]:
+            def run(*all_arrays: jax.Array) -> tuple[Tree, Tree]:
                 return jax.vjp(_only(self.flat, wanted, all_arrays), *(all_arrays[i] for i in wanted))
 
             self.with_vjp[wanted] = self.jit(run)
@@ -116,7 +117,7 @@ class _Form:
         return out, vjp
 
     def gradient(self, wanted: tuple[int, ...], count: int) -> _Gradient:
-        """The gradient of `count` arguments as a function of its own, for double backward."""
+        """Return the gradient of `count` arguments as a function of its own, for double backward."""
         key = (wanted, count)
         if key not in self.gradients:
             self.gradients[key] = _Gradient(self, wanted, count)
@@ -137,14 +138,12 @@ class _Gradient(_Form):
         self.jit = form.jit
         self.forward = self.jit(gradient)
 
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
-        return _Call.apply(self, _Holder(), *tensors)
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Tree:
+        return _FormCall.apply(self, _Holder(), *tensors)
 
 
-def _only(
-    flat: Callable[..., Any], wanted: tuple[int, ...], arrays: Sequence[jax.Array]
-) -> Callable[..., tuple[jax.Array, ...]]:
-    """`flat` as a function of the arguments `wanted` alone."""
+def _only(flat: Function, wanted: tuple[int, ...], arrays: Sequence[jax.Array]) -> Callable[..., tuple[jax.Array, ...]]:
+    """Return `flat` as a function of the arguments `wanted` alone."""
 
     def run(*chosen: jax.Array) -> tuple[jax.Array, ...]:
         full = list(arrays)
@@ -156,24 +155,24 @@ def _only(
     return run
 
 
-def _array(leaf: Any) -> jax.Array:
+def _array(leaf: Tree) -> jax.Array:
     try:
         return jnp.asarray(leaf)
     except TypeError as error:
         raise TypeError(f"j2t_autograd: the function returned {type(leaf).__name__}, which is no array") from error
 
 
-def _inexact(array: Any) -> bool:
+def _inexact(array: jax.Array | jax.ShapeDtypeStruct) -> bool:
     return jnp.issubdtype(array.dtype, jnp.inexact)
 
 
 def _conjugated(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """From JAX's convention for gradients of complex numbers to PyTorch's, or back."""
+    """Convert gradients of complex numbers from JAX's convention to PyTorch's, or back."""
     return [jnp.conj(a) if jnp.iscomplexobj(a) else a for a in arrays]
 
 
-def _cotangents(out: Sequence[jax.Array], given: Sequence[jax.Array]) -> tuple[Any, ...]:
-    """JAX's cotangents of the results: one for each inexact one from `given`, float0 for the others."""
+def _cotangents(out: Sequence[jax.Array], given: Sequence[jax.Array]) -> Args:
+    """Return JAX's cotangents of the results: one for each inexact one from `given`, float0 for the others."""
     rest = iter(_conjugated(given))
     return tuple(next(rest).astype(o.dtype) if _inexact(o) else jnp.zeros(o.shape, jax.dtypes.float0) for o in out)
 
@@ -181,12 +180,12 @@ def _cotangents(out: Sequence[jax.Array], given: Sequence[jax.Array]) -> tuple[A
 class _Holder:
     """What the forward keeps for the backward: it has no place of its own in `setup_context`."""
 
-    vjp: Any = None
+    vjp: Function | None = None
     wanted: tuple[int, ...] = ()
-    out: Any = None
+    out: Sequence[jax.ShapeDtypeStruct] = ()
 
 
-class _Call(torch.autograd.Function):
+class _FormCall(torch.autograd.Function):
     """One call of a `_Form` on tensors."""
 
     @staticmethod
@@ -202,7 +201,7 @@ class _Call(torch.autograd.Function):
         return tuple(wrap(o) for o in out)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: Tree, inputs: Args, output: Sequence[torch.Tensor]) -> None:
         form, holder, *tensors = inputs
         ctx.form, ctx.out, ctx.held, ctx.vjp = form, holder.out, holder.wanted, holder.vjp
         ctx.wanted = tuple(
@@ -212,7 +211,7 @@ class _Call(torch.autograd.Function):
         ctx.mark_non_differentiable(*(o for o in output if not (o.is_floating_point() or o.is_complex())))
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+    def backward(ctx: Tree, *grads: torch.Tensor) -> Tree:
         tensors = ctx.saved_tensors
         cotangents = [g for g, o in zip(grads, ctx.out, strict=True) if _inexact(o)]
         # With create_graph=True from the arguments again, so that the gradient has one in turn; also under torch.func,
@@ -222,14 +221,14 @@ class _Call(torch.autograd.Function):
         else:
             arrays = _cotangents(ctx.out, [values(g) for g in cotangents])
             found = [wrap(a) for a in _conjugated(ctx.form.backward(ctx.vjp, arrays))]
-        out: list[Any] = [None] * len(tensors)
+        out: list[Tree] = [None] * len(tensors)
         for i, gradient_of in zip(ctx.wanted, found, strict=True):
             out[i] = gradient_of
         return None, None, *out
 
 
-def t2j(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A JAX function out of a PyTorch one: differentiable by JAX in reverse mode, to any order, and traceable by `jit`.
+def t2j(fn: Function) -> Function:
+    """Make a JAX function of a PyTorch one: differentiable in reverse mode, to any order, and traceable by `jax.jit`.
 
     `fn` takes tensors of the device and returns them, in any nesting of tuples, lists and dicts; arrays among the
     arguments reach it as such tensors, everything else as it is. The gradient is PyTorch's: what `fn` detaches, or
@@ -238,11 +237,11 @@ def t2j(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Tree, **kwargs: Tree) -> Tree:
         leaves, tree = jax.tree.flatten((args, kwargs))
         arrays = [leaf for leaf in leaves if _is_array(leaf)]
         shell = [None if _is_array(leaf) else (leaf,) for leaf in leaves]
-        out_tree: list[Any] = []
+        out_tree: list[Tree] = []
 
         def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
             rest = iter(tensors)
@@ -257,23 +256,21 @@ def t2j(fn: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _is_array(leaf: Any) -> bool:
-    import numpy as np
-
+def _is_array(leaf: Tree) -> bool:
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
 
 
-def _on_arrays(flat: Callable[..., Sequence[torch.Tensor]]) -> Callable[..., Any]:
-    """A flat function of tensors as one of arrays, with PyTorch's gradient."""
+def _on_arrays(flat: Callable[..., Sequence[torch.Tensor]]) -> Function:
+    """Return a flat function of tensors as one of arrays, with PyTorch's gradient."""
 
-    def run(*arrays: Any) -> tuple[jax.Array, ...]:
+    def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
         with torch.enable_grad():
             return tuple(values(t) for t in flat(*(wrap(jnp.asarray(a)) for a in arrays)))
 
-    def forward(*arrays: Any) -> tuple[Any, Any]:
+    def forward(*arrays: jax.Array) -> tuple[Tree, Tree]:
         return run(*arrays), arrays
 
-    def backward(arrays: Any, cotangents: Any) -> tuple[Any, ...]:
+    def backward(arrays: Sequence[jax.Array], cotangents: Sequence[jax.Array]) -> Args:
         wanted = [i for i, a in enumerate(arrays) if _inexact(a)]
         given = _conjugated([c for c in cotangents if c.dtype != jax.dtypes.float0])
         found = iter(_conjugated(_on_arrays(_gradient(flat, wanted, len(arrays)))(*arrays, *given)))
@@ -284,8 +281,8 @@ def _on_arrays(flat: Callable[..., Sequence[torch.Tensor]]) -> Callable[..., Any
     return differentiable
 
 
-def _gradient(flat: Callable[..., Sequence[torch.Tensor]], wanted: Sequence[int], count: int) -> Callable[..., Any]:
-    """From arguments and the gradients of `flat`'s inexact results to those of the arguments `wanted`."""
+def _gradient(flat: Callable[..., Sequence[torch.Tensor]], wanted: Sequence[int], count: int) -> Function:
+    """Return a function from arguments and gradients of `flat`'s inexact results to those of the arguments `wanted`."""
 
     def gradient(*tensors: torch.Tensor) -> list[torch.Tensor]:
         primals, grads = list(tensors[:count]), tensors[count:]

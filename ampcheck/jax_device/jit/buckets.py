@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from ampcheck.jax_device.annotations import Args, Function, Kwargs, Tree
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Bucket:
             raise ValueError(f"the sizes of a bucket are positive integers, at least one; got {list(self.sizes)}")
 
     def pad(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """The tensor on the jax device, padded to the least size that takes it: itself where it has that size."""
+        """Return the tensor on the jax device, padded to the least size that takes it; itself if it has that size."""
         if not -tensor.ndim <= self.dim < tensor.ndim:
             raise ValueError(f"buckets pad dimension {self.dim} of {name}, which has shape {list(tensor.shape)}")
         if tensor.requires_grad:
@@ -54,7 +56,7 @@ class Padding:
     Raises TypeError for what are no buckets, ValueError for a name that the function has no parameter of.
     """
 
-    def __init__(self, function: Callable[..., Any], buckets: Buckets) -> None:
+    def __init__(self, function: Function, buckets: Buckets) -> None:
         self.signature = inspect.signature(function)
         self.buckets = {
             name: (each,) if isinstance(each, Bucket) else tuple(each) for name, each in dict(buckets).items()
@@ -69,10 +71,10 @@ class Padding:
                     f"buckets name {name!r}; the parameters are {', '.join(self.signature.parameters) or 'none'}"
                 )
 
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function with padded arguments. It raises RuntimeError where it wrote one that is a padded copy."""
+    def around(self, function: Function) -> Function:
+        """Return the function with padded arguments. It raises RuntimeError if it wrote one that is a padded copy."""
 
-        def bucketed(*args: Any, **kwargs: Any) -> Any:
+        def bucketed(*args: Tree, **kwargs: Tree) -> Tree:
             args, kwargs, made = self(args, kwargs)
             out = function(*args, **kwargs)
             for name, (tensor, version) in made.items():
@@ -82,8 +84,8 @@ class Padding:
 
         return bucketed
 
-    def __call__(self, args: Any, kwargs: Any) -> tuple[Any, Any, dict[str, tuple[torch.Tensor, int]]]:
-        """The arguments, padded; and of each padded tensor its name and version. An argument that is None stays so."""
+    def __call__(self, args: Args, kwargs: Kwargs) -> tuple[Any, Any, dict[str, tuple[torch.Tensor, int]]]:
+        """Pad the arguments; return them and the name and version of each padded tensor. A None stays None."""
         bound = self.signature.bind(*args, **kwargs)
         made: dict[str, tuple[torch.Tensor, int]] = {}
         for name, buckets in self.buckets.items():

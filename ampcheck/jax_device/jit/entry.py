@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -13,15 +13,18 @@ from jax.sharding import NamedSharding
 from torch.autograd.graph import increment_version
 
 from ampcheck.jax_device import random
+from ampcheck.jax_device.annotations import DeviceStorage, Tree
 from ampcheck.jax_device.jit.optim import hyperparameters
-from ampcheck.jax_device.jit.results import Constant, Made, rebuild
+from ampcheck.jax_device.jit.results import Constant, NewTensor, rebuild
 from ampcheck.jax_device.jit.state import Reached
-from ampcheck.jax_device.jit.trace import Trace, grad_leaves
+from ampcheck.jax_device.jit.trace import StepTrace, grad_leaves
 from ampcheck.jax_device.jit.values import Value, value_of
 from ampcheck.jax_device.jit.watch import raw
 from ampcheck.jax_device.storage.arrays import Bytes, storage_of
 from ampcheck.jax_device.torch_private import pytree
 
+Run = tuple[Sequence[jax.Array], list[torch.Tensor], list[DeviceStorage]]
+"""What a program computed, and the tensors and storages that it may touch."""
 # What holds an array that only its storage has: the storage, the list of a call's arrays, and the question itself.
 _ALONE = 3
 
@@ -31,12 +34,12 @@ class Stale(Exception):
 
 
 def folded(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The program without conversions of its own numbers, e.g. of a relu's 0 to bfloat16, which become constants."""
+    """Make conversions of the program's own numbers, e.g. of a relu's 0 to bfloat16, into constants."""
     jaxpr, values = closed.jaxpr, dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    numbers: dict[Any, Any] = {v: value for v, value in values.items() if not v.aval.shape}
+    numbers: dict[object, Tree] = {v: value for v, value in values.items() if not v.aval.shape}
     eqns = []
     for eqn in jaxpr.eqns:
-        v: Any = eqn.invars[0] if eqn.primitive.name == "convert_element_type" else None
+        v: Tree = eqn.invars[0] if eqn.primitive.name == "convert_element_type" else None
         if v is None or v.aval.shape or not (isinstance(v, Literal) or v in numbers):
             eqns.append(eqn)
             continue
@@ -46,8 +49,8 @@ def folded(closed: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(jaxpr.replace(constvars=list(values), eqns=eqns), list(values.values()))
 
 
-def _alike(one: Any, other: Any) -> bool:
-    """Whether an array of the one kind can be written over one of the other."""
+def _alike(one: Tree, other: Tree) -> bool:
+    """Return whether an array of the one kind can be written over one of the other."""
     return bool(one.shape == other.shape and one.dtype == other.dtype)
 
 
@@ -58,11 +61,11 @@ class Entry:
     the same; `others` are the programs of the same kind of call for other values, the one that ran last at the end.
     """
 
-    def __init__(self, trace: Trace, reached: Reached, donate: bool, known: tuple[Value, ...] = ()) -> None:
+    def __init__(self, trace: StepTrace, reached: Reached, donate: bool, known: tuple[Value, ...] = ()) -> None:
         self.trace, self.reached, self.known = trace, reached, known
         self.others: list[Entry] = [self]
-        self.key: Any = None
-        self.grads: Any = None
+        self.key: Tree = None
+        self.grads: Tree = None
         self.effects, self.results = trace.effects, trace.results
         self.reads_grads, self.extra, self.random = trace.reads_grads, trace.extra, trace.random
         index = {id(t): i for i, t in enumerate(trace.tensors)}
@@ -93,8 +96,8 @@ class Entry:
         self.donated = [k for k, slot in enumerate(self.used) if slot in written] if donate else []
         run, avals = jaxpr_as_fun(closed), [v.aval for v in invars]
 
-        def program(*given: Any) -> Any:
-            values: list[Any] = [None] * len(avals)
+        def program(*given: jax.Array) -> Tree:
+            values: list[jax.Array | None] = [None] * len(avals)
             for place, value in zip(places, given, strict=True):
                 if value.shape != avals[place].shape or value.dtype != avals[place].dtype:
                     raise Stale
@@ -116,19 +119,19 @@ class Entry:
         found = raw(storage_of(self.trace.tensors[self.slots[slot]]).array).sharding
         return found if isinstance(found, NamedSharding) else None
 
-    def takes(self, known: tuple[Value, ...], grads: Any) -> bool:
-        """Whether it may be the program of a call with these first values, and gradients of this kind."""
+    def takes(self, known: tuple[Value, ...], grads: Tree) -> bool:
+        """Return whether it may be the program of a call with these first values, and gradients of this kind."""
         return self.known[: len(known)] == known and (not self.reads_grads or self.grads == grads)
 
     def tensors(self, arguments: list[torch.Tensor], reached: Reached) -> list[torch.Tensor]:
-        """Every tensor the program may touch, in the order of the trace."""
+        """Return every tensor the program may touch, in the order of the trace."""
         if not self.reads_grads:
             return [*arguments, *reached.tensors, *self.extra]
         grads = [g for g in (leaf.grad for leaf in grad_leaves(arguments, reached)) if g is not None]
         return [*arguments, *reached.tensors, *grads, *self.extra]
 
-    def inputs(self, storages: list[Any], reached: Reached, *, drawing: bool = True) -> list[Any]:
-        """The program's inputs, from the storages of its slots."""
+    def inputs(self, storages: list[DeviceStorage], reached: Reached, *, drawing: bool = True) -> list[Tree]:
+        """Return the program's inputs, from the storages of its slots."""
         given = [storages[slot].array for slot in self.used]
         for k in self.donated:
             if sys.getrefcount(given[k]) > _ALONE:
@@ -141,29 +144,31 @@ class Entry:
             given.append(random.default.key() if drawing else np.zeros(2, np.uint32))
         return given
 
-    def __call__(self, arguments: list[torch.Tensor], reached: Reached) -> Any:
+    def __call__(self, arguments: list[torch.Tensor], reached: Reached) -> Tree:
         """Run the program on these arguments and take over what it changed."""
         return self.finish(*self.run(arguments, reached), reached)
 
-    def run(self, arguments: list[torch.Tensor], reached: Reached) -> tuple[Any, list[torch.Tensor], list[Any]]:
-        """What the program computes of these arguments; the tensors and storages that it may touch."""
+    def run(self, arguments: list[torch.Tensor], reached: Reached) -> Run:
+        """Return what the program computes of these arguments; the tensors and storages that it may touch."""
         tensors = self.tensors(arguments, reached)
         storages = [storage_of(tensors[i]) for i in self.slots]
         outputs = self.jitted(*self.inputs(storages, reached))
         return (outputs,) if self.bare else outputs, tensors, storages
 
-    def values(self, outputs: Any) -> tuple[Value, ...]:
-        """The values that Python asked for, as they are in this call."""
+    def values(self, outputs: Sequence[jax.Array]) -> tuple[Value, ...]:
+        """Return the values that Python asked for, as they are in this call."""
         return tuple(map(value_of, outputs[len(outputs) - self.trace.asked :]))
 
-    def finish(self, outputs: Any, tensors: list[torch.Tensor], storages: list[Any], reached: Reached) -> Any:
-        """What the function returns, after every effect."""
+    def finish(
+        self, outputs: Sequence[jax.Array], tensors: list[torch.Tensor], storages: list[DeviceStorage], reached: Reached
+    ) -> Tree:
+        """Return what the function returns, after every effect."""
         effects = self.effects
         if effects.written:
             for slot, output, as_bytes in effects.written:
                 storages[slot].array = Bytes(outputs[output]) if as_bytes else outputs[output]
             increment_version([tensors[self.slots[slot]] for slot, _, _ in effects.written])
-        made: dict[int, Any] = {}
+        made: dict[int, torch.Tensor] = {}
         for leaf, what in effects.grads:
             tensors[self.leaves[leaf]].grad = rebuild(what, outputs, tensors, made)
         for place, what in effects.places:
@@ -175,15 +180,15 @@ class Entry:
             return leaves[0]
         return pytree.tree_unflatten(leaves, self.results.spec)
 
-    def simple(self) -> Made | None:
-        """The one result where the program gives a plain tensor and changes nothing, else None."""
+    def simple(self) -> NewTensor | None:
+        """Return the one result where the program gives a plain tensor and changes nothing, else None."""
         effects, leaves = self.effects, self.results.leaves
         if effects.written or effects.grads or effects.places or effects.state or not self.results.spec.is_leaf():
             return None
-        return leaves[0] if leaves[0].__class__ is Made and leaves[0].plain and leaves[0].output == 0 else None
+        return leaves[0] if leaves[0].__class__ is NewTensor and leaves[0].plain and leaves[0].output == 0 else None
 
     def alias_free(self) -> bool:
-        """Whether it does not matter which tensors share a storage: nothing is written, no input comes back."""
+        """Return whether it does not matter which tensors share a storage: nothing is written, no input comes back."""
         kept = (*self.results.leaves, *(w for _, w in self.effects.grads), *(w for _, w in self.effects.places))
         separate = len(self.slots) == sum(t.device.type == "jax" for t in self.trace.tensors)
-        return separate and not self.effects.written and all(w.__class__ in (Made, Constant) for w in kept)
+        return separate and not self.effects.written and all(w.__class__ in (NewTensor, Constant) for w in kept)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from operator import attrgetter
-from typing import Any
 
 import torch
 from jax.sharding import NamedSharding
 
+from ampcheck.jax_device.annotations import Args, Function, Kwargs, Tree
 from ampcheck.jax_device.jit.entry import Entry, Stale
 from ampcheck.jax_device.jit.optim import hyperparameters
 from ampcheck.jax_device.jit.state import PLAIN, Reached
@@ -23,8 +22,8 @@ _HOST_LIMIT = 4096  # elements of a CPU argument, which is compared value by val
 _grad_flag = attrgetter("requires_grad")
 
 
-def modes() -> tuple[Any, ...]:
-    """The settings of PyTorch that change what a function computes."""
+def modes() -> tuple[object, ...]:
+    """Return the settings of PyTorch that change what a function computes."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -39,12 +38,12 @@ def modes() -> tuple[Any, ...]:
 
 
 def observed() -> bool:
-    """Whether a mode or a transform of the caller's is to see the ops."""
+    """Return whether a mode or a transform of the caller's is to see the ops."""
     return bool(function_modes() or dispatch_modes()) or transform_level() is not None
 
 
-def described(value: Any) -> Any:
-    """What a program relies on of an argument: shape, strides, dtype of a tensor; the value of anything else.
+def described(value: Tree) -> object:
+    """Return what a program relies on of an argument: shape, strides, dtype of a tensor; the value of anything else.
 
     Raises TypeError for an argument that may change unseen, and ValueError for a large CPU tensor, or one with a graph.
     """
@@ -64,7 +63,7 @@ def described(value: Any) -> Any:
     return id(value)
 
 
-def _device(value: torch.Tensor) -> tuple[Any, ...]:
+def _device(value: torch.Tensor) -> tuple[object, ...]:
     if value.requires_grad and not value.is_leaf and torch.is_grad_enabled():
         raise ValueError(
             f"an argument of shape {list(value.shape)} of a jitted function is part of a graph from outside, which a "
@@ -80,15 +79,15 @@ def _device(value: torch.Tensor) -> tuple[Any, ...]:
 
 
 def sharing(tensors: list[torch.Tensor]) -> tuple[int, ...]:
-    """For each tensor, the first one with the same storage."""
+    """Return, for each tensor, the first one with the same storage."""
     first: dict[int, int] = {}
     return tuple(first.setdefault(id(t.untyped_storage()), i) for i, t in enumerate(tensors))
 
 
-class State:
+class JitState:
     """What a function reaches, as it was when it was walked, and whether that still holds."""
 
-    def __init__(self, reached: Reached, arguments: list[Any]) -> None:
+    def __init__(self, reached: Reached, arguments: list[Tree]) -> None:
         self.reached = reached
         self.objects = arguments  # kept, so that their ids stay their own
         self.arguments = [*map(id, arguments)]
@@ -102,7 +101,7 @@ class State:
         self.numbers = [(g, k) for o in reached.optimizers for g, k in hyperparameters(o)]
 
     def holds(self) -> bool:
-        """Whether the same objects, storages and settings are there, and CPU tensors were not written."""
+        """Return whether the same objects, storages and settings are there, and CPU tensors were not written."""
         return (
             self.reached.unchanged()
             and [*map(id, map(storage_of, self.tensors))] == self.places
@@ -111,17 +110,17 @@ class State:
             and all(g[k].__class__ is float for g, k in self.numbers)
         )
 
-    def key(self) -> tuple[Any, ...]:
-        """What a program relies on."""
+    def key(self) -> tuple[object, ...]:
+        """Return what a program relies on."""
         host = tuple((id(t), t._version) for t in self.host)
         tensors = tuple(_device(t) for t in self.tensors if t.device.type == "jax")
         return self.reached.signature(), tensors, host, len(self.numbers)
 
 
-def generated(entry: Entry, args: tuple[Any, ...], state: State) -> Callable[..., Any]:
-    """A function of the arguments that runs the program where all that it relies on holds, else returns MISS."""
+def generated(entry: Entry, args: Args, state: JitState) -> Function:
+    """Return a function of the arguments that runs the program where all that it relies on holds, else returns MISS."""
     lines: list[str] = []
-    space: dict[str, Any] = {}
+    space: Kwargs = {}
     given: list[str] = []
     distinct: dict[int, int] = {}  # of the tensors, by id, the first place of each
     for i, arg in enumerate(args):
@@ -193,16 +192,16 @@ def fast({names}{", " if names else ""}*more):
         "program": entry.jitted, "reached": state.reached, "run": entry, "storage_of": storage_of,
     }  # fmt: skip
     exec(source, space)  # made of numbers and of names given here
-    fast: Callable[..., Any] = dynamo_skip(space["fast"])
+    fast: Function = dynamo_skip(space["fast"])
     return fast
 
 
-def _never(*_: Any) -> Any:
+def _never(*_: object) -> object:
     return MISS
 
 
 def _natural(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is the whole of its storage, as its array has it."""
+    """Return whether the tensor is the whole of its storage, as its array has it."""
     if tensor.device.type != "jax" or tensor.is_complex() or (tensor.requires_grad and not tensor.is_leaf):
         return False
     return storage_of(tensor).array.shape == tensor.shape and tensor.is_contiguous() and not tensor.is_neg()

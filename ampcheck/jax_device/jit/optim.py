@@ -6,18 +6,19 @@ import contextlib
 import inspect
 import operator
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 from weakref import WeakSet
 
+import jax
 import jax.numpy as jnp
 import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ampcheck.jax_device.annotations import DeviceStorage, Function, Kwargs, Tree
 from ampcheck.jax_device.storage.arrays import storage_of
 
-Place = tuple[dict[str, Any], str]  # an optimizer's group and a key of it
+Place = tuple[Kwargs, str]  # an optimizer's group and a key of it
 
 
 class Concretize(Exception):
@@ -28,19 +29,23 @@ class Concretize(Exception):
         self.place = place
 
 
+TracedNumber = jax.Array | float
+"""A number of the program, or one of Python's."""
+
+
 class Traced:
     """A number of the program, as PyTorch's symbolic numbers hold one: what a `torch.SymFloat` computes with.
 
     `traced` is JAX's number; `place` says which hyperparameter it comes from, for the error when Python looks at it.
     """
 
-    def __init__(self, traced: Any, place: Place) -> None:
+    def __init__(self, traced: TracedNumber, place: Place) -> None:
         self.traced, self.place = traced, place
 
-    def _with(self, traced: Any) -> Traced:
+    def _with(self, traced: TracedNumber) -> Traced:
         return Traced(traced, self.place)
 
-    def _look(self, *_: Any) -> Any:
+    def _look(self, *_: Tree) -> Tree:
         raise Concretize(self.place)
 
     guard_float = guard_bool = guard_int = bool_ = int_ = _look
@@ -53,11 +58,11 @@ class Traced:
     is_int = is_bool = is_nested_int = is_constant = has_hint = is_symbolic_int = _no
 
     def is_float(self) -> bool:
-        """It stands for a Python float."""
+        """Return True: it is a Python float to the caller."""
         return True
 
     def wrap_float(self, number: float) -> Traced:
-        """The other operand, a plain number."""
+        """Return the other operand, a plain number."""
         return self._with(number)
 
     wrap_int = wrap_float
@@ -68,10 +73,10 @@ class Traced:
     __str__ = str = _graph_repr
 
     def neg(self) -> Traced:
-        """-x."""
+        """Return the negative."""
         return self._with(-self.traced)
 
-    def _binary(compute: Callable[[Any, Any], Any]) -> Callable[[Traced, Traced], Traced]:  # type: ignore[misc]
+    def _binary(compute: Function) -> Callable[[Traced, Traced], Traced]:  # type: ignore[misc]
         def method(self: Traced, other: Traced) -> Traced:
             return self._with(compute(self.traced, other.traced))
 
@@ -82,16 +87,16 @@ class Traced:
     pow = float_pow = _binary(operator.pow)
 
 
-_static: dict[tuple[int, str], Any] = {}
+_static: dict[tuple[int, str], Kwargs] = {}
 
 
 def make_static(place: Place) -> None:
-    """From now on that hyperparameter is part of the program, and a change of it makes a new one."""
+    """Make that hyperparameter a part of the program from now on, so that a change of it makes a new one."""
     _static[id(place[0]), place[1]] = place[0]  # the group is kept, so that its id stays its own
 
 
-def hyperparameters(optimizer: Optimizer) -> list[tuple[dict[str, Any], str]]:
-    """The hyperparameters that are inputs: each group's learning rate where it is a Python float."""
+def hyperparameters(optimizer: Optimizer) -> list[tuple[Kwargs, str]]:
+    """Return the hyperparameters that are inputs: each group's learning rate where it is a Python float."""
     return [(g, "lr") for g in optimizer.param_groups if type(g.get("lr")) is float and (id(g), "lr") not in _static]
 
 
@@ -124,7 +129,7 @@ def prepare(optimizer: Optimizer) -> None:
                 optimizer.state[p]["step"] = step.to("jax", dtype)
 
 
-def _initialize(optimizer: Optimizer, group: dict[str, Any], params: list[torch.Tensor]) -> None:
+def _initialize(optimizer: Optimizer, group: Kwargs, params: list[torch.Tensor]) -> None:
     make = getattr(optimizer, "_init_group", None)
     if not params or make is None:
         return
@@ -146,7 +151,7 @@ def prepare_scaler(scaler: torch.amp.GradScaler) -> None:
 
 
 def remembered(optimizers: list[Optimizer], scalers: list[torch.amp.GradScaler]) -> Callable[[], None]:
-    """What the optimizers and scalers keep now; the function puts it back."""
+    """Return what the optimizers and scalers keep now; the function puts it back."""
     kept = [(o, set(vars(o)), {p: dict(s) for p, s in o.state.items()}) for o in optimizers]
     stages = [(s, {i: _stage(stage) for i, stage in s._per_optimizer_states.items()}) for s in scalers]
 
@@ -168,23 +173,23 @@ def remembered(optimizers: list[Optimizer], scalers: list[torch.amp.GradScaler])
     return rewind
 
 
-def _stage(stage: dict[str, Any]) -> dict[str, Any]:
+def _stage(stage: Kwargs) -> Kwargs:
     return {**stage, "found_inf_per_device": dict(stage["found_inf_per_device"])}
 
 
 class _Active(threading.local):
-    written: Callable[[], list[Any]] | None = None
+    written: Callable[[], list[DeviceStorage]] | None = None
 
 
 _active = _Active()
 _plain_step = torch.amp.GradScaler._maybe_opt_step
 
 
-def _masked_step(self: Any, optimizer: Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """The step of an optimizer whose effect is taken back, on the device, where a gradient is not finite."""
+def _masked_step(self: torch.amp.GradScaler, optimizer: Optimizer, state: Kwargs, *args: Tree, **kwargs: Tree) -> Tree:
+    """Return the step of an optimizer whose effect is taken back, on the device, where a gradient is not finite."""
     if _active.written is None:
         return _plain_step(self, optimizer, state, *args, **kwargs)
-    found = sum(_values(v) for v in state["found_inf_per_device"].values()) > 0
+    found = jnp.asarray(sum(_values(v) for v in state["found_inf_per_device"].values()) > 0)
     known = {p: set(optimizer.state[p]) for p in optimizer.state}
     before = {s: s.array for s in _active.written()}
     result = optimizer.step(*args, **kwargs)
@@ -195,12 +200,13 @@ def _masked_step(self: Any, optimizer: Optimizer, state: dict[str, Any], *args: 
     return result
 
 
-def _values(tensor: torch.Tensor) -> Any:
-    return storage_of(tensor).array.reshape(())
+def _values(tensor: torch.Tensor) -> jax.Array:
+    value: jax.Array = storage_of(tensor).array.reshape(())
+    return value
 
 
-def _mask_new(optimizer: Optimizer, known: dict[Any, set[str]], found: Any) -> None:
-    """State that this step made is zero where the step is taken back: the next step then starts from nothing.
+def _mask_new(optimizer: Optimizer, known: dict[torch.Tensor, set[str]], found: jax.Array) -> None:
+    """Set state that this step made to zero where the step is taken back: the next step then starts from nothing.
 
     Raises RuntimeError for SGD with dampening, whose first momentum is the gradient undampened.
     """
@@ -219,9 +225,9 @@ def _mask_new(optimizer: Optimizer, known: dict[Any, set[str]], found: Any) -> N
 
 @contextlib.contextmanager
 def traced_optimizers(
-    optimizers: list[Optimizer], numbers: list[Any], written: Callable[[], list[Any]]
+    optimizers: list[Optimizer], numbers: Sequence[jax.Array], written: Callable[[], list[DeviceStorage]]
 ) -> Iterator[None]:
-    """Inside, hyperparameters are the program's numbers, and `GradScaler.step` decides on the device.
+    """Make hyperparameters the program's numbers, and have `GradScaler.step` decide on the device, while inside.
 
     `written()` gives the storages from before the trace. Raises RuntimeError where a hyperparameter is changed inside.
     """
@@ -230,7 +236,7 @@ def traced_optimizers(
     given = [torch.SymFloat(Traced(n, (g, k))) for n, (g, k) in zip(numbers, places, strict=True)]
     before = _active.written
 
-    def known(optimizer: Optimizer, *_: Any) -> None:
+    def known(optimizer: Optimizer, *_: object) -> None:
         if not any(optimizer is o for o in optimizers):
             raise RuntimeError(
                 f"a jitted function takes a step of an optimizer ({type(optimizer).__name__}) that it does not reach "

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
+import jax
 import torch
 
-from ampcheck.jax_device.jit.state import Size
+from ampcheck.jax_device.annotations import DeviceStorage, Tree
+from ampcheck.jax_device.jit.optim import TracedNumber
+from ampcheck.jax_device.jit.state import Reached, Size
 from ampcheck.jax_device.jit.values import deferred
-from ampcheck.jax_device.jit.watch import raw
+from ampcheck.jax_device.jit.watch import OpWatch, raw
 from ampcheck.jax_device.storage.arrays import Bytes, alias, create, storage_of
 from ampcheck.jax_device.torch_private import conj, neg_view, pytree
 
 
-class Made(NamedTuple):
+class TraceAttempt(Protocol):
+    """What the results of a trace are sorted by: the attempt that traced."""
+
+    tensors: list[torch.Tensor]
+    storages: list[DeviceStorage]
+    leaves: list[torch.Tensor]
+    given_grads: Tree
+    reached: Reached
+    watch: OpWatch
+
+
+class NewTensor(NamedTuple):
     """A tensor on a storage of the call's own: which output holds the storage, and the tensor's place in it."""
 
     output: int
@@ -43,7 +58,7 @@ class Same(NamedTuple):
     tensor: int
 
 
-class Number(NamedTuple):
+class NumberResult(NamedTuple):
     """A number that the program computes, and its Python type."""
 
     output: int
@@ -53,15 +68,15 @@ class Number(NamedTuple):
 class Constant(NamedTuple):
     """What no input decides. A CPU tensor is copied for each call."""
 
-    value: Any
+    value: object
 
 
 @dataclass
 class Results:
     """What the function returns: its structure and its leaves."""
 
-    spec: Any
-    leaves: list[Any]
+    spec: Tree
+    leaves: list[Tree]
 
 
 @dataclass
@@ -69,20 +84,20 @@ class Effects:
     """What a call changes besides: by slots, places, leaves and optimizers, in the order in which they were reached."""
 
     written: list[tuple[int, int, bool]] = field(default_factory=list)  # slot, output, as bytes
-    places: list[tuple[int, Any]] = field(default_factory=list)
-    grads: list[tuple[int, Any]] = field(default_factory=list)
-    state: list[tuple[int, int, str, Any]] = field(default_factory=list)  # optimizer, tensor, name
+    places: list[tuple[int, Tree]] = field(default_factory=list)
+    grads: list[tuple[int, Tree]] = field(default_factory=list)
+    state: list[tuple[int, int, str, Tree]] = field(default_factory=list)  # optimizer, tensor, name
 
 
-def collect(attempt: Any, out: Any, tracers: list[Any]) -> tuple[Results, Effects, list[Any]]:
+def collect(attempt: TraceAttempt, out: Tree, tracers: Sequence[jax.Array]) -> tuple[Results, Effects, list[jax.Array]]:
     """Sort what the traced function returned and changed; the arrays are the program's outputs."""
     return _Collector(attempt, tracers).collect(out)
 
 
 class _Collector:
-    def __init__(self, attempt: Any, tracers: list[Any]) -> None:
+    def __init__(self, attempt: TraceAttempt, tracers: Sequence[jax.Array]) -> None:
         self.attempt, self.tracers = attempt, tracers
-        self.outputs: list[Any] = []
+        self.outputs: list[jax.Array] = []
         self._made: dict[int, int] = {}
         self._tensors = {id(t): i for i, t in enumerate(attempt.tensors)}
         self._storages: dict[int, int] = {}
@@ -90,7 +105,7 @@ class _Collector:
             if t.device.type == "jax":
                 self._storages.setdefault(id(storage_of(t)), i)
 
-    def collect(self, out: Any) -> tuple[Results, Effects, list[Any]]:
+    def collect(self, out: Tree) -> tuple[Results, Effects, list[jax.Array]]:
         leaves, spec = pytree.tree_flatten(out)
         results = Results(spec, [self._returned(leaf) for leaf in leaves])
         effects = Effects()
@@ -102,22 +117,22 @@ class _Collector:
                 effects.written.append((slot, self._output(storage.array), isinstance(storage.array, Bytes)))
         return results, effects, self.outputs
 
-    def _output(self, found: Any) -> int:
+    def _output(self, found: TracedNumber | Bytes) -> int:
         self.outputs.append(raw(found))
         return len(self.outputs) - 1
 
-    def _returned(self, leaf: Any) -> Any:
+    def _returned(self, leaf: Tree) -> Tree:
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad and id(leaf) not in self._tensors and _live(leaf):
             raise RuntimeError(
                 "a jitted function returns a tensor that requires grad, and its graph would end at the call: call "
                 "backward() inside, or return tensor.detach(), or call it under torch.no_grad()"
             )
         if (number := deferred(leaf)) is not None:
-            return Number(self._output(number.traced), number.kind)
+            return NumberResult(self._output(number.traced), number.kind)
         return self._tensor(leaf)
 
-    def _tensor(self, value: Any) -> Any:
-        """How a call gets this value again."""
+    def _tensor(self, value: Tree) -> Tree:
+        """Return how a call gets this value again."""
         if not isinstance(value, torch.Tensor):
             return Constant(value)
         if id(value) in self._tensors:
@@ -139,7 +154,7 @@ class _Collector:
             self._made[id(storage)] = self._output(storage.array)
         array = storage.array
         plain = array.shape == size and value.is_contiguous() and not any(bits)
-        return Made(self._made[id(storage)], size, stride, offset, value.dtype, plain, bits)
+        return NewTensor(self._made[id(storage)], size, stride, offset, value.dtype, plain, bits)
 
     def _grads(self, effects: Effects) -> None:
         for i, (leaf, given) in enumerate(zip(self.attempt.leaves, self.attempt.given_grads, strict=True)):
@@ -171,7 +186,7 @@ class _Collector:
 
 
 def _live(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's graph still has what backward needs."""
+    """Return whether the tensor's graph still has what backward needs."""
     nodes, seen = [tensor.grad_fn], set()
     while nodes:
         node = nodes.pop()
@@ -187,10 +202,12 @@ def _live(tensor: torch.Tensor) -> bool:
     return False
 
 
-def rebuild(what: Any, outputs: Any, tensors: list[torch.Tensor], storages: dict[int, Any]) -> Any:
-    """A value of this call, from the program's outputs; tensors with one storage in the trace have one here."""
+def rebuild(
+    what: Tree, outputs: Sequence[jax.Array], tensors: list[torch.Tensor], storages: dict[int, torch.Tensor]
+) -> Tree:
+    """Return a value of this call, from the program's outputs; tensors with one storage in the trace have one here."""
     kind = what.__class__
-    if kind is Made:
+    if kind is NewTensor:
         if what.plain and what.output not in storages:
             tensor: torch.Tensor = create(what.size, what.dtype)
             storage_of(tensor).array = outputs[what.output]
@@ -207,7 +224,7 @@ def rebuild(what: Any, outputs: Any, tensors: list[torch.Tensor], storages: dict
         return _with_bits(alias(of, what.size, what.stride, what.offset), what.bits)
     if kind is Same:
         return tensors[what.tensor]
-    if kind is Number:
+    if kind is NumberResult:
         return what.kind(outputs[what.output])
     return what.value.clone() if isinstance(what.value, torch.Tensor) else what.value
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 import functools
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from operator import getitem
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from ampcheck.jax_device.annotations import Args, Function, Kwargs, Tree
 from ampcheck.jax_device.jit.optim import hyperparameters, prepare, prepare_scaler
 
 PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
@@ -33,10 +34,10 @@ class Cells:
     def __init__(self, cells: tuple[types.CellType, ...]) -> None:
         self.cells = cells
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Tree:
         return self.cells[index].cell_contents
 
-    def __setitem__(self, index: int, value: Any) -> None:
+    def __setitem__(self, index: int, value: Tree) -> None:
         self.cells[index].cell_contents = value
 
 
@@ -45,10 +46,10 @@ class Size:
 
     _lengths: ClassVar[dict[int, int]] = {}
 
-    def __init__(self, container: Any) -> None:
+    def __init__(self, container: Tree) -> None:
         self.container = container
 
-    def __getitem__(self, key: Any) -> int:
+    def __getitem__(self, key: Tree) -> int:
         length = len(self.container)
         return self._lengths.setdefault(length, length)
 
@@ -57,56 +58,56 @@ class Reached:
     """What was reached, each with its place, in the order of the walk; the same order for the same structure."""
 
     def __init__(self) -> None:
-        self.holders: list[Any] = []
-        self.keys: list[Any] = []
-        self.values: list[Any] = []
+        self.holders: list[Tree] = []
+        self.keys: list[Tree] = []
+        self.values: list[Tree] = []
         self.tensors: list[torch.Tensor] = []
         self.optimizers: list[Optimizer] = []
         self.scalers: list[torch.amp.GradScaler] = []
-        self.unguarded: list[dict[str, Any]] = []
+        self.unguarded: list[Kwargs] = []
         """Attributes that may change without a new program."""
         self._seen: dict[int, int] = {}
-        self._order: list[Any] = []
+        self._order: list[Tree] = []
 
-    def add(self, holder: Any, key: Any, value: Any) -> None:
+    def add(self, holder: Tree, key: Tree, value: Tree) -> None:
         """Remember the value at its place."""
         self.holders.append(holder)
         self.keys.append(key)
         self.values.append(value)
 
     def unchanged(self) -> bool:
-        """Whether the very same objects are at every place."""
+        """Return whether the very same objects are at every place."""
         try:
             now = [*map(id, map(getitem, self.holders, self.keys))]
         except (KeyError, IndexError, ValueError):  # ValueError: an emptied cell
             return False
         return now == self._ids
 
-    def containers(self) -> list[Any]:
-        """Every list, dict, set and deque that was reached, attributes of objects included; no module's globals."""
+    def containers(self) -> list[Tree]:
+        """Return every list, dict, set and deque that was reached: objects' attributes too, no module's globals."""
         sized = (h.container for h in self.holders if isinstance(h, Size))
         found = {id(c): c for c in (*self.unguarded, *sized, *self.holders, *self.values) if type(c) in _CONTAINERS}
         return [c for c in found.values() if not (isinstance(c, dict) and "__builtins__" in c)]
 
     def close(self) -> None:
-        """The walk is done."""
+        """Return the walk is done."""
         self._ids = [*map(id, self.values)]
         self.leaves = [t for t in self.tensors if t.is_leaf and t.is_floating_point()]
 
-    def first(self, value: Any) -> int | None:
-        """When the object was met before, its number; else None, and it has one from now on."""
+    def first(self, value: Tree) -> int | None:
+        """Return the object's number if it was met before; else None, and give it one."""
         number = self._seen.get(id(value))
         if number is None:
             self._seen[id(value)] = len(self._order)
             self._order.append(value)  # kept, so that its id stays its own
         return number
 
-    def signature(self) -> tuple[Any, ...]:
-        """What a compiled program relies on besides the tensors: settings by value, the other objects by identity."""
+    def signature(self) -> Args:
+        """Return what a program relies on besides the tensors: settings by value, the other objects by identity."""
         return tuple(_sign(self, v) for v in self.values)
 
 
-def _sign(reached: Reached, value: Any) -> Any:
+def _sign(reached: Reached, value: Tree) -> Tree:
     if isinstance(value, torch.Tensor):
         return reached._seen[id(value)]
     if isinstance(value, PLAIN):
@@ -114,7 +115,7 @@ def _sign(reached: Reached, value: Any) -> Any:
     return type(value) if isinstance(value, (dict, list, tuple)) else id(value)  # these are walked into
 
 
-def reach(fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Reached:
+def reach(fn: Function, arguments: Args) -> Reached:
     """Walk from a function and the arguments that are no tensors."""
     found = Reached()
     _function(found, fn, 0)
@@ -124,7 +125,7 @@ def reach(fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Reached:
     return found
 
 
-def _visit(found: Reached, value: Any, depth: int) -> None:
+def _visit(found: Reached, value: Tree, depth: int) -> None:
     """Walk into a value whose place is known."""
     if isinstance(value, (*PLAIN, type, types.ModuleType)):
         return
@@ -157,12 +158,12 @@ def _visit(found: Reached, value: Any, depth: int) -> None:
         _items(found, value.__dict__, list(value.__dict__.items()), depth)
 
 
-def _foreign(owner: Any) -> bool:
+def _foreign(owner: object) -> bool:
     module = getattr(owner, "__module__", None) or "builtins"
     return any(module == name or module.startswith(f"{name}.") for name in _FOREIGN)
 
 
-def _items(found: Reached, holder: Any, items: Any, depth: int) -> None:
+def _items(found: Reached, holder: Tree, items: Iterable[tuple[Tree, Tree]], depth: int) -> None:
     if isinstance(holder, (list, dict)):
         size = Size(holder)
         found.add(size, None, size[None])
@@ -173,7 +174,7 @@ def _items(found: Reached, holder: Any, items: Any, depth: int) -> None:
 
 
 def _module(found: Reached, root: torch.nn.Module, depth: int) -> None:
-    """Parameters, buffers, settings and plain attributes of a module and its submodules."""
+    """Walk the parameters, buffers, settings and plain attributes of a module and its submodules."""
     for module in root.modules():
         if module is not root and found.first(module) is not None:
             continue
@@ -190,15 +191,15 @@ def _module(found: Reached, root: torch.nn.Module, depth: int) -> None:
             _function(found, type(module).forward, depth + 1)
 
 
-def _bookkeeping(name: str, value: Any) -> bool:
-    """Whether a module's attribute is one of its own tables."""
+def _bookkeeping(name: str, value: Tree) -> bool:
+    """Return whether a module's attribute is one of its own tables."""
     return name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set") or (
         name.endswith(("_hooks", "_pre_hooks", "_hooks_with_kwargs", "_hooks_always_called")) and not value
     )
 
 
 def _optimizer(found: Reached, optimizer: Optimizer) -> None:
-    """Parameters and their state, hyperparameters. Those that `hyperparameters` makes inputs are not guarded."""
+    """Walk parameters, their state and hyperparameters. Those that `hyperparameters` makes inputs are not guarded."""
     prepare(optimizer)
     found.optimizers.append(optimizer)
     found.unguarded.append(vars(optimizer))
@@ -221,7 +222,7 @@ def _optimizer(found: Reached, optimizer: Optimizer) -> None:
 
 
 def _scheduler(found: Reached, scheduler: LRScheduler, depth: int) -> None:
-    """The optimizer, also of the schedulers that it is made of. What it counts is not guarded."""
+    """Return the optimizer, also of the schedulers that it is made of. What it counts is not guarded."""
     found.unguarded.append(vars(scheduler))
     for value in vars(scheduler).values():
         for inner in value if isinstance(value, list) else [value]:
@@ -247,8 +248,8 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _function(found: Reached, fn: Any, depth: int) -> None:
-    """What a function can see besides its arguments."""
+def _function(found: Reached, fn: Tree, depth: int) -> None:
+    """Return what a function can see besides its arguments."""
     if isinstance(fn, types.MethodType):
         _visit(found, fn.__self__, depth)
         fn = fn.__func__

@@ -8,21 +8,22 @@ import random as python_random
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import jax
 import numpy as np
 import torch
+from jax.extend.core import ClosedJaxpr
 
 from ampcheck.jax_device import random
+from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
 from ampcheck.jax_device.jit.optim import Concretize, hyperparameters, remembered, traced_optimizers
 from ampcheck.jax_device.jit.results import Effects, Results, collect
 from ampcheck.jax_device.jit.state import Reached
 from ampcheck.jax_device.jit.values import Asking, Value
-from ampcheck.jax_device.jit.watch import Poisoned, ValueNeededError, Watch, raw
+from ampcheck.jax_device.jit.watch import OpWatch, Poisoned, ValueNeededError, raw
 from ampcheck.jax_device.storage.arrays import Bytes, create, storage_of
 
 lock = threading.RLock()  # storages hold traced arrays meanwhile, so one trace at a time
@@ -56,10 +57,10 @@ def _answer() -> None:
 
 
 @dataclass
-class Trace:
+class StepTrace:
     """What one trace gave: the program as a jaxpr over all inputs, and what its outputs are."""
 
-    closed: Any
+    closed: ClosedJaxpr
     tensors: list[torch.Tensor]
     leaves: list[torch.Tensor]
     extra: list[torch.Tensor]
@@ -77,31 +78,31 @@ class Trace:
     """Whether the values that it was given are all that it asks for; else its program computes those, and no more."""
 
 
-def unique(tensors: list[torch.Tensor]) -> list[Any]:
-    """The storages of device tensors, each once, in order."""
+def unique(tensors: list[torch.Tensor]) -> list[DeviceStorage]:
+    """Return the storages of device tensors, each once, in order."""
     found = {id(s): s for s in (storage_of(t) for t in tensors if t.device.type == "jax")}
     return list(found.values())
 
 
 def grad_leaves(arguments: list[torch.Tensor], reached: Reached) -> list[torch.Tensor]:
-    """The tensors whose `.grad` the function may use or set."""
+    """Return the tensors whose `.grad` the function may use or set."""
     found = [*(t for t in arguments if t.is_leaf), *reached.leaves]
     return [t for t in dict.fromkeys(found) if t.requires_grad and t.device.type == "jax"]
 
 
 def numbers_of(reached: Reached) -> list[float]:
-    """The hyperparameters that are inputs, as they are now."""
+    """Return the hyperparameters that are inputs, as they are now."""
     return [group[key] for optimizer in reached.optimizers for group, key in hyperparameters(optimizer)]
 
 
 def trace(
-    fn: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
+    fn: Function,
+    args: Args,
+    kwargs: Kwargs,
     arguments: list[torch.Tensor],
     reached: Reached,
     assumed: tuple[Value, ...] | None = (),
-) -> Trace:
+) -> StepTrace:
     """Trace `fn` without any effect that lasts: every storage, gradient and setting is as before afterwards.
 
     Storages that were not known to be inputs become inputs of a second trace. `assumed`: the values that it asks for,
@@ -136,9 +137,9 @@ class _Attempt:
 
     def __init__(
         self,
-        fn: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
+        fn: Function,
+        args: Args,
+        kwargs: Kwargs,
         arguments: list[torch.Tensor],
         reached: Reached,
         extra: list[torch.Tensor],
@@ -154,22 +155,22 @@ class _Attempt:
         self.extra = extra
         self.storages = unique(self.tensors)
         self.reads_grads = reads_grads
-        self.watch = Watch(self.storages, [] if reads_grads else [storage_of(g) for g in given], assumed)
+        self.watch = OpWatch(self.storages, [] if reads_grads else [storage_of(g) for g in given], assumed)
         self.originals = [s.array for s in self.storages]
         self.homes = [(t, storage_of(t), t.detach()) for t in self.tensors if t.device.type == "jax"]
         self.random, self.whole = False, True
 
-    def run(self) -> Trace:
+    def run(self) -> StepTrace:
         closed, numbers, host_tensors, done = self._traced_apart()
         if done:
             self._check_escapes()
-        return Trace(
+        return StepTrace(
             closed, self.tensors, self.leaves, self.extra, self.reads_grads, host_tensors, self.results, self.effects,
             self.random, numbers, len(self.watch.asked), [*self.watch.outcomes], self.whole,
         )  # fmt: skip
 
-    def _traced_apart(self) -> tuple[Any, int, list[torch.Tensor], bool]:
-        """The program, how many numbers it takes, the host's tensors that it read, and whether it is one.
+    def _traced_apart(self) -> tuple[ClosedJaxpr, int, list[torch.Tensor], bool]:
+        """Return the program, how many numbers it takes, the host's tensors that it read, and whether it is one.
 
         In a frame of its own: whoever looks at a frame's locals (an import in the step may) keeps them until it ends.
         """
@@ -196,7 +197,7 @@ class _Attempt:
         host_tensors = [*on_host, *(t for t, _ in self.watch.host.values())]
         return closed, len(numbers), host_tensors, done
 
-    def _body(self, arrays: list[Any], numbers: list[Any], base: Any) -> Any:
+    def _body(self, arrays: Sequence[jax.Array], numbers: Sequence[jax.Array], base: jax.Array) -> list[jax.Array]:
         torch.clear_autocast_cache()  # a kept cast from outside would be a constant, one from inside a tracer
         try:
             return self._traced(arrays, numbers, base)
@@ -204,7 +205,7 @@ class _Attempt:
             torch.clear_autocast_cache()
             self._restore()
 
-    def _traced(self, arrays: list[Any], numbers: list[Any], base: Any) -> Any:
+    def _traced(self, arrays: Sequence[jax.Array], numbers: Sequence[jax.Array], base: jax.Array) -> list[jax.Array]:
         for leaf, grad in zip(self.leaves, self.given_grads, strict=True):
             leaf.grad = grad
         for storage, array, original in zip(self.storages, arrays, self.originals, strict=True):
@@ -243,7 +244,7 @@ class _Attempt:
         outputs += self.watch.asked
         return [jax.lax.convert_element_type(o, o.dtype) for o in outputs]
 
-    def _outer(self) -> list[Any]:
+    def _outer(self) -> list[DeviceStorage]:
         return [*self.storages, *(s for s, _, _ in self.watch.unknown.values())]
 
     def _restore(self) -> None:
@@ -281,7 +282,7 @@ class _Attempt:
         )
 
 
-def _at(holder: Any, key: Any) -> Any:
+def _at(holder: Tree, key: Tree) -> Tree:
     try:
         return holder[key]
     except (KeyError, IndexError, ValueError):
@@ -292,7 +293,7 @@ _GONE = object()
 
 
 def _placeholder(leaf: torch.Tensor) -> torch.Tensor:
-    """A gradient without values, which stands for whatever gradient there is before the call."""
+    """Return a gradient without values, which stands for whatever gradient there is before the call."""
     empty: torch.Tensor = create(leaf.shape, leaf.dtype)
     return empty
 
@@ -313,7 +314,7 @@ class _Host:
     A compiled function may read them as constants. A trace that gives no program leaves them as they were.
     """
 
-    def __init__(self, tensors: list[torch.Tensor], containers: list[Any]) -> None:
+    def __init__(self, tensors: list[torch.Tensor], containers: list[Tree]) -> None:
         self._before = [(t, t._version, t.detach().clone()) for t in tensors]
         self._containers = [(c, c.copy()) for c in containers]
         self._random = torch.get_rng_state()
@@ -335,8 +336,8 @@ class _Host:
         python_random.setstate(by_python)
         np.random.set_state(by_numpy)
 
-    def changed(self, unguarded: list[Any]) -> bool:
-        """Whether a container has other objects than before, but for those that may change without a new program."""
+    def changed(self, unguarded: list[Tree]) -> bool:
+        """Return whether a container has other objects than before; some may change without a new program."""
         apart = {*map(id, unguarded)}
         return any(id(c) not in apart and not _alike(c, kept) for c, kept in self._containers)
 
@@ -358,11 +359,11 @@ class _Host:
             )
 
 
-def _alike(one: Any, other: Any) -> bool:
-    """Whether two containers of a kind have the same objects, in the same order."""
+def _alike(one: Tree, other: Tree) -> bool:
+    """Return whether two containers of a kind have the same objects, in the same order."""
     if isinstance(one, dict):
         return [*map(id, one.keys()), *map(id, one.values())] == [*map(id, other.keys()), *map(id, other.values())]
     return [*map(id, one)] == [*map(id, other)]
 
 
-__all__ = ["Trace", "ValueNeededError", "grad_leaves", "lock", "numbers_of", "trace", "tracing", "unique"]
+__all__ = ["StepTrace", "ValueNeededError", "grad_leaves", "lock", "numbers_of", "trace", "tracing", "unique"]

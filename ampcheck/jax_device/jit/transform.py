@@ -6,15 +6,16 @@ import functools
 import operator
 import warnings
 from collections.abc import Callable
-from typing import Any, cast, overload
+from typing import Protocol, cast, overload
 
 import jax
 import torch
 
 from ampcheck.jax_device import random
+from ampcheck.jax_device.annotations import Args, Function, Kwargs, Tree
 from ampcheck.jax_device.jit.buckets import Buckets, Padding
-from ampcheck.jax_device.jit.entry import Entry, Stale
-from ampcheck.jax_device.jit.fast import MISS, State, described, generated, modes, observed, sharing
+from ampcheck.jax_device.jit.entry import Entry, Run, Stale
+from ampcheck.jax_device.jit.fast import MISS, JitState, described, generated, modes, observed, sharing
 from ampcheck.jax_device.jit.optim import Concretize, make_static
 from ampcheck.jax_device.jit.state import PLAIN, Reached, reach
 from ampcheck.jax_device.jit.trace import grad_leaves, trace, tracing
@@ -23,18 +24,28 @@ from ampcheck.jax_device.jit.watch import ValueNeededError
 from ampcheck.jax_device.storage.arrays import storage_of
 from ampcheck.jax_device.torch_private import pytree
 
-__all__ = ["ValueNeededError", "jit"]
+__all__ = ["JittedFunction", "ValueNeededError", "jit"]
+
+
+class JittedFunction(Protocol):
+    """A function that `jit` made."""
+
+    lower: Function
+    program: Function
+    compiles: int
+
+    def __call__(self, *args: Tree, **kwargs: Tree) -> Tree: ...
 
 
 @overload
 def jit(
-    fn: Callable[..., Any],
+    fn: Function,
     *,
     donate: bool = True,
     warn_after: int = 16,
     fullgraph: bool = False,
     buckets: Buckets | None = None,
-) -> Any: ...
+) -> JittedFunction: ...
 @overload
 def jit(
     fn: None = None,
@@ -43,15 +54,15 @@ def jit(
     warn_after: int = 16,
     fullgraph: bool = False,
     buckets: Buckets | None = None,
-) -> Callable[[Callable[..., Any]], Any]: ...
+) -> Callable[[Function], JittedFunction]: ...
 def jit(
-    fn: Callable[..., Any] | None = None,
+    fn: Function | None = None,
     *,
     donate: bool = True,
     warn_after: int = 16,
     fullgraph: bool = False,
     buckets: Buckets | None = None,
-) -> Any:
+) -> JittedFunction | Callable[[Function], JittedFunction]:
     """Compile a function of tensors, modules, optimizers and Python values whole; also a decorator.
 
     State that the function reaches (parameters, buffers, gradients, optimizer state, a scaler's scale, random numbers)
@@ -80,30 +91,28 @@ _TRIES = 3  # traces for arguments of one kind that needed a value, each with ot
 class _Jitted:
     """The programs of one function, and the way to the right one."""
 
-    def __init__(
-        self, fn: Callable[..., Any], donate: bool, warn_after: int, fullgraph: bool, padding: Padding | None
-    ) -> None:
+    def __init__(self, fn: Function, donate: bool, warn_after: int, fullgraph: bool, padding: Padding | None) -> None:
         self.fn, self.donate, self.warn_after, self.fullgraph, self.padding = fn, donate, warn_after, fullgraph, padding
-        self.needed: dict[Any, dict[Any, str]] = {}  # by arguments, then by state: which value a trace needed
+        self.needed: dict[object, dict[object, str]] = {}  # by arguments, then by state: which value a trace needed
         self.told: set[str] = set()
         self.traces = 0
-        self.entries: dict[Any, Entry] = {}
-        self.recent: dict[Any, Entry] = {}
-        self.state: State | None = None
-        self.fast: Callable[..., Any] = _miss
-        self.last: Any = None
+        self.entries: dict[object, Entry] = {}
+        self.recent: dict[object, Entry] = {}
+        self.state: JitState | None = None
+        self.fast: Function = _miss
+        self.last: object = None
 
-    def function(self) -> Any:
-        """The function that the user calls: the fast path, then the general one."""
+    def function(self) -> JittedFunction:
+        """Return the function that the user calls: the fast path, then the general one."""
 
-        def jitted(*args: Any, **kwargs: Any) -> Any:
+        def jitted(*args: Tree, **kwargs: Tree) -> Tree:
             if not kwargs:
                 out = self.fast(*args)
                 if out is not MISS:
                     return out
             return self.call(args, kwargs)
 
-        self.wrapped = cast(Any, jitted if self.padding is None else self.padding.around(jitted))
+        self.wrapped = cast(JittedFunction, jitted if self.padding is None else self.padding.around(jitted))
         present = [n for n in functools.WRAPPER_ASSIGNMENTS if hasattr(self.fn, n)]
         functools.update_wrapper(self.wrapped, self.fn, assigned=present, updated=())
         self.wrapped.lower, self.wrapped.program = self.lower, self.program
@@ -112,11 +121,11 @@ class _Jitted:
 
     @property
     def name(self) -> str:
-        """The function's name, for messages."""
+        """Return the function's name, for messages."""
         return getattr(self.fn, "__qualname__", type(self.fn).__name__)
 
-    def call(self, args: Any, kwargs: Any) -> Any:
-        """The general way."""
+    def call(self, args: Args, kwargs: Kwargs) -> Tree:
+        """Return the general way."""
         if tracing.active or observed():  # the caller is to see op by op what would be one program
             return self.fn(*args, **kwargs)
         try:
@@ -152,9 +161,9 @@ class _Jitted:
             warnings.warn(text, UserWarning, stacklevel=4)
 
     def _run(
-        self, entry: Entry, args: Any, kwargs: Any, arguments: list[torch.Tensor], state: State
-    ) -> tuple[Entry, tuple[Any, list[torch.Tensor], list[Any]]]:
-        """The program whose values are those of this call, and what it computed; the one that ran last is tried first.
+        self, entry: Entry, args: Args, kwargs: Kwargs, arguments: list[torch.Tensor], state: JitState
+    ) -> tuple[Entry, Run]:
+        """Find the program whose values are this call's, and what it computed; the one that ran last is tried first.
 
         Up to the first value that differs, those of a program are what the function asks for.
         """
@@ -188,13 +197,13 @@ class _Jitted:
         self.needed.setdefault(kind, {})[key] = needed
         raise ValueNeededError(needed)
 
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """JAX's `Lowered` of the program for these arguments: `.as_text()` is its StableHLO. Nothing is executed."""
+    def lower(self, *args: Tree, **kwargs: Tree) -> Tree:
+        """Return JAX's `Lowered` of the program for these arguments; `.as_text()` is StableHLO. Nothing is executed."""
         entry, inputs = self._inputs(args, kwargs)
         return entry.jitted.lower(*inputs)
 
-    def program(self, *args: Any, **kwargs: Any) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
-        """The program for these arguments as a function JAX has jitted, and what its inputs are. Nothing is executed.
+    def program(self, *args: Tree, **kwargs: Tree) -> tuple[Function, list[jax.ShapeDtypeStruct]]:
+        """Return the program for these arguments, as JAX has jitted it, and what its inputs are. Nothing is executed.
 
         `function.trace(*structs).lower(lowering_platforms=("tpu",))` lowers it for another platform. State comes in as
         inputs; a number of Python's, such as a learning rate, is a weakly typed scalar.
@@ -203,8 +212,8 @@ class _Jitted:
         avals = [jax.typeof(given) for given in inputs]
         return entry.jitted, [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
 
-    def _inputs(self, args: Any, kwargs: Any) -> tuple[Entry, list[Any]]:
-        """The program for these arguments, and its inputs as they are now; no random number is drawn."""
+    def _inputs(self, args: Args, kwargs: Kwargs) -> tuple[Entry, list[jax.Array]]:
+        """Return the program for these arguments, and its inputs as they are now; no random number is drawn."""
         if self.padding is not None:
             args, kwargs, _ = self.padding(args, kwargs)
         entry, arguments, state = self.entry(args, kwargs)
@@ -212,8 +221,8 @@ class _Jitted:
         storages = [storage_of(tensors[i]) for i in entry.slots]
         return entry, entry.inputs(storages, state.reached, drawing=False)
 
-    def entry(self, args: Any, kwargs: Any) -> tuple[Entry, list[torch.Tensor], State]:
-        """The program for these arguments, compiled where there is none yet."""
+    def entry(self, args: Args, kwargs: Kwargs) -> tuple[Entry, list[torch.Tensor], JitState]:
+        """Return the program for these arguments, compiled where there is none yet."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         arguments = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         state = self._state([leaf for leaf in leaves if not isinstance(leaf, PLAIN)])
@@ -242,16 +251,18 @@ class _Jitted:
         self.state, self.fast = None, _miss
         self.recent.clear()
 
-    def _state(self, objects: list[Any]) -> State:
-        """What the function reaches: from the last call where nothing changed, else walked anew."""
+    def _state(self, objects: list[Tree]) -> JitState:
+        """Return what the function reaches: from the last call where nothing changed, else walked anew."""
         state = self.state
         arguments = [o for o in objects if not isinstance(o, torch.Tensor)]
         if state is None or [*map(id, arguments)] != state.arguments or not state.holds():
             self._forget()
-            state = self.state = State(reach(self.fn, tuple(arguments)), arguments)
+            state = self.state = JitState(reach(self.fn, tuple(arguments)), arguments)
         return state
 
-    def _compile(self, args: Any, kwargs: Any, arguments: list[torch.Tensor], state: State, place: Any) -> Entry:
+    def _compile(
+        self, args: Args, kwargs: Kwargs, arguments: list[torch.Tensor], state: JitState, place: tuple[object, object]
+    ) -> Entry:
         kind, key = place
         needed = self.needed.get(kind, {})
         if key in needed or len(needed) == _TRIES:
@@ -268,14 +279,14 @@ class _Jitted:
 
     def _program(
         self,
-        args: Any,
-        kwargs: Any,
+        args: Args,
+        kwargs: Kwargs,
         arguments: list[torch.Tensor],
-        state: State,
+        state: JitState,
         known: tuple[Value, ...] = (),
         others: list[Entry] | None = None,
     ) -> Entry:
-        """The program of a call that asks for these values first, among others of its kind.
+        """Return the program of a call that asks for these values first, among others of its kind.
 
         What it asks for besides is computed by programs of its own, which end there.
         """
@@ -296,7 +307,7 @@ class _Jitted:
             others.append(entry)
         return entry
 
-    def _count(self, key: Any) -> None:
+    def _count(self, key: object) -> None:
         self.traces += 1
         if self.traces == self.warn_after:
             warnings.warn(
@@ -308,17 +319,17 @@ class _Jitted:
         self.last = key
 
 
-def _miss(*_: Any) -> Any:
+def _miss(*_: object) -> Tree:
     return MISS
 
 
-def _grads(arguments: list[torch.Tensor], reached: Reached) -> Any:
-    """Which leaves have a gradient, and of what kind."""
+def _grads(arguments: list[torch.Tensor], reached: Reached) -> Tree:
+    """Return which leaves have a gradient, and of what kind."""
     return tuple(None if leaf.grad is None else described(leaf.grad) for leaf in grad_leaves(arguments, reached))
 
 
-def difference(before: Any, now: Any) -> str:
-    """The first place at which two keys differ, in words."""
+def difference(before: object, now: object) -> str:
+    """Return the first place at which two keys differ, in words."""
     if type(before) is type(now) is tuple and len(before) == len(now):
         for b, n in zip(before, now, strict=True):
             if b != n:

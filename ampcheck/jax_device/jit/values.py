@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import NoReturn, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
 
-from ampcheck.jax_device.jit.optim import Traced
+from ampcheck.jax_device.annotations import Function, Tree
+from ampcheck.jax_device.jit.optim import Traced, TracedNumber
 
 Value = tuple[str, tuple[int, ...], bytes]
 """What an array held, NaNs and all, for comparisons: dtype, shape, bytes."""
@@ -21,14 +22,14 @@ class Asking(BaseException):
     """The trace needs a value that no one knows yet. No Exception, so that nothing of the caller's takes it."""
 
 
-def value_of(array: Any) -> Value:
-    """The value of an array that was computed."""
+def value_of(array: jax.Array) -> Value:
+    """Return the value of an array that was computed."""
     found = np.asarray(array)
     return found.dtype.name, found.shape, found.tobytes()
 
 
-def array_of(value: Value) -> np.ndarray[Any, Any]:
-    """The array that had the value."""
+def array_of(value: Value) -> np.ndarray:
+    """Return the array that had the value."""
     dtype, shape, content = value
     return np.frombuffer(content, jnp.dtype(dtype)).reshape(shape)
 
@@ -38,10 +39,10 @@ class Asker(Protocol):
 
     numbers: list[weakref.ref[DeferredNumber]]
 
-    def ask(self, array: Any) -> Any:
-        """What the trace assumes of an array."""
+    def ask(self, array: TracedNumber) -> np.ndarray:
+        """Return what the trace assumes of an array."""
 
-    def look(self) -> Any:
+    def look(self) -> NoReturn:
         """Raise ValueNeededError."""
 
 
@@ -51,44 +52,44 @@ class DeferredNumber(Traced):
     `kind`: float, int or bool.
     """
 
-    def __init__(self, traced: Any, kind: type, asker: Asker) -> None:
+    def __init__(self, traced: TracedNumber, kind: type, asker: Asker) -> None:
         self.traced, self.kind, self.asker = traced, kind, asker
         asker.numbers.append(weakref.ref(self))
 
     @classmethod
-    def of(cls, array: Any, asker: Asker) -> DeferredNumber:
-        """The number of an array of one element, weakly typed as a number of Python's is."""
+    def of(cls, array: jax.Array, asker: Asker) -> DeferredNumber:
+        """Return the number of an array of one element, weakly typed as a number of Python's is."""
         kind = float if jnp.issubdtype(array.dtype, jnp.floating) else int
         wide = np.dtype(np.float64 if kind is float else np.int64)
         number = jax.lax.convert_element_type_p.bind(array.reshape(()), new_dtype=wide, weak_type=True, sharding=None)
         return cls(number, kind, asker)
 
-    def _with(self, traced: Any, kind: type | None = None) -> DeferredNumber:
+    def _with(self, traced: TracedNumber, kind: type | None = None) -> DeferredNumber:
         return DeferredNumber(traced, kind or self.kind, self.asker)
 
-    def _look(self, *_: Any) -> Any:
-        return self.asker.look()
+    def _look(self, *_: object) -> NoReturn:
+        self.asker.look()
 
     guard_float = str = _graph_repr = is_integer = sym_sum = _look
     pow = float_pow = _look  # of which Python makes a float, a complex number or an error
     __str__ = _look
 
-    def guard_bool(self, *_: Any) -> bool:
-        """Which way the trace goes."""
+    def guard_bool(self, *_: object) -> bool:
+        """Return which way the trace goes."""
         return bool(self.asker.ask(self.traced if self.kind is bool else self.traced != 0))
 
-    def guard_int(self, *_: Any) -> int:
-        """How many: of an integer, which then is a size or an index, as a rule."""
+    def guard_int(self, *_: object) -> int:
+        """Return how many: of an integer, which then is a size or an index, as a rule."""
         return int(self.asker.ask(self.traced)) if self.kind is int else self.asker.look()
 
     int_ = guard_int
 
     def bool_(self) -> bool:
-        """The same, as `if` asks."""
+        """Return the same, as `if` asks."""
         return self.guard_bool()
 
     def maybe_as_int(self) -> None:
-        """It is no number that is known."""
+        """Return None: the number is not known yet."""
 
     maybe_as_float = maybe_as_bool = maybe_as_int
 
@@ -108,18 +109,18 @@ class DeferredNumber(Traced):
         return self._with(number, int)
 
     def sym_float(self) -> DeferredNumber:
-        """float(x)"""
+        """Return float(x)."""
         return self._with(self.traced * 1.0, float)
 
     def truediv(self, other: Traced) -> DeferredNumber:
-        """x / y: where y is a number that is not 0, which Python would raise for."""
+        """Return x / y, where y is a number other than 0, for which Python would raise."""
         if not isinstance(other.traced, (int, float)) or not other.traced:
             self.asker.look()
         return self._with(self.traced / other.traced, float)
 
     float_truediv = int_truediv = truediv
 
-    def _compare(compute: Callable[[Any, Any], Any]) -> Callable[[DeferredNumber, DeferredNumber], DeferredNumber]:  # type: ignore[misc]
+    def _compare(compute: Function) -> Callable[[DeferredNumber, DeferredNumber], DeferredNumber]:  # type: ignore[misc]
         def method(self: DeferredNumber, other: DeferredNumber) -> DeferredNumber:
             return self._with(compute(jnp.asarray(self.traced), other.traced), bool)
 
@@ -130,12 +131,12 @@ class DeferredNumber(Traced):
     gt, ge = _compare(jnp.greater), _compare(jnp.greater_equal)
 
 
-def as_number(node: DeferredNumber) -> Any:
-    """The number as PyTorch gives it to Python; an outcome is a bool."""
+def as_number(node: DeferredNumber) -> torch.SymFloat | torch.SymInt:
+    """Return the number as PyTorch gives it to Python; an outcome is a bool."""
     return torch.SymFloat(node) if node.kind is float else torch.SymInt(node)
 
 
-def deferred(value: Any) -> DeferredNumber | None:
-    """The node of a number that comes later."""
+def deferred(value: Tree) -> DeferredNumber | None:
+    """Return the node of a number that comes later."""
     symbolic = isinstance(value, (torch.SymFloat, torch.SymInt, torch.SymBool))
     return value.node if symbolic and isinstance(value.node, DeferredNumber) else None

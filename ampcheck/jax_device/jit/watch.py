@@ -12,14 +12,18 @@ from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from traceback import walk_stack, walk_tb
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, cast
 
 import jax
+import numpy as np
 import torch
 from torch.library import Library
 
+from ampcheck.jax_device.annotations import Args, DeviceStorage, Kwargs, Tree
 from ampcheck.jax_device.dispatch.program import VALUE_NEEDED
 from ampcheck.jax_device.dispatch.schema import is_view, overloads
+from ampcheck.jax_device.jit.optim import TracedNumber
 from ampcheck.jax_device.jit.values import Asking, DeferredNumber, Value, array_of, as_number
 from ampcheck.jax_device.storage import transfer
 from ampcheck.jax_device.storage.arrays import Bytes, alias, storage_of, wrap
@@ -34,6 +38,7 @@ from ampcheck.register.torch_private import (
     DispatchKey,
     DispatchKeySet,
     ExcludeDispatchKeyGuard,
+    OpOverload,
     exclude_key,
     fallthrough_keys,
     higher_order_ops,
@@ -56,30 +61,30 @@ _aten = Library("aten", "IMPL")
 
 
 class _Watching(threading.local):
-    watch: Watch | None = None
+    watch: OpWatch | None = None
 
 
 _watching = _Watching()
 
 
-def _without_dynamo() -> contextlib.AbstractContextManager[Any]:
-    """Inside, functions that `torch.compile` made run as they are written: Dynamo makes no graph of traced tensors."""
+def _without_dynamo() -> contextlib.AbstractContextManager[object]:
+    """Run functions that `torch.compile` made as they are written: Dynamo must make no graph of traced tensors."""
     if "torch._dynamo" not in sys.modules:
         return contextlib.nullcontext()
     try:
-        stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+        stance: contextlib.AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
     except RuntimeError:  # in a compiled function, of which this is a graph
         return contextlib.nullcontext()
     return stance
 
 
 def watching() -> bool:
-    """Whether the ops of this thread are watched."""
+    """Return whether the ops of this thread are watched."""
     return _watching.watch is not None
 
 
-def _seen(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """The fallback: the op is called anew without the key, as numbers among tensors cannot be given to `redispatch`."""
+def _seen(op: OpOverload, *args: Tree, **kwargs: Tree) -> Tree:
+    """Call the op anew without the key, as numbers among tensors cannot be given to `redispatch`: the fallback."""
     watch = _watching.watch
     with ExcludeDispatchKeyGuard(_KEYS), DisableTorchFunction():
         return op(*args, **kwargs) if watch is None else watch.run(op, args, kwargs)
@@ -103,8 +108,8 @@ class Poisoned(BaseException):
     """The function uses a gradient from before the call. No Exception, so that nothing of the caller's takes it."""
 
 
-def caller(frames: Iterable[tuple[Any, int]] | None = None) -> str:
-    """The nearest line of the stack outside of torch, jax and the device: "file:line (`source`)".
+def caller(frames: Iterable[tuple[FrameType, int]] | None = None) -> str:
+    """Return the nearest line of the stack outside of torch, jax and the device: "file:line (`source`)".
 
     `frames`: with their lines, the nearest first; those of this call where not given.
     """
@@ -116,15 +121,15 @@ def caller(frames: Iterable[tuple[Any, int]] | None = None) -> str:
 
 
 def value_needed(what: str, place: str) -> ValueNeededError:
-    """The error that says which op needs a value, and where."""
+    """Return the error that says which op needs a value, and where."""
     return ValueNeededError(
         f"{what} needs a value that a jitted function does not have while it is traced, at {place}; "
         "compute with tensors instead (torch.where, masks), or move this out of the function"
     )
 
 
-def tensors(values: Any) -> Iterator[torch.Tensor]:
-    """The tensors in an op's arguments or results."""
+def tensors(values: Iterable[Tree]) -> Iterator[torch.Tensor]:
+    """Return the tensors in an op's arguments or results."""
     for value in values:
         if isinstance(value, torch.Tensor):
             while is_functorch_wrapped(value):  # by vmap or grad, which have no storage of their own
@@ -134,21 +139,21 @@ def tensors(values: Any) -> Iterator[torch.Tensor]:
             yield from tensors(value)
 
 
-def raw(found: Any) -> Any:
-    """The array of what hangs on a storage."""
+def raw(found: Tree) -> jax.Array:
+    """Return the array of what hangs on a storage."""
     return found.array if isinstance(found, Bytes) else found
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without its graph."""
+    """Return the tensor without its graph."""
     return alias(tensor, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
 
 _DECIDING = 4096  # elements of a tensor whose values may be part of a program
 
 
-def _decides(leaf: Any) -> bool:
-    """Whether an op's argument is a tensor whose values may decide a shape."""
+def _decides(leaf: Tree) -> bool:
+    """Return whether an op's argument is a tensor whose values may decide a shape."""
     return (
         isinstance(leaf, torch.Tensor)
         and leaf.device.type == "jax"
@@ -159,16 +164,18 @@ def _decides(leaf: Any) -> bool:
     )
 
 
-class Watch:
+class OpWatch:
     """Sorts every storage an op is given: an input of the program, made in the trace, or unknown so far.
 
     A context manager; inside, it sees the ops of its thread. `assumed`: the values that Python asks for, in order;
     None where it may ask for none.
     """
 
-    def __init__(self, inputs: list[Any], poison: list[Any], assumed: tuple[Value, ...] | None = None) -> None:
+    def __init__(
+        self, inputs: list[DeviceStorage], poison: list[DeviceStorage], assumed: tuple[Value, ...] | None = None
+    ) -> None:
         self.assumed = assumed
-        self.asked: list[Any] = []
+        self.asked: list[jax.Array] = []
         """The arrays whose values Python asked for."""
         self.numbers: list[weakref.ref[DeferredNumber]] = []
         self.outcomes: dict[str, None] = {}
@@ -179,13 +186,13 @@ class Watch:
         self._poison = {id(s) for s in poison}
         self._known = self._inputs | self._poison
         self._kept = [inputs, poison]  # ids stay their own
-        self._made: dict[int, tuple[weakref.ref[Any], str, str]] = {}
-        self.unknown: dict[int, tuple[Any, Any, torch.Tensor]] = {}
+        self._made: dict[int, tuple[weakref.ref[DeviceStorage], str, str]] = {}
+        self.unknown: dict[int, tuple[DeviceStorage, jax.Array | Bytes, torch.Tensor]] = {}
         self.host: dict[int, tuple[torch.Tensor, int]] = {}
         self.poisoned = False
         self.needed: ValueNeededError | None = None
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> OpWatch:
         _register()
         self._before = _watching.watch
         self._compiler = _without_dynamo()
@@ -195,7 +202,7 @@ class Watch:
         exclude_key(KEY, False)
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, where: Any) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, where: TracebackType | None) -> None:
         _watching.watch = self._before
         self._compiler.__exit__(None, None, None)
         on = self._before is not None
@@ -204,8 +211,8 @@ class Watch:
         if isinstance(error, VALUE_NEEDED):  # an array was asked, not a tensor
             raise value_needed("an array of JAX", caller(reversed([*walk_tb(where)]))) from error
 
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """One op: look at what it is given, run it, note what it made."""
+    def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Tree:
+        """Return one op: look at what it is given, run it, note what it made."""
         for tensor in tensors((*args, *kwargs.values())):
             self._see(tensor, func)
         try:
@@ -225,21 +232,21 @@ class Watch:
         if self.first is not None:
             raise self.first
 
-    def ask(self, array: Any) -> Any:
-        """The value that this trace assumes of an array; the program checks it. Raises Asking where it is unknown."""
-        self.asked.append(array)
+    def ask(self, array: TracedNumber) -> np.ndarray:
+        """Return the value that this trace assumes of an array, which the program checks; raise Asking if unknown."""
+        self.asked.append(cast(jax.Array, array))
         self.outcomes[caller()] = None
         if len(self.asked) > len(self.assumed or ()):
             raise Asking
         return array_of((self.assumed or ())[len(self.asked) - 1])
 
-    def look(self) -> Any:
+    def look(self) -> NoReturn:
         """Raise ValueNeededError for a number of which Python needs the value."""
         self.needed = value_needed("aten::item", caller())
         raise self.needed
 
-    def _by_value(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an op gives that needs values, or NotImplemented: a number that comes later, or by assumed values."""
+    def _by_value(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Tree:
+        """Run an op that needs values by a number that comes later or by assumed ones, else return NotImplemented."""
         name, given = func._schema.name, [*tensors((*args, *kwargs.values()))]
         if any(is_functorch_wrapped(t) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)):
             return NotImplemented
@@ -258,22 +265,22 @@ class Watch:
             return self._by_arguments(func, args, kwargs)
         return NotImplemented
 
-    def _by_arguments(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an op gives of which integers and masks decide a shape, or NotImplemented.
+    def _by_arguments(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Tree:
+        """Return what an op gives of which integers and masks decide a shape, or NotImplemented.
 
         It takes assumed values of as many arguments as it needs, from the last on.
         """
-        args = [*args]
-        for i in reversed(range(len(args))):
-            if not any(_decides(leaf) for leaf in pytree.tree_leaves(args[i])):
+        given = [*args]
+        for i in reversed(range(len(given))):
+            if not any(_decides(leaf) for leaf in pytree.tree_leaves(given[i])):
                 continue
-            args[i] = pytree.tree_map(lambda leaf: self._assumed(leaf) if _decides(leaf) else leaf, args[i])
+            given[i] = pytree.tree_map(lambda leaf: self._assumed(leaf) if _decides(leaf) else leaf, given[i])
             traced = any(
-                isinstance(raw(storage_of(t).array), jax.core.Tracer) for t in tensors((*args, *kwargs.values()))
+                isinstance(raw(storage_of(t).array), jax.core.Tracer) for t in tensors((*given, *kwargs.values()))
             )
             try:
                 with contextlib.nullcontext() if traced else jax.ensure_compile_time_eval():
-                    out = func(*args, **kwargs)
+                    out = func(*given, **kwargs)
             except VALUE_NEEDED:
                 continue
             made = [*tensors(out if isinstance(out, (list, tuple)) else (out,))]
@@ -288,11 +295,11 @@ class Watch:
         with jax.ensure_compile_time_eval():
             return wrap(jax.numpy.asarray(self.ask(transfer.values(tensor))))
 
-    def _see(self, tensor: torch.Tensor, func: Any) -> None:
+    def _see(self, tensor: torch.Tensor, func: OpOverload) -> None:
         if tensor.device.type == "cpu":
             if func is torch.ops.aten.lift_fresh.default:
                 self._note(tensor, func)  # torch.tensor(...) makes its tensor unseen
-            elif tensor.dim() and not self.is_made(tensor.untyped_storage()):
+            elif tensor.dim() and not self.is_made(storage_of(tensor)):
                 self.host.setdefault(id(tensor.untyped_storage()), (tensor, tensor._version))
             return
         if tensor.device.type != "jax":
@@ -307,10 +314,10 @@ class Watch:
         if found is not None and not isinstance(raw(found), jax.core.Tracer):
             self.unknown[id(storage)] = (storage, found, _same(tensor))
 
-    def _note(self, tensor: torch.Tensor, func: Any) -> None:
+    def _note(self, tensor: torch.Tensor, func: OpOverload) -> None:
         if tensor.device.type == "meta":
             return
-        storage = tensor.untyped_storage()
+        storage = storage_of(tensor)
         if (
             id(storage) in self._known
             or id(storage) in self.unknown
@@ -320,8 +327,8 @@ class Watch:
             return
         self._made[id(storage)] = (weakref.ref(storage), func.name(), caller())
 
-    def is_made(self, storage: Any) -> bool:
-        """Whether an op of the trace made the storage."""
+    def is_made(self, storage: DeviceStorage) -> bool:
+        """Return whether an op of the trace made the storage."""
         found = self._made.get(id(storage))
         return found is not None and found[0]() is storage
 
@@ -333,8 +340,8 @@ class Watch:
                 return
         self.refuse_effects()
 
-    def alive(self) -> list[tuple[Any, str, str]]:
-        """The device storages made in the trace that something still holds, with the op and the line of each."""
+    def alive(self) -> list[tuple[DeviceStorage, str, str]]:
+        """Return the device storages made in the trace that something still holds, with the op and the line of each."""
         held = ((ref(), op, line) for ref, op, line in self._made.values())
         return [
             (s, op, line)

@@ -15,51 +15,51 @@ A right operand that is stored by columns is multiplied as it lies (`Columns`); 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax import Array
 
+from ampcheck.jax_device.dtypes import opmath_dtype
 from ampcheck.jax_device.storage.layout import Columns
 
 Matrix = Array | Columns
 """Of shape (…, m, n), or a vector."""
 
-_LOW = (jnp.float16, jnp.bfloat16)
 _LONG = 4096  # measured: the inner dimension from which XLA's loop over a row of bfloat16 falls behind the kernel
 
 
-def widens(dtype: Any) -> bool:
-    """Whether products of that dtype are asked for in float32: lower precision on a CPU."""
-    return dtype in _LOW and jax.default_backend() == "cpu"
+def widens(dtype: np.dtype) -> bool:
+    """Return whether products of that dtype are asked for in float32: lower precision on a CPU."""
+    return opmath_dtype(dtype) != dtype and jax.default_backend() == "cpu"
 
 
-def asked(dtype: Any) -> Any:
-    """What to ask of a product of that dtype, for `preferred_element_type`."""
-    return jnp.float32 if widens(dtype) else dtype
+def asked(dtype: np.dtype) -> np.dtype:
+    """Return what to ask of a product of that dtype, for `preferred_element_type`."""
+    return opmath_dtype(dtype) if widens(dtype) else dtype
 
 
 @cache
 def has_bfloat16_instructions() -> bool:
-    """Whether the processor has instructions for bfloat16, which XLA's kernel uses whatever `xla_cpu_max_isa` says."""
+    """Return whether the processor has bfloat16 instructions; XLA's kernel takes them whatever `xla_cpu_max_isa` is."""
     has = torch.cpu.get_capabilities()
     return has["architecture"] != "x86_64" or bool(has["avx512_bf16"] or has["amx_bf16"])
 
 
 def settled(matrix: Matrix) -> Array:
-    """The matrix as an array, transposed where it is stored by columns."""
+    """Return the matrix as an array, transposed where it is stored by columns."""
     return matrix.settled() if isinstance(matrix, Columns) else matrix
 
 
 def turned(matrix: Matrix) -> Matrix:
-    """The transpose of matrices, without a copy."""
+    """Return the transpose of matrices, without a copy."""
     return matrix.rows if isinstance(matrix, Columns) else Columns(matrix)
 
 
-def product(a: Matrix, b: Matrix, dtype: Any = None) -> Array:
-    """a @ b as it was accumulated: in `dtype` if given, else float32 for lower precision on a CPU, else a's dtype.
+def product(a: Matrix, b: Matrix, dtype: np.dtype | None = None) -> Array:
+    """Compute a @ b as it is accumulated: in `dtype`, else in float32 for lower precision on a CPU, else in a's dtype.
 
     a: (…, m, k) or (k,); b: (…, k, n) or (k,). Both may be `Columns`. Batch dimensions are broadcast.
     """
@@ -74,18 +74,18 @@ def product(a: Matrix, b: Matrix, dtype: Any = None) -> Array:
 
 
 def matmul(a: Matrix, b: Matrix) -> Array:
-    """a @ b in a's dtype, rounded once."""
+    """Compute a @ b in a's dtype, rounded once."""
     return product(a, b).astype(a.dtype)
 
 
 def linear(x: Array, weight: Array, bias: Array) -> Array:
-    """x @ weight^T + bias for x of (…, in) and a weight of (out, in), in x's dtype; on a CPU it is rounded once."""
+    """Compute x @ weight^T + bias of (…, in) and a weight of (out, in), in x's dtype; on a CPU it is rounded once."""
     out = product(x.reshape(-1, x.shape[-1]), Columns(weight)) + bias
     return out.astype(x.dtype).reshape(*x.shape[:-1], weight.shape[0])
 
 
 def _by_kernel(a: Matrix, b: Matrix) -> Array:
-    """a @ b in float32, of bfloat16 matrices, in the form the CPU's kernel takes."""
+    """Compute a @ b in float32, of bfloat16 matrices, in the form the CPU's kernel takes."""
     left = settled(a)
     right, along = (b.rows, -1) if isinstance(b, Columns) else (b, -2)  # where `right` has the inner dimension
     rows, inner = left.shape[-2:]
@@ -110,6 +110,6 @@ def _by_kernel(a: Matrix, b: Matrix) -> Array:
 
 
 def _by_rows(matrix: Array) -> Array:
-    """The matrix as XLA has to compute it before the dot: what a reshape gives counts as by rows."""
+    """Return the matrix as XLA has to compute it before the dot: what a reshape gives counts as by rows."""
     out: Array = jax.lax.optimization_barrier(matrix[None])[0]
     return out

@@ -1,167 +1,173 @@
-"""Activations."""
+"""Activations and their backward passes: the gradient of the input from the gradient of the output.
+
+A formula's arguments are those of the overload, in its order. What says "wide" is computed in float32 for float16 and
+bfloat16 and rounded once, as PyTorch's kernels do.
+"""
 
 from __future__ import annotations
+
+import math
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ampcheck.jax_device.lowering import Number, lower
-from ampcheck.jax_device.lowerings.wide import rounded, widened
+from ampcheck.jax_device.lowering import Computation, lower
+from ampcheck.jax_device.lowerings.wide import pullback, rounded, widened
 
-SQRT_HALF = 0.7071067811865476
-_SQRT_2_OVER_PI = 0.7978845608028654
+_SQRT_HALF = math.sqrt(0.5)
+_SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715  # of the tanh form of gelu
+_PEAK = 1 / math.sqrt(2 * math.pi)  # of the normal density
 
 
-@lower("relu")
-def relu(self: Array) -> Array:
-    """max(self, 0); nan stays."""
-    return jnp.maximum(self, jnp.zeros((), self.dtype))
+def _softplus(x: Array) -> Array:
+    return jnp.logaddexp(x, jnp.zeros((), x.dtype))
 
 
-@lower("threshold")
-def threshold(self: Array, threshold: Number, value: Number) -> Array:
-    """`value` where self <= threshold."""
-    return jnp.where(self <= threshold, value, self)
+def _zero(array: Array) -> Array:
+    """Return a zero that does not change what dtype `jnp.where` gives."""
+    return jnp.zeros((), array.dtype)
 
 
-@lower("leaky_relu")
+# Comparisons are written so that nan comes through as PyTorch's kernels let it.
+_EXACT: dict[str, Computation] = {
+    "relu": lambda x: jnp.maximum(x, _zero(x)),
+    "threshold": lambda x, threshold, value: jnp.where(x <= threshold, value, x),
+    "threshold_backward": lambda grad, x, threshold: jnp.where(x <= threshold, _zero(grad), grad),
+    "hardtanh": lambda x, low=-1, high=1: jnp.minimum(jnp.maximum(x, low), high),
+    "hardtanh_backward": lambda grad, x, low, high: jnp.where((x <= low) | (x >= high), _zero(grad), grad),
+    "softshrink_backward": lambda grad, x, lambd: jnp.where((x >= -lambd) & (x <= lambd), _zero(grad), grad),
+    "hardshrink_backward": lambda grad, x, lambd: jnp.where((x >= -lambd) & (x <= lambd), _zero(grad), grad),
+}
+_WIDE: dict[str, Computation] = {
+    "leaky_relu": lambda x, slope=0.01: jnp.where(x > 0, x, x * slope),
+    "leaky_relu_backward": lambda grad, x, slope, _: jnp.where(x > 0, grad, grad * slope),
+    "_prelu_kernel": lambda x, weight: jnp.where(x > 0, x, x * weight),  # the caller has broadcast the weight
+    "_prelu_kernel_backward": lambda grad, x, weight: (
+        jnp.where(x > 0, grad, weight * grad),
+        jnp.where(x > 0, 0, x * grad),  # the caller sums it over what was broadcast
+    ),
+    "elu": lambda x, alpha=1, scale=1, input_scale=1: jnp.where(
+        x > 0, x * scale, jnp.expm1(x * input_scale) * (alpha * scale)
+    ),
+    "silu": lambda x: x / (1 + jnp.exp(-x)),
+    "silu_backward": lambda grad, x: grad * jax.nn.sigmoid(x) * (1 + x * (1 - jax.nn.sigmoid(x))),
+    "mish": lambda x: x * jnp.tanh(_softplus(x)),
+    "hardsigmoid": lambda x: jnp.clip(x + 3, 0, 6) / 6,
+    "hardsigmoid_backward": lambda grad, x: jnp.where((x > -3) & (x < 3), grad / 6, 0),
+    "hardswish": lambda x: x * jnp.clip(x + 3, 0, 6) / 6,
+    "hardswish_backward": lambda grad, x: jnp.where(x <= -3, 0, jnp.where(x < 3, grad * (x / 3 + 0.5), grad)),
+    "softplus": lambda x, beta=1, threshold=20: jnp.where(x * beta > threshold, x, jnp.log1p(jnp.exp(x * beta)) / beta),
+    "softplus_backward": lambda grad, x, beta, threshold: jnp.where(
+        x * beta > threshold, grad, grad * jax.nn.sigmoid(x * beta)
+    ),
+    "softshrink": lambda x, lambd=0.5: jnp.where(x > lambd, x - lambd, jnp.where(x < -lambd, x + lambd, x * 0)),
+    "hardshrink": lambda x, lambd=0.5: jnp.where((x >= -lambd) & (x <= lambd), 0, x),
+    # The forward pass gives exp(-|x|) to the backward pass, which needs it on the CPU only.
+    "log_sigmoid_forward": lambda x: (jnp.minimum(x, 0) - jnp.log1p(jnp.exp(-jnp.abs(x))), jnp.exp(-jnp.abs(x))),
+    "log_sigmoid_backward": lambda grad, x, _: grad * jax.nn.sigmoid(-x),
+    # Without elements, or of one number, jax.nn has no axis to go along.
+    "_softmax": lambda x, dim, _: jax.nn.softmax(x, axis=dim) if x.size and x.ndim else x * 0 + 1,
+    "_log_softmax": lambda x, dim, _: jax.nn.log_softmax(x, axis=dim) if x.size and x.ndim else x - x,
+    "_log_softmax_backward_data": lambda grad, out, dim, _: grad - jnp.exp(out) * _summed(grad, dim),
+}
+for _name, _formula in _EXACT.items():
+    lower(_name)(_formula)
+for _name, _formula in _WIDE.items():
+    lower(_name)(widened(_formula))
+
+
+def _summed(array: Array, dim: int) -> Array:
+    return jnp.sum(array, axis=dim, keepdims=True) if array.ndim else array
+
+
+@lower("elu_backward")
 @widened
-def leaky_relu(self: Array, negative_slope: Number = 0.01) -> Array:
-    """self, times the slope where negative."""
-    return jnp.where(self > 0, self, self * negative_slope)
+def _elu_backward(
+    grad: Array, alpha: float, scale: float, input_scale: float, is_result: bool, self_or_result: Array
+) -> Array:
+    slope = alpha * scale
+    rising = self_or_result + slope if is_result else slope * jnp.exp(self_or_result * input_scale)
+    return jnp.where(self_or_result <= 0, grad * input_scale * rising, grad * scale)
 
 
-@lower("_prelu_kernel")
+@lower("mish_backward")
 @widened
-def prelu(self: Array, weight: Array) -> Array:
-    """leaky_relu with a slope per channel, which the caller has broadcast."""
-    return jnp.where(self > 0, self, self * weight)
-
-
-@lower("elu")
-@widened
-def elu(self: Array, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Array:
-    """scale * self, or scale * alpha * (exp(input_scale * self) - 1) where negative."""
-    return jnp.where(self > 0, self * scale, jnp.expm1(self * input_scale) * (alpha * scale))
+def _mish_backward(grad: Array, x: Array) -> Array:
+    t = jnp.tanh(_softplus(x))
+    return grad * (t + x * jax.nn.sigmoid(x) * (1 - t * t))
 
 
 @lower("gelu")
 @widened
-def gelu(self: Array, *, approximate: str = "none") -> Array:
-    """self * Phi(self), Phi by erf or by its tanh form."""
+def gelu(x: Array, *, approximate: str = "none") -> Array:
+    """Return x * Phi(x), Phi by erf or by its tanh form."""
     if approximate == "tanh":
-        return 0.5 * self * (1 + jnp.tanh(_SQRT_2_OVER_PI * (self + _CUBIC * self * self * self)))
-    return self * 0.5 * (1 + jax.lax.erf(self * SQRT_HALF))
+        return 0.5 * x * (1 + jnp.tanh(_SQRT_2_OVER_PI * (x + _CUBIC * x * x * x)))
+    return x * 0.5 * (1 + jax.lax.erf(x * _SQRT_HALF))
 
 
-@lower("silu")
+@lower("gelu_backward")
 @widened
-def silu(self: Array) -> Array:
-    """self * sigmoid(self)."""
-    return self / (1 + jnp.exp(-self))
-
-
-@lower("mish")
-@widened
-def mish(self: Array) -> Array:
-    """self * tanh(softplus(self))."""
-    return self * jnp.tanh(jnp.logaddexp(self, jnp.zeros((), self.dtype)))
-
-
-@lower("hardtanh")
-def hardtanh(self: Array, min_val: Number = -1, max_val: Number = 1) -> Array:
-    """self between two bounds; nan stays."""
-    return jnp.minimum(jnp.maximum(self, min_val), max_val)
-
-
-@lower("hardsigmoid")
-@widened
-def hardsigmoid(self: Array) -> Array:
-    """(self + 3) / 6 between 0 and 1."""
-    return jnp.clip(self + 3, 0, 6) / 6
-
-
-@lower("hardswish")
-@widened
-def hardswish(self: Array) -> Array:
-    """self * hardsigmoid(self)."""
-    return self * jnp.clip(self + 3, 0, 6) / 6
-
-
-@lower("softplus")
-@widened
-def softplus(self: Array, beta: Number = 1, threshold: Number = 20) -> Array:
-    """log(1 + exp(beta * self)) / beta, or self where beta * self is over the threshold."""
-    scaled = self * beta
-    return jnp.where(scaled > threshold, self, jnp.log1p(jnp.exp(scaled)) / beta)
-
-
-@lower("softshrink")
-@widened
-def softshrink(self: Array, lambd: Number = 0.5) -> Array:
-    """self brought nearer to zero by lambd; nan stays."""
-    return jnp.where(self > lambd, self - lambd, jnp.where(self < -lambd, self + lambd, self * 0))
-
-
-@lower("hardshrink")
-@widened
-def hardshrink(self: Array, lambd: Number = 0.5) -> Array:
-    """Zero where |self| <= lambd."""
-    return jnp.where((self >= -lambd) & (self <= lambd), 0, self)
+def _gelu_backward(grad: Array, x: Array, *, approximate: str = "none") -> Array:
+    if approximate == "tanh":
+        return pullback(lambda y: gelu(y, approximate="tanh"), grad, x)[0]
+    return grad * (0.5 * (1 + jax.lax.erf(x * _SQRT_HALF)) + x * (_PEAK * jnp.exp(-0.5 * x * x)))
 
 
 @lower("glu")
 @widened
-def glu(self: Array, dim: int = -1) -> Array:
-    """One half along `dim` times the sigmoid of the other."""
-    first, second = jnp.split(self, 2, axis=dim)
+def _glu(x: Array, dim: int = -1) -> Array:
+    first, second = jnp.split(x, 2, axis=dim)
     return first * jax.nn.sigmoid(second)
+
+
+@lower("glu_backward")
+@widened
+def _glu_backward(grad: Array, x: Array, dim: int) -> Array:
+    return pullback(lambda y: _glu(y, dim), grad, x)[0]
 
 
 @lower("glu_jvp")
 @rounded
-def glu_jvp(glu_: Array, x: Array, dx: Array, dim: int) -> Array:
-    """The change of glu(x) for a change dx."""
-    out: Array = jax.jvp(lambda v: glu(v, dim), (x,), (dx.astype(x.dtype),))[1]
+def _glu_jvp(_: Array, x: Array, dx: Array, dim: int) -> Array:
+    out: Array = jax.jvp(lambda v: _glu(v, dim), (x,), (dx.astype(x.dtype),))[1]
     return out
 
 
-@lower("log_sigmoid_forward")
-@widened
-def log_sigmoid(self: Array) -> tuple[Array, Array]:
-    """log(sigmoid(self)), and exp(-|self|), which the backward pass takes."""
-    buffer = jnp.exp(-jnp.abs(self))
-    return jnp.minimum(self, 0) - jnp.log1p(buffer), buffer
-
-
-@lower("_softmax")
-@widened
-def softmax(self: Array, dim: int, half_to_float: bool) -> Array:
-    """exp(self) over its sum along `dim`."""
-    return jax.nn.softmax(self, axis=dim) if self.size and self.ndim else self * 0 + 1
-
-
-@lower("_log_softmax")
-@widened
-def log_softmax(self: Array, dim: int, half_to_float: bool) -> Array:
-    """log(softmax(self))."""
-    return jax.nn.log_softmax(self, axis=dim) if self.size and self.ndim else self - self
+@lower("glu_backward_jvp")
+@rounded
+def _glu_backward_jvp(_: Array, grad: Array, x: Array, dgrad: Array, dx: Array, dim: int) -> Array:
+    out: Array = jax.jvp(lambda g, v: _glu_backward(g, v, dim), (grad, x), (dgrad, dx))[1]
+    return out
 
 
 @lower("_masked_softmax")
 @rounded
-def masked_softmax(self: Array, mask: Array, dim: int | None = None, mask_type: int | None = None) -> Array:
-    """softmax of (B, heads, L, S) where the mask is False; a row without such an element is zero.
+def masked_softmax(x: Array, mask: Array, dim: int | None = None, mask_type: int | None = None) -> Array:
+    """Return the softmax of (B, heads, L, S) where the mask is False; a row without such an element is zero.
 
-    `mask_type` 0: the mask is (L, S); 1: it is (B, S); 2, or none: it has self's shape.
+    `mask_type` 0: the mask is (L, S); 1: it is (B, S); 2, or none: it has the shape of `x`.
     """
     if mask_type == 1 and mask.ndim == 2:
         mask = mask[:, None, None, :]
-    kept = jnp.broadcast_to(jnp.logical_not(mask), self.shape)
+    kept = jnp.broadcast_to(jnp.logical_not(mask), x.shape)
     axis = -1 if dim is None else dim
-    peak = jnp.max(jnp.where(kept, self, -jnp.inf), axis=axis, keepdims=True, initial=-jnp.inf)
-    powers = jnp.where(kept, jnp.exp(self - jnp.where(jnp.isneginf(peak), 0, peak)), 0)
+    peak = jnp.max(jnp.where(kept, x, -jnp.inf), axis=axis, keepdims=True, initial=-jnp.inf)
+    powers = jnp.where(kept, jnp.exp(x - jnp.where(jnp.isneginf(peak), 0, peak)), 0)
     total = jnp.sum(powers, axis=axis, keepdims=True)
     return jnp.where(total == 0, 0, powers / jnp.where(total == 0, 1, total))
+
+
+@lower("_softmax_backward_data")
+@widened
+def _softmax_backward(grad: Array, out: Array, dim: int, _: object = None) -> Array:
+    weighted = grad * out
+    return weighted - out * _summed(weighted, dim)
+
+
+@lower("_masked_softmax_backward")
+@rounded
+def _masked_softmax_backward(grad: Array, out: Array, mask: Array, dim: int | None = None) -> Array:
+    return jnp.where(jnp.broadcast_to(mask, out.shape), 0, _softmax_backward(grad, out, -1 if dim is None else dim))

@@ -7,13 +7,13 @@ softmax is rounded before it meets the values, as in PyTorch's own fused kernels
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
 from jax import Array
 
+from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.special import apart, composed, kernel
 from ampcheck.jax_device.lowering import lower
@@ -38,7 +38,7 @@ def fused_sdp_choice(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> int:
-    """The math path, whose parts are differentiable any number of times, unless it would leave lower precision.
+    """Return the math path, whose parts are differentiable any number of times, unless it would leave lower precision.
 
     PyTorch's math path computes float16 and bfloat16 in float32 throughout. They take the fused path where the lowering
     below can (no dropout, no gradient by the mask) and `torch.nn.attention.sdpa_kernel` allows it; but float16 not on
@@ -68,7 +68,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """As `fused_sdp_choice` says; PyTorch's own kernel asks for no such choice on a PrivateUse1 device."""
+    """Choose as `fused_sdp_choice` says; PyTorch's own kernel asks for no such choice on a PrivateUse1 device."""
     rest = (attn_mask, dropout_p, is_causal)
     out: torch.Tensor
     if fused_sdp_choice(query, key, value, *rest, scale=scale, enable_gqa=enable_gqa) == _FLASH:
@@ -82,7 +82,7 @@ def scaled_dot_product_attention(
 
 @kernel("_nested_tensor_from_mask_left_aligned")
 def left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
-    """No: nn.TransformerEncoder asks this before it makes a nested tensor, and the device has none."""
+    """Return False: nn.TransformerEncoder asks this before it makes a nested tensor, and the device has none."""
     return False
 
 
@@ -91,7 +91,7 @@ def _factor(query: Array, scale: float | None) -> float:
 
 
 def _scores(query: Array, key: Array, scale: float | None, is_causal: bool = False, mask: Array | None = None) -> Array:
-    """query key^T, scaled, and -inf where it is masked; in float32 for lower precision."""
+    """Compute query key^T, scaled, and -inf where it is masked; in float32 for lower precision."""
     scores = product(query, Columns(key), wide(query).dtype) * _factor(query, scale)
     if is_causal:
         scores = jnp.where(jnp.tri(scores.shape[-2], scores.shape[-1], dtype=bool), scores, -jnp.inf)
@@ -102,7 +102,7 @@ def _scores(query: Array, key: Array, scale: float | None, is_causal: bool = Fal
 
 
 def _weights(scores: Array, sums: Array) -> Array:
-    """The softmax of the scores from the logarithms of their sums: 0 in a row that is masked as a whole."""
+    """Return the softmax of the scores from the logarithms of their sums: 0 in a row that is masked as a whole."""
     return jnp.exp(scores - jnp.where(sums == -jnp.inf, 0.0, sums).astype(scores.dtype)[..., None])
 
 
@@ -118,7 +118,7 @@ def attention(
     attn_mask: Array | None = None,
     scale: float | None = None,
 ) -> tuple[Array, Array]:
-    """softmax(query key^T / sqrt(E) + mask) value of (N, heads, L, E), and the logarithms of the softmax's sums."""
+    """Compute softmax(query key^T / sqrt(E) + mask) value of (N, heads, L, E), and the logarithms of its sums."""
     scores = _scores(query, key, scale, is_causal, attn_mask)
     sums = jax.nn.logsumexp(scores, axis=-1)
     weights = _weights(scores, sums)
@@ -142,7 +142,7 @@ def attention_backward(
     attn_mask: Array | None = None,
     scale: float | None = None,
 ) -> tuple[Array, Array, Array]:
-    """The gradients of query, key and value. Raises NotImplementedError with dropout, whose mask is not kept."""
+    """Return the gradients of query, key and value. Raises NotImplementedError with dropout, whose mask is not kept."""
     if dropout_p:
         raise NotImplementedError(f"fused attention has no backward pass with dropout (dropout_p={dropout_p}) on jax")
 
@@ -165,8 +165,8 @@ def flash_attention(
     return_debug_mask: bool = False,
     *,
     scale: float | None = None,
-) -> Any:
-    """The same for CUDA's overload, whose other results are empty."""
+) -> Tree:
+    """Return the same for CUDA's overload, whose other results are empty."""
     compute = computed("_scaled_dot_product_flash_attention_for_cpu")
     out, sums = compute(query, key, value, dropout_p, is_causal, scale=scale)
     state, unused, debug = (query.new_empty(0, dtype=torch.int64) for _ in range(3))
@@ -181,18 +181,18 @@ def flash_attention_backward(
     value: torch.Tensor,
     out: torch.Tensor,
     logsumexp: torch.Tensor,
-    cum_seq_q: Any,
-    cum_seq_k: Any,
+    cum_seq_q: torch.Tensor | None,
+    cum_seq_k: torch.Tensor | None,
     max_q: int,
     max_k: int,
     dropout_p: float,
     is_causal: bool,
-    philox_seed: Any,
-    philox_offset: Any,
+    philox_seed: torch.Tensor,
+    philox_offset: torch.Tensor,
     *,
     scale: float | None = None,
-) -> Any:
-    """The same for CUDA's overload."""
+) -> Tree:
+    """Return the same for CUDA's overload."""
     compute = computed("_scaled_dot_product_flash_attention_for_cpu_backward")
     return compute(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, scale=scale)
 
@@ -218,7 +218,7 @@ def multi_head_attention(
     average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> tuple[Array, Array | None]:
-    """Projections, attention and output projection of (N, L, E); and the weights, or None. Without gradients.
+    """Return projections, attention and output projection of (N, L, E); and the weights, or None. Without gradients.
 
     A mask that is not bool masks where it is not zero, as PyTorch's own kernel takes it.
     """
@@ -257,7 +257,7 @@ def encoder_layer(
     mask: Array | None = None,
     mask_type: int | None = None,
 ) -> Array:
-    """A whole encoder layer in eval mode, (N, L, E)."""
+    """Return a whole encoder layer in eval mode, (N, L, E)."""
 
     def first(x: Array) -> Array:
         return layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)[0].astype(src.dtype)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
 from jax import Array
 
+from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.special import kernel
 from ampcheck.jax_device.dispatch.writing import assign
 from ampcheck.jax_device.lowering import lower
-from ampcheck.jax_device.lowerings.normalization import wanted
-from ampcheck.jax_device.lowerings.wide import wide, widened
+from ampcheck.jax_device.lowerings.wide import wanted, widened
 
 
 def _channels(input: Array, per_channel: Array) -> Array:
@@ -34,7 +33,7 @@ def _normalised(input: Array, weight: Array | None, bias: Array | None, mean: Ar
 
 
 def _statistics(input: Array, eps: float) -> tuple[Array, Array, Array]:
-    """Mean, variance (biased) and 1 / standard deviation of each channel."""
+    """Return mean, variance (biased) and 1 / standard deviation of each channel."""
     mean = jnp.mean(input, axis=_axes(input))
     centred = input - _channels(input, mean)
     variance = jnp.mean(centred * centred, axis=_axes(input))
@@ -53,7 +52,7 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """(N, C, …) normalised per channel, the statistics it took, and the running statistics after it.
+    """Return (N, C, …) normalised per channel, the statistics it took, and the running statistics after it.
 
     Without training it takes the running statistics, which stay.
     """
@@ -78,7 +77,7 @@ def batch_norm(
 def batch_norm_without_running(
     input: Array, weight: Array | None, bias: Array | None, training: bool, momentum: float, eps: float
 ) -> tuple[Array, Array, Array]:
-    """Normalised by the batch's own statistics."""
+    """Normalise by the batch's own statistics."""
     mean, _, rstd = _statistics(input, eps)
     return _normalised(input, weight, bias, mean, rstd), mean, rstd
 
@@ -94,7 +93,7 @@ def batch_norm_inference(
     momentum: float,
     eps: float,
 ) -> tuple[Array, Array, Array]:
-    """Normalised by the running statistics."""
+    """Normalise by the running statistics."""
     return batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
 
 
@@ -108,8 +107,8 @@ def native_batch_norm(
     training: bool,
     momentum: float,
     eps: float,
-) -> Any:
-    """The forward pass; it writes the running statistics, which its schema does not say."""
+) -> Tree:
+    """Return the forward pass; it writes the running statistics, which its schema does not say."""
     if running_mean is None or running_var is None:
         return computed("_native_batch_norm_legit.no_stats")(input, weight, bias, training, momentum, eps)
     taken = computed("_native_batch_norm_legit_functional")
@@ -134,7 +133,7 @@ def batch_norm_backward(
     eps: float,
     output_mask: Sequence[bool],
 ) -> tuple[Array | None, ...]:
-    """The gradients of input, weight and bias that the mask asks for."""
+    """Return the gradients of input, weight and bias that the mask asks for."""
     mean, scale = (save_mean, save_invstd) if train else (running_mean, running_var)
     assert mean is not None  # that of the batch in training, else the running one
     assert scale is not None
@@ -153,20 +152,5 @@ def batch_norm_backward(
 
 
 @lower("batch_norm_backward")
-def batch_norm_backward_with_reserve(
-    grad_out: Array,
-    input: Array,
-    weight: Array,
-    running_mean: Array | None,
-    running_var: Array | None,
-    save_mean: Array | None,
-    save_var: Array | None,
-    update: bool,
-    eps: float,
-    output_mask: Sequence[bool],
-    reserve: Array,
-) -> tuple[Array | None, ...]:
-    """The same; `reserve` is another backend's."""
-    return batch_norm_backward(
-        grad_out, input, weight, running_mean, running_var, wide(save_mean), wide(save_var), update, eps, output_mask
-    )
+def _batch_norm_backward_with_reserve(grad_out: Array, *given: Array | None) -> tuple[Array | None, ...]:
+    return batch_norm_backward(grad_out, *given[:-1])  # type: ignore[arg-type]  # the last, `reserve`, is cuDNN's

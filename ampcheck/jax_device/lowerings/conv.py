@@ -14,14 +14,11 @@ from jax import Array
 
 from ampcheck.jax_device.lowering import Number, lower
 from ampcheck.jax_device.lowerings.accumulate import asked
-
-
-def _each(value: Sequence[int], dims: int) -> tuple[int, ...]:
-    return tuple(value) * dims if len(value) == 1 else tuple(value)
+from ampcheck.jax_device.lowerings.pooling import each
 
 
 def _turned(weight: Array, groups: int) -> Array:
-    """(in, out / groups, …) as (out, in / groups, …), flipped: a transposed convolution's weight as a plain one's."""
+    """Return (in, out / groups, …) as (out, in / groups, …), flipped: a transposed weight as a plain convolution's."""
     inputs, outputs, *kernel = weight.shape
     grouped = weight.reshape(groups, inputs // groups, outputs, *kernel)
     swapped = jnp.swapaxes(grouped, 1, 2).reshape(groups * outputs, inputs // groups, *kernel)
@@ -40,14 +37,14 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Array:
-    """(N, C, …) with 1, 2 or 3 spatial dimensions; rounded once, on a CPU with the bias."""
+    """Convolve (N, C, …) with 1, 2 or 3 spatial dimensions; it is rounded once, on a CPU with the bias."""
     dims = input.ndim - 2
-    stride, padding, dilation = _each(stride, dims), _each(padding, dims), _each(dilation, dims)
+    stride, padding, dilation = each(stride, dims), each(padding, dims), each(dilation, dims)
     pads = [(p, p) for p in padding]
     steps, spread = stride, (1,) * dims
     if transposed:
         reach = [d * (k - 1) - p for d, k, p in zip(dilation, weight.shape[2:], padding, strict=True)]
-        pads = [(r, r + o) for r, o in zip(reach, _each(output_padding, dims), strict=True)]
+        pads = [(r, r + o) for r, o in zip(reach, each(output_padding, dims), strict=True)]
         steps, spread, weight = spread, stride, _turned(weight, groups)
     out = jax.lax.conv_general_dilated(
         input,
@@ -67,7 +64,7 @@ def convolution(
 def _lacking(
     grad: Array, input: Array, weight: Array, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> list[int]:
-    """The input's last elements that no window of a plain convolution reached, per spatial dimension."""
+    """Return the input's last elements that no window of a plain convolution reached, per spatial dimension."""
     spatial = zip(input.shape[2:], grad.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
     return [n - ((o - 1) * s - 2 * p + d * (k - 1) + 1) for n, o, k, s, p, d in spatial]
 
@@ -81,7 +78,7 @@ def _by_weight(
     dilation: Sequence[int],
     groups: int,
 ) -> Array:
-    """The gradient of a plain convolution's weight by its input `large` and its output's gradient `small`.
+    """Return the gradient of a plain convolution's weight by its input `large` and its output's gradient `small`.
 
     Batch and channels change places: the batch is summed over, `small` slides over `large`. A transposed convolution's
     is the same of its output's gradient and its input.
@@ -114,9 +111,9 @@ def convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Array | None, ...]:
-    """The gradients of input, weight and bias that the mask asks for."""
+    """Return the gradients of input, weight and bias that the mask asks for."""
     dims = input.ndim - 2
-    stride, padding, dilation = _each(stride, dims), _each(padding, dims), _each(dilation, dims)
+    stride, padding, dilation = each(stride, dims), each(padding, dims), each(dilation, dims)
     window = (stride, padding, dilation)
     by_input = by_weight = None
     if output_mask[0]:
@@ -132,7 +129,7 @@ def convolution_backward(
 
 @lower("conv_tbc")
 def conv_tbc(self: Array, weight: Array, bias: Array, pad: int = 0) -> Array:
-    """(time, batch, channels) with a weight of (kernel, in, out)."""
+    """Convolve (time, batch, channels) with a weight of (kernel, in, out)."""
     out = jax.lax.conv_general_dilated(
         self,
         weight,
@@ -144,8 +141,9 @@ def conv_tbc(self: Array, weight: Array, bias: Array, pad: int = 0) -> Array:
     return (out + bias).astype(self.dtype)
 
 
+# cuDNN's own overloads take their options in another order, and end in flags that choose among its algorithms.
 @lower("cudnn_convolution")
-def cudnn_convolution(
+def _cudnn(
     self: Array,
     weight: Array,
     padding: Sequence[int],
@@ -154,12 +152,11 @@ def cudnn_convolution(
     groups: int,
     *_: bool,
 ) -> Array:
-    """`convolution` without a bias; the flags after `groups` choose among cuDNN's algorithms."""
     return convolution(self, weight, None, stride, padding, dilation, False, (0,), groups)
 
 
 @lower("cudnn_convolution_transpose")
-def cudnn_convolution_transpose(
+def _cudnn_transpose(
     self: Array,
     weight: Array,
     padding: Sequence[int],
@@ -169,12 +166,11 @@ def cudnn_convolution_transpose(
     groups: int,
     *_: bool,
 ) -> Array:
-    """The transposed `convolution` without a bias."""
     return convolution(self, weight, None, stride, padding, dilation, True, output_padding, groups)
 
 
 @lower("cudnn_convolution_relu")
-def cudnn_convolution_relu(
+def _cudnn_relu(
     self: Array,
     weight: Array,
     bias: Array | None,
@@ -183,12 +179,11 @@ def cudnn_convolution_relu(
     dilation: Sequence[int],
     groups: int,
 ) -> Array:
-    """`convolution`, then relu."""
     return jax.nn.relu(convolution(self, weight, bias, stride, padding, dilation, False, (0,), groups))
 
 
 @lower("cudnn_convolution_add_relu")
-def cudnn_convolution_add_relu(
+def _cudnn_add_relu(
     self: Array,
     weight: Array,
     z: Array,
@@ -199,6 +194,6 @@ def cudnn_convolution_add_relu(
     dilation: Sequence[int],
     groups: int,
 ) -> Array:
-    """relu of `convolution` and `alpha * z`, alpha 1 by default."""
+    """Compute relu of `convolution` plus `alpha * z`, where None is 1."""
     out = convolution(self, weight, bias, stride, padding, dilation, False, (0,), groups)
     return jax.nn.relu(out + (z if alpha is None else alpha * z)).astype(self.dtype)

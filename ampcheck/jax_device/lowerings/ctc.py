@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
 from jax import Array
 
+from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.special import kernel
 from ampcheck.jax_device.lowering import lower
@@ -17,7 +17,7 @@ from ampcheck.jax_device.lowerings.wide import rounded, widened
 
 
 def _rows(targets: Array, lengths: Array, longest: int) -> Array:
-    """Targets as (N, longest), from that form or one after the other."""
+    """Return targets as (N, longest), from that form or one after the other."""
     if targets.ndim == 2:
         return jnp.pad(targets, [(0, 0), (0, max(0, longest - targets.shape[1]))])[:, :longest]
     ends = jnp.cumsum(lengths)
@@ -30,7 +30,7 @@ def _rows(targets: Array, lengths: Array, longest: int) -> Array:
 
 
 def _alphas(log_probs: Array, rows: Array, blank: int) -> Array:
-    """(N, T, 2 * longest + 1): the logarithm of the probability of all beginnings that end in a state at a time."""
+    """Return, as (N, T, 2 * longest + 1), the log probability of all beginnings that end in a state at a time."""
     count, longest = rows.shape
     states = jnp.full((count, 2 * longest + 1), blank).at[:, 1::2].set(rows)
     emitted = jnp.take_along_axis(log_probs.transpose(1, 0, 2), states[:, None, :].astype(jnp.int64), axis=2)
@@ -48,7 +48,7 @@ def _alphas(log_probs: Array, rows: Array, blank: int) -> Array:
 
 
 def _log_sum(*terms: Array) -> Array:
-    """log(sum(exp)), whose gradient is zero, not nan, where every term is -inf."""
+    """Compute log(sum(exp)), whose gradient is zero, not nan, where every term is -inf."""
     stacked = jnp.stack(terms)
     peak = jax.lax.stop_gradient(jnp.max(stacked, axis=0))
     dead = jnp.isneginf(peak)
@@ -66,9 +66,7 @@ def _loss(
     end = jnp.take_along_axis(last, 2 * lengths[:, None], axis=1)[:, 0]
     before = jnp.take_along_axis(last, jnp.maximum(2 * lengths - 1, 0)[:, None], axis=1)[:, 0]
     total = _log_sum(end, jnp.where(lengths > 0, before, -jnp.inf))
-    empty = jnp.where(lengths == 0, 0.0, jnp.inf).astype(
-        total.dtype
-    )  # a sequence of no steps has only the empty target
+    empty = jnp.where(lengths == 0, 0.0, jnp.inf).astype(total.dtype)  # no steps have only the empty target
     return jnp.where(inputs == 0, empty, -total), alphas
 
 
@@ -82,7 +80,7 @@ def ctc_loss(
     blank: int = 0,
     zero_infinity: bool = False,
 ) -> tuple[Array, Array]:
-    """-log of the targets' probability by (T, N, C) log probabilities: (N), and the table of beginnings."""
+    """Compute -log of the targets' probability by (T, N, C) log probabilities: (N), and the table of beginnings."""
     return _loss(log_probs, targets, input_lengths, target_lengths, blank)
 
 
@@ -99,7 +97,7 @@ def ctc_loss_backward(
     blank: int,
     zero_infinity: bool = False,
 ) -> Array:
-    """The gradient of the log probabilities as PyTorch defines it: exp(log_probs) less what the alignments expect.
+    """Return the gradient of the log probabilities as PyTorch defines it: exp(log_probs) less the expected alignments.
 
     It is that of the logits of which they are the log_softmax; after its own backward pass both agree.
     """
@@ -120,8 +118,8 @@ def ctc_loss_tensor(
     target_lengths: torch.Tensor,
     blank: int = 0,
     zero_infinity: bool = False,
-) -> Any:
-    """The lengths shape the program, so they are read from their tensors, as PyTorch's own kernels do."""
+) -> Tree:
+    """Return the lengths shape the program, so they are read from their tensors, as PyTorch's own kernels do."""
     lengths = input_lengths.tolist(), target_lengths.tolist()
     return computed("_ctc_loss")(log_probs, targets, *lengths, blank, zero_infinity)
 
@@ -133,8 +131,8 @@ def ctc_loss_backward_tensor(
     targets: torch.Tensor,
     input_lengths: torch.Tensor,
     target_lengths: torch.Tensor,
-    *rest: Any,
-) -> Any:
-    """As `ctc_loss_tensor`."""
+    *rest: Tree,
+) -> Tree:
+    """Read the lengths as `ctc_loss_tensor` does."""
     lengths = input_lengths.tolist(), target_lengths.tolist()
     return computed("_ctc_loss_backward")(grad, log_probs, targets, *lengths, *rest)

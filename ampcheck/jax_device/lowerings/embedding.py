@@ -16,7 +16,7 @@ _RENORM_FLOOR = 1e-7
 def embedding(
     weight: Array, indices: Array, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Array:
-    """The rows at the indices; an index outside the table gives nan, as nothing can raise in a program."""
+    """Return the rows at the indices; an index outside the table gives nan, as nothing can raise in a program."""
     return jnp.take(weight, indices, axis=0)
 
 
@@ -25,7 +25,7 @@ def embedding(
 def embedding_dense_backward(
     grad_output: Array, indices: Array, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Array:
-    """Each row's gradients summed; none for the padding row."""
+    """Return each row's gradients summed; none for the padding row."""
     flat = indices.reshape(-1)
     grad = grad_output.reshape(flat.size, grad_output.shape[-1])
     if scale_grad_by_freq:
@@ -37,14 +37,14 @@ def embedding_dense_backward(
 @lower("embedding_renorm")
 @widened
 def embedding_renorm(self: Array, indices: Array, max_norm: float, norm_type: float) -> Array:
-    """The rows at the indices scaled down to a norm of `max_norm`, where it is greater."""
+    """Return the rows at the indices scaled down to a norm of `max_norm`, where it is greater."""
     norms = jnp.linalg.norm(self, ord=norm_type, axis=1, keepdims=True)
     named = jnp.zeros((self.shape[0], 1), bool).at[indices.reshape(-1)].set(True)
     return jnp.where(named & (norms > max_norm), self * (max_norm / (norms + _RENORM_FLOOR)), self)
 
 
 def _bags(indices: Array, offsets: Array, bags: int) -> Array:
-    """Which bag each index lies in."""
+    """Return which bag each index lies in."""
     starts = jnp.zeros(indices.shape[0] + 1, jnp.int64).at[offsets[:bags]].add(1)
     return jnp.cumsum(starts[: indices.shape[0]]) - 1
 
@@ -62,7 +62,7 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[Array, Array, Array, Array]:
-    """Each bag's sum, mean or maximum of rows; each index's bag, the bags' sizes, and the greatest rows' indices."""
+    """Return each bag's sum, mean or maximum of rows, each index's bag, the bags' sizes, and the greatest rows."""
     count = offsets.shape[0] - include_last_offset
     bag = _bags(indices, offsets, count)
     kept = indices != padding_idx
@@ -81,7 +81,7 @@ def embedding_bag(
 
 
 def _greatest(rows: Array, kept: Array, bag: Array, indices: Array, count: int) -> tuple[Array, Array]:
-    """Each bag's maximum by feature, zero for an empty bag, and the first index that has it, -1 for an empty bag."""
+    """Return each bag's maximum by feature and the first index that has it; zero and -1 for an empty bag."""
     size, features = rows.shape
     rows = jnp.where(kept[:, None], rows, -jnp.inf)
     best = jnp.full((count, features), -jnp.inf, rows.dtype).at[bag].max(rows)
@@ -106,7 +106,7 @@ def embedding_bag_dense_backward(
     per_sample_weights: Array | None,
     padding_idx: int = -1,
 ) -> Array:
-    """The gradient of the table."""
+    """Return the gradient of the table."""
     table = jnp.zeros((num_weights, grad.shape[1]), grad.dtype)
     if mode == _MAX:
         rows = jnp.where(maximum_indices < 0, num_weights, maximum_indices)  # out of range: dropped
@@ -123,7 +123,7 @@ def embedding_bag_dense_backward(
 
 @lower("_embedding_bag_backward")
 @widened
-def embedding_bag_backward(
+def _embedding_bag_backward(
     grad: Array,
     indices: Array,
     offsets: Array,
@@ -137,21 +137,11 @@ def embedding_bag_backward(
     per_sample_weights: Array | None,
     padding_idx: int = -1,
 ) -> Array:
-    """The same. Raises NotImplementedError for a sparse gradient."""
     if sparse:
         raise NotImplementedError("the jax device has no sparse tensors: embedding_bag needs sparse=False")
-    return embedding_bag_dense_backward(
-        grad,
-        indices,
-        offset2bag,
-        bag_size,
-        maximum_indices,
-        num_weights,
-        scale_grad_by_freq,
-        mode,
-        per_sample_weights,
-        padding_idx,
-    )
+    found = (offset2bag, bag_size, maximum_indices)
+    by_weights = (mode, per_sample_weights, padding_idx)
+    return embedding_bag_dense_backward(grad, indices, *found, num_weights, scale_grad_by_freq, *by_weights)
 
 
 @lower("_embedding_bag_per_sample_weights_backward")
@@ -159,6 +149,6 @@ def embedding_bag_backward(
 def embedding_bag_weights_backward(
     grad: Array, weight: Array, indices: Array, offsets: Array, offset2bag: Array, mode: int, padding_idx: int = -1
 ) -> Array:
-    """The gradient of each index's weight."""
+    """Return the gradient of each index's weight."""
     by_index = jnp.sum(grad[offset2bag] * weight[indices], axis=1)
     return jnp.where(indices != padding_idx, by_index, 0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 from ampcheck.jax_device.dispatch.kernels import fit
@@ -18,132 +18,107 @@ from ampcheck.jax_device.lowering import compiled
 from ampcheck.jax_device.storage import transfer
 from ampcheck.jax_device.storage.arrays import wrap
 
-Values = Callable[..., Any]
+Bound = complex | jax.Array
+"""A number of a factory, which is given anew at each call."""
+Values = Callable[..., jax.Array]
+"""The values of `size` elements for a dtype, from the factory's numbers."""
 
 
-def _steps(start: Any, step: Any, *, size: int, dtype: torch.dtype) -> Any:
-    """start + i * step, for integers in int64, else in float64."""
+def _steps(start: Bound, step: Bound, *, size: int, dtype: torch.dtype) -> jax.Array:
+    """Compute start + i * step, for integers in int64, else in float64."""
     wide = jnp.float64 if dtype.is_floating_point else jnp.int64
     return jnp.asarray(start).astype(wide) + jnp.arange(size, dtype=wide) * jnp.asarray(step).astype(wide)
 
 
-def _even(start: Any, end: Any, *, size: int, dtype: torch.dtype) -> Any:
-    """Evenly spaced from `start` to `end`, each half from its own end; ends and step are rounded to the dtype."""
+def _even(start: Bound, end: Bound, *, size: int, dtype: torch.dtype) -> jax.Array:
+    """Go evenly from `start` to `end`, each half from its own end; ends and step are rounded to the dtype."""
     wide = jnp.complex128 if dtype.is_complex else jnp.float64
 
-    def rounded(number: Any) -> Any:
-        number = jnp.asarray(number)
-        return (number.astype(jax_dtype(dtype)) if dtype.is_floating_point else number).astype(wide)
+    def rounded(number: Bound) -> jax.Array:
+        array = jnp.asarray(number)
+        return (array.astype(jax_dtype(dtype)) if dtype.is_floating_point else array).astype(wide)
 
-    start, end = rounded(start), rounded(end)
-    step = rounded((end - start) / max(size - 1, 1))
+    first, last = rounded(start), rounded(end)
+    step = rounded((last - first) / max(size - 1, 1))
     i = jnp.arange(size)
-    return jnp.where((i < size // 2) | (size == 1), start + step * i, end - step * (size - 1 - i))
+    return jnp.where((i < size // 2) | (size == 1), first + step * i, last - step * (size - 1 - i))
 
 
-def _powers(start: Any, end: Any, base: Any, *, size: int, dtype: torch.dtype) -> Any:
+def _powers(start: Bound, end: Bound, base: Bound, *, size: int, dtype: torch.dtype) -> jax.Array:
     exponents = _even(start, end, size=size, dtype=dtype)
     return jnp.power(jnp.asarray(base).astype(exponents.dtype), exponents)
 
 
 @cache
-def _program(values: Values, size: int, dtype: torch.dtype) -> Any:
-    def program(*numbers: Any) -> Any:
+def _program(values: Values, size: int, dtype: torch.dtype) -> Values:
+    def program(*numbers: Bound) -> jax.Array:
         return values(*numbers, size=size, dtype=dtype).astype(jax_dtype(dtype))
 
     return compiled(program, size)
 
 
-def _made(values: Values, meta: torch.Tensor, *numbers: Any) -> torch.Tensor:
-    """A tensor of the Meta tensor's size and dtype."""
+def _made(values: Values, meta: torch.Tensor, *numbers: Bound) -> torch.Tensor:
+    """Make a tensor of the Meta tensor's size and dtype."""
     return wrap(_program(values, meta.numel(), meta.dtype)(*numbers).reshape(meta.shape))
 
 
-def _filled(out: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    fit(out, made)
-    assign(out, made)
-    return out
+def _arange(*bounds: complex, dtype: torch.dtype | None = None, **_: object) -> torch.Tensor:
+    start, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+    return _made(_steps, torch.arange(start, end, step, dtype=dtype, device="meta"), start, step)
 
 
-def _meta(function: Callable[..., torch.Tensor], *args: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-    return function(*args, dtype=dtype, device="meta")
-
-
-@kernel("arange", "arange.start", "arange.start_step")
-def _arange(*bounds: Any, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
-    start, end, step = _bounds(bounds)
-    return _made(_steps, _meta(torch.arange, start, end, step, dtype=dtype), start, step)
-
-
-def _bounds(bounds: tuple[Any, ...]) -> tuple[Any, Any, Any]:
-    """Start, end and step of `arange(end)`, `arange(start, end)` and `arange(start, end, step)`."""
-    if len(bounds) == 1:
-        return 0, bounds[0], 1
-    return bounds[0], bounds[1], bounds[2] if len(bounds) == 3 else 1
-
-
-@kernel("arange.out", "arange.start_out")
-def _arange_out(*bounds: Any, out: torch.Tensor) -> torch.Tensor:
-    return _filled(out, _arange(*bounds, dtype=out.dtype))
-
-
-@kernel("range", "range.step")
-def _range(start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
+def _range(start: float, end: float, step: float = 1, *, dtype: torch.dtype | None = None, **_: object) -> torch.Tensor:
     size = int((end - start) / step) + 1 if step and (end - start) / step >= 0 else 0
     if not size:
         raise RuntimeError(f"upper bound and lower bound inconsistent with step sign: from {start} to {end} by {step}")
     return _made(_steps, torch.empty(size, dtype=dtype, device="meta"), start, step)
 
 
-@kernel("range.out")
-def _range_out(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.Tensor:
-    return _filled(out, _range(start, end, step, dtype=out.dtype))
+def _linspace(start: float, end: float, steps: int, *, dtype: torch.dtype | None = None, **_: object) -> torch.Tensor:
+    return _made(_even, torch.linspace(start, end, steps, dtype=dtype, device="meta"), start, end)
 
 
-@kernel("linspace")
-def _linspace(start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
-    return _made(_even, _meta(torch.linspace, start, end, steps, dtype=dtype), start, end)
-
-
-@kernel("linspace.out")
-def _linspace_out(start: Any, end: Any, steps: int, *, out: torch.Tensor) -> torch.Tensor:
-    return _filled(out, _linspace(start, end, steps, dtype=out.dtype))
-
-
-@kernel("logspace")
 def _logspace(
-    start: Any, end: Any, steps: int, base: float = 10.0, *, dtype: torch.dtype | None = None, **_: Any
+    start: float, end: float, steps: int, base: float = 10.0, *, dtype: torch.dtype | None = None, **_: object
 ) -> torch.Tensor:
-    return _made(_powers, _meta(torch.logspace, start, end, steps, base, dtype=dtype), start, end, base)
+    return _made(_powers, torch.logspace(start, end, steps, base, dtype=dtype, device="meta"), start, end, base)
 
 
-@kernel("logspace.out")
-def _logspace_out(start: Any, end: Any, steps: int, base: float = 10.0, *, out: torch.Tensor) -> torch.Tensor:
-    return _filled(out, _logspace(start, end, steps, base, dtype=out.dtype))
-
-
-@kernel("eye", "eye.m")
-def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
+def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **_: object) -> torch.Tensor:
     size = (n, n if m is None else m)
-    meta = _meta(torch.eye, *size, dtype=dtype)
-    return wrap(_identity(*size, jax_dtype(meta.dtype)))
+    return wrap(_identity(*size, jax_dtype(torch.eye(*size, dtype=dtype, device="meta").dtype)))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _identity(n: int, m: int, dtype: Any) -> Any:
+def _identity(n: int, m: int, dtype: np.dtype) -> jax.Array:
     return jnp.eye(n, m, dtype=dtype)
 
 
-@kernel("eye.out", "eye.m_out")
-def _eye_out(n: int, m: int | None = None, *, out: torch.Tensor) -> torch.Tensor:
-    return _filled(out, _eye(n, m, dtype=out.dtype))
+def _register(make: Callable[..., torch.Tensor], names: tuple[str, ...], outs: tuple[str, ...]) -> None:
+    kernel(*names)(make)
+
+    @kernel(*outs)
+    def filled(*numbers: Bound, out: torch.Tensor) -> torch.Tensor:
+        made = make(*numbers, dtype=out.dtype)
+        fit(out, made)
+        assign(out, made)
+        return out
 
 
-@kernel("tril_indices")
-def _tril_indices(row: int, col: int, offset: int = 0, *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
-    return transfer.to_device(torch.tril_indices(row, col, offset, dtype=dtype or torch.int64, device="cpu"))
+_register(_arange, ("arange", "arange.start", "arange.start_step"), ("arange.out", "arange.start_out"))
+_register(_range, ("range", "range.step"), ("range.out",))
+_register(_linspace, ("linspace",), ("linspace.out",))
+_register(_logspace, ("logspace",), ("logspace.out",))
+_register(_eye, ("eye", "eye.m"), ("eye.out", "eye.m_out"))
 
 
-@kernel("triu_indices")
-def _triu_indices(row: int, col: int, offset: int = 0, *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
-    return transfer.to_device(torch.triu_indices(row, col, offset, dtype=dtype or torch.int64, device="cpu"))
+def _register_indices(name: str, indices: Callable[..., torch.Tensor]) -> None:
+    @kernel(name)
+    def on_device(
+        row: int, col: int, offset: int = 0, *, dtype: torch.dtype | None = None, **_: object
+    ) -> torch.Tensor:
+        return transfer.to_device(indices(row, col, offset, dtype=dtype or torch.int64, device="cpu"))
+
+
+_register_indices("tril_indices", torch.tril_indices)
+_register_indices("triu_indices", torch.triu_indices)

@@ -20,7 +20,7 @@ def _scaled(values: Array, normalization: int, count: int) -> Array:
 
 
 def _complex(values: Array, dims: Sequence[int], forward: bool) -> Array:
-    """The unscaled transform along each of the dimensions."""
+    """Return the unscaled transform along each of the dimensions."""
     for d in dims:
         values = jnp.fft.fft(values, axis=d) if forward else jnp.fft.ifft(values, axis=d, norm="forward")
     return values
@@ -28,13 +28,13 @@ def _complex(values: Array, dims: Sequence[int], forward: bool) -> Array:
 
 @lower("_fft_c2c")
 def fft_c2c(self: Array, dim: Sequence[int], normalization: int, forward: bool) -> Array:
-    """The transform of complex numbers."""
+    """Return the transform of complex numbers."""
     return _scaled(_complex(self, dim, forward), normalization, math.prod(self.shape[d] for d in dim))
 
 
 @lower("_fft_r2c")
 def fft_r2c(self: Array, dim: Sequence[int], normalization: int, onesided: bool) -> Array:
-    """The transform of real numbers; `onesided` gives the first half along the last of `dim`: the rest mirrors it."""
+    """Transform real numbers; `onesided` gives the first half along the last of `dim`, which the rest mirrors."""
     last = dim[-1]
     out = jnp.fft.rfft(self, axis=last) if onesided else jnp.fft.fft(self, axis=last)
     return _scaled(_complex(out, dim[:-1], True), normalization, math.prod(self.shape[d] for d in dim))
@@ -42,7 +42,7 @@ def fft_r2c(self: Array, dim: Sequence[int], normalization: int, onesided: bool)
 
 @lower("_fft_c2r")
 def fft_c2r(self: Array, dim: Sequence[int], normalization: int, last_dim_size: int) -> Array:
-    """The inverse of the transform of real numbers, from its first half along the last of `dim`."""
+    """Return the inverse of the transform of real numbers, from its first half along the last of `dim`."""
     inner = _complex(self, dim[:-1], False)
     out = jnp.fft.irfft(inner, last_dim_size, axis=dim[-1], norm="forward")
     return _scaled(out, normalization, math.prod(out.shape[d] for d in dim))

@@ -5,17 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
 from jax import Array
 
+from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.special import kernel
-from ampcheck.jax_device.lowering import lower
-from ampcheck.jax_device.lowerings.wide import pullback, widened
+from ampcheck.jax_device.lowering import Computation, lower
+from ampcheck.jax_device.lowerings.wide import pullback, wanted, widened
 
 _NEAREST, _BICUBIC = 1, 2  # interpolation modes; 0 is linear
 _BORDER, _REFLECTION = 1, 2  # padding modes; 0 is zeros
@@ -23,12 +23,12 @@ _KEYS = -0.75
 
 
 def _place(normal: Array, length: int, align_corners: bool) -> Array:
-    """From [-1, 1] to elements."""
+    """Convert a coordinate in [-1, 1] to elements."""
     return (normal + 1) / 2 * (length - 1) if align_corners else ((normal + 1) * length - 1) / 2
 
 
 def _inside(place: Array, length: int, padding: int, align_corners: bool) -> Array:
-    """The place after padding; its gradient is zero where it was clipped, also on the edge itself."""
+    """Return the place after padding; its gradient is zero where it was clipped, also on the edge itself."""
     if padding == _REFLECTION:
         low, span = (0.0, length - 1) if align_corners else (-0.5, length)
         if span == 0:
@@ -42,9 +42,8 @@ def _inside(place: Array, length: int, padding: int, align_corners: bool) -> Arr
 
 
 def _fetch(flat: Array, size: Sequence[int], places: Sequence[Array]) -> Array:
-    """The values at whole places, zero outside. flat: (N, C, elements); places: (N, outputs) each."""
-    index: Any = 0
-    valid: Any = True
+    """Return the values at whole places, zero outside. flat: (N, C, elements); places: (N, outputs) each."""
+    index, valid = jnp.zeros((), jnp.int64), jnp.ones((), jnp.bool_)
     for place, length in zip(places, size, strict=True):
         valid = valid & (place >= 0) & (place <= length - 1)
         index = index * length + jnp.clip(jnp.nan_to_num(place), 0, length - 1).astype(jnp.int64)
@@ -64,23 +63,22 @@ def _weighted(
     size: Sequence[int],
     places: Sequence[Array],
     offsets: Sequence[int],
-    weigh: Any,
-    pad: Callable[[Any, int], Any],
+    weigh: Computation,
+    pad: Callable[[Array, int], Array],
 ) -> Array:
-    out: Any = 0
+    out = jnp.zeros((), flat.dtype)
     floors = [jax.lax.stop_gradient(jnp.floor(p)) for p in places]
     for corner in itertools.product(offsets, repeat=len(size)):
         weight = math.prod(weigh(p - (f + c)) for p, f, c in zip(places, floors, corner, strict=True))
         taken = _fetch(flat, size, [pad(f + c, n) for f, c, n in zip(floors, corner, size, strict=True)])
         out = out + taken * weight[:, None]
-    total: Array = out
-    return total
+    return out
 
 
 @lower("grid_sampler_2d", "grid_sampler_3d")
 @widened
 def grid_sampler(input: Array, grid: Array, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Array:
-    """(N, C, …) at the grid (N, …, dims), whose coordinates are x first and in [-1, 1]."""
+    """Sample (N, C, …) at the grid (N, …, dims), whose coordinates are x first and in [-1, 1]."""
     size, shape = input.shape[2:], grid.shape[1:-1]
     flat = input.reshape(*input.shape[:2], math.prod(size))
     rows = grid.reshape(grid.shape[0], math.prod(shape), len(size))
@@ -111,20 +109,20 @@ def grid_sampler_backward(
     align_corners: bool,
     output_mask: Sequence[bool],
 ) -> tuple[Array | None, ...]:
-    """The gradients of input and grid that the mask asks for."""
+    """Return the gradients of input and grid that the mask asks for."""
 
     def forward(x: Array, g: Array) -> Array:
         return grid_sampler(x, g, interpolation_mode, padding_mode, align_corners)
 
     grads = pullback(forward, grad_output, input, grid)
-    return tuple(g if wanted else None for g, wanted in zip(grads, output_mask, strict=True))
+    return wanted(output_mask, *grads)
 
 
 @kernel("_grid_sampler_2d_cpu_fallback")
 def fallback(
     input: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
-) -> Any:
-    """grid_sampler_2d; PyTorch's own kernel of this overload reads CPU memory, on any device."""
+) -> Tree:
+    """Call grid_sampler_2d; PyTorch's own kernel of this overload reads CPU memory, on any device."""
     return computed("grid_sampler_2d")(input, grid, interpolation_mode, padding_mode, align_corners)
 
 
@@ -136,7 +134,7 @@ def fallback_backward(
     interpolation_mode: int,
     padding_mode: int,
     align_corners: bool,
-) -> Any:
-    """The gradients of input and grid."""
+) -> Tree:
+    """Return the gradients of input and grid."""
     compute = computed("grid_sampler_2d_backward")
     return compute(grad_output, input, grid, interpolation_mode, padding_mode, align_corners, [True, True])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax import Array
 from jax.lax import RaggedDotDimensionNumbers, ragged_dot_general
@@ -24,8 +24,8 @@ _INNER = RaggedDotDimensionNumbers((((1,), (0,)), ((), ())), (1,), ())  # (m, k)
 
 
 @partial(jax.jit, static_argnums=3)
-def _grouped(left: Array, right: Array, ends: Array, dtype: Any) -> Array:
-    """The products of the groups that end at `ends`; what is behind the last one is 0."""
+def _grouped(left: Array, right: Array, ends: Array, dtype: np.dtype) -> Array:
+    """Return the products of the groups that end at `ends`; what is behind the last one is 0."""
     turned = left.ndim == 3  # the groups are columns of `right`
     if turned:
         left, right = right.T, left.swapaxes(1, 2)
@@ -43,18 +43,20 @@ def grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The product of each group of rows, of columns, or of both, by `jax.lax.ragged_dot_general`."""
+    """Return the product of each group of rows, of columns, or of both, by `jax.lax.ragged_dot_general`."""
     groups = {t.shape[0] for t in (self, mat2) if t.dim() == 3}
     fits = self.shape[-1] == mat2.shape[-2] and self.dtype is mat2.dtype and self.dim() + mat2.dim() < 6
     if offs is None or bias is not None or not fits or not groups <= {*offs.shape}:
-        op: Any = torch.ops.aten._grouped_mm.default  # raises PyTorch's errors, or calls `bmm`
+        op = torch.ops.aten._grouped_mm.default  # raises PyTorch's errors, or calls `bmm`
         out: torch.Tensor = op._op_dk(DispatchKey.CompositeExplicitAutograd, self, mat2, offs, bias, out_dtype)
         return out
     return wrap(_grouped(values(self), values(mat2), values(offs), jax_dtype(out_dtype or self.dtype)))
 
 
-def experts_backward(input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor, grad: torch.Tensor) -> Any:
-    """The gradients of `input` and `weight`, where `input @ weight` in groups has the gradient `grad`."""
+def experts_backward(
+    input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor, grad: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradients of `input` and `weight`, where `input @ weight` in groups has the gradient `grad`."""
     return grouped_mm(grad, weight.mT, offs), grouped_mm(input.mT, grad, offs)
 
 

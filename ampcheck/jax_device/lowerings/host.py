@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -23,7 +22,7 @@ _POSITIVE = (
 
 @kernel("_linalg_check_errors")
 def check_errors(info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
-    """Raises torch.linalg.LinAlgError for the first matrix whose decomposition failed.
+    """Raise torch.linalg.LinAlgError for the first matrix whose decomposition failed.
 
     Values that are being traced by JAX are not looked at: the results then hold nan or infinity.
     """
@@ -47,13 +46,13 @@ def check_errors(info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
 def allclose(
     self: torch.Tensor, other: torch.Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> bool:
-    """Whether all elements are close, as `torch.isclose` says."""
+    """Return whether all elements are close, as `torch.isclose` says."""
     return bool(torch.isclose(self, other, rtol, atol, equal_nan).all())
 
 
 @kernel("as_strided_copy")
 def as_strided_copy(
     self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> Any:
-    """A copy of what size, strides and offset name in the storage."""
+) -> torch.Tensor:
+    """Return a copy of what size, strides and offset name in the storage."""
     return torch.as_strided(self, size, stride, storage_offset).clone(memory_format=torch.contiguous_format)

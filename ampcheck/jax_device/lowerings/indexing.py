@@ -7,7 +7,7 @@ dtypes), and nothing is written.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -17,17 +17,20 @@ from jax import Array
 from ampcheck.jax_device.lowering import Number, lower
 from ampcheck.jax_device.lowerings.wide import wide
 
+Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Places = tuple[Array | Ints | slice, ...]
+"""An index for each dimension, as jnp takes it."""
 MASKS = (jnp.bool_, jnp.uint8)
 
 
 def is_mask(index: Array | None) -> TypeGuard[Array]:
-    """Whether the index selects where it is true, rather than counting."""
+    """Return whether the index selects where it is true, rather than counting."""
     return index is not None and index.dtype in MASKS
 
 
-def _spread(indices: Sequence[Array | None], places: Callable[[Array], tuple[Any, ...]]) -> tuple[Any, ...]:
-    """The indices for jnp: a mask as the places where it is true, a missing one as the whole dimension."""
-    out: list[Any] = []
+def _spread(indices: Sequence[Array | None], places: Callable[[Array], Places]) -> Places:
+    """Return the indices for jnp: a mask as the places where it is true, a missing one as the whole dimension."""
+    out: list[Array | Ints | slice] = []
     for index in indices:
         if index is None:
             out.append(slice(None))
@@ -45,7 +48,7 @@ def _read(self: Array, indices: tuple[Array | None, ...]) -> Array:
 
 @lower("index.Tensor", concrete=True)
 def index(self: Array, indices: Sequence[Array | None]) -> Array:
-    """The elements at the broadcast places. With a mask the shape depends on its values."""
+    """Return the elements at the broadcast places. With a mask the shape depends on its values."""
     if any(is_mask(i) for i in indices):
         # By NumPy: of a mask whose values jit knows, JAX would make a traced one.
         out: Array = self[_spread(indices, lambda mask: np.nonzero(np.asarray(mask)))]
@@ -56,13 +59,13 @@ def index(self: Array, indices: Sequence[Array | None]) -> Array:
 
 @lower("_unsafe_index.Tensor")
 def unsafe_index(self: Array, indices: Sequence[Array | None]) -> Array:
-    """`index` without masks."""
+    """Return `index` without masks."""
     out: Array = _read(self, tuple(indices))
     return out
 
 
 def _count(self: Array, indices: Sequence[Array | None], values: Array) -> int:
-    """How many places a mask among the indices is to give: as many as what meets them, or at most all."""
+    """Return how many places a mask among the indices is to give: as many as what meets them, or at most all."""
     masks = [i for i in indices if is_mask(i)]
     lengths = [i.shape[-1] for i in indices if i is not None and not is_mask(i) and i.ndim]
     given = [d for d, i in enumerate(indices) if i is not None]
@@ -78,7 +81,7 @@ def _count(self: Array, indices: Sequence[Array | None], values: Array) -> int:
 def index_put(
     self: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False, unsafe: bool = False
 ) -> Array:
-    """`self` with the values written, or added, at the broadcast places; where a mask is true, in order."""
+    """Return `self` with the values written, or added, at the broadcast places; where a mask is true, in order."""
     masks = [i for i in indices if is_mask(i)]
     if len(masks) == 1 == len(indices) and values.size == 1 and not accumulate:
         mask = (masks[0] != 0).reshape(masks[0].shape + (1,) * (self.ndim - masks[0].ndim))
@@ -86,7 +89,7 @@ def index_put(
     count = _count(self, indices, values) if masks else 0
     beyond = max(self.shape, default=1)
 
-    def places(mask: Array) -> tuple[Array, ...]:
+    def places(mask: Array) -> Places:
         return jnp.nonzero(mask != 0, size=count, fill_value=beyond)
 
     target = _spread(indices, places)
@@ -99,22 +102,22 @@ def index_put(
 
 @lower("index_select")
 def index_select(self: Array, dim: int, index: Array) -> Array:
-    """The slices along `dim` at the places in `index`."""
+    """Return the slices along `dim` at the places in `index`."""
     return jnp.take(self, index.reshape(-1), dim) if self.ndim else self
 
 
-def _along(self: Array, dim: int, index: Array) -> tuple[slice | Array, ...]:
+def _along(self: Array, dim: int, index: Array) -> Places:
     return (*(slice(None),) * (dim % self.ndim), index.reshape(-1))
 
 
 def _shaped(self: Array, source: Array, index: Array) -> tuple[Array, Array]:
-    """`self` and `source` with at least one dimension."""
+    """Return `self` and `source` with at least one dimension."""
     return (self, source) if self.ndim else (self.reshape(1), source.reshape(index.size))
 
 
 @lower("index_add")
 def index_add(self: Array, dim: int, index: Array, source: Array, *, alpha: Number | None = None) -> Array:
-    """`self` with `alpha` times the slices of `source` added at the places in `index`."""
+    """Return `self` with `alpha` times the slices of `source` added at the places in `index`."""
     flat, slices = _shaped(self, source, index)
     if self.dtype == jnp.bool_:
         return flat.at[_along(flat, dim, index)].max(slices, mode="drop").reshape(self.shape)
@@ -124,14 +127,14 @@ def index_add(self: Array, dim: int, index: Array, source: Array, *, alpha: Numb
 
 @lower("index_copy")
 def index_copy(self: Array, dim: int, index: Array, source: Array) -> Array:
-    """`self` with the slices of `source` at the places in `index`."""
+    """Return `self` with the slices of `source` at the places in `index`."""
     flat, slices = _shaped(self, source, index)
     return flat.at[_along(flat, dim, index)].set(slices, mode="drop").reshape(self.shape)
 
 
 @lower("index_fill.int_Scalar", "index_fill.int_Tensor")
 def index_fill(self: Array, dim: int, index: Array, value: Number) -> Array:
-    """`self` with `value` at the places in `index`."""
+    """Return `self` with `value` at the places in `index`."""
     flat = self if self.ndim else self.reshape(1)
     value = jnp.asarray(value).astype(self.dtype)
     return flat.at[_along(flat, dim, index)].set(value, mode="drop").reshape(self.shape)
@@ -139,20 +142,20 @@ def index_fill(self: Array, dim: int, index: Array, value: Number) -> Array:
 
 @lower("masked_fill.Scalar", "masked_fill.Tensor")
 def masked_fill(self: Array, mask: Array, value: Number) -> Array:
-    """`value` where the mask is true."""
+    """Return `value` where the mask is true."""
     return jnp.where(mask, jnp.asarray(value).astype(self.dtype), self)
 
 
 @lower("masked_select", concrete=True)
 def masked_select(self: Array, mask: Array) -> Array:
-    """The elements where the broadcast mask is true, in order."""
+    """Return the elements where the broadcast mask is true, in order."""
     shape = jnp.broadcast_shapes(self.shape, mask.shape)
     return jnp.broadcast_to(self, shape)[jnp.broadcast_to(mask, shape)].reshape(-1)
 
 
 @lower("masked_scatter")
 def masked_scatter(self: Array, mask: Array, source: Array) -> Array:
-    """`self` with the elements of `source`, in order, where the broadcast mask is true."""
+    """Return `self` with the elements of `source`, in order, where the broadcast mask is true."""
     shape = jnp.broadcast_shapes(self.shape, mask.shape)
     mask, self = jnp.broadcast_to(mask, shape), jnp.broadcast_to(self, shape)
     if not source.size or not mask.size:
@@ -163,7 +166,7 @@ def masked_scatter(self: Array, mask: Array, source: Array) -> Array:
 
 @lower("masked_scatter_backward")
 def masked_scatter_backward(grad_output: Array, mask: Array, sizes: Sequence[int]) -> Array:
-    """The gradient of `masked_scatter` by a source of these sizes: the gradients under the mask, then zeros."""
+    """Return the gradient of `masked_scatter` by a source of these sizes: the gradients under the mask, then zeros."""
     shape = jnp.broadcast_shapes(grad_output.shape, mask.shape)
     mask = jnp.broadcast_to(mask, shape).reshape(-1)
     out = jnp.zeros(tuple(sizes), grad_output.dtype)
@@ -174,13 +177,13 @@ def masked_scatter_backward(grad_output: Array, mask: Array, sizes: Sequence[int
 
 @lower("take")
 def take(self: Array, index: Array) -> Array:
-    """The elements at places counted over all of `self`."""
+    """Return the elements at places counted over all of `self`."""
     return self.reshape(-1)[index]
 
 
 @lower("put")
 def put(self: Array, index: Array, source: Array, accumulate: bool = False) -> Array:
-    """`self` with the elements of `source` written, or added, at places counted over all of it."""
+    """Return `self` with the elements of `source` written, or added, at places counted over all of it."""
     index, source = index.reshape(-1), source.reshape(-1)
     if not accumulate:
         return self.reshape(-1).at[index].set(source, mode="drop").reshape(self.shape)
@@ -191,7 +194,7 @@ def put(self: Array, index: Array, source: Array, accumulate: bool = False) -> A
 
 @lower("nonzero", concrete=True)
 def nonzero(self: Array) -> Array:
-    """The places, a row each, of what is not zero."""
+    """Return the places, a row each, of what is not zero."""
     if not self.ndim:
         return jnp.zeros((int(self != 0), 0), jnp.int64)
     return jnp.stack(jnp.nonzero(self != 0), 1).astype(jnp.int64)
@@ -199,7 +202,7 @@ def nonzero(self: Array) -> Array:
 
 @lower("nonzero_static")
 def nonzero_static(self: Array, *, size: int, fill_value: int = -1) -> Array:
-    """The first `size` places of what is not zero, a row each, then rows of `fill_value`."""
+    """Return the first `size` places of what is not zero, a row each, then rows of `fill_value`."""
     if not self.ndim or not self.size:
         return jnp.full((size, self.ndim), fill_value, jnp.int64)
     return jnp.stack(jnp.nonzero(self != 0, size=size, fill_value=fill_value), 1).astype(jnp.int64)
@@ -207,6 +210,6 @@ def nonzero_static(self: Array, *, size: int, fill_value: int = -1) -> Array:
 
 @lower("repeat_interleave.Tensor", concrete=True)
 def repeat_interleave(repeats: Array, *, output_size: int | None = None) -> Array:
-    """The places 0, 1, …, each as often as `repeats` says."""
+    """Return the places 0, 1, …, each as often as `repeats` says."""
     places = jnp.arange(repeats.shape[0], dtype=repeats.dtype)
     return jnp.repeat(places, repeats, total_repeat_length=output_size)

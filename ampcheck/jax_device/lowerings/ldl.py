@@ -10,7 +10,7 @@ from ampcheck.jax_device.lowering import lower
 
 
 def _second(negative: Array) -> Array:
-    """Which rows are the second of a two by two block: pivots of a block are both negative."""
+    """Return which rows are the second of a two by two block: pivots of a block are both negative."""
 
     def step(before: Array, mine: Array) -> tuple[Array, Array]:
         found = mine & before
@@ -24,7 +24,7 @@ def _swapped(b: Array, one: Array, other: Array) -> Array:
 
 
 def _solve(factors: Array, pivots: Array, b: Array, hermitian: bool) -> Array:
-    """One system: L, then D and its two by two blocks, then Lᵀ (Lᴴ), with the interchanges of rows in between."""
+    """Solve one system: L, then D and its two by two blocks, then Lᵀ (Lᴴ), with the interchanges of rows in between."""
     n = factors.shape[0]
     rows = jnp.arange(n)
     second = _second(pivots < 0)
@@ -61,7 +61,7 @@ def _solve(factors: Array, pivots: Array, b: Array, hermitian: bool) -> Array:
 
 @lower("linalg_ldl_solve")
 def ldl_solve(LD: Array, pivots: Array, B: Array, *, hermitian: bool = False) -> Array:
-    """X of A X = B, where A has the factors `LD` and the pivots that `ldl_factor` gives."""
+    """Return X of A X = B, where A has the factors `LD` and the pivots that `ldl_factor` gives."""
     n = LD.shape[-1]
     batch = jnp.broadcast_shapes(LD.shape[:-2], pivots.shape[:-1], B.shape[:-2])
     if not B.size or not n:

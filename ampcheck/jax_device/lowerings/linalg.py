@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -13,7 +11,7 @@ from ampcheck.jax_device.lowerings.wide import wide
 
 
 def transposed(values: Array) -> Array:
-    """The matrices transposed and conjugated."""
+    """Return the matrices transposed and conjugated."""
     return jnp.conj(jnp.swapaxes(values, -1, -2))
 
 
@@ -21,7 +19,7 @@ def transposed(values: Array) -> Array:
 def svd(
     A: Array, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> tuple[Array, Array, Array]:
-    """U, S and Vh; without vectors these are empty."""
+    """Return U, S and Vh; without vectors these are empty."""
     rows, columns = A.shape[-2:]
     if not A.size:
         return _empty_svd(A, rows, columns, full_matrices, compute_uv)
@@ -33,7 +31,7 @@ def svd(
 
 
 def _empty_svd(A: Array, rows: int, columns: int, full: bool, compute_uv: bool) -> tuple[Array, Array, Array]:
-    """Of matrices without elements: identities, as far as they have columns."""
+    """Decompose matrices without elements: into identities, as far as they have columns."""
     batch, least = A.shape[:-2], min(rows, columns)
     values = jnp.zeros((*batch, least), A.real.dtype)
     if not compute_uv:
@@ -47,7 +45,7 @@ def _empty_svd(A: Array, rows: int, columns: int, full: bool, compute_uv: bool) 
 
 @lower("_linalg_eigh")
 def eigh(A: Array, UPLO: str = "L", compute_v: bool = True) -> tuple[Array, Array]:
-    """Eigenvalues, ascending, and vectors of the matrix that one triangle gives."""
+    """Return eigenvalues, ascending, and vectors of the matrix that one triangle gives."""
     if not A.size:
         return jnp.zeros(A.shape[:-1], A.real.dtype), A if compute_v else jnp.zeros(0, A.dtype)
     if not compute_v:
@@ -59,7 +57,7 @@ def eigh(A: Array, UPLO: str = "L", compute_v: bool = True) -> tuple[Array, Arra
 
 @lower("linalg_eig")
 def eig(self: Array) -> tuple[Array, Array]:
-    """Complex eigenvalues and vectors."""
+    """Return complex eigenvalues and vectors."""
     if not self.size:
         kind = jnp.result_type(self.dtype, jnp.complex64)
         return jnp.zeros(self.shape[:-1], kind), jnp.zeros(self.shape, kind)
@@ -69,13 +67,13 @@ def eig(self: Array) -> tuple[Array, Array]:
 
 @lower("_linalg_eigvals")
 def eigvals(self: Array) -> Array:
-    """Complex eigenvalues."""
+    """Return complex eigenvalues."""
     return jnp.linalg.eigvals(self) if self.size else eig(self)[0]
 
 
 @lower("linalg_qr")
 def qr(A: Array, mode: str = "reduced") -> tuple[Array, Array]:
-    """Q and R; with mode "r" Q is empty."""
+    """Return Q and R; with mode "r" Q is empty."""
     rows, columns = A.shape[-2:]
     if mode == "r":
         if not A.size:
@@ -91,7 +89,7 @@ def qr(A: Array, mode: str = "reduced") -> tuple[Array, Array]:
 
 @lower("geqrf")
 def geqrf(self: Array) -> tuple[Array, Array]:
-    """The QR decomposition as LAPACK stores it: R above, Householder vectors below, and their factors."""
+    """Return the QR decomposition as LAPACK stores it: R above, Householder vectors below, and their factors."""
     if not self.size:
         return self, jnp.zeros((*self.shape[:-2], min(self.shape[-2:])), self.dtype)
     packed, factors = jnp.linalg.qr(self, mode="raw")
@@ -100,27 +98,27 @@ def geqrf(self: Array) -> tuple[Array, Array]:
 
 @lower("linalg_householder_product")
 def householder_product(input: Array, tau: Array) -> Array:
-    """The first columns of the product of the Householder reflections."""
+    """Return the first columns of the product of the Householder reflections."""
     return jax.lax.linalg.householder_product(input, tau) if input.size else input
 
 
 @lower("ormqr")
 def ormqr(self: Array, input2: Array, input3: Array, left: bool = True, transpose: bool = False) -> Array:
-    """The whole orthogonal matrix of Householder reflections times `input3`, from either side."""
+    """Return the whole orthogonal matrix of Householder reflections times `input3`, from either side."""
     if not self.size or not input3.size:
         return input3
     return jax.lax.linalg.ormqr(self, input2, input3, left=left, transpose=transpose)
 
 
 def failing_minor(A: Array, factor: Array) -> Array:
-    """0 where a Cholesky factor was found, else the order of the first leading minor that is not positive.
+    """Return 0 where a Cholesky factor was found, else the order of the first leading minor that is not positive.
 
     `A` has its lower triangle in use. Leading minors fail from some order on, so a binary search over them finds it.
     """
     failed = jnp.any(jnp.isnan(factor), (-1, -2))
     size = A.shape[-1]
 
-    def halve(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+    def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
         middle = (low + high) // 2
         inside = jnp.arange(size) < middle[..., None]
@@ -140,7 +138,7 @@ def failing_minor(A: Array, factor: Array) -> Array:
 
 @lower("linalg_cholesky_ex")
 def cholesky_ex(self: Array, *, upper: bool = False, check_errors: bool = False) -> tuple[Array, Array]:
-    """The factor of the matrix that one triangle gives, and the order of the minor at which it fails."""
+    """Return the factor of the matrix that one triangle gives, and the order of the minor at which it fails."""
     if not self.size:
         return self, jnp.zeros(self.shape[:-2], jnp.int32)
     half = transposed(self) if upper else self
@@ -151,13 +149,13 @@ def cholesky_ex(self: Array, *, upper: bool = False, check_errors: bool = False)
 
 @lower("cholesky")
 def cholesky(self: Array, upper: bool = False) -> Array:
-    """The factor of the matrix that one triangle gives."""
+    """Return the factor of the matrix that one triangle gives."""
     return cholesky_ex(self, upper=upper)[0]
 
 
 @lower("cholesky_solve", "_cholesky_solve_helper")
 def cholesky_solve(self: Array, input2: Array, upper: bool = False) -> Array:
-    """The solution X of A X = self, given the Cholesky factor of A."""
+    """Return the solution X of A X = self, given the Cholesky factor of A."""
     batch = jnp.broadcast_shapes(self.shape[:-2], input2.shape[:-2])
     right = jnp.broadcast_to(self, (*batch, *self.shape[-2:]))
     factor = jnp.broadcast_to(input2, (*batch, *input2.shape[-2:]))
@@ -168,13 +166,13 @@ def cholesky_solve(self: Array, input2: Array, upper: bool = False) -> Array:
 
 @lower("cholesky_inverse")
 def cholesky_inverse(self: Array, upper: bool = False) -> Array:
-    """The inverse of A, given its Cholesky factor."""
+    """Return the inverse of A, given its Cholesky factor."""
     return cholesky_solve(jnp.broadcast_to(jnp.eye(self.shape[-1], dtype=self.dtype), self.shape), self, upper)
 
 
 @lower("linalg_matrix_exp")
 def matrix_exp(self: Array) -> Array:
-    """The matrix exponential."""
+    """Return the matrix exponential."""
     if not self.size:
         return self
     values = wide(self)
@@ -183,6 +181,6 @@ def matrix_exp(self: Array) -> Array:
 
 @lower("linalg_cross", promotes=True)
 def cross(self: Array, other: Array, *, dim: int = -1) -> Array:
-    """The cross product along `dim`, which has three elements."""
+    """Return the cross product along `dim`, which has three elements."""
     self, other = jnp.broadcast_arrays(wide(self), wide(other))
     return jnp.cross(self, other, axis=dim)

@@ -1,87 +1,78 @@
-"""Losses and their backward passes."""
+"""Losses and their backward passes, which give the gradient of the input."""
 
 from __future__ import annotations
 
 import jax.numpy as jnp
 from jax import Array
 
-from ampcheck.jax_device.lowering import Number, lower
+from ampcheck.jax_device.lowering import Computation, Number, lower
 from ampcheck.jax_device.lowerings.wide import MEAN, pullback, reduced, rounded, spread, widened
 
 _LOG_FLOOR = -100.0  # what binary_cross_entropy takes for the logarithm of zero
 _LEAST = 1e-12  # its least denominator in the backward pass
 
 
-@lower("mse_loss", promotes=True)
-@widened
-def mse_loss(self: Array, target: Array, reduction: int = MEAN) -> Array:
-    """(self - target) squared."""
-    return reduced(jnp.square(self - target), reduction)
-
-
-@lower("mse_loss_backward", promotes=True)
-@widened
-def mse_loss_backward(grad_output: Array, self: Array, target: Array, reduction: int) -> Array:
-    """The gradient of self."""
-    difference = self - target
-    return spread(grad_output, reduction, difference.size) * 2 * difference
-
-
-@lower("smooth_l1_loss", promotes=True)
-@widened
-def smooth_l1_loss(self: Array, target: Array, reduction: int = MEAN, beta: float = 1.0) -> Array:
-    """Quadratic where |self - target| < beta, linear beyond."""
-    distance = jnp.abs(self - target)
+def _smooth_l1(difference: Array, beta: float = 1.0) -> Array:
+    distance = jnp.abs(difference)
     inner = 0.5 * distance * distance / beta if beta else distance
-    return reduced(jnp.where(distance < beta, inner, distance - 0.5 * beta), reduction)
+    return jnp.where(distance < beta, inner, distance - 0.5 * beta)
 
 
-@lower("smooth_l1_loss_backward", promotes=True)
-@widened
-def smooth_l1_loss_backward(grad_output: Array, self: Array, target: Array, reduction: int, beta: float) -> Array:
-    """The gradient of self."""
-    difference = self - target
-    inner = difference / beta if beta else difference
-    slope = jnp.where(jnp.abs(difference) < beta, inner, jnp.sign(difference))
-    return spread(grad_output, reduction, difference.size) * slope
+def _smooth_l1_slope(difference: Array, beta: float) -> Array:
+    return jnp.where(jnp.abs(difference) < beta, difference / beta if beta else difference, jnp.sign(difference))
 
 
-@lower("huber_loss", promotes=True)
-@widened
-def huber_loss(self: Array, target: Array, reduction: int = MEAN, delta: float = 1.0) -> Array:
-    """smooth_l1_loss times delta."""
-    distance = jnp.abs(self - target)
-    return reduced(jnp.where(distance < delta, 0.5 * distance * distance, delta * (distance - 0.5 * delta)), reduction)
+def _huber(difference: Array, delta: float = 1.0) -> Array:
+    distance = jnp.abs(difference)
+    return jnp.where(distance < delta, 0.5 * distance * distance, delta * (distance - 0.5 * delta))
 
 
-@lower("huber_loss_backward", promotes=True)
-@widened
-def huber_loss_backward(grad_output: Array, self: Array, target: Array, reduction: int, delta: float) -> Array:
-    """The gradient of self."""
-    difference = self - target
-    slope = jnp.where(jnp.abs(difference) < delta, difference, delta * jnp.sign(difference))
-    return spread(grad_output, reduction, difference.size) * slope
+def _huber_slope(difference: Array, delta: float) -> Array:
+    return jnp.where(jnp.abs(difference) < delta, difference, delta * jnp.sign(difference))
+
+
+# Losses of the difference between input and target: each element's loss, and its slope.
+_OF_DIFFERENCES: dict[str, tuple[Computation, Computation]] = {
+    "mse_loss": (jnp.square, lambda difference: 2 * difference),
+    "smooth_l1_loss": (_smooth_l1, _smooth_l1_slope),
+    "huber_loss": (_huber, _huber_slope),
+}
+
+
+def _register(name: str, losses: Computation, slopes: Computation) -> None:
+    @lower(name, promotes=True)
+    @widened
+    def forward(self: Array, target: Array, reduction: int = MEAN, *option: float) -> Array:
+        return reduced(losses(self - target, *option), reduction)
+
+    @lower(f"{name}_backward", promotes=True)
+    @widened
+    def backward(grad_output: Array, self: Array, target: Array, reduction: int, *option: float) -> Array:
+        difference = self - target
+        slope: Array = slopes(difference, *option)
+        return spread(grad_output, reduction, difference.size) * slope
+
+
+for _name, (_losses, _slopes) in _OF_DIFFERENCES.items():
+    _register(_name, _losses, _slopes)
 
 
 @lower("soft_margin_loss", promotes=True)
 @widened
-def soft_margin_loss(self: Array, target: Array, reduction: int = MEAN) -> Array:
-    """log(1 + exp(-target * self))."""
+def _soft_margin_loss(self: Array, target: Array, reduction: int = MEAN) -> Array:
     return reduced(jnp.log1p(jnp.exp(-target * self)), reduction)
 
 
 @lower("soft_margin_loss_backward", promotes=True)
 @widened
-def soft_margin_loss_backward(grad_output: Array, self: Array, target: Array, reduction: int) -> Array:
-    """The gradient of self."""
+def _soft_margin_loss_backward(grad_output: Array, self: Array, target: Array, reduction: int) -> Array:
     power = jnp.exp(-target * self)
     return spread(grad_output, reduction, power.size) * -target * power / (power + 1)
 
 
 @lower("binary_cross_entropy")
 @widened
-def binary_cross_entropy(self: Array, target: Array, weight: Array | None = None, reduction: int = MEAN) -> Array:
-    """Of probabilities."""
+def _binary_cross_entropy(self: Array, target: Array, weight: Array | None = None, reduction: int = MEAN) -> Array:
     yes = jnp.maximum(jnp.log(self), _LOG_FLOOR)
     no = jnp.maximum(jnp.log1p(-self), _LOG_FLOOR)
     losses = (target - 1) * no - target * yes
@@ -90,28 +81,26 @@ def binary_cross_entropy(self: Array, target: Array, weight: Array | None = None
 
 @lower("binary_cross_entropy_backward")
 @widened
-def binary_cross_entropy_backward(
+def _binary_cross_entropy_backward(
     grad_output: Array, self: Array, target: Array, weight: Array | None = None, reduction: int = MEAN
 ) -> Array:
-    """The gradient of the probabilities."""
     grad = grad_output * (self - target) / jnp.maximum((1 - self) * self, _LEAST)
     return spread(grad if weight is None else grad * weight, reduction, self.size)
 
 
 @lower("binary_cross_entropy_with_logits")
 @widened
-def binary_cross_entropy_with_logits(
+def _binary_cross_entropy_with_logits(
     self: Array, target: Array, weight: Array | None = None, pos_weight: Array | None = None, reduction: int = MEAN
 ) -> Array:
-    """Of logits; `pos_weight` weighs the positive ones."""
-    softened = jnp.log1p(jnp.exp(-jnp.abs(self))) + jnp.maximum(-self, 0)  # -log(sigmoid(self))
+    softened = jnp.log1p(jnp.exp(-jnp.abs(self))) + jnp.maximum(-self, 0)  # -log(sigmoid(self)), without overflow
     scale = 1 if pos_weight is None else 1 + (pos_weight - 1) * target
     losses = (1 - target) * self + scale * softened
     return reduced(losses if weight is None else losses * weight, reduction)
 
 
 def _picked(self: Array, target: Array, weight: Array | None, ignore_index: int) -> tuple[Array, Array, Array]:
-    """The index of each target, made valid, the value there, and its weight, zero where ignored."""
+    """Return the index of each target, made valid, the value there, and its weight, zero where ignored."""
     axis = 1 if self.ndim > 1 else 0
     kept = target != ignore_index
     index = jnp.expand_dims(jnp.where(kept, target, 0).astype(jnp.int64), axis)
@@ -122,10 +111,10 @@ def _picked(self: Array, target: Array, weight: Array | None, ignore_index: int)
 
 @lower("nll_loss_forward", "nll_loss2d_forward")
 @widened
-def nll_loss(
+def _nll_loss(
     self: Array, target: Array, weight: Array | None, reduction: int, ignore_index: int
 ) -> tuple[Array, Array]:
-    """-self at each target class, weighted, and the sum of the weights. (C), (N, C) or (N, C, H, W)."""
+    """Return -self at each target class, weighted, and the sum of the weights, for (C), (N, C) or (N, C, H, W)."""
     _, value, weights = _picked(self, target, weight, ignore_index)
     losses = jnp.where(target == ignore_index, 0, -value * weights)
     if reduction == 0 and self.ndim > 1:
@@ -138,7 +127,7 @@ def nll_loss(
 
 @lower("nll_loss_backward", "nll_loss2d_backward")
 @widened
-def nll_loss_backward(
+def _nll_loss_backward(
     grad_output: Array,
     self: Array,
     target: Array,
@@ -147,21 +136,21 @@ def nll_loss_backward(
     ignore_index: int,
     total_weight: Array,
 ) -> Array:
-    """The gradient of self: minus the weight at each target class."""
     axis = 1 if self.ndim > 1 else 0
     index, _, weights = _picked(self, target, weight, ignore_index)
     grad = grad_output / total_weight if reduction == MEAN else grad_output
     grad = jnp.where(target == ignore_index, 0, -weights * grad)
+    # By comparison, not by a scatter, which XLA runs one element after the other on a CPU.
     classes = jnp.arange(self.shape[axis]).reshape([-1 if i == axis else 1 for i in range(self.ndim)])
     return jnp.where(classes == index, jnp.expand_dims(grad, axis), 0).astype(self.dtype)
 
 
 @lower("multi_margin_loss")
 @widened
-def multi_margin_loss(
+def _multi_margin_loss(
     self: Array, target: Array, p: Number = 1, margin: Number = 1, weight: Array | None = None, reduction: int = MEAN
 ) -> Array:
-    """max(0, margin - self[target] + self)^p over the other classes, divided by their number."""
+    """Sum max(0, margin - self[target] + self)^p over the other classes, divided by how many classes there are."""
     rows = jnp.atleast_2d(self)
     index = target.reshape(rows.shape[0], 1)
     violation = jnp.maximum(0, margin - jnp.take_along_axis(rows, index, axis=1) + rows)
@@ -175,25 +164,16 @@ def multi_margin_loss(
 
 @lower("multi_margin_loss_backward")
 @rounded
-def multi_margin_loss_backward(
-    grad_output: Array,
-    self: Array,
-    target: Array,
-    p: Number,
-    margin: Number,
-    weight: Array | None = None,
-    reduction: int = MEAN,
-) -> Array:
-    """The gradient of self."""
-    return pullback(lambda x: multi_margin_loss(x, target, p, margin, weight, reduction), grad_output, self)[0]
+def _multi_margin_loss_backward(grad_output: Array, self: Array, *given: Array | Number | None) -> Array:
+    return pullback(lambda x: _multi_margin_loss(x, *given), grad_output, self)[0]  # type: ignore[arg-type]
 
 
 @lower("multilabel_margin_loss_forward")
 @widened
-def multilabel_margin_loss(self: Array, target: Array, reduction: int) -> tuple[Array, Array]:
-    """max(0, 1 - (self[label] - self[other])) over labels and others, by classes; and which classes are labels.
+def _multilabel_margin_loss(self: Array, target: Array, reduction: int) -> tuple[Array, Array]:
+    """Sum max(0, 1 - (self[label] - self[other])) over labels and others; also say which classes are labels.
 
-    A row's labels end at the first -1.
+    A row's labels end at the first -1. The sum is divided by the number of classes.
     """
     rows, labels = jnp.atleast_2d(self), jnp.atleast_2d(target)
     listed = jnp.cumsum(labels < 0, axis=1) == 0
@@ -209,8 +189,7 @@ def multilabel_margin_loss(self: Array, target: Array, reduction: int) -> tuple[
 
 @lower("multilabel_margin_loss_backward")
 @rounded
-def multilabel_margin_loss_backward(
+def _multilabel_margin_loss_backward(
     grad_output: Array, self: Array, target: Array, reduction: int, is_target: Array
 ) -> Array:
-    """The gradient of self."""
-    return pullback(lambda x: multilabel_margin_loss(x, target, reduction)[0], grad_output, self)[0]
+    return pullback(lambda x: _multilabel_margin_loss(x, target, reduction)[0], grad_output, self)[0]

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import string
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax import Array
 
-from ampcheck.jax_device.dtypes import jax_dtype
+from ampcheck.jax_device.dtypes import jax_dtype, opmath_dtype
 from ampcheck.jax_device.lowering import Number, lower
 from ampcheck.jax_device.lowerings import accumulate
 from ampcheck.jax_device.lowerings.accumulate import Matrix, settled
@@ -25,30 +25,30 @@ from ampcheck.jax_device.lowerings.wide import wide
 
 @lower("mm", "bmm", "mv", "dot", one_dtype=True, columns=True)
 def matmul(self: Matrix, other: Matrix) -> Array:
-    """The product of matrices, batches of them, or vectors."""
+    """Return the product of matrices, batches of them, or vectors."""
     return accumulate.product(self, other)
 
 
 @lower("vdot", one_dtype=True)
 def vdot(self: Array, other: Array) -> Array:
-    """The product of two vectors, the first conjugated."""
+    """Return the product of two vectors, the first conjugated."""
     return accumulate.product(jnp.conj(self), other)
 
 
 @lower("mm.dtype", "bmm.dtype", columns=True)
 def matmul_dtype(self: Matrix, mat2: Matrix, out_dtype: torch.dtype) -> Array:
-    """The product as the dot accumulated it, without rounding to the inputs' dtype."""
+    """Return the product as the dot accumulated it, without rounding to the inputs' dtype."""
     return accumulate.product(self, mat2, jax_dtype(out_dtype))
 
 
 @lower("_int_mm")
 def int_mm(self: Array, mat2: Array) -> Array:
-    """The int32 product of int8 matrices."""
+    """Return the int32 product of int8 matrices."""
     return jnp.matmul(self, mat2, preferred_element_type=jnp.int32)
 
 
 def scaled_sum(self: Array, product: Array, beta: Number | None, alpha: Number | None) -> Array:
-    """beta * self + alpha * product, where None is 1; with a beta of 0 `self` counts for nothing, nan included."""
+    """Compute beta * self + alpha * product, where None is 1; with a beta of 0 not even nan in `self` counts."""
     if alpha is not None:
         product = product * _factor(alpha, product)
     if beta is None:
@@ -59,17 +59,13 @@ def scaled_sum(self: Array, product: Array, beta: Number | None, alpha: Number |
 
 
 def _factor(number: Number, array: Array) -> Array:
-    """The number as PyTorch multiplies by it: in the array's dtype, so that integers know no fractions."""
+    """Return the number as PyTorch multiplies by it: in the array's dtype, so that integers know no fractions."""
     return jnp.asarray(number).astype(array.dtype)
 
 
-def _accumulator(array: Matrix, beta: Number | None, alpha: Number | None) -> Any:
-    """The dtype the dot is to give: None leaves the inputs' own, where nothing is multiplied afterwards."""
-    return None if beta is None and alpha is None else _wide_dtype(array)
-
-
-def _wide_dtype(array: Matrix) -> Any:
-    return jnp.float32 if array.dtype in (jnp.float16, jnp.bfloat16) else array.dtype
+def _accumulator(array: Matrix, beta: Number | None, alpha: Number | None) -> np.dtype | None:
+    """Return the dtype the dot is to give: None leaves the inputs' own, where nothing is multiplied afterwards."""
+    return None if beta is None and alpha is None else opmath_dtype(array.dtype)
 
 
 @lower("addmm", "addmv", "baddbmm", one_dtype=True, columns=True)
@@ -81,7 +77,7 @@ def addmm(
     beta: Number | None = None,
     alpha: Number | None = None,
 ) -> Array:
-    """beta * self + alpha * mat1 @ mat2."""
+    """Compute beta * self + alpha * mat1 @ mat2."""
     product = accumulate.product(mat1, mat2, _accumulator(mat1, beta, alpha))
     return scaled_sum(settled(self), product, beta, alpha)
 
@@ -96,7 +92,7 @@ def addmm_dtype(
     beta: Number | None = None,
     alpha: Number | None = None,
 ) -> Array:
-    """beta * self + alpha * mat1 @ mat2 as the dot accumulated it, without rounding to the inputs' dtype."""
+    """Compute beta * self + alpha * mat1 @ mat2 as the dot accumulated it, without rounding to the inputs' dtype."""
     product = accumulate.product(mat1, mat2, jax_dtype(out_dtype))
     return scaled_sum(settled(self).astype(product.dtype), product, beta, alpha)
 
@@ -105,7 +101,7 @@ def addmm_dtype(
 def addbmm(
     self: Array, batch1: Array, batch2: Array, *, beta: Number | None = None, alpha: Number | None = None
 ) -> Array:
-    """beta * self + alpha * the sum over the batch of batch1 @ batch2: one dot over batch and inner dimension."""
+    """Compute beta * self + alpha * the batch's sum of batch1 @ batch2: one dot over batch and inner dimension."""
     batch, rows, inner = batch1.shape
     left = jnp.swapaxes(batch1, 0, 1).reshape(rows, batch * inner)
     right = batch2.reshape(batch * inner, batch2.shape[2])
@@ -114,7 +110,7 @@ def addbmm(
 
 @lower("addr", promotes=True)
 def addr(self: Array, vec1: Array, vec2: Array, *, beta: Number | None = None, alpha: Number | None = None) -> Array:
-    """beta * self + alpha * the outer product of two vectors."""
+    """Compute beta * self + alpha * the outer product of two vectors."""
     if self.dtype == jnp.bool_:
         return addr_bool(self, vec1, vec2, beta, alpha)
     scaled = alpha is not None or beta is not None
@@ -123,7 +119,7 @@ def addr(self: Array, vec1: Array, vec2: Array, *, beta: Number | None = None, a
 
 
 def addr_bool(self: Array, vec1: Array, vec2: Array, beta: Number | None, alpha: Number | None) -> Array:
-    """`addr` of truth values: multiplying is "and", adding is "or"."""
+    """Compute `addr` of truth values: multiplying is "and", adding is "or"."""
     product = vec1[:, None] & vec2[None, :]
     if alpha is not None:
         product = product & (jnp.asarray(alpha) != 0)
@@ -140,7 +136,7 @@ def addmm_activation(
     alpha: Number | None = None,
     use_gelu: bool = False,
 ) -> Array:
-    """relu or gelu of addmm; PyTorch approximates gelu by tanh on CUDA alone."""
+    """Apply relu or gelu to addmm; PyTorch approximates gelu by tanh on CUDA alone."""
     out = addmm(self, mat1, mat2, beta=beta, alpha=alpha)
     return jax.nn.gelu(wide(out), approximate=False) if use_gelu else jnp.maximum(out, 0)
 
@@ -156,7 +152,7 @@ def trilinear(
     sumdim: Sequence[int],
     unroll_dim: int = 1,
 ) -> Array:
-    """The product of three tensors, each lacking the dimensions it is expanded in, summed over `sumdim`."""
+    """Return the product of three tensors, each lacking the dimensions it is expanded in, summed over `sumdim`."""
     total = i1.ndim + len(expand1)
     labels = [
         "".join(letter for d, letter in enumerate(string.ascii_letters[:total]) if d not in {e % total for e in expand})
@@ -167,5 +163,5 @@ def trilinear(
     given = "".join(letter for letter in out if any(letter in label for label in labels))
     # The first of its two dots has a result in float32, so the second has one such operand: no case for a CPU's kernel.
     parts = [wide(i) if accumulate.widens(i.dtype) else i for i in (i1, i2, i3)]
-    product = jnp.einsum(f"{','.join(labels)}->{given}", *parts, preferred_element_type=_wide_dtype(i1))
+    product = jnp.einsum(f"{','.join(labels)}->{given}", *parts, preferred_element_type=opmath_dtype(i1.dtype))
     return jnp.expand_dims(product, [out.index(letter) for letter in out if letter not in given])

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ampcheck.jax_device.lowering import lower
-from ampcheck.jax_device.lowerings.wide import pullback, widened
+from ampcheck.jax_device.lowerings.wide import pullback, wanted, widened
 
 
 def _moments(array: Array, axes: int | Sequence[int], eps: float) -> tuple[Array, Array]:
@@ -29,7 +29,7 @@ def _affine(array: Array, weight: Array | None, bias: Array | None) -> Array:
 def layer_norm(
     input: Array, normalized_shape: Sequence[int], weight: Array | None, bias: Array | None, eps: float
 ) -> tuple[Array, Array, Array]:
-    """Normalised over the last dimensions; with the mean and 1 / standard deviation."""
+    """Normalise over the last dimensions; also return the mean and 1 / standard deviation."""
     axes = tuple(range(input.ndim - len(normalized_shape), input.ndim))
     mean, rstd = _moments(input, axes, eps)
     return _affine((input - mean) * rstd, weight, bias), mean, rstd
@@ -47,12 +47,12 @@ def layer_norm_backward(
     bias: Array | None,
     output_mask: Sequence[bool],
 ) -> tuple[Array | None, ...]:
-    """The gradients of input, weight and bias that the mask asks for."""
+    """Return the gradients of input, weight and bias that the mask asks for."""
     first = input.ndim - len(normalized_shape)
     axes, outer = tuple(range(first, input.ndim)), tuple(range(first))
     shape = (*input.shape[:first], *((1,) * len(axes)))
     normal = (input - mean.reshape(shape)) * rstd.reshape(shape)
-    by_input = through(grad_out if weight is None else grad_out * weight, normal, rstd.reshape(shape), axes)
+    by_input = _through(grad_out if weight is None else grad_out * weight, normal, rstd.reshape(shape), axes)
     return wanted(
         output_mask,
         by_input,
@@ -61,16 +61,11 @@ def layer_norm_backward(
     )
 
 
-def through(grad: Array, normal: Array, rstd: Array, axes: int | Sequence[int]) -> Array:
-    """The gradient of what was normalised over `axes` from the gradient of the normal values."""
+def _through(grad: Array, normal: Array, rstd: Array, axes: int | Sequence[int]) -> Array:
+    """Return the gradient of what was normalised over `axes` from the gradient of the normal values."""
     centre = jnp.mean(grad, axis=axes, keepdims=True)
     along = jnp.mean(grad * normal, axis=axes, keepdims=True)
     return rstd * (grad - centre - normal * along)
-
-
-def wanted(mask: Sequence[bool], *grads: Array | None) -> tuple[Array | None, ...]:
-    """The gradients, None where the mask does not ask for one."""
-    return tuple(g if asked else None for g, asked in zip(grads, mask, strict=True))
 
 
 @lower("_fused_rms_norm")
@@ -78,7 +73,7 @@ def wanted(mask: Sequence[bool], *grads: Array | None) -> tuple[Array | None, ..
 def rms_norm(
     input: Array, normalized_shape: Sequence[int], weight: Array | None, eps: float | None
 ) -> tuple[Array, Array]:
-    """Divided by the root of the mean square over the last dimensions; with 1 / that root."""
+    """Divide by the root of the mean square over the last dimensions; also return 1 / that root."""
     axes = tuple(range(input.ndim - len(normalized_shape), input.ndim))
     least = float(jnp.finfo(input.dtype).eps) if eps is None else eps
     rstd = jax.lax.rsqrt(jnp.mean(jnp.square(input), axis=axes, keepdims=True) + least)
@@ -95,7 +90,7 @@ def rms_norm_backward(
     weight: Array | None,
     output_mask: Sequence[bool],
 ) -> tuple[Array | None, ...]:
-    """The gradients of input and weight that the mask asks for."""
+    """Return the gradients of input and weight that the mask asks for."""
     first = input.ndim - len(normalized_shape)
     axes = tuple(range(first, input.ndim))
     rstd = rstd.reshape(*input.shape[:first], *((1,) * len(axes)))
@@ -111,7 +106,7 @@ def rms_norm_backward(
 def group_norm(
     input: Array, weight: Array | None, bias: Array | None, N: int, C: int, HxW: int, group: int, eps: float
 ) -> tuple[Array, Array, Array]:
-    """Normalised over each group of channels; with the means and 1 / standard deviations, (N, groups)."""
+    """Normalise over each group of channels; also return the means and 1 / standard deviations, (N, groups)."""
     rows = input.reshape(N, group, C // group * HxW)
     mean, rstd = _moments(rows, 2, eps)
     normal = ((rows - mean) * rstd).reshape(N, C, HxW)
@@ -137,14 +132,14 @@ def group_norm_backward(
     group: int,
     output_mask: Sequence[bool],
 ) -> tuple[Array | None, ...]:
-    """The gradients of input, weight and bias that the mask asks for."""
+    """Return the gradients of input, weight and bias that the mask asks for."""
     mean, rstd = mean.reshape(N, group, 1), rstd.reshape(N, group, 1)
     normal = (input.reshape(N, group, C // group * HxW) - mean) * rstd
     grad = grad_out.reshape(N, C, HxW)
     scaled = _affine(grad, _column(weight), None).reshape(normal.shape)
     return wanted(
         output_mask,
-        through(scaled, normal, rstd, 2).reshape(input.shape),
+        _through(scaled, normal, rstd, 2).reshape(input.shape),
         jnp.sum(grad * normal.reshape(grad.shape), axis=(0, 2)),
         jnp.sum(grad, axis=(0, 2)),
     )
@@ -157,7 +152,7 @@ def _norms(v: Array, dim: int) -> Array:
 @lower("_weight_norm_interface")
 @widened
 def weight_norm(v: Array, g: Array, dim: int = 0) -> tuple[Array, Array]:
-    """g * v / |v|, norms over all dimensions but `dim`; with the norms."""
+    """Compute g * v / |v|, norms over all dimensions but `dim`; also return the norms."""
     norms = _norms(v, dim % v.ndim)
     return v * (g / norms), norms
 
@@ -167,7 +162,7 @@ def weight_norm(v: Array, g: Array, dim: int = 0) -> tuple[Array, Array]:
 def weight_norm_backward(
     grad_w: Array, saved_v: Array, saved_g: Array, saved_norms: Array, dim: int
 ) -> tuple[Array | None, ...]:
-    """The gradients of v and g."""
+    """Return the gradients of v and g."""
 
     def forward(v: Array, g: Array) -> Array:
         return v * (g / _norms(v, dim % v.ndim))

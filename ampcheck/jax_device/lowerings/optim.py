@@ -7,35 +7,30 @@ found a non-finite gradient changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 from jax import Array
 
-from ampcheck.jax_device.lowering import lower
-
-_LOW = (jnp.float16, jnp.bfloat16)
-
-
-def _wide(x: Array) -> Array:
-    return x.astype(jnp.float32) if x.dtype in _LOW else x
+from ampcheck.jax_device.lowering import Computation, lower
+from ampcheck.jax_device.lowerings.wide import wide
 
 
-class _Step:
+class _FusedStep:
     """What all fused steps share: unscaled gradients, and results kept back where the step is skipped."""
 
     def __init__(self, maximize: bool, grad_scale: Array | None, found_inf: Array | None) -> None:
         self.maximize, self.grad_scale, self.found_inf = maximize, grad_scale, found_inf
 
     def gradient(self, grad: Array) -> tuple[Array, Array]:
-        """The gradient to store, and the one to step against."""
-        wide = _wide(grad)
-        wide = wide if self.grad_scale is None else wide / self.grad_scale.reshape(()).astype(wide.dtype)
-        return wide, -wide if self.maximize else wide
+        """Return the gradient to store, and the one to step against."""
+        unscaled = wide(grad)
+        if self.grad_scale is not None:
+            unscaled = unscaled / self.grad_scale.reshape(()).astype(unscaled.dtype)
+        return unscaled, -unscaled if self.maximize else unscaled
 
     def kept(self, new: list[list[Array]], old: Sequence[Sequence[Array]]) -> tuple[list[Array], ...]:
-        """The new values in the dtypes of the old, or the old where a non-finite gradient was found."""
+        """Return the new values in the dtypes of the old, or the old where a non-finite gradient was found."""
         return tuple([self._one(n, o) for n, o in zip(ns, os, strict=True)] for ns, os in zip(new, old, strict=True))
 
     def _one(self, new: Array, old: Array) -> Array:
@@ -44,16 +39,16 @@ class _Step:
 
 
 def _number(x: float | Array) -> float | Array:
-    """A learning rate given as a tensor, as a scalar."""
+    """Return a learning rate given as a tensor, as a scalar."""
     return x.reshape(()) if isinstance(x, Array) else x
 
 
 def _correction(beta: float | Array, step: Array) -> Array:
-    """1 - beta ** step, in float64: in float32 most digits of the first steps would cancel."""
+    """Compute 1 - beta ** step, in float64: in float32 most digits of the first steps would cancel."""
     return 1 - jnp.power(beta, step.reshape(()).astype(jnp.float64))
 
 
-def _adam(decoupled: bool) -> Callable[..., Any]:
+def _adam(decoupled: bool) -> Computation:
     def compute(
         self: list[Array],
         grads: list[Array],
@@ -72,18 +67,18 @@ def _adam(decoupled: bool) -> Callable[..., Any]:
         grad_scale: Array | None = None,
         found_inf: Array | None = None,
     ) -> tuple[list[Array], ...]:
-        step, lr = _Step(maximize, grad_scale, found_inf), _number(lr)
+        step, lr = _FusedStep(maximize, grad_scale, found_inf), _number(lr)
         new: list[list[Array]] = [[], [], [], [], []]
         for i, stored in enumerate(self):
-            param, dtype = _wide(stored), _wide(stored).dtype
+            param, dtype = wide(stored), wide(stored).dtype
             unscaled, grad = step.gradient(grads[i])
             if weight_decay and decoupled:
                 param = param - jnp.asarray(lr * weight_decay, dtype) * param
             elif weight_decay:
                 grad = grad + weight_decay * param
-            mean = beta1 * _wide(exp_avgs[i]) + (1 - beta1) * grad
-            square = beta2 * _wide(exp_avg_sqs[i]) + (1 - beta2) * grad * grad
-            largest = jnp.maximum(_wide(max_exp_avg_sqs[i]), square) if amsgrad else square
+            mean = beta1 * wide(exp_avgs[i]) + (1 - beta1) * grad
+            square = beta2 * wide(exp_avg_sqs[i]) + (1 - beta2) * grad * grad
+            largest = jnp.maximum(wide(max_exp_avg_sqs[i]), square) if amsgrad else square
             size = jnp.asarray(lr / _correction(beta1, state_steps[i]), dtype)
             root = jnp.sqrt(_correction(beta2, state_steps[i])).astype(dtype)
             param = param - size * mean / (jnp.sqrt(largest) / root + eps)
@@ -117,16 +112,16 @@ def sgd(
     grad_scale: Array | None = None,
     found_inf: Array | None = None,
 ) -> tuple[list[Array], ...]:
-    """A step of stochastic gradient descent; without momentum the list of buffers is empty."""
-    step, lr = _Step(maximize, grad_scale, found_inf), _number(lr)
+    """Return a step of stochastic gradient descent; without momentum the list of buffers is empty."""
+    step, lr = _FusedStep(maximize, grad_scale, found_inf), _number(lr)
     params, unscaled, buffers = [], [], []
     for i, stored in enumerate(self):
-        param = _wide(stored)
+        param = wide(stored)
         kept, grad = step.gradient(grads[i])
         if weight_decay:
             grad = grad + weight_decay * param
         if momentum_buffer_list:
-            buffer = grad if is_first_step else momentum * _wide(momentum_buffer_list[i]) + (1 - dampening) * grad
+            buffer = grad if is_first_step else momentum * wide(momentum_buffer_list[i]) + (1 - dampening) * grad
             grad = grad + momentum * buffer if nesterov else buffer
             buffers.append(buffer)
         params.append(param - jnp.asarray(lr, param.dtype) * grad)
@@ -149,15 +144,15 @@ def adagrad(
     grad_scale: Array | None = None,
     found_inf: Array | None = None,
 ) -> tuple[list[Array], ...]:
-    """A step of Adagrad. With a number for `lr` PyTorch's schema says that it writes the steps too; it does not."""
-    step, rate = _Step(maximize, grad_scale, found_inf), _number(lr)
+    """Take a step of Adagrad. With a number for `lr` PyTorch's schema claims that it writes the steps too."""
+    step, rate = _FusedStep(maximize, grad_scale, found_inf), _number(lr)
     params, unscaled, sums = [], [], []
     for i, stored in enumerate(self):
-        param = _wide(stored)
+        param = wide(stored)
         kept, grad = step.gradient(grads[i])
         if weight_decay:
             grad = grad + weight_decay * param
-        total = _wide(state_sums[i]) + grad * grad
+        total = wide(state_sums[i]) + grad * grad
         size = rate / (1 + (state_steps[i].reshape(()).astype(jnp.float64) - 1) * lr_decay)
         params.append(param - jnp.asarray(size, param.dtype) * grad / (jnp.sqrt(total) + eps))
         unscaled.append(kept)

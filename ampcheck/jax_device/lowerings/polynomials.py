@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowering import Computation, lower
 from ampcheck.jax_device.lowerings.unary import floating
 
 
 class Family(NamedTuple):
     """The polynomial of degree 1, and the recurrence."""
 
-    first: Callable[[Any], Any]
-    following: Callable[[Any, Any, Any, Any], Any]
+    first: Computation
+    following: Computation
 
 
 def _chebyshev(x: Array, k: Array, p: Array, before: Array) -> Array:
@@ -53,7 +52,7 @@ FAMILIES = {
 
 
 def evaluate(family: Family, x: Array, n: Array) -> Array:
-    """The polynomial of degree n (integers, of x's shape) at x; 0 for a negative degree."""
+    """Return the polynomial of degree n (integers, of x's shape) at x; 0 for a negative degree."""
     last = jnp.max(n, initial=1)
 
     def following(k: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -66,7 +65,7 @@ def evaluate(family: Family, x: Array, n: Array) -> Array:
     return jnp.where(n < 0, 0, jnp.where(n == 0, 1, p)).astype(x.dtype)
 
 
-def _lowering(family: Family, shifted: bool) -> Callable[..., Any]:
+def _lowering(family: Family, shifted: bool) -> Computation:
     def compute(x: Array, n: Array) -> Array:
         x, n = jnp.broadcast_arrays(floating(jnp.asarray(x)), jnp.asarray(n))
         return evaluate(family, 2 * x - 1 if shifted else x, jnp.nan_to_num(n).astype(jnp.int64))

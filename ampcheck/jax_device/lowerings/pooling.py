@@ -1,12 +1,15 @@
-"""Pooling over windows: dimension after dimension, so that a window costs the sum of its sides."""
+"""Pooling over windows: dimension after dimension, so that a window costs the sum of its sides.
+
+Fractional max pooling has windows of one size at random, nearly regular places.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Iterator, Sequence
 from functools import reduce
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,23 +19,25 @@ from jax import Array
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.wide import rounded, transposed, widened
 
+Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 _FAR = np.iinfo(np.int32).max  # the index of padding, so that an element that equals it is taken instead
 
 
-def _each(value: Sequence[int], dims: int, default: Sequence[int] = ()) -> tuple[int, ...]:
+def each(value: Sequence[int], dims: int, default: Sequence[int] = ()) -> tuple[int, ...]:
+    """Return an option for each spatial dimension: one number stands for all."""
     value = tuple(value) or tuple(default)
     return value * dims if len(value) == 1 else value
 
 
 def windows(length: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
-    """How many windows a dimension has; with `ceil_mode` the last one may hang over, but starts inside."""
+    """Return how many windows a dimension has; with `ceil_mode` the last one may hang over, but starts inside."""
     span = length + 2 * padding - dilation * (kernel - 1) - 1
     count = (span + stride - 1 if ceil_mode else span) // stride + 1
     return count - 1 if ceil_mode and (count - 1) * stride >= length + padding else count
 
 
-def better(new: tuple[Array, Array], old: tuple[Array, Array]) -> tuple[Array, Array]:
-    """The greater of two (value, index); the lower index where equal; nan over everything."""
+def _better(new: tuple[Array, Array], old: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Return the greater of two (value, index); the lower index where equal; nan over everything."""
     (value, index), (best, place) = new, old
     wins = (value > best) | ((value == best) & (index < place))
     if jnp.issubdtype(value.dtype, jnp.floating):
@@ -43,16 +48,16 @@ def better(new: tuple[Array, Array], old: tuple[Array, Array]) -> tuple[Array, A
 def _greatest(candidates: Iterator[tuple[Array, Array]]) -> tuple[Array, Array]:
     best = next(candidates)
     for candidate in candidates:
-        best = better(candidate, best)
+        best = _better(candidate, best)
     return best
 
 
-def _lowest(dtype: Any) -> Any:
+def _lowest(dtype: np.dtype) -> float:
     return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
 
 
 def _places(size: Sequence[int], ndim: int) -> Array:
-    """Each element's index within its last dimensions, of shape (1, …, *size)."""
+    """Return each element's index within its last dimensions, of shape (1, …, *size)."""
     return jnp.arange(math.prod(size), dtype=np.int32).reshape(*((1,) * (ndim - len(size))), *size)
 
 
@@ -60,30 +65,25 @@ def _strided(array: Array, axis: int, start: int, count: int, step: int) -> Arra
     return jax.lax.slice_in_dim(array, start, start + (count - 1) * step + 1, step, axis)
 
 
-@lower("max_pool2d_with_indices")
-def max_pool2d(
-    self: Array,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    ceil_mode: bool = False,
-) -> tuple[Array, Array]:
-    """The greatest of each window of the last two dimensions, and its index in them."""
-    return _max_pool(self, 2, kernel_size, stride, padding, dilation, ceil_mode)
+def _register_max_pool(dims: int) -> None:
+    @lower(f"max_pool{dims}d_with_indices")
+    def forward(
+        self: Array,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        ceil_mode: bool = False,
+    ) -> tuple[Array, Array]:
+        return _max_pool(self, dims, kernel_size, stride, padding, dilation, ceil_mode)
 
+    kinds = ("max_pool{}d_with_indices", "adaptive_max_pool{}d", "fractional_max_pool{}d")
 
-@lower("max_pool3d_with_indices")
-def max_pool3d(
-    self: Array,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    ceil_mode: bool = False,
-) -> tuple[Array, Array]:
-    """The greatest of each window of the last three dimensions, and its index in them."""
-    return _max_pool(self, 3, kernel_size, stride, padding, dilation, ceil_mode)
+    # The indices are the last argument of each. Some Meta kernels do not say the dtype of the result.
+    @lower(*(f"{kind.format(dims)}_backward" for kind in kinds))
+    @rounded
+    def backward(grad_output: Array, self: Array, *options: Array) -> Array:
+        return _scattered(grad_output, options[-1], self.shape, dims)
 
 
 def _max_pool(
@@ -95,8 +95,8 @@ def _max_pool(
     dilation: Sequence[int],
     ceil_mode: bool,
 ) -> tuple[Array, Array]:
-    kernel = _each(kernel, dims)
-    options = zip(kernel, _each(stride, dims, kernel), _each(padding, dims), _each(dilation, dims), strict=True)
+    kernel = each(kernel, dims)
+    options = zip(kernel, each(stride, dims, kernel), each(padding, dims), each(dilation, dims), strict=True)
     value, index = self, jnp.broadcast_to(_places(self.shape[-dims:], self.ndim), self.shape)
     for axis, (k, s, p, d) in enumerate(options, self.ndim - dims):
         count = windows(self.shape[axis], k, s, p, d, ceil_mode)
@@ -112,7 +112,7 @@ def _max_pool(
 
 @lower("adaptive_max_pool2d", "adaptive_max_pool3d")
 def adaptive_max_pool(self: Array, output_size: Sequence[int]) -> tuple[Array, Array]:
-    """The greatest of each of `output_size` nearly equal parts, and its index in the last dimensions."""
+    """Return the greatest of each of `output_size` nearly equal parts, and its index in the last dimensions."""
     dims = len(output_size)
     value, index = self, jnp.broadcast_to(_places(self.shape[-dims:], self.ndim), self.shape)
     for axis, parts in enumerate(output_size, self.ndim - dims):
@@ -123,27 +123,13 @@ def adaptive_max_pool(self: Array, output_size: Sequence[int]) -> tuple[Array, A
     return value, index
 
 
-def _parts(length: int, parts: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _parts(length: int, parts: int) -> tuple[Ints, Ints]:
     i = np.arange(parts)
     return i * length // max(parts, 1), -(-(i + 1) * length // max(parts, 1))
 
 
-@lower("max_pool2d_with_indices_backward", "adaptive_max_pool2d_backward", "fractional_max_pool2d_backward")
-@widened
-def max_pool2d_backward(grad_output: Array, self: Array, *options: Any) -> Array:
-    """Each gradient added where its maximum was found; the indices are the last argument."""
-    return _scattered(grad_output, options[-1], self.shape, 2)
-
-
-@lower("max_pool3d_with_indices_backward", "adaptive_max_pool3d_backward", "fractional_max_pool3d_backward")
-@rounded
-def max_pool3d_backward(grad_output: Array, self: Array, *options: Any) -> Array:
-    """Each gradient added where its maximum was found; the indices are the last argument."""
-    return _scattered(grad_output, options[-1], self.shape, 3)
-
-
 def _rows(array: Array, dims: int) -> Array:
-    """(all leading dimensions, all last `dims` ones)."""
+    """Flatten to (all leading dimensions, all last `dims` ones)."""
     return array.reshape(math.prod(array.shape[:-dims]), math.prod(array.shape[-dims:]))
 
 
@@ -154,8 +140,8 @@ def _scattered(values: Array, indices: Array, size: Sequence[int], dims: int) ->
 
 
 @lower("max_unpool2d", "max_unpool3d")
-def max_unpool(self: Array, indices: Array, output_size: Sequence[int], *_: Any) -> Array:
-    """Zeros, with each element of self at its index in the last dimensions."""
+def max_unpool(self: Array, indices: Array, output_size: Sequence[int], *_: Sequence[int]) -> Array:
+    """Return zeros, with each element of self at its index in the last dimensions."""
     dims = len(output_size)
     size = (*self.shape[:-dims], *output_size)
     flat = jnp.zeros((math.prod(size[:-dims]), math.prod(output_size)), self.dtype)
@@ -163,48 +149,44 @@ def max_unpool(self: Array, indices: Array, output_size: Sequence[int], *_: Any)
     return flat.at[rows, _rows(indices, dims)].set(_rows(self, dims)).reshape(size)
 
 
-@lower("avg_pool2d")
-@widened
-def avg_pool2d(
-    self: Array,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Array:
-    """The mean of each window of the last two dimensions."""
-    return _avg_pool(self, 2, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+def _register_avg_pool(dims: int) -> None:
+    @lower(f"avg_pool{dims}d")
+    @widened
+    def forward(
+        self: Array,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Array:
+        return _avg_pool(self, dims, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+
+    @lower(f"avg_pool{dims}d_backward")
+    @widened
+    def backward(
+        grad_output: Array,
+        self: Array,
+        kernel_size: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        *options: bool,
+    ) -> Array:
+        def pooled(x: Array) -> Array:
+            return _avg_pool(x, dims, kernel_size, stride, padding, *options)
+
+        return transposed(pooled, grad_output, self.shape)
+
+    @lower(f"_adaptive_avg_pool{dims}d_backward")
+    @widened
+    def adaptive_backward(grad_output: Array, self: Array) -> Array:
+        return transposed(lambda x: adaptive_avg_pool(x, grad_output.shape[-dims:]), grad_output, self.shape)
 
 
-@lower("avg_pool3d")
-@widened
-def avg_pool3d(
-    self: Array,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Array:
-    """The mean of each window of the last three dimensions."""
-    return _avg_pool(self, 3, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-
-
-@lower("avg_pool2d_backward")
-@widened
-def avg_pool2d_backward(grad_output: Array, self: Array, *options: Any) -> Array:
-    """The gradient of the input."""
-    return transposed(lambda x: _avg_pool(x, 2, *options), grad_output, self.shape)
-
-
-@lower("avg_pool3d_backward")
-@widened
-def avg_pool3d_backward(grad_output: Array, self: Array, *options: Any) -> Array:
-    """The gradient of the input."""
-    return transposed(lambda x: _avg_pool(x, 3, *options), grad_output, self.shape)
+for _dims in (2, 3):
+    _register_max_pool(_dims)
+    _register_avg_pool(_dims)
 
 
 def _avg_pool(
@@ -217,8 +199,8 @@ def _avg_pool(
     counted: bool,
     divisor: int | None,
 ) -> Array:
-    kernel = _each(kernel, dims)
-    options = zip(kernel, _each(stride, dims, kernel), _each(padding, dims), strict=True)
+    kernel = each(kernel, dims)
+    options = zip(kernel, each(stride, dims, kernel), each(padding, dims), strict=True)
     out, sizes = self, np.ones((1,) * dims)
     for i, (k, s, p) in enumerate(options):
         axis, length = self.ndim - dims + i, self.shape[self.ndim - dims + i]
@@ -238,7 +220,7 @@ def _avg_pool(
 @lower("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
 @widened
 def adaptive_avg_pool(self: Array, output_size: Sequence[int]) -> Array:
-    """The mean of each of `output_size` nearly equal parts of the last dimensions."""
+    """Return the mean of each of `output_size` nearly equal parts of the last dimensions."""
     dims = len(output_size)
     for axis, parts in enumerate(output_size, self.ndim - dims):
         self = _part_means(self, axis, parts)
@@ -261,15 +243,39 @@ def _part_means(array: Array, axis: int, parts: int) -> Array:
     return means
 
 
-@lower("_adaptive_avg_pool2d_backward")
-@widened
-def adaptive_avg_pool2d_backward(grad_output: Array, self: Array) -> Array:
-    """The gradient of the input."""
-    return transposed(lambda x: adaptive_avg_pool(x, grad_output.shape[-2:]), grad_output, self.shape)
+def _starts(samples: Array, length: int, parts: int, kernel: int) -> Array:
+    """Return where the windows of one dimension start, per batch and channel: (N, C, parts)."""
+    if parts == 1:
+        return jnp.full((*samples.shape, 1), length - kernel)
+    alpha = jnp.asarray((length - kernel) / (parts - 1), samples.dtype)
+    steps = jnp.arange(parts, dtype=samples.dtype)
+    starts = jnp.trunc((steps + samples[..., None]) * alpha) - jnp.trunc(samples * alpha)[..., None]
+    return starts.astype(jnp.int64).at[..., -1].set(length - kernel)
 
 
-@lower("_adaptive_avg_pool3d_backward")
-@widened
-def adaptive_avg_pool3d_backward(grad_output: Array, self: Array) -> Array:
-    """The gradient of the input."""
-    return transposed(lambda x: adaptive_avg_pool(x, grad_output.shape[-3:]), grad_output, self.shape)
+@lower("fractional_max_pool2d", "fractional_max_pool3d")
+def fractional_max_pool(
+    self: Array, kernel_size: Sequence[int], output_size: Sequence[int], random_samples: Array
+) -> tuple[Array, Array]:
+    """Return the greatest of each window, and its index. `random_samples`: (N, C, dims) in [0, 1)."""
+    dims = len(output_size)
+    batch = self if self.ndim == dims + 2 else self[None]
+    size = batch.shape[2:]
+    order = (1, 0) if dims == 2 else (0, 1, 2)  # the two-dimensional kernels take the samples as (width, height)
+    flat = batch.reshape(*batch.shape[:2], math.prod(size))
+    starts = [
+        _starts(random_samples[..., order[i]], n, parts, k)
+        for i, (n, parts, k) in enumerate(zip(size, output_size, kernel_size, strict=True))
+    ]
+    best: tuple[Array, Array] | None = None
+    for offsets in itertools.product(*map(range, kernel_size)):
+        index = jnp.zeros((), jnp.int64)
+        for i, (start, offset) in enumerate(zip(starts, offsets, strict=True)):
+            places = (start + offset) * math.prod(size[i + 1 :])
+            index = index + places.reshape(*places.shape[:2], *[places.shape[2] if j == i else 1 for j in range(dims)])
+        places = index.reshape(*flat.shape[:2], math.prod(output_size))
+        taken = jnp.take_along_axis(flat, places, axis=-1).reshape(index.shape)
+        best = (taken, index) if best is None else _better((taken, index), best)
+    assert best is not None  # a kernel has an element
+    value, index = best
+    return (value, index) if batch is self else (value[0], index[0])

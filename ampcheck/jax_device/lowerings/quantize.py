@@ -21,7 +21,7 @@ def _quantized(
 
 @lower("fake_quantize_per_tensor_affine_cachemask")
 def per_tensor(self: Array, scale: float, zero_point: int, quant_min: int, quant_max: int) -> tuple[Array, Array]:
-    """One scale and zero point."""
+    """Return one scale and zero point."""
     return _quantized(self, scale, zero_point, quant_min, quant_max)
 
 
@@ -29,7 +29,7 @@ def per_tensor(self: Array, scale: float, zero_point: int, quant_min: int, quant
 def per_tensor_given_as_tensors(
     self: Array, scale: Array, zero_point: Array, fake_quant_enabled: Array, quant_min: int, quant_max: int
 ) -> tuple[Array, Array]:
-    """The same, of one-element tensors; the values stay where it is not enabled."""
+    """Return the same, of one-element tensors; the values stay where it is not enabled."""
     out, inside = _quantized(self, scale.reshape(()), zero_point.reshape(()), quant_min, quant_max)
     enabled = fake_quant_enabled.reshape(()) != 0
     return jnp.where(enabled, out, self), inside | ~enabled
@@ -39,6 +39,6 @@ def per_tensor_given_as_tensors(
 def per_channel(
     self: Array, scale: Array, zero_point: Array, axis: int, quant_min: int, quant_max: int
 ) -> tuple[Array, Array]:
-    """A scale and a zero point for each place along `axis`."""
+    """Return a scale and a zero point for each place along `axis`."""
     column = [-1 if i == axis % self.ndim else 1 for i in range(self.ndim)]
     return _quantized(self, scale.reshape(column), zero_point.reshape(column), quant_min, quant_max)

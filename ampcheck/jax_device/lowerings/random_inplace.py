@@ -7,12 +7,12 @@ once per program, check few of them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import torch
 
 from ampcheck.jax_device import random
+from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.dispatch.kernels import computed, fit
 from ampcheck.jax_device.dispatch.schema import arguments, overload
 from ampcheck.jax_device.dispatch.special import kernel
@@ -20,10 +20,11 @@ from ampcheck.jax_device.dispatch.writing import assign
 from ampcheck.jax_device.storage.arrays import wrap
 
 Check = Callable[..., str | None]
+"""Say what is wrong with the numbers of a call, or None."""
 
 
-def _continuous(name: str, check: Callable[..., str | None]) -> Check:
-    def checked(self: torch.Tensor, *numbers: Any) -> str | None:
+def _continuous(name: str, check: Check) -> Check:
+    def checked(self: torch.Tensor, *numbers: float | None) -> str | None:
         if not (self.dtype.is_floating_point or (self.dtype.is_complex and name == "normal_")):
             return f"{name} needs a tensor of a floating dtype, and this one is {self.dtype}"
         return check(*numbers)
@@ -97,10 +98,10 @@ _OPS: dict[str, tuple[str, Check]] = {
 
 
 def _register(name: str, functional: str, check: Check) -> None:
-    given = [a.default for a in arguments(overload(f"aten::{name}"))[1:] if not a.kwarg_only]
+    given: list[Tree] = [a.default for a in arguments(overload(f"aten::{name}"))[1:] if not a.kwarg_only]
 
     @kernel(name)
-    def drawn(self: torch.Tensor, *numbers: Any, generator: torch.Generator | None = None) -> torch.Tensor:
+    def drawn(self: torch.Tensor, *numbers: float | None, generator: torch.Generator | None = None) -> torch.Tensor:
         numbers = (*numbers, *given[len(numbers) :])  # PyTorch leaves out defaults, which the functional may not have
         problem = check(self, *numbers)
         if problem is not None:
@@ -115,7 +116,7 @@ for _name, (_functional, _check) in _OPS.items():
 
 @kernel("randperm.generator_out", "randperm.out")
 def _randperm(n: int, *, generator: torch.Generator | None = None, out: torch.Tensor) -> torch.Tensor:
-    """A random order of 0 to n - 1."""
+    """Return a random order of 0 to n - 1."""
     if n < 0:
         raise RuntimeError(f"n must be non-negative, got {n}")
     if n and not _holds(out.dtype, n - 1):
@@ -126,5 +127,5 @@ def _randperm(n: int, *, generator: torch.Generator | None = None, out: torch.Te
     return out
 
 
-def _permutation(key: Any, n: int) -> jax.Array:
+def _permutation(key: random.RawKey, n: int) -> jax.Array:
     return jax.random.permutation(key, n)

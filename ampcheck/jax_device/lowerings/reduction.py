@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +12,14 @@ from jax import Array
 
 from ampcheck.jax_device.dispatch.promotion import convert
 from ampcheck.jax_device.dtypes import jax_dtype
-from ampcheck.jax_device.lowering import Number, lower
+from ampcheck.jax_device.lowering import Computation, Number, lower
 from ampcheck.jax_device.lowerings.wide import wide
 
 Dims = int | Sequence[int] | None
 
 
 def axes(array: Array, dim: Dims) -> tuple[int, ...]:
-    """The dimensions to reduce, counted from the front: all of them for None or none given."""
+    """Return the dimensions to reduce, counted from the front: all of them for None or none given."""
     if dim is None or (not isinstance(dim, int) and not len(dim)):
         return tuple(range(array.ndim))
     if not array.ndim:
@@ -29,7 +28,7 @@ def axes(array: Array, dim: Dims) -> tuple[int, ...]:
 
 
 def summand(self: Array, dtype: torch.dtype | None) -> Array:
-    """What a sum or product adds up: in `dtype`, or int64 for integers and truth values; wide."""
+    """Return what a sum or product adds up: in `dtype`, or int64 for integers and truth values; wide."""
     if dtype is not None:
         return wide(convert(self, jax_dtype(dtype)))
     return wide(self) if jnp.issubdtype(self.dtype, jnp.inexact) else self.astype(jnp.int64)
@@ -37,20 +36,20 @@ def summand(self: Array, dtype: torch.dtype | None) -> Array:
 
 @lower("sum", "sum.dim_IntList")
 def sum_(self: Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Array:
-    """The sum; of integers in int64."""
+    """Return the sum; of integers in int64."""
     return jnp.sum(summand(self, dtype), axes(self, dim), keepdims=keepdim)
 
 
 @lower("nansum")
 def nansum(self: Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Array:
-    """The sum of what is not nan."""
+    """Return the sum of what is not nan."""
     values = summand(self, dtype)
     return jnp.sum(jnp.where(jnp.isnan(values), jnp.zeros_like(values), values), axes(self, dim), keepdims=keepdim)
 
 
 @lower("mean", "mean.dim")
 def mean(self: Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Array:
-    """The mean; nan of nothing."""
+    """Return the mean; nan of nothing."""
     reduced = axes(self, dim)
     values = jnp.sum(summand(self, dtype), reduced, keepdims=keepdim)
     return values / math.prod(self.shape[d] for d in reduced)
@@ -58,14 +57,14 @@ def mean(self: Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.d
 
 @lower("prod", "prod.dim_int")
 def prod(self: Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Array:
-    """The product; of integers in int64."""
+    """Return the product; of integers in int64."""
     if dtype is torch.bool:
         return jnp.all(self != 0, axes(self, dim), keepdims=keepdim)
     return jnp.prod(summand(self, dtype), axes(self, dim), keepdims=keepdim)
 
 
 def moments(self: Array, dim: Dims, correction: Number | None, keepdim: bool) -> tuple[Array, Array]:
-    """Variance, with `correction` taken off the count (1 for None), and mean, in float32 at least."""
+    """Return variance, with `correction` taken off the count (1 for None), and mean, in float32 at least."""
     values, reduced = wide(self), axes(self, dim)
     count = math.prod(self.shape[d] for d in reduced)
     center = jnp.sum(values, reduced, keepdims=True) / count
@@ -76,111 +75,91 @@ def moments(self: Array, dim: Dims, correction: Number | None, keepdim: bool) ->
     return variance, center if keepdim else jnp.squeeze(center, reduced)
 
 
-@lower("var.correction")
-def var(self: Array, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False) -> Array:
-    """The variance."""
-    return moments(self, dim, correction, keepdim)[0]
+# Each moment of variance and mean: what the overload returns.
+_MOMENTS: dict[str, Computation] = {
+    "var": lambda variance, _: variance,
+    "std": lambda variance, _: jnp.sqrt(variance),
+    "var_mean": lambda variance, mean: (variance, mean),
+    "std_mean": lambda variance, mean: (jnp.sqrt(variance), mean),
+}
 
 
-@lower("std.correction")
-def std(self: Array, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False) -> Array:
-    """The standard deviation."""
-    return jnp.sqrt(moments(self, dim, correction, keepdim)[0])
+def _register_moment(name: str, chosen: Computation) -> None:
+    @lower(f"{name}.correction")
+    def moment(self: Array, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False) -> Array:
+        out: Array = chosen(*moments(self, dim, correction, keepdim))
+        return out
 
 
-@lower("var_mean.correction")
-def var_mean(
-    self: Array, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
-) -> tuple[Array, Array]:
-    """Variance and mean."""
-    return moments(self, dim, correction, keepdim)
-
-
-@lower("std_mean.correction")
-def std_mean(
-    self: Array, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
-) -> tuple[Array, Array]:
-    """Standard deviation and mean."""
-    variance, center = moments(self, dim, correction, keepdim)
-    return jnp.sqrt(variance), center
+for _name, _chosen in _MOMENTS.items():
+    _register_moment(_name, _chosen)
 
 
 @lower("amax", "max")
 def amax(self: Array, dim: Dims = None, keepdim: bool = False) -> Array:
-    """The greatest element, nan where there is one."""
+    """Return the greatest element, nan where there is one."""
     return jnp.max(self, axes(self, dim), keepdims=keepdim)
 
 
 @lower("amin", "min")
 def amin(self: Array, dim: Dims = None, keepdim: bool = False) -> Array:
-    """The least element, nan where there is one."""
+    """Return the least element, nan where there is one."""
     return jnp.min(self, axes(self, dim), keepdims=keepdim)
 
 
-@lower("aminmax")
-def aminmax(self: Array, *, dim: int | None = None, keepdim: bool = False) -> tuple[Array, Array]:
-    """The least and the greatest element."""
-    return amin(self, dim, keepdim), amax(self, dim, keepdim)
-
-
 @lower("_aminmax", "_aminmax.dim")
-def aminmax_dim(self: Array, dim: int | None = None, keepdim: bool = False) -> tuple[Array, Array]:
-    """The least and the greatest element."""
+def _aminmax(self: Array, dim: int | None = None, keepdim: bool = False) -> tuple[Array, Array]:
     return amin(self, dim, keepdim), amax(self, dim, keepdim)
+
+
+@lower("aminmax")
+def _aminmax_by_name(self: Array, *, dim: int | None = None, keepdim: bool = False) -> tuple[Array, Array]:
+    return _aminmax(self, dim, keepdim)
 
 
 @lower("argmax")
 def argmax(self: Array, dim: int | None = None, keepdim: bool = False) -> Array:
-    """The place of the first greatest element, or of the first nan."""
-    return _place(jnp.argmax, self, dim, keepdim)
+    """Return the place of the first greatest element, or of the first nan."""
+    return jnp.argmax(self, dim, keepdims=keepdim).astype(jnp.int64) if self.ndim else jnp.zeros((), jnp.int64)
 
 
 @lower("argmin")
 def argmin(self: Array, dim: int | None = None, keepdim: bool = False) -> Array:
-    """The place of the first least element, or of the first nan."""
-    return _place(jnp.argmin, self, dim, keepdim)
-
-
-def _place(find: Any, self: Array, dim: int | None, keepdim: bool) -> Array:
-    if not self.ndim:
-        return jnp.zeros((), jnp.int64)
-    out: Array = find(self, dim, keepdims=keepdim).astype(jnp.int64)
-    return out
+    """Return the place of the first least element, or of the first nan."""
+    return jnp.argmin(self, dim, keepdims=keepdim).astype(jnp.int64) if self.ndim else jnp.zeros((), jnp.int64)
 
 
 @lower("max.dim")
-def max_dim(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    """The greatest element of each line along `dim`, and its first place."""
+def _max_dim(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
     return amax(self, dim, keepdim), argmax(self, dim, keepdim)
 
 
 @lower("min.dim")
-def min_dim(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    """The least element of each line along `dim`, and its first place."""
+def _min_dim(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
     return amin(self, dim, keepdim), argmin(self, dim, keepdim)
 
 
 @lower("any", "any.dim", "any.dims")
 def any_(self: Array, dim: Dims = None, keepdim: bool = False) -> Array:
-    """Whether some element is not zero; nan is not zero. An empty list of dimensions reduces nothing."""
+    """Return whether some element is not zero; nan is not zero. An empty list of dimensions reduces nothing."""
     return self != 0 if dim == () else jnp.any(self != 0, axes(self, dim), keepdims=keepdim)
 
 
 @lower("all", "all.dim", "all.dims")
 def all_(self: Array, dim: Dims = None, keepdim: bool = False) -> Array:
-    """Whether no element is zero. An empty list of dimensions reduces nothing."""
+    """Return whether no element is zero. An empty list of dimensions reduces nothing."""
     return self != 0 if dim == () else jnp.all(self != 0, axes(self, dim), keepdims=keepdim)
 
 
 @lower("count_nonzero", "count_nonzero.dim_IntList")
 def count_nonzero(self: Array, dim: Dims = None) -> Array:
-    """How many elements are not zero."""
+    """Return how many elements are not zero."""
     return jnp.sum(self != 0, axes(self, dim), dtype=jnp.int64)
 
 
 @lower("logsumexp")
 def logsumexp(self: Array, dim: Dims, keepdim: bool = False) -> Array:
-    """log(sum(exp(self))) without overflow; minus infinity of nothing."""
+    """Compute log(sum(exp(self))) without overflow; minus infinity of nothing."""
     values, reduced = wide(self), axes(self, dim)
     if not jnp.issubdtype(values.dtype, jnp.inexact):
         values = values.astype(jax_dtype(torch.get_default_dtype()))
@@ -192,13 +171,13 @@ def logsumexp(self: Array, dim: Dims, keepdim: bool = False) -> Array:
 
 @lower("trace")
 def trace(self: Array) -> Array:
-    """The sum of the diagonal; of integers in int64."""
+    """Return the sum of the diagonal; of integers in int64."""
     return jnp.sum(summand(jnp.diagonal(self), None))
 
 
 @lower("hash_tensor")
 def hash_tensor(self: Array, dim: Dims = None, *, keepdim: bool = False, mode: int = 0) -> Array:
-    """The exclusive or of the elements' bits: of floating numbers as float64, of integers as int64."""
+    """Return the exclusive or of the elements' bits: of floating numbers as float64, of integers as int64."""
     if jnp.issubdtype(self.dtype, jnp.floating):
         bits = jax.lax.bitcast_convert_type(self.astype(jnp.float64), jnp.uint64)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +15,8 @@ from ampcheck.jax_device.lowerings.wide import transposed, widened
 
 _CUBIC = -0.75  # Keys' parameter of upsample_bicubic2d
 _CUBIC_SMOOTH = -0.5  # and of its antialiased form
-Ints = np.ndarray[Any, np.dtype[np.int64]]
-Floats = np.ndarray[Any, np.dtype[np.float64]]
+Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 class Taps(NamedTuple):
@@ -31,7 +31,7 @@ def _step(length: int, out: int, scale: float | None) -> float:
 
 
 def nearest(length: int, out: int, scale: float | None, *, exact: bool = False) -> Taps:
-    """The input under each output; `exact`: under its middle. float32, as PyTorch's kernels compute it."""
+    """Return the input under each output; `exact`: under its middle. float32, as PyTorch's kernels compute it."""
     step = np.float32(_step(length, out, scale))
     places = np.arange(out, dtype=np.float32) + np.float32(0.5 if exact else 0)
     index = np.minimum(np.floor(places * step).astype(np.int64), length - 1)
@@ -47,7 +47,7 @@ def _sources(length: int, out: int, scale: float | None, align_corners: bool, *,
 
 
 def linear(length: int, out: int, scale: float | None, align_corners: bool) -> Taps:
-    """The two nearest inputs."""
+    """Return the two nearest inputs."""
     if length == out:  # PyTorch copies
         return Taps(np.arange(out)[:, None], np.ones((out, 1)))
     sources = _sources(length, out, scale, align_corners, clipped=True)
@@ -64,7 +64,7 @@ def _keys(x: Floats, a: float) -> Floats:
 
 
 def cubic(length: int, out: int, scale: float | None, align_corners: bool) -> Taps:
-    """The four nearest inputs; the edges are repeated."""
+    """Return the four nearest inputs; the edges are repeated."""
     sources = _sources(length, out, scale, align_corners, clipped=False)
     low = np.floor(sources).astype(np.int64)
     offsets = np.arange(-1, 3)
@@ -87,7 +87,7 @@ def _lanczos(x: Floats) -> Floats:
 def antialiased(
     length: int, out: int, scale: float | None, align_corners: bool, window: Callable[[Floats], Floats], reach: int
 ) -> Taps:
-    """Every input within the window, which is widened where the output is smaller."""
+    """Return every input within the window, which is widened where the output is smaller."""
     width = ((length - 1) / (out - 1) if out > 1 else 0.0) if align_corners else _step(length, out, scale)
     widened_by = max(width, 1.0)
     support = reach * widened_by
@@ -103,24 +103,23 @@ def antialiased(
 
 
 def resample(array: Array, axis: int, taps: Taps) -> Array:
-    """The weighted sums along one axis. An input of weight zero counts for nothing, even where it is not finite."""
+    """Return the weighted sums along one axis. An input of weight zero counts for nothing, even if it is not finite."""
     column = [-1 if i == axis else 1 for i in range(array.ndim)]
     if taps.places.shape[1] == 1:
         return jnp.take(array, taps.places[:, 0], axis=axis)
-    out: Any = 0
+    out = jnp.zeros((), array.dtype)
     for index, weight in zip(taps.places.T, taps.weight.T, strict=True):
         if weight.any():
             term = jnp.take(array, index, axis=axis) * weight.astype(array.dtype).reshape(column)
             out = out + (term if weight.all() else jnp.where((weight != 0).reshape(column), term, 0))
-    total: Array = out
-    return total
+    return out
 
 
-Dimension = Callable[[int, int, "float | None", Any], Taps]
+Dimension = Callable[[int, int, "float | None", bool], Taps]
 
 
 def _resized(
-    self: Array, output_size: Sequence[int], align: Any, scales: Sequence[float | None], taps: Dimension
+    self: Array, output_size: Sequence[int], align: bool, scales: Sequence[float | None], taps: Dimension
 ) -> Array:
     first = self.ndim - len(output_size)
     given = (*scales, *((None,) * (len(output_size) - len(scales))))
@@ -134,41 +133,29 @@ def _define(names: Sequence[str], taps: Dimension, *, aligned: bool) -> None:
 
     @lower(*names)
     @widened
-    def forward(self: Array, output_size: Sequence[int], *rest: Any) -> Array:
-        align, scales = (rest[0], rest[1:]) if aligned else (False, rest)
+    def forward(self: Array, output_size: Sequence[int], *rest: float | None) -> Array:
+        align, scales = (bool(rest[0]), rest[1:]) if aligned else (False, rest)
         return _resized(self, output_size, align, scales, taps)
 
     @lower(*(f"{name}_backward" for name in names))
     @widened
-    def backward(grad_output: Array, output_size: Sequence[int], input_size: Sequence[int], *rest: Any) -> Array:
-        align, scales = (rest[0], rest[1:]) if aligned else (False, rest)
+    def backward(
+        grad_output: Array, output_size: Sequence[int], input_size: Sequence[int], *rest: float | None
+    ) -> Array:
+        align, scales = (bool(rest[0]), rest[1:]) if aligned else (False, rest)
         return transposed(lambda x: _resized(x, output_size, align, scales, taps), grad_output, input_size)
 
 
-_define(
-    ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
-    lambda n, out, scale, _: nearest(n, out, scale),
-    aligned=False,
-)
-_define(
-    ("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
-    lambda n, out, scale, _: nearest(n, out, scale, exact=True),
-    aligned=False,
-)
+def _antialiased(window: Callable[[Floats], Floats], reach: int) -> Dimension:
+    return lambda n, out, scale, align: antialiased(n, out, scale, align, window, reach)
+
+
+_NEAREST = ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
+_EXACT = ("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d")
+_define(_NEAREST, lambda n, out, scale, _: nearest(n, out, scale), aligned=False)
+_define(_EXACT, lambda n, out, scale, _: nearest(n, out, scale, exact=True), aligned=False)
 _define(("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), linear, aligned=True)
 _define(("upsample_bicubic2d",), cubic, aligned=True)
-_define(
-    ("_upsample_bilinear2d_aa",),
-    lambda n, out, scale, align: antialiased(n, out, scale, align, _triangle, 1),
-    aligned=True,
-)
-_define(
-    ("_upsample_bicubic2d_aa",),
-    lambda n, out, scale, align: antialiased(n, out, scale, align, _smooth_cubic, 2),
-    aligned=True,
-)
-_define(
-    ("_upsample_lanczos2d_aa",),
-    lambda n, out, scale, align: antialiased(n, out, scale, align, _lanczos, 3),
-    aligned=True,
-)
+_define(("_upsample_bilinear2d_aa",), _antialiased(_triangle, 1), aligned=True)
+_define(("_upsample_bicubic2d_aa",), _antialiased(_smooth_cubic, 2), aligned=True)
+_define(("_upsample_lanczos2d_aa",), _antialiased(_lanczos, 3), aligned=True)

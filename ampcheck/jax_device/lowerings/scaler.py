@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
@@ -11,7 +10,7 @@ from jax import Array
 from ampcheck.jax_device.lowering import lower
 
 
-def _single(name: str, array: Array, dtype: Any) -> None:
+def _single(name: str, array: Array, dtype: type) -> None:
     if array.size != 1:
         raise RuntimeError(f"{name} must be a 1-element tensor; it has {array.size} elements")
     if array.dtype != dtype:
@@ -20,7 +19,7 @@ def _single(name: str, array: Array, dtype: Any) -> None:
 
 @lower("_amp_foreach_non_finite_check_and_unscale")
 def unscale(self: Sequence[Array], found_inf: Array, inv_scale: Array) -> tuple[list[Array], Array]:
-    """Gradients times `inv_scale`, and `found_inf`: 1 where a gradient was not finite before, else unchanged.
+    """Return gradients times `inv_scale`, and `found_inf`: 1 where a gradient was not finite before, else unchanged.
 
     Low precision is multiplied in float32. A scale of 1 leaves a gradient as it is, also where it is not finite.
     """
@@ -45,7 +44,7 @@ def update_scale(
     scale_backoff_factor: float | Array,
     growth_interval: int | Array,
 ) -> tuple[Array, Array]:
-    """The next scale, and how many steps since the last growth or overflow.
+    """Return the next scale, and how many steps since the last growth or overflow.
 
     After an overflow the scale backs off; after `growth_interval` steps without one it grows, where float32 holds it.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,21 +16,21 @@ from ampcheck.jax_device.lowerings.wide import wide
 
 @lower("cumsum")
 def cumsum(self: Array, dim: int, *, dtype: torch.dtype | None = None) -> Array:
-    """The sum of what came so far; of integers in int64."""
+    """Return the sum of what came so far; of integers in int64."""
     values = summand(self, dtype)
     return jnp.cumsum(values, dim) if self.ndim else values
 
 
 @lower("cumprod")
 def cumprod(self: Array, dim: int, *, dtype: torch.dtype | None = None) -> Array:
-    """The product of what came so far; of integers in int64."""
+    """Return the product of what came so far; of integers in int64."""
     values = summand(self, dtype)
     return jnp.cumprod(values, dim) if self.ndim else values
 
 
 @lower("logcumsumexp", "_logcumsumexp")
 def logcumsumexp(self: Array, dim: int) -> Array:
-    """log(cumsum(exp(self))) without overflow."""
+    """Compute log(cumsum(exp(self))) without overflow."""
     if not self.ndim or not self.size:
         return self
     if jnp.iscomplexobj(self):
@@ -41,7 +40,7 @@ def logcumsumexp(self: Array, dim: int) -> Array:
 
 
 def _complex_logcumsumexp(self: Array, dim: int) -> Array:
-    """One element after the other, as PyTorch adds: the multiple of 2 pi in the imaginary part depends on the order."""
+    """Add one element after the other, as PyTorch does: the multiple of 2 pi in the imaginary part depends on it."""
 
     def step(total: Array, value: Number) -> tuple[Array, Array]:
         first = total.real > value.real
@@ -56,17 +55,17 @@ def _complex_logcumsumexp(self: Array, dim: int) -> Array:
 
 @lower("cummax")
 def cummax(self: Array, dim: int) -> tuple[Array, Array]:
-    """The greatest so far, and its last place; the last nan once there was one."""
+    """Return the greatest so far, and its last place; the last nan once there was one."""
     return _running(self, dim, jnp.greater_equal)
 
 
 @lower("cummin")
 def cummin(self: Array, dim: int) -> tuple[Array, Array]:
-    """The least so far, and its last place; the last nan once there was one."""
+    """Return the least so far, and its last place; the last nan once there was one."""
     return _running(self, dim, jnp.less_equal)
 
 
-def _running(self: Array, dim: int, beats: Callable[[Any, Any], Any]) -> tuple[Array, Array]:
+def _running(self: Array, dim: int, beats: Callable[[Array, Array], Array]) -> tuple[Array, Array]:
     if not self.ndim or not self.size:
         return self, jnp.zeros(self.shape, jnp.int64)
     floating = jnp.issubdtype(self.dtype, jnp.floating)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from ampcheck.jax_device.lowering import Number, lower
@@ -13,7 +12,7 @@ from ampcheck.jax_device.lowerings.wide import wide
 
 
 def _grid(index: Array, dim: int) -> tuple[Array, ...]:
-    """The place of each element of `index`, as `index` says along `dim` and its own in the other dimensions."""
+    """Return the place of each element of `index`, as `index` says along `dim` and its own in the other dimensions."""
     dim %= index.ndim
     own = [jax.lax.broadcasted_iota(jnp.int64, index.shape, d) for d in range(index.ndim)]
     return (*own[:dim], index, *own[dim + 1 :])
@@ -24,7 +23,7 @@ def _line(value: Array) -> Array:
 
 
 def _fitted(source: Number, index: Array) -> Array:
-    """The part of `source` that `index` speaks of; a number stands for all of it."""
+    """Return the part of `source` that `index` speaks of; a number stands for all of it."""
     given = jnp.asarray(source)
     if not given.ndim:
         return jnp.broadcast_to(given, index.shape)
@@ -33,7 +32,7 @@ def _fitted(source: Number, index: Array) -> Array:
 
 @lower("gather")
 def gather(self: Array, dim: int, index: Array, *, sparse_grad: bool = False) -> Array:
-    """The elements that `index` names along `dim`."""
+    """Return the elements that `index` names along `dim`."""
     if not index.size:
         return jnp.zeros(index.shape, self.dtype)
     return _line(self)[_grid(_line(index), dim)].reshape(index.shape)
@@ -47,7 +46,7 @@ def _given(src: Number | None, value: Number | None) -> Number:
 
 @lower("scatter.src", "scatter.value")
 def scatter(self: Array, dim: int, index: Array, src: Number | None = None, *, value: Number | None = None) -> Array:
-    """`self` with the elements of `src` written where `index` says along `dim`."""
+    """Return `self` with the elements of `src` written where `index` says along `dim`."""
     given = jnp.asarray(_given(src, value)).astype(self.dtype)
     where = _line(index)
     if not where.size:
@@ -57,7 +56,7 @@ def scatter(self: Array, dim: int, index: Array, src: Number | None = None, *, v
 
 @lower("scatter_add")
 def scatter_add(self: Array, dim: int, index: Array, src: Array) -> Array:
-    """`self` with the elements of `src` added where `index` says along `dim`."""
+    """Return `self` with the elements of `src` added where `index` says along `dim`."""
     return _combined(self, dim, index, src, "sum", True)
 
 
@@ -65,14 +64,14 @@ def scatter_add(self: Array, dim: int, index: Array, src: Array) -> Array:
 def scatter_with(
     self: Array, dim: int, index: Array, src: Number | None = None, *, reduce: str, value: Number | None = None
 ) -> Array:
-    """`self` with the elements of `src` added or multiplied where `index` says along `dim`."""
+    """Return `self` with the elements of `src` added or multiplied where `index` says along `dim`."""
     name = {"add": "sum", "multiply": "prod"}[reduce]
     return _combined(self, dim, index, _given(src, value), name, True)
 
 
 @lower("scatter_reduce.two")
 def scatter_reduce(self: Array, dim: int, index: Array, src: Array, reduce: str, *, include_self: bool = True) -> Array:
-    """`self` with the elements of `src` combined where `index` says along `dim`."""
+    """Return `self` with the elements of `src` combined where `index` says along `dim`."""
     return _combined(self, dim, index, src, reduce, include_self)
 
 
@@ -86,14 +85,14 @@ def _combined(self: Array, dim: int, index: Array, src: Number, reduce: str, inc
 def index_reduce(
     self: Array, dim: int, index: Array, source: Array, reduce: str, *, include_self: bool = True
 ) -> Array:
-    """`self` with the slices of `source` combined at the places in `index` along `dim`."""
+    """Return `self` with the slices of `source` combined at the places in `index` along `dim`."""
     where = (slice(None),) * (dim % max(self.ndim, 1)) + (index.reshape(-1),)
     source = source if self.ndim else source.reshape(-1)
     return reduced(self, where, source, reduce, include_self)
 
 
-def _neutral(dtype: Any, reduce: str) -> Any:
-    """What changes nothing when combined with."""
+def _neutral(dtype: np.dtype, reduce: str) -> float:
+    """Return what changes nothing when combined with."""
     if reduce in ("sum", "mean"):
         return 0
     if reduce == "prod":
@@ -106,8 +105,8 @@ def _neutral(dtype: Any, reduce: str) -> Any:
     return bounds.max if reduce == "amin" else bounds.min
 
 
-def reduced(self: Array, where: tuple[Any, ...], source: Array, reduce: str, include_self: bool) -> Array:
-    """`self` with `source` combined at the places `where`: what was there takes part, or is replaced."""
+def reduced(self: Array, where: tuple[Array | slice, ...], source: Array, reduce: str, include_self: bool) -> Array:
+    """Return `self` with `source` combined at the places `where`: what was there takes part, or is replaced."""
     values, source = _line(wide(self)), wide(source).astype(wide(self).dtype)
     if not source.size:
         return self
@@ -127,8 +126,8 @@ def reduced(self: Array, where: tuple[Any, ...], source: Array, reduce: str, inc
     return out.reshape(self.shape)
 
 
-def _over(total: Array, where: tuple[Any, ...], source: Array, include_self: bool) -> Array:
-    """The totals over how many elements each is of; integers are divided downwards."""
+def _over(total: Array, where: tuple[Array | slice, ...], source: Array, include_self: bool) -> Array:
+    """Return the totals over how many elements each is of; integers are divided downwards."""
     count = jnp.full(total.shape, int(include_self), jnp.int64).at[where].add(1, mode="drop")
     count = jnp.maximum(count, 1)
     if jnp.issubdtype(total.dtype, jnp.integer):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from ampcheck.jax_device.lowering import Number, lower
 
 
 def insertion(ordered: Array, values: Array, right: bool, sorter: Array | None = None) -> Array:
-    """Where each of `values` goes in `ordered`, whose last dimension is sorted, before or after what equals it.
+    """Return where each of `values` goes in `ordered`, whose last dimension is sorted, before or after what equals it.
 
     A binary search for all values at once, with the comparisons of ATen/native/Bucketization.cpp: nan goes last.
     """
@@ -23,7 +22,7 @@ def insertion(ordered: Array, values: Array, right: bool, sorter: Array | None =
         return low
     lines = (lambda line, places: line[places]) if ordered.ndim == 1 else _along_last
 
-    def halve(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+    def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
         middle = (low + high) // 2
         place = jnp.minimum(middle, length - 1)
@@ -50,25 +49,25 @@ def searchsorted(
     side: str | None = None,
     sorter: Array | None = None,
 ) -> Array:
-    """Where each value goes in the sorted sequence, or in the sequence sorted by the places in `sorter`."""
+    """Return where each value goes in the sorted sequence, or in the sequence sorted by the places in `sorter`."""
     places = None if sorter is None else sorter.astype(jnp.int64)
     return insertion(sorted_sequence, jnp.asarray(self), right or side == "right", places)
 
 
 @lower("bucketize.Tensor", "bucketize.Scalar", promotes=True)
 def bucketize(self: Number, boundaries: Array, *, out_int32: bool = False, right: bool = False) -> Array:
-    """Where each value goes in the sorted boundaries."""
+    """Return where each value goes in the sorted boundaries."""
     return insertion(boundaries, jnp.asarray(self), right)
 
 
 def _widened(low: Number, high: Number) -> tuple[Array, Array]:
-    """A range that is one number becomes one wide on both sides."""
+    """Return a range that is one number becomes one wide on both sides."""
     return jnp.where(low == high, low - 1, low), jnp.where(low == high, high + 1, high)
 
 
 @lower("histc")
 def histc(self: Array, bins: int = 100, min: Number = 0, max: Number = 0) -> Array:
-    """How many elements fall in each of `bins` equal intervals from `min` to `max`; from the least to the greatest
+    """Count the elements in each of `bins` equal intervals from `min` to `max`, or from the least to the greatest
     element where these are equal. What lies outside, and nan, is not counted."""
     values = self.reshape(-1)
     low, high = jnp.asarray(min).astype(self.dtype), jnp.asarray(max).astype(self.dtype)
@@ -84,7 +83,7 @@ def histc(self: Array, bins: int = 100, min: Number = 0, max: Number = 0) -> Arr
 
 @lower("bincount", concrete=True)
 def bincount(self: Array, weights: Array | None = None, minlength: int = 0) -> Array:
-    """How often each number from 0 to the greatest occurs, or the sum of the weights where it does.
+    """Return how often each number from 0 to the greatest occurs, or the sum of the weights where it does.
 
     Raises RuntimeError for negative numbers.
     """
@@ -100,7 +99,7 @@ def bincount(self: Array, weights: Array | None = None, minlength: int = 0) -> A
 
 
 def _edges(values: Array, count: int, bounds: Sequence[float] | None) -> Array:
-    """The ends of `count` equal intervals over the values."""
+    """Return the ends of `count` equal intervals over the values."""
     if bounds is not None:
         low, high = (jnp.asarray(b, values.dtype) for b in bounds)
     elif values.size:
@@ -112,7 +111,7 @@ def _edges(values: Array, count: int, bounds: Sequence[float] | None) -> Array:
 
 
 def _counted(points: Array, edges: Sequence[Array], weight: Array | None, density: bool) -> Array:
-    """The histogram of points, a row each, over the grid of the edges; the last interval holds its upper end."""
+    """Return the histogram of points, a row each, over the grid of the edges; the last interval holds its upper end."""
     weights = jnp.ones(points.shape[0], points.dtype) if weight is None else weight.reshape(-1)
     places = []
     inside = jnp.ones(points.shape[0], jnp.bool_)
@@ -133,7 +132,7 @@ def _counted(points: Array, edges: Sequence[Array], weight: Array | None, densit
 
 @lower("histogram.bins_tensor")
 def histogram(self: Array, bins: Array, *, weight: Array | None = None, density: bool = False) -> tuple[Array, Array]:
-    """The histogram over the intervals between the given edges, and the edges."""
+    """Return the histogram over the intervals between the given edges, and the edges."""
     return _counted(self.reshape(-1, 1), [bins], weight, density), bins
 
 
@@ -146,7 +145,7 @@ def histogram_count(
     weight: Array | None = None,
     density: bool = False,
 ) -> tuple[Array, Array]:
-    """The histogram over that many equal intervals, and their edges."""
+    """Return the histogram over that many equal intervals, and their edges."""
     edges = _edges(self, bins, range)
     return _counted(self.reshape(-1, 1), [edges], weight, density), edges
 
@@ -160,7 +159,7 @@ def histogramdd_edges(
     weight: Array | None = None,
     density: bool = False,
 ) -> list[Array]:
-    """The edges of equal intervals in each dimension of the points, which lie along the last one."""
+    """Return the edges of equal intervals in each dimension of the points, which lie along the last one."""
     points = self.reshape(-1, self.shape[-1])
     return [
         _edges(points[:, d], count, None if range is None else range[2 * d : 2 * d + 2]) for d, count in enumerate(bins)
@@ -176,11 +175,11 @@ def histogramdd_count(
     weight: Array | None = None,
     density: bool = False,
 ) -> Array:
-    """The histogram over that many equal intervals in each dimension."""
+    """Return the histogram over that many equal intervals in each dimension."""
     return histogramdd(self, histogramdd_edges(self, bins, range=range), weight=weight, density=density)
 
 
 @lower("_histogramdd_from_bin_tensors")
 def histogramdd(self: Array, bins: Sequence[Array], *, weight: Array | None = None, density: bool = False) -> Array:
-    """The histogram over the grid of the given edges."""
+    """Return the histogram over the grid of the given edges."""
     return _counted(self.reshape(-1, self.shape[-1]), bins, weight, density)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ampcheck.jax_device.lowering import Number, lower
+from ampcheck.jax_device.lowering import Computation, Number, lower
 
 _START: dict[str, float] = {"max": -float("inf"), "min": float("inf"), "sum": 0.0, "mean": 0.0, "prod": 1.0}
-_COMBINED: dict[str, Any] = {
+_COMBINED: dict[str, Computation] = {
     "max": jnp.maximum,
     "min": jnp.minimum,
     "sum": jnp.add,
     "mean": jnp.add,
     "prod": jnp.multiply,
 }
-_OVER: dict[str, Any] = {
+_OVER: dict[str, Computation] = {
     "max": jax.ops.segment_max,
     "min": jax.ops.segment_min,
     "sum": jax.ops.segment_sum,
@@ -29,7 +28,7 @@ _OVER: dict[str, Any] = {
 
 
 def _ends(lengths: Array | None, offsets: Array | None) -> tuple[Array, Array]:
-    """Length and end of each segment, of shape (rows, segments): the dimensions before the axis are rows."""
+    """Return length and end of each segment, of shape (rows, segments): the dimensions before the axis are rows."""
     if offsets is not None:
         offsets = offsets.reshape(-1, offsets.shape[-1])
         return offsets[:, 1:] - offsets[:, :-1], offsets[:, 1:]
@@ -39,7 +38,7 @@ def _ends(lengths: Array | None, offsets: Array | None) -> tuple[Array, Array]:
 
 
 def _places(ends: Array, lengths: Array, count: int) -> Array:
-    """The segment of each of the `count` elements of a row; one past the last for elements in none."""
+    """Return the segment of each of the `count` elements of a row; one past the last for elements in none."""
     at = jnp.arange(count)
     found = jax.vmap(lambda e: jnp.searchsorted(e, at, side="right"))(ends)
     first = (ends - lengths)[:, :1] if ends.shape[1] else jnp.zeros((ends.shape[0], 1), ends.dtype)
@@ -47,7 +46,7 @@ def _places(ends: Array, lengths: Array, count: int) -> Array:
 
 
 def _each(rows: Array, places: Array, segments: int, reduce: str) -> Array:
-    """Each row's reduction per segment, of shape (rows, segments, rest)."""
+    """Return each row's reduction per segment, of shape (rows, segments, rest)."""
     over = _OVER[reduce]
     out: Array = jax.vmap(lambda row, place: over(row, place, num_segments=segments))(rows, places)
     return out
@@ -65,7 +64,7 @@ def segment_reduce(
     unsafe: bool = False,
     initial: Number | None = None,
 ) -> Array:
-    """The reduction of each segment of the dimension `axis`; a mean of no elements is nan unless `initial` is given."""
+    """Reduce each segment of the dimension `axis`; a mean of no elements is nan unless `initial` is given."""
     length, end = _ends(lengths, offsets)
     segments = end.shape[1]
     shape = (*data.shape[:axis], segments, *data.shape[axis + 1 :])
@@ -94,7 +93,7 @@ def segment_reduce_backward(
     axis: int = 0,
     initial: Number | None = None,
 ) -> Array:
-    """The gradient of `data`: equal extrema share it; elements in no segment have none."""
+    """Return the gradient of `data`: equal extrema share it; elements in no segment have none."""
     length, end = _ends(lengths, offsets)
     segments = end.shape[1]
     if not data.size:
@@ -103,7 +102,7 @@ def segment_reduce_backward(
     places = _places(end, length, data.shape[axis])
 
     def spread(values: Array) -> Array:
-        """Each segment's value at its elements, 0 at elements in no segment."""
+        """Return each segment's value at its elements, 0 at elements in no segment."""
         padded = jnp.pad(values.reshape(end.shape[0], segments, -1), ((0, 0), (0, 1), (0, 0)))
         return jnp.take_along_axis(padded, places[..., None], axis=1)
 
@@ -121,7 +120,7 @@ def segment_reduce_backward(
 
 
 def _others(rows: Array, places: Array, segments: int, spread: Callable[[Array], Array], start: Number) -> Array:
-    """At each element, the product of `start` and the segment's other elements, also where the element is zero."""
+    """Return, at each element, the product of `start` and the segment's other elements, also where it is zero."""
     zero = rows == 0
     product = spread(_each(jnp.where(zero, 1, rows), places, segments, "prod") * start)
     zeros = spread(_each(zero.astype(rows.dtype), places, segments, "sum"))

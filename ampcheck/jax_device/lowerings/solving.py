@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax import Array
 
+from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.special import kernel
 from ampcheck.jax_device.lowering import lower
@@ -16,7 +16,7 @@ from ampcheck.jax_device.lowerings.linalg import transposed
 
 
 def factor(A: Array, pivot: bool = True) -> tuple[Array, Array, Array]:
-    """LU in one matrix, pivots from 0, and the row order they make."""
+    """Return LU in one matrix, pivots from 0, and the row order they make."""
     rows, columns = A.shape[-2:]
     least = min(rows, columns)
     order = jnp.broadcast_to(jnp.arange(rows, dtype=jnp.int32), (*A.shape[:-2], rows))
@@ -43,7 +43,7 @@ def _without_pivots(A: Array) -> Array:
 
 
 def _info(lu: Array) -> Array:
-    """The first zero of U's diagonal, counted from 1; 0 where there is none."""
+    """Return the first zero of U's diagonal, counted from 1; 0 where there is none."""
     zero = jnp.diagonal(lu, axis1=-2, axis2=-1) == 0
     if not zero.shape[-1]:
         return jnp.zeros(zero.shape[:-1], jnp.int32)
@@ -52,7 +52,7 @@ def _info(lu: Array) -> Array:
 
 @lower("linalg_lu_factor_ex")
 def lu_factor_ex(A: Array, *, pivot: bool = True, check_errors: bool = False) -> tuple[Array, Array, Array]:
-    """L and U in one matrix, the pivots, and the first pivot that is zero."""
+    """Return L and U in one matrix, the pivots, and the first pivot that is zero."""
     lu, pivots, _ = factor(A, pivot)
     return lu, pivots + 1, _info(lu)
 
@@ -64,21 +64,21 @@ def _halves(lu: Array) -> tuple[Array, Array]:
     return left, jnp.triu(lu[..., :least, :])
 
 
-def _permutation(order: Array, dtype: Any) -> Array:
-    """The matrix P of A = P L U, from the row order of P.T A."""
+def _permutation(order: Array, dtype: np.dtype) -> Array:
+    """Return the matrix P of A = P L U, from the row order of P.T A."""
     return jnp.swapaxes(jax.nn.one_hot(order, order.shape[-1], dtype=dtype), -1, -2)
 
 
 @lower("linalg_lu")
 def lu(A: Array, *, pivot: bool = True) -> tuple[Array, Array, Array]:
-    """P, L and U; P is empty without pivoting."""
+    """Return P, L and U; P is empty without pivoting."""
     packed, _, order = factor(A, pivot)
     left, right = _halves(packed)
     return _permutation(order, A.dtype) if pivot else jnp.zeros(0, A.dtype), left, right
 
 
 def _order(pivots: Array, rows: int) -> Array:
-    """The row order that pivots, counted from 1, make."""
+    """Return the row order that pivots, counted from 1, make."""
     if not pivots.size:
         return jnp.broadcast_to(jnp.arange(rows, dtype=jnp.int32), (*pivots.shape[:-1], rows))
     return jax.lax.linalg.lu_pivots_to_permutation(pivots.astype(jnp.int32) - 1, rows)
@@ -88,7 +88,7 @@ def _order(pivots: Array, rows: int) -> Array:
 def lu_unpack(
     LU_data: Array, LU_pivots: Array, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[Array, Array, Array]:
-    """P, L and U of a packed decomposition; empty what is not wanted."""
+    """Return P, L and U of a packed decomposition; empty what is not wanted."""
     nothing = jnp.zeros(0, LU_data.dtype)
     left, right = _halves(LU_data) if unpack_data else (nothing, nothing)
     order = _permutation(_order(LU_pivots, LU_data.shape[-2]), LU_data.dtype) if unpack_pivots else nothing
@@ -96,7 +96,7 @@ def lu_unpack(
 
 
 def _triangular(a: Array, b: Array, *, upper: bool, unit: bool = False, adjoint: bool = False) -> Array:
-    """X of a X = b, or of the adjoint of `a`, which is triangular."""
+    """Return X of a X = b, or of the adjoint of `a`, which is triangular."""
     return jax.lax.linalg.triangular_solve(
         a, b, left_side=True, lower=not upper, unit_diagonal=unit, transpose_a=adjoint, conjugate_a=adjoint
     )
@@ -108,7 +108,7 @@ def _batched(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def _solved(lu: Array, order: Array, b: Array, adjoint: bool = False) -> Array:
-    """X of A X = b, or of the adjoint of A, from the packed decomposition and the row order."""
+    """Return X of A X = b, or of the adjoint of A, from the packed decomposition and the row order."""
     lu, b = _batched(lu, b)
     if not b.size or not lu.size:
         return jnp.zeros(b.shape, b.dtype)
@@ -123,7 +123,7 @@ def _solved(lu: Array, order: Array, b: Array, adjoint: bool = False) -> Array:
 
 @lower("linalg_lu_solve")
 def lu_solve(LU: Array, pivots: Array, B: Array, *, left: bool = True, adjoint: bool = False) -> Array:
-    """X of A X = B, or X A = B, from the decomposition of A; or of its adjoint."""
+    """Return X of A X = B, or X A = B, from the decomposition of A; or of its adjoint."""
     order = _order(pivots, LU.shape[-2])
     if left:
         return _solved(LU, order, B, adjoint)
@@ -132,7 +132,7 @@ def lu_solve(LU: Array, pivots: Array, B: Array, *, left: bool = True, adjoint: 
 
 @lower("_linalg_solve_ex")
 def solve_ex(A: Array, B: Array, *, left: bool = True, check_errors: bool = False) -> tuple[Array, Array, Array, Array]:
-    """X of A X = B, or X A = B, with the decomposition of A and its first zero pivot."""
+    """Return X of A X = B, or X A = B, with the decomposition of A and its first zero pivot."""
     packed, pivots, order = factor(A)
     vector = B.ndim == 1 or (A.ndim - 1 == B.ndim and B.shape == A.shape[:-1])
     right = B[..., None] if vector else B
@@ -142,19 +142,19 @@ def solve_ex(A: Array, B: Array, *, left: bool = True, check_errors: bool = Fals
 
 @lower("linalg_inv_ex")
 def inv_ex(A: Array, *, check_errors: bool = False) -> tuple[Array, Array]:
-    """The inverse, and the first zero pivot of its decomposition."""
+    """Return the inverse, and the first zero pivot of its decomposition."""
     packed, _, order = factor(A)
     return _solved(packed, order, jnp.broadcast_to(jnp.eye(A.shape[-1], dtype=A.dtype), A.shape)), _info(packed)
 
 
 def _parity(pivots: Array) -> Array:
-    """1 or -1 by how often rows were exchanged."""
+    """Return 1 or -1 by how often rows were exchanged."""
     return 1 - 2 * (jnp.sum(pivots != jnp.arange(pivots.shape[-1]), -1) % 2)
 
 
 @lower("_linalg_det")
 def det(A: Array) -> tuple[Array, Array, Array]:
-    """The determinant, with the decomposition."""
+    """Return the determinant, with the decomposition."""
     packed, pivots, _ = factor(A)
     diagonal = jnp.diagonal(packed, axis1=-2, axis2=-1)
     return jnp.prod(diagonal, -1) * _parity(pivots).astype(A.dtype), packed, pivots + 1
@@ -162,7 +162,7 @@ def det(A: Array) -> tuple[Array, Array, Array]:
 
 @lower("_linalg_slogdet")
 def slogdet(A: Array) -> tuple[Array, Array, Array, Array]:
-    """Sign and logarithm of the determinant, with the decomposition."""
+    """Return sign and logarithm of the determinant, with the decomposition."""
     packed, pivots, _ = factor(A)
     diagonal = jnp.diagonal(packed, axis1=-2, axis2=-1)
     sign = jnp.prod(jnp.sign(diagonal), -1) * _parity(pivots).astype(A.dtype)
@@ -170,25 +170,25 @@ def slogdet(A: Array) -> tuple[Array, Array, Array, Array]:
 
 
 @kernel("_linalg_det")
-def det_kernel(A: torch.Tensor) -> Any:
-    """`det`, with the decomposition that its gradient expects."""
+def det_kernel(A: torch.Tensor) -> Tree:
+    """Return `det`, with the decomposition that its gradient expects."""
     return _decomposed("_linalg_det", A)
 
 
 @kernel("_linalg_slogdet")
-def slogdet_kernel(A: torch.Tensor) -> Any:
-    """`slogdet`, with the decomposition that its gradient expects."""
+def slogdet_kernel(A: torch.Tensor) -> Tree:
+    """Return `slogdet`, with the decomposition that its gradient expects."""
     return _decomposed("_linalg_slogdet", A)
 
 
-def _decomposed(name: str, A: torch.Tensor) -> Any:
-    """A contiguous real matrix is decomposed transposed: linalg_det_backward (FunctionsManual.cpp) expects it."""
+def _decomposed(name: str, A: torch.Tensor) -> Tree:
+    """Decompose a contiguous real matrix transposed, as linalg_det_backward (FunctionsManual.cpp) expects it."""
     return computed(name)(A.mT if A.is_contiguous() and not A.is_complex() else A)
 
 
 @lower("linalg_solve_triangular")
 def solve_triangular(self: Array, B: Array, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Array:
-    """X of A X = B, or X A = B, for a triangular A."""
+    """Return X of A X = B, or X A = B, for a triangular A."""
     a, b = _batched(self, B)
     if not b.size or not a.size:
         return jnp.zeros(b.shape, b.dtype)
@@ -199,7 +199,7 @@ def solve_triangular(self: Array, B: Array, *, upper: bool, left: bool = True, u
 def triangular_solve(
     self: Array, A: Array, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> tuple[Array, Array]:
-    """X of A X = self, or of A transposed, for a triangular A; and A."""
+    """Return X of A X = self, or of A transposed, for a triangular A; and A."""
     a, b = _batched(A, self)
     if not b.size or not a.size:
         return jnp.zeros(b.shape, b.dtype), a
@@ -213,7 +213,7 @@ def triangular_solve(
 def lstsq(
     self: Array, b: Array, rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[Array, Array, Array, Array]:
-    """The least squares solution of least norm by the singular values above `rcond` times the greatest.
+    """Return the least squares solution of least norm by the singular values above `rcond` times the greatest.
 
     Residuals, rank and singular values are empty where LAPACK's driver of that name, "gelsy" for None, gives none.
     """

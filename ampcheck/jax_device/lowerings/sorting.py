@@ -11,7 +11,7 @@ from ampcheck.jax_device.lowering import lower
 
 @lower("sort")
 def sort(self: Array, dim: int = -1, descending: bool = False) -> tuple[Array, Array]:
-    """The elements of each line along `dim` in order, and their places; equal ones keep theirs."""
+    """Return the elements of each line along `dim` in order, and their places; equal ones keep theirs."""
     if not self.ndim:
         return self, jnp.zeros((), jnp.int64)
     dim %= self.ndim
@@ -29,14 +29,14 @@ def sort(self: Array, dim: int = -1, descending: bool = False) -> tuple[Array, A
 def sort_stable(
     self: Array, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> tuple[Array, Array]:
-    """`sort`, which is always stable."""
+    """Return `sort`, which is always stable."""
     values, indices = sort(self, dim, descending)
     return values, indices
 
 
 @lower("topk")
 def topk(self: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Array, Array]:
-    """The first `k` of the sorted line, greatest or least first; of equal ones the first."""
+    """Return the first `k` of the sorted line, greatest or least first; of equal ones the first."""
     values, indices = sort(self, dim, largest)
     if not self.ndim:
         return values, indices
@@ -44,14 +44,14 @@ def topk(self: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool 
 
 
 def _at(self: Array, indices: Array, dim: int, keepdim: bool) -> tuple[Array, Array]:
-    """The elements at one place of each line, `indices` having one element along `dim`."""
+    """Return the elements at one place of each line, `indices` having one element along `dim`."""
     values = jnp.take_along_axis(self, indices, dim)
     return (values, indices) if keepdim else (jnp.squeeze(values, dim), jnp.squeeze(indices, dim))
 
 
 @lower("kthvalue")
 def kthvalue(self: Array, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
-    """The k-th least element of each line, counted from 1, and its place."""
+    """Return the k-th least element of each line, counted from 1, and its place."""
     if not self.ndim:
         return self, jnp.zeros((), jnp.int64)
     _, places = sort(self, dim)
@@ -63,7 +63,7 @@ def _is_nan(values: Array) -> Array:
 
 
 def _middle(self: Array, dim: int, keepdim: bool, ignore_nan: bool) -> tuple[Array, Array]:
-    """The lower of the middle elements. A nan, the first, stands for its whole line unless nan is ignored."""
+    """Return the lower of the middle elements. A nan, the first, stands for its whole line unless nan is ignored."""
     if not self.ndim:
         return self, jnp.zeros((), jnp.int64)
     _, places = sort(self, dim)
@@ -88,31 +88,31 @@ def _middle_of_all(self: Array, ignore_nan: bool) -> Array:
 
 @lower("median")
 def median(self: Array) -> Array:
-    """The lower median of all elements; nan where there is one."""
+    """Return the lower median of all elements; nan where there is one."""
     return _middle_of_all(self, False)
 
 
 @lower("nanmedian")
 def nanmedian(self: Array) -> Array:
-    """The lower median of what is not nan."""
+    """Return the lower median of what is not nan."""
     return _middle_of_all(self, True)
 
 
 @lower("median.dim")
 def median_dim(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    """The lower median of each line along `dim`, and its place."""
+    """Return the lower median of each line along `dim`, and its place."""
     return _middle(self, dim, keepdim, False)
 
 
 @lower("nanmedian.dim")
 def nanmedian_dim(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    """The lower median of what is not nan in each line along `dim`, and its place."""
+    """Return the lower median of what is not nan in each line along `dim`, and its place."""
     return _middle(self, dim, keepdim, True)
 
 
 @lower("mode")
 def mode(self: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
-    """The commonest element of each line, the least of several, and its last place."""
+    """Return the commonest element of each line, the least of several, and its last place."""
     if not self.ndim:
         return self, jnp.zeros((), jnp.int64)
     if not self.size:
@@ -131,6 +131,6 @@ def mode(self: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Arra
 
 
 def _differs(values: Array, dim: int) -> Array:
-    """Whether each element but the first differs from the one before it."""
+    """Return whether each element but the first differs from the one before it."""
     length = values.shape[dim]
     return jax.lax.slice_in_dim(values, 1, length, axis=dim) != jax.lax.slice_in_dim(values, 0, length - 1, axis=dim)

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowering import Computation, lower
 from ampcheck.jax_device.lowerings.unary import digamma, floating, once
 
 _MANY = 2.0**16  # terms that are added one by one; PyTorch has no bound
 
 
-def _torchax(name: str) -> Callable[..., Any]:
-    """torchax's lowering, for floating arrays: it has none of PyTorch's promotion."""
+def _torchax(name: str) -> Computation:
+    """Return torchax's lowering, for floating arrays: it has none of PyTorch's promotion."""
 
     def compute(self: Array) -> Array:
-        from torchax.ops import jaten
+        from torchax.ops import jaten  # a second of start-up, for eight rare functions
 
         out: Array = getattr(jaten, f"_aten_{name}")(floating(self))
         return out
@@ -43,7 +41,7 @@ for _name in _BESSEL:
 
 
 def _scaled_k(x: Array, order: float) -> Array:
-    """exp(x) K_order(x), x in float64: the integral of exp(-x (cosh t - 1)) cosh(order t) over t > 0.
+    """Compute exp(x) K_order(x), x in float64: the integral of exp(-x (cosh t - 1)) cosh(order t) over t > 0.
 
     The trapezoidal rule converges exponentially here: with this step its error is below float64's.
     """
@@ -54,7 +52,7 @@ def _scaled_k(x: Array, order: float) -> Array:
     return jnp.where(x > 0, total, jnp.where(x == 0, jnp.inf, jnp.nan))
 
 
-def _scaled_modified_bessel_k(order: int) -> Callable[..., Any]:
+def _scaled_modified_bessel_k(order: int) -> Computation:
     def compute(x: Array) -> Array:
         return _scaled_k(x.astype(jnp.float64), order).astype(x.dtype)
 
@@ -68,13 +66,13 @@ lower("special_scaled_modified_bessel_k1")(once(_scaled_modified_bessel_k(1)))
 @lower("special_spherical_bessel_j0")
 @once
 def spherical_bessel_j0(x: Array) -> Array:
-    """sin(x) / x, 1 at 0 and 0 at infinity."""
+    """Compute sin(x) / x, 1 at 0 and 0 at infinity."""
     safe = jnp.where((x == 0) | jnp.isinf(x), 1, x)
     return jnp.where(jnp.isinf(x), 0, jnp.where(x == 0, 1, jnp.sin(safe) / safe)).astype(x.dtype)
 
 
 def _airy_series(x: Array) -> Array:
-    """The power series about 0, for float64 x of magnitude up to 7."""
+    """Return the power series about 0, for float64 x of magnitude up to 7."""
     first, second, cube = jnp.ones_like(x), x, x * x * x
     f, g = first, second
     for k in range(1, 40):
@@ -84,7 +82,7 @@ def _airy_series(x: Array) -> Array:
 
 
 def _airy_oscillating(x: Array) -> Array:
-    """The asymptotic series for float64 x far below 0."""
+    """Return the asymptotic series for float64 x far below 0."""
     z = jnp.maximum(-x, 1.0)
     zeta = 2 / 3 * z * jnp.sqrt(z)
     terms = [1.0]
@@ -100,7 +98,7 @@ def _airy_oscillating(x: Array) -> Array:
 @lower("special_airy_ai")
 @once
 def airy_ai(x: Array) -> Array:
-    """The Airy function Ai."""
+    """Return the Airy function Ai."""
     wide = x.astype(jnp.float64)
     near = _airy_series(jnp.clip(wide, -7, 2))
     above = jnp.maximum(wide, 1.0)
@@ -112,7 +110,7 @@ def airy_ai(x: Array) -> Array:
 
 
 def _hurwitz(x: Array, q: Array) -> Array:
-    """The Hurwitz zeta function, also of negative q, whose terms up to q > 0 are added one by one as PyTorch does."""
+    """Compute the Hurwitz zeta function, of negative q too: terms up to q > 0 are added one by one, as PyTorch does."""
     x, q = jnp.broadcast_arrays(x, q)
     pole = (x == 1) | ((x > 1) & (q <= 0) & (q == jnp.floor(q)))
 
@@ -130,12 +128,12 @@ def _hurwitz(x: Array, q: Array) -> Array:
 
 @lower("special_zeta", promotes=True)
 def zeta(self: Array, other: Array) -> Array:
-    """The Hurwitz zeta function."""
+    """Return the Hurwitz zeta function."""
     return _hurwitz(*(floating(jnp.asarray(a)) for a in (self, other)))
 
 
 def _trigamma(x: Array) -> Array:
-    """The second derivative of the logarithm of gamma, reflected for x below 1/2."""
+    """Return the second derivative of the logarithm of gamma, reflected for x below 1/2."""
     reflected = x < 0.5
     sine = jnp.sin(jnp.pi * x)
     y = jnp.where(reflected, 1 - x, x)
@@ -149,10 +147,10 @@ def _trigamma(x: Array) -> Array:
 
 @lower("polygamma")
 def polygamma(n: int, self: Array) -> Array:
-    """The n-th derivative of digamma; from n = 2 on by the zeta function, as PyTorch has it."""
-    if n == 0:
-        return once(digamma)(self)
-    if n == 1:
-        return once(_trigamma)(self)
-    sign = 1.0 if n % 2 else -1.0
-    return once(lambda x: sign * math.factorial(n) * _hurwitz(jnp.asarray(n + 1, x.dtype), x))(self)
+    """Return the n-th derivative of digamma; from n = 2 on by the zeta function, as PyTorch has it."""
+
+    def later(x: Array) -> Array:
+        return (1.0 if n % 2 else -1.0) * math.factorial(n) * _hurwitz(jnp.asarray(n + 1, x.dtype), x)
+
+    out: Array = once(digamma if n == 0 else _trigamma if n == 1 else later)(self)
+    return out

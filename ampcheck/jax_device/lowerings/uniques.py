@@ -11,7 +11,7 @@ from ampcheck.jax_device.lowerings.sorting import sort
 
 
 def _grouped(new: Array, places: Array) -> tuple[Array, Array, Array]:
-    """Of elements in order, the places of the first of each group, each one's group by its own place, and the sizes."""
+    """Return, of elements in order, where each group starts, each one's group by its own place, and the sizes."""
     starts = jnp.asarray(np.flatnonzero(np.asarray(new)))
     groups = jnp.cumsum(new.astype(jnp.int64)) - 1
     inverse = jnp.zeros(places.shape, jnp.int64).at[places].set(groups)
@@ -19,7 +19,7 @@ def _grouped(new: Array, places: Array) -> tuple[Array, Array, Array]:
 
 
 def _changes(lines: Array) -> Array:
-    """Whether each row but the first differs from the one before; nan differs from nan."""
+    """Return whether each row but the first differs from the one before; nan differs from nan."""
     differs = jnp.any(lines[1:] != lines[:-1], axis=1)
     return jnp.concatenate([jnp.ones(min(1, lines.shape[0]), jnp.bool_), differs])
 
@@ -30,7 +30,7 @@ def _flat(self: Array, ordered: Array, places: Array) -> tuple[Array, Array, Arr
 
 
 def _wanted(found: tuple[Array, Array, Array], return_inverse: bool, return_counts: bool) -> tuple[Array, Array, Array]:
-    """Inverse and counts are empty where nobody wants them."""
+    """Return inverse and counts empty where nobody wants them."""
     values, inverse, counts = found
     nothing = jnp.zeros(0, jnp.int64)
     return values, inverse if return_inverse else nothing, counts if return_counts else nothing
@@ -40,13 +40,13 @@ def _wanted(found: tuple[Array, Array, Array], return_inverse: bool, return_coun
 def unique(
     self: Array, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[Array, Array, Array]:
-    """The distinct elements in order, each element's place among them, and how often each occurs."""
+    """Return the distinct elements in order, each element's place among them, and how often each occurs."""
     return _wanted(_flat(self, *sort(self.reshape(-1))), return_inverse, return_counts)
 
 
 @lower("_unique", concrete=True)
 def unique_old(self: Array, sorted: bool = True, return_inverse: bool = False) -> tuple[Array, Array]:
-    """The distinct elements in order, and each element's place among them."""
+    """Return the distinct elements in order, and each element's place among them."""
     values, inverse, _ = unique(self, sorted, return_inverse)
     return values, inverse
 
@@ -65,7 +65,7 @@ def _kept(self: Array, dim: int, rows: Array, order: Array) -> tuple[Array, Arra
 def unique_dim(
     self: Array, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[Array, Array, Array]:
-    """The distinct slices along `dim` in lexicographic order, the place of each among them, how often each occurs."""
+    """Return the distinct slices along `dim` in order, each slice's place among them, and how often each occurs."""
     rows = _rows(self, dim)
     order = jnp.lexsort(rows.T[::-1]) if rows.shape[1] else jnp.arange(rows.shape[0])
     return _kept(self, dim, rows, order)
@@ -75,7 +75,7 @@ def unique_dim(
 def unique_dim_consecutive(
     self: Array, dim: int, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[Array, Array, Array]:
-    """The slices along `dim` that differ from the one before, each slice's place among them, and the runs' lengths."""
+    """Return the slices along `dim` that differ from the one before, each one's place among them, and runs' lengths."""
     return _kept(self, dim, _rows(self, dim), jnp.arange(self.shape[dim]))
 
 
@@ -83,7 +83,7 @@ def unique_dim_consecutive(
 def unique_consecutive(
     self: Array, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> tuple[Array, Array, Array]:
-    """The elements, or slices along `dim`, that differ from the one before; inverse and counts, empty if not wanted."""
+    """Return the elements, or slices along `dim`, that differ from the one before; inverse and counts if wanted."""
     if dim is not None:
         values, inverse, counts = unique_dim_consecutive(self, dim)
     else:

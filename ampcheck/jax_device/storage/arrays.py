@@ -11,17 +11,22 @@ lives as long as the storage, so what hangs on it follows every alias, saved ten
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import torch
 
+from ampcheck.jax_device.annotations import DeviceStorage
 from ampcheck.jax_device.dtypes import jax_dtype, torch_dtype
 from ampcheck.jax_device.torch_private import as_strided, create_empty_tensor
 from ampcheck.register.torch_private import DispatchKey, DispatchKeySet
 
-create: Any = create_empty_tensor  # (sizes, dtype) -> a tensor of the PrivateUse1 device, storage empty
-storage_of: Any = torch.Tensor.untyped_storage
+create: Callable[[Sequence[int], torch.dtype], torch.Tensor] = (
+    create_empty_tensor  # (sizes, dtype) -> a tensor of the PrivateUse1 device, storage empty
+)
+storage_of: Callable[[torch.Tensor], DeviceStorage] = torch.Tensor.untyped_storage  # type: ignore[assignment]
 META = DispatchKeySet(DispatchKey.Meta)
 
 
@@ -36,7 +41,7 @@ class Bytes:
 
 
 def wrap(array: jax.Array) -> torch.Tensor:
-    """A contiguous tensor of the array's shape on a new storage that holds it."""
+    """Return a contiguous tensor of the array's shape on a new storage that holds it."""
     shape = array.shape
     tensor: torch.Tensor = create(shape, torch_dtype(array.dtype))
     storage_of(tensor).array = array
@@ -45,14 +50,14 @@ def wrap(array: jax.Array) -> torch.Tensor:
     return tensor
 
 
-def alias(tensor: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
-    """A tensor on the same storage with other sizes, strides and offset, all in elements."""
+def alias(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+    """Return a tensor on the same storage with other sizes, strides and offset, all in elements."""
     out: torch.Tensor = as_strided(META, tensor, size, stride, offset)
     return out
 
 
 def held(tensor: torch.Tensor) -> jax.Array | Bytes:
-    """What hangs on the tensor's storage. Raises RuntimeError for a tensor that has none."""
+    """Return what hangs on the tensor's storage. Raises RuntimeError for a tensor that has none."""
     try:
         found: jax.Array | Bytes = storage_of(tensor).array
     except AttributeError:
@@ -63,7 +68,7 @@ def held(tensor: torch.Tensor) -> jax.Array | Bytes:
 
 
 def contents(tensor: torch.Tensor) -> jax.Array:
-    """The storage's array, of whatever shape, in the tensor's dtype.
+    """Return the storage's array, of whatever shape, in the tensor's dtype.
 
     A storage seen under another dtype than it holds becomes `Bytes`, from which every dtype is read.
     """
@@ -87,9 +92,7 @@ def store(tensor: torch.Tensor, array: jax.Array) -> None:
 
 
 def to_bytes(array: jax.Array) -> jax.Array:
-    """The array's values as flat uint8, in the machine's byte order."""
-    import jax.numpy as jnp
-
+    """Return the array's values as flat uint8, in the machine's byte order."""
     if array.dtype == jnp.bool_:
         return array.reshape(-1).astype(jnp.uint8)
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
@@ -97,10 +100,8 @@ def to_bytes(array: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(array.reshape(-1), jnp.uint8).reshape(-1)
 
 
-def from_bytes(array: jax.Array, dtype: Any) -> jax.Array:
-    """Flat uint8 as a flat array of a dtype; bytes that make no whole element are left out."""
-    import jax.numpy as jnp
-
+def from_bytes(array: jax.Array, dtype: np.dtype) -> jax.Array:
+    """Read flat uint8 as a flat array of a dtype; bytes that make no whole element are left out."""
     if dtype == jnp.uint8:
         return array
     if dtype == jnp.bool_:

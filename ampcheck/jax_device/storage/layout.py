@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,22 +26,22 @@ class Columns:
     rows: jax.Array
 
     @property
-    def dtype(self) -> Any:
-        """The elements' dtype."""
+    def dtype(self) -> np.dtype:
+        """Return the elements' dtype."""
         return self.rows.dtype
 
     @property
     def ndim(self) -> int:
-        """How many dimensions it has."""
+        """Return how many dimensions it has."""
         return self.rows.ndim
 
     def settled(self) -> jax.Array:
-        """The matrix as an array."""
+        """Return the matrix as an array."""
         return jnp.swapaxes(self.rows, -1, -2)
 
 
 def contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a row-major tensor of that size."""
+    """Return the strides of a row-major tensor of that size."""
     out, step = [], 1
     for length in reversed(size):
         out.append(step)
@@ -50,7 +50,7 @@ def contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def order(layout: Layout, elements: int) -> tuple[int, ...] | None:
-    """The dimensions from slowest to fastest where the tensor is its whole storage, permuted; None where it is not."""
+    """Return the dimensions from slowest to fastest if the tensor is its whole storage, permuted; else None."""
     if layout.offset or math.prod(layout.size) != elements:
         return None
     dims = sorted(range(len(layout.size)), key=lambda d: (-layout.stride[d], layout.size[d] == 1, d))
@@ -77,7 +77,7 @@ def _slices(layout: Layout, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tu
 
 
 def _indices(layout: Layout) -> jax.Array:
-    """Each element's place in the flat storage."""
+    """Return each element's place in the flat storage."""
     out = jnp.asarray(layout.offset, np.int64)
     for d, (length, step) in enumerate(zip(layout.size, layout.stride, strict=True)):
         places = jnp.arange(length, dtype=np.int64) * step
@@ -86,13 +86,13 @@ def _indices(layout: Layout) -> jax.Array:
 
 
 def _expanded(layout: Layout) -> Layout:
-    """The layout without what is repeated: a dimension of stride 0 has one element."""
+    """Return the layout without what is repeated: a dimension of stride 0 has one element."""
     size = tuple(1 if step == 0 else n for n, step in zip(layout.size, layout.stride, strict=True))
     return layout._replace(size=size)
 
 
 def read(array: jax.Array, layout: Layout) -> jax.Array:
-    """The tensor's values, in its own shape, from the array of its storage."""
+    """Return the tensor's values, in its own shape, from the array of its storage."""
     if 0 in layout.size:
         return jnp.zeros(layout.size, array.dtype)
     if 0 in layout.stride and (narrow := _expanded(layout)) != layout:
@@ -108,7 +108,7 @@ def read(array: jax.Array, layout: Layout) -> jax.Array:
 
 
 def by_columns(layout: Layout) -> Layout | None:
-    """The layout of the matrices' transposes where the matrices lie in their storage by columns, else None."""
+    """Return the layout of the matrices' transposes where the matrices lie in their storage by columns, else None."""
     if len(layout.size) < 2 or layout.stride[-2] != 1 or layout.stride[-1] < max(layout.size[-2], 2):
         return None
     *size, rows, columns = layout.size
@@ -117,13 +117,13 @@ def by_columns(layout: Layout) -> Layout | None:
 
 
 def settled(values: jax.Array, conj: bool, neg: bool) -> jax.Array:
-    """The values of a tensor with PyTorch's lazy conjugate and negative bits."""
+    """Return the values of a tensor with PyTorch's lazy conjugate and negative bits."""
     values = jnp.negative(values) if neg else values
     return jnp.conj(values) if conj else values
 
 
 def write(array: jax.Array, layout: Layout, values: jax.Array) -> jax.Array:
-    """The storage's array, in its shape, with the tensor's elements replaced by `values` of the tensor's shape."""
+    """Return the storage's array, in its shape, with the tensor's elements replaced by `values` of its shape."""
     if 0 in layout.size:
         return array
     if (dims := order(layout, array.size)) is not None:
@@ -134,7 +134,7 @@ def write(array: jax.Array, layout: Layout, values: jax.Array) -> jax.Array:
 
 
 def physical(values: jax.Array, stride: tuple[int, ...]) -> jax.Array:
-    """`values` with its dimensions in the order in which a dense tensor of these strides stores them."""
+    """Return `values` with its dimensions in the order in which a dense tensor of these strides stores them."""
     if not values.size:
         return values
     dims = order(Layout(values.shape, stride, 0), values.size)

@@ -6,24 +6,21 @@ arrays, counted at each call, and what nobody recorded (a peak, a limit) is an e
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import torch
 
+from ampcheck.jax_device.annotations import Device
 from ampcheck.jax_device.dtypes import TO_JAX
 from ampcheck.jax_device.torch_private import C
 
-_device_t = Any  # a device, its index or its name: there is one
 
-
-def memory_stats(device: _device_t = None) -> dict[str, int]:
-    """JAX's statistics of the device, in bytes and counts, under JAX's names; empty where it keeps none (CPU)."""
+def memory_stats(device: Device = None) -> dict[str, int]:
+    """Return JAX's statistics of the device, in bytes and counts, under JAX's names; none on the CPU."""
     return dict(jax.local_devices()[0].memory_stats() or {})
 
 
-def memory_allocated(device: _device_t = None) -> int:
-    """Bytes in use: JAX's figure, or the bytes of the live arrays where it has none."""
+def memory_allocated(device: Device = None) -> int:
+    """Return bytes in use: JAX's figure, or the bytes of the live arrays where it has none."""
     stats = memory_stats()
     if "bytes_in_use" in stats:
         return stats["bytes_in_use"]
@@ -37,45 +34,45 @@ def _recorded(name: str) -> int:
     return stats[name]
 
 
-def max_memory_allocated(device: _device_t = None) -> int:
-    """The most bytes ever in use. Raises RuntimeError where JAX does not record it (CPU)."""
+def max_memory_allocated(device: Device = None) -> int:
+    """Return the most bytes ever in use. Raises RuntimeError where JAX does not record it (CPU)."""
     return _recorded("peak_bytes_in_use")
 
 
-def memory_reserved(device: _device_t = None) -> int:
-    """Bytes that JAX holds, in use or not: its pool, or what is allocated where it has none."""
+def memory_reserved(device: Device = None) -> int:
+    """Return bytes that JAX holds, in use or not: its pool, or what is allocated where it has none."""
     return memory_stats().get("pool_bytes") or memory_allocated()
 
 
-def max_memory_reserved(device: _device_t = None) -> int:
-    """The most bytes that JAX ever held. Raises RuntimeError where JAX does not record it."""
+def max_memory_reserved(device: Device = None) -> int:
+    """Return the most bytes that JAX ever held. Raises RuntimeError where JAX does not record it."""
     return _recorded("peak_pool_bytes")
 
 
-def mem_get_info(device: _device_t = None) -> tuple[int, int]:
-    """Bytes free and bytes in all of what JAX may use. Raises RuntimeError where JAX knows no limit (CPU)."""
+def mem_get_info(device: Device = None) -> tuple[int, int]:
+    """Return bytes free and bytes in all of what JAX may use. Raises RuntimeError where JAX knows no limit (CPU)."""
     limit = _recorded("bytes_limit")
     return limit - memory_allocated(), limit
 
 
 def empty_cache() -> None:
-    """Nothing to do: JAX gives no way to return its pool's memory."""
+    """Do nothing: JAX gives no way to return its pool's memory."""
 
 
-def reset_peak_memory_stats(device: _device_t = None) -> None:
-    """Raises RuntimeError: JAX's figures cannot be reset."""
+def reset_peak_memory_stats(device: Device = None) -> None:
+    """Raise RuntimeError: JAX's figures cannot be reset."""
     raise RuntimeError("JAX's memory statistics cannot be reset")
 
 
-def synchronize(device: _device_t = None) -> None:
-    """Returns when all work given to the device is done; raises what an unfinished computation ended with."""
+def synchronize(device: Device = None) -> None:
+    """Wait until all work given to the device is done; raise what an unfinished computation ended with."""
     jax.effects_barrier()
     for array in jax.live_arrays():
         if not array.is_deleted():
             array.block_until_ready()
 
 
-def _nested(index: int) -> dict[str, Any]:
+def _nested(index: int) -> dict[str, dict[str, dict[str, int]]]:
     stats = memory_stats()
     allocated = {"current": memory_allocated(), "peak": stats.get("peak_bytes_in_use")}
     reserved = {"current": memory_reserved(), "peak": stats.get("peak_pool_bytes")}

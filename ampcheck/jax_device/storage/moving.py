@@ -11,11 +11,11 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.nn import Module, Parameter
 
+from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.storage.overrides import libc10
 from ampcheck.jax_device.torch_private import DisableTorchFunction, has_compatible_type
 
@@ -26,7 +26,7 @@ _TYPES = {"cpu": 0, "jax": 20}  # c10::DeviceType
 
 @functools.cache
 def change_device_type() -> Callable[[torch.Tensor, str], None] | None:
-    """The function that makes a tensor one of another device type, values aside; None where PyTorch exports none."""
+    """Find the function that makes a tensor one of another device type, values aside; None if PyTorch exports none."""
     function = getattr(libc10(), _CHANGE, None)
     if function is None:
         return None
@@ -58,8 +58,8 @@ def become(tensor: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
     return moved
 
 
-def _crosses(tensor: torch.Tensor, moved: Any) -> bool:
-    """Whether a tensor with values of its own was moved between the CPU and the device."""
+def _crosses(tensor: torch.Tensor, moved: torch.Tensor) -> bool:
+    """Return whether a tensor with values of its own was moved between the CPU and the device."""
     plain = all(type(t).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ for t in (tensor, moved))
     return plain and {tensor.device.type, moved.device.type} == _TYPES.keys()
 
@@ -78,7 +78,7 @@ class _Mover:
             self._loaded.extend(module.parameters(recurse=False))
 
     def _kept(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor stays the same object: parameters and their gradients, not buffers."""
+        """Return whether the tensor stays the same object: parameters and their gradients, not buffers."""
         return isinstance(tensor, Parameter) or tensor is self._grad or any(tensor is p for p in self._loaded)
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -96,7 +96,7 @@ def install() -> None:
     future = torch.__future__
 
     @functools.wraps(original)
-    def _apply(self: Module, fn: Move, *args: Any, **kwargs: Any) -> Module:
+    def _apply(self: Module, fn: Move, *args: Tree, **kwargs: Tree) -> Module:
         chosen = future.get_swap_module_params_on_conversion() or future.get_overwrite_module_params_on_conversion()
         if not chosen and not isinstance(fn, _Mover):
             fn = _Mover(fn)

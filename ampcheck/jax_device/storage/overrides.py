@@ -2,9 +2,9 @@
 
 The device has no allocator: PyTorch's own kernels, asked for a storage on it, would follow a null pointer. So the
 methods of `torch.UntypedStorage` are replaced by ones that look for the array that hangs on a storage of the device,
-and leave storages of other devices to PyTorch. Under them lies a net: PyTorch is given the allocator of its Meta
-device, so that a way that nobody thought of ends in a storage without memory, which the kernels refuse, and not in a
-crash.
+and leave storages of other devices to PyTorch. For a way that nobody
+thought of, PyTorch is given the allocator of its Meta device, so that it ends in a storage without memory, which the
+kernels refuse, and not in a crash.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import operator
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from ampcheck.jax_device.annotations import Device, DeviceStorage, Function, Tree
 from ampcheck.jax_device.storage import arrays, transfer
 from ampcheck.jax_device.storage.arrays import Bytes, storage_of, wrap
 from ampcheck.jax_device.torch_private import StorageBase
@@ -32,7 +32,7 @@ _META, _PRIVATEUSE1 = 14, 20  # c10::DeviceType
 
 
 def libc10() -> ctypes.CDLL | None:
-    """PyTorch's core library, whose functions can be called by their names; None where it is not found."""
+    """Return PyTorch's core library, whose functions can be called by their names; None where it is not found."""
     for name in ("libc10.so", "libc10.dylib"):
         path = Path(torch.__file__).parent / "lib" / name
         if path.exists():
@@ -40,7 +40,7 @@ def libc10() -> ctypes.CDLL | None:
     return None
 
 
-def net() -> bool:
+def use_meta_allocator() -> bool:
     """Give PyTorch the Meta device's allocator for the device; whether this PyTorch exports what that takes."""
     library = libc10()
     if library is None or not (hasattr(library, _SET) and hasattr(library, _GET)):
@@ -55,21 +55,21 @@ def net() -> bool:
     return True
 
 
-def new_storage(found: jax.Array | Bytes) -> torch.UntypedStorage:
-    """A storage of the device that holds these values; arrays never change, so it may share them."""
+def new_storage(found: jax.Array | Bytes) -> DeviceStorage:
+    """Return a storage of the device that holds these values; arrays never change, so it may share them."""
     tensor = wrap(found.array if isinstance(found, Bytes) else found)
-    made: torch.UntypedStorage = storage_of(tensor)
-    made.array = found  # type: ignore[attr-defined]
+    made = storage_of(tensor)
+    made.array = found
     return made
 
 
-def content(of: Any) -> jax.Array:
-    """A device storage's values as flat bytes."""
+def content(of: DeviceStorage) -> jax.Array:
+    """Return a device storage's values as flat bytes."""
     found = of.array
     return found.array if isinstance(found, Bytes) else arrays.to_bytes(found)
 
 
-def replace(of: Any, values: jax.Array) -> None:
+def replace(of: DeviceStorage, values: jax.Array) -> None:
     """Make flat bytes the values of a device storage, kept in the dtype it has where they are whole elements of it."""
     found = of.array
     if isinstance(found, Bytes) or values.size % found.dtype.itemsize:
@@ -79,28 +79,28 @@ def replace(of: Any, values: jax.Array) -> None:
     of.array = flat.reshape(found.shape) if flat.size == found.size else flat
 
 
-def host(of: Any) -> torch.UntypedStorage:
-    """A CPU storage with the bytes of a device storage."""
+def host(of: DeviceStorage) -> torch.UntypedStorage:
+    """Return a CPU storage with the bytes of a device storage."""
     return transfer.from_numpy(np.asarray(content(of))).untyped_storage()
 
 
-def device_copy(of: torch.UntypedStorage) -> torch.UntypedStorage:
-    """A device storage with the bytes of a storage of another device."""
+def device_copy(of: Tree) -> DeviceStorage:
+    """Return a device storage with the bytes of a storage of another device."""
     tensor = torch.empty(0, dtype=torch.uint8, device="cpu").set_(of.cpu())
     return new_storage(jax.device_put(transfer.to_numpy(tensor)))
 
 
-def _nbytes(self: Any) -> int:
+def _nbytes(self: DeviceStorage) -> int:
     found = self.array
     return int(found.array.size if isinstance(found, Bytes) else found.size * found.dtype.itemsize)
 
 
-def _data_ptr(self: Any) -> int:
-    """No address of values, which JAX moves at each write, but what addresses are compared for: one per storage."""
+def _data_ptr(self: DeviceStorage) -> int:
+    """Return one number for each storage, as addresses are compared for; JAX moves the values at each write."""
     return int(self._cdata) if _nbytes(self) else 0
 
 
-def _getitem(self: Any, index: Any) -> int:
+def _getitem(self: DeviceStorage, index: int) -> int:
     if isinstance(index, slice):
         raise NotImplementedError("a part of a jax storage shares no memory with it; take a view of a tensor")
     place, length = operator.index(index), _nbytes(self)
@@ -109,16 +109,16 @@ def _getitem(self: Any, index: Any) -> int:
     return int(content(self)[place])
 
 
-def _setitem(self: Any, index: Any, value: int) -> None:
+def _setitem(self: DeviceStorage, index: int, value: int) -> None:
     replace(self, content(self).at[index].set(np.uint8(value)))
 
 
-def _fill(self: Any, value: int) -> Any:
+def _fill(self: DeviceStorage, value: int) -> Tree:
     replace(self, jnp.full((_nbytes(self),), np.uint8(value)))
     return self
 
 
-def _copy(self: Any, source: Any, non_blocking: Any = None) -> Any:
+def _copy(self: Tree, source: Tree, non_blocking: bool | None = None) -> Tree:
     if self.nbytes() != source.nbytes():
         raise RuntimeError(f"size does not match, self was {self.nbytes()} bytes but src was {source.nbytes()} bytes")
     if not _ours(self):
@@ -127,7 +127,7 @@ def _copy(self: Any, source: Any, non_blocking: Any = None) -> Any:
     return self
 
 
-def _resize(self: Any, size: int) -> Any:
+def _resize(self: DeviceStorage, size: int) -> Tree:
     old = content(self)
     size = operator.index(size)
     if size < 0:
@@ -136,45 +136,45 @@ def _resize(self: Any, size: int) -> Any:
     return self
 
 
-def _to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
+def _to(self: DeviceStorage, *, device: torch.device | str | int, non_blocking: bool = False) -> Tree:
     if torch.device(device).type == _NAME:
         return self
     made = host(self)
     return made if torch.device(device).type == "cpu" else made.to(device=device)
 
 
-def _moved(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
-    """The storage on the device: `storage.jax()`."""
+def _moved(self: Tree, device: Device = None, non_blocking: bool = False) -> Tree:
+    """Return the storage on the device: `storage.jax()`."""
     return self.to(device=_NAME if device is None else device, non_blocking=non_blocking)
 
 
-def _refuse_sharing(self: Any, *_: Any, **__: Any) -> Any:
+def _refuse_sharing(self: object, *_: object, **__: object) -> Tree:
     raise RuntimeError("a jax storage cannot be shared between processes; send tensor.cpu() instead")
 
 
-def _swap(self: Any, other: Any) -> None:
+def _swap(self: DeviceStorage, other: DeviceStorage) -> None:
     if not _ours(other):
         raise RuntimeError(f"cannot swap the data of a jax storage with that of a storage on {other.device}")
     self.array, other.array = other.array, self.array
 
 
-def _byteswap(self: Any, size: Any) -> None:
+def _byteswap(self: DeviceStorage, size: torch.dtype | int) -> None:
     width = size.itemsize if isinstance(size, torch.dtype) else size
     if width > 1:
         replace(self, content(self).reshape(-1, width)[:, ::-1].reshape(-1))
 
 
-def _read_file(self: Any, *args: Any) -> Any:
+def _read_file(self: DeviceStorage, *args: Any) -> Tree:
     staging = Storage(_nbytes(self))
     staging._set_from_file(*args)
     return _copy(self, staging)
 
 
-def _no_address(self: Any, *_: Any) -> Any:
+def _no_address(self: DeviceStorage, *_: object) -> Tree:
     raise RuntimeError("a jax storage has no address that could be set: JAX owns its memory")
 
 
-_METHODS: dict[str, Callable[..., Any]] = {
+_METHODS: dict[str, Function] = {
     "nbytes": _nbytes,
     "__len__": _nbytes,
     "data_ptr": _data_ptr,
@@ -198,25 +198,25 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "byteswap": _byteswap,
     "_resize_with_addr_": _no_address,
 }
-_originals: dict[str, Callable[..., Any]] = {}
+_originals: dict[str, Function] = {}
 
 
-def _ours(of: Any) -> bool:
+def _ours(of: DeviceStorage) -> bool:
     return "array" in of.__dict__
 
 
-def _diverted(name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
+def _diverted(name: str, ours: Function) -> Function:
     original = _originals[name] = getattr(Storage, name)
 
     @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: DeviceStorage, *args: Tree, **kwargs: Tree) -> Tree:
         return (ours if "array" in self.__dict__ else original)(self, *args, **kwargs)
 
     return method
 
 
-def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """`torch.UntypedStorage(...)`: zeros of a size, or bytes, where the device is ours."""
+def _new(cls: type[torch.UntypedStorage], *args: Tree, **kwargs: Tree) -> Tree:
+    """Make `torch.UntypedStorage(...)`: zeros of a size, or bytes, where the device is this one."""
     device = kwargs.get("device")
     if device is None or torch.device(device).type != _NAME:
         return StorageBase.__new__(cls, *args, **kwargs)
@@ -226,27 +226,28 @@ def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return new_storage(jnp.zeros(given, jnp.uint8) if isinstance(given, int) else jnp.asarray(given, jnp.uint8))
 
 
-def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
+def _new_shared(cls: type[torch.UntypedStorage], size: int, *, device: torch.device | str | int = "cpu") -> Tree:
     if torch.device(device).type == _NAME:
-        _refuse_sharing(None)
+        _refuse_sharing(cls)
     return _originals["_new_shared"](size, device=device)
 
 
 def install() -> bool:
-    """Replace the methods, once a process; whether the net is under them."""
+    """Replace the methods, once a process; return whether the fallback allocator is in place."""
     for name, ours in _METHODS.items():
         if hasattr(Storage, name):  # torch 2.12 brought _swap_data_ptr_, 2.13 _resize_with_addr_
             setattr(Storage, name, _diverted(name, ours))
     copy = _originals["copy_"] = Storage.copy_
 
     @functools.wraps(copy)
-    def copy_(self: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
-        return (_copy if _ours(self) or _ours(source) else copy)(self, source, *args, **kwargs)
+    def copy_(self: Tree, source: Tree, *args: Tree, **kwargs: Tree) -> Tree:
+        chosen: Function = _copy if _ours(self) or _ours(source) else copy
+        return chosen(self, source, *args, **kwargs)
 
     there = _originals["to"]
 
     @functools.wraps(there)
-    def to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
+    def to(self: Tree, *, device: torch.device | str | int, non_blocking: bool = False) -> Tree:
         if _ours(self):
             return _to(self, device=device)
         return (
@@ -271,4 +272,4 @@ def install() -> bool:
         return int(base._cdata + self.storage_offset() * self.element_size())
 
     torch.Tensor.data_ptr = data_ptr  # type: ignore[assignment, method-assign]
-    return net()
+    return use_meta_allocator()

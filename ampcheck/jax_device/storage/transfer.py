@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import jax
 import numpy as np
@@ -17,8 +16,8 @@ from ampcheck.jax_device.storage.layout import Layout, read, settled
 _INDEXING = ("index.", "index_put", "_index_put_impl", "_unsafe_index")
 
 
-def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """A tensor's values as an array that shares nothing with it. Raises RuntimeError for a tensor without values.
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor's values as an array that shares nothing with it. Raise RuntimeError for a tensor without values.
 
     `Tensor.numpy` would leave the tensor unable to be resized, and NumPy's own dtypes lack bfloat16.
     """
@@ -33,8 +32,8 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return out
 
 
-def from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """A CPU tensor with a copy of the array's values, which can be resized, as none of `torch.from_numpy` can."""
+def from_numpy(array: np.ndarray) -> torch.Tensor:
+    """Copy an array to a CPU tensor that can be resized, as none of `torch.from_numpy` can."""
     array = np.ascontiguousarray(array).reshape(array.shape)
     out = torch.empty(array.shape, dtype=torch_dtype(array.dtype), device="cpu")
     ctypes.memmove(out.data_ptr(), array.ctypes.data, array.nbytes)
@@ -42,7 +41,7 @@ def from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def values(tensor: torch.Tensor) -> jax.Array:
-    """A device tensor's values as an array of its shape; the storage's own array where the tensor is all of it."""
+    """Return a device tensor's values as an array of its shape; the storage's own if the tensor is all of it."""
     array = contents(tensor)
     size = tuple(tensor.shape)
     if array.shape != size or not tensor.is_contiguous():
@@ -51,17 +50,17 @@ def values(tensor: torch.Tensor) -> jax.Array:
 
 
 def to_device(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor of the device with the values of a CPU tensor."""
+    """Return a contiguous tensor of the device with the values of a CPU tensor."""
     return wrap(jax.device_put(to_numpy(tensor)))
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor with the values of a device tensor."""
+    """Return a CPU tensor with the values of a device tensor."""
     return from_numpy(np.asarray(values(tensor)))
 
 
-def guest(tensor: torch.Tensor, name: str) -> Any:
-    """A tensor of another device among the arguments: a CPU scalar becomes a NumPy scalar array.
+def guest(tensor: torch.Tensor, name: str) -> torch.Tensor | np.ndarray:
+    """Return a tensor of another device among the arguments: a CPU scalar becomes a NumPy scalar array.
 
     Raises RuntimeError where PyTorch would: anything else must be on one device.
     """
@@ -75,6 +74,6 @@ def guest(tensor: torch.Tensor, name: str) -> Any:
     )
 
 
-def dtype_of(array: Any) -> torch.dtype:
-    """The PyTorch dtype of a NumPy array or scalar."""
+def dtype_of(array: np.ndarray) -> torch.dtype:
+    """Return the PyTorch dtype of a NumPy array or scalar."""
     return torch_dtype(array.dtype)
