@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from ampcheck.jax_device import jit
 from ampcheck.jax_device.interop.functions import j2t_autograd
 from ampcheck.jax_device.lowerings import accumulate
-from ampcheck.jax_device.storage.layout import Columns, Layout, by_columns
 from tests.jax.agreement import close, same
 
 LOW = {torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -196,23 +195,6 @@ def test_strided_operands() -> None:
         same(lambda a, b: a[:0].t() @ b[:, :0].t(), a, b)
     turned = torch.complex(x, x.flip(0))
     same(lambda z: z.mH @ z, turned, loose=4)
-
-
-def test_what_lies_by_columns() -> None:
-    assert by_columns(Layout((3, 4), (1, 3), 5)) == Layout((4, 3), (3, 1), 5)
-    assert by_columns(Layout((2, 3, 4), (12, 1, 3), 0)) == Layout((2, 4, 3), (12, 3, 1), 0)
-    for size, stride in (
-        ((3, 4), (4, 1)),
-        ((3, 4), (1, 2)),
-        ((3, 4), (1, 0)),
-        ((3, 4), (2, 6)),
-        ((3,), (1,)),
-        ((1, 1), (1, 1)),
-    ):
-        assert by_columns(Layout(size, stride, 0)) is None
-    matrix = Columns(jnp.arange(6.0).reshape(2, 3))
-    assert matrix.settled().shape == (3, 2)
-    assert matrix.ndim == 2
 
 
 def test_a_later_pass_moves_no_transpose_into_a_dot() -> None:

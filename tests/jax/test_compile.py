@@ -19,7 +19,7 @@ from tests.cli_support import environment
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # PyTorch's own, while Dynamo is imported
-    import ampcheck.jax_device.compile  # registers the backend
+    import ampcheck.jax_device.compile  # noqa: F401  # registers the backend
 
 # Dynamo's own slips, which say nothing of the device.
 pytestmark = [
@@ -149,15 +149,6 @@ def test_without_gradients() -> None:
     module, (x, _) = layers(torch.nn.Tanh()), data()
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(module, backend="jax")(x).cpu(), module(x).cpu())
-
-
-def test_a_graph_is_one_program() -> None:
-    graph = torch.fx.symbolic_trace(lambda a: (a.sin() * 2,))
-    compiled = ampcheck.jax_device.compile._compiler(graph, [])
-    given = torch.ones(3, device="jax")
-    for _ in range(3):
-        (out,) = compiled([given])
-    torch.testing.assert_close(out.cpu(), given.cpu().sin() * 2)
 
 
 def test_a_wrong_gradient_is_seen() -> None:

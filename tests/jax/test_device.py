@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import subprocess
 import sys
 import time
@@ -128,18 +127,6 @@ def test_synchronize_waits() -> None:
     assert held.tolist() == [1.0, 1.0, 1.0]
 
 
-def test_streams_and_events() -> None:
-    first, last = torch.jax.Event(enable_timing=True), torch.jax.Event(enable_timing=True)
-    with torch.jax.stream(torch.jax.current_stream()):
-        first.record()
-        _ = torch.ones(10, device="jax") + 1
-        last.record()
-    assert first.elapsed_time(last) > 0
-    with pytest.raises(ValueError, match="two recorded events"):
-        torch.jax.Event().elapsed_time(last)
-    torch.ones(1, device="jax").record_stream(torch.Stream(device="jax"))
-
-
 def test_to_and_from_jax() -> None:
     x = torch.ones(3, 4, device="jax")
     array = device.to_jax(x)
@@ -246,27 +233,6 @@ def test_pinning() -> None:
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 2)), batch_size=2, pin_memory=True)
     with pytest.warns(UserWarning, match="JAX gives out no pinned memory"):
         assert next(iter(data))[0].shape == (2, 2)
-
-
-def test_modules_and_optimizers() -> None:
-    torch.manual_seed(0)
-    layers = (torch.nn.Linear(3, 4, bias=False), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
-    model = torch.nn.Sequential(*layers)
-    twin = copy.deepcopy(model)
-    assert twin.jax() is twin
-    assert {p.device.type for p in (*twin.parameters(), *twin.buffers())} == {"jax"}
-    optimizers = [torch.optim.Adam(m.parameters(), lr=0.01) for m in (model, twin)]
-    data = torch.randn(8, 3)
-    for _ in range(3):
-        for m, optimizer, x in zip((model, twin), optimizers, (data, data.to("jax")), strict=True):
-            optimizer.zero_grad()
-            m(x).pow(2).mean().backward()
-            optimizer.step()
-    for p, q in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
-        torch.testing.assert_close(q.cpu(), p, rtol=1e-3, atol=1e-4)
-    optimizers[1].load_state_dict(optimizers[0].state_dict())
-    state = optimizers[1].state_dict()["state"]
-    assert {v.device.type for one in state.values() for n, v in one.items() if n != "step"} == {"jax"}
 
 
 @pytest.mark.parametrize(

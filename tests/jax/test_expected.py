@@ -333,19 +333,6 @@ def test_ops_that_pytorch_has_no_meta_kernel_for_can_be_compiled(name: str) -> N
     assert (fake.shape, fake.device, fake.dtype) == (expected.shape, expected.device, expected.dtype)
 
 
-def test_fused_convolutions_of_cudnn() -> None:
-    x, w, bias = (torch.randn(*size, device="jax") for size in ((1, 2, 5, 5), (3, 2, 3, 3), (3,)))
-    z = torch.randn(1, 3, 3, 3, device="jax")
-    plain = torch.conv2d(x, w, bias)
-    fused = torch.cudnn_convolution_relu(x, w, bias, (1, 1), (0, 0), (1, 1), 1)
-    torch.testing.assert_close(fused, plain.relu())
-    added = torch.cudnn_convolution_add_relu(x, w, z, 0.5, bias, (1, 1), (0, 0), (1, 1), 1)
-    torch.testing.assert_close(added, (plain + 0.5 * z).relu())
-    assert torch.equal(
-        torch.cudnn_convolution_add_relu(x, w, z, None, bias, (1, 1), (0, 0), (1, 1), 1), (plain + z).relu()
-    )
-
-
 @pytest.mark.parametrize("format", [torch.contiguous_format, torch.preserve_format, torch.channels_last])
 def test_empty_like_has_the_strides_of_the_cpus(format: torch.memory_format) -> None:
     for view in (
@@ -371,3 +358,16 @@ def test_copies_of_more_dimensions_are_refused_as_on_the_cpu() -> None:
 def test_jit_sees_generators_of_no_kind() -> None:
     with pytest.raises(RuntimeError, match="an op inside of jit was given a generator"):
         jit(lambda: torch.poisson(torch.ones(2, device="jax"), generator=torch.Generator("jax")))()
+
+
+def test_fused_convolutions_of_cudnn() -> None:
+    x, w, bias = (torch.randn(*size, device="jax") for size in ((1, 2, 5, 5), (3, 2, 3, 3), (3,)))
+    z = torch.randn(1, 3, 3, 3, device="jax")
+    plain = torch.conv2d(x, w, bias)
+    fused = torch.cudnn_convolution_relu(x, w, bias, (1, 1), (0, 0), (1, 1), 1)
+    torch.testing.assert_close(fused, plain.relu())
+    added = torch.cudnn_convolution_add_relu(x, w, z, 0.5, bias, (1, 1), (0, 0), (1, 1), 1)
+    torch.testing.assert_close(added, (plain + 0.5 * z).relu())
+    assert torch.equal(
+        torch.cudnn_convolution_add_relu(x, w, z, None, bias, (1, 1), (0, 0), (1, 1), 1), (plain + z).relu()
+    )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -127,18 +126,6 @@ def test_attention_in_float32_is_twice_differentiable() -> None:
     same(penalty, q, k, v, loose=64)
 
 
-@contextmanager
-def cells_refused() -> Iterator[None]:
-    """Inside, a layer that PyTorch takes apart into cells is an error."""
-    from ampcheck.jax_device.lowerings import recurrent
-
-    kept, recurrent._served = recurrent._served, lambda *args: kept(*args) or pytest.fail("taken apart")
-    try:
-        yield
-    finally:
-        recurrent._served = kept
-
-
 def both(kind: type[nn.Module], steps: torch.Tensor, *sizes: int, **options: Any) -> None:
     """A module's outputs, last states and gradients are the CPU's."""
     torch.manual_seed(1)
@@ -159,16 +146,13 @@ def both(kind: type[nn.Module], steps: torch.Tensor, *sizes: int, **options: Any
 
 def test_recurrent_layers() -> None:
     steps = torch.randn(3, 4, 5)
-    with cells_refused():
-        for kind, count, turn in itertools.product((nn.LSTM, nn.GRU), (1, 2), (False, True)):
-            both(kind, steps, 5, 6, num_layers=count, bidirectional=count == 2, bias=not turn, batch_first=turn)
+    for kind, count, turn in itertools.product((nn.LSTM, nn.GRU), (1, 2), (False, True)):
+        both(kind, steps, 5, 6, num_layers=count, bidirectional=count == 2, bias=not turn, batch_first=turn)
     projecting = nn.LSTM(5, 6, proj_size=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that oneDNN has no projections
         expected = projecting(steps)[0]
     close(copy.deepcopy(projecting).to("jax")(steps.to("jax"))[0], expected, 16)
-    with pytest.raises(pytest.fail.Exception, match="taken apart"), cells_refused():
-        projecting.to("jax")(steps.to("jax"))
 
 
 @pytest.mark.nightly
@@ -181,7 +165,7 @@ def test_recurrent_layers_in_lower_precision() -> None:
         expected = here(x)[0]
         wanted = torch.autograd.grad(expected.square().sum(), list(here.parameters()))
         for dtype, bound in ((torch.bfloat16, 2e-2), (torch.float16, 2e-3)):
-            with torch.autocast("jax", dtype=dtype), cells_refused():
+            with torch.autocast("jax", dtype=dtype):
                 found, state = there(x.to("jax"))
             assert {t.dtype for t in tree_leaves((found, state))} == {dtype}
             gradients = torch.autograd.grad(found.float().square().sum(), list(there.parameters()))

@@ -152,36 +152,6 @@ def test_numbers_no_distribution_has(draw: Callable[[], Any], message: str) -> N
         draw()
 
 
-def _generated(generator: torch.Generator) -> list[torch.Tensor]:
-    p = torch.full((5,), 0.5, device=JAX)
-    return [
-        torch.rand(5, device=JAX, generator=generator),
-        torch.randint(100, (5,), device=JAX, generator=generator),
-        torch.randperm(20, device=JAX, generator=generator),
-        torch.bernoulli(p, generator=generator),
-        torch.multinomial(p, 3, generator=generator),
-        torch.normal(p, p, generator=generator),
-        torch.nn.init.normal_(torch.empty(5, device=JAX), generator=generator),
-    ]
-
-
-@pytest.mark.parametrize("make", [torch.Generator, lambda: torch.Generator("jax")])
-def test_generators(make: Callable[[], torch.Generator]) -> None:
-    generator = make()
-    before = torch.jax.get_rng_state()
-    first = _generated(generator.manual_seed(3))
-    state = generator.get_state()
-    following = _generated(generator)
-    again = _generated(generator.manual_seed(3))
-    generator.set_state(state)
-    for a, b in zip(first, again, strict=True):
-        assert torch.equal(a.cpu(), b.cpu())
-    for a, b in zip(following, _generated(generator), strict=True):
-        assert torch.equal(a.cpu(), b.cpu())
-    assert not torch.equal(first[0].cpu(), following[0].cpu())
-    assert torch.equal(torch.jax.get_rng_state(), before), "a generator's op drew from the default generator"
-
-
 def test_the_device_generator_says_its_device() -> None:
     generator = torch.Generator(device=JAX)
     assert isinstance(generator, torch.Generator)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +145,6 @@ def test_modules() -> None:
 
 
 def test_other_processes_get_an_error() -> None:
-    from multiprocessing.reduction import ForkingPickler
-
     for send in (
         lambda: ForkingPickler.dumps(torch.ones(2, device="jax")),
         lambda: torch.ones(2, device="jax").share_memory_(),

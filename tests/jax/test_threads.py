@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -154,8 +155,6 @@ def test_two_threads_train_as_one_after_the_other() -> None:
 
 
 def test_loader_workers_while_the_device_is_in_use() -> None:
-    import warnings
-
     x = torch.ones(3, device="jax") + 1
     data = torch.utils.data.TensorDataset(torch.arange(8.0))
     with warnings.catch_warnings():

@@ -1,0 +1,560 @@
+"""Ops of the jax device beside the CPU: dtypes, shapes, values and gradients, at edges above all.
+
+The op database, which `python -m scripts.jax_coverage` sweeps, has plain float32 values. Here are gradients,
+infinities, nan, ties, integers, lower precision, promotion, numbers, errors, and what several calls share.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import pytest
+import torch
+
+from ampcheck.jax_device import t2j, to_jax
+from tests.jax.agreement import INF, NAN, close, moved, same
+
+Calls = dict[str, list[Callable[[], Any]]]
+check = partial(partial, same)
+REALS = [0.0, -0.0, 0.25, -0.75, 1.0, -1.0, 2.5, -3.5, 7.0, INF, -INF, NAN]
+INTEGERS = [0, 1, -1, 2, -3, 5, 7, -8, 11, 100]
+FLOATING = (torch.float32, torch.bfloat16, torch.float64)
+
+
+def grown(values: torch.Tensor) -> torch.Tensor:
+    return values.clone().requires_grad_()
+
+
+def inputs(dtype: torch.dtype) -> torch.Tensor:
+    if dtype is torch.bool:
+        return torch.tensor([True, False])
+    values = REALS if dtype.is_floating_point else INTEGERS
+    return torch.tensor([v % 200 for v in values] if dtype is torch.uint8 else values, dtype=dtype)
+
+
+def as_far_as_the_cpu(function: Callable[..., Any], *args: torch.Tensor) -> None:
+    """Compare where the CPU has a kernel of the dtype; of a floating dtype it has one."""
+    try:
+        function(*args)
+    except RuntimeError:
+        assert not args[0].is_floating_point()
+        return
+    same(function, *args, loose=16)
+
+
+# fmt: off
+UNARY = [
+    "abs", "acos", "acosh", "angle", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "digamma", "erf",
+    "erfc", "erfinv", "exp", "exp2", "expm1", "floor", "frac", "i0", "lgamma", "log", "log10", "log1p", "log2",
+    "logit", "neg", "reciprocal", "round", "rsqrt", "sgn", "sigmoid", "sign", "signbit", "sin", "sinc", "sinh",
+    "sqrt", "tan", "tanh", "trunc", "isnan", "isinf", "isposinf", "nan_to_num", "logical_not",
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_unary(name: str) -> None:
+    for dtype in (*FLOATING, torch.int64, torch.uint8, torch.bool):
+        as_far_as_the_cpu(getattr(torch, name), inputs(dtype))
+
+
+BINARY: dict[str, Callable[..., Any]] = {
+    "add": lambda a, b: torch.add(a, b, alpha=2),
+    "rsub": torch.rsub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "div-floor": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "div-trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "floor_divide": torch.floor_divide,
+    "remainder": torch.remainder,
+    "fmod": torch.fmod,
+    "pow": torch.pow,
+    "maximum": torch.maximum,
+    "fmin": torch.fmin,
+    "atan2": torch.atan2,
+    "copysign": torch.copysign,
+    "logaddexp": torch.logaddexp,
+    "logaddexp2": torch.logaddexp2,
+    "eq": torch.eq,
+    "lt": torch.lt,
+    "logical_xor": torch.logical_xor,
+    # torch 2.11 writes the comparison of NaNs into the first operand's shape.
+    "isclose": lambda a, b: torch.isclose(*torch.broadcast_tensors(a, b), equal_nan=True),
+    "xlogy": torch.xlogy,
+    "heaviside": torch.heaviside,
+    "where": lambda a, b: torch.where(a > 0, a, b),
+    "lerp": lambda a, b: torch.lerp(a, b, 0.7),
+    "clamp": lambda a, b: torch.clamp(a, min=b),
+}
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_binary(name: str) -> None:
+    for dtype in (*FLOATING, torch.int64):
+        x = inputs(dtype)
+        a, b = x[:, None], x
+        if dtype is torch.int64:  # without what CPU refuses: zero divisors and overflowing powers
+            a, b = torch.tensor([0, 1, -1, 2, -3, 7])[:, None], torch.tensor([1, 2, 3, 5])
+        if name in ("fmod", "atan2") and dtype is torch.bfloat16:
+            a, b = a[:9], b[:9]  # finite numbers: CPU's bfloat16 kernels differ among themselves on the others
+        as_far_as_the_cpu(BINARY[name], a, b)
+
+
+@pytest.mark.parametrize("name", ["add", "mul", "div", "pow", "remainder", "maximum", "eq", "where", "clamp"])
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (torch.int64, torch.float32),
+        (torch.bool, torch.int32),
+        (torch.uint8, torch.int8),
+        (torch.float16, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+    ],
+)
+def test_promotion(name: str, left: torch.dtype, right: torch.dtype) -> None:
+    a, b = torch.tensor([1, 2, 3]).to(left), torch.tensor([[2], [1]]).to(right)
+    for x, y in ((a, b), (a, b[0, 0]), (a[0], b)):  # a tensor without dimensions counts less
+        same(BINARY[name], x, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64, torch.bool, torch.complex64])
+def test_python_numbers(dtype: torch.dtype) -> None:
+    x = torch.tensor([1, 0, 1]).to(dtype)
+    for function in (
+        lambda t: t + 0.999,
+        lambda t: t * 3,
+        lambda t: 2 / (t + 1),
+        lambda t: (t + 1) ** 2,
+        lambda t: t * 2j,
+    ):
+        same(function, x)
+
+
+def test_squares_and_other_powers_share_a_program() -> None:
+    for exponent in (2, 2.0, 3, -1, 0, 0.5):
+        same(lambda x, exponent=exponent: x**exponent, torch.tensor([-2.0, 0.5, 3.0]))
+
+
+def test_lazy_conjugates_and_negatives() -> None:
+    x = torch.randn(3, 3, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    for function in (
+        lambda t: t.conj().resolve_conj(),
+        lambda t: t.conj().imag.resolve_neg(),
+        lambda t: t.mH @ t,
+        lambda t: t.conj().imag.clone() + 1,
+        lambda t: torch.vdot(t[0], t[1]),
+        lambda t: t.clone().conj().mul_(2j).resolve_conj(),
+        lambda t: t.conj().to(torch.complex128).resolve_conj(),
+    ):
+        same(function, x)
+    y = x.to("jax")
+    y.conj()[0] = 2 + 1j
+    assert y[0].tolist() == [2 - 1j] * 3
+
+
+FACTORIES: dict[str, Callable[[str], torch.Tensor]] = {
+    "arange-step": lambda d: torch.arange(1.0, -2.0, -0.3, device=d),
+    "arange-uint8": lambda d: torch.arange(2, 250, 17, dtype=torch.uint8, device=d),
+    "arange-empty": lambda d: torch.arange(0, device=d),
+    "arange-out": lambda d: torch.arange(5, out=torch.empty(0, dtype=torch.int64, device=d)),
+    "linspace": lambda d: torch.linspace(4.3, -3, 50, device=d),
+    "linspace-bf16": lambda d: torch.linspace(0, 8, 17, dtype=torch.bfloat16, device=d),
+    "linspace-int": lambda d: torch.linspace(-10, 10, 7, dtype=torch.int32, device=d),
+    "linspace-one": lambda d: torch.linspace(2, 9, 1, device=d),
+    "linspace-complex": lambda d: torch.linspace(1j, 2, 4, device=d),
+    "logspace": lambda d: torch.logspace(-1, 2, 6, base=2, device=d),
+    "eye-out": lambda d: torch.eye(3, out=torch.empty(3, 3, dtype=torch.float64, device=d)),
+    "tril_indices": lambda d: torch.tril_indices(3, 4, -1, device=d),
+    "triu_indices": lambda d: torch.triu_indices(4, 3, 1, dtype=torch.int32, device=d),
+    "full-complex": lambda d: torch.full((2,), 1j, device=d),
+    "full_like": lambda d: torch.full_like(torch.ones(2, dtype=torch.int64, device=d), 3.0),
+    "window": lambda d: torch.hann_window(6, device=d),
+}
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_factories(name: str) -> None:
+    close(FACTORIES[name]("jax"), FACTORIES[name]("cpu"), 16)
+
+
+def test_range() -> None:
+    with pytest.warns(UserWarning, match="range is deprecated"):
+        assert torch.range(1, 4, device="jax").tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+REFUSED: dict[str, Callable[[str], Any]] = {
+    "arange-sign": lambda d: torch.arange(0, 3, -1, device=d),
+    "linspace-steps": lambda d: torch.linspace(0, 1, -1, device=d),
+    "eye-negative": lambda d: torch.eye(-1, device=d),
+    "broadcast": lambda d: torch.ones(3, device=d) + torch.ones(4, device=d),
+    "in-place-shape": lambda d: torch.ones(3, device=d).add_(torch.ones(2, 3, device=d)),
+    "in-place-dtype": lambda d: torch.ones(3, dtype=torch.int64, device=d).div_(2),
+    "lerp-dtype": lambda d: torch.ones(3, device=d).lerp(torch.ones(3, dtype=torch.float64, device=d), 0.5),
+    "empty-negative": lambda d: torch.empty(-1, device=d),
+    "bincount": lambda d: torch.bincount(torch.tensor([-1], device=d)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_cpu_refuses(name: str) -> None:
+    for device in ("cpu", "jax"):
+        with pytest.raises(RuntimeError):
+            REFUSED[name](device)
+
+
+HOLES = torch.tensor([[1.0, NAN, 3.0, 3.0], [-INF, 2.0, 2.0, INF], [0.0, -0.0, 5.0, 5.0]])
+PLAIN = torch.linspace(-2, 3, 24).reshape(2, 3, 4)
+COUNTS = torch.tensor([[3, 1, 3], [0, 7, 7]])
+SUMS = (torch.sum, torch.nansum, torch.mean, torch.prod, torch.var, torch.std, torch.amax, torch.logsumexp)
+LINE, WANTED = torch.tensor([1.0, 3.0, 3.0, 7.0]), torch.tensor([[3.0, 0.0], [NAN, 8.0]])
+REDUCTIONS: Calls = {
+    "sums": [
+        *(check(f, HOLES, dim=1, keepdim=True) for f in SUMS),
+        *(check(f, grown(PLAIN), dim=-1) for f in SUMS),
+        check(torch.sum, PLAIN, dim=[]),
+        check(torch.mean, torch.zeros(0, 3)),
+        check(torch.logsumexp, torch.zeros(2, 0), dim=1),
+        check(torch.sum, torch.tensor([300, 1]), dtype=torch.uint8),
+        check(torch.mean, COUNTS, dtype=torch.float32),
+    ],
+    "sums of integers": [
+        check(f, values, dim=1)
+        for values in (COUNTS.to(torch.uint8), COUNTS > 2)
+        for f in (torch.sum, torch.prod, torch.count_nonzero, torch.any, torch.all, torch.cumsum, torch.cumprod)
+    ],
+    "variance": [
+        *(check(torch.var, PLAIN, dim=1, correction=c) for c in (0, 2, 0.5)),
+        check(torch.var_mean, grown(PLAIN), dim=(0, 2), correction=0, keepdim=True),
+        check(torch.std_mean, torch.complex(PLAIN, PLAIN.flip(0)), dim=1),
+        check(torch.var, torch.linspace(100, 101, 50).half(), dim=0),
+    ],
+    "extremes": [
+        *(
+            check(f, values, dim=0)
+            for f in (torch.max, torch.min, torch.cummax, torch.cummin)
+            for values in (HOLES, COUNTS, torch.tensor(3.0))
+        ),
+        *(check(f, values) for f in (torch.argmax, torch.argmin) for values in (HOLES, COUNTS)),
+        check(torch.max, grown(PLAIN), dim=1),
+        check(torch.aminmax, HOLES, dim=0),
+        check(torch.any, HOLES, dim=1),
+    ],
+    "running": [
+        *(check(f, grown(PLAIN), 1) for f in (torch.cumsum, torch.cumprod, torch.logcumsumexp)),
+        *(check(f, HOLES, 1) for f in (torch.cumsum, torch.cumprod, torch.logcumsumexp)),
+        check(torch.logcumsumexp, torch.complex(PLAIN, 3 * PLAIN.flip(1)), 1),
+    ],
+    "norms": [
+        *(check(torch.linalg.vector_norm, grown(PLAIN), o, dim=(0, 2), loose=4) for o in (0, 0.5, 1, 2, 3, INF, -INF)),
+        *(check(torch.linalg.vector_norm, torch.complex(PLAIN, PLAIN), order, loose=4) for order in (1, 2, INF)),
+        *(check(torch.cdist, grown(PLAIN), grown(PLAIN + 0.3), p, loose=10) for p in (0.5, 1.0, 1.5, 2.0, INF)),
+        *(check(torch.pdist, grown(PLAIN[0]), p, loose=10) for p in (0.5, 2.0, INF)),
+        check(torch.cdist, torch.ones(2, 3, requires_grad=True), torch.ones(2, 3), 2.0),  # a gradient at distance 0
+        check(torch.linalg.vector_norm, PLAIN.half(), dtype=torch.float32),
+        check(torch.renorm, PLAIN, 2, 0, 1.5),
+    ],
+    "sorting": [
+        *(
+            check(torch.sort, values, dim=1, descending=descending, stable=True)
+            for values in (HOLES, COUNTS > 2, HOLES.bfloat16(), grown(PLAIN))
+            for descending in (False, True)
+        ),
+        *(check(torch.topk, PLAIN, 2, dim=1, largest=largest) for largest in (False, True)),
+        *(check(f, grown(PLAIN), dim=1) for f in (torch.median, torch.nanmedian)),
+        *(check(f, HOLES) for f in (torch.median, torch.nanmedian)),
+        check(torch.kthvalue, PLAIN, 2, dim=2),
+        check(torch.mode, COUNTS, dim=1),
+        *(
+            check(f, values, return_inverse=True, return_counts=True)
+            for f in (torch.unique, torch.unique_consecutive)
+            for values in (COUNTS, HOLES, torch.zeros(0))
+        ),
+        *(
+            check(f, torch.tensor([[1, 2], [0, 9], [1, 2], [1, 2]]), dim=0, return_inverse=True, return_counts=True)
+            for f in (torch.unique, torch.unique_consecutive)
+        ),
+    ],
+    "searching": [
+        *(check(torch.searchsorted, LINE, WANTED, right=right) for right in (False, True)),
+        *(check(torch.bucketize, WANTED, LINE, right=right, out_int32=True) for right in (False, True)),
+        check(torch.histc, torch.tensor([0.0, 1.0, NAN, 4.0, 9.0]), 4, 0, 4),
+        check(torch.histc, torch.full((3,), 2.0), 4),
+        check(torch.bincount, COUNTS.reshape(-1), torch.linspace(0, 1, 6)),
+        check(torch.histogram, PLAIN, torch.tensor([-1.0, 0.0, 2.5]), weight=PLAIN),
+    ],
+    "transforms": [
+        *(check(torch.fft.rfft, grown(PLAIN), norm=norm, loose=20) for norm in ("backward", "ortho", "forward")),
+        check(lambda v: torch.fft.irfft(torch.fft.fft(v, dim=1), 6), grown(PLAIN), loose=20),
+    ],
+}
+BASE = torch.linspace(0, 1, 60).reshape(3, 4, 5)
+ROWS, COLUMNS = torch.tensor([[0, 2], [-1, 1]]), torch.tensor([3, 0])
+MASK = torch.tensor([[True, False, True, False], [False] * 4, [True, True, False, True]])
+WHERE, SOURCE = torch.tensor([2, 0, 2]), torch.linspace(1, 2, 60).reshape(3, 4, 5)
+PLACES, FLAT, GIVEN = torch.tensor([[0, 2, 1], [1, 1, 0]]), BASE[0, :3] + 1, BASE[1] + 3
+COMBINED = ("sum", "prod", "mean", "amin", "amax")
+
+
+def read(base: torch.Tensor, where: Any) -> torch.Tensor:
+    return base[where]
+
+
+def assigned(base: torch.Tensor) -> torch.Tensor:
+    out = base.clone()
+    out[:, 1] = 7
+    out[MASK.to(out.device)] += 1
+    out[..., -1] = out[..., 0]
+    return out
+
+
+INDEXING: Calls = {
+    "reading": [
+        *(
+            check(read, grown(BASE), where)
+            for where in (
+                (ROWS,),
+                (ROWS, COLUMNS),
+                (ROWS, slice(None), COLUMNS),
+                (MASK,),
+                (MASK, COLUMNS[0]),
+                (slice(None), slice(None), torch.tensor([True, False, True, False, False])),
+                (torch.tensor(1),),
+                (torch.zeros(0, dtype=torch.int64),),
+                (None, ROWS, ..., 1),
+            )
+        ),
+        check(read, BASE.transpose(0, 1).contiguous().transpose(0, 1), (ROWS, COLUMNS)),
+    ],
+    "writing": [
+        *(
+            check(torch.index_put, grown(BASE), where, values, accumulate)
+            for accumulate in (False, True)
+            for where, values in (
+                ([ROWS], grown(torch.ones(2, 2, 4, 5))),
+                ([MASK], grown(torch.linspace(1, 2, 25).reshape(5, 5))),
+                ([MASK], torch.tensor(7.0)),
+                ([MASK, torch.tensor([1, 1, 2, 3, 4])], torch.arange(5.0)),
+            )
+        ),
+        check(torch.index_put, torch.zeros(3), [torch.tensor([1, 1, 1])], torch.tensor([1.0, 2.0, 4.0]), True),
+        check(assigned, grown(BASE)),
+    ],
+    "slices": [
+        check(torch.index_add, grown(BASE), 0, WHERE, grown(SOURCE), alpha=2.5),
+        check(torch.index_add, torch.arange(3), 0, WHERE, torch.tensor([5, 6, 7]), alpha=2),
+        check(torch.index_copy, grown(BASE), 0, torch.tensor([2, 0, 1]), grown(SOURCE)),
+        check(torch.index_fill, grown(BASE), -2, WHERE, 3),
+        check(torch.index_select, torch.tensor(3.0), 0, torch.tensor([0])),
+        *(check(torch.index_reduce, BASE, 0, WHERE, SOURCE, r, include_self=r > "amin") for r in COMBINED[1:]),
+    ],
+    "scattering": [
+        *(check(torch.gather, grown(FLAT), dim, PLACES) for dim in (0, -1)),
+        check(torch.scatter_add, grown(FLAT), 0, PLACES, grown(GIVEN[:2, :3])),
+        check(torch.scatter, grown(FLAT), 0, torch.tensor([[0, 2], [1, 0]]), grown(GIVEN[:2, :2])),
+        check(torch.scatter, FLAT, 1, PLACES, 9),
+        check(torch.scatter, FLAT, 1, PLACES, 2, reduce="multiply"),
+        *(
+            check(torch.scatter_reduce, FLAT, 1, PLACES, GIVEN, reduce, include_self=own)
+            for reduce in COMBINED
+            for own in (False, True)
+        ),
+        check(torch.scatter_reduce, torch.tensor([5, 7]), 0, torch.tensor([0, 0]), torch.tensor([3, 4]), "mean"),
+        check(torch.gather, FLAT, 0, torch.zeros(0, 2, dtype=torch.int64)),
+    ],
+    "masks": [
+        check(torch.masked_fill, BASE.half(), BASE[0, 0] > 0.04, torch.tensor(1.5)),
+        check(torch.masked_select, grown(BASE), BASE[0] > 0.1),
+        check(torch.masked_scatter, grown(BASE), BASE > 0.4, grown(torch.arange(60.0))),
+        *(check(torch.nonzero_static, BASE > 0.4, size=size) for size in (3, 50)),
+        check(torch.nonzero, torch.tensor(4)),
+        check(torch.take, grown(BASE), ROWS),
+        check(torch.put, grown(BASE), ROWS, grown(torch.ones(2, 2)), accumulate=True),
+        check(torch.repeat_interleave, grown(BASE), torch.tensor([2, 0, 1]), dim=0),
+    ],
+    "putting together": [
+        check(torch.cat, [torch.zeros(0), BASE, BASE.half()], dim=-1),
+        check(torch.cat, [torch.ones(2, dtype=torch.int32), torch.ones(2)]),
+        check(torch.stack, [grown(BASE), BASE.double()], dim=-1),
+        check(torch.roll, grown(BASE), (1, -2), (0, 2)),
+        check(torch.rot90, grown(BASE), 3, (0, 2)),
+        check(torch.Tensor.repeat, grown(BASE), 2, 1, 3, 1),
+        check(torch.diag_embed, grown(BASE), offset=-1, dim1=0, dim2=2),
+        check(lambda t: t.clone().transpose_(0, 1).unsqueeze_(0).squeeze_(0), grown(BASE)),
+    ],
+    "parts": [
+        *(check(f, grown(BASE)) for f in (lambda t: t[1:, ::2, 3], lambda t: t[:, 5:], lambda t: t.diagonal(1, 1, 2))),
+        check(lambda t: t.unfold(2, 3, 1), grown(BASE)),
+        check(lambda t: t.unfold(1, 2, 2), grown(BASE.bfloat16())),
+        check(torch.slice_scatter, grown(BASE), grown(torch.ones(3, 2, 5)), 1, 0, 4, 2),
+        check(torch.select_scatter, grown(BASE), grown(torch.ones(3, 5)), 1, -1),
+        check(torch.as_strided_scatter, grown(BASE), grown(torch.ones(2, 2)), (2, 2), (20, 3), 1),
+        check(torch.as_strided_copy, BASE, (2, 2), (1, 7), 3),
+    ],
+    "segments": [
+        *(
+            check(torch.segment_reduce, grown(PLAIN[0]), r, lengths=torch.tensor([2, 0, 1]), unsafe=True, initial=start)
+            for r in ("max", "min", "sum", "mean", "prod")
+            for start in (None, 1.5)
+        ),
+        check(torch.segment_reduce, grown(HOLES[2:].T), "prod", offsets=torch.tensor([0, 3, 4]), unsafe=True),
+    ],
+}
+torch.manual_seed(0)
+SQUARE = torch.randn(3, 4, 4, dtype=torch.float64) + 2 * torch.eye(4, dtype=torch.float64)
+TALL, RIGHT = torch.randn(2, 5, 3, dtype=torch.float64), torch.randn(3, 4, 2, dtype=torch.float64)
+POSITIVE = SQUARE @ SQUARE.mT + torch.eye(4, dtype=torch.float64)
+COMPLEX = torch.complex(SQUARE, SQUARE.mT)
+HALVES = (False, True)
+LINALG: Calls = {
+    "solving": [
+        check(torch.linalg.solve, grown(SQUARE), grown(RIGHT)),
+        check(torch.linalg.solve, COMPLEX, RIGHT.mT.to(COMPLEX.dtype), left=False),
+        check(torch.linalg.inv, grown(SQUARE)),
+        *(check(lambda a: torch.linalg.det(a.mT), grown(values)) for values in (SQUARE, SQUARE.mT)),
+        *(check(torch.linalg.slogdet, grown(values)) for values in (SQUARE, COMPLEX, COMPLEX.mT)),
+        check(torch.linalg.slogdet, torch.zeros(2, 2)),
+        check(torch.linalg.pinv, grown(TALL)),
+        *(
+            check(torch.linalg.solve_triangular, grown(SQUARE.tril()), grown(r), upper=False, left=left)
+            for left, r in ((True, RIGHT), (False, RIGHT.mT))
+        ),
+    ],
+    "factors": [
+        *(check(f, v) for f in (torch.linalg.lu_factor, torch.linalg.lu) for v in (SQUARE, TALL, TALL.mT, COMPLEX)),
+        check(torch.linalg.lu, grown(SQUARE)),
+        *(check(torch.linalg.cholesky, grown(POSITIVE), upper=upper) for upper in HALVES),
+        *(check(torch.cholesky_inverse, torch.linalg.cholesky(POSITIVE, upper=u), upper=u) for u in HALVES),
+        *(
+            check(torch.linalg.qr, v, m)
+            for m in ("reduced", "complete", "r")
+            for v in (TALL, COMPLEX, torch.zeros(3, 0))
+        ),
+        check(torch.linalg.qr, grown(TALL)),
+        *(check(torch.ormqr, *torch.geqrf(TALL), TALL, transpose=transpose) for transpose in HALVES),
+        *(check(torch.linalg.eigvalsh, grown(POSITIVE), half, loose=10) for half in "LU"),
+        check(torch.linalg.svdvals, grown(TALL), loose=10),
+    ],
+    "other": [
+        *(check(torch.linalg.lstsq, TALL, TALL[..., :2], driver=d, loose=10) for d in (None, "gels", "gelsd", "gelss")),
+        check(torch.linalg.matrix_exp, grown(SQUARE), loose=100),
+        check(torch.linalg.matrix_exp, torch.zeros(2, 0, 0)),
+        check(torch.linalg.cross, grown(TALL), grown(TALL.flip(1))),
+    ],
+}
+CALLS = REDUCTIONS | INDEXING | LINALG
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce.. is in beta")
+@pytest.mark.parametrize("family", CALLS)
+def test_values_and_gradients(family: str) -> None:
+    for call in CALLS[family]:
+        call()
+
+
+def test_a_wrong_value_dtype_or_place_is_seen() -> None:
+    wrong = torch.index_put(BASE.to("jax"), [MASK.long().to("jax")], torch.tensor(7.0, device="jax"))
+    for found, expected in (
+        (wrong, torch.index_put(BASE, [MASK], torch.tensor(7.0))),
+        (PLAIN.to("jax") + 1e-3, PLAIN),
+        (PLAIN.double().to("jax"), PLAIN),
+    ):
+        with pytest.raises(AssertionError):
+            close(found, expected)
+
+
+def test_low_precision_accumulates_in_float32() -> None:
+    ones = torch.ones(4096, dtype=torch.bfloat16, device="jax")  # in bfloat16, 256 + 1 is 256
+    nowhere, start = torch.zeros(4096, dtype=torch.int64, device="jax"), torch.zeros_like(ones[:1])
+    for total in (
+        ones.sum(),
+        ones.nansum(),
+        torch.cumsum(ones, 0)[-1],
+        start.index_add(0, nowhere, ones),
+        start.scatter_add(0, nowhere, ones),
+    ):
+        assert total.item() == 4096
+
+
+def test_masks_inside_jit() -> None:
+    values = torch.arange(25.0).reshape(5, 5)
+
+    @jax.jit
+    def written(base: Any, mask: Any) -> Any:
+        return t2j(lambda b, m, v: torch.index_put(b, [m], v))(base, mask, values.numpy())
+
+    found = written(to_jax(BASE.to("jax")), to_jax(MASK.to("jax")))
+    assert torch.equal(torch.from_numpy(found.__array__().copy()), torch.index_put(BASE, [MASK], values))
+
+
+def test_elements_in_no_segment_count_nowhere_and_equal_extrema_share() -> None:
+    data, offsets = grown(torch.arange(1.0, 7.0).to("jax")), torch.tensor([1, 3, 5]).to("jax")
+    result = torch.segment_reduce(data, "max", offsets=offsets, unsafe=True)
+    assert result.tolist() == [3.0, 5.0]
+    (grad,) = torch.autograd.grad(result.sum(), data)
+    assert grad.tolist() == [0.0, 0.0, 1.0, 0.0, 1.0, 0.0]
+    data = torch.tensor([2.0, 1.0, 2.0], device="jax", requires_grad=True)
+    result = torch.segment_reduce(data, "max", lengths=torch.tensor([3], device="jax"))
+    (grad,) = torch.autograd.grad(result, data, torch.tensor([-1.0], device="jax"))
+    assert grad.tolist() == [-0.5, 0.0, -0.5]  # whatever the gradient's sign
+
+
+def test_matrices_that_cannot_be_decomposed() -> None:
+    bad, singular = torch.diag(torch.tensor([1.0, 2.0, -1.0, 3.0])), torch.diag(torch.tensor([1.0, 0.0, 2.0]))
+    same(lambda a: torch.linalg.cholesky_ex(a)[1], torch.stack([bad, bad.abs(), -bad]))
+    same(lambda a: torch.linalg.inv_ex(a)[1], singular)
+    for function, values, message in (
+        (torch.linalg.cholesky, bad, "leading minor of order 3 is not positive-definite"),
+        (torch.linalg.inv, singular, "The diagonal element 2 is zero"),
+        (lambda a: torch.linalg.solve(a, a[0]), singular, "the input matrix is singular"),
+    ):
+        for device in ("cpu", "jax"):
+            with pytest.raises(torch.linalg.LinAlgError, match=message):
+                function(values.to(device))
+    with pytest.raises(torch.linalg.LinAlgError, match=r"\(Batch element 1\)"):
+        torch.linalg.cholesky(torch.stack([bad.abs(), bad]).to("jax"))
+
+
+def test_decompositions_that_are_not_unique() -> None:
+    for full in (False, True):
+        for values in (SQUARE, TALL, COMPLEX, torch.zeros(2, 0, 3)):
+            left, sizes, right = torch.linalg.svd(moved(values), full_matrices=full)
+            close(sizes, torch.linalg.svdvals(values), 10)
+            least = min(values.shape[-2:])
+            close((left[..., :least] * sizes.unsqueeze(-2)) @ right[..., :least, :], values, 100)
+    for half in ("L", "U"):
+        values, vectors = torch.linalg.eigh(moved(COMPLEX), half)
+        triangle = COMPLEX.tril(-1) if half == "L" else COMPLEX.triu(1)
+        whole = triangle + triangle.mH + torch.diag_embed(COMPLEX.diagonal(dim1=-2, dim2=-1).real).to(COMPLEX.dtype)
+        close((vectors * values.unsqueeze(-2)) @ vectors.mH, whole, 100)
+    values, vectors = torch.linalg.eig(moved(SQUARE))
+    close(vectors @ torch.diag_embed(values) @ torch.linalg.inv(vectors), SQUARE.to(torch.complex128), 1000)
+    packed, _ = torch.linalg.lu_factor(moved(SQUARE), pivot=False)  # the CPU has no such decomposition
+    close((packed.tril(-1) + torch.eye(4, dtype=torch.float64, device="jax")) @ packed.triu(), SQUARE, 100)
+
+
+@pytest.mark.parametrize("hermitian", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128])
+@pytest.mark.parametrize(("n", "batch"), [(2, ()), (5, ()), (8, (2, 3)), (0, ())], ids=str)
+def test_ldl_solutions(n: int, batch: tuple[int, ...], dtype: torch.dtype, hermitian: bool) -> None:
+    """Solve indefinite systems with a zero diagonal, whose factors have two by two blocks."""
+    torch.manual_seed(n)
+    a = torch.randn(*batch, n, n, dtype=dtype)
+    a = a + (a.mH if hermitian else a.mT)
+    a.diagonal(dim1=-2, dim2=-1)[..., : n // 2] = 0
+    factors, pivots, _ = torch.linalg.ldl_factor_ex(a, hermitian=hermitian)
+    assert n != 5 or bool((pivots < 0).any())
+    same(
+        torch.linalg.ldl_solve, factors, pivots, torch.randn(*batch, n, 3, dtype=dtype), hermitian=hermitian, loose=500
+    )
+
+
+def test_warnings_are_the_cpus() -> None:
+    with pytest.warns(UserWarning, match="degrees of freedom"):
+        same(torch.var, PLAIN, dim=1, correction=9)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.triangular_solve is deprecated")
+        same(torch.triangular_solve, RIGHT, SQUARE.triu(), transpose=True, unitriangular=True)
