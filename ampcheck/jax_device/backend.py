@@ -140,8 +140,7 @@ def _compile_by_default() -> None:
         values = [*inputs, *(node.meta.get("example_value") for node in graph.graph.nodes)]
         if not any(isinstance(v, torch.Tensor) and v.device.type == NAME for v in values):
             return inductor(self, graph, inputs)
-        # At the start of the process it would load Dynamo, which takes seconds.
-        from ampcheck.jax_device.compile import backend
+        from ampcheck.jax_device.compile import backend  # noqa: PLC0415  # Dynamo, which it loads, takes seconds
 
         return backend(graph, inputs)
 
@@ -175,7 +174,7 @@ def make() -> None:
         )
     jax.config.update("jax_enable_x64", True)  # float64 and int64 as PyTorch defines them
     disk_cache.install()
-    import torchax  # noqa: F401  # when the device is made, not before: it names PrivateUse1 "jax" and registers its module, which ours replaces
+    import torchax  # noqa: F401, PLC0415  # not before x64 is on: it names PrivateUse1 "jax" and registers its module, which ours replaces
 
     _begun = True
     module = DeviceModule(f"torch.{NAME}")

@@ -148,8 +148,8 @@ def find(op: OpOverload) -> Lowering | None:
 @cache
 def _torchax_table() -> dict[object, Tree]:
     # Their import costs a second, which a process that runs the device's own lowerings alone need not wait for.
-    import torchax.ops.jaten  # noqa: F401  # fills the registry
-    from torchax.ops.ops_registry import all_aten_ops
+    import torchax.ops.jaten  # noqa: F401, PLC0415  # fills the registry
+    from torchax.ops.ops_registry import all_aten_ops  # noqa: PLC0415  # start-up, as above
 
     return dict(all_aten_ops)
 

@@ -46,12 +46,6 @@ def test_an_op_that_hangs_costs_that_op() -> None:
     assert rows["add"].whole
 
 
-def test_a_worker_that_cannot_start_is_said() -> None:
-    command = (sys.executable, "-c", "raise SystemExit('no such worker')")
-    with pytest.raises(RuntimeError, match="a worker that measures jax did not start: no such worker"):
-        driver.sweep([("jax", "add")], driver.Settings(processes=1, command=command), lambda row: None)
-
-
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "scripts.jax_coverage", *arguments]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -182,16 +176,6 @@ def test_the_published_page_agrees_with_its_rows() -> None:
     assert agree / run >= 0.95
 
 
-def test_figures_are_kept(tmp_path: Path) -> None:
-    path = tmp_path / "kept.json"
-    book().write(path)
-    assert Book.read(path).get("jax", "sin") == book().get("jax", "sin")
-    assert Book.read(tmp_path / "absent.json").rows("jax") == []
-    path.write_text('{"a": 1}', encoding="utf-8")
-    with pytest.raises(ValueError, match="holds no coverage rows"):
-        Book.read(path)
-
-
 @pytest.mark.parametrize(
     ("actual", "expected", "words"),
     [
@@ -266,20 +250,3 @@ def test_a_factorisation_is_unique_up_to_signs() -> None:
     wrong = invariants.INVARIANTS["linalg.eig"](square, (w.flip(0), v))
     assert judge.difference(turned, right, 1e-4, 1e-4) == ""
     assert judge.difference(wrong, right, 1e-4, 1e-4)
-
-
-def test_indices_into_equal_elements_are_the_elements() -> None:
-    sample = SimpleNamespace(input=torch.tensor([1.0, 3.0, 3.0]), args=(1,), kwargs={})
-    first, other, wrong = ((torch.tensor([3.0]), torch.tensor([i])) for i in (1, 2, 0))
-    chosen = [invariants.indices_as_values("topk", sample, out) for out in (first, other, wrong)]
-    assert judge.difference(chosen[1], chosen[0], 0.0, 0.0) == ""
-    assert judge.difference(chosen[2], chosen[0], 0.0, 0.0)
-
-
-def test_samples_are_spread_over_all() -> None:
-    assert samples.spread(5, 12) == [0, 1, 2, 3, 4]
-    assert samples.spread(100, 3) == [0, 50, 99]  # round half to even
-    assert samples.spread(7, 1) == [0]
-    op = samples.ops()["topk"]
-    assert [i for i, _ in samples.samples(op, 3)] == [i for i, _ in samples.samples(op, 3)]
-    assert torch.equal(samples.samples(op, 3)[0][1].input, samples.samples(op, 3)[0][1].input)

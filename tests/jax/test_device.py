@@ -159,6 +159,11 @@ def test_dlpack() -> None:
     alias = torch.from_dlpack(x)
     alias[0] = 50
     assert x[0].item() == 50
+    for same in (torch.from_dlpack(x, device="jax"), torch.utils.dlpack.from_dlpack(x)):
+        assert same.data_ptr() == x.data_ptr()
+    assert torch.from_dlpack(x, copy=True).data_ptr() != x.data_ptr()
+    assert torch.from_dlpack(x, device="cpu").device.type == "cpu"
+    assert x.__dlpack_device__() == jax.dlpack.from_dlpack(x).__dlpack_device__()
     capsule = torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x))
     capsule.zero_()
     assert x.sum().item() != 0

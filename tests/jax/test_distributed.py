@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import ampcheck.jax_device  # noqa: F401  # makes the device
 from tests.cli_support import LIMIT, ROOT
@@ -89,8 +90,6 @@ def _sharded(precision: torch.dtype | None) -> Callable[[torch.nn.Module], torch
     """FSDP of each linear layer and of the whole, with parameters gathered in that dtype."""
 
     def wrap(layers: Any) -> torch.nn.Module:
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
         mesh = dist.init_device_mesh("jax", (WORLD,))
         policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
         for module in (layers[0], layers[2], layers):

@@ -39,7 +39,7 @@ def test_torch_compile_without_a_backend_compiles_with_jax() -> None:
 
 
 def test_torch_compile_without_a_backend_leaves_cpu_tensors_to_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._inductor import compile_fx
+    from torch._inductor import compile_fx  # noqa: PLC0415  # seconds, for one test
 
     graphs = []
     monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, *_, **__: graphs.append(graph) or graph.forward)
@@ -210,20 +210,6 @@ def test_generators_fix_what_ops_draw(name: str) -> None:
     assert generator.initial_seed() == 3
 
 
-def test_dlpack_stays_on_the_device_unless_another_one_is_asked_for() -> None:
-    x = torch.arange(4.0, device="jax")
-    for same in (torch.from_dlpack(x), torch.from_dlpack(x, device="jax"), torch.utils.dlpack.from_dlpack(x)):
-        assert same.data_ptr() == x.data_ptr()
-    copy = torch.from_dlpack(x, copy=True)
-    assert copy.device.type == "jax"
-    assert copy.data_ptr() != x.data_ptr()
-    assert torch.from_dlpack(x, device="cpu").device.type == "cpu"
-    array = jax.dlpack.from_dlpack(x)
-    assert torch.from_dlpack(array, device="jax").tolist() == [0, 1, 2, 3]
-    assert x.__dlpack_device__() == array.__dlpack_device__()
-    assert torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x)).device.type == "cpu"
-
-
 def test_metadata_of_a_backend_is_saved_with_a_tensor() -> None:
     noted = {"version_number": True, "format_number": True}
     x = torch.zeros(2, device="jax")
@@ -347,12 +333,6 @@ def test_empty_like_has_the_strides_of_the_cpus(format: torch.memory_format) -> 
         assert (made.dtype, made.device.type) == (torch.float16, "jax")
     with pytest.raises(NotImplementedError, match=r"has no torch\.sparse_coo tensors, only strided ones"):
         torch.empty_like(here, layout=torch.sparse_coo)
-
-
-def test_copies_of_more_dimensions_are_refused_as_on_the_cpu() -> None:
-    for device in ("cpu", "jax"):
-        with pytest.raises(RuntimeError, match=r"output with shape \[\] doesn't match the broadcast shape \[1\]"):
-            torch.zeros((), device=device).copy_(torch.ones(1, device=device))
 
 
 def test_jit_sees_generators_of_no_kind() -> None:

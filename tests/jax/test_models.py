@@ -44,7 +44,7 @@ def test_float32(name: str) -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("name", OWN)
 def test_regions(name: str, dtype: str) -> None:
-    for row in trained(name, dtype, "eager", "compile"):
+    for row in trained(name, dtype, "eager", "jit", "compile"):
         assert row.verdict == "agrees", f"{row.way}: {row.reason}"
 
 
@@ -54,12 +54,13 @@ def test_jit() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("way", ["eager", "jit"])
 @pytest.mark.parametrize("name", LIBRARIES)
 @pytest.mark.filterwarnings("ignore")  # the libraries' own
-def test_models_of_libraries(name: str) -> None:
+def test_models_of_libraries(name: str, way: str) -> None:
     if not importlib.util.find_spec(MODELS[name].library):
         pytest.skip(f"{MODELS[name].library} is not installed: pip install 'ampcheck[models]'")
-    (row,) = trained(name, "fp32", "eager")
+    (row,) = trained(name, "fp32", way)
     assert row.verdict == "agrees", row.reason
 
 
@@ -158,19 +159,6 @@ def test_torchax_has_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
     assert begun == [["eager", "jit"], ["torchax"]]
 
 
-@pytest.mark.nightly
-def test_torchax_trains_a_copy_of_what_was_tied() -> None:
-    found: list[Row] = []
-    for dtype in ("fp32", "fp16"):
-        command.measure("tied-decoder", dtype, ["torchax-jit"], 300, found.append)
-    untied, unscaled = found
-    assert untied.reason.startswith(
-        "tied parameters are none, on the CPU words.weight = head.weight; the loss of step "
-    )
-    assert abs(untied.losses[0] - untied.cpu_losses[0]) <= 1e-5
-    assert (unscaled.verdict, unscaled.reason) == ("not measured", "torchax has no GradScaler")
-
-
 def test_a_missing_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     found: list[Row] = []
@@ -212,24 +200,6 @@ def test_the_command_keeps_rows_and_shows_them(tmp_path: Path, capsys: pytest.Ca
     assert command.main(["--table", str(file)]) == 1
     assert capsys.readouterr().out == shown
     assert command.main([*CHOICE, str(file)]) == 2, "a run file is never written over"
-
-
-@pytest.mark.usefixtures("_planted_worker")
-def test_an_interrupt_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hear = command.Worker.hear
-
-    def interrupted(worker: command.Worker, seconds: float) -> object:
-        said = hear(worker, seconds)
-        if said is None:
-            raise KeyboardInterrupt
-        return said
-
-    monkeypatch.setattr(command.Worker, "hear", interrupted)
-    file = tmp_path / "run.jsonl"
-    assert command.main([*CHOICE, str(file)]) == 130
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    assert [line["kind"] for line in lines] == ["header", "row", "footer"]
-    assert lines[-1]["interrupted"] is True
 
 
 def test_the_page_shows_what_was_measured() -> None:

@@ -546,7 +546,7 @@ def test_ldl_solutions(n: int, batch: tuple[int, ...], dtype: torch.dtype, hermi
     a = a + (a.mH if hermitian else a.mT)
     a.diagonal(dim1=-2, dim2=-1)[..., : n // 2] = 0
     factors, pivots, _ = torch.linalg.ldl_factor_ex(a, hermitian=hermitian)
-    assert n != 5 or bool((pivots < 0).any())
+    assert n != 5 or dtype.is_complex or bool((pivots < 0).any()), "no block of two"
     same(
         torch.linalg.ldl_solve, factors, pivots, torch.randn(*batch, n, 3, dtype=dtype), hermitian=hermitian, loose=500
     )

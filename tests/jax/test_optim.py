@@ -29,12 +29,6 @@ def compiled() -> Iterator[list[int]]:
     out[0] = len(_COMPILED) - before
 
 
-def test_the_count_of_programs_sees_one() -> None:
-    with compiled() as count:
-        torch.ones(3, 17, device="jax").mul(2)
-    assert count[0] > 0
-
-
 def _trained(device: str, make: Any, dtype: torch.dtype = torch.float32, steps: int = 8) -> tuple[list[Any], int]:
     """The parameters after some steps with a falling learning rate, and the programs compiled in the last of them."""
     torch.manual_seed(0)
@@ -74,13 +68,11 @@ _OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
 _FUSED = ("sgd", "sgd-nesterov", "adam", "adam-amsgrad", "adam-maximize", "adamw", "adagrad")
 
 
-@pytest.mark.parametrize("name", _OPTIMIZERS)
-@pytest.mark.parametrize("way", ["foreach", "loop", "fused"])
+_CASES = [*((n, "foreach") for n in _OPTIMIZERS), *((n, "fused") for n in _FUSED), ("sgd", "loop"), ("adamw", "loop")]
+
+
+@pytest.mark.parametrize(("name", "way"), _CASES)
 def test_optimizer_trains_as_on_the_cpu(name: str, way: str) -> None:
-    if way == "fused" and name not in _FUSED:
-        with pytest.raises(TypeError):
-            _OPTIMIZERS[name][0]([torch.nn.Parameter(torch.ones(1))], fused=True)
-        return
     cls, options = _OPTIMIZERS[name]
     options = {**options, **({"fused": True} if way == "fused" else {"foreach": way == "foreach"})}
     expected, _ = _trained("cpu", lambda params: cls(params, **options))
@@ -136,13 +128,6 @@ def test_learning_rate_as_a_tensor(cls: Any) -> None:
         return _trained(device, lambda p: cls(p, lr=torch.tensor(0.1), fused=True), steps=3)[0]
 
     torch.testing.assert_close(trained("jax"), trained("cpu"), rtol=1e-4, atol=1e-6)
-
-
-def test_a_wrong_step_is_seen() -> None:
-    expected, _ = _trained("cpu", lambda p: torch.optim.SGD(p, lr=0.1), steps=2)
-    got, _ = _trained("jax", lambda p: torch.optim.SGD(p, lr=0.101), steps=2)
-    with pytest.raises(AssertionError):
-        torch.testing.assert_close(got, expected, rtol=1e-4, atol=2e-6)
 
 
 def _lists(device: str) -> list[list[torch.Tensor]]:

@@ -59,14 +59,14 @@ class Jax(Device):
 
     @contextmanager
     def activate(self) -> Iterator[None]:
-        import ampcheck.jax_device  # noqa: F401  # makes the device
-        from ampcheck.jax_device.dispatch.program import kept
+        import ampcheck.jax_device  # noqa: F401, PLC0415  # makes the device
+        from ampcheck.jax_device.dispatch.program import kept  # noqa: PLC0415  # a device is imported where a case runs on it
 
         kept.limit = _PROGRAMS
         yield
 
     def j2t(self, fn: Callable[..., Any], cast_inputs: torch.dtype | None = None) -> Callable[..., Any]:
-        from ampcheck.jax_device.interop.functions import j2t_autograd
+        from ampcheck.jax_device.interop.functions import j2t_autograd  # noqa: PLC0415  # a device is imported where a case runs on it
 
         return j2t_autograd(fn, cast_inputs=cast_inputs)
 
@@ -74,7 +74,7 @@ class Jax(Device):
         torch.jax.synchronize()  # type: ignore[attr-defined]  # the module exists once the device does
 
     def describe(self) -> dict[str, str]:
-        import jax
+        import jax  # noqa: PLC0415  # a device is imported where a case runs on it
 
         devices = jax.local_devices()
         return {

@@ -65,8 +65,8 @@ class TorchTorchax(Device):
 
     @contextmanager
     def activate(self) -> Iterator[None]:
-        import jax
-        import torchax
+        import jax  # noqa: PLC0415  # a device is imported where a case runs on it
+        import torchax  # noqa: PLC0415  # a device is imported where a case runs on it
 
         with warnings.catch_warnings(), jax.enable_x64(True), torchax.default_env():
             yield
@@ -85,14 +85,14 @@ class TorchTorchax(Device):
     def observe(
         self, call: Callable[[], Any], opaque_ops: Collection[str], inputs: Sequence[torch.Tensor] = ()
     ) -> Observation:
-        import torchax
+        import torchax  # noqa: PLC0415  # a device is imported where a case runs on it
 
-        from ampcheck.devices.torchax.recorder import TorchaxRecorder
+        from ampcheck.devices.torchax.recorder import TorchaxRecorder  # noqa: PLC0415  # a device is imported where a case runs on it
 
         return observe_by(TorchaxRecorder(torchax.default_env(), opaque_ops, inputs), call, inputs)
 
     def host(self, tensor: torch.Tensor) -> torch.Tensor:
-        import torchax
+        import torchax  # noqa: PLC0415  # a device is imported where a case runs on it
 
         if not hasattr(tensor, "jax"):  # some lowerings give tensors of the CPU
             return tensor.detach()
@@ -102,7 +102,7 @@ class TorchTorchax(Device):
         return copied
 
     def j2t(self, fn: Callable[..., Any], cast_inputs: torch.dtype | None = None) -> Callable[..., Any]:
-        from torchax.interop import j2t_autograd
+        from torchax.interop import j2t_autograd  # noqa: PLC0415  # a device is imported where a case runs on it
 
         if cast_inputs is not None:
             raise Unsupported("torchax.interop.j2t_autograd knows no cast_inputs")
@@ -110,7 +110,7 @@ class TorchTorchax(Device):
         return found
 
     def seed(self) -> None:
-        import torchax
+        import torchax  # noqa: PLC0415  # a device is imported where a case runs on it
 
         torch.manual_seed(0)
         torchax.default_env().manual_seed(0)
@@ -130,7 +130,7 @@ class Torchax(TorchTorchax):
 
     def autocast(self, dtype: str | None = None, *, enabled: bool = True, cache_enabled: bool | None = None) -> Any:
         """Return a region of torchax's own. It takes no `enabled`: without a dtype it is off. It caches nothing."""
-        import torchax
+        import torchax  # noqa: PLC0415  # a device is imported where a case runs on it
 
         if not enabled:
             return torchax.amp.autocast(self.type, dtype=None)

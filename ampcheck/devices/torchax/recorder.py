@@ -11,18 +11,25 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import torch
 from torchax.ops import mappings
-from torchax.tensor import Tensor
+from torchax.tensor import Environment, Tensor
 from torchax.view import View
 
 from ampcheck.observe.recorder import CASTS, Cast, KernelCall, SeenLeaf, overload_name, tensors
 from ampcheck.observe.torch_private import OpOverloadPacket, pytree
 from ampcheck.register.torch_private import OpOverload
 from ampcheck.spec.torch_dtypes import name_of
+
+Value: TypeAlias = Any
+"""A tensor of torchax or another one, a view, an array, or what else an op takes or gives."""
+Array: TypeAlias = jax.Array | torch.Tensor
+Lowering = Callable[..., Value]
+Known = tuple[Array | None, str, int | None]
+"""An array, its dtype before the casts, and the place of the input that it comes from."""
 
 
 class TorchaxRecorder:
@@ -32,7 +39,7 @@ class TorchaxRecorder:
     are followed into lowerings.
     """
 
-    def __init__(self, env: Any, opaque_ops: Collection[str], inputs: Sequence[torch.Tensor]) -> None:
+    def __init__(self, env: Environment, opaque_ops: Collection[str], inputs: Sequence[torch.Tensor]) -> None:
         self.kernels: list[KernelCall] = []
         self.casts: list[Cast] = []
         self._env = env
@@ -40,7 +47,7 @@ class TorchaxRecorder:
         self._thread = threading.get_ident()
         self._depth = 0
         # By identity of the JAX array, kept alive so that no identity is used twice: (array, dtype before, source).
-        self._known: dict[int, tuple[Any, str, int | None]] = {}
+        self._known: dict[int, Known] = {}
         for place, tensor in enumerate(inputs):
             self._know(tensor, _dtype(_array(tensor)), place)
 
@@ -58,7 +65,7 @@ class TorchaxRecorder:
     def _mine(self) -> bool:
         return threading.get_ident() == self._thread
 
-    def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def _dispatched(self, func: Value, types: Value, args: Value, kwargs: Value) -> Value:
         """Run a call as torchax does, which hands on calls without torchax tensors; nothing is looked up for those."""
         given = list(tensors((args, kwargs or {})))
         other = given and not any(isinstance(tensor, (Tensor, View)) for tensor in given)
@@ -66,14 +73,14 @@ class TorchaxRecorder:
             self._record(overload_name(func), (args, kwargs or {}))
         return type(self._env).dispatch(self._env, func, types, args, kwargs)
 
-    def _looked_up(self, func: Any) -> Any:
+    def _looked_up(self, func: Value) -> Value:
         lowering = type(self._env)._get_op_or_decomp(self._env, func)
         return dataclasses.replace(lowering, func=self._recorded(func, lowering.func)) if self._mine() else lowering
 
-    def _recorded(self, func: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    def _recorded(self, func: Value, run: Lowering) -> Lowering:
         name = self._name(func)
 
-        def recorded(*args: Any, **kwargs: Any) -> Any:
+        def recorded(*args: Value, **kwargs: Value) -> Value:
             if name in CASTS:
                 out = run(*args, **kwargs)
                 self._note(args[0], out)
@@ -88,12 +95,12 @@ class TorchaxRecorder:
 
         return recorded
 
-    def _record(self, name: str, given: tuple[Any, dict[str, Any]]) -> None:
+    def _record(self, name: str, given: tuple[Value, dict[str, Value]]) -> None:
         dtype = given[1].get("dtype")
         told = name_of(dtype) if isinstance(dtype, torch.dtype) else None
         self.kernels.append(KernelCall(name, tuple(self._leaf(array) for array in _arrays(given)), told))
 
-    def _name(self, func: Any) -> str:
+    def _name(self, func: Value) -> str:
         """Return the overload that a lowering stands for; the function's own name where it stands for no single one."""
         if isinstance(func, OpOverload):
             return overload_name(func)
@@ -102,16 +109,16 @@ class TorchaxRecorder:
         found = [overload for overload in self._opaque_ops if overload.partition(".")[0] == plain]
         return found[0] if len(found) == 1 else f"torch.{plain}"
 
-    def _copied(self, tensor: Any, dtype: Any, device: Any) -> Any:
+    def _copied(self, tensor: Value, dtype: Value, device: Value) -> Value:
         out = type(self._env)._to_copy(self._env, tensor, dtype, device)
         if self._mine():
             self._note(tensor, out)
         return out
 
-    def _materialised(self, values: Any) -> Any:
+    def _materialised(self, values: Value) -> Value:
         """Make tensors of views before a lowering gets them; those count as the tensors they are views of."""
 
-        def tensor(view: Any) -> Any:
+        def tensor(view: Value) -> Value:
             out = view.torch()
             if (known := self._of(view)) is not None:
                 self._know(out, known[1], known[2])
@@ -119,7 +126,7 @@ class TorchaxRecorder:
 
         return pytree.tree_map_only(View, tensor, values)
 
-    def _note(self, before: Any, after: Any) -> None:
+    def _note(self, before: Value, after: Value) -> None:
         """Note a cast; its result has the source of its argument."""
         old, new = _dtype(_array(before)), _dtype(_array(after))
         if old == new or self._depth:
@@ -129,21 +136,21 @@ class TorchaxRecorder:
         self._know(after, old, source)
         self.casts.append(Cast(old, new, source, int(after.numel() if isinstance(after, torch.Tensor) else after.size)))
 
-    def _know(self, value: Any, given: str, source: int | None) -> None:
+    def _know(self, value: Value, given: str, source: int | None) -> None:
         array = value.source_jax() if isinstance(value, View) else _array(value)
         self._known[id(array)] = (array, given, source)
 
-    def _of(self, value: Any) -> tuple[Any, str, int | None] | None:
+    def _of(self, value: Value) -> Known | None:
         array = value.source_jax() if isinstance(value, View) else _array(value)
         return self._known.get(id(array))
 
-    def _leaf(self, array: Any) -> SeenLeaf:
+    def _leaf(self, array: Array) -> SeenLeaf:
         got = _dtype(array)
         _, given, source = self._known.get(id(array), (None, got, None))
         return SeenLeaf(given, got, _on_device(array), source)
 
 
-def _array(value: Any) -> Any:
+def _array(value: Value) -> Value:
     """Return the JAX array of a torchax tensor, an array or another tensor as it is, and None for the rest."""
     if isinstance(value, Tensor):
         return value._elem
@@ -152,7 +159,7 @@ def _array(value: Any) -> Any:
     return value if isinstance(value, (jax.Array, torch.Tensor)) else None
 
 
-def _arrays(value: Any) -> Iterator[Any]:
+def _arrays(value: Value) -> Iterator[Array]:
     """Yield the arrays and tensors in nested arguments, in order."""
     if (array := _array(value)) is not None:
         yield array
@@ -164,9 +171,9 @@ def _arrays(value: Any) -> Iterator[Any]:
             yield from _arrays(item)
 
 
-def _dtype(array: Any) -> str:
+def _dtype(array: Value) -> str:
     return name_of(array.dtype if isinstance(array, torch.Tensor) else mappings.j2t_dtype(array.dtype))
 
 
-def _on_device(array: Any) -> bool:
+def _on_device(array: Array) -> bool:
     return not isinstance(array, torch.Tensor) or array.device.type == "jax"

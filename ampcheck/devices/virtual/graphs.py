@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
+from torch.autograd.graph import Node
 
 from ampcheck.errors import Unsupported
 from ampcheck.observe.torch_private import DeviceType
@@ -45,11 +46,11 @@ def allow(device_type: str) -> None:
 
 def backward(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
     """Add each leaf's gradient to its `grad`, as `torch.autograd.backward` does, in this thread."""
-    ready: list[tuple[int, int, Any]] = []
-    arrived: dict[Any, list[torch.Tensor | None]] = {}
+    ready: list[tuple[int, int, Node]] = []
+    arrived: dict[Node, list[torch.Tensor | None]] = {}
     numbers = count()
 
-    def give(node: Any, place: int, gradient: torch.Tensor) -> None:
+    def give(node: Node, place: int, gradient: torch.Tensor) -> None:
         if node not in arrived:
             arrived[node] = [None] * len(node._input_metadata)
             heapq.heappush(ready, (-node._sequence_nr(), next(numbers), node))
@@ -64,7 +65,8 @@ def backward(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor])
     with torch.no_grad():
         while ready:
             _, _, node = heapq.heappop(ready)
-            run = getattr(node, "apply", node)  # a function written in Python; what is no tensor must come last there
+            # A node of a function written in Python has `apply`; what is no tensor must come last there.
+            run = cast(Callable[..., object], getattr(node, "apply", None) or node)
             made = run(*arrived.pop(node))
             made = made if isinstance(made, tuple) else (made,)
             for (following, place), gradient in zip(node.next_functions, made, strict=False):

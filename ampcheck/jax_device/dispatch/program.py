@@ -169,8 +169,8 @@ def _forget_lowered() -> None:
     A jitted function that is called with arguments of another kind, or lowered by hand, is lowered anew.
     """
     with contextlib.suppress(ImportError, AttributeError):  # private names of JAX
-        from jax._src.interpreters.pxla import _cached_lowering_to_hlo
-        from jax._src.pjit import _pjit_lower
+        from jax._src.interpreters.pxla import _cached_lowering_to_hlo  # noqa: PLC0415  # it may be gone
+        from jax._src.pjit import _pjit_lower  # noqa: PLC0415  # it may be gone
 
         _pjit_lower.cache_clear()
         _cached_lowering_to_hlo.cache_clear()

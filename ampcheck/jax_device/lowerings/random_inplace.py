@@ -23,57 +23,15 @@ Check = Callable[..., str | None]
 """Say what is wrong with the numbers of a call, or None."""
 
 
-def _continuous(name: str, check: Check) -> Check:
-    def checked(self: torch.Tensor, *numbers: float | None) -> str | None:
-        if not (self.dtype.is_floating_point or (self.dtype.is_complex and name == "normal_")):
-            return f"{name} needs a tensor of a floating dtype, and this one is {self.dtype}"
-        return check(*numbers)
-
-    return checked
-
-
-def _bounds(low: float = 0.0, high: float = 1.0) -> str | None:
-    return None if low <= high else f"uniform_ expects to return a [from, to) range, but found from={low} > to={high}"
-
-
-def _std(mean: float = 0.0, std: float = 1.0) -> str | None:
-    return None if std >= 0 else f"normal expects std >= 0.0, but found std {std}"
-
-
-def _log_std(mean: float = 1.0, std: float = 2.0) -> str | None:
-    return None if std > 0 else f"log_normal_ expects std > 0.0, but found std={std}"
-
-
-def _rate(lambd: float = 1.0) -> str | None:
-    return None if lambd > 0 else f"exponential_ expects lambda > 0.0, but found lambda={lambd}"
-
-
-def _sigma(median: float = 0.0, sigma: float = 1.0) -> str | None:
-    return None if sigma > 0 else f"cauchy_ expects sigma > 0.0, but found sigma={sigma}"
-
-
-def _success(self: torch.Tensor, p: float) -> str | None:
-    if self.dtype is torch.bool or self.dtype.is_complex:
-        return f"geometric_ is not implemented for {self.dtype}"
-    return None if 0 < p < 1 else f"geometric_ expects p to be in (0, 1), but got p={p}"
-
-
-def _probability(self: torch.Tensor, p: float = 0.5) -> str | None:
-    return None if 0 <= p <= 1 else f"bernoulli_ expects p to be in [0, 1], but got p={p}"
-
-
-def _to(self: torch.Tensor, to: int) -> str | None:
-    return _from_to(self, 0, to)
-
-
-def _from_to(self: torch.Tensor, low: int, to: int | None) -> str | None:
+def _below(low: int, to: int | None, dtype: torch.dtype) -> str | None:
+    """Check the bounds of `random_`, which the dtype must hold."""
     if to is None:
         return None
     if low >= to:
         return f"random_ expects 'from' to be less than 'to', but got from={low} >= to={to}"
     for name, bound in (("from", low), ("to - 1", to - 1)):
-        if not _holds(self.dtype, bound):
-            return f"{name} is out of bounds for {self.dtype}: {bound}"
+        if not _holds(dtype, bound):
+            return f"{name} is out of bounds for {dtype}: {bound}"
     return None
 
 
@@ -84,16 +42,51 @@ def _holds(dtype: torch.dtype, number: int) -> bool:
     return info.min <= number <= info.max
 
 
+def _expect(holds: bool, message: str) -> str | None:
+    return None if holds else message
+
+
+# By the name of an op: its functional overload, and what is wrong with its numbers and the tensor's dtype.
+_CONTINUOUS: dict[str, tuple[str, Check]] = {
+    "uniform_": (
+        "uniform",
+        lambda low, to, _: _expect(
+            low <= to, f"uniform_ expects to return a [from, to) range, but found from={low} > to={to}"
+        ),
+    ),
+    "normal_": (
+        "normal_functional",
+        lambda mean, std, _: _expect(std >= 0, f"normal expects std >= 0.0, but found std {std}"),
+    ),
+    "log_normal_": (
+        "log_normal",
+        lambda mean, std, _: _expect(std > 0, f"log_normal_ expects std > 0.0, but found std={std}"),
+    ),
+    "exponential_": (
+        "exponential",
+        lambda rate, _: _expect(rate > 0, f"exponential_ expects lambda > 0.0, but found lambda={rate}"),
+    ),
+    "cauchy_": (
+        "cauchy",
+        lambda median, sigma, _: _expect(sigma > 0, f"cauchy_ expects sigma > 0.0, but found sigma={sigma}"),
+    ),
+}
 _OPS: dict[str, tuple[str, Check]] = {
-    "uniform_": ("uniform", _continuous("uniform_", _bounds)),
-    "normal_": ("normal_functional", _continuous("normal_", _std)),
-    "log_normal_": ("log_normal", _continuous("log_normal_", _log_std)),
-    "exponential_": ("exponential", _continuous("exponential_", _rate)),
-    "cauchy_": ("cauchy", _continuous("cauchy_", _sigma)),
-    "geometric_": ("geometric", _success),
-    "bernoulli_.float": ("bernoulli.p", _probability),
-    "random_.to": ("random.to", _to),
-    "random_.from": ("random.from", _from_to),
+    **_CONTINUOUS,
+    "geometric_": (
+        "geometric",
+        lambda p, dtype: (
+            f"geometric_ is not implemented for {dtype}"
+            if dtype is torch.bool or dtype.is_complex
+            else _expect(0 < p < 1, f"geometric_ expects p to be in (0, 1), but got p={p}")
+        ),
+    ),
+    "bernoulli_.float": (
+        "bernoulli.p",
+        lambda p, _: _expect(0 <= p <= 1, f"bernoulli_ expects p to be in [0, 1], but got p={p}"),
+    ),
+    "random_.to": ("random.to", lambda to, dtype: _below(0, to, dtype)),
+    "random_.from": ("random.from", _below),
 }
 
 
@@ -103,7 +96,10 @@ def _register(name: str, functional: str, check: Check) -> None:
     @kernel(name)
     def drawn(self: torch.Tensor, *numbers: float | None, generator: torch.Generator | None = None) -> torch.Tensor:
         numbers = (*numbers, *given[len(numbers) :])  # PyTorch leaves out defaults, which the functional may not have
-        problem = check(self, *numbers)
+        drawable = self.dtype.is_floating_point or (self.dtype.is_complex and name == "normal_")
+        if name in _CONTINUOUS and not drawable:
+            raise RuntimeError(f"{name} needs a tensor of a floating dtype, and this one is {self.dtype}")
+        problem = check(*numbers, self.dtype)
         if problem is not None:
             raise RuntimeError(problem)
         assign(self, computed(functional)(self, *numbers, generator=generator))

@@ -208,8 +208,7 @@ layer.defvjp(_forward, _backward)
 
 @functools.cache
 def _differentiable() -> Function:
-    # It needs the whole device, whose kernels are registered while this file is imported.
-    from ampcheck.jax_device.interop.functions import j2t_autograd
+    from ampcheck.jax_device.interop.functions import j2t_autograd  # noqa: PLC0415  # it needs the whole device
 
     return j2t_autograd(layer)
 

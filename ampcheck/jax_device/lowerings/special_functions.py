@@ -18,7 +18,7 @@ def _torchax(name: str) -> Computation:
     """Return torchax's lowering, for floating arrays: it has none of PyTorch's promotion."""
 
     def compute(self: Array) -> Array:
-        from torchax.ops import jaten  # a second of start-up, for eight rare functions
+        from torchax.ops import jaten  # noqa: PLC0415  # a second of start-up, for eight rare functions
 
         out: Array = getattr(jaten, f"_aten_{name}")(floating(self))
         return out
