@@ -25,83 +25,63 @@ def overload_for(policy: str) -> str:
     return "norm.Scalar" if policy == "append" else "mm"
 
 
-@pytest.mark.parametrize("leaf", [FP16, BF16, FP32, Leaf("fp8e4m3"), Leaf("fp8e5m2")])
-def test_eligible(leaf: Leaf) -> None:
-    assert leaf.eligible
-
-
-@pytest.mark.parametrize("leaf", [FP64, INT, Leaf("bool"), Leaf("complex64"), ELSEWHERE, Leaf("fp16", on_device=False)])
-def test_not_eligible(leaf: Leaf) -> None:
-    assert not leaf.eligible
-
-
-@pytest.mark.parametrize("amp", ["fp16", "bf16"])
-def test_downcast(amp: str) -> None:
-    got = expect("downcast", "addmm", [FP32, FP16, BF16], amp)
-    assert got == Expectation((amp,) * 3, "addmm")
-
-
-def test_upcast() -> None:
-    assert expect("upcast", "exp", [FP16, BF16, FP32], "bf16") == Expectation(("fp32",) * 3, "exp")
-
-
-@pytest.mark.parametrize(("policy", "to"), [("downcast", "bf16"), ("upcast", "fp32"), ("promote", "fp16")])
-def test_what_is_not_eligible_is_left_alone(policy: str, to: str) -> None:
-    got = expect(policy, "op", [FP64, INT, ELSEWHERE, FP16], "bf16")
-    assert got.leaves == ("fp64", "int64", "fp32", to)
+def test_which_arguments_are_eligible() -> None:
+    assert all(leaf.eligible for leaf in (FP16, BF16, FP32, Leaf("fp8e4m3"), Leaf("fp8e5m2")))
+    others = (FP64, INT, Leaf("bool"), Leaf("complex64"), ELSEWHERE, Leaf("fp16", on_device=False))
+    assert not any(leaf.eligible for leaf in others)
 
 
 @pytest.mark.parametrize(
-    ("given_leaves", "to"),
+    ("policy", "given_leaves", "dtypes"),
     [
-        ([FP16, FP32], "fp32"),
-        ([FP32, FP16], "fp32"),
-        ([BF16, BF16], "bf16"),
-        ([FP16, BF16], "fp32"),
-        ([BF16, FP16], "fp32"),
-        ([Leaf("fp8e4m3"), FP16], "fp16"),
-        ([Leaf("fp8e4m3"), Leaf("fp8e5m2")], "fp32"),
+        ("downcast", [FP32, FP16, BF16], ("bf16", "bf16", "bf16")),
+        ("upcast", [FP16, BF16, FP32], ("fp32", "fp32", "fp32")),
+        ("downcast", [FP64, INT, ELSEWHERE, FP16], ("fp64", "int64", "fp32", "bf16")),
+        ("upcast", [FP64, INT, ELSEWHERE, FP16], ("fp64", "int64", "fp32", "fp32")),
+        ("promote", [FP64, INT, ELSEWHERE, FP16], ("fp64", "int64", "fp32", "fp16")),
+        ("promote", [FP16, FP32], ("fp32", "fp32")),
+        ("promote", [FP32, FP16], ("fp32", "fp32")),
+        ("promote", [BF16, BF16], ("bf16", "bf16")),
+        ("promote", [FP16, BF16], ("fp32", "fp32")),
+        ("promote", [Leaf("fp8e4m3"), FP16], ("fp16", "fp16")),
+        ("promote", [Leaf("fp8e4m3"), Leaf("fp8e5m2")], ("fp32", "fp32")),
+        ("promote", [FP64, FP16, FP32], ("fp64", "fp32", "fp32")),  # a double does not count
+        ("promote", [], ()),
+        ("fallthrough", [FP16, FP32], ("fp16", "fp32")),
     ],
 )
-def test_promote_takes_the_widest(given_leaves: list[Leaf], to: str) -> None:
-    assert expect("promote", "atan2", given_leaves, "bf16") == Expectation((to, to), "atan2")
-
-
-def test_promote_does_not_count_a_double() -> None:
-    assert expect("promote", "addcmul", [FP64, FP16, FP32], "fp16").leaves == ("fp64", "fp32", "fp32")
-
-
-@pytest.mark.parametrize("given_leaves", [[], [FP64, INT], [ELSEWHERE]])
-def test_promote_without_an_eligible_argument_changes_nothing(given_leaves: list[Leaf]) -> None:
-    assert expect("promote", "cat", given_leaves, "bf16").casts(given_leaves) == 0
-
-
-def test_optdtype_fills_in_float32_and_casts_nothing() -> None:
-    assert expect("optdtype", "sum", [FP16], "fp16") == Expectation(("fp16",), "sum", dtype_kwarg="fp32")
+def test_policies_that_cast(policy: str, given_leaves: list[Leaf], dtypes: tuple[str, ...]) -> None:
+    got = expect(policy, "op", given_leaves, "bf16")
+    assert got == Expectation(dtypes, "op")
+    assert got.casts(given_leaves) == sum(leaf.dtype != to for leaf, to in zip(given_leaves, dtypes, strict=True))
 
 
 @pytest.mark.parametrize(
-    ("given_leaves", "dtype_given"),
-    [([FP16], True), ([FP64], False), ([INT, FP16], False), ([ELSEWHERE], False), ([], False)],
+    ("given_leaves", "dtype_given", "filled"),
+    [
+        ([FP16], False, "fp32"),
+        ([FP16], True, None),
+        ([FP64], False, None),
+        ([INT, FP16], False, None),
+        ([ELSEWHERE], False, None),
+        ([], False, None),
+    ],
 )
-def test_optdtype_leaves_the_choice_alone(given_leaves: list[Leaf], dtype_given: bool) -> None:
+def test_optdtype_fills_in_float32_and_casts_nothing(
+    given_leaves: list[Leaf], dtype_given: bool, filled: str | None
+) -> None:
     got = expect("optdtype", "sum", given_leaves, "fp16", dtype_given=dtype_given)
-    assert got == Expectation(tuple(leaf.dtype for leaf in given_leaves), "sum")
+    assert got == Expectation(tuple(leaf.dtype for leaf in given_leaves), "sum", dtype_kwarg=filled)
 
 
 @pytest.mark.parametrize("overload", sorted(APPENDED))
-def test_append_calls_the_overload_with_a_dtype(overload: str) -> None:
-    assert expect("append", overload, [BF16], "bf16") == Expectation(("bf16",), APPENDED[overload], dtype_kwarg="fp32")
-
-
-@pytest.mark.parametrize("leaf", [FP64, Leaf("complex64"), Leaf("fp16", on_device=False)])
-def test_append_keeps_the_dtype_of_a_first_argument_that_is_not_eligible(leaf: Leaf) -> None:
-    got = expect("append", "norm.Scalar", [leaf], "bf16")
-    assert got == Expectation((leaf.dtype,), "norm.ScalarOpt_dtype", dtype_kwarg=leaf.dtype)
-
-
-def test_append_without_tensors_names_no_dtype() -> None:
-    assert expect("append", "norm.Scalar", [], "bf16").dtype_kwarg is None
+@pytest.mark.parametrize(
+    ("leaf", "to"), [(BF16, "fp32"), (FP64, "fp64"), (Leaf("complex64"), "complex64"), (ELSEWHERE, "fp32")]
+)
+def test_append_calls_the_overload_with_a_dtype(leaf: Leaf, to: str, overload: str) -> None:
+    """float32, or the dtype that a first argument which is not eligible has."""
+    assert expect("append", overload, [leaf], "bf16") == Expectation((leaf.dtype,), APPENDED[overload], dtype_kwarg=to)
+    assert expect("append", overload, [], "bf16").dtype_kwarg is None
 
 
 def test_banned_names_what_to_call_instead() -> None:
@@ -110,20 +90,10 @@ def test_banned_names_what_to_call_instead() -> None:
     assert expect("banned", "another", [], "fp16").error == "unsafe to autocast"
 
 
-def test_fallthrough() -> None:
-    assert expect("fallthrough", "add.Tensor", [FP16, FP32], "bf16") == Expectation(("fp16", "fp32"), "add.Tensor")
-
-
 @pytest.mark.parametrize("enabled", [True, False])
-@pytest.mark.parametrize("policy", ["unknown", "fp32", ""])
-def test_an_unknown_policy_is_refused(policy: str, enabled: bool) -> None:
-    with pytest.raises(ValueError, match=rf"^unknown policy '{policy}'; known: downcast, .*, fallthrough$"):
-        expect(policy, "mm", [FP32], "bf16", enabled=enabled)
-
-
-def test_casts_counts_the_arguments_that_change() -> None:
-    given_leaves = [FP32, BF16, FP64, FP16]
-    assert expect("downcast", "op", given_leaves, "bf16").casts(given_leaves) == 2
+def test_an_unknown_policy_is_refused(enabled: bool) -> None:
+    with pytest.raises(ValueError, match=r"^unknown policy 'fp32'; known: downcast, .*, fallthrough$"):
+        expect("fp32", "mm", [FP32], "bf16", enabled=enabled)
 
 
 @given(st.sampled_from((*POLICIES, "fallthrough")), leaves, amp_dtypes, st.booleans())

@@ -1,0 +1,265 @@
+"""The scripts of the workflows' steps, run as GitHub does. What a YAML file says otherwise is read by actionlint."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ampcheck.cli import main
+from ampcheck.spec.ids import Shard
+from tests.cli_support import LIMIT, MODULE, ROOT, jobs
+
+NOTE = '#!/bin/bash\nprintf "%s\\n" "$(basename "$0")" "$@" >> "$KEPT/notes"\n'
+"""A program that notes how it was called, a word a line."""
+GH = """#!/usr/bin/env bash
+echo "$*" >> "$KEPT/gh"
+case "$1 $2" in
+  "run list") if [ -d "$KEPT/history" ]; then echo 17; fi ;;
+  "issue list") echo "${ISSUES:-[]}" ;;
+  "run download") cp -r "$KEPT/history" history ;;
+esac
+"""
+"""In place of GitHub's program: the history is a folder, and no issue is open."""
+AMPCHECK = f'#!/bin/sh\nexec "{sys.executable}" -m ampcheck "$@"\n'
+NOTHING = "#!/bin/sh\n"
+
+
+class Runner:
+    """A folder that steps run in, with some programs in front of those of this machine."""
+
+    def __init__(self, folder: Path, **programs: str) -> None:
+        self.folder, self.kept = folder, folder / "kept"
+        self.kept.mkdir()
+        (folder / "bin").mkdir()
+        for name, text in programs.items():
+            (folder / "bin" / name).write_text(text)
+            (folder / "bin" / name).chmod(0o755)
+        self.env = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST")},
+            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{self.kept}",
+            "KEPT": str(self.kept),
+            "GITHUB_OUTPUT": str(self.kept / "output"),
+            "GITHUB_STEP_SUMMARY": str(self.kept / "summary"),
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def step(self, script: str, folder: Path | None = None, *, codes: tuple[int, ...] = (0,), **env: str) -> None:
+        """Run the script of a step, which must end with one of `codes`."""
+        done = subprocess.run(
+            ["bash", "-e", "-o", "pipefail", "-c", script],
+            cwd=folder or self.folder,
+            env={**self.env, **env},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+        )
+        assert done.returncode in codes, done.stdout + done.stderr
+
+    def words(self, script: str, **env: str) -> list[str]:
+        """Run the script of a step, and return how the programs that note it were called."""
+        self.step(script, **env)
+        return (self.kept / "notes").read_text().splitlines()
+
+    def said(self, name: str) -> str:
+        """Return what was kept under a name."""
+        return (self.kept / name).read_text()
+
+
+# ---- conformance.yml, which the repository of a backend calls
+
+
+(PLAN,), (INSTALL, RUN), (_, REPORT) = jobs("conformance").values()
+
+
+@pytest.fixture
+def noting(tmp_path: Path) -> Runner:
+    """A runner whose ampcheck and pip note how they are called."""
+    return Runner(tmp_path, ampcheck=NOTE, pip=NOTE)
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_the_plan_names_every_shard(count: int, noting: Runner) -> None:
+    noting.step(PLAN, COUNT=str(count))
+    name, _, value = noting.said("output").strip().partition("=")
+    assert name == "shards"
+    assert [Shard.parse(text) for text in json.loads(value)] == [Shard(n, count) for n in range(1, count + 1)]
+
+
+def test_the_packages_of_the_input_are_installed(noting: Runner) -> None:
+    words = noting.words(INSTALL, INSTALL="torch-mydevice>=2 .")
+    assert words == ["pip", "install", "./.ampcheck", "torch-mydevice>=2", "."]
+
+
+OPTIONS = ["--device", "one", "--device", "two", "--deviations", "a.toml", "--deviations", "b.toml"]
+OPTIONS += ["--device-module", "mydevice_ampcheck", "--baseline", "my baseline.txt", "--manifest", "manifest.txt"]
+INPUTS = {
+    "DEVICES": "one two",
+    "MODULE": "mydevice_ampcheck",
+    "DEVIATIONS": "a.toml b.toml",
+    "BASELINE": "my baseline.txt",
+    "MANIFEST": "manifest.txt",
+}
+
+
+@pytest.mark.parametrize(("inputs", "options"), [(INPUTS, OPTIONS), (dict.fromkeys(INPUTS, ""), [])])
+def test_the_run_takes_every_input_and_needs_none(inputs: dict[str, str], options: list[str], noting: Runner) -> None:
+    words = noting.words(RUN, SHARD="2/8", **inputs)
+    assert words == ["ampcheck", "run", "--shard", "2/8", "--run-file", "reports/runs/2-of-8.jsonl", *options]
+
+
+def test_a_red_run_ends_its_step(noting: Runner) -> None:
+    noting.step(f"ampcheck() {{ return 1; }}\n{RUN}", codes=(1,), SHARD="1/1", **dict.fromkeys(INPUTS, ""))
+
+
+def test_summary_and_badge(noting: Runner) -> None:
+    site = noting.folder / "reports" / "site"
+    site.mkdir(parents=True)
+    (site / "summary.md").write_text("## ampcheck\n")
+    (site / "badge.json").write_text('{\n "label": "ampcheck"\n}\n')
+    assert noting.words(REPORT) == ["ampcheck", "report"]
+    assert noting.said("summary") == "## ampcheck\n"
+    assert noting.said("output") == 'badge<<END\n{\n "label": "ampcheck"\n}\nEND\n'
+
+
+# ---- publish.yml, and what needs hardware
+
+
+@pytest.mark.parametrize(("tag", "code"), [("v0.1.0", 0), ("v0.2.0", 1)])
+def test_the_tag_names_the_version(tag: str, code: int, tmp_path: Path) -> None:
+    (script,) = (script for script in jobs("publish")["build"] if "TAG" in script)
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / "ampcheck-0.1.0.tar.gz").touch()
+    Runner(tmp_path).step(script, codes=(code,), TAG=tag)
+
+
+def test_commands_of_hardware_are_understood(noting: Runner) -> None:
+    """The command line takes their options, for whose cases there is no machine here."""
+    scripts = [script for job in ("hardware", "virtual-npu") for script in jobs("nightly")[job]]
+    for script in (script for script in scripts if script.startswith("ampcheck")):
+        words = noting.words(script, DEVICE="cuda")
+        (noting.kept / "notes").unlink()
+        main._parser().parse_args(words[1:])
+    with pytest.raises(SystemExit):
+        main._parser().parse_args(["bench", "--no-such-option"])
+
+
+def test_the_targets_of_make_exist() -> None:
+    for (script,) in (jobs("check")["static"], jobs("check")["tests"]):
+        done = subprocess.run([*script.split(), "-n"], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert "lint-imports" in done.stdout
+        assert "mypy" in done.stdout
+
+
+# ---- check.yml: the benchmarks of base and head
+
+
+@pytest.mark.nightly
+def test_an_injected_slowdown_is_in_the_summary(tmp_path: Path) -> None:
+    runner = Runner(tmp_path, pip=NOTHING, python=f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    head = tmp_path / "head"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(head)], check=True)
+    base = subprocess.run(["git", "rev-parse", "HEAD"], cwd=head, check=True, capture_output=True, text=True).stdout
+    shutil.copy(ROOT / "scripts" / "check_bench.py", head / "scripts")
+    workloads = head / "ampcheck" / "bench" / "workloads" / "policies.py"
+    text = workloads.read_text(encoding="utf-8")
+    slow = '"fallthrough", lambda x, y: (__import__("time").sleep(2e-3), torch.add(x, y))[1],'
+    assert '"fallthrough", torch.add,' in text
+    workloads.write_text(text.replace('"fallthrough", torch.add,', slow))
+    selection = "--turns 3 -- --quick --device cpu --filter add --filter softmax"
+    for script in jobs("check")["benchmarks"]:
+        runner.step(script, head, BASE=base.strip(), SELECTION=selection, PYTHONPATH="")
+    rows = re.findall(r"^\| (\S+) \|.*\| (slower|faster) \|", runner.said("summary"), re.MULTILINE)
+    assert ("cpu/eager/add/fp32", "slower") in rows
+    assert {name.split("/")[2] for name, _ in rows} == {"add"}
+    assert len(list((head / "reports" / "bench").glob("*.jsonl"))) == 9
+
+
+# ---- nightly.yml: three nights of two shards on two devices, the third with a fault
+
+NIGHT = jobs("nightly")
+FAULTY = MODULE.replace('autocast("bf16", **kw)', 'autocast("bf16" if os.environ["FAULT"] else dtype, **kw)')
+SELECTION = "--device cpu --device swapped --device-module faulty --suite eager --rule promote --op cat"
+
+
+@pytest.fixture
+def nightly(tmp_path: Path) -> Runner:
+    """A runner that installs nothing and says of each night what night it is."""
+    runner = Runner(tmp_path, gh=GH, date='#!/bin/sh\necho "$NIGHT"\n', ampcheck=AMPCHECK, pip=NOTHING)
+    runner.env |= {"INDEX": "", "NIGHTS": "2"}
+    (runner.kept / "faulty.py").write_text(FAULTY)
+    return runner
+
+
+def night(runner: Runner, date: str, fault: str) -> Path:
+    """Run the suites and the report of a night; return the folder of its report."""
+    install, run = NIGHT["suites"]
+    (runner.kept / "summary").write_text("")
+    report = runner.folder / date
+    (report / "scripts").mkdir(parents=True)
+    for name in ("nightly_site", "nightly_issue"):
+        (report / "scripts" / name).symlink_to(ROOT / "scripts" / name)
+    for number in (1, 2):
+        folder = runner.folder / f"{date}-{number}"
+        folder.mkdir()
+        given = {"TORCH": "2.13", "SHARD": f"{number}/2", "SELECTION": SELECTION, "NIGHT": date, "FAULT": fault}
+        runner.step(install, folder, **given)
+        runner.step(run, folder, codes=(0, 1), **given)
+        (file,) = (folder / "reports/runs").glob("*.jsonl")
+        header, rest = file.read_text(encoding="utf-8").split("\n", 1)
+        assert json.loads(header)["nightly"]
+        # All three nights are made within minutes.
+        header = re.sub(r'"started":"[\d-]+T', f'"started":"{date}T', header)
+        tonight = report / f"tonight/run-2.13-{number}"
+        tonight.mkdir(parents=True)
+        (tonight / file.name).write_text(f"{header}\n{rest}", encoding="utf-8")
+    for script in NIGHT["report"][1:]:
+        runner.step(script, report)
+    shutil.rmtree(runner.kept / "history", ignore_errors=True)
+    (report / "history").rename(runner.kept / "history")
+    return report
+
+
+def test_the_plan_has_the_nightly_build_where_an_index_is_named(nightly: Runner) -> None:
+    for index, more in (("", []), ("https://example.org/nightly", ["nightly"])):
+        nightly.step(NIGHT["plan"][0], INDEX=index)
+        planned = json.loads(nightly.said("output").splitlines()[-1].partition("=")[2])
+        assert planned == ["2.11", "2.12", "2.13", "2.14", "2.15", "newest", *more]
+
+
+@pytest.mark.nightly
+def test_a_regression_is_named_with_its_night(nightly: Runner) -> None:
+    for date in ("2026-11-01", "2026-11-02"):
+        report = night(nightly, date, "")
+        assert json.loads((report / "site/2.13/changes.json").read_text()).get("regressed", []) == []
+        assert "issue" not in nightly.said("gh")
+    report = night(nightly, "2026-11-03", "1")
+
+    changes = json.loads((report / "site/2.13/changes.json").read_text())
+    assert {change["device"] for change in changes["regressed"]} == {"swapped"}
+    assert "2026-11-02" in changes["a"]
+    assert "2026-11-03" in changes["b"]
+    assert nightly.said("summary").startswith("# torch 2.13\n")
+    assert changes["regressed"][0]["key"] in nightly.said("summary")
+    issues = [line for line in nightly.said("gh").splitlines() if line.startswith("issue create")]
+    assert issues == ["issue create --title Regressed at night: torch 2.13 --body-file site/2.13/summary.md"]
+    kept = sorted(file.name for file in (nightly.kept / "history/2.13/runs").iterdir())
+    assert kept == [f"2026-11-0{date}-{shard}-of-2.jsonl" for date in (2, 3) for shard in (1, 2)]
+    assert 'href="2.13/index.html"' in (report / "site/index.html").read_text()
+
+
+@pytest.mark.parametrize(("title", "says"), [("torch 2.1", "issue comment 5"), ("torch 2.13", "issue create")])
+def test_only_the_issue_of_the_same_title_is_commented_on(title: str, says: str, nightly: Runner) -> None:
+    site = nightly.folder / "site" / "2.1"
+    site.mkdir(parents=True)
+    (site / "changes.json").write_text('{"regressed": [{}]}')
+    issues = json.dumps([{"number": 5, "title": f"Regressed at night: {title}"}])
+    nightly.step(str(ROOT / "scripts" / "nightly_issue"), ISSUES=issues)
+    assert nightly.said("gh").splitlines()[-1].startswith(says)
