@@ -7,9 +7,9 @@ a composite op without one is taken apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 from unittest.mock import patch
 
 import torch
@@ -25,17 +25,57 @@ CALLERS = ("_transformer_encoder_layer_fwd",)
 _BACKENDS = tuple(getattr(DispatchKey, name) for name in ("CPU", "CUDA", "XPU", "MPS", "MTIA", "PrivateUse1"))
 
 
-class Replay(TorchDispatchMode):
-    """Casts the arguments of each op with a policy as the specification says, while entered outside of any region.
+class Casting(NamedTuple):
+    """What autocast makes of a call of an op.
 
-    `device_type` and `dtype`: of the region that is replayed. `policies`: of the device, by overload.
+    `overload`: the op whose kernel runs. `dtypes`: of each tensor that it receives, None for one of another device
+    type. `dtype`: the `dtype=` that is filled in. `refusal`: a part of the message where the call must be refused.
     """
 
-    def __init__(self, device_type: str, dtype: str, policies: Mapping[str, str]) -> None:
+    overload: str
+    dtypes: tuple[torch.dtype | None, ...]
+    dtype: torch.dtype | None = None
+    refusal: str = ""
+
+
+class CastRule(Protocol):
+    """Says what autocast makes of a call of an overload, whose tensors have the dtypes `given`."""
+
+    def __call__(self, overload: str, given: Sequence[torch.dtype | None], *, dtype_given: bool) -> Casting: ...
+
+
+def casting(
+    policy: str,
+    overload: str,
+    given: Sequence[torch.dtype | None],
+    dtype: torch.dtype,
+    *,
+    enabled: bool = True,
+    dtype_given: bool = False,
+) -> Casting:
+    """Return what the specification says of a call; see `ampcheck.spec.casting.expect`.
+
+    `given`: the dtype of each tensor argument, None for one of another device type.
+    """
+    leaves = [Leaf(name_of(own or torch.float32), own is not None) for own in given]
+    wanted = expect(policy, overload, leaves, name_of(dtype), enabled=enabled, dtype_given=dtype_given)
+    dtypes = tuple(DTYPES[name] if own else None for own, name in zip(given, wanted.leaves, strict=True))
+    filled = DTYPES[wanted.dtype_kwarg] if wanted.dtype_kwarg else None
+    return Casting(wanted.overload, dtypes, filled, wanted.error or "")
+
+
+class Replay(TorchDispatchMode):
+    """CastRule the arguments of each op with a policy while entered outside of any region.
+
+    `device_type`: of the region that is replayed. `policies`: of the device, by overload. `casts`: says what they ask
+    for.
+    """
+
+    def __init__(self, device_type: str, policies: Mapping[str, str], casts: CastRule) -> None:
         super().__init__()
         self._type = device_type
-        self._dtype = dtype
         self._policies = policies
+        self._casts = casts
         self.kernels: list[tuple[str, tuple[str, ...]]] = []
         """Each op with a policy that ran: its overload and the dtypes of its tensor arguments."""
 
@@ -50,21 +90,22 @@ class Replay(TorchDispatchMode):
         positions = [argument.name for argument in func._schema.arguments]
         place = positions.index("dtype") if "dtype" in positions else len(args)
         chosen = kwargs.get("dtype", args[place] if place < len(args) else None)
-        given = [Leaf(name_of(t.dtype), t.device.type == self._type) for t in tensors((args, kwargs))]
-        wanted = expect(policy, name, given, self._dtype, dtype_given=chosen is not None)
-        if wanted.error:
-            raise RuntimeError(wanted.error)
+        given = [t.dtype if t.device.type == self._type else None for t in tensors((args, kwargs))]
+        wanted = self._casts(name, given, dtype_given=chosen is not None)
+        if wanted.refusal:
+            raise RuntimeError(wanted.refusal)
         if wanted.overload == name:
-            self.kernels.append((name, wanted.leaves))
-        remaining = iter(wanted.leaves)
+            pairs = zip(wanted.dtypes, tensors((args, kwargs)), strict=True)
+            self.kernels.append((name, tuple(name_of(dtype or tensor.dtype) for dtype, tensor in pairs)))
+        remaining = iter(wanted.dtypes)
 
         def cast(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.to(DTYPES[next(remaining)])
+            return tensor.to(next(remaining) or tensor.dtype)
 
         args = map_tensors(args, cast)
         kwargs = {key: map_tensors(value, cast) for key, value in kwargs.items()}
-        if wanted.dtype_kwarg:
-            args, kwargs["dtype"] = args[:place], DTYPES[wanted.dtype_kwarg]
+        if wanted.dtype:
+            args, kwargs["dtype"] = args[:place], wanted.dtype
             if wanted.overload != name:  # the other overload has no defaults
                 args += tuple(argument.default_value for argument in func._schema.arguments[len(args) :])
         return overload(wanted.overload)(*args, **kwargs)
@@ -102,17 +143,26 @@ def _reported(device_type: str) -> Iterator[None]:
         yield
 
 
+def by_policies(policies: Mapping[str, str], dtype: torch.dtype) -> CastRule:
+    """Return what says how a region of a dtype casts by some policies."""
+
+    def casts(overload: str, given: Sequence[torch.dtype | None], *, dtype_given: bool) -> Casting:
+        return casting(policies[overload], overload, given, dtype, dtype_given=dtype_given)
+
+    return casts
+
+
 def replay(
-    call: Callable[[], Any], device_type: str, dtype: str, policies: Mapping[str, str]
+    call: Callable[[], Any], device_type: str, policies: Mapping[str, str], casts: CastRule
 ) -> tuple[Observation, list[tuple[str, tuple[str, ...]]]]:
-    """Run `call` outside of any region with the casts of one.
+    """Run `call` outside of any region with the casts of one; see `Replay` for the arguments.
 
     No gradient is recorded: the autograd keys are excluded, so that composite ops arrive whole.
 
     Returns: its outputs or its error, and each op with a policy that ran, with the dtypes it received.
     """
     seen = Observation()
-    mode = Replay(device_type, dtype, policies)
+    mode = Replay(device_type, policies, casts)
     with AutoDispatchBelowAutograd(), _reported(device_type), mode:
         try:
             seen.outputs = list(tensors(call()))

@@ -7,21 +7,17 @@ tensor arguments and, where it has one, its `dtype=`.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
-from ampcheck.checks.scenario import Amp
 from ampcheck.devices.base import Device
-from ampcheck.observe.isolation import reset
 from ampcheck.observe.recorder import overload_name, tensors
-from ampcheck.observe.replay import replay
+from ampcheck.observe.replay import by_policies, replay
 from ampcheck.observe.torch_private import TorchDispatchMode
 from ampcheck.spec.casting import APPENDED
-from ampcheck.spec.torch_dtypes import name_of
+from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
 
 class _Seen(TorchDispatchMode):
@@ -51,35 +47,6 @@ def of_call(call: Callable[[], Any], device: Device, dtype: str) -> tuple[list[s
     policies = device.policies()
     seen = _Seen(policies)
     with seen:
-        found, outside = replay(call, device.type, dtype, policies)
+        found, outside = replay(call, device.type, policies, by_policies(policies, DTYPES[dtype]))
     raised = [f"raises {type(found.error).__name__}"] if found.error is not None else []
     return [*seen.lines, *raised], len(outside) < sum(line.split()[0] in policies for line in seen.lines), found.outputs
-
-
-def of_scenario(
-    body: Callable[..., Any], helper: str, device: Device, dtype: str, params: Mapping[str, Any]
-) -> tuple[dict[str, list[str]], bool]:
-    """Return the lines of each call that a scenario hands to a helper of its file, by the name it gives the call.
-
-    The scenario runs with the helper replaced: a replay of autocast runs the call, and no region is entered around it.
-    """
-    found: dict[str, list[str]] = {}
-    hides = False
-
-    def note(amp: Amp, call: Callable[[], Any], name: str, **options: bool) -> tuple[list[torch.Tensor], bool]:
-        nonlocal hides
-        device.seed()
-        found[name], hidden, outputs = of_call(call, device, dtype)
-        hides = hides or hidden
-        return outputs, bool(found[name])
-
-    reset({device.type: device.default_amp})
-    try:
-        with device.activate(), warnings.catch_warnings(), patch.dict(body.__globals__, {helper: note}):
-            warnings.simplefilter("ignore")  # it warned when it ran
-            body(Amp(device, dtype), **params)
-    except Exception:  # it failed when it ran, or there would be nothing to reproduce; what it reached is enough
-        pass
-    finally:
-        reset({device.type: device.default_amp})
-    return found, hides

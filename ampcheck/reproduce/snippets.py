@@ -60,19 +60,6 @@ TENSORS = """\
 def tensors(nested):
     return [x for x in tree_leaves(nested) if isinstance(x, torch.Tensor)]"""
 
-OP_DATABASE = """\
-class op_database:
-    def database():
-        return {info.full_name: info for info in op_db}
-    def samples(info, dtype, device_type, count, grad=False):
-        state = random.getstate()
-        random.seed(0)
-        torch.manual_seed(0)
-        dtype = getattr(torch, dtype.replace("fp", "float").replace("bf", "bfloat"))
-        made = list(islice(info.sample_inputs_func(info, device_type, dtype, grad), count))
-        random.setstate(state)
-        return made"""
-
 OBSERVE = """\
 def observe(call, *inputs):
     seen = Recorder(*inputs)
@@ -106,57 +93,6 @@ def same(a, b):  # the same bits; NaN is NaN
         a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
     return a.shape == b.shape and bool(((a == b) | (a != a) & (b != b)).all())"""
 
-_REFERENCE_CASTS = """\
-class ReferenceCasts(Recorder):  # outside of any region: casts the arguments of each listed op as EXPECTED says
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        name = str(func).removeprefix("aten.").removesuffix(".default")
-h|        if name == "_transformer_encoder_layer_fwd":  # its kernel runs listed ops
-h|            with self:
-h|                return func._op_dk(getattr(torch._C.DispatchKey, TYPE.upper()), *args, **kwargs)
-a|        if name == "norm.ScalarOpt_dim":  # autocast calls the overload that takes a dtype instead
-a|            func, name, kwargs = torch.ops.aten.norm.ScalarOpt_dim_dtype, f"{name}_dtype", {"keepdim": False} | kwargs
-        if not self.todo or self.todo[0].split()[0] != name:
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        words = self.todo.pop(0).split()[1:]
-        dtypes = iter([DTYPES.get(word) for word in words])
-        args, kwargs = tree_map(lambda x: x.to(next(dtypes)) if isinstance(x, torch.Tensor) else x, (args, kwargs))
-d|        if "dtype=fp32" in words:
-d|            kwargs = dict(zip((a.name for a in func._schema.arguments), args)) | kwargs | {"dtype": torch.float32}
-d|            args = ()
-        return func(*args, **kwargs)"""
-
-_COMPARE = """\
-def _compare(amp, call, name, runs=False):
-s|    torch.manual_seed(0)
-s|    with amp.region():
-s|        seen = observe(call)
-s|    amp.assert_equal(f"listed ops that ran in {name}", lines(seen), EXPECTED[name])
-s|    if runs and seen.error and "raises" in str(EXPECTED[name][-1:]):
-s|        raise SystemExit(f"{name} raises that without autocast, too: {seen.error}")
-s|    if "raises" in str(EXPECTED[name][-1:] + [seen.error and "raises"]):
-s|        return [], True
-    torch.manual_seed(0)
-    reference = ReferenceCasts()
-    reference.todo = [*EXPECTED[name]]
-    asked, some = patch("torch.is_autocast_enabled", lambda x="cuda": x == TYPE), "torch._C._is_any_autocast_enabled"
-    with asked, patch(some, lambda: True), torch._C._AutoDispatchBelowAutograd(), reference:  # as in a region
-        want = tensors(call())
-v|    torch.manual_seed(0)
-v|    with amp.region():
-v|        got = tensors(call())
-f|    got = seen.outputs
-    amp.assert_equal(f"output dtypes of {name}", [x.dtype for x in got], [x.dtype for x in want])
-v|    bits = all(map(same, got, want))
-v|    amp.assert_equal(f"whether outputs of {name} have the bits of explicit casts", bits, True)
-    return got, bool(EXPECTED[name])"""
-
-_COMPARE_LAST = """\
-# What its ops should receive is not worked out here, for that would run them: this does no more than run them.
-def _compare(amp, call, name, runs=False):
-    with amp.region():
-        return tree_leaves(call()), True"""
-
 
 def _lines(template: str, wanted: str) -> str:
     """Return the lines of a template that start with no mark, or with one that is wanted."""
@@ -177,43 +113,3 @@ def lines_of(expected: list[str]) -> str:
     """Return the function that puts what a recorder saw in the form of the lines expected."""
     appended = sorted({line.split()[0] for line in expected} & {*APPENDED.values()})
     return _LINES.replace(" or k.overload in APPENDED", f" or k.overload in {appended}" if appended else "")
-
-
-def compare(device: Device, expected: dict[str, list[str]], hidden: bool) -> str:
-    """Return the function `_compare` of `suites/eager/test_modules.py`, with what each call's ops must receive as text.
-
-    `hidden`: whether listed ops run inside of a kernel, where a recorder does not see them. `expected`: nothing where
-    it could not be worked out.
-    """
-    if not expected:
-        return _COMPARE_LAST
-    every = [line for found in expected.values() for line in found]
-    told = any(line.endswith("dtype=fp32") for line in every)
-    appended = any(line.startswith("norm.ScalarOpt_dim_dtype") for line in every)
-    rows = [f"    {name!r}: [{_wrapped(found)}]," for name, found in expected.items()]
-    named = "DTYPES = {name_of(x): x for x in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}"
-    reference = _lines(_REFERENCE_CASTS, "h" * hidden + "d" * told + "a" * appended)
-    body = _lines(_COMPARE, ("v" if device.has_values else "f") + "s" * (not hidden))
-    wanted = "\n".join(["EXPECTED = {", *rows, "}  # the listed ops, the dtypes they must receive, their dtype="])
-    return "\n\n".join([wanted, named, lines_of(every), *([SAME] if device.has_values else []), reference, body])
-
-
-def _wrapped(lines: list[str]) -> str:
-    """Return strings in rows of no more than about a hundred characters."""
-    rows = [""]
-    for line in lines:
-        if len(rows[-1]) + len(line) > 100:
-            rows.append("")
-        rows[-1] += f"{line!r}, "
-    rows = [row.rstrip() for row in rows]
-    return rows[0].removesuffix(",") if len(rows) == 1 else "\n        " + "\n        ".join(rows) + "\n    "
-
-
-CHECKS = """\
-class comparisons:
-    def output_dtypes(got, want, name):
-        amp.assert_equal(f"output dtypes of {name}", [name_of(x.dtype) for x in got], want)
-        return []
-    def bitwise(got, want, name):
-        amp.assert_equal(f"whether {name} gives the bits of explicit casts", all(map(same, got, want)), True)
-        return []"""

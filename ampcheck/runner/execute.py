@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ampcheck.checks.parity import simulate_cuda
-from ampcheck.checks.scenario import Amp
+from ampcheck.checks.scenario import DeviceAmp
 from ampcheck.compilers.kinds import quiet
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known
@@ -66,7 +66,7 @@ class Execution:
         amp = None
         given: dict[str, Any] = function_of(item).funcargs
         if "amp" in given:
-            amp = given["amp"] = Amp(*given["amp"])
+            amp = given["amp"] = DeviceAmp(*given["amp"])
         while self._to_load:
             with self._to_load.pop().activate():
                 pass
@@ -98,10 +98,10 @@ class Execution:
             reset(self._defaults)
 
 
-def _repeat_without_autocast(item: pytest.Function, amp: Amp, error: Exception) -> None:
+def _repeat_without_autocast(item: pytest.Function, amp: DeviceAmp, error: Exception) -> None:
     """Run a scenario that raised on a backend once more, there and on the CPU, with regions that do nothing.
 
-    Raises Broken, or Unsupported, as `Amp.refused` does, if the backend alone raises the same then.
+    Raises Broken, or Unsupported, as `DeviceAmp.refused` does, if the backend alone raises the same then.
     """
     if amp.type == "cpu" or not amp.device.has_values:
         return
@@ -114,7 +114,7 @@ def _repeat_without_autocast(item: pytest.Function, amp: Amp, error: Exception) 
         region = patch.object(device, "autocast", lambda *_, **__: torch.autocast(device.type))
         try:
             with patch.multiple(torch.autocast, **off), region:
-                item.obj(**{**given, "amp": Amp(device, name_of(amp.dtype))})
+                item.obj(**{**given, "amp": DeviceAmp(device, name_of(amp.dtype))})
         except Exception as raised:
             return raised
         return None

@@ -9,7 +9,7 @@ import pytest
 
 from ampcheck import reproduce, samples
 from ampcheck.checks.cells import parts
-from ampcheck.checks.scenario import Amp
+from ampcheck.checks.scenario import DeviceAmp
 from ampcheck.devices.base import Device
 from ampcheck.errors import CheckFailure, one_line
 from ampcheck.observe import blame
@@ -112,10 +112,10 @@ class Judge:
             return reproduce.of_gradient(case, device, message, modules, ran=ran)
         if case.op in samples.catalogue() and case.rule != "drift":
             return reproduce.of_op(case, device, message, modules, ran=ran)
-        if script := getattr(function.funcargs.get("amp"), "script", ""):
-            return str(script)
+        amp = function.funcargs.get("amp")
+        amp = amp if isinstance(amp, DeviceAmp) else None
         given = {name: value for name, value in function.callspec.params.items() if name != "amp"}
-        return reproduce.of_scenario(function.function, device, DTYPES[case.amp], given, modules, ran=ran)
+        return reproduce.of_scenario(function.function, device, DTYPES[case.amp], given, modules, amp=amp)
 
 
 def _differences(error: BaseException) -> list[str]:
@@ -126,7 +126,7 @@ def _differences(error: BaseException) -> list[str]:
 def _noted(item: pytest.Item, differences: list[str]) -> list[str]:
     """Return the differences that a scenario had noted before it raised something else."""
     amp = function_of(item).funcargs.get("amp")
-    return [text for text in amp.differences if text not in differences] if isinstance(amp, Amp) else []
+    return [text for text in amp.differences if text not in differences] if isinstance(amp, DeviceAmp) else []
 
 
 def _further(option: Any) -> list[str]:

@@ -17,18 +17,19 @@ from typing import TypeVar
 import pytest
 
 from ampcheck.checks import parity
+from ampcheck.checks.amp import Amp
 from ampcheck.checks.backward import check_backward
 from ampcheck.checks.cells import check_cells
 from ampcheck.checks.forward import check_forward
 from ampcheck.checks.op_database import check_op_database
 from ampcheck.checks.product import Product
-from ampcheck.checks.scenario import Amp, scenario
+from ampcheck.checks.scenario import DeviceAmp, promised, scenario
 from ampcheck.devices.base import Device
 from ampcheck.errors import CheckFailure
 from ampcheck.samples.op_database import SAMPLE
 from ampcheck.spec.case import CELLS, Case
 
-__all__ = ["Amp", "Product", "check", "op_cases", "scenario"]
+__all__ = ["Amp", "DeviceAmp", "Product", "check", "op_cases", "promised", "scenario"]
 
 F = TypeVar("F", bound=Callable[..., object])
 

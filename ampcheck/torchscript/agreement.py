@@ -20,7 +20,7 @@ from ampcheck.checks.cases import op_cases
 from ampcheck.devices.base import Device
 from ampcheck.errors import HarnessError, one_line
 from ampcheck.observe.recorder import Observation, exists, overload, tensors
-from ampcheck.observe.replay import replay
+from ampcheck.observe.replay import by_policies, replay
 from ampcheck.samples.tensors import build
 from ampcheck.spec.case import Case
 from ampcheck.spec.casting import POLICIES
@@ -227,7 +227,9 @@ def _values(
             eager.outputs = list(tensors([call(*args, **kwargs)]))
     except Exception as error:  # as above
         args, kwargs = arguments()
-        reference, _ = replay(lambda: call(*args, **kwargs), device.type, case.amp, device.policies())
+        policies = device.policies()
+        casts = by_policies(policies, DTYPES[case.amp])
+        reference, _ = replay(lambda: call(*args, **kwargs), device.type, policies, casts)
         eager = reference if reference.error is None else Observation(error=error)
     differences: list[str] = []
     for seen in ran:

@@ -33,7 +33,7 @@ def _expect_reference_gradient(amp: Amp, what: str, weight: torch.Tensor, refere
     """
     if weight.grad is None or reference.grad is None:
         raise RuntimeError("the scenario computed no gradient")
-    amp.assert_close(what, weight.grad, amp.device.host(reference.grad), 2 * torch.finfo(amp.dtype).eps)
+    amp.assert_close(what, weight.grad, amp.host(reference.grad), 2 * torch.finfo(amp.dtype).eps)
 
 
 @scenario(values=True)
@@ -200,7 +200,7 @@ def _losses(amp: Amp, outer: AbstractContextManager[object]) -> list[float]:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            found.append(float(amp.device.host(loss.detach())))
+            found.append(float(amp.host(loss.detach())))
     return found
 
 

@@ -66,7 +66,7 @@ def _parallel_outputs(amp: Amp, nets: list[_Net], inputs: list[torch.Tensor]) ->
     """Return what parallel_apply gives. Raise Unsupported where PyTorch has none for the device."""
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None or accelerator.type != amp.type:
-        amp.unsupported(f"parallel_apply runs on PyTorch's accelerator alone, which {amp.device.name} is not")
+        amp.unsupported(f"parallel_apply runs on PyTorch's accelerator alone, which {amp.name} is not")
     found: list[torch.Tensor] = parallel_apply(nets, inputs, devices=[0] * len(nets))
     return found
 
@@ -80,7 +80,7 @@ def test_applied(amp: Amp, around: str, count: int) -> None:
     regions: dict[str, Callable[[], AbstractContextManager[object]]] = {
         "none": nullcontext,
         "off": lambda: amp.region(enabled=False),
-        "default": lambda: amp.device.autocast(),
+        "default": lambda: amp.autocast(),
         "given": amp.region,
         "dropped": lambda: amp.region(cache_enabled=False),
     }
@@ -205,7 +205,7 @@ def test_shared_weights(amp: Amp, kept: bool) -> None:
     )
     want = sum(torch.mm(x.to(amp.dtype).t(), torch.ones_like(out)).float() for x, out in zip(xs, outs, strict=True))
     if grad is not None and isinstance(want, torch.Tensor):
-        amp.assert_close("gradient", grad, amp.device.host(want), 4 * torch.finfo(amp.dtype).eps)
+        amp.assert_close("gradient", grad, amp.host(want), 4 * torch.finfo(amp.dtype).eps)
 
 
 # ---- replicas in processes

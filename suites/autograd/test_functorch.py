@@ -57,9 +57,7 @@ def _expect_close(amp: Amp, what: str, got: Any, want: Any) -> None:
     gots, wants = _tensor_leaves(got), _tensor_leaves(want)
     amp.assert_equal(f"how many tensors {what} has", len(gots), len(wants))
     for place, (one, other) in enumerate(zip(gots, wants, strict=False)):
-        amp.assert_close(
-            f"tensor {place} of {what}", one, amp.device.host(other.detach()), 2 * torch.finfo(amp.dtype).eps
-        )
+        amp.assert_close(f"tensor {place} of {what}", one, amp.host(other.detach()), 2 * torch.finfo(amp.dtype).eps)
 
 
 class _Product:
@@ -122,7 +120,7 @@ def test_inner_region_off(amp: Amp, derivative: str) -> None:
         amp.assert_equal("state afterwards", amp.state(), (True, amp.other, True))
     amp.assert_equal("dtypes of products", {dtype for _, dtype, _ in product.seen}, {torch.float32})
     for place, want in enumerate(_tensor_leaves(DERIVATIVES[derivative](product.reference(torch.float32), x, v))):
-        amp.assert_close(f"tensor {place}", got[place], amp.device.host(want))
+        amp.assert_close(f"tensor {place}", got[place], amp.host(want))
 
 
 @pytest.mark.parametrize("derivative", ["jvp", "jacfwd"])
@@ -252,7 +250,7 @@ def test_loss_in_float32(amp: Amp) -> None:
     low = torch.mm(x.to(amp.dtype), weight.to(amp.dtype)).float()
     factor = (2 / 9 * (low - target)).to(amp.dtype)
     want = torch.mm(x.to(amp.dtype).t(), factor).float()
-    amp.assert_close("gradient", gradient, amp.device.host(want), 2 * torch.finfo(amp.dtype).eps)
+    amp.assert_close("gradient", gradient, amp.host(want), 2 * torch.finfo(amp.dtype).eps)
 
 
 @pytest.mark.parametrize("derivative", ["grad", "jvp", "hessian"])
@@ -295,7 +293,7 @@ def test_same_graph_again(amp: Amp) -> None:
 
 
 def _stack_on_cpu(amp: Amp, tensors: Any) -> torch.Tensor:
-    return torch.stack([amp.device.host(tensor.detach()) for tensor in tensors])
+    return torch.stack([amp.host(tensor.detach()) for tensor in tensors])
 
 
 @pytest.mark.parametrize("place", ["around", "inside", "decorated"])
@@ -428,9 +426,7 @@ def test_gradient_of_a_functional_call(amp: Amp) -> None:
     for name, parameter in net.named_parameters():
         if parameter.grad is None:
             raise RuntimeError("the scenario computed no gradient")
-        amp.assert_close(
-            f"gradient of {name}", found[name], amp.device.host(parameter.grad), 4 * torch.finfo(amp.dtype).eps
-        )
+        amp.assert_close(f"gradient of {name}", found[name], amp.host(parameter.grad), 4 * torch.finfo(amp.dtype).eps)
 
 
 @pytest.mark.parametrize("randomness", ["different", "same"])
@@ -439,7 +435,7 @@ def test_randomness(amp: Amp, randomness: str) -> None:
     """Dropout of a mapped product drops per slice, or the same everywhere, in the region's dtype (torch.vmap)."""
     x = amp.rand(1, 16, 16).expand(4, 16, 16)
     weight = amp.rand(16, 16) + 1
-    amp.device.seed()
+    amp.seed()
     with amp.region():
         out = vmap(lambda x: functional.dropout(torch.mm(x, weight), 0.5), randomness=randomness)(x)
     amp.assert_equal("dtype", out.dtype, amp.dtype)
@@ -491,7 +487,7 @@ def test_jacobian(amp: Amp, how: str) -> None:
     amp.assert_equal("dtype", got.dtype, torch.float32)
     low = weight.to(amp.dtype)
     want = jacobian(lambda x: torch.mm(x.to(amp.dtype), low).float(), x)
-    amp.assert_close("Jacobian", got, amp.device.host(want))
+    amp.assert_close("Jacobian", got, amp.host(want))
 
 
 @scenario(values=True)
@@ -559,7 +555,7 @@ def test_model_mapped_over_samples(amp: Amp, around: str) -> None:
         mapped = vmap(lambda x: functional_call(net, parameters, (x,)))(xs)
         batched = net(xs)
     amp.assert_equal("dtypes", (mapped.dtype, batched.dtype), (amp.dtype, amp.dtype))
-    amp.assert_close("results", mapped, amp.device.host(batched), 4 * torch.finfo(amp.dtype).eps)
+    amp.assert_close("results", mapped, amp.host(batched), 4 * torch.finfo(amp.dtype).eps)
 
 
 # ---- backward passes that are mapped over
@@ -591,7 +587,7 @@ def test_mapped_backward(amp: Amp, layer: str) -> None:
         return torch.autograd.grad(out, weight, row, retain_graph=True)[0]
 
     rows = torch.eye(5, dtype=out.dtype).to(amp.type)
-    looped = torch.stack([amp.device.host(gradient(row)) for row in rows])
+    looped = torch.stack([amp.host(gradient(row)) for row in rows])
     try:
         mapped = torch.vmap(gradient)(rows)
     except RuntimeError as error:

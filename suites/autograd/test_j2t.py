@@ -24,7 +24,7 @@ def _device_and_cpu_leaf(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A leaf on the device, and one on the CPU with its values."""
     made = amp.rand(*shape, dtype=dtype)
-    return made.requires_grad_(), amp.device.host(made.detach()).requires_grad_()
+    return made.requires_grad_(), amp.host(made.detach()).requires_grad_()
 
 
 def _expect_gradient(
@@ -109,7 +109,7 @@ def test_integer_results(amp: Amp) -> None:
 
     x, x_cpu = _device_and_cpu_leaf(amp, 6)
     place, largest = amp.j2t(function)(x)
-    amp.assert_equal("where the largest is", int(amp.device.host(place)), int(x_cpu.argmax()))
+    amp.assert_equal("where the largest is", int(amp.host(place)), int(x_cpu.argmax()))
     amp.assert_equal("whether its place requires grad", place.requires_grad, False)
     largest.backward()
     x_cpu.max().backward()
@@ -144,7 +144,7 @@ def test_complex_gradients(amp: Amp) -> None:
     """Gradients of complex tensors are PyTorch's, the conjugates of JAX's (notes/autograd.html#complex-autograd)."""
     real, imaginary = amp.rand(3), amp.rand(3)
     z = torch.complex(real, imaginary).requires_grad_()
-    z_cpu = torch.complex(amp.device.host(real), amp.device.host(imaginary)).requires_grad_()
+    z_cpu = torch.complex(amp.host(real), amp.host(imaginary)).requires_grad_()
 
     def function(z: Any) -> Any:
         return (z * z * (1 + 2j)).real.sum()

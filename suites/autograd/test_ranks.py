@@ -30,8 +30,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ampcheck.runner.suite import Amp, Product, scenario
-from ampcheck.spec.casting import Leaf, expect
-from ampcheck.spec.torch_dtypes import name_of
 
 pytestmark = pytest.mark.rule("ranks")
 
@@ -739,18 +737,6 @@ LAYOUTS = ("replicated", "rows", "columns")
 SPREAD = Product({"op": tuple(OPS), "first": LAYOUTS, "second": LAYOUTS, "mode": ("training", "no_grad", "repeated")})
 
 
-def _promised_casts(amp: Amp, op: str) -> tuple[str, ...]:
-    """The dtype each argument is cast to, "" for its own."""
-    overload, _, given = OPS[op]
-    names = [name_of(amp.dtype) if dtype == "low" else "fp32" for dtype in given]
-    policy = amp.device.policies().get(overload, "fallthrough")
-    found = expect(policy, overload, [Leaf(name) for name in names], name_of(amp.dtype))
-    return tuple("" if one == other else other for one, other in zip(names, found.leaves, strict=True))
-
-
-NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
 @pytest.mark.forks
 @SPREAD.cells
 @scenario(types=("cpu",), values=True)
@@ -765,8 +751,8 @@ def test_spread(amp: Amp, op: str, first: str, second: str, mode: str) -> None:
     if found is None:
         return
     leaves = [tensor.clone().requires_grad_() for tensor in tensors]
-    casts = _promised_casts(amp, op)
-    wanted = OPS[op][1](*(leaf.to(NAMES[name]) if name else leaf for leaf, name in zip(leaves, casts, strict=True)))
+    casts = amp.casting(OPS[op][0], [tensor.dtype for tensor in tensors]).dtypes
+    wanted = OPS[op][1](*(leaf.to(dtype) for leaf, dtype in zip(leaves, casts, strict=True)))
     wanted.float().square().sum().backward()
     far = 8 * torch.finfo(amp.dtype).eps
     for rank, got in enumerate(found):

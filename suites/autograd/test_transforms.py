@@ -24,8 +24,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ampcheck.runner.suite import Amp, Product, scenario
-from ampcheck.spec.casting import Leaf, expect
-from ampcheck.spec.torch_dtypes import name_of
 
 pytestmark = pytest.mark.rule("transforms")
 
@@ -86,19 +84,6 @@ OPS: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[str, ...], tuple[tu
 region's), and the shapes of those after the first."""
 
 
-def _promised_casts(amp: Amp, op: str) -> tuple[tuple[str, ...], str]:
-    """The dtype each argument is cast to, "" for its own, and the one that is filled in for dtype=."""
-    overload, _, given, _ = OPS[op]
-    names = [name_of(amp.dtype) if dtype == "low" else "fp32" for dtype in given]
-    policy = amp.device.policies().get(overload, "fallthrough")
-    found = expect(policy, overload, [Leaf(name) for name in names], name_of(amp.dtype))
-    casts = tuple("" if one == other else other for one, other in zip(names, found.leaves, strict=True))
-    return casts, found.dtype_kwarg or ""
-
-
-NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
 class _Called:
     """A call of an op as a function of its first argument; `seen` are the dtypes of its results."""
 
@@ -122,9 +107,10 @@ class _Called:
             return self(x)
 
     def with_casts(self, x: torch.Tensor) -> torch.Tensor:
-        casts, filled = _promised_casts(self.amp, self.op)
-        given = [t.to(NAMES[name]) if name else t for t, name in zip(self.given(x), casts, strict=True)]
-        return OPS[self.op][1](*given, **({"dtype": NAMES[filled]} if filled else {}))
+        given = self.given(x)
+        casting = self.amp.casting(OPS[self.op][0], [t.dtype for t in given])
+        cast = [t.to(dtype) for t, dtype in zip(given, casting.dtypes, strict=True)]
+        return OPS[self.op][1](*cast, **({"dtype": casting.dtype} if casting.dtype else {}))
 
 
 PRODUCTS = ("product", "product_of_low", "biased", "convolution", "scaled")
@@ -190,4 +176,4 @@ def test_composed(amp: Amp, outer: str, inner: str, op: str, place: str) -> None
     if place == "inside" or op in PRODUCTS:
         amp.assert_equal("how many casts are made", casts, wanted)
     if got.dtype == want.dtype:
-        amp.assert_close("the result", got, amp.device.host(want.detach()), 8 * torch.finfo(amp.dtype).eps)
+        amp.assert_close("the result", got, amp.host(want.detach()), 8 * torch.finfo(amp.dtype).eps)

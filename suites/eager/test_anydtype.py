@@ -86,7 +86,7 @@ def _put(amp: Amp, setter: str, dtype: torch.dtype) -> Iterator[bool]:
 def _wanted(amp: Amp, overload: str, dtype: torch.dtype, given: torch.dtype) -> torch.dtype:
     """The dtype that an op of two tensors of a dtype runs in, by its policy."""
     eligible = given.is_floating_point and given != torch.float64
-    policy = amp.device.policies().get(overload, "")
+    policy = amp.policies.get(overload, "")
     wide = policy in ("upcast", "optdtype")
     return given if not eligible else dtype if policy == "downcast" else torch.float32 if wide else given
 

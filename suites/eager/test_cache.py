@@ -95,7 +95,7 @@ def test_not_for_casts_to_float32(amp: Amp) -> None:
         amp.assert_equal(
             "casts of a low leaf by a loss", amp.casts(lambda: [loss(leaf, wide) for _ in range(3)], leaf), 3
         )
-        policies = amp.device.policies()
+        policies = amp.policies
         widening = {"atan2": torch.atan2, "cat": lambda a, b: torch.cat([a, b])}
         for op in (call for name, call in widening.items() if policies.get(name) == "promote"):
             amp.assert_equal(
@@ -208,7 +208,7 @@ def test_survives_another_thread(amp: Amp) -> None:
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
 
     def elsewhere() -> None:
-        with amp.device.activate(), amp.region():
+        with amp.activate(), amp.region():
             torch.mm(x, weight)
 
     with amp.region():

@@ -29,7 +29,7 @@ DTYPES = {
 def test_dtype(amp: Amp) -> None:
     """A region given no dtype runs in the device type's default (amp.html#torch.autocast, dtype)."""
     amp.assert_equal("get_autocast_dtype", torch.get_autocast_dtype(amp.type), amp.default)
-    with amp.device.autocast():
+    with amp.autocast():
         amp.assert_equal("dtype of the region", torch.get_autocast_dtype(amp.type), amp.default)
         amp.assert_equal("dtype of a product", amp.probe(), amp.default)
 
@@ -62,10 +62,10 @@ def test_available(amp: Amp) -> None:
 def test_enabled(amp: Amp) -> None:
     """A region is enabled unless told otherwise, and gives no warning (amp.html#torch.autocast, enabled)."""
     amp.assert_equal("enabled outside of any region", torch.is_autocast_enabled(amp.type), False)
-    region = amp.assert_no_warning("making a region without options", lambda: amp.device.autocast())
+    region = amp.assert_no_warning("making a region without options", lambda: amp.autocast())
     with region:
         amp.assert_equal("enabled in a region without options", torch.is_autocast_enabled(amp.type), True)
-    with amp.region(enabled=False), amp.device.autocast():
+    with amp.region(enabled=False), amp.autocast():
         amp.assert_equal("enabled in a region inside a disabled one", torch.is_autocast_enabled(amp.type), True)
 
 
@@ -85,10 +85,10 @@ def test_options_by_place(amp: Amp) -> None:
 def test_dtype_in_force(amp: Amp) -> None:
     """A region given no dtype takes the one get_autocast_dtype gives (amp.html#torch.autocast, dtype)."""
     torch.set_autocast_dtype(amp.type, amp.dtype)
-    with amp.device.autocast():
+    with amp.autocast():
         amp.assert_equal("dtype of a product after set_autocast_dtype", amp.probe(), amp.dtype)
     torch.set_autocast_dtype(amp.type, amp.default)
-    with amp.region(), amp.device.autocast():
+    with amp.region(), amp.autocast():
         amp.assert_equal("dtype of a product in an inner region without a dtype", amp.probe(), amp.dtype)
 
 
@@ -96,7 +96,7 @@ def test_dtype_in_force(amp: Amp) -> None:
 def test_dtype_at_construction(amp: Amp) -> None:
     """A region has the settings of the time it is made, not entered (torch/amp/autocast_mode.py, __init__)."""
     torch.set_autocast_dtype(amp.type, amp.dtype)
-    region = amp.device.autocast()
+    region = amp.autocast()
     torch.set_autocast_dtype(amp.type, amp.other)
     with region:
         amp.assert_equal("dtype of a product", amp.probe(), amp.dtype)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from ampcheck.checks import layouts
 from ampcheck.reproduce.ops import of_layout
-from ampcheck.runner.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, DeviceAmp, scenario
 from ampcheck.spec.torch_dtypes import name_of
 
 pytestmark = pytest.mark.rule("eligibility")
@@ -31,7 +31,7 @@ mse_loss = torch.nn.functional.mse_loss
 
 def _tensor(amp: Amp, dtype: torch.dtype, *shape: int) -> torch.Tensor:
     """A tensor of any dtype."""
-    return amp.rand(*shape).to(dtype) if amp.device.has_values else torch.empty(shape, dtype=dtype, device=amp.type)
+    return amp.rand(*shape).to(dtype) if amp.has_values else torch.empty(shape, dtype=dtype, device=amp.type)
 
 
 @pytest.mark.parametrize("kind", list(INELIGIBLE))
@@ -155,7 +155,7 @@ def test_lists(amp: Amp) -> None:
     """Each eligible tensor of a list is cast, the others are not (autocast_mode.h, cached_cast of lists)."""
     single, lower, double = amp.rand(3, 3), amp.rand(3, 3, dtype=amp.dtype), _tensor(amp, torch.float64, 3, 3)
     low = name_of(amp.dtype)
-    policies = amp.device.policies()
+    policies = amp.policies
     with amp.region():
         if policies.get("linalg_multi_dot") == "downcast":
             got = amp.received("linalg_multi_dot", lambda: torch.linalg.multi_dot([single, lower, single]))
@@ -270,7 +270,7 @@ def test_out(amp: Amp, op: str) -> None:
         received = [leaf.got for leaf in kernel.leaves] if kernel else []
         amp.assert_equal("dtypes the kernel receives", received, ["fp32"] * (len(arguments) + 1))
         amp.assert_equal("casts", len(seen.casts), 0)
-        if amp.device.has_values:
+        if amp.has_values:
             amp.assert_equal("whether out is what is returned", call(*arguments, out=out) is out, True)
 
 
@@ -346,7 +346,7 @@ def test_every_spelling(amp: Amp) -> None:
 def test_every_spelling_of_powers(amp: Amp) -> None:
     """Operators that call an op on the list for float32 give float32 (amp.html#cuda-op-specific-behavior)."""
     low = amp.rand(3, dtype=amp.dtype)
-    policies = amp.device.policies()
+    policies = amp.policies
     power = torch.float32 if policies.get("pow.Tensor_Scalar") == "upcast" else amp.dtype
     exponential = torch.float32 if policies.get("pow.Scalar") == "upcast" else amp.dtype
     inverse = torch.float32 if policies.get("reciprocal") == "upcast" else amp.dtype
@@ -387,7 +387,7 @@ def test_other_ops_that_widen(amp: Amp) -> None:
         amp.assert_equal("dtype of cat", torch.cat([single, low]).dtype, torch.float32)
         amp.assert_equal("dtype of stack", torch.stack([low, single]).dtype, torch.float32)
         amp.assert_equal("dtype of where", torch.where(single > 0, single, low).dtype, torch.float32)
-        if amp.device.has_values:
+        if amp.has_values:
             amp.assert_equal("equal", torch.equal(low.float(), low), True)
 
 
@@ -482,9 +482,9 @@ def test_low_and_wide(amp: Amp, op: str) -> None:
 
 @pytest.mark.parametrize("form", list(layouts.LAYOUTS))
 @scenario(dtypes="default")
-def test_any_form(amp: Amp, form: str) -> None:
+def test_any_form(amp: DeviceAmp, form: str) -> None:
     """Dtype and device alone decide whether a tensor is cast, not strides or history (autocast_mode.h, is_eligible)."""
-    if form == "computed" and not amp.device.has_values:
+    if form == "computed" and not amp.has_values:
         amp.unsupported("a graph of fake tensors of a device type that PyTorch was built without ends the process")
     seen = 0
     for case in layouts.cases(amp.device, amp.device.default_amp):
@@ -496,7 +496,7 @@ def test_any_form(amp: Amp, form: str) -> None:
         if found and not amp.script:
             amp.script = of_layout(case, amp.device, form)
     if not seen:
-        amp.unsupported(f"{amp.device.name} does not show what kernels receive")
+        amp.unsupported(f"{amp.name} does not show what kernels receive")
 
 
 # ---- custom ops of torch.library

@@ -33,9 +33,8 @@ from torch import nn
 from ampcheck.errors import CheckFailure
 from ampcheck.observe.isolation import reset
 from ampcheck.programs.search import search
-from ampcheck.reproduce import of_scenario
 from ampcheck.runner import seeds
-from ampcheck.runner.suite import Amp, Product, scenario
+from ampcheck.runner.suite import Amp, DeviceAmp, Product, promised, scenario
 from ampcheck.spec.state import Process, Region, Tensor, Thread
 from ampcheck.spec.torch_dtypes import name_of
 
@@ -266,9 +265,9 @@ class _Model:
     def __init__(self, amp: Amp) -> None:
         self.here, self.there = amp.type, _elsewhere(amp)
         self.low, self.other = name_of(amp.dtype), name_of(amp.other)
-        self.policy = amp.device.policies().get("mm", "fallthrough")
+        self.policy = amp.policies.get("mm", "fallthrough")
         process = Process()
-        process.defaults = {**process.defaults, amp.type: amp.device.default_amp}
+        process.defaults = {**process.defaults, amp.type: name_of(amp.default)}
         self.thread: Thread = process.thread()
 
     def made(self, kind: str) -> Region:
@@ -307,11 +306,11 @@ class _Looking:
         amp, there = self.amp, _elsewhere(self.amp)
         enabled, dtype, kept = amp.state()
         weight = self.weights[dtype]
-        product = _dtype(amp.probe())
+        product = name_of(amp.probe())
         casts = amp.casts(lambda: torch.mm(self.x, weight), weight)
         got = (
-            (enabled, _dtype(dtype), kept),
-            (torch.is_autocast_enabled(there), _dtype(torch.get_autocast_dtype(there))),
+            (enabled, name_of(dtype), kept),
+            (torch.is_autocast_enabled(there), name_of(torch.get_autocast_dtype(there))),
             amp.depth(),
             product,
             casts,
@@ -319,10 +318,6 @@ class _Looking:
         names = ("state", "state of another device type", "nesting depth", "dtype of a product", "casts of a weight")
         for name, one, wanted in zip(names, got, promised, strict=True):
             amp.assert_equal(f"{name} {when}", one, wanted)
-
-
-def _dtype(dtype: torch.dtype) -> str:
-    return str(dtype)[6:].replace("bfloat", "bf").replace("float", "fp")
 
 
 # ---- two holders at once
@@ -337,7 +332,8 @@ OVERLAP = Product(
 )
 
 
-def _promised_overlap(amp: Amp, order: str, region: str) -> list[object]:
+@promised
+def _overlap_seen(amp: Amp, order: str, region: str) -> list[object]:
     model = _Model(amp)
     seen = []
     first = model.made("same")
@@ -357,7 +353,7 @@ def _promised_overlap(amp: Amp, order: str, region: str) -> list[object]:
 @scenario(dtypes="default")
 def test_overlap(amp: Amp, first: str, second: str, order: str, region: str) -> None:
     """Each of two regions that overlap puts back what entering it found (autocast_mode.py, __enter__ and __exit__)."""
-    look, promised = _Looking(amp), iter(_promised_overlap(amp, order, region))
+    look, promised = _Looking(amp), iter(_overlap_seen(amp, order, region))
     look("before both", next(promised))
     outer = _made(amp, "same")
     ends = [HOLDERS[first](outer)]
@@ -395,7 +391,8 @@ ENDS = Product(
 )
 
 
-def _promised_end(amp: Amp, inside: str) -> list[object]:
+@promised
+def _end_seen(amp: Amp, inside: str) -> list[object]:
     model = _Model(amp)
     around = [] if inside == "nothing" else [model.made(inside)]
     for each in around:
@@ -415,7 +412,7 @@ def _promised_end(amp: Amp, inside: str) -> list[object]:
 @scenario(dtypes="default")
 def test_end(amp: Amp, holder: str, end: str, inside: str) -> None:
     """However its holder ends, a region is left once and puts back what was there (autocast_mode.py, __exit__)."""
-    look, promised = _Looking(amp), iter(_promised_end(amp, inside))
+    look, promised = _Looking(amp), iter(_end_seen(amp, inside))
     with ExitStack() as around:
         if inside != "nothing":
             around.enter_context(_made(amp, inside))
@@ -433,7 +430,7 @@ def test_end(amp: Amp, holder: str, end: str, inside: str) -> None:
 def _product(amp: Amp) -> Any:
     """State, depth and a product's dtype."""
     enabled, dtype, kept = amp.state()
-    return (enabled, _dtype(dtype), kept), amp.depth(), _dtype(amp.probe())
+    return (enabled, name_of(dtype), kept), amp.depth(), name_of(amp.probe())
 
 
 Call = Callable[[], Any]
@@ -549,7 +546,7 @@ def _async_generator_function(amp: Amp, region: Any) -> Call:
 
 def _builtin(amp: Amp, region: Any) -> Call:
     mm = region(torch.mm)
-    return lambda: _dtype(mm(amp.rand(2, 2), amp.rand(2, 2)).dtype)
+    return lambda: name_of(mm(amp.rand(2, 2), amp.rand(2, 2)).dtype)
 
 
 CALLABLES: dict[str, Callable[[Amp, Any], Call]] = {
@@ -583,7 +580,8 @@ DECORATED = Product(
 )
 
 
-def _promised_body(amp: Amp, kind: str, region: str, inside: str) -> list[object]:
+@promised
+def _body_seen(amp: Amp, kind: str, region: str, inside: str) -> list[object]:
     model = _Model(amp)
     if inside != "nothing":
         model.thread.enter(model.made(inside))
@@ -606,7 +604,7 @@ def test_body(amp: Amp, kind: str, region: str, inside: str, calls: str) -> None
 
     A generator function's body too, as `torch.no_grad` has it (pytorch#31792); PyTorch says nothing of it here.
     """
-    body, after = _promised_body(amp, kind, region, inside)
+    body, after = _body_seen(amp, kind, region, inside)
     with ExitStack() as around:
         if inside != "nothing":
             around.enter_context(_made(amp, inside))
@@ -635,7 +633,8 @@ PROGRAMS: dict[str, tuple[Step, ...]] = {
 """Holders are opened with their region, and the n-th of those that are open ends in a way."""
 
 
-def _promised_program(amp: Amp, steps: tuple[Step, ...]) -> list[object]:
+@promised
+def _program_seen(amp: Amp, steps: tuple[Step, ...]) -> list[object]:
     model = _Model(amp)
     held: list[Region] = []
     seen: list[object] = [model.seen()]
@@ -653,7 +652,7 @@ def _promised_program(amp: Amp, steps: tuple[Step, ...]) -> list[object]:
 @pytest.mark.parametrize("steps", [pytest.param(steps, id=name) for name, steps in PROGRAMS.items()])
 def test_known(amp: Amp, steps: tuple[Step, ...]) -> None:
     """Programs of holders that are written down (autocast_mode.py, __enter__ and __exit__; amp.html: thread-local)."""
-    look, promised = _Looking(amp), iter(_promised_program(amp, steps))
+    look, promised = _Looking(amp), iter(_program_seen(amp, steps))
     look("at the start", next(promised))
     ends: list[End] = []
     for place, step in enumerate(steps, 1):
@@ -691,24 +690,24 @@ EXAMPLES, NIGHTLY = 15, 1000
 
 
 @scenario(dtypes="default")
-def test_random(amp: Amp, request: pytest.FixtureRequest) -> None:
+def test_random(amp: DeviceAmp, request: pytest.FixtureRequest) -> None:
     """Programs of up to five holders that are drawn (the sources are those of ampcheck/spec/state.py)."""
     nightly = bool(request.config.option.nightly)
     seed = seeds.of_programs(nightly, getattr(request.config.option, "hypothesis_seed", None))
-    wrong: list[tuple[tuple[Step, ...], list[str]]] = []
+    wrong: list[tuple[tuple[Step, ...], DeviceAmp]] = []
 
     def attempt(steps: tuple[Step, ...]) -> None:
         reset({amp.type: amp.device.default_amp})  # regions that overlap may leave autocast on
-        own = Amp(amp.device, name_of(amp.dtype))
+        own = DeviceAmp(amp.device, name_of(amp.dtype))
         test_known(own, steps)
         amp.looked_at += own.looked_at
         if own.differences:
-            wrong.append((steps, own.differences))
+            wrong.append((steps, own))
             raise CheckFailure(own.differences)
 
     try:
         search(attempt, _drawn(), seed, NIGHTLY if nightly else EXAMPLES)
     except CheckFailure:
-        steps, differences = wrong[-1]
-        amp.differences += differences
-        amp.script = of_scenario(test_known, amp.device, amp.dtype, {"steps": steps})
+        steps, tried = wrong[-1]
+        amp.differences += tried.differences
+        amp.reproduced_by(test_known, tried, steps=steps)

@@ -14,7 +14,8 @@ half a minute on all devices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -26,8 +27,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ampcheck.runner.suite import Amp, Product, scenario
-from ampcheck.spec.casting import Leaf, expect
-from ampcheck.spec.dtypes import widest
 from ampcheck.spec.torch_dtypes import name_of
 
 pytestmark = pytest.mark.rule("modes")
@@ -46,18 +45,8 @@ OPS: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[str, ...]]] = {
 """An overload of each policy on one device or other, and two without one: the call and the dtypes it is given."""
 
 
-def _promised_call(amp: Amp, op: str, region: str) -> tuple[Any, ...]:
-    """What the call is given, what the kernel receives, the dtype= it gets, and how many casts there are."""
-    overload, _, dtypes = OPS[op]
-    given = [name_of(amp.dtype) if dtype == "low" else "fp32" for dtype in dtypes]
-    policy = amp.device.policies().get(overload, "fallthrough")
-    leaves = [Leaf(name) for name in given]
-    found = expect(policy, overload, leaves, name_of(amp.dtype), enabled=region == "on")
-    return tuple(given), found.leaves, found.dtype_kwarg or "", found.casts(leaves)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype)[6:].replace("bfloat", "bf").replace("float", "fp")
+def _names(dtypes: Iterable[torch.dtype]) -> tuple[str, ...]:
+    return tuple(map(name_of, dtypes))
 
 
 class Log:
@@ -69,13 +58,13 @@ class Log:
         self.a, self.b = amp.rand(2, 2), amp.rand(2, 2)
 
     def note(self, func: Any, args: Any, kwargs: Any) -> None:
-        dtypes = tuple(_name(leaf.dtype) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+        dtypes = tuple(name_of(leaf.dtype) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
         if func in (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype):
             self.casts += 1
         elif dtypes:
             asked = (kwargs or {}).get("dtype")
             name = str(func).removeprefix("aten.").removesuffix(".default")
-            self.calls.append((name, dtypes, _name(asked) if asked else "", torch.mm(self.a, self.b).dtype))
+            self.calls.append((name, dtypes, name_of(asked) if asked else "", torch.mm(self.a, self.b).dtype))
 
     def seen(self, overload: str) -> list[tuple[object, ...]]:
         """Return the dtypes, the dtype= and the product inside of the first call of an overload; of any for ""."""
@@ -196,32 +185,35 @@ USED = Product(
 @scenario(dtypes="default")
 def test_used(amp: Amp, user: str, made: str, op: str, region: str) -> None:
     """What looks at a call sees it above or below autocast, and the result has the dtype it has without (extending)."""
-    given, received, asked, casts = _promised_call(amp, op, region)
-    if user == "subclass" and not amp.device.has_values:
+    if user == "subclass" and not amp.has_values:
         amp.unsupported("a fake tensor is of its own class and takes no other")
     enter, wrap = USERS[user]
-    log, plain = Log(amp), [amp.rand(2, 2).to(amp.dtype if dtype == "low" else torch.float32) for dtype in OPS[op][2]]
+    overload, call, dtypes = OPS[op]
+    log, plain = Log(amp), [amp.rand(2, 2).to(amp.dtype if dtype == "low" else torch.float32) for dtype in dtypes]
+    given = [x.dtype for x in plain]
+    casting = amp.casting(overload, given, enabled=region == "on")
     entering = amp.region(enabled=region == "on", cache_enabled=False)
     before = amp.state(), amp.depth()
     if made == "before":
         tensors = [wrap(x, log) for x in plain]
         with enter(log), entering:
-            got = OPS[op][1](*tensors)
+            got = call(*tensors)
     else:
         with entering:
             tensors = [wrap(x, log) for x in plain]
             with enter(log):
-                got = OPS[op][1](*tensors)
+                got = call(*tensors)
     with entering:
-        want = OPS[op][1](*plain)
+        want = call(*plain)
     amp.assert_equal("state and depth afterwards", (amp.state(), amp.depth()), before)
     if user in FUNCTIONS:
-        wanted = (given, "", amp.dtype if region == "on" else torch.float32)
+        wanted = (_names(given), "", amp.dtype if region == "on" else torch.float32)
         amp.assert_equal("dtypes it sees, dtype=, and dtype of a product inside", log.seen(""), [wanted])
         amp.assert_equal("how many casts it sees", log.casts, 0)
     else:
-        wanted = (received, asked, torch.float32)
-        amp.assert_equal("dtypes it sees, dtype=, and dtype of a product inside", log.seen(OPS[op][0]), [wanted])
+        wanted = (_names(casting.dtypes), name_of(casting.dtype) if casting.dtype else "", torch.float32)
+        amp.assert_equal("dtypes it sees, dtype=, and dtype of a product inside", log.seen(overload), [wanted])
+        casts = sum(one != other for one, other in zip(given, casting.dtypes, strict=True))
         amp.assert_equal("how many casts it sees", log.casts, casts)
     amp.assert_equal("dtype of the result", got.dtype, want.dtype)
 
@@ -274,14 +266,6 @@ HELD = Product(
 )
 
 
-def _promised_result(amp: Amp, call: str, region: str) -> str:
-    overload, _, dtypes = CALLS[call]
-    leaves = [Leaf(name_of(amp.dtype) if dtype == "low" else "fp32") for dtype in dtypes]
-    policy = amp.device.policies().get(overload, "fallthrough")
-    found = expect(policy, overload, leaves, name_of(amp.dtype), enabled=region == "on")
-    return found.dtype_kwarg or widest(found.leaves)
-
-
 @HELD.cells
 @scenario(types=("cpu",))
 def test_held(amp: Amp, kind: str, call: str, region: str) -> None:
@@ -296,8 +280,10 @@ def test_held(amp: Amp, kind: str, call: str, region: str) -> None:
         with amp.region(enabled=region == "on", cache_enabled=False):
             out: Any = CALLS[call][1](*tensors)
         inner = out.to_local() if kind == "distributed" else out.values()
+    casting = amp.casting(CALLS[call][0], [x.dtype for x in given], enabled=region == "on")
+    widest = functools.reduce(torch.promote_types, casting.dtypes)
     amp.assert_equal("class of the result", type(out), type(tensors[0]))
-    amp.assert_equal("dtype of the result", _name(out.dtype), _promised_result(amp, call, region))
+    amp.assert_equal("dtype of the result", name_of(out.dtype), name_of(casting.dtype or widest))
     amp.assert_equal("dtype of what it holds", inner.dtype, out.dtype)
 
 

@@ -6,7 +6,6 @@ through autocast do so whether they are called as a function, a module or a meth
 https://docs.pytorch.org/docs/2.13/notes/amp_examples.html.
 """
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,13 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from ampcheck.checks import comparisons, no_reference
-from ampcheck.errors import one_line
-from ampcheck.observe.recorder import tensors
-from ampcheck.observe.replay import CALLERS, replay
+from ampcheck.checks.comparisons import bitwise, output_dtypes
 from ampcheck.runner.suite import Amp, scenario
-from ampcheck.spec.casting import APPENDED
-from ampcheck.spec.policies import KEYS
 from ampcheck.spec.torch_dtypes import name_of
 
 pytestmark = pytest.mark.rule("modules")
@@ -159,59 +153,11 @@ def _inputs(amp: Amp, layer: Layer, dtype: torch.dtype) -> list[torch.Tensor]:
     for place, shape in enumerate(layer.shapes):
         if place < len(layer.shapes) - layer.whole:
             made.append(amp.rand(*shape, dtype=dtype))
-        elif amp.device.has_values:
+        elif amp.has_values:
             made.append((amp.rand(*shape) * 3).long())
         else:
             made.append(torch.empty(shape, dtype=torch.int64, device=amp.type))
     return made
-
-
-def _compare(amp: Amp, call: Callable[[], object], name: str, *, runs: bool = False) -> tuple[list[torch.Tensor], bool]:
-    """Note where a call in a region differs from the same call with explicit casts.
-
-    Returns what it gives in the region, and whether an op with a policy ran. `runs`: whether it has to; else the call
-    may raise what it raises with explicit casts.
-    """
-    if not amp.device.observes_composite_ops:
-        return no_reference.compare(amp, call, name), False
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a module's advice on how to run faster
-        amp.device.seed()
-        policies = amp.device.policies()
-        wanted, kernels = replay(call, amp.type, name_of(amp.dtype), policies)
-        amp.device.seed()
-        with amp.region():
-            seen = amp.observe(call)
-        native, error = seen.outputs, seen.error
-        if amp.device.has_values:  # once more as a user runs it
-            amp.device.seed()
-            native, error = [], None
-            try:
-                with amp.region():
-                    native = list(tensors(call()))
-            except Exception as raised:  # the call under test may raise anything
-                error = raised
-    ran = [(k.overload, tuple(leaf.got for leaf in k.leaves)) for k in seen.kernels if k.overload in policies]
-    if not any(kernel.overload in CALLERS for kernel in seen.kernels):  # autocast is off in those while it is watched
-        amp.assert_equal(f"ops with a policy in {name}, with the dtypes they received", ran, kernels)
-    amp.looked_at += 1
-    amp.differences += comparisons.same_error(error, wanted.error, name)
-    if error is not None and not amp.differences and runs:
-        amp.refused(error, name)
-    if error is None and wanted.error is None:
-        amp.differences += comparisons.output_dtypes(native, [name_of(t.dtype) for t in wanted.outputs], name)
-        if amp.device.has_values:
-            host = amp.device.host
-            reference = [host(t) for t in wanted.outputs]
-            differences = comparisons.bitwise([host(t) for t in native], reference, name)
-            if differences and amp.device.key not in KEYS:
-                # A backend may run a composite op whole where no gradient is recorded, as here, and round elsewhere.
-                differences = comparisons.bitwise([host(t) for t in seen.outputs], reference, name)
-            amp.differences += differences
-    if not ran and not amp.device.has_values and error is not None and "unsafe to autocast" not in str(error):
-        amp.differences.append(f"{name} ran no op with a policy and raised {one_line(error)}")
-    decided = {*policies, *APPENDED.values()}
-    return native, any(kernel.overload in decided for kernel in seen.kernels)
 
 
 @pytest.mark.parametrize("given", ["wide", "low"])
@@ -222,8 +168,8 @@ def test_layer(amp: Amp, layer: str, given: str) -> None:
     what = LAYERS[layer]
     module = amp.module(what.make)
     inputs = _inputs(amp, what, amp.dtype if given == "low" else torch.float32)
-    policy = amp.device.policies().get(what.op)
-    out, decided = _compare(amp, lambda: module(*inputs), layer, runs=given == "wide" and policy != "banned")
+    policy = amp.policies.get(what.op)
+    out, decided = amp.assert_cast(layer, lambda: module(*inputs), runs=given == "wide" and policy != "banned")
     if out and what.op and policy in ("downcast", "upcast"):
         amp.assert_equal(f"dtype of {layer}", out[0].dtype, amp.dtype if policy == "downcast" else torch.float32)
     elif not (out and what.op) or decided or what.whole or not inputs[0].is_floating_point():
@@ -246,7 +192,7 @@ def test_network(amp: Amp, network: str, given: str) -> None:
         module.load_state_dict(state)
         return module(*inputs)
 
-    _compare(amp, call, network, runs=given == "wide")
+    amp.assert_cast(network, call, runs=given == "wide")
 
 
 @pytest.mark.parametrize("mask", ["none", "boolean", "single", "low", "causal"])
@@ -257,10 +203,10 @@ def test_attention_mask(amp: Amp, mask: str) -> None:
     masks = {"boolean": torch.bool, "single": torch.float32, "low": amp.dtype}
     given = amp.rand(3, 3).to(masks[mask]) if mask in masks else None
     attention = nn.functional.scaled_dot_product_attention
-    policy = amp.device.policies().get("scaled_dot_product_attention")
+    policy = amp.policies.get("scaled_dot_product_attention")
     for what, qkv in (("float32", (wide,) * 3), ("low", (low,) * 3), ("a mixture", (wide, low, wide))):
         name = f"attention of {what}"
-        out, _ = _compare(amp, lambda qkv=qkv: attention(*qkv, attn_mask=given, is_causal=mask == "causal"), name)
+        out, _ = amp.assert_cast(name, lambda qkv=qkv: attention(*qkv, attn_mask=given, is_causal=mask == "causal"))
         if out and policy == "downcast":
             amp.assert_equal(f"dtypes of {name}", [t.dtype for t in out], [amp.dtype])
 
@@ -278,7 +224,7 @@ def test_recurrent_dtypes(amp: Amp, kind: str) -> None:
                 state = amp.rand(1, 3, 3, dtype=hidden)
                 start = (state, amp.rand(1, 3, 3, dtype=hidden)) if kind == "LSTM" else state
                 what = f"{kind} of weights {weights}, input {given} and state {hidden}"
-                _compare(amp, lambda m=module, x=x, start=start: m(x, start), what)
+                amp.assert_cast(what, lambda m=module, x=x, start=start: m(x, start))
         if weights == amp.dtype:
             amp.assert_raises(
                 f"{kind} of low weights outside", ValueError, "dtype", lambda m=module: m(amp.rand(*SEQUENCE))
@@ -297,7 +243,7 @@ def test_packed_sequence(amp: Amp, kind: str) -> None:
             packed, state = module(nn.utils.rnn.pack_padded_sequence(x, lengths))
             return packed.data, state
 
-        _compare(amp, call, f"{kind} of a packed {dtype} sequence")
+        amp.assert_cast(f"{kind} of a packed {dtype} sequence", call)
 
 
 # ---- gradients, and modules beside their functions
@@ -343,9 +289,8 @@ def test_same_as_its_function(amp: Amp) -> None:
         with amp.region():
             got = in_region()
         wanted = reference()
-        amp.looked_at += 1
-        amp.differences += comparisons.output_dtypes([got], [name_of(wanted.dtype)], name)
-        amp.differences += comparisons.bitwise([amp.device.host(got)], [amp.device.host(wanted)], name)
+        amp.note(f"dtype of {name}", output_dtypes([got], [name_of(wanted.dtype)], name))
+        amp.note(f"values of {name}", bitwise([amp.host(got)], [amp.host(wanted)], name))
 
 
 @scenario(types=("cuda",), dtypes="default")

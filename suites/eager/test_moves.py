@@ -46,7 +46,7 @@ def _saved(module: nn.Module) -> nn.Module:
 
 def _tied(amp: Amp) -> nn.ModuleDict:
     """A model on the CPU with one weight under four names, as T5 has, and values that are the same each time."""
-    amp.device.seed()
+    amp.seed()
     parts = {"embedding": nn.Embedding(5, 4), "encoder": nn.Embedding(5, 4), "decoder": nn.Embedding(5, 4)}
     model = nn.ModuleDict({**parts, "norm": nn.BatchNorm1d(4), "head": nn.Linear(4, 5)})
     for name in NAMES[1:]:
@@ -155,7 +155,7 @@ def test_optimizer_made_before(amp: Amp, how: str, optimizer: str) -> None:
         trained.append(model)
     start = _tied(amp)
     amp.check(
-        not torch.equal(amp.device.host(trained[0]["head"].weight.detach()), start["head"].weight),
+        not torch.equal(amp.host(trained[0]["head"].weight.detach()), start["head"].weight),
         "the weight after three steps",
         "is what it was before",
     )
@@ -267,7 +267,7 @@ class _Doubled(nn.Module):
 @scenario(values=True, dtypes="default")
 def test_parametrized_module(amp: Amp) -> None:
     """What a parametrized weight is computed of stays shared, and an optimizer trains it (nn.utils.parametrize)."""
-    amp.device.seed()
+    amp.seed()
     module = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     module[1].weight = module[0].weight
     for part in module:

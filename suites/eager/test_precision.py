@@ -109,7 +109,7 @@ def _restore(before: dict[str, object]) -> None:
 
 def _wanted(amp: Amp, overload: str, given: torch.dtype) -> torch.dtype:
     """The dtype that an op of tensors of one lower dtype or float32 runs in, by its policy."""
-    policy = amp.device.policies().get(overload, "")
+    policy = amp.policies.get(overload, "")
     return {"downcast": amp.dtype, "upcast": torch.float32, "optdtype": torch.float32}.get(policy, given)
 
 
@@ -155,8 +155,8 @@ def test_setting(amp: Amp, setting: str, place: str, op: str, given: str) -> Non
     amp.assert_equal("settings that are not as they were", _differing(before, _settings()), [])
     amp.assert_equal("legacy setting of cuDNN", backends.cudnn.allow_tf32, before["cudnn_conv"] == "tf32")
     amp.assert_equal(f"dtype of {overload}", out.dtype, runs_in)
-    if amp.device.has_values:
-        exact = function(*(amp.device.host(each).to(runs_in).double() for each in inputs))
+    if amp.has_values:
+        exact = function(*(amp.host(each).to(runs_in).double() for each in inputs))
         short = runs_in == torch.float32 and setting not in (
             "reduced_half",
             "reduced_brain",

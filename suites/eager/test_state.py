@@ -263,7 +263,7 @@ class _Both:
         region = self.model.construct(self.amp.type, name, enabled=enabled, cache_enabled=cache)
         self.model.enter(region)
         stack = ExitStack()
-        stack.enter_context(self.amp.device.autocast(name, enabled=enabled, cache_enabled=cache))
+        stack.enter_context(self.amp.autocast(dtype, enabled=enabled, cache_enabled=cache))
         self.inside.append((stack, region))
 
     def leave(self, error: Exception | None = None) -> None:

@@ -200,7 +200,7 @@ def test_pool(amp: Amp) -> None:
     """A pool's thread, used again, is as the job before left it: outside of that job's region (amp.html)."""
 
     def job(dtype: torch.dtype | None) -> tuple[object, torch.dtype]:
-        with amp.device.activate():
+        with amp.activate():
             before = amp.state()
             if dtype is None:
                 return before, amp.probe()
@@ -223,12 +223,12 @@ def test_really_at_once(amp: Amp) -> None:
     barrier = Barrier(4)
 
     def job(dtype: torch.dtype) -> list[object]:
-        with amp.device.activate():
+        with amp.activate():
             wrong: list[object] = []
-            x = amp.device.host(amp.rand(4, 4)).to(amp.type)
+            x = amp.host(amp.rand(4, 4)).to(amp.type)
             barrier.wait(10)
             for turn in range(40):
-                with amp.device.autocast("bf16" if dtype == torch.bfloat16 else "fp16", enabled=turn % 3 > 0):
+                with amp.region(dtype, enabled=turn % 3 > 0):
                     got = torch.mm(x, x).dtype
                     wrong += [got] if got != (dtype if turn % 3 else torch.float32) else []
                 wrong += [amp.state()] if amp.state() != (False, amp.default, True) else []
@@ -363,7 +363,7 @@ def test_to_thread(amp: Amp) -> None:
     """asyncio.to_thread copies the context and not the autocast state: its thread is outside (amp.html)."""
 
     def look() -> object:
-        with amp.device.activate():
+        with amp.activate():
             return amp.state(), amp.probe()
 
     async def main() -> object:

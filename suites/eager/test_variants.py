@@ -42,7 +42,7 @@ Call = Callable[[list[torch.Tensor]], object]
 
 def _op(amp: Amp, name: str, function: Callable[..., torch.Tensor], *inputs: object) -> torch.Tensor:
     """Call a function on what autocast makes of its tensors. float64 is not eligible, so it stays."""
-    policy = amp.device.policies().get(name, "")
+    policy = amp.policies.get(name, "")
     wanted = {"downcast": amp.dtype, "upcast": torch.float32, "optdtype": torch.float32}.get(policy)
     return function(*(_cast(each, wanted) for each in inputs))
 
@@ -81,7 +81,7 @@ def _assert_as_formula(
     recorded = mode in ("train", "eval")
     module.train(mode.startswith("train")).requires_grad_(recorded)
     held = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
-    held_here, host = {name: amp.device.host(tensor) for name, tensor in held.items()}, amp.device.host
+    held_here, host = {name: amp.host(tensor) for name, tensor in held.items()}, amp.host
     wanted = [each.dtype for each in formula(held_here, [host(tensor) for tensor in inputs])]
     made = {"eval_off": torch.no_grad, "eval_inference": torch.inference_mode}.get(mode, torch.enable_grad)
     outputs, fast = {}, torch.backends.mha.get_fastpath_enabled()
@@ -129,7 +129,7 @@ def _assert_as_formula(
 
 
 def _exact(amp: Amp, tensor: torch.Tensor) -> torch.Tensor:
-    host = amp.device.host(tensor)
+    host = amp.host(tensor)
     return host.double() if host.is_floating_point() else host
 
 
@@ -415,7 +415,7 @@ def test_recurrent(amp: Amp, kind: str, made: str, layout: str, start: str, mode
     whole = {"GRU": "_thnn_fused_gru_cell", "LSTM": "_thnn_fused_lstm_cell"}.get(kind, "")
     # PyTorch looks at the input before autocast casts it (use_mkldnn in ATen/native/RNN.cpp).
     fits = not packed and made != "projected" and (given == "wide" or torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    if kind == "LSTM" and fits and "mkldnn_rnn_layer" in amp.device.policies():
+    if kind == "LSTM" and fits and "mkldnn_rnn_layer" in amp.policies:
         whole = "mkldnn_rnn_layer"
 
     def call(inputs: list[torch.Tensor]) -> object:

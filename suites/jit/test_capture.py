@@ -111,7 +111,7 @@ def _dtype_in(amp: Amp, state: str) -> torch.dtype | None:
 
 def _cast(amp: Amp, overload: str, given: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
     """Return the dtype in which an op computes by its policy; `dtype` is what autocast casts to, or None."""
-    policy = amp.device.policies().get(overload) if dtype else None
+    policy = amp.policies.get(overload) if dtype else None
     return {"downcast": dtype or given, "upcast": torch.float32}.get(policy or "", given)
 
 
@@ -147,8 +147,8 @@ def _called(amp: Amp, program: Any, when: str, want: list[torch.dtype], size: in
     out = program(x, h)
     amp.assert_equal(f"dtypes {when}", [y.dtype for y in out], want)
     amp.assert_equal(f"state {when}", (*amp.state(), amp.depth()), before)
-    if amp.device.has_values:
-        exact = amp.device.host(x).double()  # float64 is not cast
+    if amp.has_values:
+        exact = amp.host(x).double()  # float64 is not cast
         tolerance = 1e-5 if want[0] == torch.float32 else 0.02
         amp.assert_close(f"product {when}", out[0].float(), (exact @ exact).float(), tolerance)
 

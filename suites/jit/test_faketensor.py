@@ -27,7 +27,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from ampcheck.observe.recorder import tensors
 from ampcheck.runner.suite import Amp, Product, scenario
 from ampcheck.samples import op_database
-from ampcheck.spec.torch_dtypes import name_of
 
 pytestmark = pytest.mark.rule("faketensor")
 
@@ -168,13 +167,13 @@ RAISED = "what it raises"
 
 def _sample(amp: Amp, op: str, given: str, phase: str, number: int) -> tuple[Any, Any]:
     """Return an op of the database and a sample of it; None where there is none in the dtype."""
-    info, dtype = op_database.database().get(op), amp.dtype if given == "low" else torch.float32
+    info, dtype = amp.op_info(op), amp.dtype if given == "low" else torch.float32
     if info is None or not info.supports_dtype(dtype, amp.type):
         amp.unjudged = f"the op database of this torch has no {op} of {dtype}"
     elif phase in BACKWARD and not info.supports_autograd:
         amp.unjudged = f"{op} has no gradient"
     else:
-        made = op_database.samples(info, name_of(dtype), amp.type, number + 1, grad=phase in BACKWARD)
+        made = amp.op_samples(info, dtype, number + 1, grad=phase in BACKWARD)
         if number < len(made):
             return info, made[number]
         amp.unjudged = f"the op database of this torch has no sample {number} of {op} of {dtype}"
@@ -322,7 +321,7 @@ def test_compiled(amp: Amp, compiler: str, op: str) -> None:
         results: Any = zip(got["results"], want["results"], strict=True)  # type: ignore[call-overload]
         for number, (one, other) in enumerate(results):
             if one.dtype == other.dtype and one.is_floating_point():
-                host = amp.device.host(other.detach())
+                host = amp.host(other.detach())
                 amp.assert_close(f"{phase}: result {number}", one, host, 8 * torch.finfo(amp.dtype).eps)
 
 

@@ -30,8 +30,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ampcheck.runner.suite import Amp, Product, scenario
-from ampcheck.spec.casting import Leaf, expect
-from ampcheck.spec.torch_dtypes import name_of
 
 pytestmark = pytest.mark.rule("hops")
 
@@ -251,18 +249,6 @@ OPS: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[str, ...]]] = {
 }
 """An overload of each policy, and one without: the call, and the dtype of each tensor it is given ("low" is the one
 that is cast to there). `contracted` and `padded` call composite ops, whose parts have the policy."""
-NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def _promised_casts(amp: Amp, op: str, place: str, operator: str = "recomputed") -> tuple[str, ...]:
-    """The dtype that each argument is cast to, "" for its own."""
-    (overload, _, given), dtype = OPS[op], _cast_to(amp, operator, place)
-    if dtype is None:
-        return ("",) * len(given)
-    names = [name_of(_given(amp, operator, each, place)) for each in given]
-    policy = amp.device.policies().get(overload, "fallthrough")
-    found = expect(policy, overload, [Leaf(name) for name in names], name_of(dtype))
-    return tuple("" if one == other else other for one, other in zip(names, found.leaves, strict=True))
 
 
 def _body(amp: Amp, operator: str, op: str, place: str) -> Function:
@@ -290,14 +276,14 @@ def _body(amp: Amp, operator: str, op: str, place: str) -> Function:
 
 def _with_casts(amp: Amp, operator: str, op: str, place: str) -> Function:
     """Return the same function with explicit casts."""
-    call, casts = OPS[op][1], _promised_casts(amp, op, place, operator)
-    given = [_given(amp, operator, each, place) for each in OPS[op][2]]
-    dtypes = [NAMES[name] if name else dtype for name, dtype in zip(casts, given, strict=True)]
+    (overload, call, dtypes), region = OPS[op], _cast_to(amp, operator, place)
+    given = [_given(amp, operator, each, place) for each in dtypes]
+    casts = amp.casting(overload, given, region).dtypes if region else given
     low = amp.dtype if operator == "casting" and place != "inside" else None
 
     def function(*tensors: torch.Tensor) -> torch.Tensor:
         taken = [t.to(low) for t in tensors] if low else tensors
-        return call(*(t.to(dtype).to(cast) for t, dtype, cast in zip(taken, given, dtypes, strict=True)))
+        return call(*(t.to(dtype).to(cast) for t, dtype, cast in zip(taken, given, casts, strict=True)))
 
     return function
 
@@ -377,12 +363,12 @@ def _check(amp: Amp, way: str, operator: str, op: str, place: str, gradient: str
     if way == "graph" and operator not in ("entered", "opaque", "casting"):
         _, plain = run(operators[operator](amp, explicit, like), False)
         amp.assert_equal("casts in the graph", _casts_in(made), _casts_in(plain))
-    if not amp.device.has_values or got.dtype != want.dtype:
+    if not amp.has_values or got.dtype != want.dtype:
         return
-    amp.assert_close("the result", got, amp.device.host(want.detach()), 1e-5)
+    amp.assert_close("the result", got, amp.host(want.detach()), 1e-5)
     if gradient == "on":
         one, two = (torch.autograd.grad(y.double().sum(), given[0])[0] for y in (got, want))
-        amp.assert_close("the gradient", one, amp.device.host(two), 8 * torch.finfo(amp.dtype).eps)
+        amp.assert_close("the gradient", one, amp.host(two), 8 * torch.finfo(amp.dtype).eps)
 
 
 _PLACES = ("around", "inside", "disabled", "different")
@@ -490,7 +476,7 @@ def test_every_operator(amp: Amp) -> None:
     import torch._higher_order_ops.triton_kernel_wrap  # defines the operators that call Triton's kernels
     import torch._prims.rng_prims  # defines the functional random wrappers
 
-    key = torch._C._parse_dispatch_key(amp.device.key)
+    key = torch._C._parse_dispatch_key(amp.key)
     operators = torch._ops._higher_order_ops
     refusing = [name for name, op in operators.items() if op.non_fallthrough_keys.has(key) and key not in op.py_kernels]
     named = {"cond", "triton_kernel_wrapper_mutation", "run_and_save_rng_state"}
@@ -571,7 +557,7 @@ def test_attention(amp: Amp, compiler: str, given: str, score: str, place: str) 
     amp.assert_equal("dtype of the result", got.dtype, want.dtype)
     if got.dtype != want.dtype:
         return
-    amp.assert_close("the result", got, amp.device.host(want), 4 * torch.finfo(amp.dtype).eps)
+    amp.assert_close("the result", got, amp.host(want), 4 * torch.finfo(amp.dtype).eps)
 
 
 # ---- functional random wrappers
@@ -628,7 +614,7 @@ def test_random_numbers(amp: Amp, op: str, place: str, calls: str) -> None:
     amp.assert_equal("dtypes of the results", [y.dtype for y in results], [y.dtype for y in wanted])
     got, want = (torch.autograd.grad([y.double().sum() for y in ys], given[0])[0] for ys in (results, wanted))
     for y, z in zip(results, wanted, strict=True):
-        amp.assert_close("a result", y.double(), amp.device.host(z.detach().double()))
-    amp.assert_close("the gradient", got, amp.device.host(want), 8 * torch.finfo(amp.dtype).eps)
+        amp.assert_close("a result", y.double(), amp.host(z.detach().double()))
+    amp.assert_close("the gradient", got, amp.host(want), 8 * torch.finfo(amp.dtype).eps)
     wrappers = ["run_and_save_rng_state"] * len(results) + ["run_with_rng_state"] * len(results)
     amp.assert_equal("functional random wrappers in the graphs", seen, wrappers)

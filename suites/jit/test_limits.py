@@ -44,7 +44,7 @@ CAPTURED = {
 
 
 @pytest.mark.parametrize("name", list(CAPTURED))
-@scenario(values=True, dtypes="default")
+@scenario(values=True, dtypes="default", program=lambda amp, name: of_limit(CAPTURED[name], amp))
 def test_captured(amp: Amp, name: str) -> None:
     """An exported region acts as in eager mode (pytorch#62043; export.html)."""
     check(amp, CAPTURED[name], name)
@@ -55,8 +55,3 @@ def test_captured(amp: Amp, name: str) -> None:
 def test_found_in_captures(amp: Amp, name: str) -> None:
     """ampcheck's linter reports the limitations that PyTorch gives no diagnostic for (pytorch#62043; export.html)."""
     check_found(amp, CAPTURED[name], name)
-
-
-def in_plain_torch(body: object, amp: Amp, name: str = "", **others: object) -> str:
-    """Write a program of the table above in plain torch, for `ampcheck.reproduce`; "" for other scenarios."""
-    return of_limit(CAPTURED[name], amp) if body is test_captured else ""

@@ -8,12 +8,12 @@ file. Source: https://docs.pytorch.org/docs/2.13/export.html and torch/csrc/jit/
 import pytest
 
 from ampcheck.programs.compiled.run import FUZZED, Fuzzer, text_of
-from ampcheck.runner.suite import Amp, scenario
+from ampcheck.runner.suite import DeviceAmp, scenario
 
 pytestmark = pytest.mark.rule("parity")
 
 
-def _explore(amp: Amp, compiler: str, request: pytest.FixtureRequest) -> None:
+def _explore(amp: DeviceAmp, compiler: str, request: pytest.FixtureRequest) -> None:
     option = request.config.option
     fuzzer = Fuzzer(amp.device, compiler, nightly=option.nightly, seed=getattr(option, "hypothesis_seed", None))
     if found := fuzzer.explore():
@@ -24,19 +24,19 @@ def _explore(amp: Amp, compiler: str, request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.parametrize("compiler", ["script"])
 @scenario(types=("cpu", "cuda"), values=True, dtypes="default")
-def test_drawn_for_jit(amp: Amp, compiler: str, request: pytest.FixtureRequest) -> None:
+def test_drawn_for_jit(amp: DeviceAmp, compiler: str, request: pytest.FixtureRequest) -> None:
     """A scripted program acts as in eager mode (JIT-AUTOCAST.md); TorchScript's autocast knows CPU and CUDA."""
     _explore(amp, compiler, request)
 
 
 @pytest.mark.parametrize("compiler", [compiler for compiler in FUZZED if compiler not in ("script", "jaxjit")])
 @scenario(values=True, dtypes="default")
-def test_drawn(amp: Amp, compiler: str, request: pytest.FixtureRequest) -> None:
+def test_drawn(amp: DeviceAmp, compiler: str, request: pytest.FixtureRequest) -> None:
     """A traced, compiled or exported program acts as in eager mode (torch/amp/autocast_mode.py; export.html)."""
     _explore(amp, compiler, request)
 
 
 @scenario(types=("jax",), values=True, dtypes="default")
-def test_drawn_for_xla(amp: Amp, request: pytest.FixtureRequest) -> None:
+def test_drawn_for_xla(amp: DeviceAmp, request: pytest.FixtureRequest) -> None:
     """A program that is compiled as a whole acts as in eager mode (docs/jax_device.md)."""
     _explore(amp, "jaxjit", request)

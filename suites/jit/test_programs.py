@@ -28,7 +28,7 @@ def _losses_of_training(amp: Amp, step: Any, net: torch.nn.Module, x: torch.Tens
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(amp.device.host(loss.detach())))
+        losses.append(float(amp.host(loss.detach())))
     return losses
 
 
@@ -71,13 +71,13 @@ def test_dropout(amp: Amp, compiler: str) -> None:
     x = torch.eye(16, device=kind)
     weight = torch.ones(16, 16, device=kind, requires_grad=True)
     compiled = amp.compiled(compiler, program, x, weight)
-    amp.device.seed()
+    amp.seed()
     for call in ("first", "second"):
         weight.grad = None
         out = compiled(x, weight)
         amp.assert_equal(f"dtype, {call} call", out.dtype, low)
         out.float().sum().backward()
-        kept = amp.device.host(out.detach()).float()
+        kept = amp.host(out.detach()).float()
         amp.assert_equal(f"values it makes of ones, {call} call", sorted(set(kept.flatten().tolist())), [0.0, 2.0])
         assert weight.grad is not None
         amp.assert_close(f"gradient, {call} call", weight.grad, kept)
@@ -96,10 +96,10 @@ def test_random_numbers(amp: Amp, compiler: str) -> None:
     x = amp.rand(8, 8)
     compiled = amp.compiled(compiler, program, x)
     for _ in range(2):
-        amp.device.seed()
+        amp.seed()
         want = program(x)
-        amp.device.seed()
-        amp.assert_close("its numbers", compiled(x), amp.device.host(want), 0.02)
+        amp.seed()
+        amp.assert_close("its numbers", compiled(x), amp.host(want), 0.02)
 
 
 @scenario()
@@ -119,8 +119,8 @@ def test_any_size(amp: Amp, compiler: str) -> None:
         y, total = compiled(x)
         amp.assert_equal(f"dtypes for size {size}", (y.dtype, total.dtype), (low, torch.float32))
         amp.assert_equal(f"shape for size {size}", tuple(y.shape), (size, size))
-        if amp.device.has_values:
-            amp.assert_close(f"sum for size {size}", total, amp.device.host(program(x)[1]), 0.02)
+        if amp.has_values:
+            amp.assert_close(f"sum for size {size}", total, amp.host(program(x)[1]), 0.02)
 
 
 @scenario()
@@ -194,7 +194,7 @@ def test_backward_in_no_region(amp: Amp, compiler: str) -> None:
             out = call(leaf)
         out.sum().backward()
         assert leaf.grad is not None
-        found.append(amp.device.host(leaf.grad))
+        found.append(amp.host(leaf.grad))
     amp.assert_close("gradient", found[1], found[0])
 
 
@@ -236,7 +236,7 @@ def test_custom_fwd_and_bwd(amp: Amp, compiler: str) -> None:
         if leaf.grad is None or cast.grad is None:
             raise RuntimeError("the scenario computed no gradient")
         amp.assert_equal(f"dtype of the gradient of {name}", leaf.grad.dtype, torch.float32)
-        amp.assert_close(f"gradient of {name}", leaf.grad, amp.device.host(cast.grad).float(), 0.02)
+        amp.assert_close(f"gradient of {name}", leaf.grad, amp.host(cast.grad).float(), 0.02)
 
 
 _WIDENED = {
@@ -276,4 +276,4 @@ def test_gradient_where_dtypes_meet(amp: Amp, compiler: str, behind: str) -> Non
             amp.assert_equal(f"what the {call} call raises", str(error).splitlines()[-1], None)
             continue
         for name, got, wanted in zip("ab", found, want, strict=True):
-            amp.assert_close(f"gradient of {name}, {call} call", got, amp.device.host(wanted), 0.05)
+            amp.assert_close(f"gradient of {name}, {call} call", got, amp.host(wanted), 0.05)

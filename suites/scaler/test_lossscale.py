@@ -114,7 +114,7 @@ def test_step_count_of_adam(amp: Amp, foreach: str) -> None:
             weight.grad = torch.ones_like(weight)
         reference_optimizer.step()
     for n, (weight, want) in enumerate(zip(weights, reference, strict=True)):
-        amp.assert_close(f"weight {n}", weight, amp.device.host(want))
+        amp.assert_close(f"weight {n}", weight, amp.host(want))
 
 
 @scenario(values=True, dtypes="default")
@@ -297,7 +297,7 @@ def test_divided_into_overflow(amp: Amp, scale: float) -> None:
     scaler.update(scale)  # what many overflows in a row make of it
     weights[0].grad = torch.full_like(weights[0], 2.0**125 if scale else 0.0)
     scaler.step(optimizer)
-    finite = all(torch.isfinite(amp.device.host(weight)).all().item() for weight in weights)
+    finite = all(torch.isfinite(amp.host(weight)).all().item() for weight in weights)
     amp.assert_equal("whether the weights are finite", finite, True)
 
 

@@ -65,7 +65,7 @@ def test_each_place(amp: Amp, dtype: torch.dtype, bad: str) -> None:
             grad = _on_device(amp, host)
             found = _unscale(amp, [grad], 0.25)
             amp.assert_equal(f"found_inf with {bad} at {place} of {size}", found.item(), 1.0)
-            got, rest = amp.device.host(grad), torch.arange(size) != place
+            got, rest = amp.host(grad), torch.arange(size) != place
             amp.assert_equal(f"what {bad} at {place} of {size} became", repr(got[place].item()), bad)
             amp.assert_equal(f"the rest of {size} elements", got[rest].equal(_unscaled(host, 0.25)[rest]), True)
 
@@ -134,7 +134,7 @@ def test_layout(amp: Amp, layout: str) -> None:
     test_torch, test_grad_scaling_unscale, has some of these layouts; the device may take another path for each.
     """
     base = _base_gradient(amp)
-    untouched = amp.device.host(base).clone()
+    untouched = amp.host(base).clone()
     grad, host = LAYOUTS[layout](base), LAYOUTS[layout](untouched.clone())
     strides = grad.stride()
     found = _unscale(amp, [grad], 0.25)
@@ -302,7 +302,7 @@ def test_divides(amp: Amp, scale: float) -> None:
     grads = [torch.tensor([1.0, -2.5, 1 / 3]), torch.tensor(7.0), torch.zeros(0)]
     held = _parameters(amp, [grad * min(scale, 2.0**120) for grad in grads])
     optimizer, scaler = torch.optim.SGD(held), _scaler(amp, scale)
-    before = [amp.device.host(one.grad).clone() for one in held if one.grad is not None]
+    before = [amp.host(one.grad).clone() for one in held if one.grad is not None]
     scaler.unscale_(optimizer)
     inverse = torch.tensor(scale, dtype=torch.float64).reciprocal().float()
     for n, (one, scaled) in enumerate(zip(held, before, strict=True)):

@@ -10,7 +10,7 @@ import torch
 
 from ampcheck.devices.registry import known
 from ampcheck.observe.kernel_override import recording
-from ampcheck.runner.suite import Amp
+from ampcheck.runner.suite import DeviceAmp
 from ampcheck.samples import op_database
 from ampcheck.spec.policies import minor
 from suites.jit.test_faketensor import COMPOSED, OPS, PHASES, _called
@@ -26,7 +26,7 @@ def _reaches(op: str, number: int, given: str = "wide") -> set[str]:
     with warnings.catch_warnings(), recording([CPU.key]) as entered:
         warnings.simplefilter("ignore")
         for phase in PHASES:
-            _called(Amp(CPU, "bf16"), op, given, phase, "real", number)
+            _called(DeviceAmp(CPU, "bf16"), op, given, phase, "real", number)
     return {overload for _, overload in entered} & CPU.policies().keys()
 
 

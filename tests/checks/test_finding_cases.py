@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from ampcheck.checks.scenario import Amp
+from ampcheck.checks.scenario import DeviceAmp
 from ampcheck.devices.registry import known
 from ampcheck.observe.isolation import reset
 from ampcheck.runner.deviations import KnownDeviations, after_deviations
@@ -209,7 +209,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Callable[[], AbstractContextMan
 
 def found(module: str, name: str, parameters: dict[str, Any]) -> list[str]:
     """Every difference that a scenario finds on the CPU."""
-    amp = Amp(CPU, "bf16")
+    amp = DeviceAmp(CPU, "bf16")
     reset({})
     try:
         getattr(import_module(f"suites.{module}"), f"test_{name}")(amp, **parameters)

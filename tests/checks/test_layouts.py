@@ -7,7 +7,7 @@ import runpy
 import pytest
 
 from ampcheck.checks import layouts
-from ampcheck.checks.scenario import Amp
+from ampcheck.checks.scenario import DeviceAmp
 from ampcheck.devices.registry import known
 from ampcheck.errors import Unsupported
 from tests.cli_support import ROOT
@@ -17,7 +17,7 @@ FILE = ROOT / "suites" / "eager" / "test_eligibility.py"
 
 def test_a_device_that_shows_no_kernel_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     case = runpy.run_path(str(FILE))["test_any_form"]
-    case(Amp(known()["cpu"], "bf16"), "leaf")
+    case(DeviceAmp(known()["cpu"], "bf16"), "leaf")
     monkeypatch.setattr(layouts, "differences", lambda case, device, form: None)
     with pytest.raises(Unsupported, match="cpu does not show what kernels receive"):
-        case(Amp(known()["cpu"], "bf16"), "leaf")
+        case(DeviceAmp(known()["cpu"], "bf16"), "leaf")

@@ -126,13 +126,13 @@ FAULTS = (
         "module-doubled",
         "eager/modules/layer-Linear-wide",
         partial(replaced, torch.nn.functional, linear=doubled_in_regions),
-        "FAIL whether outputs of Linear have the bits",
+        "FAIL output 0 of Linear differs from the same op on explicitly cast inputs",
     ),
     _fault(
         "op-of-a-module-not-cast",
         "eager/modules/layer-Linear-low",
         partial(kernel, "cpu", "linear", linear_in_float32),
-        "FAIL listed ops that ran in Linear | got",
+        "FAIL ops with a policy in Linear, with the dtypes they received | got",
     ),
     _fault(
         "parameters-made-anew",

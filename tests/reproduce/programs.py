@@ -46,13 +46,15 @@ def pytest_collection_finish(session: Any) -> None:
 
 
 def _scenario(item: Any, device: Any, dtype: str) -> dict[str, Any]:
+    from ampcheck.checks.scenario import DeviceAmp
     from ampcheck.reproduce import of_scenario
     from ampcheck.spec.torch_dtypes import DTYPES
 
     given = {name: value for name, value in item.callspec.params.items() if name != "amp"}
     found = _found(item)
-    own = getattr(item.funcargs.get("amp"), "script", "")
-    return {"program": own or of_scenario(item.function, device, DTYPES[dtype], given), **found}
+    amp = item.funcargs.get("amp")
+    amp = amp if isinstance(amp, DeviceAmp) else None  # it draws programs, and did not run
+    return {"program": of_scenario(item.function, device, DTYPES[dtype], given, amp=amp), **found}
 
 
 def _found(item: Any) -> dict[str, Any]:

@@ -76,8 +76,8 @@ def _wrong(name: str, given: Mapping[str, Any], got: Mapping[str, str]) -> str:
     in_words = "run it with the pytest line" in given["program"]
     if in_words:
         return "" if IN_WORDS.search(name) else "it has no program"
-    if "ampcheck" in given["program"].replace("ampcheck_", ""):  # torch.library namespaces of the suites begin so
-        return "it names ampcheck"
+    if re.search(r"^\s*(import|from) ampcheck", given["program"], re.MULTILINE):
+        return "it imports ampcheck"
     if given["raised"] == "Unsupported" and not raised:
         return "" if said.startswith("not judged: ") else "it does not say why nothing is judged"
     expected = {"": "", "Unsupported": "SystemExit"}.get(given["raised"], given["raised"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.checks.scenario import Amp
+from ampcheck.checks.scenario import DeviceAmp
 from ampcheck.compilers.kinds import quiet
 from ampcheck.devices.base import Device
 from ampcheck.spec.torch_dtypes import name_of
@@ -133,7 +133,7 @@ _IMPORTS = "import torch\nimport torch.nn.functional as F\nfrom typing import Op
 class Made:
     """A limit's program, defined; `compiled` is None where compiling was refused with `error`."""
 
-    def __init__(self, limit: Limit, name: str, amp: Amp) -> None:
+    def __init__(self, limit: Limit, name: str, amp: DeviceAmp) -> None:
         self.inputs = amp.rand(2, 2), amp.rand(2, 2)
         self.text = _IMPORTS + limit.source(amp.device, amp.dtype, amp.other)
         self.file = f"{name}-{limit.compiler}-{name_of(amp.dtype)}.py"
@@ -161,7 +161,7 @@ def _told() -> Iterator[None]:
         yield
 
 
-def check(amp: Amp, limit: Limit, name: str) -> None:
+def check(amp: DeviceAmp, limit: Limit, name: str) -> None:
     """Note where the compiled program does another thing than the eager one, and no clear message says so."""
     with _told():
         made = Made(limit, name, amp)
@@ -189,7 +189,7 @@ def _result(run: RecordedRun) -> object:
     return [name_of(tensor.dtype) for tensor in run.outputs] + [str(other) for other in run.others]
 
 
-def _refused(amp: Amp, what: str, error: Exception, limit: Limit) -> None:
+def _refused(amp: DeviceAmp, what: str, error: Exception, limit: Limit) -> None:
     said = " ".join(str(error).split())
     if limit.says and limit.says in said:
         amp.assert_equal(f"whether {what} is refused with a reason", True, True)
@@ -198,7 +198,7 @@ def _refused(amp: Amp, what: str, error: Exception, limit: Limit) -> None:
         amp.assert_equal(f"what {what} gives", f"{type(error).__name__}: {said[:300]}", wanted)
 
 
-def check_found(amp: Amp, limit: Limit, name: str) -> None:
+def check_found(amp: DeviceAmp, limit: Limit, name: str) -> None:
     """Note where the linter, or `check_scripted`, misses the limit, or reports a program that is compiled right."""
     with _told():
         made = Made(limit, name, amp)

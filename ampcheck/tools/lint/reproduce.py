@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampcheck.checks.scenario import Amp
+from ampcheck.checks.scenario import DeviceAmp
 from ampcheck.reproduce import snippets, values
 from ampcheck.reproduce.common import assembled
 from ampcheck.samples.describe import TensorArg
@@ -80,7 +80,7 @@ for where, dtype in PLACES if compiled is not None else ():
             check(f"whether the {{what}} gives the same values", right, True)"""
 
 
-def of_limit(limit: Limit, amp: Amp) -> str:
+def of_limit(limit: Limit, amp: DeviceAmp) -> str:
     """Write a limit in plain torch that prints `ok` or `FAIL` for each thing looked at, with what was expected."""
     made = [values.expression(TensorArg((2, 2), None, "unit", seed=n), "fp32", 0, amp.device) for n in (1, 2)]
     text, _, last = limit.source(amp.device, amp.dtype, amp.other).rstrip("\n").rpartition("\n")

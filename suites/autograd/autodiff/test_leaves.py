@@ -283,7 +283,7 @@ def test_constructed_in_a_region(amp: Amp, kind: str) -> None:
         out = torch.mm(x, w)
     amp.assert_equal("dtype of the leaf and of the product", (w.dtype, out.dtype), (torch.float32, amp.dtype))
     amp.assert_equal("whether it requires grad and is a leaf", (w.requires_grad, w.is_leaf), (True, True))
-    torch.mm(amp.device.host(x).to(amp.dtype), reference).float().sum().backward()
+    torch.mm(amp.host(x).to(amp.dtype), reference).float().sum().backward()
     out.float().sum().backward()
     if reference.grad is not None and w.grad is not None:
         amp.assert_close("gradient", w.grad, reference.grad.float(), torch.finfo(amp.dtype).eps)
@@ -410,7 +410,7 @@ def test_spectral_norm(amp: Amp) -> None:
         "dtypes of the gradients", {g.dtype for _, g in _gradients(layer) if g is not None}, {torch.float32}
     )
     with torch.no_grad():
-        host = amp.device.host(layer.eval().weight)
+        host = amp.host(layer.eval().weight)
     largest = torch.linalg.matrix_norm(host, 2)
     amp.assert_equal(
         "whether the largest singular value is 1", abs(largest.item() - 1) < 8 * torch.finfo(amp.dtype).eps, True
@@ -489,9 +489,9 @@ def test_recurrent(amp: Amp, kind: str, layout: str) -> None:
     """
     net = amp.module(lambda: getattr(nn, kind)(4, 3, **LAYOUTS[layout])).requires_grad_()
     wide = getattr(nn, kind)(4, 3, **LAYOUTS[layout])
-    wide.load_state_dict({name: amp.device.host(held.detach()) for name, held in net.state_dict().items()})
+    wide.load_state_dict({name: amp.host(held.detach()) for name, held in net.state_dict().items()})
     x = amp.rand(3, 2, 4, requires_grad=True)
-    x_wide = amp.device.host(x.detach()).requires_grad_()
+    x_wide = amp.host(x.detach()).requires_grad_()
     got = _gradients_in_region(amp, lambda: _output_and_state(net, x, layout), [x, *net.parameters()])
     out = _output_and_state(wide, x_wide, layout)
     many = torch.arange(1, out.numel() + 1, dtype=torch.float32)

@@ -110,7 +110,7 @@ def test_weights_used_before(amp: Amp, before: bool, inside: bool, reentrant: bo
         if not inside:
             out.float().square().sum().backward()
         found = [out.detach(), *(leaf.grad for leaf in leaves)]
-        return [(None, None) if tensor is None else (tensor.dtype, amp.device.host(tensor).float()) for tensor in found]
+        return [(None, None) if tensor is None else (tensor.dtype, amp.host(tensor).float()) for tensor in found]
 
     got, want = run(True), run(False)
     for place, ((dtype, tensor), (wanted, wanted_tensor)) in enumerate(zip(got, want, strict=True)):
@@ -166,8 +166,8 @@ def test_dropout(amp: Amp, reentrant: bool) -> None:
     amp.rand(2, 2)
     out.float().sum().backward()
     # d/dx of sum(d * stop(d)) with d = drop(x @ w) is (2 * mask * d) @ w', and 2 * mask * d is 2 * d.
-    kept = amp.device.host(out.detach()).float().sqrt()
-    want = torch.mm(kept.to(amp.dtype) * 2, amp.device.host(weight).to(amp.dtype).t()).float()
+    kept = amp.host(out.detach()).float().sqrt()
+    want = torch.mm(kept.to(amp.dtype) * 2, amp.host(weight).to(amp.dtype).t()).float()
     amp.assert_equal("dtype of the result", out.dtype, amp.dtype)
     amp.assert_equal("whether some were dropped and some were not", 0 < int((kept == 0).sum()) < kept.numel(), True)
     amp.assert_equal("whether there is a gradient", x.grad is not None, True)
@@ -190,7 +190,7 @@ def test_double_backward(amp: Amp) -> None:
 
     for place, (got, want) in enumerate(zip(second(True), second(False), strict=True)):
         amp.assert_equal(f"dtype of derivative {place}", got.dtype, torch.float32)
-        amp.assert_close(f"derivative {place}", got, amp.device.host(want.detach()), 1e-4)
+        amp.assert_close(f"derivative {place}", got, amp.host(want.detach()), 1e-4)
 
 
 @both
@@ -286,7 +286,7 @@ def test_what_a_policy_sees(amp: Amp) -> None:
             context_fn=partial(create_selective_checkpoint_contexts, policy),
         )
     if not seen:
-        amp.unsupported(f"{amp.device.name} casts and computes where a dispatch mode sees nothing")
+        amp.unsupported(f"{amp.name} casts and computes where a dispatch mode sees nothing")
     amp.assert_equal("products", [dtypes for name, dtypes in seen if "mm" in name], [(amp.dtype, amp.dtype)])
     amp.assert_equal("casts", [dtypes for name, dtypes in seen if "copy" in name], [(torch.float32,)] * 2)
     out.float().sum().backward()

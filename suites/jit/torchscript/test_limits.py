@@ -270,7 +270,7 @@ SCRIPTED = {
 
 
 @pytest.mark.parametrize("name", list(SCRIPTED))
-@scenario(types=("cpu", "cuda"), values=True, dtypes="default")
+@scenario(types=("cpu", "cuda"), values=True, dtypes="default", program=lambda amp, name: of_limit(SCRIPTED[name], amp))
 def test_jit(amp: Amp, name: str) -> None:
     """A scripted region acts as in eager mode, or is refused by an error that names it (JIT-AUTOCAST.md)."""
     check(amp, SCRIPTED[name], name)
@@ -355,7 +355,7 @@ TRACED = {
 
 
 @pytest.mark.parametrize("name", list(TRACED))
-@scenario(values=True, dtypes="default")
+@scenario(values=True, dtypes="default", program=lambda amp, name: of_limit(TRACED[name], amp))
 def test_captured(amp: Amp, name: str) -> None:
     """A traced region acts as in eager mode (JIT-AUTOCAST.md; pytorch#62043)."""
     check(amp, TRACED[name], name)
@@ -384,9 +384,3 @@ def test_tracing_in_a_region(amp: Amp) -> None:
         traced = trace(False)
         with amp.region():
             amp.assert_equal("dtype in a region", traced(x).dtype, module(x).dtype)  # type: ignore[operator]
-
-
-def in_plain_torch(body: object, amp: Amp, name: str = "", **others: object) -> str:
-    """Write a program of the tables above in plain torch, for `ampcheck.reproduce`; "" for other scenarios."""
-    programs = {test_jit: SCRIPTED, test_captured: TRACED}.get(body)
-    return of_limit(programs[name], amp) if programs else ""
