@@ -23,7 +23,7 @@ from ampcheck.bench.tpu import chips, command
 from ampcheck.bench.workloads import catalogue
 from ampcheck.devices import registry
 from ampcheck.errors import UsageError
-from ampcheck.runner.runlog import versions
+from ampcheck.runner.record import versions
 
 _CEILING_S = {QUICK.name: (0.5, 20.0), FULL.name: (2.0, 120.0)}
 """Seconds that a device's ceilings are measured for, and at most wait for."""

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampcheck.cli import bench_actions
-from ampcheck.cli.common import add_device
+from ampcheck.cli.common import add_compiler, add_device
+from ampcheck.cli.progress import Progress
 
 if TYPE_CHECKING:
     from ampcheck.cli.common import Subparsers
@@ -21,14 +22,7 @@ def add(commands: Subparsers) -> None:
     option = parser.add_argument
     option("--quick", action="store_true", help="one process and five rounds of a few workloads, within three minutes")
     option("--filter", action="append", default=[], metavar="PATTERN", help="workloads of these names; again for more")
-    option(
-        "--compiler",
-        "--executor",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="eager, graph, compile or jit; again for more",
-    )
+    add_compiler(parser, "eager, graph, compile or jit; again for more")
     option("--threads", type=int, default=1, metavar="N", help="threads of each library; default: 1")
     option("--reports", type=Path, default=Path("reports"), metavar="FOLDER", help="where files go; default: reports")
     option("--run-file", type=Path, metavar="FILE", help="the file; by default REPORTS/bench/TIME.jsonl")
@@ -60,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         print("\n".join(chosen.keys))
         return 0
-    progress = _Progress()
+    progress = Progress()
     outcome = session.measure(options, chosen, progress.text, lambda text: print(f"ampcheck: {text}", file=sys.stderr))
     progress.end()
     shown = [group for group in outcome.groups if group.key not in outcome.left_out]
@@ -75,19 +69,3 @@ def run(args: argparse.Namespace) -> int:
     if outcome.interrupted:
         return 130
     return 0 if outcome.counts else 1
-
-
-class _Progress:
-    """Writes to stderr which group runs, over the line before on a terminal."""
-
-    def __init__(self) -> None:
-        self._over = sys.stderr.isatty()
-
-    def text(self, text: str) -> None:
-        """Show a line."""
-        print(f"\r\033[K{text}" if self._over else text, end="" if self._over else "\n", file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        """Leave the cursor at the start of a line."""
-        if self._over:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ampcheck.cli.common import add_device_module
+from ampcheck.cli.common import add_compiler, add_device_module
 from ampcheck.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,14 +33,7 @@ def add(actions: Subparsers) -> None:
         "step", metavar=what, help="a function that returns (model, inputs, loss); of a file, the one that is marked"
     )
     option("--device", default="cpu", metavar="NAME", help="default: cpu")
-    option(
-        "--compiler",
-        "--executor",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="compile or jit, beside eager; again for both",
-    )
+    add_compiler(parser, "compile or jit, beside eager; again for both")
     option("--quick", action="store_true", help="one process and five rounds")
     option("--threads", type=int, default=1, metavar="N", help="threads of each library; default: 1")
     option("--trace", type=Path, metavar="FILE", help="write the trace there as JSON")

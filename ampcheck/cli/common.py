@@ -25,6 +25,13 @@ def add_device_module(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_compiler(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add `--compiler`, and `--executor`, its name until 0.3, which no help lists."""
+    add = parser.add_argument
+    add("--compiler", action="append", default=[], metavar="NAME", help=what)
+    add("--executor", action="append", dest="compiler", help=argparse.SUPPRESS)
+
+
 def print_or_write(text: str, out: Path | None, what: str) -> None:
     """Write a text to a file, or print it where there is none. Raises UsageError where the file cannot be written."""
     if out is None:

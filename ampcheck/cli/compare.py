@@ -6,6 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ampcheck.runner.record import read
+from ampcheck.runner.summarize import compare
+
 if TYPE_CHECKING:
     from ampcheck.cli.common import Subparsers
 
@@ -21,9 +24,6 @@ def add(commands: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the comparison. Raises UsageError for a run file that cannot be read, or runs with nothing in common."""
-    from ampcheck.runner.compare import compare
-    from ampcheck.runner.results import read
-
     found = compare(read(args.a), read(args.b))
     print({"text": found.as_text, "markdown": found.as_markdown, "json": found.as_json}[args.format]())
     return 1 if found.regressed else 0

@@ -37,7 +37,7 @@ def add(commands: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Count and print. Raises UsageError for an unknown device and a file that is no run file."""
     from ampcheck.devices.registry import select  # noqa: PLC0415  # imports torch
-    from ampcheck.runner.results import read  # noqa: PLC0415  # imports torch
+    from ampcheck.runner.record import read  # noqa: PLC0415  # imports torch
     from ampcheck.tools.coverage import cells  # noqa: PLC0415  # imports torch
 
     ran = None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampcheck.cli.common import print_or_write
+from ampcheck.runner.record import read
 
 if TYPE_CHECKING:
     from ampcheck.cli.common import Subparsers
@@ -14,9 +15,14 @@ if TYPE_CHECKING:
 
 def add(commands: Subparsers) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "deviations", aliases=["waivers"], help="write deviations for a device that fails some cases"
-    )
+    for parser in (
+        commands.add_parser("deviations", help="write deviations for a device that fails some cases"),
+        commands.add_parser("waivers"),  # its name until 0.2, which no help lists
+    ):
+        _add_actions(parser)
+
+
+def _add_actions(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     suggest = actions.add_parser("suggest", help="print entries for the failing cases of a run, one a cause")
     suggest.add_argument("run_file", type=Path, metavar="RUN", help="a run file")
@@ -32,19 +38,17 @@ def add(commands: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the entries. Raises UsageError for a run file that cannot be read, or a device that it does not have."""
-    from ampcheck.runner.results import read
-    from ampcheck.runner.suggest import as_toml, suggest
-
     found = read(args.run_file)
+    from ampcheck.runner.deviations import as_toml, suggest  # imports torch
+
     print(as_toml(suggest(found, args.device), found, whole=args.all), end="")
     return 0
 
 
 def run_baseline(args: argparse.Namespace) -> int:
     """Print or write the baseline. Raises UsageError as `run` does, and where the file cannot be written."""
-    from ampcheck.runner.results import read
-    from ampcheck.runner.supervisor import baseline
+    runs = [read(path) for path in args.run_files]
+    from ampcheck.runner.deviations import as_baseline  # imports torch
 
-    text = baseline.text([read(path) for path in args.run_files], args.device)
-    print_or_write(text, args.out, "baseline")
+    print_or_write(as_baseline(runs, args.device), args.out, "baseline")
     return 0

@@ -23,6 +23,7 @@ from ampcheck.cli import (
     torchscript,
 )
 from ampcheck.errors import UsageError
+from ampcheck.runner.record import versions
 
 _COMMANDS = (
     devices,
@@ -78,8 +79,6 @@ class _Version(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from ampcheck.runner.runlog import versions  # noqa: PLC0415  # imports torch, which no other option needs
-
         found = versions()
         print("\n".join(f"{name} {found[name]}" for name in sorted(found, key=lambda name: name != "ampcheck")))
         parser.exit()

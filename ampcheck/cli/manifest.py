@@ -18,12 +18,12 @@ def add(commands: Subparsers) -> None:
     parser = commands.add_parser("manifest", help="write down every case, for ampcheck run --manifest")
     run_command.add_selection(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="the file to write; by default the terminal")
-    parser.set_defaults(run=run, manifest=None, no_deviations=False, nightly=False)
+    parser.set_defaults(run=run, manifest=None, baseline=None, no_deviations=False, nightly=False)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the cases. Raises UsageError where an option names something unknown."""
-    from ampcheck.runner.runlog import manifest
+    from ampcheck.runner.collect import manifest  # imports torch
 
     print_or_write(manifest(run_command.collect(args).cases), args.out, "manifest")
     return 0

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from dataclasses import asdict, replace
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 from ampcheck.cli.common import add_device_module, seconds
 from ampcheck.errors import UsageError
-from ampcheck.runner.suites import environment
+from ampcheck.runner.run import environment
+from ampcheck.runner.worker import Channel, Worker
 
 if TYPE_CHECKING:
     from ampcheck.cli.common import Subparsers
-    from ampcheck.runner.supervisor.child import Child
-
-_POLL = 0.03
 
 
 def add(commands: Subparsers) -> None:
@@ -79,33 +76,60 @@ def _print(event: dict[str, Any]) -> int:
 
 def _events(device: str, modules: list[str], timeout: float) -> Iterator[dict[str, Any]]:
     """Yield the events of a child that examines a device; the last one is `dead` where it ended or hung in a step."""
-    from ampcheck.runner.supervisor.child import Child
-
-    with TemporaryDirectory(prefix="ampcheck-") as folder:
-        events, log = Path(folder, "events.jsonl"), Path(folder, "log")
-        command = [sys.executable, "-X", "faulthandler", "-m", "ampcheck.devices.preflight", str(events), device]
-        child = Child([*command, *modules], environment(1), events, log)
-        try:
-            yield from _followed(child, timeout)
-        finally:
-            child.kill()
-            child.close()
-
-
-def _followed(child: Child, timeout: float) -> Iterator[dict[str, Any]]:
-    since = time.monotonic()
-    while True:
-        status = child.status  # before the events, so that none is written after the last look at them
-        for event in child.events():
-            since = time.monotonic()
+    command = [sys.executable, "-m", "ampcheck.cli.onboard"]
+    with Worker(command, environment(1), {"device": device, "modules": modules}) as child:
+        while True:
+            try:
+                event = child.hear(timeout)
+            except TimeoutError:
+                child.abort()
+                yield {"kind": "dead", "happened": f"nothing happened for {timeout:g} s{child.where()}"}
+                return
+            if event is None:
+                yield {"kind": "dead", "happened": f"the process ended with {child.how()}"}
+                return
             yield event
             if event["kind"] in ("refused", "warned"):
                 return
-        if status is not None:
-            yield {"kind": "dead", "happened": f"the process ended with {child.how()}"}
+
+
+def examine_device() -> None:
+    """Examine the device that standard input names, and answer with an event as each step begins and ends."""
+    from ampcheck.devices import preflight, registry  # imports torch, which only the child needs
+
+    task = json.loads(sys.stdin.readline())
+    name, modules = task["device"], task["modules"]
+    channel = Channel()
+
+    def put(kind: str, **fields: object) -> None:
+        channel.send({"kind": kind, **fields})
+
+    def begin(_: object, step: str) -> None:
+        put("begin", step=step)
+
+    def end(_: object, finding: preflight.PreflightFinding) -> None:
+        put("end", **asdict(finding))
+
+    load = preflight.PreflightFinding("load", "its module is imported and declares a device that this machine can use")
+    put("begin", step=load.step)
+    try:
+        found = registry.known(modules)
+        if name not in found:
+            put("refused", message=f"there is no device named {name!r}; there are {', '.join(found)}")
             return
-        if time.monotonic() - since > timeout:
-            child.abort()
-            yield {"kind": "dead", "happened": f"nothing happened for {timeout:g} s{child.where()}"}
-            return
-        time.sleep(_POLL)
+        device = found[name]
+        wrong = registry.unusable(device)
+    except UsageError as error:
+        wrong = str(error)
+    if wrong:
+        put("end", **asdict(replace(load, status=preflight.FAILED, happened=wrong, ends=True)))
+    else:
+        put("device", type=device.type, key=device.key)
+        put("end", **asdict(load))
+        for _ in preflight.examine((device,), begin, end):
+            pass
+    put("warned", lines=registry.warned())
+
+
+if __name__ == "__main__":
+    examine_device()

@@ -8,10 +8,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ampcheck.errors import UsageError
-from ampcheck.runner.causes import of
-from ampcheck.runner.compare import first_line
-from ampcheck.runner.results import RED, Run, read
-from ampcheck.runner.supervisor.ended import RunOutcome
+from ampcheck.runner.record import RED, Run, cause_of, read
+from ampcheck.runner.summarize import RunRecorder, counted, first_line
 
 _EVERY = (0.2, 30.0)
 """Seconds between two lines: on a terminal, where the line is written over, and elsewhere."""
@@ -50,7 +48,7 @@ def weights(cases: Collection[str], run: Run | None) -> dict[str, float]:
 
 
 def forecast(run: Run, cases: Collection[str], processes: int) -> float:
-    """Return the seconds that cases will take in so many processes, going by a complete run that has most of them.
+    """Return the seconds that the cases will take in so many processes, by a complete earlier run that has most.
 
     The earlier run's time is divided among its cases in proportion to the seconds of each.
     """
@@ -65,26 +63,47 @@ def remaining(elapsed: float, done: float, total: float) -> float | None:
 
 
 def spoken(seconds: float) -> str:
-    """Write a time in words, no more exact than a forecast can be."""
+    """Return a time in words, no more exact than a forecast can be."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 class Progress:
-    """Writes to stderr how far a run is, and to stdout the devices and the first red cases as they come.
+    """Writes to stderr how far something is: on a terminal over the line before, elsewhere a line each."""
+
+    def __init__(self) -> None:
+        self._over = sys.stderr.isatty()
+        self._begun = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Return the time since the start."""
+        return time.monotonic() - self._begun
+
+    def text(self, text: str) -> None:
+        """Show a line."""
+        print(f"\r\033[K{text}" if self._over else text, end="" if self._over else "\n", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Leave the cursor at the start of a line."""
+        if self._over:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+class RunProgress(Progress):
+    """Shows how far a run is, and prints the devices and the first red cases to stdout as they come.
 
     `folder`: where earlier run files are, to tell how long this run will take.
     """
 
-    def __init__(self, outcome: RunOutcome, folder: Path) -> None:
-        self._outcome = outcome
+    def __init__(self, recorder: RunRecorder, folder: Path) -> None:
+        super().__init__()
+        self._recorder = recorder
         self._folder = folder
-        self._over = sys.stderr.isatty()
         self._every = _EVERY[0] if self._over else _EVERY[1]
-        self._last = self._begun = time.monotonic()
+        self._last = self._begun
         self._taken = 0
-        self._red = 0
         self._causes: set[str] = set()
         self._told = False
         self._left: dict[str, float] = {}
@@ -92,53 +111,46 @@ class Progress:
 
     def show(self) -> None:
         """Show what is new."""
-        outcome = self._outcome
-        if outcome.begun and not self._told:
+        recorder = self._recorder
+        if recorder.begun and not self._told:
             self._told = True
             self._begin()
-        new = outcome.log[self._taken :]
+        new = recorder.log[self._taken :]
         self._taken += len(new)
         for result in new:
             self._left.pop(result.key, None)
             if result.status in RED:
-                self._red += 1
-                cause = of(result)
+                cause = cause_of(result)
                 if cause not in self._causes and len(self._causes) < _NAMED:
                     self._causes.add(cause)
-                    self._wipe()
+                    super().end()
                     print(first_line(f"{result.status}: {result.key}: {result.message}"), flush=True)
         now = time.monotonic()
-        if outcome.begun and now - self._last >= self._every:
+        if recorder.cases and now - self._last >= self._every:
             self._last = now
-            text = f"{len(outcome.results)} of {len(outcome.cases)} cases, {self._red} red, {outcome.seconds:.0f} s"
+            text = f"{len(recorder.results)} of {len(recorder.cases)} cases, {recorder.red()} red, "
+            text += f"{recorder.seconds:.0f} s"
             left = sum(self._left.values())
             eta = remaining(now - self._begun, self._total - left, self._total)
-            text += f", about {spoken(eta)} left" if eta else ""
-            print(
-                f"\r\033[K{text}" if self._over else text, end="" if self._over else "\n", file=sys.stderr, flush=True
-            )
+            self.text(text + (f", about {spoken(eta)} left" if eta else ""))
 
     def end(self) -> None:
         """Show what came last, and leave the cursor at the start of a line."""
         self.show()
-        self._wipe()
+        super().end()
 
     def _begin(self) -> None:
-        outcome = self._outcome
-        for line in outcome.lines:
+        recorder = self._recorder
+        for line in recorder.lines:
             print(line, flush=True)
-        if not outcome.cases:
+        if not recorder.cases:
             return
-        run = earlier(self._folder, outcome.cases)
-        cases, processes = len(outcome.cases), outcome.processes
-        text = f"{cases} case{'s' if cases > 1 else ''} in {processes} process{'es' if processes > 1 else ''}"
+        run = earlier(self._folder, recorder.cases)
+        cases, processes = len(recorder.cases), recorder.processes
+        text = f"{counted(cases, 'case')} in {processes} process{'es' if processes > 1 else ''}"
         if run is not None:
-            text += f"; about {spoken(forecast(run, outcome.cases, processes))}, going by {run.path.name}"
+            text += f"; about {spoken(forecast(run, recorder.cases, processes))}, going by {run.path.name}"
         print(text, flush=True)
-        self._left = weights(outcome.cases, run)
+        self._left = weights(recorder.cases, run)
         self._total = sum(self._left.values())
         self._begun = time.monotonic()
-
-    def _wipe(self) -> None:
-        if self._over:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)

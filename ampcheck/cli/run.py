@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ampcheck.cli.common import add_device, seconds
-from ampcheck.cli.progress import Progress
+from ampcheck.cli.common import add_compiler, add_device, seconds
+from ampcheck.cli.progress import RunProgress
 from ampcheck.errors import HarnessError, UsageError
-from ampcheck.runner import summary
-from ampcheck.runner.suites import command, environment, fitting
+from ampcheck.runner.record import new_run_file
+from ampcheck.runner.run import Supervisor, environment, fitting, pytest_command, reproduce
+from ampcheck.runner.summarize import RunRecorder, counted, examples
 
 if TYPE_CHECKING:
     from ampcheck.cli.common import Subparsers
-    from ampcheck.runner.supervisor.ended import RunOutcome
-    from ampcheck.runner.supervisor.loop import Supervisor
 
 _LEAST = 200
 """Fewer cases than this are done before a further process has started."""
@@ -32,9 +31,8 @@ def add(commands: Subparsers) -> None:
     parser = commands.add_parser("run", help="run the suites; exit code 1 where something is red")
     add_selection(parser)
     parser.add_argument("--manifest", metavar="FILE", help="the cases that must run; one that does not is missing")
-    parser.add_argument(
-        "--no-deviations", "--unwaive", action="store_true", help="let deviations fail like any other difference"
-    )
+    parser.add_argument("--no-deviations", action="store_true", help="let deviations fail like any other difference")
+    parser.add_argument("--unwaive", action="store_true", dest="no_deviations", help=argparse.SUPPRESS)  # until 0.2
     parser.add_argument(
         "--nightly",
         action="store_true",
@@ -69,14 +67,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     add("--suite", action="append", default=[], metavar="NAME", help="run this suite alone; again for more")
     add("--op", action="append", default=[], metavar="OVERLOAD", help="run the cases of this op alone")
     add("--rule", action="append", default=[], metavar="RULE", help="run the cases of this rule alone")
-    add(
-        "--compiler",
-        "--executor",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="only the cases of this compiler",
-    )
+    add_compiler(parser, "only the cases of this compiler")
     add("--amp-dtype", action="append", default=[], metavar="DTYPE", help="run the cases of this region dtype alone")
     add("--smoke", action="store_true", help="run a small choice: some of each suite, rule, policy and compiler")
     add("--shard", metavar="N/COUNT", help="run share N of COUNT; all shares together have every case once")
@@ -93,44 +84,55 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.list:
         return _list(args)
-    outcome = _outcome(args)
-    progress = Progress(outcome, args.reports / "runs")
-    supervisor = _supervisor(args, outcome, progress)
+    recorder = _recorder(args)
+    progress = RunProgress(recorder, args.reports / "runs")
+    processes = args.processes or fitting()
+    supervisor = Supervisor(
+        pytest_command(args),
+        environment(processes),
+        recorder,
+        processes=processes,
+        least=0 if args.processes else _LEAST,
+        timeout=args.timeout,
+        max_red=args.max_red,
+        tick=progress.show,
+    )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was measured is kept then, too
     try:
         supervisor.run()
     except KeyboardInterrupt:
         progress.end()
-        return _interrupted(outcome)
+        print(f"interrupted: {recorder.ran()}" if recorder.begun else "interrupted before the first case")
+        _print(recorder.write_files())
+        return 130
     except HarnessError as error:
         progress.end()
         print(f"ampcheck: {error}", file=sys.stderr)
-        _files(outcome)
+        _print(recorder.write_files())
         return 3
     progress.end()
-    if not outcome.cases:
+    if not recorder.cases:
         raise _nothing(args)
-    _reproduce(outcome)
-    if args.max_red and outcome.count_red() >= args.max_red and len(outcome.results) < len(outcome.cases):
-        print(f"\nthe run was ended: {outcome.count_red()} cases are red (--max-red {args.max_red})")
+    _reproduce(recorder)
+    if args.max_red and recorder.red() >= args.max_red and len(recorder.results) < len(recorder.cases):
+        print(f"\nthe run was ended: {recorder.red()} cases are red (--max-red {args.max_red})")
     else:
-        outcome.finish()
-    return _conclude(outcome)
+        recorder.finish()
+    print(f"\n{recorder.closing()}")
+    _print(recorder.write_files())
+    return 1 if recorder.failed() else 0
 
 
-def collect(args: argparse.Namespace) -> RunOutcome:
+def collect(args: argparse.Namespace) -> RunRecorder:
     """Collect the cases that the options choose and run none. Raises UsageError like `run`."""
-    from ampcheck.runner.supervisor.ended import RunOutcome
-    from ampcheck.runner.supervisor.loop import Supervisor
-
-    outcome = RunOutcome([], None, None)
+    recorder = RunRecorder(None)
     try:
-        Supervisor([*command(args), "--collect-only"], environment(1), outcome).run()
+        Supervisor([*pytest_command(args), "--collect-only"], environment(1), recorder).run()
     except HarnessError as error:
         raise UsageError(str(error)) from error
-    if not outcome.cases:
+    if not recorder.cases:
         raise _nothing(args)
-    return outcome
+    return recorder
 
 
 def _nothing(args: argparse.Namespace) -> UsageError:
@@ -138,20 +140,15 @@ def _nothing(args: argparse.Namespace) -> UsageError:
 
 
 def _list(args: argparse.Namespace) -> int:
-    outcome = collect(args)
-    for key in sorted(outcome.cases):
-        print(key)
-    for line in (*outcome.lines, f"{len(outcome.cases)} cases; {outcome.deselected} more were not selected"):
+    recorder = collect(args)
+    _print(sorted(recorder.cases))
+    for line in (*recorder.lines, f"{len(recorder.cases)} cases; {recorder.deselected} more were not selected"):
         print(line, file=sys.stderr)
     return 0
 
 
-def _outcome(args: argparse.Namespace) -> RunOutcome:
-    from ampcheck.runner.supervisor import baseline
-    from ampcheck.runner.supervisor.ended import RunOutcome
-
-    started = datetime.now(UTC)
-    run_file = args.run_file or args.reports / "runs" / f"{started:%Y%m%dT%H%M%SZ}-{os.getpid()}.jsonl"
+def _recorder(args: argparse.Namespace) -> RunRecorder:
+    run_file = args.run_file or new_run_file(args.reports, datetime.now(UTC))
     junit = args.junit or run_file.with_suffix(".xml")
     for path in (run_file, junit):
         try:
@@ -160,69 +157,23 @@ def _outcome(args: argparse.Namespace) -> RunOutcome:
             raise UsageError(f"the folder {path.parent} cannot be written: {error.strerror}") from error
     if run_file.exists():
         raise UsageError(f"the run file {run_file} cannot be written: it exists, and run files are never overwritten")
-    return RunOutcome(
-        ["ampcheck", *sys.argv[1:]], run_file, junit, baseline.load(args.baseline) if args.baseline else None
-    )
+    return RunRecorder(run_file, junit, ["ampcheck", *sys.argv[1:]])
 
 
-def _supervisor(args: argparse.Namespace, outcome: RunOutcome, progress: Progress) -> Supervisor:
-    from ampcheck.runner.supervisor.loop import Supervisor
-
-    processes = args.processes or fitting()
-    return Supervisor(
-        command(args),
-        environment(processes),
-        outcome,
-        processes=processes,
-        least=0 if args.processes else _LEAST,
-        timeout=args.timeout,
-        max_red=args.max_red,
-        tick=progress.show,
-    )
-
-
-def _reproduce(outcome: RunOutcome) -> None:
+def _reproduce(recorder: RunRecorder) -> None:
     """Run the plain torch lines of each cause's example, so that the run says whether they show it."""
-    from ampcheck.runner.reproducing import reproduce
-
-    outcome.ended = time.monotonic()
-    examples = summary.examples(outcome.results.values())
-    if examples:
-        print(f"running the examples of {summary.counted(len(examples), 'cause')} in plain torch", file=sys.stderr)
+    recorder.ended = time.monotonic()
+    found = examples(recorder.results.values())
+    if found:
+        print(f"running the examples of {counted(len(found), 'cause')} in plain torch", file=sys.stderr)
     with suppress(KeyboardInterrupt):  # every case has its result by now
-        for key, said in reproduce(examples, environment(1)):
-            outcome.reproduced[key] = said
+        for key, said in reproduce(found, environment(1)):
+            recorder.reproduced[key] = said
 
 
-def _conclude(outcome: RunOutcome) -> int:
-    red = outcome.red()
-    if red:
-        print(f"\n{summary.causes(outcome.results.values(), outcome.reproduced, str(outcome.summary_file))}")
-    print(f"\n{summary.table(outcome.results.values())}")
-    for line in summary.warned(outcome.results.values()):
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
         print(line)
-    for line in outcome.stale:
-        print(f"stale: {line}")
-    for line in outcome.notes:
-        print(f"note: {line}")
-    for line in outcome.baseline.lines(outcome.results) if outcome.baseline else ():
-        print(line)
-    print(outcome.ran())
-    _files(outcome)
-    return 1 if red or outcome.stale or outcome.notes else 0
-
-
-def _interrupted(outcome: RunOutcome) -> int:
-    print(f"interrupted: {outcome.ran()}" if outcome.begun else "interrupted before the first case")
-    _files(outcome)
-    return 130
-
-
-def _files(outcome: RunOutcome) -> None:
-    if outcome.begun:
-        outcome.write_junit()
-        outcome.write_summary()
-        print(f"run file: {outcome.run_file}\nJUnit: {outcome.junit_file}\nsummary: {outcome.summary_file}")
 
 
 def _processes(text: str) -> int:

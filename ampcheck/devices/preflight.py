@@ -2,26 +2,20 @@
 
 Each step says what was expected and what happened. A step without which every case would fail in the same way ends the
 run; the others are notes in its header. `ampcheck onboard` prints the same steps as a checklist.
-
-    python -m ampcheck.devices.preflight EVENTS DEVICE [MODULE ...]
-
-writes them to a file as they happen, for `ampcheck onboard`, which outlives a device that ends its process.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 from ampcheck import samples
 from ampcheck.devices.base import Device
-from ampcheck.devices.registry import backend_code, known, lacking, told, unusable, warned
+from ampcheck.devices.registry import backend_code, lacking, told
 from ampcheck.errors import UsageError
 from ampcheck.observe.dispatcher import UNKNOWN
 from ampcheck.observe.torch_private import unscale, update_scale
@@ -409,45 +403,3 @@ def _same(device: Device, what: str, got: torch.Tensor, want: torch.Tensor) -> N
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-
-
-# ---- a separate process
-
-
-def main(argv: Sequence[str]) -> int:
-    """Examine one device and write each step to a file, as `ampcheck onboard` reads it. Returns 0."""
-    events, name, *modules = argv
-
-    def put(kind: str, **fields: object) -> None:
-        with open(events, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"kind": kind, **fields}) + "\n")
-
-    load = PreflightFinding("load", "its module is imported and declares a device that this machine can use")
-    put("begin", step=load.step)
-    try:
-        found = known(modules)
-        if name not in found:
-            put("refused", message=f"there is no device named {name!r}; there are {', '.join(found)}")
-            return 0
-        device = found[name]
-        wrong = unusable(device)
-    except UsageError as error:
-        wrong = str(error)
-    if wrong:
-        put("end", **asdict(replace(load, status=FAILED, happened=wrong, ends=True)))
-        put("warned", lines=warned())
-        return 0
-    put("device", type=device.type, key=device.key)
-    put("end", **asdict(load))
-    for _ in examine(
-        (device,),
-        lambda _, step: put("begin", step=step),
-        lambda _, finding: put("end", **asdict(finding)),
-    ):
-        pass
-    put("warned", lines=warned())
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ampcheck.errors import UsageError
-from ampcheck.runner.compare import devices, interrupted, merge
-from ampcheck.runner.results import RED, Run, read
+from ampcheck.runner.record import RED, Run, read
+from ampcheck.runner.summarize import devices, interrupted, merge
 
 CAP = 20
 """A site holds this many runs at most; it says how many older ones are left out."""

@@ -16,8 +16,8 @@ from msgspec import Meta
 
 from ampcheck.bench.core.model import Group, Rounds, VariantResult
 from ampcheck.bench.run.runfile import SCHEMA as BENCH_SCHEMA
-from ampcheck.runner.compare import Change, Comparison
-from ampcheck.runner.results import SCHEMA, STATUSES, Result
+from ampcheck.runner.record import SCHEMA, STATUSES, Result
+from ampcheck.runner.summarize import Change, Comparison
 
 Definition = dict[str, Any]
 """A JSON schema of one value."""

@@ -1,8 +1,12 @@
-"""Collects: the cases of each suite file on the chosen devices, and the choice of those that run."""
+"""Collect the cases of each suite file on the chosen devices, choose those that run, and say so in a header."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import os
+import platform
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -15,17 +19,57 @@ from ampcheck import samples
 from ampcheck.checks.cases import cell_cases, compiled_cases, compilers, database_cases, op_cases, smoke
 from ampcheck.checks.product import Product, label
 from ampcheck.devices.base import Device
-from ampcheck.devices.registry import known, select
+from ampcheck.devices.registry import absent, known, select, warned
 from ampcheck.errors import UsageError
+from ampcheck.observe.dispatcher import live_drift
 from ampcheck.runner.deviations import JIT, KERNELS, SHARED, KnownDeviations
-from ampcheck.runner.runlog import Choice
+from ampcheck.runner.record import RED, manifest_hash, read, renamed, seed_of_programs, unmeasured, versions
 from ampcheck.samples import op_database
 from ampcheck.spec.case import Case
 from ampcheck.spec.compilers import COMPILERS
 from ampcheck.spec.dtypes import LOW
+from ampcheck.spec.ids import Shard, check_key
 from ampcheck.spec.rules import RULES
 
 CASE = pytest.StashKey[Case]()
+
+NOTES = pytest.StashKey[list[str]]()
+"""What the preflight of the devices found that does not end the run, a sentence each."""
+_SHOWN = 5
+
+Found = Mapping[str, Mapping[str, str]]
+"""The cases of a run by key: the fields of each that are known before it runs, its `node` among them."""
+
+
+class Choice:
+    """The cases that `--shard` and `--red-in` leave in a run; every case where neither is given.
+
+    Raises UsageError for a malformed shard, and for a run file that cannot be read or has no red case.
+    """
+
+    def __init__(self, option: Any) -> None:
+        self._shard = Shard.parse(option.shard) if option.shard is not None else None
+        self._file: Path | None = option.red_in
+        self._red: frozenset[str] | None = None
+        if self._file is not None:
+            self._red = frozenset(result.key for result in read(self._file).results.values() if result.status in RED)
+            if not self._red:
+                raise UsageError(f"the run file {self._file} has no red case, so there is none to run again")
+
+    def has(self, key: str) -> bool:
+        """Return whether a case is to run."""
+        return (self._shard is None or self._shard.has(key)) and (self._red is None or key in self._red)
+
+    def gone(self, found: Collection[str]) -> list[str]:
+        """Return a sentence about red cases of the run file that are not among those found; none where all are."""
+        keys = sorted(key for key in self._red or () if self.has(key) and key not in found)
+        if not keys:
+            return []
+        more = f", and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+        return [
+            f"not in this run: {len(keys)} of the red cases of {self._file} no longer exist, or other options leave "
+            f"them out: {', '.join(keys[:_SHOWN])}{more}"
+        ]
 
 
 class Collector:
@@ -40,7 +84,9 @@ class Collector:
             raise UsageError("--smoke and --nightly exclude each other: one runs a few cases, the other more than all")
         self.modules = tuple(option.device_module)
         self.devices = {device.name: device for device in select(option.device, option.device_module)}
-        self.deviations = KnownDeviations(self.devices.values(), option.deviations, tuple(known(self.modules)))
+        self.deviations = KnownDeviations(
+            self.devices.values(), option.deviations, tuple(known(self.modules)), baseline=option.baseline
+        )
         self.choice = Choice(option)
         self.chosen = ""
         """How many cases a smoke run chose of how many; "" for another run."""
@@ -145,7 +191,7 @@ class Collector:
         return CASE in item.stash
 
     def found(self, items: list[pytest.Item]) -> dict[str, dict[str, str]]:
-        """Return the fields of items that are cases, by key; see `ampcheck.runner.runlog.Found`."""
+        """Return the fields of items that are cases, by key; see `Found`."""
         return {item.stash[CASE].key: {**item.stash[CASE].fields(), "node": item.nodeid} for item in items}
 
     # ---- choosing cases
@@ -235,3 +281,115 @@ def _chosen(names: list[str], known: Any, what: str) -> frozenset[str]:
 def _suits(device: Device, types: tuple[str, ...], values: bool, dtypes: str, since: str) -> bool:
     promised = not since or Version(torch.__version__) >= Version(since)
     return promised and (not types or device.type in types) and (device.has_values or not values)
+
+
+# ---- the header of a run
+
+
+def header_lines(config: pytest.Config) -> list[str]:
+    """Return torch, the devices tested, and why others are not. Raises UsageError for an unknown device."""
+    option = config.option
+    devices = select(option.device, option.device_module)
+    lines = [f"torch {versions().get('torch', '?')}; devices: {', '.join(d.name for d in devices)}"]
+    if option.shard is not None:
+        lines[0] += f"; shard {Shard.parse(option.shard)}"
+    if not option.device:
+        lines += [f"without {name}: {reason}" for name, reason in absent(option.device_module).items()]
+    if not op_database.rows():
+        lines.append(f"no list of the op database for torch {torch.__version__}: rule fallthrough runs without it")
+    found = live_drift()
+    lines += [f"drift: {line}" for line in found[:_SHOWN]]
+    if len(found) > _SHOWN:
+        lines.append(f"drift: {len(found) - _SHOWN} more in the run file")
+    return [*lines, *config.stash.get(NOTES, []), *warned()]
+
+
+def header(config: pytest.Config, cases: Iterable[str], now: datetime) -> dict[str, Any]:
+    """Return the header of a run file for the cases of those keys."""
+    option = config.option
+    cases = list(cases)
+    return {
+        "started": f"{now:%Y-%m-%dT%H:%M:%SZ}",
+        "command": ["pytest", *config.invocation_params.args],
+        "manifest": manifest_hash(cases),
+        "cases": len(cases),
+        **({"shard": str(Shard.parse(option.shard))} if option.shard is not None else {}),
+        "seed": seed_of_programs(option.nightly, getattr(option, "hypothesis_seed", None)),
+        "nightly": bool(option.nightly),
+        "smoke": bool(option.smoke),
+        "versions": versions(),
+        "devices": [
+            {"name": d.name, "token": d.token, "type": d.type, "key": d.key, "has_values": d.has_values, **d.describe()}
+            for d in select(option.device, option.device_module)
+        ],
+        "absent": absent(option.device_module),
+        "preflight": config.stash.get(NOTES, []),
+        "drift": live_drift(),
+        "machine": {
+            "system": platform.system(),
+            "release": platform.release(),
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+        },
+    }
+
+
+def check_files(config: pytest.Config) -> None:
+    """Raise UsageError for a manifest that cannot be used, or a run file that is there already."""
+    option = config.option
+    if option.manifest:
+        _read_manifest(option.manifest)
+    if option.run_file and option.run_file.exists():
+        raise UsageError(f"the run file {option.run_file} cannot be written: File exists")
+
+
+# ---- manifests
+
+
+def manifest(found: Found) -> str:
+    """Return the text of a manifest: a line for each case, sorted, with its key, a tab, and its fields as JSON."""
+    lines = []
+    for key in sorted(found):
+        case = {name: text for name, text in found[key].items() if name not in ("suite", "rule", "id", "node")}
+        lines.append(f"{key}\t{json.dumps(case)}\n")
+    return "".join(lines)
+
+
+def write_manifest(path: Path, found: Found) -> None:
+    """Write a manifest. Raises UsageError where that cannot be done."""
+    try:
+        path.write_text(manifest(found), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"the manifest {path} cannot be written: {error.strerror}") from error
+
+
+def expected(config: pytest.Config, found: Found, choice: Choice) -> Found:
+    """Return the cases that must run: those collected, and those of the manifest.
+
+    Of the manifest, the cases that `choice` leaves out are not expected.
+    """
+    if not config.option.manifest:
+        return dict(found)
+    listed = _read_manifest(config.option.manifest)
+    return {**{key: case for key, case in listed.items() if choice.has(key)}, **found}
+
+
+def _read_manifest(path: Path) -> dict[str, dict[str, str]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the manifest {path} cannot be read: {error}") from error
+    found = {}
+    for number, line in enumerate(lines, 1):
+        key, _, fields = line.partition("\t")
+        if not key:
+            continue
+        named = dict(zip(("suite", "rule", "id"), check_key(key).split("/"), strict=True))
+        try:
+            found[key] = {**named, **{renamed(k): v for k, v in json.loads(fields or "{}").items()}}
+            unmeasured(found[key], "missing")
+        except (ValueError, TypeError) as error:
+            raise UsageError(
+                f"the manifest {path}, line {number}: {fields!r} are no fields of a case: {error}"
+            ) from error
+    return found

@@ -1,72 +1,177 @@
-"""Judges: turns what became of a case into a result with its status, its cause, and how to reproduce it."""
+"""Judge a case: run it apart from the others, and turn what became of it into a result.
+
+A result has the status after known deviations, its cause, and how to reproduce it.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+import torch
 
 from ampcheck import reproduce, samples
 from ampcheck.checks.cells import parts
+from ampcheck.checks.parity import simulate_cuda
 from ampcheck.checks.scenario import DeviceAmp
+from ampcheck.compilers.kinds import quiet
 from ampcheck.devices.base import Device
-from ampcheck.errors import CheckFailure, one_line
+from ampcheck.devices.registry import known
+from ampcheck.errors import Broken, CheckFailure, Unsupported, one_line
 from ampcheck.observe import blame
-from ampcheck.runner import causes, summary
+from ampcheck.observe.dispatcher import lacks_kernel
+from ampcheck.observe.isolation import reset
 from ampcheck.runner.collect import CASE, Collector, function_of
 from ampcheck.runner.deviations import Deviation, after_deviations
-from ampcheck.runner.execute import WARNED
-from ampcheck.runner.outcome import mark, raised, status_of
-from ampcheck.runner.results import RED, Result
+from ampcheck.runner.record import RED, Result, cause_text
+from ampcheck.runner.summarize import case_text
 from ampcheck.samples import op_database
 from ampcheck.spec.case import CELLS, GRADIENT, Case
-from ampcheck.spec.torch_dtypes import DTYPES
+from ampcheck.spec.rules import RULES
+from ampcheck.spec.torch_dtypes import DTYPES, name_of
+
+WARNED = pytest.StashKey[list[warnings.WarningMessage]]()
+"""The warnings given while a case ran."""
+
+# PyTorch warns once a process when a deprecated op is called; calling each of them is what the cases are for.
+_OP_WARNINGS = (
+    r"(?s).*(chain_matmul|frobenius_norm|nuclear_norm|cholesky|qr|lu|lu_solve|triangular_solve|svd)\b.* deprecated",
+    # stft asks for a window, and is right without one.
+    "A window was not provided",
+    # Half-precision complex is experimental; fft in half precision makes it on fake tensors.
+    "ComplexHalf support is experimental",
+    # layer_norm on the CPU warns where weight and input differ in dtype, which the mixed inputs of a case do.
+    "(?s).*mixed d?type",
+    # The backward pass of a loss resizes its output where the arguments were broadcast.
+    "(?s)An output with one or more elements was resized",
+)
+
+_JUDGED = (CheckFailure, Unsupported, AssertionError)
+"""Exceptions that say of themselves what they mean."""
 
 
 class Judge:
-    """Judges the cases of a collector, by its devices and deviations."""
+    """Runs and judges the cases of a collector, by its devices and deviations."""
 
     def __init__(self, config: pytest.Config, collector: Collector) -> None:
         self._collector = collector
+        self._devices = collector.devices
+        self._defaults = {device.type: device.default_amp for device in collector.devices.values()}
+        self._to_load: list[Device] = []
         self._without_deviations = bool(config.option.no_deviations)
         self._further = _further(config.option)
+
+    # ---- running a case
+
+    def load_before_first(self, items: Iterable[pytest.Item]) -> None:
+        """Note the devices of some items whose backend is loaded late, to load each of them before the first case runs.
+
+        Autograd knows the devices that are loaded at its first backward pass, and none that is loaded later.
+        """
+        used = {item.stash[CASE].device for item in items if CASE in item.stash}
+        self._to_load = [device for device in self._devices.values() if device.backend and device.name in used]
+
+    @contextmanager
+    def running(self, item: pytest.Item) -> Iterator[None]:
+        """Enter around the call of a case: fresh autocast state and the device; then raise a scenario's findings."""
+        case = item.stash[CASE]
+        device = self._devices[case.device]
+        amp = None
+        given: dict[str, Any] = function_of(item).funcargs
+        if "amp" in given:
+            amp = given["amp"] = DeviceAmp(*given["amp"])
+        while self._to_load:
+            with self._to_load.pop().activate():
+                pass
+        if (reason := device.without_autograd) and RULES[case.rule].autograd:
+            raise Unsupported(reason)
+        if case.rule == "moves" and (reason := device.new_parameters()):
+            raise Unsupported(reason)
+        reset(self._defaults)
+        try:
+            with ExitStack() as stack:
+                item.stash[WARNED] = stack.enter_context(warnings.catch_warnings(record=True))
+                warnings.simplefilter("always")  # a warning decides no verdict
+                for text in _OP_WARNINGS:
+                    warnings.filterwarnings("ignore", text)
+                if amp:
+                    stack.enter_context(device.activate())
+                if amp and case.compiler:
+                    stack.enter_context(simulate_cuda(device))
+                    stack.enter_context(quiet())
+                try:
+                    yield
+                except Exception as error:
+                    if amp and case.suite in ("eager", "autograd") and not isinstance(error, _JUDGED):
+                        _repeat_without_autocast(function_of(item), amp, error)
+                    raise
+            if amp:
+                amp.finish()
+        finally:
+            reset(self._defaults)
+
+    # ---- judging it
 
     def judge(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
         """Turn pytest's outcome of a case into a status, and put the result on the report."""
         if report.when != "call" and call.excinfo is None:
             return
-        case = item.stash[CASE]
-        status, message, differences = "pass", "", []
+        status, message, differences, error = "pass", "", list[str](), None
         if call.excinfo is not None:
-            status, message = status_of(call.excinfo, report.when or "call")
+            status, message = status_of(call.excinfo.value, report.when or "call")
+            error = raised(call.excinfo.value)
             differences = _differences(call.excinfo.value)
             if noted := _noted(item, differences):  # before the case raised something else
                 status = "fail" if status in ("broken", "unsupported") else status
                 message = "\n".join([*noted, message])
                 differences = [*noted, *differences]
+        result, why = self._judged(item, status, message, differences, error, seconds=call.duration)
+        report.ampcheck = result.filled()  # type: ignore[attr-defined]  # travels from xdist's workers with the report
+        if result.cause:  # pytest writes it into its own JUnit file
+            item.user_properties.append(("cause", result.cause))
+        mark(report, result.status, why, case_text(result, why))
+
+    def dead(self, item: pytest.Item, known: Result) -> Result:
+        """Judge a case that ended an earlier process, of which this much is known; nothing of it is run."""
+        result, _ = self._judged(item, known.status, known.message, [], None, seconds=known.seconds, cause=known.cause)
+        return result
+
+    def _judged(
+        self,
+        item: pytest.Item,
+        status: str,
+        message: str,
+        differences: list[str],
+        error: BaseException | None,
+        *,
+        seconds: float,
+        cause: str = "",
+    ) -> tuple[Result, str]:
+        """Return the result of a case after deviations, and the reason of its status.
+
+        `cause`: of a case that ended its process; else it is made of the message and the exception.
+        """
+        case = item.stash[CASE]
         shown, why, entries = self._after_deviations(status, message, differences, case)
-        details = {}
-        if shown != "pass":
-            details = self.details(item, message or why)
+        details = {} if shown == "pass" else self._details(item, message or why, ran=not cause)
         if shown in RED:
-            error = raised(call.excinfo) if call.excinfo is not None else None
             # The op of a scenario is the scenario's name.
             op = case.op if case.op in samples.catalogue() or case.op in op_database.rows() else ""
-            details["cause"] = causes.text(shown, message or why, case.rule, op, error)
+            details["cause"] = cause or cause_text(shown, message or why, case.rule, op, error)
             details["traceback"] = blame.trimmed(error) if error is not None else ""
         result = Result(
             **case.fields(),
             status=shown,
-            seconds=round(call.duration, 5),
+            seconds=round(seconds, 5),
             deviation=", ".join(entry.id for entry in entries),
             warnings=_texts(item.stash.get(WARNED, [])),
             **details,
         )
-        report.ampcheck = result.filled()  # type: ignore[attr-defined]  # travels from xdist's workers with the report
-        if result.cause:  # pytest writes it into its own JUnit file
-            item.user_properties.append(("cause", result.cause))
-        mark(report, shown, why, summary.text(result, why))
+        return result, why
 
     def _after_deviations(
         self, status: str, message: str, differences: list[str], case: Case
@@ -74,16 +179,17 @@ class Judge:
         """Return the status after deviations, the reason to show for it, and the deviations it is about."""
         if status == "unsupported":
             return status, message, ()
-        if self._without_deviations:
-            return after_deviations(status, differences, [])
-        swept = [part.name for part in parts(case)] if case.sample == CELLS else ()
-        entries = self._collector.deviations.of(case.device, case.name, swept)
-        return after_deviations(status, differences, entries)
+        known = self._collector.deviations
+        entries = known.baseline(case.key)
+        if not self._without_deviations:
+            swept = [part.name for part in parts(case)] if case.sample == CELLS else ()
+            entries = [*known.of(case.device, case.name, swept), *entries]
+        return after_deviations(status, differences, entries, message)
 
-    def details(self, item: pytest.Item, message: str) -> dict[str, str]:
+    def _details(self, item: pytest.Item, message: str, *, ran: bool) -> dict[str, str]:
         """Return the fields of a result that say how a case differs and how to reproduce it.
 
-        `message`: "" for a case that ended its process; then nothing of it is run here.
+        `ran`: False for a case that ended its process; then nothing of it is run here.
         """
         case = item.stash[CASE]
         device = self._collector.devices[case.device]
@@ -94,7 +200,7 @@ class Judge:
             node = f"{item.path}{node[node.index('::') :]}"
         line = reproduce.pytest_line(node, device, self._collector.modules, installed=away, further=self._further)
         try:
-            program = self._in_plain_torch(function_of(item), case, device, message)
+            program = self._in_plain_torch(function_of(item), case, device, message if ran else "")
         except Exception as error:  # a result must not be lost because its reproduction cannot be written
             program = f"# This reproduction could not be written: {one_line(error)}"
         return {"node": item.nodeid, "message": message, "pytest": line, "torch": program}
@@ -118,6 +224,71 @@ class Judge:
         return reproduce.of_scenario(function.function, device, DTYPES[case.amp], given, modules, amp=amp)
 
 
+def _repeat_without_autocast(item: pytest.Function, amp: DeviceAmp, error: Exception) -> None:
+    """Run a scenario that raised on a backend once more, there and on the CPU, with regions that do nothing.
+
+    Raises Broken, or Unsupported, as `DeviceAmp.refused` does, if the backend alone raises the same then.
+    """
+    if amp.type == "cpu" or not amp.device.has_values:
+        return
+    off: Any = {"__init__": lambda self, *_, **__: None, "__enter__": lambda self: self, "__exit__": lambda *_: None}
+
+    def outside(device: Device) -> Exception | None:
+        given = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+        reset({device.type: device.default_amp})
+        # A device's region may be of another class than torch.autocast.
+        region = patch.object(device, "autocast", lambda *_, **__: torch.autocast(device.type))
+        try:
+            with patch.multiple(torch.autocast, **off), region:
+                item.obj(**{**given, "amp": DeviceAmp(device, name_of(amp.dtype))})
+        except Exception as raised:
+            return raised
+        return None
+
+    same = outside(amp.device)
+    if type(same) is type(error) and str(same) == str(error) and outside(known()["cpu"]) is None:
+        amp.refused(error, "it")
+
+
+# ---- statuses
+
+
+def status_of(error: BaseException, when: str) -> tuple[str, str]:
+    """Return the status and message of what a case raised: fail, broken, unsupported, or error of the harness itself.
+
+    An exception is an error where ampcheck's own code raised it by itself, or where it is raised outside of the call
+    (`when` is pytest's name of the phase) and neither a backend nor PyTorch has a part in it.
+    """
+    if isinstance(error, CheckFailure):
+        return ("broken" if isinstance(error, Broken) else "fail"), str(error)
+    if isinstance(error, Unsupported):
+        return "unsupported", str(error)
+    if lacks_kernel(error):
+        return "unsupported", one_line(error)
+    whose = blame.raised_by(error)
+    if when == "call":
+        ours = whose == "ampcheck" and not isinstance(error, AssertionError)
+    else:
+        ours = whose not in ("backend", "torch")
+    return ("error" if ours else "fail"), one_line(error)
+
+
+def raised(error: BaseException) -> BaseException | None:
+    """Return the exception of a case: the raised one, or the one that its failure speaks of. None for none."""
+    return error.error if isinstance(error, CheckFailure) else error
+
+
+def mark(report: pytest.TestReport, status: str, why: str, text: str) -> None:
+    """Make a report say a status: deviations are shown as expected failures with the reason `why`."""
+    if status in ("deviation", "unsupported"):
+        report.outcome = "skipped"
+        report.wasxfail = why
+    elif status == "fixed":
+        report.outcome = "failed"
+    if status != "pass":
+        report.longrepr = text
+
+
 def _differences(error: BaseException) -> list[str]:
     """Return each difference from the promise; an exception is one, with its whole text."""
     return error.differences if isinstance(error, CheckFailure) else [f"{type(error).__name__}: {error}"]
@@ -126,7 +297,7 @@ def _differences(error: BaseException) -> list[str]:
 def _noted(item: pytest.Item, differences: list[str]) -> list[str]:
     """Return the differences that a scenario had noted before it raised something else."""
     amp = function_of(item).funcargs.get("amp")
-    return [text for text in amp.differences if text not in differences] if isinstance(amp, DeviceAmp) else []
+    return [told for told in amp.differences if told not in differences] if isinstance(amp, DeviceAmp) else []
 
 
 def _further(option: Any) -> list[str]:

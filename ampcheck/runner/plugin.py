@@ -7,25 +7,27 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import SUPPRESS
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
 from ampcheck.errors import UsageError
-from ampcheck.runner import seeds, suites
+from ampcheck.runner.record import Result, cause_text, new_run_file, seed_of_programs, unmeasured
+from ampcheck.runner.run import RunPlan, suite_by_name, suites_folder
+from ampcheck.runner.summarize import RunRecorder
+from ampcheck.runner.worker import Channel
 
 _T = TypeVar("_T")
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from ampcheck.runner.collect import Collector
-    from ampcheck.runner.execute import Execution
+    from ampcheck.runner.collect import Collector, Found
     from ampcheck.runner.judge import Judge
-    from ampcheck.runner.runlog import Found, RunLog
-    from ampcheck.runner.supervisor.channel import Channel
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,14 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--op", action="append", default=[], metavar="OVERLOAD", help="run the cases of this op alone")
     add("--rule", action="append", default=[], metavar="RULE", help="run the cases of this rule alone")
     add("--amp-dtype", action="append", default=[], metavar="DTYPE", help="run the cases of this region dtype alone")
-    add(
-        "--compiler",
-        "--executor",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="only the cases of this compiler",
-    )
+    add("--compiler", action="append", default=[], metavar="NAME", help="only the cases of this compiler")
+    add("--executor", action="append", dest="compiler", default=[], help=SUPPRESS)  # its name until 0.3
     add(
         "--smoke",
         action="store_true",
@@ -50,14 +46,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     add("--shard", metavar="N/COUNT", help="run share N of COUNT; all shares together have every case once")
     add("--red-in", metavar="FILE", type=Path, help="run the cases that are red in this run file alone")
-    add("--no-deviations", "--unwaive", action="store_true", help="let deviations fail like any other difference")
+    add("--no-deviations", action="store_true", help="let deviations fail like any other difference")
+    add("--unwaive", action="store_true", dest="no_deviations", help=SUPPRESS)  # its name until 0.2
+    add("--baseline", metavar="FILE", type=Path, help="the red cases that may stay as they are")
     add("--deviations", action="append", default=[], metavar="FILE", type=Path, help="a further deviations file")
     add("--manifest", metavar="FILE", type=Path, help="the cases that must run; one that does not is missing")
     add("--write-manifest", metavar="FILE", type=Path, help="write down which cases this run has")
     add("--reports", metavar="FOLDER", type=Path, default=Path("reports"), help="where run files go")
     add("--run-file", metavar="FILE", type=Path, help="the run file to write; by default a new one in the folder")
     add("--no-run-file", action="store_true", help="write no run file")
-    add("--supervised", metavar="FILE", type=Path, help="run as a child of ampcheck run, by the plan in this file")
+    add("--supervised", action="store_true", help=SUPPRESS)  # a child of `ampcheck run`, which gives it a plan
     add(
         "--nightly",
         action="store_true",
@@ -89,13 +87,13 @@ def _find_suites(config: pytest.Config, args: list[str]) -> bool:
     """Put the files in the place of suites that `--pyargs` names. Returns whether there are any."""
     if "--pyargs" not in args:
         return False
-    found = {place: path for place, name in enumerate(args) if (path := suites.by_name(name))}
+    found = {place: path for place, name in enumerate(args) if (path := suite_by_name(name))}
     for place, path in found.items():
         args[place] = path
     if found:
         args[:0] = ["--import-mode=importlib"]  # several suites have a file of one name
         # pytest chose the root without these files, and what lies outside of it has no whole node id.
-        config._rootpath = suites.folder().parent
+        config._rootpath = suites_folder().parent
         config.pluginmanager.consider_pluginarg("no:cacheprovider")  # it would write into that folder
     return bool(found)
 
@@ -114,64 +112,65 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.device_module and here not in sys.path:  # the program `pytest` does not find what lies there
         sys.path.insert(0, here)
     if config.option.nightly:  # one seed for the whole run, past midnight and in every worker
-        config.option.hypothesis_seed = seeds.of_programs(True, getattr(config.option, "hypothesis_seed", None))
+        config.option.hypothesis_seed = seed_of_programs(True, getattr(config.option, "hypothesis_seed", None))
     config.pluginmanager.register(Plugin(config), "ampcheck-run")
 
 
-class Session(NamedTuple):
-    """The parts of a run over suites: they collect its cases, execute each, and judge it."""
-
-    collector: Collector
-    execution: Execution
-    judge: Judge
-
-
 class Plugin:
-    """One pytest run. `session` is set once a suite file is collected, `log` once there is a case to write."""
+    """One pytest run over suites.
+
+    `collector` and `judge` are set once a suite file is collected, `recorder` once there is a case to write; none of
+    a child of `ampcheck run`, which answers to it by `child` instead.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.is_worker = hasattr(config, "workerinput")
-        self.session: Session | None = None
-        self.log: RunLog | None = None
-        self.channel = _new_channel(config.option.supervised) if config.option.supervised else None
+        self.collector: Collector | None = None
+        self.judge: Judge | None = None
+        self.recorder: RunRecorder | None = None
+        self.child = SupervisedRun() if config.option.supervised else None
         self._deselected = 0
         self._selected: list[pytest.Item] = []
         self._stale: list[str] = []
         self._chosen = ""
+        self._gone: list[str] = []
+        self._baselines: dict[str, list[str]] = {}
         self._folder: TemporaryDirectory[str] | None = None
+
+    # ---- collecting
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
         # The library's own tests use this plugin too. A bad option is told here, before xdist starts its workers.
         if not self.is_worker and self._names_suite():
-            if self.channel is not None:
+            if self.child is not None:
                 modules = self.config.option.device_module
-                self.channel.preflight(f"device module {', '.join(modules)}: load" if modules else "devices: load")
-            self._or_exit(lambda: _check(self.config))
-            if self.channel is not None:
-                self.channel.preflight("")
+                self.child.preflight(f"device module {', '.join(modules)}: load" if modules else "devices: load")
+            self._or_exit(lambda: _check_files(self.config))
+            self._new_collector()
+            if self.child is not None:
+                self.child.preflight("")
 
     @pytest.hookimpl(trylast=True)  # after pytest's own, so that a scenario's own parameters come first in its id
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if marker := _marker(metafunc.definition):
-            if self.session is None:
-                self.session = self._or_exit(lambda: _new_session(self.config))
-            self.session.collector.generate(metafunc, marker)
+            if self.collector is None:
+                self.collector = self._new_collector()
+                self.judge = _new_judge(self.config, self.collector)
+            self.collector.generate(metafunc, marker)
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
-        if self.session is not None and _marker(item):
-            collector = self.session.collector
+        if (collector := self.collector) is not None and _marker(item):
             self._or_exit(lambda: collector.collected(item))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, None, None]:
-        if self.session is not None:
-            self.session.collector.drop_empty(items)
-            self.session.execution.load_before_first(items)
+        if self.collector is not None and self.judge is not None:
+            self.collector.drop_empty(items)
+            self.judge.load_before_first(items)
         yield
-        if self.session is not None:
-            collector = self.session.collector
+        if (collector := self.collector) is not None:
             left_out = [*collector.choose(items), *collector.left_out(items)]
             if left_out:
                 self.config.hook.pytest_deselected(items=left_out)
@@ -179,22 +178,23 @@ class Plugin:
                 items[:] = [item for item in items if item not in gone]
             self._selected = [item for item in items if collector.is_case(item)]
         items.sort(key=lambda item: item.get_closest_marker("forks") is None)
-        if self.channel is not None:
-            items[:] = self.channel.choose(items)
+        if self.child is not None:
+            items[:] = self.child.choose(items)
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
         self._deselected += len(items)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        if self.session is None or session.testsfailed:  # pytest says what could not be collected
+        if self.collector is None or self.judge is None or session.testsfailed:  # pytest says what cannot be collected
             return
-        collector, _, judge = self.session
+        collector, judge = self.collector, self.judge
         found = collector.found(self._selected)
         if self.config.option.write_manifest:
             self._or_exit(lambda: _write_manifest(self.config.option.write_manifest, found))
-        if (channel := self.channel) is not None:
+        if (child := self.child) is not None:
             self._preflight(found)
-            self._or_exit(lambda: channel.collected(collector, judge, self.config, self._selected, self._deselected))
+            self._or_exit(lambda: child.begin(collector, self.config, found, self._deselected))
+            child.judge_dead(judge, self._selected)
         elif self.is_worker:
             input: dict[str, Any] = self.config.workerinput  # type: ignore[attr-defined]  # xdist's own
             Path(input["ampcheck_cases"]).write_text(json.dumps(found), encoding="utf-8")
@@ -214,35 +214,43 @@ class Plugin:
         if path.exists():
             self._open(json.loads(path.read_text(encoding="utf-8")))
 
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        output = getattr(node, "workeroutput", {})
-        self._stale = output.get("ampcheck_stale", self._stale)
-        self._chosen = output.get("ampcheck_chosen", self._chosen)
-
     def _open(self, found: Found) -> None:
-        if self.log is None and found:
+        """Begin the run file, once the cases are known."""
+        if self.recorder is None and found:
             self._preflight(found)
-            self.log = self._or_exit(lambda: _new_log(self.config, found))
+            self.recorder = self._or_exit(lambda: self._new_recorder(found))
+
+    def _new_recorder(self, found: Found) -> RunRecorder:
+        from ampcheck.runner.collect import Choice, expected, header  # imports torch
+
+        option, choice, now = self.config.option, Choice(self.config.option), datetime.now(UTC)
+        path = None if option.no_run_file else option.run_file or new_run_file(option.reports, now)
+        recorder = RunRecorder(path)
+        cases = expected(self.config, found, choice)
+        recorder.begin(header(self.config, cases, now), cases)
+        self._gone, recorder.baselines = choice.gone(found), self._baselines
+        return recorder
 
     def _preflight(self, found: Found) -> None:
         """Examine the devices of the cases that a run begins with; its notes go to the header."""
-        if self.config.option.collectonly or (self.channel and not self.channel.first):
+        if self.config.option.collectonly or (self.child and not self.child.first):
             return
-        notes = self._or_exit(lambda: _examine(self.config, found, self.channel))
-        if self.channel is None and (reporter := self.config.pluginmanager.get_plugin("terminalreporter")):
+        notes = self._or_exit(lambda: _examine(self.config, found, self.child))
+        if self.child is None and (reporter := self.config.pluginmanager.get_plugin("terminalreporter")):
             for note in notes:
                 reporter.write_line(note)
 
+    # ---- running
+
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        if self.channel is not None:
-            self.channel.start(nodeid)
+        if self.child is not None:
+            self.child.send({"kind": "start", "node": nodeid})
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        if self.session is None or not self.session.collector.is_case(item):
+        if self.collector is None or self.judge is None or not self.collector.is_case(item):
             return (yield)
-        with self.session.execution.running(item):
+        with self.judge.running(item):
             return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -250,51 +258,145 @@ class Plugin:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if self.session is not None and self.session.collector.is_case(item):
-            self.session.judge.judge(item, call, report)
+        if self.collector is not None and self.judge is not None and self.collector.is_case(item):
+            self.judge.judge(item, call, report)
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        for taker in (self.log, self.channel):
-            if taker is not None:
-                taker.take(report)
+        line = getattr(report, "ampcheck", None)
+        if self.child is not None and line is not None:
+            self.child.send({"kind": "case", **line})
+        if self.recorder is None:
+            return
+        if line is not None:
+            self.recorder.take(Result.of(line))
+        elif str(report.when) == "???":  # how pytest-xdist reports a worker process that died under a case
+            message, case = str(report.longrepr), self.recorder.nodes[report.nodeid]
+            cause = cause_text("crash", message.partition(" while running ")[0], case["rule"])
+            self.recorder.take(unmeasured(case, "crash", message=message, cause=cause))
+
+    # ---- the end
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        output = getattr(node, "workeroutput", {})
+        self._stale = output.get("ampcheck_stale", self._stale)
+        self._chosen = output.get("ampcheck_chosen", self._chosen)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self.session is not None:
-            self._stale, self._chosen = self.session.collector.stale(), self.session.collector.chosen
+        if self.collector is not None:
+            self._stale, self._chosen = self.collector.stale(), self.collector.chosen
         if self.is_worker:
             output: dict[str, Any] = self.config.workeroutput  # type: ignore[attr-defined]  # xdist's own
             output["ampcheck_stale"], output["ampcheck_chosen"] = self._stale, self._chosen
-        if self.channel is not None:
-            self.channel.finish(int(session.exitstatus))
+        if self.child is not None:
+            self.child.finish(int(session.exitstatus))
         if self._folder is not None:
             self._folder.cleanup()
-        if self.log is not None:
-            session.exitstatus = self.log.finish(session.exitstatus, self._stale)
+        if self.recorder is None or session.exitstatus in (
+            pytest.ExitCode.INTERRUPTED,
+            pytest.ExitCode.INTERNAL_ERROR,
+        ):
+            return
+        self.recorder.stale = self._stale
+        self.recorder.finish()
+        if self.recorder.failed() and session.exitstatus == 0:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_report_header(self) -> list[str]:
-        from ampcheck.runner.runlog import header_lines
+        if not self._names_suite():
+            return []
+        from ampcheck.runner.collect import header_lines  # imports torch
 
-        return self._or_exit(lambda: header_lines(self.config)) if self._names_suite() else []
+        return self._or_exit(lambda: header_lines(self.config))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if self.log is not None:
-            self.log.summarize(terminalreporter)
-            if self._chosen:
-                terminalreporter.write_line(self._chosen)
+        if self.recorder is None or not self.recorder.results:
+            return
+        self.recorder.deselected = len(terminalreporter.stats.get("deselected", ()))
+        terminalreporter.write_sep("=", "conformance")
+        for line in (self.recorder.closing(), *self._gone, *self.recorder.write_files(), self._chosen):
+            if line:
+                terminalreporter.write_line(line)
 
     def _names_suite(self) -> bool:
         return any("suites" in str(argument) for argument in self.config.args)
+
+    def _new_collector(self) -> Collector:
+        from ampcheck.runner.collect import Collector  # imports torch
+
+        collector = self._or_exit(lambda: Collector(self.config))
+        self._baselines = collector.deviations.baselines()
+        return collector
 
     def _or_exit(self, make: Callable[[], _T]) -> _T:
         """Return what `make` returns; where the user's input is at fault, its sentence and exit code 2."""
         try:
             return make()
         except UsageError as error:
-            if self.channel is not None:
-                self.channel.refused(str(error))
+            if self.child is not None:
+                self.child.send({"kind": "refused", "message": str(error)})
             pytest.exit(str(error), returncode=2)
+
+
+class SupervisedRun(Channel):
+    """The child's side of `ampcheck.runner.run.Supervisor`: reads the plan, and answers with events.
+
+    They are `preflight` as each of its steps begins, `refused` where the user's input is at fault, one `header` with
+    every case of all children, `start` and `case` for each case, a line of the run file, and `footer` at the end, or
+    `broken` where pytest stopped by itself.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # pytest put an object that refuses to be read in the place of sys.stdin.
+        self._plan = RunPlan(**json.loads((sys.__stdin__ or sys.stdin).readline()))
+        self._processes = self._plan.shares
+
+    @property
+    def first(self) -> bool:
+        """Return whether no earlier child ran cases of this share."""
+        return not self._plan.done
+
+    def choose(self, items: list[pytest.Item]) -> list[pytest.Item]:
+        """Return the items of this child's share that are not done yet."""
+        self._processes = count = self._plan.processes(len(items))
+        return [item for item in items if self._plan.has(item.nodeid, count)]
+
+    def preflight(self, step: str) -> None:
+        """Say that a step of the preflight begins, e.g. "device 'cpu': add"; "" for its end."""
+        self.send({"kind": "preflight", "step": step})
+
+    def begin(self, collector: Collector, config: pytest.Config, found: Found, deselected: int) -> None:
+        """Say what all children together have to run."""
+        from ampcheck.runner.collect import expected, header, header_lines  # imports torch
+
+        cases = expected(config, found, collector.choice)
+        self.send(
+            {
+                "kind": "header",
+                "header": {**header(config, cases, datetime.now(UTC)), "processes": self._processes},
+                "lines": [*header_lines(config), *filter(None, [collector.chosen]), *collector.choice.gone(found)],
+                "cases": cases,
+                "deselected": deselected,
+                "stale": collector.stale(),
+                "baselines": collector.deviations.baselines(),
+            }
+        )
+
+    def judge_dead(self, judge: Judge, items: list[pytest.Item]) -> None:
+        """Judge the case that ended an earlier child, if there is one."""
+        if self._plan.dead is not None:
+            known = Result.of(self._plan.dead)
+            for item in items:
+                if item.nodeid == known.node:
+                    self.send({"kind": "case", **judge.dead(item, known).filled()})
+
+    def finish(self, exitstatus: int) -> None:
+        """Say how pytest ended."""
+        done = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+        self.send({"kind": "footer" if exitstatus in done else "broken", "status": int(exitstatus)})
 
 
 def _marker(definition: Any) -> pytest.Mark | None:
@@ -302,50 +404,33 @@ def _marker(definition: Any) -> pytest.Mark | None:
     return found
 
 
-def _check(config: pytest.Config) -> None:
-    """Raise UsageError for options that cannot be used."""
-    from ampcheck.runner.runlog import check_files
+def _check_files(config: pytest.Config) -> None:
+    from ampcheck.runner.collect import check_files  # imports torch
 
     check_files(config)
-    _new_session(config)
 
 
-def _examine(config: pytest.Config, found: Found, channel: Channel | None) -> list[str]:
-    """Take the preflight of the devices of some cases, and keep its notes for the header."""
-    from ampcheck.devices.preflight import before_run
-    from ampcheck.devices.registry import select
-    from ampcheck.runner.runlog import NOTES
+def _new_judge(config: pytest.Config, collector: Collector) -> Judge:
+    from ampcheck.runner.judge import Judge  # imports torch
 
-    names = {case["device"] for case in found.values()}
-    devices = [d for d in select(config.option.device, config.option.device_module) if d.name in names]
-    notes = before_run(
-        devices, lambda device, step: channel.preflight(f"device {device.name!r}: {step}") if channel else None
-    )
-    return config.stash.setdefault(NOTES, notes)
-
-
-def _new_session(config: pytest.Config) -> Session:
-    from ampcheck.runner.collect import Collector
-    from ampcheck.runner.execute import Execution
-    from ampcheck.runner.judge import Judge
-
-    collector = Collector(config)
-    return Session(collector, Execution(collector.devices), Judge(config, collector))
-
-
-def _new_log(config: pytest.Config, found: Found) -> RunLog:
-    from ampcheck.runner.runlog import RunLog
-
-    return RunLog(config, found)
+    return Judge(config, collector)
 
 
 def _write_manifest(path: Path, found: Found) -> None:
-    from ampcheck.runner.runlog import write_manifest
+    from ampcheck.runner.collect import write_manifest  # imports torch
 
     write_manifest(path, found)
 
 
-def _new_channel(plan: Path) -> Channel:
-    from ampcheck.runner.supervisor.channel import Channel, WorkerPlan
+def _examine(config: pytest.Config, found: Found, child: SupervisedRun | None) -> list[str]:
+    """Take the preflight of the devices of some cases, and keep its notes for the header."""
+    from ampcheck.devices.preflight import before_run  # imports torch
+    from ampcheck.devices.registry import select  # imports torch
+    from ampcheck.runner.collect import NOTES  # imports torch
 
-    return Channel(WorkerPlan.read(plan))
+    names = {case["device"] for case in found.values()}
+    devices = [d for d in select(config.option.device, config.option.device_module) if d.name in names]
+    notes = before_run(
+        devices, lambda device, step: child.preflight(f"device {device.name!r}: {step}") if child else None
+    )
+    return config.stash.setdefault(NOTES, notes)

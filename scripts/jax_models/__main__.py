@@ -21,8 +21,8 @@ from textwrap import shorten
 from typing import Any
 
 from ampcheck.errors import UsageError
-from ampcheck.runner import jsonl
-from ampcheck.runner.runlog import versions
+from ampcheck.runner import record as records
+from ampcheck.runner.record import versions
 from ampcheck.runner.worker import Worker
 from scripts.jax_models.models import MODELS
 from scripts.jax_models.training import DTYPES, TORCHAX, WAYS, Row
@@ -68,7 +68,7 @@ def _measured(options: argparse.Namespace) -> tuple[list[Row], dict[str, Any], b
     now = datetime.now(UTC)
     header = _header(now, {MODELS[name].library for name in models})
     path = options.run_file or Path("reports/models") / f"{now:%Y%m%d-%H%M%S}.jsonl"
-    writer = jsonl.JsonlWriter(path, WHAT, {"schema": SCHEMA, **header})
+    writer = records.JsonlWriter(path, WHAT, {"schema": SCHEMA, **header})
     print(f"{WHAT}: {path}", file=sys.stderr)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # told to end, keep what was measured
     rows: list[Row] = []
@@ -124,7 +124,7 @@ def measure(name: str, dtype: str, ways: Sequence[str], seconds: float, took: Ca
                     reason = f"it took over {seconds:g} s"
                 else:
                     if said is None:
-                        reason = f"the process ended {worker.how()}"
+                        reason = f"the process ended with {worker.reason()}"
                     else:
                         took(Row(**said))
                         left.pop(0)
@@ -137,7 +137,7 @@ def read(paths: Sequence[Path]) -> tuple[list[Row], dict[str, Any], bool]:
     rows: dict[tuple[str, str, str], Row] = {}
     named: dict[str, str] = {}
     for path in paths:
-        lines = jsonl.read(path, WHAT, SCHEMA, ("row",))
+        lines = records.read_lines(path, WHAT, SCHEMA, ("row",))
         for number, line in lines.body:
             try:
                 row = Row(**{name: value for name, value in line.items() if name != "kind"})

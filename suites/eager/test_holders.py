@@ -33,7 +33,7 @@ from torch import nn
 from ampcheck.errors import CheckFailure
 from ampcheck.observe.isolation import reset
 from ampcheck.programs.search import search
-from ampcheck.runner import seeds
+from ampcheck.runner.record import seed_of_programs
 from ampcheck.runner.suite import Amp, DeviceAmp, Product, promised, scenario
 from ampcheck.spec.state import Process, Region, Tensor, Thread
 from ampcheck.spec.torch_dtypes import name_of
@@ -693,7 +693,7 @@ EXAMPLES, NIGHTLY = 15, 1000
 def test_random(amp: DeviceAmp, request: pytest.FixtureRequest) -> None:
     """Programs of up to five holders that are drawn (the sources are those of ampcheck/spec/state.py)."""
     nightly = bool(request.config.option.nightly)
-    seed = seeds.of_programs(nightly, getattr(request.config.option, "hypothesis_seed", None))
+    seed = seed_of_programs(nightly, getattr(request.config.option, "hypothesis_seed", None))
     wrong: list[tuple[tuple[Step, ...], DeviceAmp]] = []
 
     def attempt(steps: tuple[Step, ...]) -> None:

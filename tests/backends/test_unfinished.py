@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.runner.results import Result, read
+from ampcheck.runner.record import Result, read
 from tests.cli_support import LIMIT
 
 ROOT = Path(__file__).resolve().parents[2]

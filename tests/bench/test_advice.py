@@ -140,7 +140,7 @@ def test_bad_options_are_a_sentence(capsys: pytest.CaptureFixture[str], options:
 @pytest.mark.parametrize(
     ("worker", "words"),
     [
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "ended by signal 11"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "ended with signal SIGSEGV"),
         ("import sys; sys.exit('no more memory')", "ended with exit code 1: no more memory"),
     ],
 )

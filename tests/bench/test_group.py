@@ -26,13 +26,15 @@ TASKS = {"cpu": [("mm-16", "eager"), ("add", "eager"), ("mm-64", "eager")]}
 # A worker that does not measure: it says what it was told, and ends as the workload's name says.
 _WORKER = """
 import json, os, signal, sys, time
+from ampcheck.runner.worker import Channel
+channel = Channel()
 plan = json.load(sys.stdin)
 for workload, compiler in plan["tasks"]:
-    print(json.dumps({"begin": [workload, compiler]}), flush=True)
+    channel.send({"begin": [workload, compiler]})
     if workload == "add":
         ACTION
-    print(json.dumps({"rounds": dict(workload=workload, device=plan["device"], compiler=compiler,
-        process=plan["process"], samples={"fp32": [1.0] * plan["rounds"]})}), flush=True)
+    channel.send({"rounds": dict(workload=workload, device=plan["device"], compiler=compiler,
+        process=plan["process"], samples={"fp32": [1.0] * plan["rounds"]})})
 """
 
 
@@ -60,10 +62,16 @@ def test_every_process_measures_every_group(monkeypatch: pytest.MonkeyPatch) -> 
     assert {event.total for event in events} == {6}
 
 
+CRASH = "os.kill(os.getpid(), signal.SIGSEGV)"
+
+
 @pytest.mark.parametrize(
     ("action", "reason"),
     [
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "the process ended by signal 11"),
+        (
+            "os.kill(os.getpid(), signal.SIGSEGV)",
+            "the process ended with signal SIGSEGV; it was in <module> (<string>:9)",
+        ),
         ("sys.exit('no such kernel')", "the process ended with exit code 1: no such kernel"),
         ("time.sleep(3600)", "took more than 5 s"),
     ],
@@ -97,12 +105,11 @@ _HANGS = """
                 time.sleep(3600) if variant == HANGING else None
         failed = {variant: one["reason"] for variant, one in given_up.items()}
         facts = {variant: {"at_least": one.get("at_least")} for variant, one in given_up.items()}
-        print(json.dumps({"rounds": dict(workload=workload, device=plan["device"], compiler=compiler,
-            process=plan["process"], samples={"fp32": [1.0] * plan["rounds"]}, failed=failed,
-            facts=facts)}), flush=True)
+        channel.send({"rounds": dict(workload=workload, device=plan["device"], compiler=compiler,
+            process=plan["process"], samples={"fp32": [1.0] * plan["rounds"]}, failed=failed, facts=facts)})
         continue
 """
-_SAY = 'say = lambda what, variant: print(json.dumps({"variant": [variant, what]}), flush=True)\n        '
+_SAY = 'say = lambda what, variant: channel.send({"variant": [variant, what]})\n        '
 
 
 def hanging(monkeypatch: pytest.MonkeyPatch, variant: str, what: str, mode: Mode) -> dict[str, Rounds]:
@@ -155,7 +162,7 @@ def test_a_process_that_dies_in_a_call_bounds_nothing(monkeypatch: pytest.Monkey
     action = _SAY + 'say("call", "fp32"); say("call", "bf16"); os.kill(os.getpid(), signal.SIGKILL)'
     found, _ = measured(monkeypatch, action, Mode("test", 1, 5, 0.01, patience=1))
     (add,) = (one for one in found if one.workload == "add")
-    assert (add.failed, add.facts) == ({"fp32": "the process ended by signal 9"}, {})
+    assert (add.failed, add.facts) == ({"fp32": "the process ended with signal SIGKILL"}, {})
 
 
 # ---- a run that has to end

@@ -17,8 +17,8 @@ from ampcheck.devices.registry import known
 from ampcheck.errors import Broken, Unsupported
 from ampcheck.observe.recorder import Observation
 from ampcheck.reproduce import compiled
-from ampcheck.runner import jsonl
-from ampcheck.runner.results import SCHEMA, Result, RunWriter, read
+from ampcheck.runner import record as records
+from ampcheck.runner.record import SCHEMA, Result, RunWriter, read
 from ampcheck.samples import catalogue
 from ampcheck.spec.case import AROUND, Case
 from ampcheck.spec.compilers import COMPILERS
@@ -101,7 +101,7 @@ def test_run_files_carry_it_and_old_ones_are_read(tmp_path: Path) -> None:
     writer.add(old)
     writer.close({})
     assert list(read(tmp_path / "run.jsonl").results.values()) == [result, old]
-    lines = jsonl.read(tmp_path / "run.jsonl", "run file", SCHEMA, ("case",)).body
+    lines = records.read_lines(tmp_path / "run.jsonl", "run file", SCHEMA, ("case",)).body
     assert ["compiler" in line for _, line in lines] == [True, False]
 
 

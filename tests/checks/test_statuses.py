@@ -15,8 +15,8 @@ from ampcheck.checks.call import plan
 from ampcheck.checks.forward import check_forward
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import Broken, CheckFailure, Unsupported
-from ampcheck.runner import outcome as outcome_of
-from ampcheck.runner.results import Result, read
+from ampcheck.runner import judge
+from ampcheck.runner.record import Result, read
 from ampcheck.spec.case import Case
 from tests.cli_support import run_pytest
 
@@ -167,10 +167,10 @@ def outcome() -> tuple[str, str]:
 def test_whose_an_exception_is(
     whose: str, when: str, error: Exception, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outcome_of.causes, "raised_by", lambda _: whose)
+    monkeypatch.setattr(judge.blame, "raised_by", lambda _: whose)
     with pytest.raises(type(error)) as caught:
         raise error
-    assert outcome_of.status_of(caught, when)[0] == status
+    assert judge.status_of(caught.value, when)[0] == status
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_whose_an_exception_is(
 )
 def test_what_pytest_makes_of_a_status(status: str, before: str, after: str, text: str | None) -> None:
     report = pytest.TestReport("node", ("file", 0, "case"), {}, before, None, "call")  # type: ignore[arg-type]
-    outcome_of.mark(report, status, "known", "said")
+    judge.mark(report, status, "known", "said")
     assert (report.outcome, report.longrepr) == (after, text)
     assert getattr(report, "wasxfail", None) == ("known" if after == "skipped" else None)
 

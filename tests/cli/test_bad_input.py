@@ -9,7 +9,7 @@ import pytest
 
 from ampcheck.devices.registry import known
 from ampcheck.errors import UsageError
-from ampcheck.runner import results
+from ampcheck.runner import record as results
 from ampcheck.runner.deviations import load
 from tests.cli_support import ROOT, refused, run, run_pytest
 

@@ -17,9 +17,8 @@ from ampcheck.cli import main
 from ampcheck.devices import registry
 from ampcheck.devices.registry import known
 from ampcheck.errors import UsageError
-from ampcheck.runner.deviations import after_deviations, load
-from ampcheck.runner.results import Result, RunWriter, read
-from ampcheck.runner.suggest import suggest
+from ampcheck.runner.deviations import after_deviations, load, suggest
+from ampcheck.runner.record import Result, RunWriter, read
 from ampcheck.spec.rules import RULES
 from tests.cli_support import MODULE, environment, refused
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.cli.progress import Progress, earlier, forecast, remaining, spoken, weights
-from ampcheck.runner.results import Result, Run, RunWriter
-from ampcheck.runner.suites import fitting
-from ampcheck.runner.supervisor.channel import WorkerPlan
-from ampcheck.runner.supervisor.ended import RunOutcome
+from ampcheck.cli.progress import RunProgress, earlier, forecast, remaining, spoken, weights
+from ampcheck.runner.record import Result, Run, RunWriter
+from ampcheck.runner.run import RunPlan, fitting
+from ampcheck.runner.summarize import RunRecorder
 
 GIB = 2**30
 
@@ -90,22 +89,22 @@ def test_the_newest_complete_run_with_the_cases_is_the_one_to_go_by(tmp_path: Pa
     assert found.path == expected
 
 
-def begun(names: str, processes: int = 1) -> RunOutcome:
+def begun(names: str, processes: int = 1) -> RunRecorder:
     """A run that has collected a case for each letter."""
-    outcome = RunOutcome([], None, None)
-    event = {"header": {"processes": processes}, "lines": ["torch 1"], "stale": [], "deselected": 0}
-    outcome.begin({**event, "cases": {key(name): {} for name in names}})
-    return outcome
+    recorder = RunRecorder(None)
+    recorder.lines = ["torch 1"]
+    recorder.begin({"processes": processes}, {key(name): {} for name in names})
+    return recorder
 
 
 def test_a_run_says_at_its_start_how_long_it_will_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written(tmp_path / "before.jsonl", "ab", 0)
-    Progress(begun("ab", 2), tmp_path).show()
+    RunProgress(begun("ab", 2), tmp_path).show()
     assert capsys.readouterr().out == "torch 1\n2 cases in 2 processes; about 10 s, going by before.jsonl\n"
 
 
 def test_a_run_that_cannot_know_says_nothing_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Progress(begun("a"), tmp_path).show()
+    RunProgress(begun("a"), tmp_path).show()
     assert capsys.readouterr().out == "torch 1\n1 case in 1 process\n"
 
 
@@ -115,7 +114,7 @@ def test_a_run_says_what_is_left(
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     outcome = begun("abcd")
-    progress = Progress(outcome, tmp_path)
+    progress = RunProgress(outcome, tmp_path)
     progress.show()
     outcome.take(result("a", 1.0))
     outcome.take(result("a", 1.0, "error"))  # its teardown broke: the same case again
@@ -138,7 +137,7 @@ def test_processes_are_as_many_as_cores_and_memory_allow() -> None:
 
 def test_few_cases_are_not_divided() -> None:
     def processes(least: int, cases: int) -> int:
-        return WorkerPlan("", 0, 8, least, (), (), 0).processes(cases)
+        return RunPlan(0, 8, least).processes(cases)
 
     assert [processes(200, cases) for cases in (0, 199, 400, 10_000)] == [1, 1, 2, 8]
     assert processes(0, 3) == 8

@@ -18,7 +18,7 @@ from ampcheck.devices.preflight import PreflightFinding, before_run, examine
 from ampcheck.devices.registry import known
 from ampcheck.devices.virtual import Virtual
 from ampcheck.errors import UsageError
-from ampcheck.runner.results import read
+from ampcheck.runner.record import read
 from ampcheck.spec.policies import closest, rows, versions
 from tests.cli_support import ROOT, run, run_pytest
 

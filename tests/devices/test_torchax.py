@@ -23,7 +23,7 @@ from ampcheck.devices.torchax import OLDEST, Torchax, TorchTorchax
 from ampcheck.errors import UsageError
 from ampcheck.observe import isolation
 from ampcheck.runner.deviations import load
-from ampcheck.runner.results import Result, read
+from ampcheck.runner.record import Result, read
 from tests.cli_support import ROOT, environment, run
 
 DEVICES = [Torchax(), TorchTorchax()]

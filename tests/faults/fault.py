@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from _pytest.mark.expression import Expression
 
-from ampcheck.runner.results import RED
+from ampcheck.runner.record import RED
 from ampcheck.spec.case import Case
 
 Inject = Callable[[], AbstractContextManager[object]]

@@ -18,7 +18,7 @@ from ampcheck.devices.registry import known
 from ampcheck.errors import MOST, Broken, CheckFailure, Difference, one_line
 from ampcheck.observe import blame
 from ampcheck.observe import recorder as observe
-from ampcheck.runner import outcome
+from ampcheck.runner.judge import raised, status_of
 from ampcheck.spec import ids
 from tests.cli_support import ROOT
 
@@ -124,15 +124,8 @@ def _circle() -> list[Any]:
     return found
 
 
-def _told(error: BaseException) -> pytest.ExceptionInfo[BaseException]:
-    """An exception as pytest tells of it."""
-    if error.__traceback__ is None:
-        error = raised_from(lambda: (_ for _ in ()).throw(error), 0)
-    return pytest.ExceptionInfo.from_exception(error)
-
-
 def _status(error: BaseException, when: str = "call") -> str:
-    return outcome.status_of(_told(error), when)[0]
+    return status_of(error, when)[0]
 
 
 def test_statuses_follow_who_is_to_blame() -> None:
@@ -166,7 +159,7 @@ def test_a_failure_carries_the_exception_that_it_speaks_of() -> None:
         str(failure)
         == "first\naten::mm raised RuntimeError: mm 7 is wrong; the same call on explicitly cast inputs succeeds"
     )
-    assert outcome.raised(_told(failure)) is error
+    assert raised(failure) is error
     assert CheckFailure(["first"], error).error is error
     assert CheckFailure(["first"]).error is None
     assert Difference("text").error is None

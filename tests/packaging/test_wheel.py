@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.runner.results import read
+from ampcheck.runner.record import read
 from tests.cli_support import LIMIT, MODULE, ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.runner.results import RED, Result, read
+from ampcheck.runner.record import RED, Result, read
 from tests.cli_support import ROOT
 
 BACKENDS = ROOT / "tests" / "backends"

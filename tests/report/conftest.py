@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ampcheck.runner.results import Result, RunWriter
+from ampcheck.runner.record import Result, RunWriter
 
 # ---- the browser
 

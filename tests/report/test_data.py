@@ -16,7 +16,7 @@ from ampcheck.report.conformance import badge
 from ampcheck.report.conformance.data import cases, device_modules, letters, script, union
 from ampcheck.report.conformance.statuses import SHOWN, number
 from ampcheck.report.history import load
-from ampcheck.runner.results import STATUSES, Result, read
+from ampcheck.runner.record import STATUSES, Result, read
 
 Make = Callable[..., Result]
 Write = Callable[..., Path]

@@ -15,7 +15,7 @@ import pytest
 from ampcheck.bench.run.runfile import SCHEMA as BENCH_SCHEMA
 from ampcheck.report import schema, site
 from ampcheck.report.outputs import OUTPUTS, definitions
-from ampcheck.runner.results import Result
+from ampcheck.runner.record import Result
 from tests.cli_support import ROOT, run
 from tests.report import made_bench
 

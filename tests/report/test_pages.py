@@ -12,9 +12,9 @@ from ampcheck.report import build
 from ampcheck.report.conformance.pages import NAV
 from ampcheck.report.history import load
 from ampcheck.report.site import render
-from ampcheck.runner.compare import GROUPS, compare
 from ampcheck.runner.deviations import Deviation
-from ampcheck.runner.results import STATUSES, read
+from ampcheck.runner.record import STATUSES, read
+from ampcheck.runner.summarize import GROUPS, compare
 
 PAGES = [*NAV.values(), "case.html"]
 DEVIATING = "eager/promote/dot-bf16-bf16-cpu"

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from ampcheck.observe import recorder as observe
-from ampcheck.runner import causes
-from ampcheck.runner.results import Result
+from ampcheck.runner.record import MISSING, Cause, Result, cause_of, cause_text, grouped, normalised
 from tests.observe.test_blame import kernel, raised_from
 
 # ---- normalised texts
@@ -34,7 +33,7 @@ from tests.observe.test_blame import kernel, raised_from
     ],
 )
 def test_what_varies_between_cases_is_left_out(one: str, other: str) -> None:
-    assert causes.normalised(one) == causes.normalised(other)
+    assert normalised(one) == normalised(other)
 
 
 @pytest.mark.parametrize(
@@ -47,18 +46,18 @@ def test_what_varies_between_cases_is_left_out(one: str, other: str) -> None:
     ],
 )
 def test_what_tells_reasons_apart_is_kept(one: str, other: str) -> None:
-    assert causes.normalised(one) != causes.normalised(other)
+    assert normalised(one) != normalised(other)
 
 
 def test_the_name_of_the_cases_own_op_is_left_out_as_a_word() -> None:
-    assert causes.normalised("no kernel for mm", "mm") == causes.normalised("no kernel for bmm", "bmm")
-    assert causes.normalised("sum.dim_IntList is new", "sum.dim_IntList") == "… is new"
-    assert causes.normalised("no mm_kernel", "mm") == "no mm_kernel"
-    assert causes.normalised("no kernel for mm", "bmm") == "no kernel for mm"
+    assert normalised("no kernel for mm", "mm") == normalised("no kernel for bmm", "bmm")
+    assert normalised("sum.dim_IntList is new", "sum.dim_IntList") == "… is new"
+    assert normalised("no mm_kernel", "mm") == "no mm_kernel"
+    assert normalised("no kernel for mm", "bmm") == "no kernel for mm"
 
 
 def test_a_text_is_bounded() -> None:
-    assert len(causes.normalised("word " * 1000)) < 310
+    assert len(normalised("word " * 1000)) < 310
 
 
 # ---- causes of a case
@@ -66,36 +65,36 @@ def test_a_text_is_bounded() -> None:
 
 def test_the_cause_of_an_exception_names_the_backends_innermost_frame() -> None:
     error = raised_from(lambda: observe.map_tensors(torch.ones(2), lambda _: kernel("mm")))
-    assert causes.text("fail", "aten::mm raised", "downcast", "mm", error) == (
+    assert cause_text("fail", "aten::mm raised", "downcast", "mm", error) == (
         "fail: RuntimeError: … is wrong (test_blame.py in kernel)"
     )
-    assert causes.text("broken", "aten::mm raised", "downcast", "mm", error).startswith("broken: RuntimeError: …")
+    assert cause_text("broken", "aten::mm raised", "downcast", "mm", error).startswith("broken: RuntimeError: …")
 
 
 def test_two_exceptions_in_one_function_are_two_causes_and_sentences_about_one_are_one() -> None:
     one, other = (raised_from(lambda what=what: kernel(what), 1) for what in ("value", "mm"))  # type: ignore[misc]
-    assert causes.text("fail", "x", "downcast", "mm", one) != causes.text("fail", "x", "downcast", "mm", other)
-    assert causes.text("fail", "first sentence", "downcast", "mm", one) == causes.text("fail", "2nd", "upcast", "", one)
+    assert cause_text("fail", "x", "downcast", "mm", one) != cause_text("fail", "x", "downcast", "mm", other)
+    assert cause_text("fail", "first sentence", "downcast", "mm", one) == cause_text("fail", "2nd", "upcast", "", one)
 
 
 def test_what_raised_inside_of_a_compiled_program_is_on_the_last_line() -> None:
     error = RuntimeError("The following operation failed:\n  File x, line 3\nRuntimeError: no kernel for mm")
-    assert causes.text("fail", "x", "downcast", "mm", error) == "fail: RuntimeError: RuntimeError: no kernel for …"
+    assert cause_text("fail", "x", "downcast", "mm", error) == "fail: RuntimeError: RuntimeError: no kernel for …"
 
 
 def test_without_an_exception_the_rule_belongs_to_the_cause() -> None:
     message = (
         "argument 0 of aten::mm was given as fp32; expected bf16 (rule downcast: arguments (all) are cast)\nsecond"
     )
-    cause = causes.text("fail", message, "downcast", "mm")
+    cause = cause_text("fail", message, "downcast", "mm")
     assert cause == "fail: argument … of … was given as …; expected … (rule downcast)"
-    assert causes.text("fail", message, "promote", "mm") != cause
+    assert cause_text("fail", message, "promote", "mm") != cause
     seen = [
-        causes.text("fail", f"state: got {a}; expected {b}", "state") for a, b in (("(True, 'x')", 1), ("[]", "None"))
+        cause_text("fail", f"state: got {a}; expected {b}", "state") for a, b in (("(True, 'x')", 1), ("[]", "None"))
     ]
     assert seen == ["fail: state: got …; expected … (rule state)"] * 2
-    assert causes.text("fail", "depth: got 1; expected 2", "state") not in seen
-    crash = causes.text("crash", "the process ended with signal SIGSEGV", "downcast", where="kernels.py in mm")
+    assert cause_text("fail", "depth: got 1; expected 2", "state") not in seen
+    crash = cause_text("crash", "the process ended with signal SIGSEGV", "downcast", where="kernels.py in mm")
     assert crash == "crash: the process ended with signal SIGSEGV (kernels.py in mm)"
 
 
@@ -111,7 +110,7 @@ def test_groups_come_in_order_of_size_with_the_shortest_program_as_example() -> 
     small = [result("a", cause="fail: small", torch="one")]
     large = [result("b", cause="fail: large", torch="three"), result("c", cause="fail: large", torch="two")]
     green = [result("d", "pass"), result("e", "deviation", cause="fail: large")]
-    found = causes.grouped([*small, *large, *green])
+    found = grouped([*small, *large, *green])
     assert [(cause.text, len(cause.results), cause.example.op) for cause in found] == [
         ("fail: large", 2, "c"),
         ("fail: small", 1, "a"),
@@ -120,13 +119,13 @@ def test_groups_come_in_order_of_size_with_the_shortest_program_as_example() -> 
 
 def test_a_run_file_without_causes_has_them_from_its_messages() -> None:
     old = [result(op, message=f"argument {n} of aten::{op} was given as fp32") for n, op in enumerate(("mm", "bmm"))]
-    (cause,) = causes.grouped([*old, result("x", "pass")])
+    (cause,) = grouped([*old, result("x", "pass")])
     assert cause.text == "fail: argument … of … was given as … (rule downcast)"
-    assert causes.of(result("gone", "missing")) == causes.MISSING
+    assert cause_of(result("gone", "missing")) == MISSING
 
 
 def test_a_wide_cause_is_cut_before_its_place() -> None:
-    cause = causes.Cause("fail: " + "w" * 300 + " (ops.py in mm)", ())
+    cause = Cause("fail: " + "w" * 300 + " (ops.py in mm)", ())
     assert len(cause.line(100)) == 100
     assert cause.line(100).endswith("ww… (ops.py in mm)")
-    assert causes.Cause("fail: short (rule x)", ()).line() == "fail: short (rule x)"
+    assert Cause("fail: short (rule x)", ()).line() == "fail: short (rule x)"

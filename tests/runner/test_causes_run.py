@@ -14,12 +14,11 @@ from xml.etree import ElementTree as xml
 
 import pytest
 
-from ampcheck.runner import causes, summary
-from ampcheck.runner.compare import merge
-from ampcheck.runner.deviations import load
-from ampcheck.runner.reproducing import NO, YES, reproduce
-from ampcheck.runner.results import RED, Result, Run, RunWriter, read
-from ampcheck.runner.suggest import ENTRIES, GLOBS, as_toml, suggest
+from ampcheck.runner import summarize as summary
+from ampcheck.runner.deviations import ENTRIES, GLOBS, as_toml, load, suggest
+from ampcheck.runner.record import RED, Result, Run, RunWriter, grouped, read
+from ampcheck.runner.run import NO, YES, reproduce
+from ampcheck.runner.summarize import merge
 from tests.cli_support import LIMIT, ROOT, environment, run_pytest
 
 BACKENDS = ROOT / "tests" / "backends"
@@ -46,7 +45,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 def test_three_faults_are_three_causes_in_order_of_size(found: Found) -> None:
-    groups = causes.grouped(found.run.results.values())
+    groups = grouped(found.run.results.values())
     assert len(found.run.results) > 60
     assert [cause.text[: len(want)] for cause, want in zip(groups, (MM, ADDMM, EXP), strict=True)] == [MM, ADDMM, EXP]
     assert [{r.op for r in cause.results} for cause in groups] == [{"mm"}, {"addmm"}, {"exp"}]
@@ -76,7 +75,7 @@ def test_the_first_screen_names_the_causes(found: Found) -> None:
     whole = ("pytest", "failed: preflight")  # told in full, as each says what to do
     assert max(len(line) for line in screen.splitlines() if not line.strip().startswith(whole)) <= 210
     lines = screen.splitlines()
-    for cause in causes.grouped(found.run.results.values()):
+    for cause in grouped(found.run.results.values()):
         at = lines.index(f"{len(cause.results):>6}  {cause.line()}")
         assert lines[at + 1].startswith(f"        such as {cause.example.key}; in plain torch it ")
         assert lines[at + 2] == f"        {cause.example.pytest}"
@@ -271,11 +270,11 @@ def test_a_program_is_judged_by_what_it_shows(program: str, fields: dict[str, st
 
 
 def test_a_program_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ampcheck.runner.reproducing.LIMIT", 1.0)
+    monkeypatch.setattr("ampcheck.runner.run.LIMIT", 1.0)
     forever = "import time\nwhile True: time.sleep(1)"
     assert said(forever, status="timeout") == YES
     assert said(forever) == f"{NO} (it did not end within 1 s)"
-    monkeypatch.setattr("ampcheck.runner.reproducing.TOGETHER", 0.0)
+    monkeypatch.setattr("ampcheck.runner.run.TOGETHER", 0.0)
     assert said(forever) == "was not run, for want of time"
 
 

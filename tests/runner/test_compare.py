@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ampcheck.errors import UsageError
-from ampcheck.runner.compare import compare, devices, interrupted, merge
-from ampcheck.runner.results import SCHEMA, STATUSES, Result, Run, read
+from ampcheck.runner.record import SCHEMA, STATUSES, Result, Run, read
+from ampcheck.runner.summarize import compare, devices, interrupted, merge
 
 CPU = {"name": "cpu", "has_values": True}
 CUDA = {"name": "cuda", "has_values": True}

@@ -21,8 +21,9 @@ import torch
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import OWN, known, select
 from ampcheck.observe.dispatcher import compiled
-from ampcheck.runner import deviations, results
+from ampcheck.runner import deviations
 from ampcheck.runner.deviations import JIT, KERNELS, SHARED, Deviation, KnownDeviations, after_deviations, load
+from ampcheck.runner.record import read
 from ampcheck.spec.case import deviation_name
 from scripts.findings import OUTSIDE, Finding
 from scripts.findings import load as load_findings
@@ -264,7 +265,7 @@ def test_a_run_holds_every_difference_against_the_entries(tmp_path: Path, raises
     (tmp_path / "mine.toml").write_text(as_toml(entry(raises=raises)), encoding="utf-8")
     options = ("--device=cpu", "--deviations=mine.toml", "--run-file=run.jsonl", "-p", "ampcheck.runner.plugin")
     done = run_pytest(tmp_path, "suites", "--import-mode=importlib", f"--rootdir={tmp_path}", *options)
-    found = {result.op: result for result in results.read(tmp_path / "run.jsonl").results.values()}
+    found = {result.op: result for result in read(tmp_path / "run.jsonl").results.values()}
     assert [found[name].status for name in NAMES] == statuses, done.stdout
     assert "first: got 1; expected 2" in found["noted_before_it_raised"].message
     assert "ValueError: second" in found["noted_before_it_raised"].message

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampcheck.runner.results import Run, read
+from ampcheck.runner.record import Run, read
 from tests.cli_support import LIMIT, environment
 
 pytestmark = pytest.mark.nightly

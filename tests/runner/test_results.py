@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.runner import results
+from ampcheck.runner import record as results
 from tests.cli_support import refused
 
 

@@ -13,11 +13,10 @@ from xml.etree import ElementTree as xml
 
 import pytest
 
-from ampcheck.runner import suites
-from ampcheck.runner.compare import first_line, merge
-from ampcheck.runner.results import RED, Run, read
-from ampcheck.runner.supervisor.ended import RunOutcome
-from ampcheck.runner.supervisor.loop import Supervisor
+from ampcheck.runner.record import RED, Run, read
+from ampcheck.runner.run import Supervisor, suites_folder
+from ampcheck.runner.run import environment as child_environment
+from ampcheck.runner.summarize import RunRecorder, first_line, merge
 from ampcheck.spec.ids import Shard
 from tests.cli_support import LIMIT, MODULE, ROOT, environment, interrupted, refused, run, run_pytest
 
@@ -403,11 +402,11 @@ def test_further_processes_start_where_there_are_cases_for_them(
 ) -> None:
     monkeypatch.chdir(folder)
     path = folder / f"least{least}" / "one.jsonl"
-    root = suites.folder()
+    root = suites_folder()
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "ampcheck" / "pytest.ini"), f"--rootdir={root.parent}"]
-    outcome = RunOutcome([], path, None)
+    outcome = RunRecorder(path)
     arguments = [*command, "-p", "ampcheck.runner.plugin", "-q", *PRODUCTS, str(SUITE)]
-    Supervisor(arguments, suites.environment(2), outcome, processes=2, least=least).run()
+    Supervisor(arguments, child_environment(2), outcome, processes=2, least=least).run()
     outcome.finish()
     found = read(path)
     assert found.header["processes"] == outcome.processes == processes
@@ -428,10 +427,11 @@ def test_a_baseline_excuses_what_it_lists_alone(folder: Path, whole: Run) -> Non
     assert f"baseline baseline.txt: {len(red)} cases are failing as it says" in done.stdout
 
     new, other, mended = "eager/downcast/mm-fp32-fp16-swapped", "eager/downcast/addmm-fp32-fp16-swapped", "mm-fp32-bf16"
-    head, *entries = text.split("\neager/")
-    entries = [entry for entry in entries if not entry.startswith(new.removeprefix("eager/"))]
-    changed = "\neager/".join([head, *entries]).replace(f"{other}: fail\n  - ", f"{other}: fail\n  - else ")
-    (folder / "baseline.txt").write_text(f"{changed}eager/downcast/{mended}-swapped: fail\n  - something\n")
+    entries = [entry for entry in text.split("\n\n") if f'"{new}"' not in entry and f'"{other}"' not in entry]
+    assert len(entries) == len(text.split("\n\n")) - 2
+    made = '[[deviation]]\nkind = "baseline"\ncases = ["{}"]\nstatus = "fail"\ndifferences = ["something"]'
+    entries += [made.format(key) for key in (other, f"eager/downcast/{mended}-swapped")]
+    (folder / "baseline.txt").write_text("\n\n".join(entries))
     done = run(folder, *EAGER, *options, "--run-file=changed/one.jsonl")
     assert done.returncode == 1, done.stdout + done.stderr
     found = read(folder / "changed" / "one.jsonl")

@@ -13,8 +13,7 @@ from ampcheck.devices.registry import known
 from ampcheck.programs.regions import Program
 from ampcheck.programs.regions.explore import EXAMPLES, RegionExplorer
 from ampcheck.programs.regions.strategies import programs
-from ampcheck.runner.results import read
-from ampcheck.runner.seeds import FIXED, of_programs
+from ampcheck.runner.record import FIXED_SEED, read, seed_of_programs
 from tests.cli_support import ROOT, run, run_pytest
 
 CPU = known()["cpu"]
@@ -37,19 +36,19 @@ def test_a_seed_decides_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = _drawn(monkeypatch)
     assert len(usual) > EXAMPLES // 2
     assert usual == _drawn(monkeypatch, seed=7)  # only a nightly run takes one
-    assert usual == _drawn(monkeypatch, nightly=True, seed=FIXED)
+    assert usual == _drawn(monkeypatch, nightly=True, seed=FIXED_SEED)
     assert usual != _drawn(monkeypatch, nightly=True, seed=7)
 
 
 def test_which_seed_a_run_has() -> None:
-    assert of_programs(False) == of_programs(False, 7) == FIXED
-    assert of_programs(True, "12") == of_programs(True, 12) == 12
-    assert of_programs(True, "night") == of_programs(True, "night") != of_programs(True, "day")
-    assert of_programs(True) in (_today(), _today() - 1)
+    assert seed_of_programs(False) == seed_of_programs(False, 7) == FIXED_SEED
+    assert seed_of_programs(True, "12") == seed_of_programs(True, 12) == 12
+    assert seed_of_programs(True, "night") == seed_of_programs(True, "night") != seed_of_programs(True, "day")
+    assert seed_of_programs(True) in (_today(), _today() - 1)
 
 
 @pytest.mark.parametrize(
-    ("options", "seed"), [((), FIXED), (("--nightly", "--hypothesis-seed=7"), 7), (("--nightly",), None)]
+    ("options", "seed"), [((), FIXED_SEED), (("--nightly", "--hypothesis-seed=7"), 7), (("--nightly",), None)]
 )
 def test_a_run_file_has_the_seed(options: tuple[str, ...], seed: int | None, tmp_path: Path) -> None:
     path, before = tmp_path / "run.jsonl", _today()

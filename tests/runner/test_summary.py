@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampcheck.runner import summary
+from ampcheck.runner import summarize as summary
 from tests.report.conftest import made
 
 

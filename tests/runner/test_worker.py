@@ -10,18 +10,18 @@ import pytest
 
 from ampcheck.runner.worker import Worker
 
+ANSWERS = "import os, signal, sys, time\nfrom ampcheck.runner.worker import Channel, answers\n"
 SERVES = """
-import json, sys
-from ampcheck.runner.worker import answers
-lines = answers()
-print("a library's chatter")
+channel = Channel()
+print("a library's chatter", flush=True)
+os.write(1, b"and what C++ prints\\n")
 for line in sys.stdin:
-    lines.write(json.dumps({"heard": line.strip()}) + "\\n")
+    channel.send({"heard": line.strip()})
 """
 
 
 def started(code: str, given: object = None) -> Worker:
-    return Worker([sys.executable, "-c", code], {**os.environ, "PYTHONPATH": os.getcwd()}, given)
+    return Worker([sys.executable, "-c", ANSWERS + code], {**os.environ, "PYTHONPATH": os.getcwd()}, given)
 
 
 def running(process: int) -> bool:
@@ -32,14 +32,17 @@ def running(process: int) -> bool:
     return True
 
 
-def test_it_answers_what_it_is_told() -> None:
+def test_it_answers_what_it_is_told_and_keeps_what_is_printed() -> None:
     with started(SERVES) as worker:
         for word in ("one", "two"):
             worker.tell(word)
             assert worker.hear(60) == {"heard": word}
         with pytest.raises(TimeoutError):
             worker.hear(0.01)
-    assert worker.last_line() == "a library's chatter"
+        assert list(worker.events()) == []
+        assert worker.ended() is None
+    assert worker.last_line() == "and what C++ prints"
+    assert "a library's chatter" in worker.printed()
 
 
 def test_what_is_given_ends_its_input() -> None:
@@ -50,33 +53,52 @@ def test_what_is_given_ends_its_input() -> None:
 
 
 def test_a_line_may_come_in_parts() -> None:
-    pause = "print({!r}, end='', flush=True); time.sleep(.05)\n"
-    with started("import time\n" + "".join(map(pause.format, ("[1,", " 2]\n[3", "]\n")))) as worker:
+    pause = "file.write({!r}); file.flush(); time.sleep(.05)\n"
+    with started("file = answers()\n" + "".join(map(pause.format, ("[1,", " 2]\n[3", "]\n")))) as worker:
         assert [worker.hear(60), worker.hear(60), worker.hear(60)] == [[1, 2], [3], None]
 
 
+def test_events_are_all_that_came_and_never_waited_for() -> None:
+    with started("c = Channel(); [c.send([n]) for n in range(3)]; sys.stdin.read(); c.send([3])", None) as worker:
+        found: list[object] = [worker.hear(60)]
+        while len(found) < 3:
+            found += worker.events()
+        assert list(worker.events()) == []
+        assert found == [[0], [1], [2]]
+
+
 @pytest.mark.parametrize(
-    ("code", "how"),
+    ("code", "reason"),
     [
-        ("raise SystemExit('no such thing')", "with exit code 1: no such thing"),
-        ("import os; os._exit(7)", "with exit code 7"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "by signal 9"),
-        ("print('[1]', flush=True); raise SystemExit(3)", "with exit code 3"),
+        ("raise SystemExit('no such thing')", "exit code 1: no such thing"),
+        ("os._exit(7)", "exit code 7"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "signal SIGKILL"),
+        (
+            "def bad(): os.kill(os.getpid(), signal.SIGSEGV)\nbad()",
+            "signal SIGSEGV; it was in bad (<string>:3)",
+        ),
+        ("Channel().send([1]); raise SystemExit(3)", "exit code 3"),
+        # What it started holds its pipe open.
+        ("os.fork() or time.sleep(600); os._exit(5)", "exit code 5"),
     ],
 )
-def test_how_it_ended(code: str, how: str) -> None:
+def test_how_it_ended(code: str, reason: str) -> None:
     with started(code) as worker:
         assert worker.answer(60) is None
-        assert worker.how() == how
+        assert worker.reason().startswith(reason)
+        assert reason.startswith(worker.how()) or worker.how().startswith(reason)
 
 
-def test_an_answer_that_takes_too_long() -> None:
-    with started("import time; print('[1]', flush=True); time.sleep(600)") as worker, pytest.raises(TimeoutError):
-        worker.answer(2)
+def test_an_answer_that_takes_too_long_and_where_it_was() -> None:
+    with started("def slow(): Channel().send([1]); time.sleep(600)\nslow()") as worker:
+        with pytest.raises(TimeoutError):
+            worker.answer(3)
+        worker.abort()
+        assert worker.where().startswith("; it was in slow (<string>:3)")
 
 
 def interrupted(seen: list[int]) -> None:
-    with started("import os, time; print(os.getpid(), flush=True); time.sleep(600)") as worker:
+    with started("Channel().send(os.getpid()); time.sleep(600)") as worker:
         seen.append(worker.hear(60))
         raise KeyboardInterrupt
 
@@ -89,7 +111,7 @@ def test_an_interrupt_ends_it() -> None:
 
 
 def test_telling_one_that_ended_is_no_error() -> None:
-    with started("import os; os._exit(0)") as worker:
+    with started("os._exit(0)") as worker:
         assert worker.hear(60) is None
         time.sleep(0.05)
         for _ in range(3):

@@ -257,7 +257,7 @@ def _measured(plan: AdvicePlan, limit: float) -> Found:
             text = f"measuring {plan.step} took more than {limit:.0f} s; make it smaller, or --quick"
             raise UsageError(text) from error
         if said is None:
-            raise UsageError(f"the process that measured {plan.step} ended {worker.how()}")
+            raise UsageError(f"the process that measured {plan.step} ended with {worker.reason()}")
     if "usage" in said:
         raise UsageError(said["usage"])
     return Found(**said["found"])

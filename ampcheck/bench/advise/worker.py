@@ -26,7 +26,7 @@ from ampcheck.bench.torch_private import dynamo_config
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import select
 from ampcheck.errors import UsageError, one_line
-from ampcheck.runner.worker import answers
+from ampcheck.runner.worker import Channel
 
 STEP = "step"
 """The name of the user's step as a workload."""
@@ -74,15 +74,14 @@ class Found:
 def main() -> None:
     """Measure what the plan on standard input says, and give what was found, or the sentence of a UsageError."""
     plan = AdvicePlan(**json.load(sys.stdin))
-    lines = answers()
+    channel = Channel()
     pin(plan.threads, plan.process)
     warnings.simplefilter("ignore")  # the user's program is judged elsewhere
     try:
         said: dict[str, Any] = {"found": asdict(measure(plan))}
     except UsageError as error:
         said = {"usage": str(error)}
-    lines.write(json.dumps(said) + "\n")
-    lines.close()
+    channel.send(said)
 
 
 def measure(plan: AdvicePlan) -> Found:

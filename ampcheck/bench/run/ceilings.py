@@ -7,7 +7,6 @@ runs in a separate process, as it asks the device.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -17,7 +16,7 @@ from ampcheck.bench.core.model import AA, Group
 from ampcheck.bench.core.peaks import Peaks
 from ampcheck.bench.run import summary
 from ampcheck.bench.run.group import environment
-from ampcheck.runner.worker import Worker, answers
+from ampcheck.runner.worker import Channel, Worker
 
 _LIMIT = 120.0
 """Seconds after which a device is taken to have no ceiling."""
@@ -69,7 +68,7 @@ def main(arguments: Sequence[str]) -> None:
     from ampcheck.devices.registry import select
 
     name, threads, seconds, *modules = arguments
-    channel = answers()
+    channel = Channel()
     pin(int(threads), 0)
     (device,) = select([name], modules)
     with device.activate():
@@ -77,7 +76,7 @@ def main(arguments: Sequence[str]) -> None:
         found = peaks.known(model) if model else None
         if found is None:
             found = peaks.measure(clock(device), peaks.torch_loads(device.type), name, float(seconds))
-    channel.write(json.dumps(asdict(found)) + "\n")
+    channel.send(asdict(found))
 
 
 if __name__ == "__main__":

@@ -280,7 +280,9 @@ class _Worker(Worker):
 
     def end(self) -> str:
         """Say how it ended."""
-        return f"took more than {self._mode.limit:.0f} s" if self.timed_out else f"the process ended {self.how()}"
+        return (
+            f"took more than {self._mode.limit:.0f} s" if self.timed_out else f"the process ended with {self.reason()}"
+        )
 
 
 def environment(threads: int) -> dict[str, str]:

@@ -16,7 +16,7 @@ from ampcheck.bench.core import peaks
 from ampcheck.bench.core.model import AA, VERDICTS, Group, Rounds, VariantResult
 from ampcheck.bench.run.summary import estimated_beside_default, judge_again, share, summarize
 from ampcheck.errors import UsageError
-from ampcheck.runner import jsonl
+from ampcheck.runner import record as records
 
 SCHEMA, OLDER = "bench-3", ("bench-2", "bench-1")
 _NAMES = {
@@ -52,7 +52,7 @@ class BenchWriter:
     """Writes a benchmark file; what each process measured is on disk when `rounds` returns."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        self._file = jsonl.JsonlWriter(path, WHAT, {"schema": SCHEMA, **header})
+        self._file = records.JsonlWriter(path, WHAT, {"schema": SCHEMA, **header})
         self.path = path
 
     def rounds(self, measured: Rounds) -> None:
@@ -66,9 +66,9 @@ class BenchWriter:
         self._file.close(footer)
 
 
-def lines_of(path: Path) -> jsonl.Lines:
+def lines_of(path: Path) -> records.Lines:
     """Read the lines of a benchmark file, with the names of `SCHEMA`. Raises UsageError as `read` does."""
-    lines = jsonl.read(path, WHAT, SCHEMA, ("rounds", "group"), older=OLDER)
+    lines = records.read_lines(path, WHAT, SCHEMA, ("rounds", "group"), older=OLDER)
     if lines.header["schema"] in OLDER:
         lines.body = [(number, _renamed(line)) for number, line in lines.body]
     return lines

@@ -17,13 +17,13 @@ import warnings
 from dataclasses import asdict
 
 from ampcheck.bench.core.model import BenchPlan, Rounds
-from ampcheck.runner.worker import answers
+from ampcheck.runner.worker import Channel
 
 
 def main() -> None:
     """Measure what the plan on standard input says."""
     plan = BenchPlan(**json.load(sys.stdin))
-    lines = answers()
+    channel = Channel()
     pin(plan.threads, plan.process)
     warnings.simplefilter("ignore")  # a compiler's advice does not matter here
     from ampcheck.bench.run.measure import Measurer
@@ -32,13 +32,13 @@ def main() -> None:
     given_up = plan.given_up
 
     def say(variant: str, what: str) -> None:
-        lines.write(json.dumps({"variant": [variant, what]}) + "\n")
+        channel.send({"variant": [variant, what]})
 
     with measurer.device.activate():
         for workload, compiler in plan.tasks:
-            lines.write(json.dumps({"begin": [workload, compiler]}) + "\n")
+            channel.send({"begin": [workload, compiler]})
             found = measurer.measure(workload, compiler, say, given_up)
-            lines.write(json.dumps({"rounds": asdict(found)}) + "\n")
+            channel.send({"rounds": asdict(found)})
             given_up = {}
             gc.collect()
 

@@ -130,7 +130,7 @@ def _results(
                 done += 1
                 progress(_line(tpu, tasks, done))
             if left:
-                ended = ended or f"the process ended {worker.how()}"
+                ended = ended or f"the process ended with {worker.reason()}"
                 yield left.pop(0), VariantResult(tasks[done][1], "not measured", ended)
                 done += 1
 

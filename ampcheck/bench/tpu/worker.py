@@ -17,18 +17,18 @@ from ampcheck.bench.tpu.estimate import estimate
 from ampcheck.bench.tpu.variants import variant_result
 from ampcheck.bench.workloads import catalogue
 from ampcheck.errors import one_line
-from ampcheck.runner.compare import first_line
-from ampcheck.runner.worker import answers
+from ampcheck.runner.summarize import first_line
+from ampcheck.runner.worker import Channel
 
 
 def main() -> None:
     """Estimate what standard input says: {"tpu": a name, "tasks": pairs of workload and precision}."""
     given = json.load(sys.stdin)
-    lines = answers()
+    channel = Channel()
     warnings.simplefilter("ignore")
     for workload, precision in given["tasks"]:
         variant = estimated(workload, precision, given["tpu"])
-        lines.write(json.dumps(dataclasses.asdict(variant)) + "\n")
+        channel.send(dataclasses.asdict(variant))
         gc.collect()
 
 

@@ -24,7 +24,7 @@ from ampcheck.programs.compiled.strategies import FUZZED, CompiledProgram, progr
 from ampcheck.programs.search import search
 from ampcheck.reproduce import snippets
 from ampcheck.reproduce.common import COMPILED, assembled
-from ampcheck.runner import seeds
+from ampcheck.runner.record import seed_of_programs
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 from ampcheck.tools.lint import defined
 from ampcheck.tools.lint.record import state
@@ -42,7 +42,7 @@ class Fuzzer:
 
     def __init__(self, device: Device, compiler: str, *, nightly: bool = False, seed: str | int | None = None) -> None:
         self.device, self.compiler, self._make = device, FUZZED[compiler], COMPILERS[compiler].make
-        self.nightly, self.seed = nightly, seeds.of_programs(nightly, seed)
+        self.nightly, self.seed = nightly, seed_of_programs(nightly, seed)
         self.compared = 0
 
     def difference(self, program: CompiledProgram) -> str | None:

@@ -17,7 +17,7 @@ from ampcheck.programs.regions.model import compare, known_bugs_hit, model
 from ampcheck.programs.regions.render import render
 from ampcheck.programs.regions.steps import Program
 from ampcheck.programs.search import search
-from ampcheck.runner import seeds
+from ampcheck.runner.record import seed_of_programs
 
 EXAMPLES = 30
 NIGHTLY = 1500
@@ -34,14 +34,14 @@ class RegionExplorer:
     """Draws programs over a device and a second one, runs each, and compares.
 
     `nightly`: draw `NIGHTLY` instead of `EXAMPLES` programs, from `seed`, or where that is None from the day's date.
-    Not nightly, the programs are always the same; see `ampcheck.runner.seeds`.
+    Not nightly, the programs are always the same; see `ampcheck.runner.record.seed_of_programs`.
     """
 
     def __init__(self, device: Device, *, nightly: bool = False, seed: str | int | None = None) -> None:
         self.devices = (device, second(device))
         self.facts = facts(self.devices)
         self.nightly = nightly
-        self.seed = seeds.of_programs(nightly, seed)
+        self.seed = seed_of_programs(nightly, seed)
         self.compared = 0
         """How many states, dtypes and casts were compared with the model so far."""
 

@@ -13,7 +13,7 @@ from ampcheck.programs.scaler.run import ScalerRun
 from ampcheck.programs.scaler.steps import ScalerProgram
 from ampcheck.programs.scaler.strategies import programs
 from ampcheck.programs.search import search
-from ampcheck.runner import seeds
+from ampcheck.runner.record import seed_of_programs
 
 EXAMPLES = 50
 COMPILED = 12
@@ -27,13 +27,13 @@ class ScalerExplorer:
     """Draws programs for a device, runs each, and compares.
 
     `nightly`: draw `NIGHTLY` programs, not `EXAMPLES` or `COMPILED`, from `seed`, or where that is None from the day's
-    date. Not nightly, the programs are always the same; see `ampcheck.runner.seeds`.
+    date. Not nightly, the programs are always the same; see `ampcheck.runner.record.seed_of_programs`.
     """
 
     def __init__(self, device: Device, *, nightly: bool = False, seed: str | int | None = None) -> None:
         self.device = device
         self.nightly = nightly
-        self.seed = seeds.of_programs(nightly, seed)
+        self.seed = seed_of_programs(nightly, seed)
         self.compared = 0
         """How many values were compared with the model so far."""
 

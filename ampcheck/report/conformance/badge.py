@@ -8,9 +8,17 @@ from html import escape
 from ampcheck.report.conformance.pages import judged, used
 from ampcheck.report.conformance.statuses import SHOWN, number
 from ampcheck.report.history import History, expected, is_red, ran, reproduced, stale, virtual
-from ampcheck.runner.compare import GROUPS, Comparison, compare, devices, first_line, interrupted, markdown
-from ampcheck.runner.results import Run
-from ampcheck.runner.summary import causes_markdown
+from ampcheck.runner.record import Run
+from ampcheck.runner.summarize import (
+    GROUPS,
+    Comparison,
+    causes_markdown,
+    compare,
+    devices,
+    first_line,
+    interrupted,
+    markdown,
+)
 
 LABEL = "ampcheck"
 COLORS = {"green": "#2f7d43", "red": "#b3261e", "grey": "#6b7280"}

@@ -14,9 +14,8 @@ from typing import Any
 
 from ampcheck.report.conformance.statuses import SHOWN
 from ampcheck.report.history import History, expected, ran, reproduced, virtual
-from ampcheck.runner import causes
-from ampcheck.runner.compare import devices, interrupted
-from ampcheck.runner.results import RED, STATUSES, Result, Run
+from ampcheck.runner.record import RED, STATUSES, Result, Run, cause_of
+from ampcheck.runner.summarize import devices, interrupted
 from ampcheck.spec.ids import op_token
 from ampcheck.spec.rules import RULES, Rule
 
@@ -130,7 +129,7 @@ def details(history: History) -> dict[str, Any]:
 
 
 def _cause(result: Result | None) -> str:
-    return causes.of(result) if result and result.status in RED else ""
+    return cause_of(result) if result and result.status in RED else ""
 
 
 def device_modules(run: Run) -> str:

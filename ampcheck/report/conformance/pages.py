@@ -15,11 +15,10 @@ from ampcheck.errors import UsageError
 from ampcheck.report.conformance.data import run_names
 from ampcheck.report.conformance.statuses import SHOWN, Status, number
 from ampcheck.report.history import History, expected, is_red, ran, reproduced, stale, virtual
-from ampcheck.runner import compare as comparing
-from ampcheck.runner.causes import Cause, grouped
-from ampcheck.runner.compare import devices, interrupted
+from ampcheck.runner import summarize as comparing
 from ampcheck.runner.deviations import Deviation
-from ampcheck.runner.results import Result, Run
+from ampcheck.runner.record import Cause, Result, Run, grouped
+from ampcheck.runner.summarize import devices, interrupted
 from ampcheck.spec.rules import RULES
 
 NAV = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ampcheck.runner.results import RED
+from ampcheck.runner.record import RED
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ _ALL = (
 )
 
 SHOWN = {status.name: status for status in _ALL}
-"""Every status of `ampcheck.runner.results.STATUSES`, by name, in that order."""
+"""Every status of `ampcheck.runner.record.STATUSES`, by name, in that order."""
 
 
 def number(count: int) -> str:

@@ -1,0 +1,464 @@
+"""Run the suites in child processes, so that a case which ends its process or hangs costs that one case.
+
+A child is a pytest run with `--supervised`: it reads a plan, which says which cases are its own, and answers with
+events (`ampcheck.runner.plugin`). The supervisor follows its children and starts a fresh one for the remaining cases
+where one died. Here are also the place of the suites, their command line, and the run of a case's plain torch lines.
+Needs no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from zlib import crc32
+
+from ampcheck.errors import HarnessError, UsageError
+from ampcheck.runner.record import RED, Result, cause_text, seed_of_programs, unmeasured
+from ampcheck.runner.summarize import RunRecorder
+from ampcheck.runner.worker import Worker
+from ampcheck.spec.ids import Shard
+
+# ---- the suites, and how pytest is called
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+_NEEDED = 2 * 2**30
+"""Bytes of memory that a process may need, with torch and JAX loaded."""
+
+
+def suites_folder() -> Path:
+    """Return the folder of the suites: inside an installed package, beside it in a checkout.
+
+    Raises UsageError where it is in neither.
+    """
+    for place in (_PACKAGE / "suites", _PACKAGE.parent / "suites"):
+        if (place / "eager").is_dir():
+            return place
+    raise UsageError(f"the suites are neither in {_PACKAGE} nor beside it; install ampcheck again")
+
+
+def suite_by_name(name: str) -> str:
+    """Return the path of a suite, or of a file of one, from its module name; "" where there is none.
+
+    "ampcheck.suites.eager" is a folder. A node id may follow the name of a file:
+    "ampcheck.suites.eager.test_ops::test_promote".
+    """
+    module, colons, rest = name.partition("::")
+    head, *parts = module.removeprefix("ampcheck.").split(".")
+    if head != "suites" or not module.startswith("ampcheck."):
+        return ""
+    path = suites_folder().joinpath(*parts)
+    found = path if path.is_dir() else path.with_suffix(".py")
+    return f"{found}{colons}{rest}" if found.exists() else ""
+
+
+def suite_names() -> list[str]:
+    """Return the suites there are."""
+    return sorted(path.name for path in suites_folder().iterdir() if any(path.rglob("test_*.py")))
+
+
+def pytest_command(args: argparse.Namespace) -> list[str]:
+    """Return the pytest command line for options of `ampcheck run`. Raises UsageError for an unknown suite or shard."""
+    root = suites_folder()
+    for name in args.suite:
+        if name not in suite_names():
+            raise UsageError(f"there is no suite named {name!r}; there are {', '.join(suite_names())}")
+    out = [sys.executable, "-m", "pytest", "-c", str(_PACKAGE / "pytest.ini"), f"--rootdir={root.parent}"]
+    out += [f"--confcutdir={root}", "-p", "ampcheck.runner.plugin", "-q", "--no-header", "--tb=no"]
+    out += ["--capture=sys"]  # what a dying process says below Python stays in its log
+    for option in ("device", "device_module", "op", "rule", "compiler", "amp_dtype", "deviations"):
+        out += [f"--{option.replace('_', '-')}={value}" for value in getattr(args, option)]
+    if args.shard is not None:
+        out += [f"--shard={Shard.parse(args.shard)}"]
+    if args.last_failed is not None:
+        out += [f"--red-in={args.last_failed}"]
+    if args.keyword is not None:
+        out += ["-k", args.keyword]
+    if args.manifest is not None:
+        out += [f"--manifest={args.manifest}"]
+    if args.baseline is not None:
+        out += [f"--baseline={args.baseline}"]
+    if args.no_deviations:
+        out += ["--no-deviations"]
+    if args.smoke:
+        out += ["--smoke"]
+    if args.nightly:
+        out += ["--nightly", f"--hypothesis-seed={seed_of_programs(True)}"]  # the same one in every child
+    return [*out, *([str(root / name) for name in dict.fromkeys(args.suite)] or [str(root)])]
+
+
+def environment(processes: int) -> dict[str, str]:
+    """Return the environment of a child: it finds this ampcheck and the user's modules, and shares the cores."""
+    env = dict(os.environ)
+    env.pop("PYTEST_ADDOPTS", None)
+    here = _PACKAGE.parent
+    # A folder of installed packages is on the path anyway, and must not come before the standard library.
+    own = [] if here.name in ("site-packages", "dist-packages") else [str(here)]
+    env["PYTHONPATH"] = os.pathsep.join([*own, os.getcwd(), *filter(None, [env.get("PYTHONPATH", "")])])
+    if processes > 1:
+        env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    return env
+
+
+def fitting(cores: int | None = None, memory: int | None = None) -> int:
+    """Return how many processes the machine can run side by side: one per core, as far as memory suffices.
+
+    `cores`, `memory` in bytes: what is free to use, by default what this machine says.
+    """
+    if cores is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if memory is None:
+        memory = _free_memory()
+    return max(1, cores if memory is None else min(cores, memory // _NEEDED))
+
+
+def _free_memory() -> int | None:
+    """Return the free memory in bytes, within the limit of a container; None where Linux is not asked."""
+    found = []
+    try:
+        rows = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
+        found.append(int(rows["MemAvailable"].split()[0]) * 1024)
+    except (OSError, KeyError):
+        return None
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((group / name).read_text(encoding="utf-8").strip() for name in ("memory.max", "memory.current"))
+        found.append(int(limit) - int(used))
+    except (OSError, ValueError):  # not in a container, or one without a limit, which reads "max"
+        pass
+    return max(0, min(found))
+
+
+# ---- the children
+
+START_LIMIT = 600.0
+"""Seconds a child may take to collect the suites."""
+
+PREFLIGHT_LIMIT = 60.0
+"""Seconds a step of the preflight may take at least: a backend's libraries are loaded in it."""
+
+END_LIMIT = 600.0  # freeing thousands of compiled programs takes minutes on a busy machine
+"""Seconds a child may take to end after its last case."""
+
+_POLL = 0.03
+
+_REFUSED = re.compile(r"^ERROR: (.+)", re.MULTILINE)
+"""How pytest says that it cannot use its command line, such as the expression behind -k."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """The task of a child: the cases of share number `share`, from 0, of `shares`, but the node ids of `done`.
+
+    `least`: there are fewer shares where each would have fewer cases than this. `dead`: the fields of a case that ended
+    an earlier child, as far as they are known, for this one to judge.
+    """
+
+    share: int
+    shares: int
+    least: int = 0
+    done: Sequence[str] = ()
+    dead: Mapping[str, Any] | None = None
+
+    def processes(self, cases: int) -> int:
+        """Return how many shares so many cases are divided into."""
+        return max(1, min(self.shares, cases // self.least)) if self.least else self.shares
+
+    def has(self, node: str, processes: int) -> bool:
+        """Return whether a node id is of this child's share: by its name, so no child depends on another's order."""
+        return crc32(node.encode()) % processes == self.share and node not in self.done
+
+
+@dataclass(slots=True)
+class _Share:
+    """One share of the cases and the child that runs it now. `current`: the case that began last in this child."""
+
+    number: int
+    child: Worker
+    since: float
+    done: set[str] = field(default_factory=set)
+    current: str = ""
+    answered: bool = False
+    collected: bool = False
+    preflight: str = ""
+    """The device and step of the preflight that goes on; "" before and after it."""
+    ended: str = ""
+    dead: Result | None = None
+    """A case that ended an earlier child, kept until the present one has judged it."""
+
+
+class Supervisor:
+    """Runs the suites in `processes` children side by side.
+
+    Args:
+        arguments: of pytest.
+        env: of the children.
+        recorder: takes the results.
+        processes: how many children there are at most.
+        least: start fewer children where each would have fewer cases than this; the first one then counts the cases
+            before the others start. 0 starts all of them at once.
+        timeout: seconds a case may take.
+        max_red: stop when this many cases are red; 0 for no limit.
+        tick: called often, to show progress.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        recorder: RunRecorder,
+        *,
+        processes: int = 1,
+        least: int = 0,
+        timeout: float = 120.0,
+        max_red: int = 0,
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._command = [*arguments, "--supervised"]
+        self._env = env
+        self._recorder = recorder
+        self._processes = processes
+        self._least = least
+        self._timeout = timeout
+        self._max_red = max_red
+        self._tick = tick
+        self._shares: list[_Share] = []
+
+    def run(self) -> None:
+        """Run every case to an end.
+
+        Raises UsageError where a child refuses the user's input, HarnessError where one fails outside of every case.
+        Whatever is raised, KeyboardInterrupt included, what was measured until then has been taken.
+        """
+        try:
+            self._open(1 if self._least else self._processes)
+            while open_shares := [share for share in self._shares if share.ended != "footer"]:
+                for share in open_shares:
+                    self._follow(share)
+                self._tick()
+                if self._max_red and self._recorder.red() >= self._max_red:
+                    break
+                time.sleep(_POLL)
+        finally:
+            self._stop()
+
+    def _open(self, count: int) -> None:
+        """Start children until there are `count`."""
+        for number in range(len(self._shares), count):
+            plan = RunPlan(number, self._processes, self._least)
+            self._shares.append(_Share(number, self._start(plan), time.monotonic()))
+
+    def _start(self, plan: RunPlan) -> Worker:
+        return Worker(self._command, self._env, asdict(plan))
+
+    def _stop(self) -> None:
+        for share in self._shares:
+            share.child.kill()
+        for share in self._shares:
+            for event in share.child.events():
+                if event["kind"] == "case":
+                    self._take(share, event)
+            self._release(share)
+            share.child.stop()
+
+    # ---- one look at one child
+
+    def _follow(self, share: _Share) -> None:
+        status = share.child.ended()  # before the events, so that none is written after the last look at them
+        self._drain(share)
+        if share.ended == "footer":
+            self._finished(share)
+        elif status is not None:
+            self._died(share, "error" if share.ended == "broken" else "crash", share.child.how())
+        elif time.monotonic() - share.since > self._limit(share):
+            self._hung(share)
+
+    def _hung(self, share: _Share) -> None:
+        before = share.current, share.answered
+        share.child.abort()
+        self._drain(share)
+        if share.ended == "footer":
+            self._finished(share)
+        elif (share.current, share.answered) != before:
+            self._died(share, "crash", share.child.how())  # it went on just as it was ended; the next case pays for it
+        else:
+            self._died(share, "timeout", f"nothing happened for {self._limit(share):g} s{share.child.where()}")
+
+    def _limit(self, share: _Share) -> float:
+        if share.collected:
+            return self._timeout
+        return max(self._timeout, PREFLIGHT_LIMIT) if share.preflight else START_LIMIT
+
+    def _drain(self, share: _Share) -> None:
+        for event in share.child.events():
+            share.since = time.monotonic()
+            self._take(share, event)
+
+    def _take(self, share: _Share, event: dict[str, Any]) -> None:
+        kind = event["kind"]
+        if kind == "refused":
+            raise UsageError(event["message"])
+        if kind == "header":
+            share.collected, share.preflight = True, ""
+            self._begin(event)
+        elif kind == "preflight":
+            share.preflight = event["step"]
+        elif kind == "start":
+            share.current, share.answered = event["node"], False
+        elif kind == "case":
+            result = Result.of(event)
+            if share.dead is not None and result.key == share.dead.key:
+                share.dead = None
+            else:
+                share.answered = True
+                share.done.add(share.current)
+            self._recorder.take(result)
+        elif kind in ("footer", "broken"):
+            share.ended = kind
+
+    def _begin(self, event: dict[str, Any]) -> None:
+        recorder = self._recorder
+        if not recorder.begun:
+            recorder.lines, recorder.stale = event["lines"], event["stale"]
+            recorder.deselected, recorder.baselines = event["deselected"], event["baselines"]
+            recorder.begin(event["header"], event["cases"])
+        self._open(event["header"]["processes"])
+
+    def _release(self, share: _Share) -> None:
+        if share.dead is not None:
+            self._recorder.take(share.dead)
+            share.dead = None
+
+    # ---- a child that ended, or has to
+
+    def _finished(self, share: _Share) -> None:
+        """End a child that ran all its cases; it still has to end well."""
+        self._release(share)
+        notes = self._recorder.notes
+        deadline = time.monotonic() + END_LIMIT
+        while share.child.ended() is None and time.monotonic() < deadline:
+            time.sleep(_POLL)
+        status = share.child.ended()
+        if status is None:
+            share.child.abort()
+            notes.append(f"a process did not end within {END_LIMIT:g} s of its last case")
+        elif status not in (0, 1, 5):  # pytest's codes for passed, failed and nothing to do
+            notes.append(f"a process ended after its last case with {share.child.how()}")
+        elif status == 1 and not any(result.status in RED for result in self._recorder.log):
+            notes.append(f"pytest failed outside of every case: {_tail(share.child.printed())}")
+
+    def _died(self, share: _Share, status: str, how: str) -> None:
+        """Give the case that a child died under its result, and the others a fresh child."""
+        message = how if status == "timeout" else f"the process ended with {how}"
+        printed = share.child.printed()
+        if not share.current:
+            if share.preflight:
+                raise UsageError(f"preflight of {share.preflight}: {message}; ampcheck onboard shows every step")
+            if refused := _REFUSED.search(printed):
+                raise UsageError(refused[1])
+            raise HarnessError(f"a process that runs the suites ended with {how}\n{_tail(printed, 30)}")
+        self._release(share)
+        if share.answered:
+            message = f"after the case: {message}"
+        elif status == "error":
+            message = f"pytest stopped: {_tail(printed)}"
+        share.done.add(share.current)
+        case = self._recorder.nodes[share.current]
+        brief = message.partition("; it was in ")[0]
+        share.dead = unmeasured(
+            case,
+            status,
+            message=message,
+            cause=cause_text(status, brief, case["rule"], where=share.child.frame()),
+            seconds=round(time.monotonic() - share.since, 3),
+        )
+        share.child.stop()
+        plan = RunPlan(share.number, self._processes, self._least, sorted(share.done), share.dead.filled())
+        share.child = self._start(plan)
+        share.since, share.current, share.answered = time.monotonic(), "", False
+        share.collected, share.ended = False, ""
+
+
+def _tail(printed: str, lines: int = 3) -> str:
+    """Return the last lines of what a process printed."""
+    return "\n".join([line for line in printed.splitlines() if line.strip()][-lines:])
+
+
+# ---- a case in plain torch
+
+LIMIT = 60.0
+"""Seconds that one program may take."""
+TOGETHER = 240.0
+"""Seconds that all programs of a run may take."""
+
+YES = "reproduces"
+NO = "does not reproduce outside of ampcheck"
+
+_RAISED = re.compile(r"^(?:[\w.]+\.)?(?P<kind>\w+)(?::|$)")
+
+
+def reproduce(results: Iterable[Result], env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Run the plain torch lines of some red cases, and yield the key of each with what came of it, in words.
+
+    `env`: the environment, in which the device's module is found. Cases without such lines, and those that
+    pass now, are left out.
+    """
+    end = time.monotonic() + TOGETHER
+    for result in results:
+        if result.torch and result.status != "fixed":
+            left = min(LIMIT, end - time.monotonic())
+            yield result.key, _said(result, env, left) if left > 0 else "was not run, for want of time"
+
+
+def _said(result: Result, env: Mapping[str, str], limit: float) -> str:
+    with TemporaryDirectory(prefix="ampcheck-") as folder:
+        program = Path(folder) / "program.py"  # TorchScript and Dynamo read the source of what they compile
+        program.write_text(result.torch, encoding="utf-8")
+        # A new session: what the program starts ends with it.
+        with subprocess.Popen(
+            [sys.executable, str(program)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(env),
+            start_new_session=True,
+        ) as process:
+            try:
+                out, err = process.communicate(timeout=limit)
+            except BaseException as error:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                if not isinstance(error, subprocess.TimeoutExpired):
+                    raise
+                return YES if result.status == "timeout" else f"{NO} (it did not end within {limit:.0f} s)"
+        return _judged(result, process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+
+
+def _judged(result: Result, status: int, out: str, err: str) -> str:
+    """Return what a program that ended shows of a case. `status`: its exit code, negative for a signal."""
+    raised = "Traceback (most recent call last)" in err and status == 1
+    if result.status == "crash":
+        return YES if status and not raised else NO
+    if re.search(r"^FAIL ", out, re.MULTILINE):
+        return YES
+    if raised:
+        lines = [line for line in err.splitlines() if line and not line[0].isspace()]
+        match = next((found for line in reversed(lines) if (found := _RAISED.match(line))), None)
+        kind = match["kind"] if match else "an exception"
+        told = f"{result.message}\n{result.traceback}"
+        return YES if re.search(rf"\b{kind}\b", told) else f"{NO} (it raised {kind})"
+    if status:
+        how = f"exit code {status}" if status > 0 else f"signal {-status}"
+        return f"{NO} (it ended with {how})"
+    return NO

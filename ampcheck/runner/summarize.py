@@ -1,0 +1,720 @@
+"""Summarize runs: what a terminal, a Markdown summary and a JUnit file say of one, what changed between two, a merge.
+
+A total hides that one case broke while another was repaired, so a comparison lists flips. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as xml
+
+from tabulate import tabulate
+
+from ampcheck.errors import UsageError
+from ampcheck.runner.record import (
+    BASELINE,
+    MISSING,
+    RED,
+    SCHEMA,
+    STATUSES,
+    Result,
+    Run,
+    RunWriter,
+    cause_of,
+    grouped,
+    manifest_hash,
+    unmeasured,
+)
+from ampcheck.spec.ids import Shard
+
+# ---- one run, for a terminal and as Markdown
+
+SHOWN = 8
+"""How many causes are shown with an example; each takes three lines of a terminal's first screen."""
+SCREEN = 36
+"""The lines that causes may take of a first screen of 40."""
+_DETAILED = 20
+
+
+def table(results: Collection[Result]) -> str:
+    """Return a line per device and rule, a column per status that occurs, and a total; "" for no results."""
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    for result in results:
+        counts.setdefault((result.device, result.rule), Counter())[result.status] += 1
+    if not counts:
+        return ""
+    used = [status for status in STATUSES if any(c[status] for c in counts.values())]
+    rows = [
+        [device, rule, sum(c.values()), *(c[s] or "" for s in used)] for (device, rule), c in sorted(counts.items())
+    ]
+    total: Counter[str] = sum(counts.values(), Counter())
+    rows.append(["all", "all", sum(total.values()), *(total[s] for s in used)])
+    return str(tabulate(rows, headers=["device", "rule", "cases", *used]))
+
+
+def ran(results: Collection[Result], expected: int, deselected: int, seconds: float) -> str:
+    """Return how much of what was expected ran, in a sentence."""
+    done = sum(1 for result in results if result.status != "missing")
+    return f"{done} of {expected} cases ran in {seconds:.1f} s; {deselected} more were not selected"
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number of things in words, e.g. "1 case" or "2 cases"."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def case_text(result: Result, why: str = "", reproduced: str = "") -> str:
+    """Return what a person reads of a case that is not as promised.
+
+    `why`: the reason of the deviation that speaks of it. `reproduced`: what came of running its plain torch lines.
+    """
+    parts = [f"{result.key}: {result.status}", *(f"  - {line}" for line in result.message.splitlines())]
+    if why and why not in result.message:
+        parts.append(f"  ({why})")
+    if result.traceback:
+        parts += ["", *(f"  {line}" for line in result.traceback.splitlines())]
+    if result.pytest:
+        parts += ["", "Reproduce it with pytest:", f"  {result.pytest}"]
+    if result.torch:
+        said = f" ({reproduced})" if reproduced else ""
+        parts += [f"or in plain torch{said}:", "", *(f"  {line}" for line in result.torch.splitlines())]
+    return "\n".join(parts)
+
+
+# ---- causes
+
+
+def examples(results: Iterable[Result]) -> list[Result]:
+    """Return the cases that are shown as examples, one for each of the largest causes."""
+    return [cause.example for cause in grouped(results)[:SHOWN]]
+
+
+def causes(results: Collection[Result], reproduced: Mapping[str, str], more: str) -> str:
+    """Return a run's causes for a terminal: three lines each, at most a first screen of them; "" if nothing is red.
+
+    Where there is room, the example of the first cause follows in full.
+
+    Args:
+        results: of the run.
+        reproduced: what came of running an example's plain torch lines, by its key.
+        more: the file that has all of it.
+    """
+    found = grouped(results)
+    if not found:
+        return ""
+    red = sum(len(cause.results) for cause in found)
+    lines = [f"{counted(red, 'red case')}, {counted(len(found), 'cause')}, the largest first:"]
+    for cause in found[:SHOWN]:
+        example = cause.example
+        said = reproduced.get(example.key, "")
+        lines.append(f"{len(cause.results):>6}  {cause.line()}")
+        lines.append(f"        such as {example.key}" + (f"; in plain torch it {said}" if said else ""))
+        if example.pytest:
+            lines.append(f"        {example.pytest}")
+    if len(found) > SHOWN:
+        left = sum(len(cause.results) for cause in found[SHOWN:])
+        lines.append(f"{left:>6}  cases of {counted(len(found) - SHOWN, 'more cause')}")
+    first = found[0].example
+    whole = ["", *case_text(first, reproduced=reproduced.get(first.key, "")).splitlines()]
+    if len(lines) + len(whole) < SCREEN:
+        lines += whole
+    if more:
+        lines += ["", f"Tracebacks and reproductions in plain torch: {more}"]
+    return "\n".join(lines)
+
+
+def causes_markdown(results: Collection[Result], reproduced: Mapping[str, str]) -> list[str]:
+    """Return a run's causes as lines of Markdown: a table, and each example in full behind a line that opens it."""
+    found = grouped(results)
+    if not found:
+        return []
+    red = sum(len(cause.results) for cause in found)
+    lines = ["", f"### {counted(red, 'red case')}, {counted(len(found), 'cause')}", ""]
+    lines += ["| cases | cause | example | plain torch |", "| ---: | --- | --- | --- |"]
+    for cause in found[:_DETAILED]:
+        example = cause.example
+        said = reproduced.get(example.key, "")
+        cells = (str(len(cause.results)), markdown(cause.line()), f"`{example.key}`", said)
+        lines.append("| " + " | ".join(cells) + " |")
+    if len(found) > _DETAILED:
+        left = sum(len(cause.results) for cause in found[_DETAILED:])
+        lines.append(f"| {left} | {counted(len(found) - _DETAILED, 'more cause')} | | |")
+    for cause in found[:SHOWN]:
+        example = cause.example
+        what = f"{counted(len(cause.results), 'case')}: {markdown(cause.line())}"
+        whole = case_text(example, reproduced=reproduced.get(example.key, ""))
+        lines += [
+            "",
+            f"<details><summary>{what}</summary>",
+            "",
+            f"<pre>{escape(whole, quote=False)}</pre>",
+            "",
+            "</details>",
+        ]
+    return lines
+
+
+def as_markdown(
+    results: Collection[Result], ended: str, stale: Collection[str], reproduced: Mapping[str, str], *, whole: bool
+) -> str:
+    """Return a run as Markdown, for a job summary: verdict, counts of each device, causes.
+
+    Args:
+        results: of the run.
+        ended: how much ran, in a sentence.
+        stale: a sentence for each deviation that speaks of no case, and for what went wrong outside of every case.
+        reproduced: what came of running an example's plain torch lines, by its key.
+        whole: False for a run that was interrupted.
+    """
+    red = sum(1 for result in results if result.status in RED)
+    parts = [counted(red, "red case")] if red else []
+    parts += [counted(len(stale), "line") + " below about the run itself"] if stale else []
+    verdict = "; ".join(parts) or "Every case is as promised or a known deviation"
+    cut = "" if whole else " The run was interrupted."
+    lines = ["## ampcheck", "", f"**{verdict}.**{cut} {ended}.", ""]
+    used = [status for status in STATUSES if any(result.status == status for result in results)]
+    lines += ["| device | cases | " + " | ".join(used) + " |", "| --- |" + " ---: |" * (len(used) + 1)]
+    for device in dict.fromkeys(result.device for result in results):
+        statuses = [result.status for result in results if result.device == device]
+        counts = " | ".join(str(statuses.count(status)) for status in used)
+        lines.append(f"| {markdown(device)} | {len(statuses)} | {counts} |")
+    lines += causes_markdown(results, reproduced)
+    lines += ["", *(f"- {markdown(line)}" for line in stale)] if stale else []
+    return "\n".join(lines) + "\n"
+
+
+def beside(run_file: Path) -> Path:
+    """Return the file of a run's Markdown summary."""
+    return run_file.with_suffix(".summary.md")
+
+
+def write_summary(path: Path, text: str) -> None:
+    """Write a summary. Raises UsageError where the file cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"the summary {path} cannot be written: {error.strerror}") from error
+
+
+WARNED = 5
+"""How many warnings are shown at the end of a run."""
+
+
+def warned(results: Collection[Result]) -> list[str]:
+    """Return a line for each of the commonest warnings that cases gave, with how many cases gave it."""
+    counts = Counter(line for result in results for line in result.warnings.splitlines())
+    lines = [f"{counted(count, 'case')} warned of {line}" for line, count in counts.most_common(WARNED)]
+    more = len(counts) - WARNED
+    return [*lines, *([f"{counted(more, 'more warning')} in the run file"] if more > 0 else [])]
+
+
+# ---- one run, as a JUnit file for continuous integration
+
+_TAG = {
+    "fail": "failure",
+    "broken": "failure",
+    "fixed": "failure",
+    "error": "error",
+    "crash": "error",
+    "timeout": "error",
+    "missing": "error",
+    "deviation": "skipped",
+    "unsupported": "skipped",
+}
+"""What a status is in JUnit's words; a case that passed has none of them."""
+
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def write_junit(
+    path: Path,
+    results: Collection[Result],
+    *,
+    started: str,
+    seconds: float,
+    stale: Collection[str],
+    reproduced: Mapping[str, str] | None = None,
+) -> None:
+    """Write the results, one test case each, and one failure for each stale deviation.
+
+    The `type` of a failure or an error is its cause, by which tools group. `started`: when the run began, in ISO form.
+    `reproduced`: what came of running a case's plain torch lines, by its key. Raises UsageError where the file cannot
+    be written.
+    """
+    tags = [_TAG.get(result.status, "") for result in results]
+    suite = xml.Element(
+        "testsuite",
+        name="ampcheck",
+        tests=str(len(results) + len(stale)),
+        failures=str(tags.count("failure") + len(stale)),
+        errors=str(tags.count("error")),
+        skipped=str(tags.count("skipped")),
+        time=f"{seconds:.3f}",
+        timestamp=started,
+    )
+    for result in results:
+        where = f"{result.suite}.{result.rule}"
+        case = xml.SubElement(suite, "testcase", classname=where, name=result.id, time=f"{result.seconds:.5f}")
+        if tag := _TAG.get(result.status):
+            line = first_line(f"{result.status}: {result.message}")
+            about = {"type": _clean(cause_of(result))} if result.status in RED else {}
+            whole = case_text(result, reproduced=(reproduced or {}).get(result.key, ""))
+            xml.SubElement(case, tag, about, message=_clean(line)).text = _clean(whole)
+    for sentence in stale:
+        case = xml.SubElement(suite, "testcase", classname="deviations", name=_clean(sentence), time="0")
+        xml.SubElement(case, "failure", message="stale deviation").text = _clean(sentence)
+    root = xml.Element("testsuites")
+    root.append(suite)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(xml.tostring(root, encoding="utf-8", xml_declaration=True))
+    except OSError as error:
+        raise UsageError(f"the JUnit file {path} cannot be written: {error.strerror}") from error
+
+
+def _clean(value: str) -> str:
+    """Return text without the characters that no XML file may hold."""
+    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", value)
+
+
+# ---- a run as it goes
+
+
+class RunRecorder:
+    """Keeps the results of one run: each is in the run file when `take` returns, and in the other files at the end.
+
+    Args:
+        run_file: must not exist yet; None for no files at all.
+        junit_file: None for no JUnit file.
+        command: what the user typed, where the header that `begin` is given does not say it.
+    """
+
+    def __init__(self, run_file: Path | None, junit_file: Path | None = None, command: Sequence[str] = ()) -> None:
+        self.results: dict[str, Result] = {}
+        self.log: list[Result] = []
+        """Every result in the order it came."""
+        self.cases: Mapping[str, Mapping[str, str]] = {}
+        """The fields of each case that are known before it runs, by key; see `ampcheck.runner.collect.Found`."""
+        self.nodes: Mapping[str, Mapping[str, str]] = {}
+        """The same by node id."""
+        self.lines: list[str] = []
+        """What the start of the run says of it."""
+        self.stale: list[str] = []
+        """A sentence for each known deviation that speaks of no case."""
+        self.notes: list[str] = []
+        """What went wrong outside of every case."""
+        self.reproduced: dict[str, str] = {}
+        """What came of running the plain torch lines of some red cases, by their keys."""
+        self.baselines: Mapping[str, Sequence[str]] = {}
+        """The keys of the cases of baselines, by file."""
+        self.deselected = 0
+        self.run_file = run_file
+        self.junit_file = junit_file
+        self.complete = False
+        """Whether every case has a result."""
+        self.ended: float | None = None
+        """When the last case ended, on the same clock as `time.monotonic`."""
+        self._clock = time.monotonic()
+        self._header: Mapping[str, Any] = {}
+        self._command = list(command)
+        self._writer: RunWriter | None = None
+        self._red: set[str] = set()
+
+    @property
+    def processes(self) -> int:
+        """Return how many processes run the cases."""
+        return int(self._header.get("processes", 1))
+
+    @property
+    def begun(self) -> bool:
+        """Return whether the cases are known, and the run file is there."""
+        return bool(self._header)
+
+    @property
+    def seconds(self) -> float:
+        """Return the time since the run was begun, up to `ended`."""
+        return (self.ended or time.monotonic()) - self._clock
+
+    def begin(self, header: Mapping[str, Any], cases: Mapping[str, Mapping[str, str]]) -> None:
+        """Make the run file, now that the cases are known. Raises UsageError where it cannot be written."""
+        self._header = {**header, "command": self._command} if self._command else header
+        self.cases = cases
+        self.nodes = {case["node"]: case for case in cases.values() if "node" in case}
+        if cases and self.run_file is not None:
+            self._writer = RunWriter(self.run_file, self._header)
+
+    def take(self, result: Result) -> None:
+        """Keep a result. Of a case that has two, as where its teardown breaks, the later counts."""
+        self.results[result.key] = result
+        (self._red.add if result.status in RED else self._red.discard)(result.key)
+        self.log.append(result)
+        if self._writer is not None:
+            self._writer.add(result)
+
+    def finish(self) -> None:
+        """Write what is missing, and the footer."""
+        for key, case in self.cases.items():
+            if key not in self.results:
+                self.take(unmeasured(case, "missing", cause=MISSING))
+        if self._writer is not None:
+            further = {"notes": self.notes, "reproduced": self.reproduced}
+            footer = {"seconds": round(self.seconds, 3), "stale": self.stale}
+            self._writer.close({**footer, **{name: value for name, value in further.items() if value}})
+        self.complete = True
+
+    def write_files(self) -> list[str]:
+        """Write the files beside the run file, of what there is, and return a line that names each, the run file first.
+
+        Raises UsageError where one cannot be written.
+        """
+        if self.run_file is None or not self.begun:
+            return []
+        lines = [f"run file: {self.run_file}"]
+        results, about = list(self.results.values()), [*self.stale, *self.notes]
+        if self.junit_file is not None:
+            started = str(self._header["started"])
+            seconds = self.seconds
+            write_junit(
+                self.junit_file, results, started=started, seconds=seconds, stale=about, reproduced=self.reproduced
+            )
+            lines.append(f"JUnit: {self.junit_file}")
+        path = self.summary_file
+        assert path is not None
+        write_summary(path, as_markdown(results, self.ran(), about, self.reproduced, whole=self.complete))
+        return [*lines, f"summary: {path}"]
+
+    @property
+    def summary_file(self) -> Path | None:
+        """Return the Markdown summary, beside the run file."""
+        return beside(self.run_file) if self.run_file else None
+
+    def red(self) -> int:
+        """Return how many cases are red so far."""
+        return len(self._red)
+
+    def failed(self) -> bool:
+        """Return whether anything makes the run fail: a red case, a stale deviation, or what went wrong outside."""
+        return bool(self._red or self.stale or self.notes)
+
+    def ran(self) -> str:
+        """Return how much ran, in a sentence."""
+        return ran(self.results.values(), len(self.cases), self.deselected, self.seconds)
+
+    def closing(self) -> str:
+        """Return what a terminal shows at the end: causes, a line per device and rule, and what the run itself met."""
+        results = self.results.values()
+        parts = [f"{causes(results, self.reproduced, str(self.summary_file or ''))}\n"] if self._red else []
+        parts += [table(results), *warned(results)]
+        parts += [*(f"stale: {line}" for line in self.stale), *(f"note: {line}" for line in self.notes)]
+        for file, keys in self.baselines.items():
+            parts += self._of_baseline(file, keys)
+        return "\n".join([*parts, self.ran()])
+
+    def _of_baseline(self, file: str, keys: Sequence[str]) -> list[str]:
+        """Return sentences about the cases of a baseline, by what became of them."""
+        here = {key: self.results[key] for key in keys if key in self.results}
+        same = [key for key, result in here.items() if result.deviation.startswith(BASELINE)]
+        other = [key for key, result in here.items() if result.status in RED and result.status != "missing"]
+        mended = [key for key, result in here.items() if result.status not in RED and key not in same]
+        absent = [key for key in keys if key not in here or here[key].status == "missing"]
+        return [
+            f"baseline {file}: {counted(len(found), 'case')} {'are' if found[1:] else 'is'} {words}: {_some(found)}"
+            for found, words in (
+                (same, "failing as it says"),
+                (other, "failing in another way than the baseline says"),
+                (mended, "not red any more, to be taken out of it"),
+                (absent, "not in this run"),
+            )
+            if found
+        ]
+
+
+_NAMED_CASES = 5
+
+
+def _some(keys: Sequence[str]) -> str:
+    more = len(keys) - _NAMED_CASES
+    return ", ".join(keys[:_NAMED_CASES]) + (f", and {more} more" if more > 0 else "")
+
+
+# ---- two runs, and many
+
+_NAMED = 8
+"""How many missing shards are named."""
+
+GROUPS = ("regressed", "fixed", "changed", "removed", "added")
+"""The groups of a comparison, in the order in which a reader needs them."""
+
+MEANING = {
+    "regressed": "not red before, red now; or passed before, and does not now",
+    "fixed": "red before, not red now; or passes now, and did not",
+    "changed": "another status, as bad as before",
+    "removed": "only in the earlier run",
+    "added": "only in the later run",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One case that the runs do not agree on. `before` or `after` is "" where that run does not have it."""
+
+    key: str
+    device: str
+    rule: str
+    before: str
+    after: str
+    message: str = ""
+
+    @property
+    def words(self) -> str:
+        """Return the change as text, e.g. "pass → fail"."""
+        return f"{self.before or 'absent'} → {self.after or 'absent'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two runs over their common cases. `a`, `b`: the earlier and the later run in words; `notes` limit it."""
+
+    a: str
+    b: str
+    common: int
+    still_red: int
+    regressed: tuple[Change, ...]
+    fixed: tuple[Change, ...]
+    changed: tuple[Change, ...]
+    removed: tuple[Change, ...]
+    added: tuple[Change, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def unchanged(self) -> int:
+        """Return how many common cases have the same status in both runs."""
+        return self.common - len(self.regressed) - len(self.fixed) - len(self.changed)
+
+    def group(self, name: str) -> tuple[Change, ...]:
+        """Return the changes of one of `GROUPS`."""
+        found: tuple[Change, ...] = getattr(self, name)
+        return found
+
+    def sentence(self) -> str:
+        """Return the comparison in one line."""
+        counts = ", ".join(f"{len(self.group(name))} {name}" for name in GROUPS)
+        return f"{self.common} common cases: {counts}; {self.unchanged} unchanged, {self.still_red} of them red"
+
+    def as_text(self) -> str:
+        """Return the comparison for a terminal: flips one by one, added and removed cases as counts."""
+        parts = [f"from {self.a}", f"to   {self.b}", self.sentence(), *(f"note: {note}" for note in self.notes)]
+        for name in GROUPS:
+            if self.group(name):
+                heading, headers, rows = self._table(name)
+                parts += ["", f"{heading}:", tabulate(rows, headers=headers, disable_numparse=True)]
+        return "\n".join(parts)
+
+    def as_markdown(self) -> str:
+        """Return the comparison for a pull request or a job summary, with the content of `as_text`."""
+        parts = [f"From {markdown(self.a)} to {markdown(self.b)}.", "", self.sentence() + "."]
+        parts += [f"\nNote: {markdown(note)}." for note in self.notes]
+        for name in GROUPS:
+            if self.group(name):
+                heading, headers, rows = self._table(name)
+                parts += ["", f"### {heading[0].upper()}{heading[1:]}", ""]
+                parts += ["| " + " | ".join(headers) + " |", "|" + " --- |" * len(headers)]
+                parts += ["| " + " | ".join(markdown(str(cell)) for cell in row) + " |" for row in rows]
+        return "\n".join(parts) + "\n"
+
+    def as_json(self) -> str:
+        """Return the whole comparison as JSON: the fields of this class and `unchanged`."""
+        return json.dumps({**asdict(self), "unchanged": self.unchanged}, indent=1)
+
+    def _table(self, name: str) -> tuple[str, list[str], list[list[object]]]:
+        changes = self.group(name)
+        heading = f"{name} ({len(changes)}): {MEANING[name]}"
+        if name in ("regressed", "fixed", "changed"):
+            rows: list[list[object]] = [[c.key, c.words, first_line(c.message)] for c in changes]
+            return heading, ["case", "status", "difference"], rows
+        counts = Counter((c.device, c.rule, c.after or c.before) for c in changes)
+        return heading, ["device", "rule", "status", "cases"], [[*what, n] for what, n in sorted(counts.items())]
+
+
+def first_line(text: str, width: int = 200) -> str:
+    """Return the first line of a message, cut to what fits a line of a terminal or a cell of a table."""
+    line = text.partition("\n")[0]
+    return line if len(line) <= width else f"{line[: width - 1].rstrip()}…"
+
+
+def markdown(text: str) -> str:
+    """Escape text so that Markdown and the HTML within it show it as it is."""
+    for char in "\\`*_[]|#":
+        text = text.replace(char, "\\" + char)
+    return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").split())
+
+
+def describe(run: Run) -> str:
+    """Return a run in a few words: when, with which torch, on which devices."""
+    torch = run.header.get("versions", {}).get("torch", "of unknown version")
+    return f"{run.header.get('started', 'an unknown time')}, torch {torch}, {', '.join(devices(run)) or 'no device'}"
+
+
+def devices(run: Run) -> list[str]:
+    """Return the names of the devices a run was made for, in its order."""
+    return [device["name"] for device in run.header.get("devices", [])]
+
+
+def interrupted(run: Run) -> bool:
+    """Return whether the run, or one it was merged of, ended before its last case."""
+    return run.footer is None
+
+
+def compare(a: Run, b: Run) -> Comparison:
+    """Compare an earlier run with a later one, over the cases both have.
+
+    Returns: every case that differs, in order of its key. Raises UsageError where the runs have no device or no case in
+    common, so that nothing is not taken for no change. (A run file of another schema is refused when it is read.)
+    """
+    ours, theirs = devices(a), devices(b)
+    if not set(ours) & set(theirs):
+        had, has = (", ".join(names) or "none" for names in (ours, theirs))
+        raise UsageError(f"the runs share no device: {a.path} has {had}, {b.path} has {has}")
+    common = a.results.keys() & b.results.keys()
+    if not common:
+        raise UsageError(
+            f"the runs share no case: {a.path} has {len(a.results)} cases, {b.path} has {len(b.results)} others"
+        )
+    groups: dict[str, list[Change]] = {name: [] for name in GROUPS}
+    for key in sorted(a.results.keys() | b.results.keys()):
+        before, after = a.results.get(key), b.results.get(key)
+        name = _group(before, after)
+        if name:
+            groups[name].append(_change(before, after))
+    still = sum(1 for key in common if _red(a.results[key]) and _red(b.results[key]))
+    return Comparison(
+        describe(a), describe(b), len(common), still, **{k: tuple(v) for k, v in groups.items()}, notes=_notes(a, b)
+    )
+
+
+def _red(result: Result) -> bool:
+    return result.status in RED
+
+
+def _group(before: Result | None, after: Result | None) -> str:
+    if before is None or after is None:
+        return "added" if before is None else "removed"
+    worse = _badness(after) - _badness(before)
+    if worse:
+        return "regressed" if worse > 0 else "fixed"
+    return "changed" if before.status != after.status else ""
+
+
+def _badness(result: Result) -> int:
+    """Return 0 for a pass, 1 for a case that is not red but shows no promise kept, 2 for a red one."""
+    return 2 if _red(result) else 0 if result.status == "pass" else 1
+
+
+def _change(before: Result | None, after: Result | None) -> Change:
+    shown = before or after  # a missing case knows only its name, so the earlier result tells the device better
+    assert shown is not None  # a key of neither run is never asked for
+    return Change(
+        shown.key,
+        shown.device,
+        shown.rule,
+        before.status if before else "",
+        after.status if after else "",
+        (after.message if after else "") or (before.message if before else ""),
+    )
+
+
+def _notes(a: Run, b: Run) -> tuple[str, ...]:
+    notes = []
+    for run, what in ((a, "earlier"), (b, "later")):
+        if interrupted(run):
+            notes.append(f"the {what} run was interrupted ({run.note}), so cases it lacks may only not have run")
+    for run, other, what in ((a, b, "earlier"), (b, a, "later")):
+        if only := [name for name in devices(run) if name not in devices(other)]:
+            notes.append(f"only the {what} run has {', '.join(only)}")
+    before, after = (run.header.get("versions", {}).get("torch") for run in (a, b))
+    if before != after:
+        notes.append(f"torch went from {before} to {after}")
+    return tuple(notes)
+
+
+def merge(runs: Sequence[Run]) -> Run:
+    """Make one run of several, e.g. of one machine with a GPU and one without.
+
+    Of a case that several runs have, the later run's result is kept, but `missing` replaces no result of a case that
+    ran. The header holds the earliest start, every device, and each run's own header under `parts`; there is a footer
+    only if every part has one and no shard is missing. Raises UsageError for no runs.
+    """
+    if not runs:
+        raise UsageError("there is no run to merge")
+    runs = sorted(runs, key=lambda run: str(run.header.get("started", "")))
+    lacking = _lacking(runs)
+    if len(runs) == 1 and not lacking:
+        return runs[0]
+    results: dict[str, Result] = {}
+    for run in runs:
+        for key, result in run.results.items():
+            if result.status != "missing" or key not in results:
+                results[key] = result
+    out = Run(runs[0].path, _merged_header(runs, len(results)), results)
+    out.note = "; ".join([*(f"{run.path.name}: {run.note}" for run in runs if run.note), *lacking])
+    if not lacking and not any(interrupted(run) for run in runs):
+        footers = [run.footer or {} for run in runs]
+        out.footer = {
+            "kind": "footer",
+            "counts": dict(out.counts()),
+            "seconds": round(sum(footer.get("seconds", 0.0) for footer in footers), 3),
+            "stale": _distinct(line for footer in footers for line in footer.get("stale", [])),
+            "reproduced": {key: said for footer in footers for key, said in footer.get("reproduced", {}).items()},
+        }
+        if all("shard" in run.header for run in runs):  # together they are the run that was divided
+            out.header["manifest"] = manifest_hash(results)
+    return out
+
+
+def _merged_header(runs: Sequence[Run], found: int) -> dict[str, Any]:
+    headers = [run.header for run in runs]
+    manifests = {header.get("manifest"): header.get("cases", 0) for header in headers}
+    named: dict[str, Any] = {}
+    for header in headers:
+        named |= {device["name"]: device for device in header.get("devices", [])}
+    gone = {name: why for header in headers for name, why in header.get("absent", {}).items() if name not in named}
+    last = {name: value for name, value in headers[-1].items() if name != "shard"}
+    return {
+        **last,
+        "kind": "header",
+        "schema": SCHEMA,
+        "started": headers[0].get("started", ""),
+        "cases": max(sum(manifests.values()), found),  # parts of one manifest each expect all of it
+        "manifest": ",".join(sorted(str(manifest) for manifest in manifests)),
+        "devices": list(named.values()),
+        "absent": gone,
+        "parts": [{**run.header, "file": run.path.name, "note": run.note, "ran": len(run.results)} for run in runs],
+    }
+
+
+def _lacking(runs: Sequence[Run]) -> list[str]:
+    """Return a sentence for each number of shards of which some, but not all, are among the runs."""
+    found: dict[int, set[int]] = {}
+    for run in runs:
+        if "shard" in run.header:
+            shard = Shard.parse(str(run.header["shard"]))
+            found.setdefault(shard.count, set()).add(shard.number)
+    out = []
+    for count, there in sorted(found.items()):
+        left = sorted(set(range(1, count + 1)) - there)
+        names = ", ".join(map(str, left)) if len(left) <= _NAMED else f"{len(left)} of them"
+        if left:
+            out.append(f"of {count} shards, {names} {'is' if len(left) == 1 else 'are'} missing")
+    return out
+
+
+def _distinct(lines: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(lines))
