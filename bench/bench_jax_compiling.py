@@ -98,8 +98,8 @@ def test_memory_of_a_program(show: Callable[[str], None]) -> None:
 
 
 def _programs(elements: int) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
-    import jax
-    import jax.numpy as jnp
+    import jax  # noqa: PLC0415  # no other bench makes the device
+    import jax.numpy as jnp  # noqa: PLC0415  # no other bench makes the device
 
     x = jnp.linspace(-2, 2, elements, dtype=jnp.float32).reshape(-1, 32)
 
@@ -120,7 +120,7 @@ def _programs(elements: int) -> dict[str, tuple[Callable[..., Any], tuple[Any, .
 
 
 def _seconds(call: Callable[..., Any], arrays: tuple[Any, ...], count: int) -> float:
-    import jax
+    import jax  # noqa: PLC0415  # no other bench makes the device
 
     started = time.process_time()
     for _ in range(count):
@@ -132,9 +132,9 @@ def _seconds(call: Callable[..., Any], arrays: tuple[Any, ...], count: int) -> f
 @pytest.mark.parametrize("elements", [1 << 8, 1 << 10, 1 << 12, 1 << 14, 1 << 16])
 def test_what_cheap_options_cost_later(elements: int, show: Callable[[str], None]) -> None:
     """A call of a program by the options of its size, beside one that is compiled without them."""
-    import jax
+    import jax  # noqa: PLC0415  # no other bench makes the device
 
-    from ampcheck.jax_device.lowering import compiled
+    from ampcheck.jax_device.lowering import compiled  # noqa: PLC0415  # no other bench makes the device
 
     ratios = {}
     for name, (function, arrays) in _programs(elements).items():

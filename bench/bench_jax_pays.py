@@ -67,7 +67,7 @@ print(json.dumps([statistics.quantiles(times)[0] for times in zip(*pairs)]))
 
 
 def measured(source: str) -> tuple[float, float]:
-    """Autocast's CPU seconds and float32's, the lower quartile each, from a separate process on one core."""
+    """Return autocast's CPU seconds and float32's, the lower quartile each, from a separate process on one core."""
     env = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)}
     pinned = f"import os; os.sched_setaffinity(0, {{max(os.sched_getaffinity(0))}})\n{source}"
     done = subprocess.run(

@@ -30,7 +30,7 @@ def seconds(call: Callable[[], Any], count: int = 1, clock: Clock = time.perf_co
 def interleaved(
     ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int, count: int = 1, clock: Clock = time.perf_counter
 ) -> tuple[float, float]:
-    """Median of theirs / ours over neighbouring measurements, and the median of ours in seconds."""
+    """Return the median of theirs / ours over neighbouring measurements, and the median of ours in seconds."""
     pairs = []
     for i in range(rounds):  # who goes first changes, so that neither always finds the other's caches
         first, second = (ours, theirs) if i % 2 else (theirs, ours)
@@ -41,7 +41,7 @@ def interleaved(
 
 @pytest.mark.parametrize("name", ["mlp", "block", "resnet", "lstm"])
 def test_a_step_is_as_fast_as_its_reference(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from bench.jax_steps import STEPS
+    from bench.jax_steps import STEPS  # noqa: PLC0415  # no other bench makes the device
 
     ours, theirs, _ = STEPS[name]()
     losses = [(float(ours()), float(theirs())) for _ in range(5)]
@@ -56,11 +56,11 @@ def test_a_step_is_as_fast_as_its_reference(name: str, capsys: pytest.CaptureFix
 
 
 def test_a_tiny_call_costs_half_again_as_much_as_jax(capsys: pytest.CaptureFixture[str]) -> None:
-    import jax
-    import jax.numpy as jnp
-    import torch
+    import jax  # noqa: PLC0415  # no other bench makes the device
+    import jax.numpy as jnp  # noqa: PLC0415  # no other bench makes the device
+    import torch  # noqa: PLC0415  # no other bench makes the device
 
-    import ampcheck.jax_device as device
+    import ampcheck.jax_device as device  # noqa: PLC0415  # no other bench makes the device
 
     x, a = torch.ones(4, 4, device="jax"), jnp.ones((4, 4), jnp.float32)
     ours, theirs = device.jit(lambda x, y: x + y), jax.jit(lambda x, y: x + y)

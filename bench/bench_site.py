@@ -20,7 +20,7 @@ OPEN, FILTER = 1000, 200
 
 
 def fastest(browser: Any, page: Path, script: str, query: str = "") -> float:  # noqa: F811  # the fixture's value
-    """The least of three openings of a page, each by what `script` measures after typing `query` into the filter."""
+    """Return the least of three openings of a page, each by what `script` measures after typing `query`."""
     found = []
     for _ in range(3):
         browser.open(page)

@@ -31,7 +31,7 @@ _groups: dict[tuple[str, str, str], tuple[Group, dict[str, Any]]] = {}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test per device, compiler, workload and variant; of overhead one for all variants."""
+    """Make a test per device, compiler, workload and variant; of overhead one for all variants."""
     option = metafunc.config.option
     found = []
     for device in select(option.device, option.device_module):
@@ -49,7 +49,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def measured(case: tuple[str, str, str, str]) -> Iterator[tuple[Measurer, Group, dict[str, Any]]]:
-    """The group of a case: measured when its first variant asks, kept until another group's does."""
+    """Return the group of a case: measured when its first variant asks, kept until another group's does."""
     device, compiler, workload, _ = case
     plan = BenchPlan(device, [], 0, ROUNDS, SECONDS, True, 1, [])
     measurer = _measurers.setdefault(device, Measurer(plan))

@@ -17,13 +17,13 @@ Parameters = dict[str, jax.Array]
 
 
 def _multiply(a: jax.Array, b: jax.Array, over: Any, batch: Any = ((), ())) -> jax.Array:
-    """A product over some dimensions of each operand, accumulated in float32 and rounded once."""
+    """Return a product over some dimensions of each operand, accumulated in float32 and rounded once."""
     return jax.lax.dot_general(a, b, (over, batch), preferred_element_type=jnp.float32).astype(LOW)
 
 
 @jax.custom_vjp
 def product(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """x @ weight^T for x of (…, in) and a weight of (out, in)."""
+    """Compute x @ weight^T for x of (…, in) and a weight of (out, in)."""
     return _multiply(x, weight, ((x.ndim - 1,), (1,)))
 
 
@@ -38,7 +38,7 @@ product.defvjp(lambda x, weight: (product(x, weight), (x, weight)), _product_bac
 
 @jax.custom_vjp
 def biased(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
-    """x @ weight^T + bias, rounded once; PyTorch sums a bias's gradient in float32, JAX's own would in bfloat16."""
+    """Compute x @ weight^T + bias, rounded once; PyTorch sums a bias's gradient in float32, JAX would in bfloat16."""
     over = ((x.ndim - 1,), (1,))
     out = jax.lax.dot_general(x, weight, (over, ((), ())), preferred_element_type=jnp.float32)
     return (out + bias).astype(LOW)
@@ -52,7 +52,7 @@ biased.defvjp(
 
 @jax.custom_vjp
 def batched(a: jax.Array, b: jax.Array) -> jax.Array:
-    """a @ b of (N, heads, m, k) and (N, heads, k, n)."""
+    """Compute a @ b of (N, heads, m, k) and (N, heads, k, n)."""
     return _multiply(a, b, ((3,), (2,)), ((0, 1), (0, 1)))
 
 
@@ -71,7 +71,7 @@ def _convolved(x: jax.Array, weight: jax.Array, dtype: Any = LOW) -> jax.Array:
 
 @jax.custom_vjp
 def convolution(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """A 3 x 3 convolution of (N, C, H, W), padded by 1."""
+    """Compute a 3 x 3 convolution of (N, C, H, W), padded by 1."""
     return _convolved(x, weight, jnp.float32).astype(LOW)
 
 
@@ -82,12 +82,12 @@ convolution.defvjp(
 
 
 def linear(p: Parameters, name: str, x: jax.Array) -> jax.Array:
-    """nn.Linear, which autocast runs in lower precision."""
+    """Compute nn.Linear, which autocast runs in lower precision."""
     return biased(x.astype(LOW), p[f"{name}.weight"].astype(LOW), p[f"{name}.bias"].astype(LOW))
 
 
 def layer_norm(p: Parameters, name: str, x: jax.Array) -> jax.Array:
-    """nn.LayerNorm, which autocast runs in float32."""
+    """Compute nn.LayerNorm, which autocast runs in float32."""
     x = x.astype(jnp.float32)
     centred = x - x.mean(-1, keepdims=True)
     scaled = centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + 1e-5)
@@ -95,7 +95,7 @@ def layer_norm(p: Parameters, name: str, x: jax.Array) -> jax.Array:
 
 
 def batch_norm(p: Parameters, buffers: Parameters, name: str, x: jax.Array) -> tuple[jax.Array, Parameters]:
-    """nn.BatchNorm2d in training, whose result has its input's dtype; and its new running statistics."""
+    """Compute nn.BatchNorm2d in training, whose result has its input's dtype; and its new running statistics."""
     values, places = x.astype(jnp.float32), (0, 2, 3)
     mean = values.mean(places)
     centred = values - mean[:, None, None]
@@ -112,7 +112,7 @@ def batch_norm(p: Parameters, buffers: Parameters, name: str, x: jax.Array) -> t
 
 
 def mlp(p: Parameters, buffers: Parameters, x: jax.Array, depth: int) -> tuple[jax.Array, Parameters]:
-    """Layers with ReLU between them."""
+    """Run layers with ReLU between them."""
     for i in range(depth):
         x = linear(p, f"{2 * i}", x)
         x = jax.nn.relu(x) if i < depth - 1 else x
@@ -120,7 +120,7 @@ def mlp(p: Parameters, buffers: Parameters, x: jax.Array, depth: int) -> tuple[j
 
 
 def block(p: Parameters, buffers: Parameters, x: jax.Array, heads: int) -> tuple[jax.Array, Parameters]:
-    """A transformer block, norm first."""
+    """Run a transformer block, norm first."""
     b, t, w = x.shape
     split = linear(p, "qkv", layer_norm(p, "norm1", x)).reshape(b, t, 3, heads, w // heads)
     q, k, v = split.transpose(2, 0, 3, 1, 4)
@@ -133,7 +133,7 @@ def block(p: Parameters, buffers: Parameters, x: jax.Array, heads: int) -> tuple
 
 
 def resnet(p: Parameters, buffers: Parameters, x: jax.Array) -> tuple[jax.Array, Parameters]:
-    """Two convolutions with batch norm, and the input added."""
+    """Run two convolutions with batch norm, and the input added."""
     out, first = batch_norm(p, buffers, "norm1", convolution(x.astype(LOW), p["conv1.weight"].astype(LOW)))
     out = convolution(jax.nn.relu(out), p["conv2.weight"].astype(LOW))
     out, second = batch_norm(p, buffers, "norm2", out)
@@ -141,7 +141,7 @@ def resnet(p: Parameters, buffers: Parameters, x: jax.Array) -> tuple[jax.Array,
 
 
 def lstm(p: Parameters, buffers: Parameters, x: jax.Array) -> tuple[jax.Array, Parameters]:
-    """An LSTM over (T, N, in) and a linear layer on each of its outputs."""
+    """Run an LSTM over (T, N, in) and a linear layer on each of its outputs."""
     by_hidden = p["lstm.weight_hh_l0"].astype(LOW)
     bias = sum(p[f"lstm.bias_{side}_l0"].astype(LOW).astype(jnp.float32) for side in ("ih", "hh"))
 

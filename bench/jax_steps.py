@@ -67,7 +67,7 @@ class Tagger(nn.Module):
 
 
 def step_of(model: nn.Module, *, enabled: bool = True) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """A jitted step of SGD on the squared error, under bfloat16 autocast or without. Takes input and target."""
+    """Return a jitted step of SGD on the squared error, under bfloat16 autocast or without, of input and target."""
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
 
     @device.jit
@@ -86,7 +86,7 @@ def step_of(model: nn.Module, *, enabled: bool = True) -> Callable[[torch.Tensor
 def _pair(
     model: nn.Module, forward: Callable[..., tuple[jax.Array, Any]], x: torch.Tensor, y: torch.Tensor
 ) -> tuple[Step, Step, Any]:
-    """A step in PyTorch, the same in JAX, and the lowered programs of both."""
+    """Return a step in PyTorch, the same in JAX, and the lowered programs of both."""
 
     def copied(tensors: Any) -> dict[str, jax.Array]:
         return {name: jnp.array(device.to_jax(tensor.detach().clone())) for name, tensor in tensors}
@@ -122,7 +122,7 @@ def _data(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def layers(width: int = 512, depth: int = 4) -> nn.Module:
-    """A multilayer perceptron of `depth` layers of `width`, ReLU between them."""
+    """Return steps of a multilayer perceptron of `depth` layers of `width`, ReLU between them."""
     torch.manual_seed(0)
     made: list[nn.Module] = []
     for i in range(depth):
@@ -131,26 +131,26 @@ def layers(width: int = 512, depth: int = 4) -> nn.Module:
 
 
 def mlp(width: int = 512, depth: int = 4, batch: int = 256) -> tuple[Step, Step, Any]:
-    """A multilayer perceptron."""
+    """Return steps of a multilayer perceptron."""
     model = layers(width, depth)
     return _pair(model, lambda p, b, x: reference.mlp(p, b, x, depth), *_data(batch, width))
 
 
 def block(width: int = 256, heads: int = 4, batch: int = 8, length: int = 64) -> tuple[Step, Step, Any]:
-    """A transformer block."""
+    """Return steps of a transformer block."""
     torch.manual_seed(0)
     model = Block(width, heads).to("jax")
     return _pair(model, lambda p, b, x: reference.block(p, b, x, heads), *_data(batch, length, width))
 
 
 def resnet(channels: int = 64, batch: int = 4, side: int = 28) -> tuple[Step, Step, Any]:
-    """A ResNet block with batch norm."""
+    """Return steps of a ResNet block with batch norm."""
     torch.manual_seed(0)
     return _pair(Residual(channels).to("jax"), reference.resnet, *_data(batch, channels, side, side))
 
 
 def lstm(width: int = 256, hidden: int = 256, batch: int = 32, length: int = 32) -> tuple[Step, Step, Any]:
-    """An LSTM over sequences."""
+    """Return steps of an LSTM over sequences."""
     torch.manual_seed(0)
     return _pair(Tagger(width, hidden).to("jax"), reference.lstm, *_data(length, batch, width))
 
