@@ -30,10 +30,8 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from ampcheck.errors import CheckFailure
 from ampcheck.observe.isolation import reset
-from ampcheck.programs.search import search
-from ampcheck.runner.record import seed_of_programs
+from ampcheck.programs.search import Search
 from ampcheck.runner.suite import Amp, DeviceAmp, Product, promised, scenario
 from ampcheck.spec.state import Process, Region, Tensor, Thread
 from ampcheck.spec.torch_dtypes import name_of
@@ -692,22 +690,18 @@ EXAMPLES, NIGHTLY = 15, 1000
 @scenario(dtypes="default")
 def test_random(amp: DeviceAmp, request: pytest.FixtureRequest) -> None:
     """Programs of up to five holders that are drawn (the sources are those of ampcheck/spec/state.py)."""
-    nightly = bool(request.config.option.nightly)
-    seed = seed_of_programs(nightly, getattr(request.config.option, "hypothesis_seed", None))
-    wrong: list[tuple[tuple[Step, ...], DeviceAmp]] = []
+    search = Search.of(request.config.option)
+    tried: dict[tuple[Step, ...], DeviceAmp] = {}
 
-    def attempt(steps: tuple[Step, ...]) -> None:
+    def difference(steps: tuple[Step, ...]) -> str | None:
         reset({amp.type: amp.device.default_amp})  # regions that overlap may leave autocast on
         own = DeviceAmp(amp.device, name_of(amp.dtype))
         test_known(own, steps)
         amp.looked_at += own.looked_at
-        if own.differences:
-            wrong.append((steps, own))
-            raise CheckFailure(own.differences)
+        tried[steps] = own
+        return "\n".join(own.differences) or None
 
-    try:
-        search(attempt, _drawn(), seed, NIGHTLY if nightly else EXAMPLES)
-    except CheckFailure:
-        steps, tried = wrong[-1]
-        amp.differences += tried.differences
-        amp.reproduced_by(test_known, tried, steps=steps)
+    if found := search.first_difference(difference, _drawn(), examples=EXAMPLES, nightly=NIGHTLY):
+        steps = found[1]
+        amp.differences += found[0].split("\n")
+        amp.reproduced_by(test_known, tried[steps], steps=steps)

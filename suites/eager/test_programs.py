@@ -6,94 +6,157 @@ autocast in plain Python, predicts each state, kernel dtype and cast. Random pro
 file. Source: https://docs.pytorch.org/docs/2.13/amp.html and what `ampcheck/spec/state.py` cites.
 """
 
+import re
+from textwrap import dedent
+
 import pytest
 
-from ampcheck.programs.regions import (
-    Catch,
-    Decorated,
-    Generator,
-    InferenceMode,
-    Op,
-    Options,
-    Program,
-    Raise,
-    Reenter,
-    Set,
-    Thread,
-    UseWeight,
-    With,
-)
+from ampcheck.programs.regions.draw import program, programs, weight_programs
 from ampcheck.programs.regions.explore import RegionExplorer
-from ampcheck.programs.regions.strategies import programs, weight_programs
-from ampcheck.runner.suite import Amp, scenario
+from ampcheck.programs.search import Search
+from ampcheck.runner.suite import DeviceAmp, scenario
 
 pytestmark = pytest.mark.rule("programs")
 
-STRATEGIES = {"mixed": programs, "weights": weight_programs}
+DRAWS = {"mixed": programs, "weights": weight_programs}
 
 
-@pytest.mark.parametrize("kind", list(STRATEGIES))
+@pytest.mark.parametrize("kind", list(DRAWS))
 @scenario(dtypes="default")
-def test_random(amp: Amp, kind: str, request: pytest.FixtureRequest) -> None:
+def test_random(amp: DeviceAmp, kind: str, request: pytest.FixtureRequest) -> None:
     """Random programs over this device and a second one (amp.html; the sources are those of ampcheck/spec/state.py)."""
-    option = request.config.option
-    explorer = RegionExplorer(amp.device, nightly=option.nightly, seed=getattr(option, "hypothesis_seed", None))
-    if found := explorer.explore(STRATEGIES[kind]):
+    explorer = RegionExplorer(amp.device, Search.of(request.config.option))
+    if found := explorer.explore(DRAWS[kind]):
         _report(amp, explorer, *found)
     amp.looked_at += explorer.compared
 
 
-def _report(amp: Amp, explorer: RegionExplorer, difference: str, program: Program) -> None:
+def _report(amp: DeviceAmp, explorer: RegionExplorer, difference: str, text: str) -> None:
     amp.differences.append(difference)
-    amp.script = explorer.script(program)
+    amp.script = explorer.script(text)
 
 
-def _programs(device: str, low: str, other: str) -> dict[str, Program]:
-    here, there = Options(device, low), Options(device, other)
-    product = Op("mm", device, ("fp32", "fp32"))
-    weight = UseWeight(device, "leaf")
-    return {
-        "documented_example": (
-            With(here, (product, With(Options(device, enabled=False), (product,)), Op("mm", device, ("fp32", "last")))),
-        ),
-        "dtypes_in_turn": (With(here, (product, With(there, (product,)), product)),),
-        "exception_through_regions": (Catch((With(here, (With(there, (product, Raise())),)),)), product),
-        "cast_once": (With(here, (weight, weight, With(here, (weight,)), weight)), With(here, (weight,))),
-        "thread_ends_a_region": (With(here, (weight, Thread((With(here, (weight,)),)), weight)),),
-        "decorated_calls": (Decorated(here, (weight, weight), calls=2, around=there), product),
-        "suspended_generator": (Generator(here, (product,), (product,)), product),
-        "object_used_again": (Reenter(here, (product,), (product,)), product),
-        "set_in_a_region": (
-            With(here, (Set("dtype", device, other), product, Set("enabled", device, False), product)),
-        ),
-        "inference_casts_again": (With(here, (weight, InferenceMode((weight, weight)), weight)),),
-        # Known deviations.
-        "one_object_inside_itself": (Reenter(here, (product,), (product,), nested=True), product),
-        "enabled_set_in_inference_mode": (
-            InferenceMode((Set("dtype", device, low), Set("enabled", device, True), product)),
-            product,
-        ),
-    }
+PROGRAMS = {
+    "documented_example": """
+        with HERE:
+            PRODUCT
+            with amp.autocast(TYPE, enabled=False):
+                PRODUCT
+                amp.op(TYPE, torch.mm, NEW, amp.last(TYPE))""",
+    "dtypes_in_turn": """
+        with HERE:
+            PRODUCT
+            with OTHER:
+                PRODUCT
+            PRODUCT""",
+    "exception_through_regions": """
+        try:
+            with HERE:
+                with OTHER:
+                    PRODUCT
+                    raise PlannedError
+        except PlannedError:
+            amp.caught()
+        PRODUCT""",
+    "cast_once": """
+        with HERE:
+            WEIGHT
+            WEIGHT
+            with HERE:
+                WEIGHT
+            WEIGHT
+        with HERE:
+            WEIGHT""",
+    "thread_ends_a_region": """
+        def task():
+            amp.look("in a new thread")
+            with HERE:
+                WEIGHT
+        with HERE:
+            WEIGHT
+            amp.in_thread(task)
+            WEIGHT""",
+    "decorated_calls": """
+        @HERE
+        def function():
+            WEIGHT
+            WEIGHT
+        with OTHER:
+            function()
+            function()
+        PRODUCT""",
+    "suspended_generator": """
+        def steps():
+            with HERE:
+                PRODUCT
+                yield
+        with closing(steps()) as running:
+            for _ in running:
+                PRODUCT
+        PRODUCT""",
+    "object_used_again": """
+        region = HERE
+        with region:
+            PRODUCT
+        with region:
+            PRODUCT
+        PRODUCT""",
+    "set_in_a_region": """
+        with HERE:
+            amp.set_dtype(TYPE, DTYPE2)
+            PRODUCT
+            amp.set_enabled(TYPE, False)
+            PRODUCT""",
+    "inference_casts_again": """
+        with HERE:
+            WEIGHT
+            with amp.inference_mode():
+                WEIGHT
+                WEIGHT
+            WEIGHT""",
+    # Known deviations.
+    "one_object_inside_itself": """
+        region = HERE
+        with region:
+            PRODUCT
+            with region:
+                PRODUCT
+        PRODUCT""",
+    "enabled_set_in_inference_mode": """
+        with amp.inference_mode():
+            amp.set_dtype(TYPE, DTYPE1)
+            amp.set_enabled(TYPE, True)
+            PRODUCT
+        PRODUCT""",
+}
+_SHORT = {
+    "PRODUCT": "amp.op(TYPE, torch.mm, NEW, NEW)",
+    "WEIGHT": "amp.op(TYPE, torch.mm, NEW, amp.weight(TYPE, 'leaf'))",
+    "HERE": "amp.autocast(TYPE, dtype=DTYPE1)",
+    "OTHER": "amp.autocast(TYPE, dtype=DTYPE2)",
+    "NEW": "amp.new(TYPE, torch.float32)",
+}
 
 
-NAMES = list(_programs("cpu", "bf16", "fp16"))
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", list(PROGRAMS))
 @scenario()
-def test_known(amp: Amp, name: str) -> None:
+def test_known(amp: DeviceAmp, name: str) -> None:
     """Programs written down: one for each kind of step, and those on which PyTorch deviates (spec/state.py)."""
-    explorer, program = RegionExplorer(amp.device), _program(amp, name)
-    if difference := explorer.difference(program):
-        _report(amp, explorer, difference, program)
+    explorer, text = RegionExplorer(amp.device), _program(amp, name)
+    if difference := explorer.difference(text):
+        _report(amp, explorer, difference, text)
     amp.looked_at += explorer.compared
 
 
-def _program(amp: Amp, name: str) -> Program:
-    low, other = ("bf16", "fp16") if "bfloat16" in str(amp.dtype) else ("fp16", "bf16")
-    return _programs(amp.type, low, other)[name]
+def _program(amp: DeviceAmp, name: str) -> str:
+    """Return the text of a program for the device and its dtypes, with all that is written short in full."""
+    low, other = ("bfloat16", "float16") if "bfloat16" in str(amp.dtype) else ("float16", "bfloat16")
+    text = dedent(PROGRAMS[name]).strip()
+    for short, full in {**_SHORT, "TYPE": repr(amp.type), "DTYPE1": f"torch.{low}", "DTYPE2": f"torch.{other}"}.items():
+        text = re.sub(rf"\b{short}\b", full, text)
+    return program(text.splitlines())
 
 
-def in_plain_torch(body: object, amp: Amp, name: str = "", **others: object) -> str:
+def in_plain_torch(body: object, amp: DeviceAmp, name: str = "", **others: object) -> str:
     """A program that is written down as plain torch, for `ampcheck.reproduce`; "" for one that is drawn."""
     return RegionExplorer(amp.device).script(_program(amp, name)) if name else ""

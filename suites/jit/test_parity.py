@@ -8,14 +8,14 @@ file. Source: https://docs.pytorch.org/docs/2.13/export.html and torch/csrc/jit/
 import pytest
 
 from ampcheck.programs.compiled.run import FUZZED, Fuzzer, text_of
+from ampcheck.programs.search import Search
 from ampcheck.runner.suite import DeviceAmp, scenario
 
 pytestmark = pytest.mark.rule("parity")
 
 
 def _explore(amp: DeviceAmp, compiler: str, request: pytest.FixtureRequest) -> None:
-    option = request.config.option
-    fuzzer = Fuzzer(amp.device, compiler, nightly=option.nightly, seed=getattr(option, "hypothesis_seed", None))
+    fuzzer = Fuzzer(amp.device, compiler, Search.of(request.config.option))
     if found := fuzzer.explore():
         amp.differences.append(f"{found[0]}, of\n{found[1].text}")
         amp.script = text_of(found[1], compiler, amp.device)

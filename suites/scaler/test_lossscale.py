@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from ampcheck.programs.scaler.explore import ScalerExplorer
+from ampcheck.programs.search import Search
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("lossscale")
@@ -388,10 +389,8 @@ def test_penalty(amp: Amp) -> None:
 @scenario(values=True, dtypes="default")
 def test_random(amp: Amp, kind: str, request: pytest.FixtureRequest) -> None:
     """Random calls on up to three optimizers, on the device and the host (amp.html#torch.amp.GradScaler)."""
-    option = request.config.option
-    explorer = ScalerExplorer(amp.device, nightly=option.nightly, seed=getattr(option, "hypothesis_seed", None))
+    explorer = ScalerExplorer(amp.device, Search.of(request.config.option))
     if found := explorer.explore(orderly=kind == "iterations"):
-        difference, program = found
-        amp.differences.append(difference)
-        amp.script = f"# It finds: {difference}\n{explorer.script(program)}"
+        amp.differences.append(found[0])
+        amp.script = explorer.script(found[1])
     amp.looked_at += explorer.compared

@@ -23,8 +23,8 @@ def _fault(name: str, inject: Inject, says: str, op: str = _MADE, **chosen: str)
     return Fault(name, "ambient", inject, (says,), "jit", op=op, **chosen)
 
 
-def _out(name: str, change: Change, says: str, compiler: str = "compile", **chosen: str) -> Fault:
-    return _fault(name, lambda: handed_out(change, compiler), says, **chosen)
+def _out(name: str, change: Change, says: str, method: str = "compile", **chosen: str) -> Fault:
+    return _fault(name, lambda: handed_out(change, method), says, **chosen)
 
 
 @contextmanager

@@ -220,7 +220,7 @@ FAULTS = (
     fault(
         "skips-for-all-at-random",
         "lossscale",
-        "OptimizerStep(",
+        "scaler.step(",
         "first in no gradient of its own",
         "the watch",
         only="random",

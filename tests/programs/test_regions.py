@@ -1,10 +1,12 @@
-"""Programs: torch and the model agree, faults planted in torch are found, and what is rendered runs."""
+"""Programs of regions: torch and the model agree, faults in torch are found, and reproductions say what runs see."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -13,50 +15,66 @@ import torch
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known
 from ampcheck.observe.isolation import reset
-from ampcheck.programs.regions import (
-    Catch,
-    ClearCache,
-    Decorated,
-    Generator,
-    InferenceMode,
-    NoGrad,
-    Op,
-    Options,
-    Program,
-    Raise,
-    Reenter,
-    Seen,
-    Set,
-    Thread,
-    UseWeight,
-    With,
-    compare,
-    facts,
-    known_bugs_hit,
-    model,
-    render,
-    run,
-)
+from ampcheck.programs.regions.draw import program, programs, weight_programs
 from ampcheck.programs.regions.explore import RegionExplorer, second
-from ampcheck.programs.regions.strategies import programs, weight_programs
-from ampcheck.spec.state import State
+from ampcheck.programs.search import Search
 
 CPU = known()["cpu"]
 CUDA = known()["virtual:cuda"]
 AUTOCAST = torch.amp.autocast_mode.autocast
-HERE, OTHER = Options("cpu", "bf16"), Options("cpu", "fp16")
-MM = Op("mm", "cpu", ("fp32", "fp32"))
-WEIGHT = UseWeight("cpu", "leaf")
+HERE, OTHER = "amp.autocast('cpu', dtype=torch.bfloat16)", "amp.autocast('cpu', dtype=torch.float16)"
+NEW = "amp.new('cpu', torch.float32)"
+MM, WEIGHT = f"amp.op('cpu', torch.mm, {NEW}, {NEW})", f"amp.op('cpu', torch.mm, {NEW}, amp.weight('cpu', 'leaf'))"
 
-EVERY_STEP: Program = (
-    Catch((With(HERE, (MM, With(OTHER, (MM, Raise())))),)),
-    Decorated(HERE, (WEIGHT, NoGrad((WEIGHT,))), calls=2, around=OTHER),
-    Reenter(HERE, (Op("cat", "cpu", ("fp32", "last")),), (ClearCache(), WEIGHT)),
-    Generator(Options("cpu", enabled=False, cache_enabled=False), (MM,), (Set("enabled", "cpu", True), MM)),
-    With(HERE, (InferenceMode((WEIGHT,)), Thread((With(OTHER, (MM,)),)), UseWeight("cpu", "low"))),
-    Set("dtype", "cpu", "fp16"),
-    Set("cache_enabled", "cpu", False),
-)
+
+def _program(text: str) -> str:
+    return program(dedent(text).strip().splitlines())
+
+
+EVERY_STEP = _program(f"""
+    try:
+        with {HERE}:
+            {MM}
+            with {OTHER}:
+                {MM}
+                raise PlannedError
+    except PlannedError:
+        amp.caught()
+    @{HERE}
+    def decorated():
+        {WEIGHT}
+        with amp.no_grad():
+            {WEIGHT}
+    with {OTHER}:
+        decorated()
+        decorated()
+    region = {HERE}
+    with region:
+        amp.op('cpu', torch.cat, {NEW}, amp.last('cpu'))
+    with region:
+        amp.clear_cache()
+        {WEIGHT}
+    def steps():
+        with amp.autocast('cpu', enabled=False, cache_enabled=False):
+            {MM}
+            yield
+    with closing(steps()) as running:
+        for _ in running:
+            amp.set_enabled('cpu', True)
+            {MM}
+    def task():
+        amp.look('in a new thread')
+        with {OTHER}:
+            {MM}
+    with {HERE}:
+        with amp.inference_mode():
+            {WEIGHT}
+        amp.in_thread(task)
+        amp.op('cpu', torch.mm, {NEW}, amp.weight('cpu', 'low'))
+    amp.set_dtype('cpu', torch.float16)
+    amp.set_cache_enabled(False)
+""")
+ONE_PRODUCT = _program(f"with {HERE}:\n    {MM}")
 
 
 @pytest.fixture(autouse=True)
@@ -66,91 +84,87 @@ def _fresh() -> Iterator[None]:
     reset({})
 
 
-def _difference(program: Program, device: Device = CPU) -> str | None:
-    return RegionExplorer(device).difference(program)
+def _promised(text: str, device: Device = CPU) -> dict[tuple[int, str], object]:
+    return {(line, what): value for line, what, value in RegionExplorer(device).promised(text).seen}
 
 
 # ---- agreement
 
 
-def test_every_step_does_what_the_model_says() -> None:
-    assert _difference(EVERY_STEP) is None
-
-
-def test_what_the_model_says_of_a_small_program() -> None:
-    program = (With(HERE, (MM, With(Options("cpu", enabled=False), (Op("mm", "cpu", ("fp32", "last")),)))),)
-    seen = {(s.where, s.what): s.value for s in model(program, facts([CPU]))}
-    assert seen["1.1", "dtypes in the kernel of mm on cpu"] == ("bf16", "bf16")
-    assert seen["1.1", "casts made for mm on cpu"] == 2
-    assert seen["1.1", "result of mm on cpu"] == "bf16"
-    assert seen["1.2.1", "dtypes in the kernel of mm on cpu"] == ("fp32", "bf16")
-    assert ("1.2.1", "result of mm on cpu") not in seen  # open: implementations refuse or promote
-    assert seen["1.2", "state of cpu inside the region"] == State(False, "bf16", True, 2)
-    assert seen["end", "state of cpu at the end"] == State(False, "bf16", True, 0)
+def test_the_model_of_a_small_program() -> None:
+    seen = _promised(
+        _program(f"""
+        with {HERE}:
+            {MM}
+            with amp.autocast('cpu', enabled=False):
+                amp.op('cpu', torch.mm, {NEW}, amp.last('cpu'))""")
+    )
+    assert seen[2, "dtypes in the kernel of mm on cpu"] == ("bf16", "bf16")
+    assert seen[2, "casts made for mm on cpu"] == 2
+    assert seen[2, "result of mm on cpu"] == "bf16"
+    assert seen[4, "dtypes in the kernel of mm on cpu"] == ("fp32", "bf16")
+    assert (4, "result of mm on cpu") not in seen  # open: implementations refuse or promote
+    assert seen[3, "state of cpu inside the region"] == (False, "bf16", True, 2)
+    assert seen[0, "state of cpu at the end"] == (False, "bf16", True, 0)
 
 
 def test_ops_of_each_policy_on_a_virtual_device() -> None:
-    body = (
-        Op("mse_loss", "cuda", ("fp16", "fp16")),
-        Op("atan2", "cuda", ("fp32", "fp16")),
-        Op("sum", "cuda", ("fp16",)),
-        Op("bce", "cuda", ("fp32", "fp32")),
-        Op("mul", "cuda", ("fp16", "fp64")),
-    )
-    program = (With(Options("cuda"), body),)
-    seen = {(s.where, s.what): s.value for s in model(program, facts([CUDA, CPU]))}
-    assert seen["1.1", "dtypes in the kernel of mse_loss on cuda"] == ("fp32", "fp32")
-    assert seen["1.2", "dtypes in the kernel of atan2 on cuda"] == ("fp32", "fp32")
-    assert seen["1.3", "dtype= of sum on cuda"] == "fp32"
-    assert seen["1.4", "bce on cuda"] == "refused"
-    assert seen["1.5", "casts made for mul on cuda"] == 0
-    assert _difference(program, CUDA) is None
+    def op(name: str, *dtypes: str) -> str:
+        inputs = [f"amp.new('cuda', torch.{dtype})" for dtype in dtypes]
+        return f"amp.op('cuda', torch.{name}, {', '.join(inputs)})"
+
+    text = _program(f"""
+        with amp.autocast('cuda'):
+            {op("nn.functional.mse_loss", "float16", "float16")}
+            {op("atan2", "float32", "float16")}
+            {op("sum", "float16")}
+            {op("nn.functional.binary_cross_entropy", "float32", "float32")}
+            {op("mul", "float16", "float64")}""")
+    seen = _promised(text, CUDA)
+    assert seen[2, "dtypes in the kernel of mse_loss on cuda"] == ("fp32", "fp32")
+    assert seen[3, "dtypes in the kernel of atan2 on cuda"] == ("fp32", "fp32")
+    assert seen[4, "dtype= of sum on cuda"] == "fp32"
+    assert seen[5, "binary_cross_entropy on cuda"] == "refused"
+    assert seen[6, "casts made for mul on cuda"] == 0
+    assert RegionExplorer(CUDA).difference(text) is None
 
 
 @pytest.mark.parametrize("device", ["cpu", "virtual:mps"])
 def test_random_programs_agree(device: str) -> None:
-    for strategy in (programs, weight_programs):
-        assert RegionExplorer(known()[device]).explore(strategy) is None
+    for draw in (programs, weight_programs):
+        assert RegionExplorer(known()[device]).explore(draw) is None
 
 
-def test_an_uncaught_exception_ends_a_program() -> None:
-    seen = model((With(HERE, (Raise(),)), MM), facts([CPU]))
-    assert Seen("end", "exception", "not caught") in seen
-    assert not any("mm" in s.what for s in seen)
-    assert _difference((With(HERE, (Raise(),)), MM)) is None
-
-
-def test_a_run_leaves_no_state() -> None:
-    run((Set("enabled", "cpu", True), Set("dtype", "cpu", "fp16"), Set("cache_enabled", "cpu", False)), [CPU])
+def test_a_program_ends_with_its_exception_and_leaves_no_state() -> None:
+    text = _program(f"amp.set_enabled('cpu', True)\namp.set_dtype('cpu', torch.float16)\nraise PlannedError\n{MM}")
+    assert RegionExplorer(CPU).difference(text) is None
+    assert _promised(text)[0, "exception"] == "not caught"
+    assert (4, "result of mm on cpu") not in _promised(text)
     assert not torch.is_autocast_enabled("cpu")
     assert torch.get_autocast_dtype("cpu") == torch.bfloat16
-    assert torch.is_autocast_cache_enabled()
-
-
-# ---- known deviations
 
 
 @pytest.mark.parametrize(
-    ("program", "words"),
+    ("lines", "words"),
     [
-        ((Reenter(HERE, (), (), nested=True),), "one region object inside itself"),
-        ((With(HERE, (WEIGHT, With(OTHER, (WEIGHT,)))),), "one weight in two lower precisions"),
-        ((With(HERE, (Op("cat", "cpu", ("fp16", "fp32")),)),), "promote with the other lower precision"),
-        ((InferenceMode((Set("enabled", "cpu", True),)),), "enabled set in inference mode"),
+        (f"region = {HERE}\nwith region:\n    with region:\n        pass", "one region object inside itself"),
+        (f"with {HERE}:\n    {WEIGHT}\n    with {OTHER}:\n        {WEIGHT}", "one weight in two lower precisions"),
+        (
+            f"with {HERE}:\n    amp.op('cpu', torch.cat, amp.new('cpu', torch.float16), {NEW})",
+            "promote with the other lower precision",
+        ),
+        ("with amp.inference_mode():\n    amp.set_enabled('cpu', True)", "enabled set in inference mode"),
+        (EVERY_STEP.partition("\n")[2], ""),
     ],
 )
-def test_known_deviations_are_told(program: Program, words: str) -> None:
-    assert known_bugs_hit(program, facts([CPU])) == {words}
+def test_known_bugs_are_recognized(lines: str, words: str) -> None:
+    assert RegionExplorer(CPU).promised(_program(lines)).known_bugs == ({words} if words else set())
 
 
-def test_a_program_without_known_deviations() -> None:
-    assert known_bugs_hit(EVERY_STEP, facts([CPU])) == set()
+# ---- faults
 
 
-# ---- planted faults
-
-
-def _exit_keeps(what: str) -> Any:
+def _wrong_exit(what: str) -> Callable[..., Any]:
     right = AUTOCAST.__exit__
 
     def leave(self: Any, *error: Any) -> Any:
@@ -167,35 +181,52 @@ def _exit_keeps(what: str) -> Any:
     return leave
 
 
+def _broken(*_: object) -> None:
+    raise RuntimeError("broken")
+
+
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("owner", "name", "wrong", "draw", "words"),
     [
-        ("dtype", "after the region is off in fp16 with the cache on, depth 0; expected off in bf16"),
-        ("enabled", "after the region is on in"),
-        ("depth", "depth 1; expected off in bf16 with the cache on, depth 0"),
+        (
+            AUTOCAST,
+            "__exit__",
+            partial(_wrong_exit, "dtype"),
+            programs,
+            "off in fp16 with the cache on, depth 0",
+        ),
+        (AUTOCAST, "__exit__", partial(_wrong_exit, "enabled"), programs, "after the region is on in"),
+        (AUTOCAST, "__exit__", partial(_wrong_exit, "depth"), programs, "depth 1; expected off in bf16 with the cache"),
+        (
+            torch,
+            "clear_autocast_cache",
+            lambda: lambda: None,
+            weight_programs,
+            "casts made for mm on cpu is 1; exp",
+        ),
+        (
+            AUTOCAST,
+            "__enter__",
+            lambda: _broken,
+            programs,
+            "the program raised RuntimeError: broken; exp",
+        ),
     ],
 )
-def test_a_wrong_exit_is_found(what: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AUTOCAST, "__exit__", _exit_keeps(what))
-    found = RegionExplorer(CPU).explore(programs)
+def test_a_fault_is_found_by_a_small_program(
+    owner: Any, name: str, wrong: Any, draw: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, wrong())
+    found = RegionExplorer(CPU).explore(draw)
     assert found is not None
-    sentence, program = found
-    assert words in sentence
-    assert len(program) == 1, "the program was not made small"
+    assert words in found[0]
+    assert len(found[1].splitlines()) < 10
 
 
-def test_a_cache_that_is_never_dropped_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: None)
-    found = RegionExplorer(CPU).explore(weight_programs)
-    assert found is not None
-    assert "casts made for mm on cpu is 1; expected 2" in found[0]
-
-
-def test_a_cast_that_is_not_made_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_names_line_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_autocast_enabled", lambda *arguments: None)
-    sentence = _difference((With(HERE, (MM,)),))
-    assert sentence == (
-        "step 1: state of cpu inside the region is off in bf16 with the cache on, depth 1; "
+    assert RegionExplorer(CPU).difference(ONE_PRODUCT) == (
+        "line 1: state of cpu inside the region is off in bf16 with the cache on, depth 1; "
         "expected on in bf16 with the cache on, depth 1"
     )
 
@@ -203,81 +234,50 @@ def test_a_cast_that_is_not_made_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_wrong_op_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = CPU.policies()
     monkeypatch.setattr(type(CPU), "policies", lambda self: {**right, "mm": "upcast"})
-    assert _difference((With(HERE, (MM,)),)) == (
-        "step 1.1: dtypes in the kernel of mm on cpu is bf16, bf16; expected fp32, fp32"
+    assert RegionExplorer(CPU).difference(ONE_PRODUCT) == (
+        "line 2: dtypes in the kernel of mm on cpu is bf16, bf16; expected fp32, fp32"
     )
 
 
-def test_an_exception_of_torch_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    def enter(self: Any) -> None:
-        raise RuntimeError("broken")
-
-    monkeypatch.setattr(AUTOCAST, "__enter__", enter)
-    assert _difference((With(HERE, ()),)) == ("running the program raised RuntimeError: broken; expected it to run")
-
-
 def test_a_nightly_finding_names_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ampcheck.programs.regions.explore.NIGHTLY", 40)
-    monkeypatch.setattr(AUTOCAST, "__exit__", _exit_keeps("depth"))
-    found = RegionExplorer(CPU, nightly=True, seed="7").explore(programs)
+    monkeypatch.setattr(AUTOCAST, "__exit__", _wrong_exit("depth"))
+    found = RegionExplorer(CPU, Search(nightly=True, given="7")).explore(programs)
     assert found is not None
     assert found[0].endswith("(found with --hypothesis-seed=7)")
 
 
-# ---- comparing
+# ---- reproductions
 
 
-def test_compare_says_what_differs() -> None:
-    one, two = Seen("1", "result of mm on cpu", "bf16"), Seen("2", "casts made for mm on cpu", 2)
-    assert compare([one, two], [one, two]) is None
-    assert compare([one], [one, two]) == "the program ended early; expected casts made for mm on cpu 2 at step 2"
-    assert compare([one, two], [one]) == ("step 2: casts made for mm on cpu is 2; expected the program to have ended")
-    assert compare([two], [one]) == (
-        "step 2: casts made for mm on cpu is 2; expected to see result of mm on cpu at step 1"
-    )
-
-
-# ---- rendering
-
-
-def _printed(source: str) -> str:
-    out = io.StringIO()
+def _printed(source: str) -> list[str]:
+    out, names = io.StringIO(), dict[str, Any](__name__="reproduction")
     with contextlib.redirect_stdout(out):
-        exec(compile(source, "<rendered>", "exec"), {"__name__": "rendered"})
-    return out.getvalue()
+        exec(compile(source, "<reproduction>", "exec"), names)
+    names["fake"].__exit__(None, None, None)
+    return out.getvalue().splitlines()
 
 
-def test_rendered_programs_run() -> None:
-    lines = _printed(render(EVERY_STEP, [CPU])).splitlines()
-    assert len(lines) == len(model(EVERY_STEP, facts([CPU])))
+def test_a_reproduction_says_what_the_run_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    explorer = RegionExplorer(CPU)
+    source = explorer.script(EVERY_STEP)
+    lines = _printed(source)
+    assert len(lines) == len(explorer.promised(EVERY_STEP).seen)
     assert all(line.startswith("ok  ") for line in lines), lines
-    text = "\n".join(lines)
-    assert "step 1.1: state of cpu inside the region | got (True, 'bf16', True, 1) | expected" in text
-    assert "step 1.1.2: state of cpu inside the region | got (True, 'fp16', True, 2) | expected" in text
-    assert "step 5.2: state of cpu in a new thread | got (False, 'bf16', True, 0) | expected" in text
-    assert "dtypes in the kernel of mm on cpu | got ('bf16', 'bf16')" in text
-
-
-def test_rendered_programs_say_what_runs_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first FAIL of a rendered program is the difference that a run finds."""
-    program: Program = (Catch((With(HERE, (With(OTHER, (MM,)), Raise())),)), MM)
-    source = render(program, [CPU])
-    assert "FAIL" not in _printed(source)
-    monkeypatch.setattr(AUTOCAST, "__exit__", lambda *_: torch.autocast_decrement_nesting() and None)
-    found = compare(run(program, [CPU]), model(program, facts([CPU])))
-    printed = _printed(source)
     reset({})
-    first = next(line for line in printed.splitlines() if line.startswith("FAIL "))
+    monkeypatch.setattr(AUTOCAST, "__exit__", lambda *_: torch.autocast_decrement_nesting() and None)
+    found = explorer.difference(EVERY_STEP)
+    first = next(line for line in _printed(source) if line.startswith("FAIL "))
     assert found is not None
     assert found.startswith(first.removeprefix("FAIL ").partition(" | ")[0])
 
 
-def test_a_virtual_device_is_rendered_with_fake_tensors() -> None:
-    source = render((With(Options("cuda"), (Op("sum", "cuda", ("fp16",)),)),), [CUDA, CPU])
-    compile(source, "<rendered>", "exec")
+def test_a_reproduction_for_a_virtual_device_has_fake_tensors() -> None:
+    text = _program("with amp.autocast('cuda'):\n    amp.op('cuda', torch.sum, amp.new('cuda', torch.float16))")
+    source = RegionExplorer(CUDA).script(text)
+    compile(source, "<reproduction>", "exec")
     assert "FakeTensorMode" in source
     assert "amp_definitely_not_available" in source
-    assert "op('1.1', 'sum', 'sum', 'cuda', torch.sum, new('cuda', torch.float16))" in source
+    assert text in source
 
 
 def test_a_second_device_is_of_another_type() -> None:

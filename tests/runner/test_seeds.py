@@ -5,39 +5,32 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
+from hypothesis import strategies as st
 
-from ampcheck.devices.registry import known
-from ampcheck.programs.regions import Program
-from ampcheck.programs.regions.explore import EXAMPLES, RegionExplorer
-from ampcheck.programs.regions.strategies import programs
+from ampcheck.programs.search import Search
 from ampcheck.runner.record import FIXED_SEED, read, seed_of_programs
 from tests.cli_support import ROOT, run, run_pytest
-
-CPU = known()["cpu"]
 
 
 def _today() -> int:
     return int(f"{datetime.now(UTC):%Y%m%d}")
 
 
-def _drawn(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Program]:
-    """The programs that an explorer draws, none of them run."""
-    found: list[Program] = []
-    monkeypatch.setattr("ampcheck.programs.regions.explore.NIGHTLY", EXAMPLES)
-    monkeypatch.setattr(RegionExplorer, "difference", lambda self, program: found.append(program))
-    assert RegionExplorer(CPU, **options).explore(programs) is None
+def _drawn(search: Search) -> list[int]:
+    """The programs that a search draws."""
+    found: list[int] = []
+    assert search.first_difference(found.append, st.integers(), examples=20, nightly=20) is None
     return found
 
 
-def test_a_seed_decides_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = _drawn(monkeypatch)
-    assert len(usual) > EXAMPLES // 2
-    assert usual == _drawn(monkeypatch, seed=7)  # only a nightly run takes one
-    assert usual == _drawn(monkeypatch, nightly=True, seed=FIXED_SEED)
-    assert usual != _drawn(monkeypatch, nightly=True, seed=7)
+def test_a_seed_decides_what_is_drawn() -> None:
+    usual = _drawn(Search())
+    assert len(usual) > 10
+    assert usual == _drawn(Search(given=7))  # only a nightly run takes one
+    assert usual == _drawn(Search(nightly=True, given=FIXED_SEED))
+    assert usual != _drawn(Search(nightly=True, given=7))
 
 
 def test_which_seed_a_run_has() -> None:

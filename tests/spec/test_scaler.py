@@ -1,8 +1,7 @@
-"""The model of GradScaler: what it says by itself, and that torch says the same of every short sequence of calls."""
+"""The model of GradScaler alone; `tests/programs/test_scaler.py` runs it beside torch."""
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 from math import inf, isnan, nan
@@ -11,47 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.devices.registry import known
-from ampcheck.programs.scaler.explore import ScalerExplorer
-from ampcheck.programs.scaler.render import render
-from ampcheck.programs.scaler.run import ScalerRun
-from ampcheck.programs.scaler.steps import (
-    OPTIMIZERS,
-    Backward,
-    Bad,
-    Clip,
-    CorruptGrad,
-    Load,
-    Optimizer,
-    OptimizerStep,
-    Options,
-    Param,
-    Pickle,
-    Reload,
-    ScalerProgram,
-    Set,
-    Step,
-    Unscale,
-    Update,
-    ZeroGrad,
-)
 from ampcheck.spec import scaler as spec
 from ampcheck.spec.scaler import Refused, Scaler, fits_float32, float32
-from tests.cli_support import LIMIT
 
 GOOD, BAD = {"cpu": True}, {"cpu": False}
-ONE = (Optimizer("sgd", ((Param(),),)),)
-CALLS: dict[str, Step] = {
-    "backward": Backward(),
-    "overflow": Backward(bad=Bad("forward", 0, "nan")),
-    "unscale": Unscale(),
-    "step": OptimizerStep(),
-    "update": Update(),
-    "set": Update(8.0),
-    "zero": ZeroGrad(),
-    "pickle": Pickle(),
-    "reload": Reload(),
-}
 
 
 def _iterate(model: Scaler, *found: dict[str, bool]) -> list[tuple[float, int]]:
@@ -62,9 +24,6 @@ def _iterate(model: Scaler, *found: dict[str, bool]) -> list[tuple[float, int]]:
         model.update()
         seen.append((model.scale_value, model.tracker))
     return seen
-
-
-# ---- the model alone
 
 
 def test_grows_and_backs_off() -> None:
@@ -147,92 +106,3 @@ def test_factors(factors: Any, text: str) -> None:
 def test_imports_no_torch() -> None:
     code = "import sys, ampcheck.spec.scaler; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-# ---- beside torch
-
-
-@pytest.mark.parametrize("first", list(CALLS))
-def test_torch_does_as_the_model_in_all_orders(first: str) -> None:
-    """Every sequence of four calls, refused ones among them."""
-    for rest in itertools.product(CALLS, repeat=3):
-        program = ScalerProgram(
-            ONE, tuple(CALLS[name] for name in (first, *rest)), Options(4.0), watched=rest[0] == first
-        )
-        assert ScalerRun(program, "cpu").difference() is None
-
-
-EVERY = ScalerProgram(
-    (
-        Optimizer("momentum", ((Param(), Param("bf16")), (Param("fp64", "cpu"), Param(kind="frozen")))),
-        Optimizer("sgd", ((Param("fp32", "cpu", "sparse"), Param(kind="unused")),)),
-        Optimizer("fused", ((Param(),),)),
-        Optimizer("adam", ((Param(),),)),
-        Optimizer("rmsprop", ((Param(),),)),
-    ),
-    (
-        *(Backward(n) for n in range(5)),
-        Unscale(0),
-        Clip(0),
-        *(OptimizerStep(n) for n in range(5)),
-        OptimizerStep(0),
-        Pickle(),
-        Update(),
-        *(ZeroGrad(n, n % 2 == 0) for n in range(5)),
-        Backward(0, Bad("loss", 2, "inf")),
-        Backward(1, Bad("forward", 0, "nan")),
-        CorruptGrad(1, 0, "-inf"),
-        Backward(2, Bad("forward", 0, "-inf")),
-        *(OptimizerStep(n) for n in range(5)),
-        Update(),
-        OptimizerStep(4, closure=True),
-        Set("growth_factor", 4.0),
-        Load(16.0, 1),
-        Reload(),
-        Pickle(copy=True),
-        Update(2.0),
-        Backward(3),
-        Update(32.0, as_tensor=True),
-        OptimizerStep(3),
-        Update(),
-    ),
-    Options(growth_interval=1),
-)
-
-
-def test_a_program_with_everything() -> None:
-    assert {plan.kind for plan in EVERY.optimizers} == set(OPTIMIZERS)
-    run = ScalerRun(EVERY, "cpu")
-    assert run.difference() is None
-    assert run.compared > 600
-
-
-def test_a_difference_names_the_step_and_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.amp.GradScaler, "_maybe_opt_step", lambda self, optimizer, *_: optimizer.step())
-    program = ScalerProgram(
-        ONE, (Backward(), OptimizerStep(), Backward(0, Bad("forward", 0, "nan")), ZeroGrad(), Update())
-    )
-    assert ScalerRun(program, "cpu").difference() is None
-    found = ScalerRun(ScalerProgram(ONE, (Backward(0, Bad("forward", 0, "nan")), OptimizerStep())), "cpu").difference()
-    assert found is not None
-    assert found.startswith(
-        "step 2, OptimizerStep(optimizer=0, closure=False): parameter 0 of optimizer 0, which had no step is"
-    )
-    assert found.endswith("; the watch says: step 1 of optimizer0 was taken")
-
-
-def test_a_found_program_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.amp.GradScaler, "_maybe_opt_step", lambda self, optimizer, *_: optimizer.step())
-    found = ScalerExplorer(known()["cpu"]).explore(orderly=True)
-    assert found is not None
-    assert [type(step) for step in found[1].steps][-1] is OptimizerStep
-    assert len(found[1].steps) <= 4
-
-
-def test_what_is_rendered_runs_and_shows_what_happens() -> None:
-    script = render(EVERY, known()["cpu"])
-    assert "ampcheck" not in script
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=LIMIT)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("raised") == 5
-    assert "'scale': 131072.0" in done.stdout

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 import pytest
 import torch
 
 from ampcheck.observe.isolation import reset
-from ampcheck.programs.regions.execute import state_of
+from ampcheck.programs.regions.plain import Torch
 from ampcheck.spec.state import DEFAULTS, Process, State, Tensor, Thread
 from ampcheck.spec.torch_dtypes import DTYPES
 
@@ -174,6 +176,6 @@ def test_torch_starts_where_the_model_does() -> None:
             else:
                 getattr(torch, f"set_autocast_{name}")("cpu", DTYPES[value] if isinstance(value, str) else value)
                 getattr(thread, f"set_{name}")("cpu", value)
-            assert state_of("cpu") == thread.state("cpu")
+            assert Torch({}).state("cpu") == astuple(thread.state("cpu"))
     finally:
         reset({})

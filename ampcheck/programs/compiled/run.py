@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from time import monotonic
 from typing import Any
 
 import torch
@@ -17,32 +16,27 @@ from hypothesis import assume
 from ampcheck.checks.comparisons import identical
 from ampcheck.compilers.kinds import COMPILERS, quiet
 from ampcheck.devices.base import Device
-from ampcheck.errors import CheckFailure, one_line
+from ampcheck.errors import one_line
 from ampcheck.observe.isolation import reset
 from ampcheck.observe.recorder import tensors
 from ampcheck.programs.compiled.strategies import FUZZED, CompiledProgram, programs
-from ampcheck.programs.search import search
+from ampcheck.programs.search import Search
 from ampcheck.reproduce import snippets
 from ampcheck.reproduce.common import COMPILED, assembled
-from ampcheck.runner.record import seed_of_programs
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 from ampcheck.tools.lint import defined
 from ampcheck.tools.lint.record import state
 
 NIGHTLY = 600
-SHRINKING = 5.0
-"""For how many seconds a smaller program is looked for."""
-
-
 _Outcome = tuple[list[torch.Tensor], object]
 
 
 class Fuzzer:
     """Compares programs on one compiler. `compared` counts the results that were compared with eager mode's."""
 
-    def __init__(self, device: Device, compiler: str, *, nightly: bool = False, seed: str | int | None = None) -> None:
+    def __init__(self, device: Device, compiler: str, search: Search = Search()) -> None:  # noqa: B008  # frozen
         self.device, self.compiler, self._make = device, FUZZED[compiler], COMPILERS[compiler].make
-        self.nightly, self.seed = nightly, seed_of_programs(nightly, seed)
+        self.search = search
         self.compared = 0
 
     def difference(self, program: CompiledProgram) -> str | None:
@@ -102,27 +96,8 @@ class Fuzzer:
 
     def explore(self) -> tuple[str, CompiledProgram] | None:
         """Return the difference on the smallest random program that has one, and that program; None without one."""
-        found: dict[CompiledProgram, str] = {}
-        first = 0.0
-
-        def attempt(program: CompiledProgram) -> None:
-            nonlocal first
-            if program not in found and (not found or monotonic() - first < SHRINKING):
-                difference = self.difference(program)
-                if difference:
-                    first = first or monotonic()
-                    found[program] = difference
-            if program in found:
-                found[program] = found.pop(program)  # the last one is the smallest at the end
-                raise CheckFailure([found[program]])
-
-        examples = NIGHTLY if self.nightly else self.compiler.examples
-        try:
-            search(attempt, programs(self.compiler, self.device), self.seed, examples)
-        except CheckFailure:
-            program, sentence = list(found.items())[-1]
-            return (f"{sentence} (found with --hypothesis-seed={self.seed})" if self.nightly else sentence), program
-        return None
+        drawn, examples = programs(self.compiler, self.device), self.compiler.examples
+        return self.search.first_difference(self.difference, drawn, examples=examples, nightly=NIGHTLY)
 
 
 def _defined(text: str) -> Callable[..., Any]:
@@ -143,7 +118,7 @@ def _near(got: torch.Tensor, want: torch.Tensor, program: CompiledProgram) -> bo
 
 
 def _bound(program: CompiledProgram) -> float:
-    """Some roundings of the lowest dtype there may be: another compiler rounds elsewhere."""
+    """Return some roundings of the lowest dtype that occurs, for another compiler rounds elsewhere."""
     low = program.ambient or "autocast" in program.text or "bfloat16" in program.text
     return _LOOSE * torch.finfo(torch.bfloat16 if low else torch.float32).eps
 
@@ -182,7 +157,7 @@ for turn in ("first", "second"):
 
 
 def text_of(program: CompiledProgram, compiler: str, device: Device) -> str:
-    """A program in plain torch, eagerly and compiled: prints what `ampcheck.reproduce.of_op` prints."""
+    """Return a program in plain torch, eagerly and compiled, which prints what `ampcheck.reproduce.of_op` prints."""
     made = COMPILED[compiler].format(function="program", inputs="inputs()", options="fullgraph=True", sizes="")
     region = f"torch.autocast({device.type!r}, dtype={DTYPES[program.ambient]})" if program.ambient else "nullcontext()"
     bound = 0.0 if FUZZED[compiler].exact else _bound(program)

@@ -90,7 +90,7 @@ def _indented(lines: Sequence[str]) -> _Lines:
 
 @st.composite
 def programs(draw: st.DrawFn, compiler: CompilerPrograms, device: Device) -> CompiledProgram:
-    """A program for a compiler: ops, regions that may nest, branches, loops and calls of a helper."""
+    """Draw a program for a compiler: ops, regions that may nest, branches, loops and calls of a helper."""
     ambient = draw(st.sampled_from((*[""] * 6, *device.amp_dtypes)))
     ops = compiler.inside if ambient and compiler.inside else compiler.ops
     only = draw(st.sampled_from(device.amp_dtypes))
@@ -109,7 +109,7 @@ def programs(draw: st.DrawFn, compiler: CompilerPrograms, device: Device) -> Com
         return f"with torch.autocast({', '.join(options)}):", *_indented(block(known, depth + 1))
 
     def pair(known: list[str], depth: int) -> _Lines:
-        """A region with a disabled one in it, and an op in each."""
+        """Draw a region with a disabled one in it, and an op in each."""
         dtype = DTYPES[only if compiler.one_dtype else draw(st.sampled_from(device.amp_dtypes))]
         (outer, first), (inner, second) = call(known), call(known)
         known += [outer, inner]

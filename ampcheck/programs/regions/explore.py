@@ -1,28 +1,28 @@
-"""Look for a program on which a device and the model differ."""
+"""Look for a program of regions on which devices and the model differ, and write it as plain torch."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
-from time import monotonic
+from contextlib import closing
+from typing import Any
 
+import torch
 from hypothesis import assume
-from hypothesis.strategies import SearchStrategy
 
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.virtual import DEVICES
-from ampcheck.errors import CheckFailure, one_line
-from ampcheck.programs.regions.execute import facts, run
-from ampcheck.programs.regions.model import compare, known_bugs_hit, model
-from ampcheck.programs.regions.render import render
-from ampcheck.programs.regions.steps import Program
-from ampcheck.programs.search import search
-from ampcheck.runner.record import seed_of_programs
+from ampcheck.errors import one_line
+from ampcheck.observe import isolation
+from ampcheck.programs.regions import plain
+from ampcheck.programs.regions.draw import Texts
+from ampcheck.programs.regions.sides import Model, OnDevices, compare
+from ampcheck.programs.search import Search
+from ampcheck.reproduce import preamble, snippets
 
 EXAMPLES = 30
 NIGHTLY = 1500
-SHRINKING = 2.0
-"""For how many seconds a smaller program is looked for."""
 
 
 def second(device: Device) -> Device:
@@ -30,62 +30,115 @@ def second(device: Device) -> Device:
     return Cpu() if device.type != "cpu" else next(d for d in DEVICES if d.type == "xpu")
 
 
-class RegionExplorer:
-    """Draws programs over a device and a second one, runs each, and compares.
+def defined(text: str) -> Callable[[plain.Side], None]:
+    """Return the function that a program's text defines."""
+    names: dict[str, Any] = {"torch": torch, "closing": closing, "PlannedError": plain.PlannedError}
+    exec(compile(text, "<program>", "exec"), names)
+    program: Callable[[plain.Side], None] = names["program"]
+    return program
 
-    `nightly`: draw `NIGHTLY` instead of `EXAMPLES` programs, from `seed`, or where that is None from the day's date.
-    Not nightly, the programs are always the same; see `ampcheck.runner.record.seed_of_programs`.
+
+class RegionExplorer:
+    """Runs programs on a device and a second one, and compares what is seen with the model.
+
+    `compared`: how many states, dtypes and casts were compared so far.
     """
 
-    def __init__(self, device: Device, *, nightly: bool = False, seed: str | int | None = None) -> None:
+    def __init__(self, device: Device, search: Search = Search()) -> None:  # noqa: B008  # frozen
         self.devices = (device, second(device))
-        self.facts = facts(self.devices)
-        self.nightly = nightly
-        self.seed = seed_of_programs(nightly, seed)
+        self.search = search
         self.compared = 0
-        """How many states, dtypes and casts were compared with the model so far."""
 
-    def difference(self, program: Program) -> str | None:
-        """Describe how torch differs from the model on a program in a sentence, or return None."""
-        want = model(program, self.facts)
-        self.compared += len(want)
+    def promised(self, text: str) -> Model:
+        """Return the model after it ran a program."""
+        model = Model(self.devices)
+        model.run(defined(text))
+        return model
+
+    def seen(self, text: str) -> list[plain.Seen]:
+        """Run a program on the devices and return what was seen. It starts from a fresh state, and leaves one."""
+        defaults = {device.type: device.default_amp for device in self.devices}
+        isolation.reset(defaults)
         try:
-            got = run(program, self.devices)
-        except Exception as error:  # only torch's own: what a program is to raise, `run` notes
+            return OnDevices(self.devices).run(defined(text))
+        finally:
+            isolation.reset(defaults)
+
+    def difference(self, text: str) -> str | None:
+        """Describe how torch differs from the model on a program in a sentence, or return None."""
+        return self._difference(text, self.promised(text))
+
+    def _difference(self, text: str, model: Model) -> str | None:
+        self.compared += len(model.seen)
+        try:
+            got = self.seen(text)
+        except Exception as error:  # only torch's own: the exceptions of programs are seen
             return f"running the program raised {one_line(error)}; expected it to run"
-        return compare(got, want)
+        return compare(got, model.seen)
 
-    def script(self, program: Program) -> str:
-        """A program in plain torch, or a comment where plain torch does not see the kernels of a device."""
-        if not self.devices[0].observes_composite_ops:
-            return f"# A dispatch mode does not see the kernels of {self.devices[0].name}: run it with the pytest line."
-        return render(program, self.devices)
-
-    def explore(self, strategy: Callable[[Sequence[str]], SearchStrategy[Program]]) -> tuple[str, Program] | None:
+    def explore(self, draw: Callable[[Sequence[str]], Texts]) -> tuple[str, str] | None:
         """Return the difference on the smallest random program that has one, and that program; None without one.
 
         Programs that meet a known deviation of PyTorch are left out.
         """
-        found: dict[Program, str] = {}
-        first = 0.0
 
-        def attempt(program: Program) -> None:
-            nonlocal first
-            # Out of time for a smaller one: only what was found stays a finding.
-            if not found or monotonic() - first < SHRINKING:
-                assume(not known_bugs_hit(program, self.facts))
-                if difference := self.difference(program):
-                    first = first or monotonic()
-                    found[program] = difference
-            if program in found:
-                # Again last in the order, for Hypothesis runs the smallest one at the end.
-                found[program] = found.pop(program)
-                raise CheckFailure([found[program]])
+        def difference(text: str) -> str | None:
+            model = self.promised(text)
+            assume(not model.known_bugs)
+            return self._difference(text, model)
 
-        examples = NIGHTLY if self.nightly else EXAMPLES
-        try:
-            search(attempt, strategy([device.type for device in self.devices]), self.seed, examples)
-        except CheckFailure:
-            program, sentence = list(found.items())[-1]
-            return f"{sentence} (found with --hypothesis-seed={self.seed})" if self.nightly else sentence, program
-        return None
+        drawn = draw([device.type for device in self.devices])
+        return self.search.first_difference(difference, drawn, examples=EXAMPLES, nightly=NIGHTLY)
+
+    def script(self, text: str) -> str:
+        """Return a program in plain torch, or a comment where plain torch does not see the kernels of a device.
+
+        It prints a line for each observation: `ok`, or `FAIL` with what was got and expected.
+        """
+        if not self.devices[0].observes_composite_ops:
+            return f"# A dispatch mode does not see the kernels of {self.devices[0].name}: run it with the pytest line."
+        virtual = [device for device in self.devices if not device.has_values]
+        defaults = ", ".join(f"{name!r}: {dtype}" for name, dtype in Model(self.devices).defaults.items())
+        parts = (plain.PlannedError, plain.Kernel, plain.KernelMode, plain.LookedAt, plain.Side, plain.Torch)
+        return "\n".join(
+            (
+                _IMPORTS,
+                *preamble(virtual[0] if virtual else self.devices[0]),
+                "\n",
+                snippets.NAME_OF,
+                _TABLES,
+                *(f"\n\n{inspect.getsource(part).rstrip()}" for part in parts),
+                "\n",
+                text,
+                "\n",
+                "WANTED = [",
+                *(f"    {seen!r}," for seen in self.promised(text).seen),
+                "]",
+                f"side = Torch({{{defaults}}}{', fake.__enter__' if virtual else ''})",
+                _COMPARED,
+            )
+        )
+
+
+_IMPORTS = """\
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from torch._C import _AutoDispatchBelowAutograd as AutoDispatchBelowAutograd
+from torch.utils._python_dispatch import TorchDispatchMode"""
+_TABLES = f"""
+
+DTYPES = {{name_of(dtype): dtype for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}}
+OVERLOADS, STRICT = {plain.OVERLOADS}, {plain.STRICT}"""
+_COMPARED = """\
+for got, want in zip_longest(side.run(program), WANTED, fillvalue=(0, "the end", None)):
+    same = "ok  " if got == want else "FAIL"
+    print(same, f"line {got[0]}: {got[1]} | got", got[2], "| expected", want[2] if got[:2] == want[:2] else want)"""

@@ -1,45 +1,34 @@
-"""Look for a program on which a device's GradScaler and the model differ."""
+"""Look for a program on which a device's GradScaler and the reference differ, and write it as plain torch."""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import replace
-from time import monotonic
+import inspect
 
 from ampcheck.devices.base import Device
-from ampcheck.errors import CheckFailure, one_line
-from ampcheck.programs.scaler.render import render
+from ampcheck.errors import one_line
+from ampcheck.programs.scaler import plain
+from ampcheck.programs.scaler.draw import ScalerProgram, programs
 from ampcheck.programs.scaler.run import ScalerRun
-from ampcheck.programs.scaler.steps import ScalerProgram
-from ampcheck.programs.scaler.strategies import programs
-from ampcheck.programs.search import search
-from ampcheck.runner.record import seed_of_programs
+from ampcheck.programs.search import Search
+from ampcheck.reproduce import preamble
 
 EXAMPLES = 50
 COMPILED = 12
-"""How many on a device that compiles each op for each set of shapes and dtypes."""
+"""How many programs on a device that compiles each op for each set of shapes and dtypes."""
 NIGHTLY = 2000
-SHRINKING = 5.0
-"""For how many seconds a smaller program is looked for."""
 
 
 class ScalerExplorer:
-    """Draws programs for a device, runs each, and compares.
+    """Draws programs for a device, runs each, and compares. `compared`: how many values were compared so far."""
 
-    `nightly`: draw `NIGHTLY` programs, not `EXAMPLES` or `COMPILED`, from `seed`, or where that is None from the day's
-    date. Not nightly, the programs are always the same; see `ampcheck.runner.record.seed_of_programs`.
-    """
-
-    def __init__(self, device: Device, *, nightly: bool = False, seed: str | int | None = None) -> None:
+    def __init__(self, device: Device, search: Search = Search()) -> None:  # noqa: B008  # frozen
         self.device = device
-        self.nightly = nightly
-        self.seed = seed_of_programs(nightly, seed)
+        self.search = search
         self.compared = 0
-        """How many values were compared with the model so far."""
 
     def difference(self, program: ScalerProgram) -> str | None:
-        """Describe how torch differs from the model on a program in a sentence, or return None."""
-        run = ScalerRun(program, self.device.type)
+        """Describe how torch differs from the reference on a program in a sentence, or return None."""
+        run = ScalerRun(program)
         try:
             return run.difference()
         except Exception as error:  # a call on the scaler is caught where it is made
@@ -47,35 +36,47 @@ class ScalerExplorer:
         finally:
             self.compared += run.compared
 
-    def script(self, program: ScalerProgram) -> str:
-        """A program in plain torch."""
-        return render(program, self.device)
-
-    def explore(self, *, orderly: bool, fused: bool = True, sparse: bool = True) -> tuple[str, ScalerProgram] | None:
+    def explore(self, *, orderly: bool) -> tuple[str, ScalerProgram] | None:
         """Return the difference on a random program, made smaller, and that program; None without a difference.
 
-        `orderly`, `fused`, `sparse`: as for `ampcheck.programs.scaler.strategies.programs`.
+        `orderly`: as for `draw.programs`.
         """
-        found: list[tuple[str, ScalerProgram]] = []
+        drawn = programs(self.device.type, orderly=orderly)
+        examples = EXAMPLES if self.device.database else COMPILED
+        return self.search.first_difference(
+            self.difference, drawn, examples=examples, nightly=NIGHTLY, smaller=ScalerProgram.shorter
+        )
 
-        def attempt(program: ScalerProgram) -> None:
-            if difference := self.difference(program):
-                found[:] = [(difference, program)]
-                raise CheckFailure([difference])
+    def script(self, program: ScalerProgram) -> str:
+        """Return a program in plain torch that shows the scaler, the parameters and their gradients after each line."""
+        run = ScalerRun(program)
+        difference = run.difference()
+        lines = [f"# It finds: {difference}"] if difference else []
+        lines += ["from __future__ import annotations\n", _IMPORTS, *preamble(self.device), "", ""]
+        lines += ["\n\n".join(inspect.getsource(one) for one in (plain.reload, plain.corrupt_grad, plain.clip)), _SHOW]
+        lines.append(program.setup)
+        for number, line in enumerate(program.lines, 1):
+            if number in run.refused:
+                line = f"try:\n    {line}\nexcept Exception as error:\n    print('raised', repr(error))"
+            lines += [line, f"show({f'{number} {line}'!r})" if number not in run.refused else f"show('{number}')"]
+        return "\n".join(lines)
 
-        examples = NIGHTLY if self.nightly else EXAMPLES if self.device.database else COMPILED
-        with suppress(CheckFailure):
-            search(attempt, programs(fused, sparse, orderly), self.seed, examples, shrink=False)
-        if not found:
-            return None
-        sentence, program = self._smaller(*found[0])
-        return f"{sentence} (found with --hypothesis-seed={self.seed})" if self.nightly else sentence, program
 
-    def _smaller(self, sentence: str, program: ScalerProgram) -> tuple[str, ScalerProgram]:
-        """The same without the steps that the difference does not need; the last ones go first."""
-        end = monotonic() + SHRINKING
-        for place in reversed(range(len(program.steps))):
-            without = replace(program, steps=program.steps[:place] + program.steps[place + 1 :])
-            if monotonic() < end and (difference := self.difference(without)):
-                sentence, program = difference, without
-        return sentence, program
+_IMPORTS = """\
+from copy import deepcopy
+from math import inf, nan
+from pickle import dumps, loads
+
+from torch.amp import GradScaler"""
+_SHOW = """
+
+def show(where):
+    print(where, scaler.state_dict())
+    for number, optimizer in enumerate(optimizers):
+        print("   optimizer", number, getattr(scaler, "_per_optimizer_states", {}).get(id(optimizer), ""))
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                grad = None if param.grad is None else param.grad.to_dense().tolist()
+                print("      ", param.tolist(), "gradient", grad)
+
+"""

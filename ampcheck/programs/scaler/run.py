@@ -1,91 +1,242 @@
-"""Run a program on torch's GradScaler and, call by call, on the model and on plain torch beside it."""
+"""Run a program on torch's GradScaler and, line by line, on a reference in plain torch, and compare the two."""
 
 from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import asdict, replace
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
 
 from ampcheck.errors import one_line
-from ampcheck.programs.scaler.sides import Side, same
-from ampcheck.programs.scaler.steps import (
-    ELSEWHERE,
-    Backward,
-    Clip,
-    CorruptGrad,
-    Load,
-    OptimizerStep,
-    Pickle,
-    Reload,
-    ScalerProgram,
-    Set,
-    Step,
-    Unscale,
-    Update,
-    ZeroGrad,
-)
+from ampcheck.programs.scaler import plain
+from ampcheck.programs.scaler.draw import ScalerProgram
 from ampcheck.spec.scaler import READY, Refused, Scaler, float32
 from ampcheck.tools.watch import Watch, watch
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
+Optimizer: TypeAlias = torch.optim.Optimizer
 _FLOAT32, _FLOAT64 = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
 
 
 class KnownBug(Exception):
-    """The program comes to a known deviation of PyTorch, which has its own case; later steps are not compared."""
+    """The program comes to a known deviation of PyTorch, which has its own case; later lines are not compared."""
 
 
 class _Different(Exception):
     """The first difference, in a sentence."""
 
 
-class ScalerRun:
-    """One program on one device type. `compared`: how many values were compared with the model."""
+@dataclass
+class ReferenceScaler:
+    """A GradScaler in plain torch: the model decides, and gradients are scaled and unscaled here.
 
-    def __init__(self, program: ScalerProgram, home: str) -> None:
+    `took_step`: whether the last call of `step` did one. `culprits`: for each optimizer, the number of each parameter
+    whose gradient was not finite when it was checked, with its counts of inf and nan.
+    """
+
+    model: Scaler
+    took_step: bool = False
+    culprits: dict[Optimizer, list[tuple[int, int, int]]] = field(default_factory=dict)
+
+    def scale(self, outputs: torch.Tensor | list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
+        by = self.model.scale()
+        if isinstance(outputs, list):
+            return [self._scaled(one, by) for one in outputs]
+        return self._scaled(outputs, by)
+
+    def _scaled(self, loss: torch.Tensor, by: float) -> torch.Tensor:
+        return loss * torch.full((), by, dtype=torch.float32, device=loss.device) if self.model.enabled else loss
+
+    def _checks(self, optimizer: Optimizer) -> bool:
+        """Return whether the next call on an optimizer checks and unscales its gradients."""
+        known = self.model.optimizers.get(optimizer)
+        return self.model.enabled and not self.model.lazy and (known is None or known.stage == READY)
+
+    def _finite(self, optimizer: Optimizer) -> dict[str, bool]:
+        """Return for each device with gradients of an optimizer whether all are finite, and note which are not."""
+        found: dict[str, bool] = {}
+        self.culprits[optimizer] = []
+        for place, grad in gradients(optimizer):
+            finite = bool(grad.cpu().isfinite().all())
+            found[grad.device.type] = found.get(grad.device.type, True) and finite
+            if not finite:
+                self.culprits[optimizer].append((place, int(grad.isinf().sum()), int(grad.isnan().sum())))
+        return found
+
+    def _multiply(self, optimizer: Optimizer) -> None:
+        by = float32(1.0 / self.model.current)
+        if by != 1.0:
+            for _, grad in gradients(optimizer):
+                wide = grad if grad.dtype == torch.float64 else grad.float()
+                grad.copy_(wide * torch.full((), by, dtype=torch.float32, device=grad.device))
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        checks = self._checks(optimizer)
+        self.model.unscale(optimizer, self._finite(optimizer) if checks else {}, _half(optimizer))
+        if checks:
+            self._multiply(optimizer)
+
+    def step(self, optimizer: Optimizer, **closure: None) -> None:
+        self.took_step = False
+        checks, fused = self._checks(optimizer), is_fused(optimizer)
+        finite = self._finite(optimizer) if checks else {}
+        taken = self.model.step(optimizer, finite, _half(optimizer), bool(closure), fused)
+        if checks and (taken or not fused):  # a fused optimizer unscales in its step
+            self._multiply(optimizer)
+        if taken:
+            optimizer.step()
+        self.took_step = taken
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        checked = [known for known in self.model.optimizers.values() if known.found_inf]
+        grows = checked and not any(any(known.found_inf.values()) for known in checked)
+        if new_scale is None and grows and self.model.tracker + 1 > self.model.growth_interval:
+            raise KnownBug("the tracker has passed the interval")
+        self.model.update(None if new_scale is None else float(new_scale))
+
+    def state_dict(self) -> dict[str, float]:
+        return self.model.state()
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        self.model.load(state)
+
+    def pickled(self) -> ReferenceScaler:
+        return ReferenceScaler(self.model.pickled())
+
+    def set_growth_factor(self, value: float) -> None:
+        self.model.growth_factor = value
+
+    def set_backoff_factor(self, value: float) -> None:
+        self.model.backoff_factor = value
+
+    def set_growth_interval(self, value: int) -> None:
+        self.model.growth_interval = value
+
+
+def parameters(optimizer: Optimizer) -> list[torch.nn.Parameter]:
+    """Return the parameters of all groups of an optimizer."""
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def gradients(optimizer: Optimizer) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the gradients there are, with the parameter's number; of sparse ones the values."""
+    for number, tensor in enumerate(parameters(optimizer)):
+        if tensor.grad is not None:
+            yield number, tensor.grad._values() if tensor.grad.is_sparse else tensor.grad
+
+
+def held(optimizer: Optimizer) -> Tensors:
+    """Return a copy on the CPU of every parameter of an optimizer and of every tensor of its state, by name."""
+    out: dict[str, object] = {f"parameter {number}": tensor for number, tensor in enumerate(parameters(optimizer))}
+    for number, entries in optimizer.state_dict()["state"].items():
+        out.update({f"{key} of parameter {number}": value for key, value in entries.items() if value is not None})
+    return {name: torch.as_tensor(value).detach().cpu().clone() for name, value in out.items()}
+
+
+def is_fused(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer's one kernel unscales, too."""
+    return bool(optimizer.defaults.get("fused"))
+
+
+def _half(optimizer: Optimizer) -> bool:
+    return any(grad.dtype == torch.float16 for _, grad in gradients(optimizer))
+
+
+class ScalerRun:
+    """Runs one program. `compared`: how many values were compared. `refused`: the lines that the reference refuses."""
+
+    def __init__(self, program: ScalerProgram) -> None:
         self.program = program
-        self.home = home
-        self.real = Side(program.optimizers, home)
-        self.reference = Side(program.optimizers, home)
-        self.model = Scaler(**asdict(program.options))
-        self.scaler = torch.amp.GradScaler(home, **asdict(program.options))
-        self.watching: Watch | None = None
+        shared: dict[str, Any] = {"torch": torch, "inf": torch.inf, "nan": torch.nan}
+        shared |= {name: getattr(plain, name) for name in ("reload", "corrupt_grad", "clip")}
+        self._torch = shared | {"GradScaler": torch.amp.GradScaler, "deepcopy": copy.deepcopy}
+        self._torch |= {"dumps": pickle.dumps, "loads": pickle.loads}
+        self._plain = shared | {"GradScaler": lambda device, **options: ReferenceScaler(Scaler(**options))}
+        self._plain |= {
+            "deepcopy": ReferenceScaler.pickled,
+            "dumps": ReferenceScaler.pickled,
+            "loads": lambda made: made,
+        }
+        for names in (self._torch, self._plain):
+            exec(program.setup, names)
         self.compared = 0
-        self._where = "at the start"
-        self._guilty: dict[int, list[tuple[int, int, int]]] = {}
+        self.refused: set[int] = set()
+        self._watch: Watch | None = None
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler:
+        """Return torch's scaler."""
+        made: torch.amp.GradScaler = self._torch["scaler"]
+        return made
+
+    @property
+    def reference(self) -> ReferenceScaler:
+        """Return the reference."""
+        made: ReferenceScaler = self._plain["scaler"]
+        return made
+
+    def _optimizers(self) -> list[tuple[Optimizer, Optimizer]]:
+        return list(zip(self._torch["optimizers"], self._plain["optimizers"], strict=True))
 
     def difference(self) -> str | None:
-        """Describe how torch differs from the model in a sentence that names the step, or return None."""
-        with ExitStack() as stack:
-            stack.callback(self._close)
-            self._look()
-            try:
+        """Describe how torch differs from the reference in a sentence that names the line, or return None."""
+        where = "at the start"
+        self._look()
+        try:
+            self._state()
+            for number, line in enumerate(self.program.lines, 1):
+                where = f"step {number}, {line}"
+                self._line(number, line)
                 self._state()
-                for number, step in enumerate(self.program.steps, 1):
-                    self._where = f"step {number}, {step}"
-                    self._one(step)
-                    self._state()
-                    self._gradients()
-            except _Different as error:
-                seen = f"; the watch says: {self.watching.last}" if self.watching and self.watching.last else ""
-                return f"{self._where}: {error}{seen}"
-            except KnownBug:
-                pass
+                self._gradients()
+        except _Different as error:
+            seen = f"; the watch says: {self._watch.last}" if self._watch and self._watch.last else ""
+            return f"{where}: {error}{seen}"
+        except KnownBug:
+            pass
+        finally:
+            self._close()
         return None
 
     def _look(self) -> None:
         if self.program.watched:
-            named = {f"optimizer{n}": optimizer for n, optimizer in enumerate(self.real.optimizers)}
-            self.watching = watch(self.scaler, **named)
+            named: dict[str, Any] = {f"optimizer{n}": optimizer for n, (optimizer, _) in enumerate(self._optimizers())}
+            self._watch = watch(self.scaler, **named)
 
     def _close(self) -> None:
-        if self.watching is not None:
-            self.watching.close()
+        if self._watch is not None:
+            self._watch.close()
+
+    def _line(self, number: int, line: str) -> None:
+        """Run a line on both sides: both must raise the same or nothing."""
+        stepped = re.match(r"scaler\.step\(o(\d)", line)
+        before = held(self._optimizers()[int(stepped[1])][0]) if stepped else {}
+        scaler, refused = self.scaler, ""
+        try:
+            exec(line, self._plain)
+        except Refused as error:
+            refused = str(error)
+            kind, text = error.kind, error.text
+            self.refused.add(number)
+        try:
+            exec(line, self._torch)
+        except Exception as error:  # whatever torch raises is the finding
+            self.compared += 1
+            if not refused:
+                raise _Different(f"it raised {one_line(error)}; expected it to run") from error
+            if type(error) is not kind or text not in str(error):
+                raise _Different(f"it raised {one_line(error)}; expected {refused}") from error
+        else:
+            self._expect("what it raised", "nothing", refused or "nothing")
+        if self.scaler is not scaler:
+            self._close()
+            self._look()
+        if stepped:
+            self._stepped(int(stepped[1]), before, bool(refused))
 
     # ---- comparing
 
@@ -95,203 +246,70 @@ class ScalerRun:
             raise _Different(f"{what} is {got}; expected {want}")
 
     def _tensors(self, what: str, got: Tensors, want: Tensors, eps: float = 0.0) -> None:
-        """`eps`: 0 for equal bits; else the tolerance is four times it, or times the dtype's own where that is more."""
+        """Compare tensors: 0 for equal bits, else within four times `eps`, or the dtype's own where that is more."""
         self._expect(f"the set of tensors among {what}", sorted(got), sorted(want))
         for name, value in want.items():
             self.compared += 1
             own = torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
-            if not same(got[name], value, eps and 4 * max(eps, own)):
-                shown = f"{got[name].tolist()}; expected {value.tolist()}"
-                raise _Different(f"{name} of {what} is {shown}")
+            if not _same(got[name], value, eps and 4 * max(eps, own)):
+                raise _Different(f"{name} of {what} is {got[name].tolist()}; expected {value.tolist()}")
 
     def _state(self) -> None:
-        self._expect("get_scale()", self.scaler.get_scale(), self.model.scale_value)
-        self._expect("state_dict()", self.scaler.state_dict(), self.model.state())
+        model = self.reference.model
+        self._expect("get_scale()", self.scaler.get_scale(), model.scale_value)
+        self._expect("state_dict()", self.scaler.state_dict(), model.state())
         known = vars(self.scaler).get("_per_optimizer_states", {})
-        pairs = [(n, known[id(o)]) for n, o in enumerate(self.real.optimizers) if id(o) in known]
-        model = self.model.optimizers
-        stages = {n: model[n].stage for n in sorted(model)}  # type: ignore[type-var]  # optimizers are numbers here
-        self._expect("the stage of each optimizer", {n: state["stage"].name for n, state in pairs}, stages)
-        for number, state in pairs:
-            found = {device.type: bool(value.item()) for device, value in state["found_inf_per_device"].items()}
-            self._expect(f"found_inf of optimizer {number}", found, model[number].found_inf)
+        pairs = list(enumerate(self._optimizers()))
+        stages = {n: model.optimizers[o].stage for n, (_, o) in pairs if o in model.optimizers}
+        seen = {n: known[id(o)]["stage"].name for n, (o, _) in pairs if id(o) in known}
+        self._expect("the stage of each optimizer", seen, stages)
+        for number, (optimizer, other) in pairs:
+            if number in stages:
+                infs = known[id(optimizer)]["found_inf_per_device"]
+                found = {device.type: bool(value.item()) for device, value in infs.items()}
+                self._expect(f"found_inf of optimizer {number}", found, model.optimizers[other].found_inf)
 
     def _gradients(self) -> None:
-        for number in range(len(self.real.optimizers)):
-            got, want = (
-                {f"gradient {n}": grad.detach().cpu() for n, grad in side.gradients(number)}
-                for side in (self.real, self.reference)
-            )
+        for number, pair in enumerate(self._optimizers()):
+            got, want = ({f"gradient {n}": g.detach().cpu() for n, g in gradients(side)} for side in pair)
             self._tensors(f"optimizer {number}", got, want)
 
-    def _both(self, call: Callable[[], Any], model: Callable[[], Any]) -> tuple[Any, Any] | None:
-        """Return the results of the call and of the model, or None where both refuse."""
-        wanted: Any = None
-        refused: Refused | None = None
-        try:
-            wanted = model()
-        except Refused as error:
-            refused = error
-        try:
-            got = call()
-        except Exception as error:  # whatever torch raises is the finding
-            self.compared += 1
-            if refused is None:
-                raise _Different(f"it raised {one_line(error)}; expected it to run") from error
-            if type(error) is not refused.kind or refused.text not in str(error):
-                raise _Different(f"it raised {one_line(error)}; expected {refused}") from error
-            return None
-        self._expect("what it raised", "nothing", "nothing" if refused is None else str(refused))
-        return got, wanted
-
-    # ---- steps
-
-    def _one(self, step: Step) -> None:
-        match step:
-            case Backward():
-                self._backward(step)
-            case CorruptGrad(optimizer, param, value):
-                self.real.corrupt_grad(optimizer, param, value)
-                self.reference.corrupt_grad(optimizer, param, value)
-            case Unscale(optimizer):
-                self._unscale(optimizer)
-            case Clip(optimizer):
-                self.real.clip(optimizer)
-                self.reference.clip(optimizer)
-            case OptimizerStep():
-                self._optimizer_step(step)
-            case Update():
-                self._update(step)
-            case ZeroGrad(optimizer, set_to_none):
-                for side in (self.real, self.reference):
-                    side.optimizers[optimizer].zero_grad(set_to_none=set_to_none)
-            case Reload():
-                self._replace(self._reloaded, self._model_reloaded)
-            case Load(scale, tracker):
-                state = self.model.state() | {"scale": scale, "_growth_tracker": tracker} if self.model.state() else {}
-                self._both(lambda: self.scaler.load_state_dict(dict(state)), lambda: self.model.load(state))
-            case Pickle(copied):
-                self._replace(
-                    lambda: copy.deepcopy(self.scaler) if copied else pickle.loads(pickle.dumps(self.scaler)),
-                    self.model.pickled,
-                )
-            case Set(what, value):
-                if self.model.enabled:  # one that is not enabled has no such value; a case of rule misuse has that
-                    getattr(self.scaler, f"set_{what}")(value)
-                    setattr(self.model, what, value)
-
-    def _replace(self, call: Callable[[], torch.amp.GradScaler], model: Callable[[], Scaler]) -> None:
-        made = self._both(call, model)
-        if made is not None:
-            self._close()
-            self.scaler, self.model = made
-            self._look()
-
-    def _reloaded(self) -> torch.amp.GradScaler:
-        made = torch.amp.GradScaler(self.home, **asdict(replace(ELSEWHERE, enabled=self.program.options.enabled)))
-        made.load_state_dict(self.scaler.state_dict())
-        return made
-
-    def _model_reloaded(self) -> Scaler:
-        made = Scaler(**asdict(replace(ELSEWHERE, enabled=self.program.options.enabled)))
-        made.load(self.model.state())
-        return made
-
-    def _backward(self, step: Backward) -> None:
-        losses = self.real.losses(step.optimizer, step.bad)
-        if not losses:
-            return
-        given: Any = losses[0] if len(losses) == 1 else losses
-        both = self._both(lambda: self.scaler.scale(given), self.model.scale)
-        if both is None:
-            return
-        scaled, by = both
-        for loss in [scaled] if len(losses) == 1 else scaled:
-            loss.backward()
-        for loss in self.reference.losses(step.optimizer, step.bad):
-            scale = torch.full((), by, dtype=torch.float32, device=loss.device)
-            (loss * scale if self.model.enabled else loss).backward()
-
-    def _checked(self, optimizer: int) -> dict[str, bool]:
-        """Return for each device whether the gradients are finite now, and remember which are not."""
-        self._guilty[optimizer] = [
-            (number, int(grad.isinf().sum()), int(grad.isnan().sum()))
-            for number, grad in self.reference.gradients(optimizer)
-            if not grad.cpu().isfinite().all()
-        ]
-        return self.reference.finite(optimizer)
-
-    def _unscale_reference(self, optimizer: int) -> None:
-        self.reference.multiply(optimizer, float32(1.0 / self.model.current))
-
-    def _ready(self, optimizer: int) -> bool:
-        known = self.model.optimizers.get(optimizer)
-        return self.model.enabled and not self.model.lazy and (known is None or known.stage == READY)
-
-    def _unscale(self, optimizer: int) -> None:
-        finite = self._checked(optimizer) if self._ready(optimizer) else {}
-        half = self.reference.half(optimizer)
-        ready = self._ready(optimizer)
-        done = self._both(
-            lambda: self.scaler.unscale_(self.real.optimizers[optimizer]),
-            lambda: self.model.unscale(optimizer, finite, half),
-        )
-        if done is not None and ready:
-            self._unscale_reference(optimizer)
-
-    def _optimizer_step(self, step: OptimizerStep) -> None:
-        optimizer, fused = step.optimizer, self.program.optimizers[step.optimizer].kind == "fused"
-        ready, half = self._ready(optimizer), self.reference.half(optimizer)
-        finite = self._checked(optimizer) if ready else {}
-        before = self.real.held(optimizer)
-        options = {"closure": None} if step.closure else {}
-        taken = self._both(
-            lambda: self.scaler.step(self.real.optimizers[optimizer], **options),
-            lambda: self.model.step(optimizer, finite, half, step.closure, fused),
-        )
-        unscaled = self.model.enabled and ready and not (half and not fused) and not step.closure
-        if unscaled and not (fused and not (taken and taken[1])):
-            self._unscale_reference(optimizer)
-        stepped = taken is not None and taken[1]
-        if stepped:
-            self.reference.optimizers[optimizer].step()
-        want = self.reference.held(optimizer) if stepped else before
+    def _stepped(self, number: int, before: Tensors, refused: bool) -> None:
+        optimizer, other = self._optimizers()[number]
+        taken, fused = self.reference.took_step and not refused, is_fused(optimizer)
+        want = held(other) if taken else before
         # A fused optimizer that is skipped makes its state, all zero, which plain torch makes at its first step.
-        after = {name: value for name, value in self.real.held(optimizer).items() if name in want or not fused}
-        if not stepped:
-            self._tensors(f"optimizer {optimizer}, which had no step", after, want)
+        after = {name: value for name, value in held(optimizer).items() if name in want or not fused}
+        if taken:
+            self._tensors(f"optimizer {number} after the step", after, want, _FLOAT32 if fused else _FLOAT64)
         else:
-            self._tensors(f"optimizer {optimizer} after the step", after, want, _FLOAT32 if fused else _FLOAT64)
-        if stepped and fused:
-            self._divided(optimizer)
-        if taken is not None and self.watching is not None:
-            self._watched(optimizer, stepped)
+            self._tensors(f"optimizer {number}, which had no step", after, want)
+        if taken and fused:  # it may divide by the scale, whose inverse is rounded to float32
+            for (place, got), (_, wanted) in zip(gradients(optimizer), gradients(other), strict=True):
+                name = f"gradient {place}"
+                self._tensors(f"optimizer {number} after the step", {name: got.cpu()}, {name: wanted.cpu()}, _FLOAT32)
+                wanted.copy_(got)
+        if self._watch is not None and not refused:
+            self._watched(optimizer, other, taken)
 
-    def _divided(self, optimizer: int) -> None:
-        """The gradients of a fused optimizer, which may divide by the scale: its inverse is rounded to float32."""
-        pairs = zip(self.real.gradients(optimizer), self.reference.gradients(optimizer), strict=True)
-        for (number, got), (_, want) in pairs:
-            name = f"gradient {number}"
-            self._tensors(f"optimizer {optimizer} after the step", {name: got.cpu()}, {name: want.cpu()}, _FLOAT32)
-            want.copy_(got)
-
-    def _watched(self, optimizer: int, stepped: bool) -> None:
-        assert self.watching is not None
-        last = self.watching.last
+    def _watched(self, optimizer: Optimizer, other: Optimizer, taken: bool) -> None:
+        assert self._watch is not None
+        last = self._watch.last
         assert last is not None
-        self._expect("whether the watch saw the step taken", last.taken, stepped)
-        groups = self.program.optimizers[optimizer].groups
-        names = [f"group {g}, parameter {n}" for g, group in enumerate(groups) for n in range(len(group))]
-        want = sorted((names[number], inf, nan) for number, inf, nan in ([] if stepped else self._guilty[optimizer]))
+        self._expect("whether the watch saw the step taken", last.taken, taken)
+        groups = optimizer.param_groups
+        names = [f"group {g}, parameter {n}" for g, group in enumerate(groups) for n in range(len(group["params"]))]
+        culprits = [] if taken else self.reference.culprits[other]
+        want = sorted((names[place], inf, nan) for place, inf, nan in culprits)
         got = sorted((culprit.name, culprit.inf, culprit.nan) for culprit in last.culprits)
         self._expect("what the watch names, with its inf and nan", got, want)
 
-    def _update(self, step: Update) -> None:
-        checked = [known for known in self.model.optimizers.values() if known.found_inf]
-        grows = checked and not any(any(known.found_inf.values()) for known in checked)
-        if step.new_scale is None and grows and self.model.tracker + 1 > self.model.growth_interval:
-            raise KnownBug("the tracker has passed the interval")
-        given: Any = step.new_scale
-        if step.as_tensor and given is not None:
-            given = torch.full((), given, device=self.home)
-        self._both(lambda: self.scaler.update(given), lambda: self.model.update(step.new_scale))
+
+def _same(got: torch.Tensor, want: torch.Tensor, tolerance: float = 0.0) -> bool:
+    """Return whether two tensors on the CPU agree in shape, dtype and values; nan equals nan.
+
+    `tolerance`: how far they may be apart, relative to 1 + |want|.
+    """
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return False
+    return torch.allclose(got.double(), want.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
