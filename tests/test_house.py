@@ -26,15 +26,7 @@ ANY = {
 """How often a thousand lines of a room may say `Any`: what they do now, and in the end 15."""
 LEAST = 15
 
-OLD_WORD = {
-    "bench/run/runfile.py",
-    "cli/bench.py",
-    "cli/bench_actions.py",
-    "cli/run.py",
-    "devices/base.py",
-    "runner/plugin.py",
-    "runner/results.py",
-}
+OLD_WORD = {"bench/run/runfile.py", "cli/common.py", "devices/base.py", "runner/plugin.py", "runner/record.py"}
 """The files that read old options, attributes and run files, where a compiler is called an executor."""
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ampcheck.cli.common import print_or_write
 from ampcheck.runner.record import read
+from ampcheck.runner.summarize import merge
 
 if TYPE_CHECKING:
     from ampcheck.cli.common import Subparsers
@@ -39,7 +40,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the entries. Raises UsageError for a run file that cannot be read, or a device that it does not have."""
     found = read(args.run_file)
-    from ampcheck.runner.deviations import as_toml, suggest  # imports torch
+    from ampcheck.runner.deviations import as_toml, suggest  # noqa: PLC0415  # imports torch
 
     print(as_toml(suggest(found, args.device), found, whole=args.all), end="")
     return 0
@@ -47,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
 
 def run_baseline(args: argparse.Namespace) -> int:
     """Print or write the baseline. Raises UsageError as `run` does, and where the file cannot be written."""
-    runs = [read(path) for path in args.run_files]
-    from ampcheck.runner.deviations import as_baseline  # imports torch
+    run = merge([read(path) for path in args.run_files])
+    from ampcheck.runner.deviations import as_baseline  # noqa: PLC0415  # imports torch
 
-    print_or_write(as_baseline(runs, args.device), args.out, "baseline")
+    print_or_write(as_baseline(run, args.device), args.out, "baseline")
     return 0

@@ -22,10 +22,10 @@ def add(commands: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table. Raises UsageError for a device that cannot be used, or a malformed deviations file."""
-    from tabulate import tabulate
+    from tabulate import tabulate  # noqa: PLC0415  # only this command needs it
 
-    from ampcheck.devices.registry import known, warned
-    from ampcheck.runner.deviations import JIT, KERNELS, SHARED, load
+    from ampcheck.devices.registry import known, warned  # noqa: PLC0415  # imports torch
+    from ampcheck.runner.deviations import JIT, KERNELS, SHARED, load  # noqa: PLC0415  # imports torch
 
     devices = known(args.device_module)
     rows = [_row(device, list(devices)) for device in devices.values()]
@@ -40,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _row(device: Device, names: list[str]) -> list[str]:
-    from ampcheck.devices.registry import promised, unusable
-    from ampcheck.runner.deviations import load, named
+    from ampcheck.devices.registry import promised, unusable  # noqa: PLC0415  # imports torch
+    from ampcheck.runner.deviations import load, named  # noqa: PLC0415  # imports torch
 
     here, policies = "", "?"
     try:

@@ -23,7 +23,7 @@ def add(commands: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the cases. Raises UsageError where an option names something unknown."""
-    from ampcheck.runner.collect import manifest  # imports torch
+    from ampcheck.runner.collect import manifest  # noqa: PLC0415  # imports torch
 
     print_or_write(manifest(run_command.collect(args).cases), args.out, "manifest")
     return 0

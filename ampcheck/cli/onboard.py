@@ -95,7 +95,7 @@ def _events(device: str, modules: list[str], timeout: float) -> Iterator[dict[st
 
 def examine_device() -> None:
     """Examine the device that standard input names, and answer with an event as each step begins and ends."""
-    from ampcheck.devices import preflight, registry  # imports torch, which only the child needs
+    from ampcheck.devices import preflight, registry  # noqa: PLC0415  # imports torch, which only the child needs
 
     task = json.loads(sys.stdin.readline())
     name, modules = task["device"], task["modules"]

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ampcheck.errors import UsageError
-from ampcheck.runner.record import RED, Run, cause_of, read
-from ampcheck.runner.summarize import RunRecorder, counted, first_line
+from ampcheck.runner.record import RED, Run, cause_of, counted, first_line, read
+from ampcheck.runner.summarize import RunRecorder
 
 _EVERY = (0.2, 30.0)
 """Seconds between two lines: on a terminal, where the line is written over, and elsewhere."""

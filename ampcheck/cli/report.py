@@ -29,7 +29,7 @@ def add(commands: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build the site and print its first page. Raises UsageError where there is no file, or one that cannot be read."""
-    from ampcheck.report import build
+    from ampcheck.report import build  # noqa: PLC0415  # imports torch and jinja2
 
     folders = [args.reports / part for part in FOLDERS]
     runs = args.runs or sorted(path for folder in folders for path in folder.glob("*.jsonl"))

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from ampcheck.cli.common import add_compiler, add_device, seconds
 from ampcheck.cli.progress import RunProgress
 from ampcheck.errors import HarnessError, UsageError
-from ampcheck.runner.record import new_run_file
+from ampcheck.runner.record import counted, new_run_file
 from ampcheck.runner.run import Supervisor, environment, fitting, pytest_command, reproduce
-from ampcheck.runner.summarize import RunRecorder, counted, examples
+from ampcheck.runner.summarize import RunRecorder, examples
 
 if TYPE_CHECKING:
     from ampcheck.cli.common import Subparsers

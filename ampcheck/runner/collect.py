@@ -165,7 +165,8 @@ class Collector:
 
     def collected(self, item: pytest.Item) -> None:
         """Remember the case that a collected item runs."""
-        function = function_of(item)
+        assert isinstance(item, pytest.Function)
+        function = item
         params: dict[str, Any] = function.callspec.params
         if isinstance(params.get("case"), Case):
             case = params["case"]
@@ -186,9 +187,10 @@ class Collector:
         item.extra_keyword_matches.add(case.rule)  # for -k, whatever the file is called
 
     @staticmethod
-    def is_case(item: pytest.Item) -> bool:
-        """Return whether a collected item is a case."""
-        return CASE in item.stash
+    def case_of(item: pytest.Item) -> tuple[pytest.Function, Case] | None:
+        """Return a collected item by its class, and the case that it runs; None for an item that is no case."""
+        case = item.stash.get(CASE, None)
+        return (item, case) if case is not None and isinstance(item, pytest.Function) else None
 
     def found(self, items: list[pytest.Item]) -> dict[str, dict[str, str]]:
         """Return the fields of items that are cases, by key; see `Found`."""
@@ -203,14 +205,14 @@ class Collector:
         self._names = [
             item.stash[CASE].name
             for item in made
-            if self.is_case(item) and any(self._takes_compiler(item, nightly) for nightly in {self._nightly, True})
+            if CASE in item.stash and any(self._takes_compiler(item, nightly) for nightly in {self._nightly, True})
         ]
 
     def choose(self, items: list[pytest.Item]) -> list[pytest.Item]:
         """Take the cases that a smoke run leaves out of `items` and return them; none in another run."""
         if not self._smoke:
             return []
-        cases = [item for item in items if self.is_case(item)]
+        cases = [item for item in items if CASE in item.stash]
         chosen = smoke([item.stash[CASE] for item in cases])
         out = {item for item, keep in zip(cases, chosen, strict=True) if not keep}
         items[:] = [item for item in items if item not in out]
@@ -219,7 +221,7 @@ class Collector:
 
     def left_out(self, items: list[pytest.Item]) -> list[pytest.Item]:
         """Return the cases among some items that another shard runs, or that were not red."""
-        return [item for item in items if self.is_case(item) and not self.choice.has(item.stash[CASE].key)]
+        return [item for item in items if CASE in item.stash and not self.choice.has(item.stash[CASE].key)]
 
     def _takes_compiler(self, item: pytest.Item, nightly: bool) -> bool:
         """Return whether an item is of a chosen compiler and of one that takes its device's programs."""
@@ -244,12 +246,6 @@ class Collector:
         nightly += [c.name for d in devices for rule in RULES for s in ("eager", "jit") for c in cell_cases(d, rule, s)]
         unjudged = [*files, SHARED, JIT, KERNELS] if self._device_option else files
         return self.deviations.stale([*self._names, *self._nightly_names, *nightly], unjudged=unjudged)
-
-
-def function_of(item: pytest.Item) -> pytest.Function:
-    """Return an item that is a case, by its class."""
-    assert isinstance(item, pytest.Function)
-    return item
 
 
 def _suite(path: Path) -> Path:

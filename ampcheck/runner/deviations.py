@@ -65,8 +65,7 @@ from ampcheck.devices.cpu import lacks
 from ampcheck.devices.registry import OWN
 from ampcheck.errors import UsageError
 from ampcheck.observe.dispatcher import compiled
-from ampcheck.runner.record import BASELINE, RED, Result, Run, cause_of, normalised, varying
-from ampcheck.runner.summarize import counted, first_line, merge
+from ampcheck.runner.record import BASELINE, RED, Result, Run, cause_of, counted, first_line, normalised, varying
 from ampcheck.spec.ids import check_key
 from ampcheck.spec.policies import KEYS
 from ampcheck.spec.torch_dtypes import DTYPES
@@ -734,13 +733,12 @@ def _quoted(text: str) -> str:
 # ---- a baseline: the red cases of some runs, as they are
 
 
-def as_baseline(runs: Sequence[Run], devices: Collection[str] = ()) -> str:
-    """Return the red cases of some runs, of some devices or of all, as a deviations file of kind "baseline".
+def as_baseline(run: Run, devices: Collection[str] = ()) -> str:
+    """Return the red cases of a run, of some devices or of all, as a deviations file of kind "baseline".
 
-    A case that an earlier baseline excuses is in it too. Raises UsageError for a device of which no run has a case.
+    A case that an earlier baseline excuses is in it too. Raises UsageError for a device of which the run has no case.
     """
-    run = merge(runs)
-    sources = ", ".join(one.path.name for one in runs)
+    sources = ", ".join(part["file"] for part in run.header.get("parts", [{"file": run.path.name}]))
     _check_devices(sources, run.results.values(), devices)
     alike: dict[tuple[str, str], list[str]] = {}
     for key, result in sorted(run.results.items()):

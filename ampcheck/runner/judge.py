@@ -6,7 +6,7 @@ A result has the status after known deviations, its cause, and how to reproduce 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -25,8 +25,7 @@ from ampcheck.errors import Broken, CheckFailure, Unsupported, one_line
 from ampcheck.observe import blame
 from ampcheck.observe.dispatcher import lacks_kernel
 from ampcheck.observe.isolation import reset
-from ampcheck.runner.collect import CASE, Collector, function_of
-from ampcheck.runner.deviations import Deviation, after_deviations
+from ampcheck.runner.deviations import Deviation, KnownDeviations, after_deviations
 from ampcheck.runner.record import RED, Result, cause_text
 from ampcheck.runner.summarize import case_text
 from ampcheck.samples import op_database
@@ -55,33 +54,32 @@ _JUDGED = (CheckFailure, Unsupported, AssertionError)
 
 
 class Judge:
-    """Runs and judges the cases of a collector, by its devices and deviations."""
+    """Runs and judges cases on devices, by name, with the deviations that are known of them."""
 
-    def __init__(self, config: pytest.Config, collector: Collector) -> None:
-        self._collector = collector
-        self._devices = collector.devices
-        self._defaults = {device.type: device.default_amp for device in collector.devices.values()}
+    def __init__(self, config: pytest.Config, devices: Mapping[str, Device], deviations: KnownDeviations) -> None:
+        self._devices = devices
+        self._deviations = deviations
+        self._defaults = {device.type: device.default_amp for device in devices.values()}
         self._to_load: list[Device] = []
         self._without_deviations = bool(config.option.no_deviations)
+        self._modules = tuple(config.option.device_module)
         self._further = _further(config.option)
 
     # ---- running a case
 
-    def load_before_first(self, items: Iterable[pytest.Item]) -> None:
-        """Note the devices of some items whose backend is loaded late, to load each of them before the first case runs.
+    def load_before_first(self, names: Collection[str]) -> None:
+        """Note which devices of these names load their backend late, to load each of them before the first case runs.
 
         Autograd knows the devices that are loaded at its first backward pass, and none that is loaded later.
         """
-        used = {item.stash[CASE].device for item in items if CASE in item.stash}
-        self._to_load = [device for device in self._devices.values() if device.backend and device.name in used]
+        self._to_load = [device for device in self._devices.values() if device.backend and device.name in names]
 
     @contextmanager
-    def running(self, item: pytest.Item) -> Iterator[None]:
+    def running(self, item: pytest.Function, case: Case) -> Iterator[None]:
         """Enter around the call of a case: fresh autocast state and the device; then raise a scenario's findings."""
-        case = item.stash[CASE]
         device = self._devices[case.device]
         amp = None
-        given: dict[str, Any] = function_of(item).funcargs
+        given: dict[str, Any] = item.funcargs
         if "amp" in given:
             amp = given["amp"] = DeviceAmp(*given["amp"])
         while self._to_load:
@@ -107,7 +105,7 @@ class Judge:
                     yield
                 except Exception as error:
                     if amp and case.suite in ("eager", "autograd") and not isinstance(error, _JUDGED):
-                        _repeat_without_autocast(function_of(item), amp, error)
+                        _repeat_without_autocast(item, amp, error)
                     raise
             if amp:
                 amp.finish()
@@ -116,7 +114,7 @@ class Judge:
 
     # ---- judging it
 
-    def judge(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+    def judge(self, item: pytest.Function, case: Case, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
         """Turn pytest's outcome of a case into a status, and put the result on the report."""
         if report.when != "call" and call.excinfo is None:
             return
@@ -129,20 +127,21 @@ class Judge:
                 status = "fail" if status in ("broken", "unsupported") else status
                 message = "\n".join([*noted, message])
                 differences = [*noted, *differences]
-        result, why = self._judged(item, status, message, differences, error, seconds=call.duration)
+        result, why = self._judged(item, case, status, message, differences, error, seconds=call.duration)
         report.ampcheck = result.filled()  # type: ignore[attr-defined]  # travels from xdist's workers with the report
         if result.cause:  # pytest writes it into its own JUnit file
             item.user_properties.append(("cause", result.cause))
         mark(report, result.status, why, case_text(result, why))
 
-    def dead(self, item: pytest.Item, known: Result) -> Result:
+    def dead(self, item: pytest.Function, case: Case, known: Result) -> Result:
         """Judge a case that ended an earlier process, of which this much is known; nothing of it is run."""
-        result, _ = self._judged(item, known.status, known.message, [], None, seconds=known.seconds, cause=known.cause)
-        return result
+        told = known.status, known.message
+        return self._judged(item, case, *told, [], None, seconds=known.seconds, cause=known.cause)[0]
 
     def _judged(
         self,
-        item: pytest.Item,
+        item: pytest.Function,
+        case: Case,
         status: str,
         message: str,
         differences: list[str],
@@ -155,9 +154,8 @@ class Judge:
 
         `cause`: of a case that ended its process; else it is made of the message and the exception.
         """
-        case = item.stash[CASE]
         shown, why, entries = self._after_deviations(status, message, differences, case)
-        details = {} if shown == "pass" else self._details(item, message or why, ran=not cause)
+        details = {} if shown == "pass" else self._details(item, case, message or why, ran=not cause)
         if shown in RED:
             # The op of a scenario is the scenario's name.
             op = case.op if case.op in samples.catalogue() or case.op in op_database.rows() else ""
@@ -179,35 +177,34 @@ class Judge:
         """Return the status after deviations, the reason to show for it, and the deviations it is about."""
         if status == "unsupported":
             return status, message, ()
-        known = self._collector.deviations
-        entries = known.baseline(case.key)
+        entries = self._deviations.baseline(case.key)
         if not self._without_deviations:
             swept = [part.name for part in parts(case)] if case.sample == CELLS else ()
-            entries = [*known.of(case.device, case.name, swept), *entries]
+            entries = [*self._deviations.of(case.device, case.name, swept), *entries]
         return after_deviations(status, differences, entries, message)
 
-    def _details(self, item: pytest.Item, message: str, *, ran: bool) -> dict[str, str]:
+    def _details(self, item: pytest.Function, case: Case, message: str, *, ran: bool) -> dict[str, str]:
         """Return the fields of a result that say how a case differs and how to reproduce it.
 
         `ran`: False for a case that ended its process; then nothing of it is run here.
         """
-        case = item.stash[CASE]
-        device = self._collector.devices[case.device]
-        node, root, suites = item.nodeid, item.config.rootpath, self._collector.root
+        device = self._devices[case.device]
+        node, root = item.nodeid, item.config.rootpath
+        suites = next((folder for folder in item.path.parents if folder.name == "suites"), None)
         # Elsewhere no conftest.py loads the plugin, and node ids are relative to another folder.
-        away = root != item.config.invocation_params.dir or (suites is not None and suites.parent != root)
+        away = root != item.config.invocation_params.dir or suites is None or suites.parent != root
         if away:
             node = f"{item.path}{node[node.index('::') :]}"
-        line = reproduce.pytest_line(node, device, self._collector.modules, installed=away, further=self._further)
+        line = reproduce.pytest_line(node, device, self._modules, installed=away, further=self._further)
         try:
-            program = self._in_plain_torch(function_of(item), case, device, message if ran else "")
+            program = self._in_plain_torch(item, case, device, message if ran else "")
         except Exception as error:  # a result must not be lost because its reproduction cannot be written
             program = f"# This reproduction could not be written: {one_line(error)}"
         return {"node": item.nodeid, "message": message, "pytest": line, "torch": program}
 
     def _in_plain_torch(self, function: pytest.Function, case: Case, device: Device, message: str) -> str:
         """Return a case as a program that imports no ampcheck."""
-        modules, ran = self._collector.modules, bool(message)
+        modules, ran = self._modules, bool(message)
         if case.sample == op_database.SAMPLE:
             return reproduce.of_op_database(case, device, message)
         if case.sample == CELLS:
@@ -294,9 +291,9 @@ def _differences(error: BaseException) -> list[str]:
     return error.differences if isinstance(error, CheckFailure) else [f"{type(error).__name__}: {error}"]
 
 
-def _noted(item: pytest.Item, differences: list[str]) -> list[str]:
+def _noted(item: pytest.Function, differences: list[str]) -> list[str]:
     """Return the differences that a scenario had noted before it raised something else."""
-    amp = function_of(item).funcargs.get("amp")
+    amp = item.funcargs.get("amp")
     return [told for told in amp.differences if told not in differences] if isinstance(amp, DeviceAmp) else []
 
 

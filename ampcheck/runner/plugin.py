@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ampcheck.runner.collect import Collector, Found
     from ampcheck.runner.judge import Judge
+    from ampcheck.spec.case import Case
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -168,7 +169,7 @@ class Plugin:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, None, None]:
         if self.collector is not None and self.judge is not None:
             self.collector.drop_empty(items)
-            self.judge.load_before_first(items)
+            self.judge.load_before_first({pair[1].device for pair in map(self._case_of, items) if pair})
         yield
         if (collector := self.collector) is not None:
             left_out = [*collector.choose(items), *collector.left_out(items)]
@@ -176,7 +177,7 @@ class Plugin:
                 self.config.hook.pytest_deselected(items=left_out)
                 gone = set(left_out)
                 items[:] = [item for item in items if item not in gone]
-            self._selected = [item for item in items if collector.is_case(item)]
+            self._selected = [item for item in items if collector.case_of(item)]
         items.sort(key=lambda item: item.get_closest_marker("forks") is None)
         if self.child is not None:
             items[:] = self.child.choose(items)
@@ -194,7 +195,7 @@ class Plugin:
         if (child := self.child) is not None:
             self._preflight(found)
             self._or_exit(lambda: child.begin(collector, self.config, found, self._deselected))
-            child.judge_dead(judge, self._selected)
+            child.judge_dead(judge, [pair for item in self._selected if (pair := collector.case_of(item))])
         elif self.is_worker:
             input: dict[str, Any] = self.config.workerinput  # type: ignore[attr-defined]  # xdist's own
             Path(input["ampcheck_cases"]).write_text(json.dumps(found), encoding="utf-8")
@@ -221,7 +222,7 @@ class Plugin:
             self.recorder = self._or_exit(lambda: self._new_recorder(found))
 
     def _new_recorder(self, found: Found) -> RunRecorder:
-        from ampcheck.runner.collect import Choice, expected, header  # imports torch
+        from ampcheck.runner.collect import Choice, expected, header  # noqa: PLC0415  # imports torch
 
         option, choice, now = self.config.option, Choice(self.config.option), datetime.now(UTC)
         path = None if option.no_run_file else option.run_file or new_run_file(option.reports, now)
@@ -248,9 +249,9 @@ class Plugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        if self.collector is None or self.judge is None or not self.collector.is_case(item):
+        if self.judge is None or (found := self._case_of(item)) is None:
             return (yield)
-        with self.judge.running(item):
+        with self.judge.running(*found):
             return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -258,8 +259,8 @@ class Plugin:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if self.collector is not None and self.judge is not None and self.collector.is_case(item):
-            self.judge.judge(item, call, report)
+        if self.judge is not None and (found := self._case_of(item)) is not None:
+            self.judge.judge(*found, call, report)
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -274,6 +275,9 @@ class Plugin:
             message, case = str(report.longrepr), self.recorder.nodes[report.nodeid]
             cause = cause_text("crash", message.partition(" while running ")[0], case["rule"])
             self.recorder.take(unmeasured(case, "crash", message=message, cause=cause))
+
+    def _case_of(self, item: pytest.Item) -> tuple[pytest.Function, Case] | None:
+        return self.collector.case_of(item) if self.collector is not None else None
 
     # ---- the end
 
@@ -307,7 +311,7 @@ class Plugin:
     def pytest_report_header(self) -> list[str]:
         if not self._names_suite():
             return []
-        from ampcheck.runner.collect import header_lines  # imports torch
+        from ampcheck.runner.collect import header_lines  # noqa: PLC0415  # imports torch
 
         return self._or_exit(lambda: header_lines(self.config))
 
@@ -324,7 +328,7 @@ class Plugin:
         return any("suites" in str(argument) for argument in self.config.args)
 
     def _new_collector(self) -> Collector:
-        from ampcheck.runner.collect import Collector  # imports torch
+        from ampcheck.runner.collect import Collector  # noqa: PLC0415  # imports torch
 
         collector = self._or_exit(lambda: Collector(self.config))
         self._baselines = collector.deviations.baselines()
@@ -370,7 +374,7 @@ class SupervisedRun(Channel):
 
     def begin(self, collector: Collector, config: pytest.Config, found: Found, deselected: int) -> None:
         """Say what all children together have to run."""
-        from ampcheck.runner.collect import expected, header, header_lines  # imports torch
+        from ampcheck.runner.collect import expected, header, header_lines  # noqa: PLC0415  # imports torch
 
         cases = expected(config, found, collector.choice)
         self.send(
@@ -385,13 +389,13 @@ class SupervisedRun(Channel):
             }
         )
 
-    def judge_dead(self, judge: Judge, items: list[pytest.Item]) -> None:
+    def judge_dead(self, judge: Judge, cases: list[tuple[pytest.Function, Case]]) -> None:
         """Judge the case that ended an earlier child, if there is one."""
         if self._plan.dead is not None:
             known = Result.of(self._plan.dead)
-            for item in items:
+            for item, case in cases:
                 if item.nodeid == known.node:
-                    self.send({"kind": "case", **judge.dead(item, known).filled()})
+                    self.send({"kind": "case", **judge.dead(item, case, known).filled()})
 
     def finish(self, exitstatus: int) -> None:
         """Say how pytest ended."""
@@ -405,28 +409,28 @@ def _marker(definition: Any) -> pytest.Mark | None:
 
 
 def _check_files(config: pytest.Config) -> None:
-    from ampcheck.runner.collect import check_files  # imports torch
+    from ampcheck.runner.collect import check_files  # noqa: PLC0415  # imports torch
 
     check_files(config)
 
 
 def _new_judge(config: pytest.Config, collector: Collector) -> Judge:
-    from ampcheck.runner.judge import Judge  # imports torch
+    from ampcheck.runner.judge import Judge  # noqa: PLC0415  # imports torch
 
-    return Judge(config, collector)
+    return Judge(config, collector.devices, collector.deviations)
 
 
 def _write_manifest(path: Path, found: Found) -> None:
-    from ampcheck.runner.collect import write_manifest  # imports torch
+    from ampcheck.runner.collect import write_manifest  # noqa: PLC0415  # imports torch
 
     write_manifest(path, found)
 
 
 def _examine(config: pytest.Config, found: Found, child: SupervisedRun | None) -> list[str]:
     """Take the preflight of the devices of some cases, and keep its notes for the header."""
-    from ampcheck.devices.preflight import before_run  # imports torch
-    from ampcheck.devices.registry import select  # imports torch
-    from ampcheck.runner.collect import NOTES  # imports torch
+    from ampcheck.devices.preflight import before_run  # noqa: PLC0415  # imports torch
+    from ampcheck.devices.registry import select  # noqa: PLC0415  # imports torch
+    from ampcheck.runner.collect import NOTES  # noqa: PLC0415  # imports torch
 
     names = {case["device"] for case in found.values()}
     devices = [d for d in select(config.option.device, config.option.device_module) if d.name in names]

@@ -405,3 +405,17 @@ def seed_of_programs(nightly: bool, given: str | int | None = None) -> int:
     if given is None:
         return int(f"{datetime.now(UTC):%Y%m%d}")
     return int(given) if str(given).isdigit() else sum(map(ord, str(given)))
+
+
+# ---- words
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number of things in words, e.g. "1 case" or "2 cases"."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def first_line(text: str, width: int = 200) -> str:
+    """Return the first line of a message, cut to what fits a line of a terminal or a cell of a table."""
+    line = text.partition("\n")[0]
+    return line if len(line) <= width else f"{line[: width - 1].rstrip()}…"

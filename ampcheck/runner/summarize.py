@@ -29,6 +29,8 @@ from ampcheck.runner.record import (
     Run,
     RunWriter,
     cause_of,
+    counted,
+    first_line,
     grouped,
     manifest_hash,
     unmeasured,
@@ -64,11 +66,6 @@ def ran(results: Collection[Result], expected: int, deselected: int, seconds: fl
     """Return how much of what was expected ran, in a sentence."""
     done = sum(1 for result in results if result.status != "missing")
     return f"{done} of {expected} cases ran in {seconds:.1f} s; {deselected} more were not selected"
-
-
-def counted(count: int, what: str) -> str:
-    """Return a number of things in words, e.g. "1 case" or "2 cases"."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def case_text(result: Result, why: str = "", reproduced: str = "") -> str:
@@ -542,12 +539,6 @@ class Comparison:
             return heading, ["case", "status", "difference"], rows
         counts = Counter((c.device, c.rule, c.after or c.before) for c in changes)
         return heading, ["device", "rule", "status", "cases"], [[*what, n] for what, n in sorted(counts.items())]
-
-
-def first_line(text: str, width: int = 200) -> str:
-    """Return the first line of a message, cut to what fits a line of a terminal or a cell of a table."""
-    line = text.partition("\n")[0]
-    return line if len(line) <= width else f"{line[: width - 1].rstrip()}…"
 
 
 def markdown(text: str) -> str:

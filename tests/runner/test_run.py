@@ -13,10 +13,10 @@ from xml.etree import ElementTree as xml
 
 import pytest
 
-from ampcheck.runner.record import RED, Run, read
+from ampcheck.runner.record import RED, Run, first_line, read
 from ampcheck.runner.run import Supervisor, suites_folder
 from ampcheck.runner.run import environment as child_environment
-from ampcheck.runner.summarize import RunRecorder, first_line, merge
+from ampcheck.runner.summarize import RunRecorder, merge
 from ampcheck.spec.ids import Shard
 from tests.cli_support import LIMIT, MODULE, ROOT, environment, interrupted, refused, run, run_pytest
 

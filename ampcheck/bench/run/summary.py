@@ -12,7 +12,7 @@ import numpy as np
 from ampcheck.bench.core import statistics, table
 from ampcheck.bench.core.model import AA, DEFAULT, PRECISIONS, Group, Rounds, VariantResult, Workload, kind_of
 from ampcheck.errors import UsageError
-from ampcheck.runner.summarize import first_line
+from ampcheck.runner.record import first_line
 
 Peaks = Callable[[str, str], float | None]
 """From a device and a precision's name to the device's peak in flop/s, None where nobody knows it."""

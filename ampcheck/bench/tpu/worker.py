@@ -17,7 +17,7 @@ from ampcheck.bench.tpu.estimate import estimate
 from ampcheck.bench.tpu.variants import variant_result
 from ampcheck.bench.workloads import catalogue
 from ampcheck.errors import one_line
-from ampcheck.runner.summarize import first_line
+from ampcheck.runner.record import first_line
 from ampcheck.runner.worker import Channel
 
 

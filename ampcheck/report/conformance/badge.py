@@ -8,14 +8,13 @@ from html import escape
 from ampcheck.report.conformance.pages import judged, used
 from ampcheck.report.conformance.statuses import SHOWN, number
 from ampcheck.report.history import History, expected, is_red, ran, reproduced, stale, virtual
-from ampcheck.runner.record import Run
+from ampcheck.runner.record import Run, first_line
 from ampcheck.runner.summarize import (
     GROUPS,
     Comparison,
     causes_markdown,
     compare,
     devices,
-    first_line,
     interrupted,
     markdown,
 )

@@ -17,7 +17,7 @@ from ampcheck.report.conformance.statuses import SHOWN, Status, number
 from ampcheck.report.history import History, expected, is_red, ran, reproduced, stale, virtual
 from ampcheck.runner import summarize as comparing
 from ampcheck.runner.deviations import Deviation
-from ampcheck.runner.record import Cause, Result, Run, grouped
+from ampcheck.runner.record import Cause, Result, Run, first_line, grouped
 from ampcheck.runner.summarize import devices, interrupted
 from ampcheck.spec.rules import RULES
 
@@ -66,7 +66,7 @@ FILTERS: Mapping[str, Callable[..., str]] = {
     "number": number,
     "case_href": case_href,
     "matrix_href": matrix_href,
-    "first_line": comparing.first_line,
+    "first_line": first_line,
     "capitalize_first": lambda text: text[:1].upper() + text[1:],
 }
 
