@@ -56,7 +56,7 @@ def write(path: Path, version: str, found: Mapping[str, DatabaseRow]) -> None:
     """Write the table with other rows for a version. Raises UsageError for an unknown version."""
     tables = dict(op_database.tables())
     if version not in tables:
-        raise UsageError(f"torch {version} is in no policy table yet; run python -m ampcheck.spec.release first")
+        raise UsageError(f"torch {version} is in no policy table yet; run python -m scripts.release first")
     tables[version] = found
     rows = {v: {op: (row.dtypes, row.overloads) for op, row in table.items()} for v, table in tables.items()}
     lines = ((op, *row, *versioned.bounds(held, tuple(rows))) for op, row, held in versioned.ranges(rows))

@@ -14,7 +14,7 @@ from ampcheck.observe.torch_private import dispatch_dump
 from ampcheck.register.torch_private import backend_name, has_kernel
 from ampcheck.spec.drift import covered, drift
 from ampcheck.spec.policies import KEYS, closest, rows
-from ampcheck.spec.release import registered
+from ampcheck.spec.torch_private import registered
 
 _ATEN = "aten::"
 

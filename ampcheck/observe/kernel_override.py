@@ -10,7 +10,7 @@ from typing import Any
 from torch.library import Library, get_kernel
 
 from ampcheck.register.torch_private import DispatchKeySet
-from ampcheck.spec.release import registered
+from ampcheck.spec.torch_private import registered
 
 
 def replaceable(key: str) -> bool:

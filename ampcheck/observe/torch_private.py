@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ampcheck.samples.torch_private import pytree as pytree
 from ampcheck.spec.private_names import PrivateNames
 
 NAMES = PrivateNames("ampcheck.observe", without="no device can be checked without them")
@@ -20,12 +21,10 @@ if TYPE_CHECKING:
     from torch._ops import OpOverloadPacket as OpOverloadPacket
     from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
     from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
-    from torch.utils import _pytree
     from torch.utils._mode_utils import no_dispatch as no_dispatch
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
     AutoDispatchBelowAutograd = torch._C._AutoDispatchBelowAutograd
-    pytree = _pytree
 else:
     DisableTorchFunction = NAMES.take("torch._C.DisableTorchFunction", "calls unseen by function modes")
     AutoDispatchBelowAutograd = NAMES.take(
@@ -39,7 +38,6 @@ else:
     )
     no_dispatch = NAMES.take("torch.utils._mode_utils.no_dispatch", "CPU tensors beside torchax")
     TorchDispatchMode = NAMES.take("torch.utils._python_dispatch.TorchDispatchMode", "seeing every kernel that runs")
-    pytree = NAMES.take("torch.utils._pytree", "tensors in nested arguments and results")
 
 # The dispatcher.
 dispatch_dump: Callable[[str], str] = NAMES.take(

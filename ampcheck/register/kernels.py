@@ -19,7 +19,7 @@ import torch
 from ampcheck.register.casts import FLOAT32, Casts
 from ampcheck.register.dynamo_skip import dynamo_skip
 from ampcheck.register.messages import refusal
-from ampcheck.register.torch_private import DispatchKey, OpOverload, exclude_key, functions, nn_functions
+from ampcheck.register.torch_private import Argument, DispatchKey, OpOverload, exclude_key, functions, nn_functions
 
 Kernel = Callable[..., Any]
 """A function that takes what an overload takes, as the dispatcher passes it, and gives its results."""
@@ -45,7 +45,7 @@ def kernel({parameters}):
 """
 
 
-def kind(argument: torch._C.Argument) -> str | None:
+def kind(argument: Argument) -> str | None:
     """Return a schema argument's kind for autocast: "tensor", "optional", "list", or None for no tensors."""
     return _KINDS.get(str(argument.type))
 
@@ -60,7 +60,7 @@ class _CastSignature:
     defaults: dict[str, object] = field(default_factory=dict)
 
 
-def _signature(op: OpOverload, needed: Callable[[torch._C.Argument], bool]) -> _CastSignature:
+def _signature(op: OpOverload, needed: Callable[[Argument], bool]) -> _CastSignature:
     """Return the signature of a kernel that names the arguments it needs and hands the others on as they come."""
     schema = op._schema.arguments
     positional = [a for a in schema if not a.kwarg_only]
@@ -83,7 +83,7 @@ def _signature(op: OpOverload, needed: Callable[[torch._C.Argument], bool]) -> _
     return out
 
 
-def _add(out: _CastSignature, argument: torch._C.Argument, name: str, handed_on: str) -> None:
+def _add(out: _CastSignature, argument: Argument, name: str, handed_on: str) -> None:
     has_default = argument.has_default_value()
     if has_default:
         out.defaults[f"default_{name}"] = argument.default_value
@@ -170,7 +170,7 @@ def _takes(other: OpOverload, op: OpOverload) -> bool:
     )
 
 
-def _holds_tensors(argument: torch._C.Argument) -> bool:
+def _holds_tensors(argument: Argument) -> bool:
     return kind(argument) is not None
 
 

@@ -13,7 +13,7 @@ from ampcheck.register import kernels
 from ampcheck.register.casts import Casts
 from ampcheck.register.kernels import Kernel, kind
 from ampcheck.register.messages import overload_name
-from ampcheck.register.torch_private import OpOverload, op_names
+from ampcheck.register.torch_private import Argument, OpOverload, op_names
 from ampcheck.spec.casting import APPENDED, POLICIES
 from ampcheck.spec.policies import closest, table
 
@@ -128,7 +128,7 @@ def _planned(name: str, policy: str) -> Planned:
     return Planned(op, policy)
 
 
-def _is_optional_dtype(argument: torch._C.Argument) -> bool:
+def _is_optional_dtype(argument: Argument) -> bool:
     # A ScalarType is an int to a schema's type; its text tells them apart.
     return argument.name == "dtype" and str(argument.type) == "Optional[int]"
 

@@ -13,6 +13,7 @@ from ampcheck.spec.private_names import PrivateNames
 NAMES = PrivateNames("ampcheck.register", without="autocast cannot be registered for a PrivateUse1 device without them")
 
 if TYPE_CHECKING:
+    from torch._C import Argument as Argument
     from torch._C import DispatchKey as DispatchKey
     from torch._C import DispatchKeySet as DispatchKeySet
     from torch._ops import HigherOrderOperator as HigherOrderOperator
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     ExcludeDispatchKeyGuard = torch._C._ExcludeDispatchKeyGuard
 else:
+    Argument = NAMES.take("torch._C.Argument", "an argument of an op, as its schema says it")
     DispatchKey = NAMES.take("torch._C.DispatchKey", "the autocast key, and the key whose policies are taken over")
     DispatchKeySet = NAMES.take("torch._C.DispatchKeySet", "the keys that a kernel excludes")
     ExcludeDispatchKeyGuard = NAMES.take("torch._C._ExcludeDispatchKeyGuard", "calling an op below a dispatch key")

@@ -16,7 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
+
+from ampcheck.samples.torch_private import pytree
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,22 +195,12 @@ def in_form(sample: Sample, form: str) -> Sample | None:
 
 def leaves(sample: Sample) -> Iterator[TensorArg]:
     """Yield the tensor arguments of a sample in order, lists and keyword arguments included."""
-    yield from _walk(sample.args)
-    yield from _walk(tuple(sample.kwargs.values()))
+    for value in pytree.tree_leaves((sample.args, dict(sample.kwargs))):
+        if isinstance(value, TensorArg):
+            yield value
 
 
-def _walk(value: Any) -> Iterator[TensorArg]:
-    if isinstance(value, TensorArg):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _walk(item)
-
-
-def map_leaves(value: Any, make: Callable[[TensorArg], Any]) -> Any:
+def map_leaves(value: T, make: Callable[[TensorArg], Any]) -> T:
     """Return the same nested arguments with `make(description)` for each description, in the order of `leaves`."""
-    if isinstance(value, TensorArg):
-        return make(value)
-    if isinstance(value, (tuple, list)):
-        return type(value)(map_leaves(item, make) for item in value)
-    return value
+    mapped: T = pytree.tree_map_only(TensorArg, make, value)
+    return mapped

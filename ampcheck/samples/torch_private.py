@@ -11,15 +11,18 @@ NAMES = PrivateNames("ampcheck.samples", without="no case can be run without the
 if TYPE_CHECKING:
     from torch._C import ScriptFunction as ScriptFunction
     from torch._C import ScriptMethod as ScriptMethod
+    from torch.utils import _pytree
     from torch.utils._python_dispatch import _disable_current_modes
 
     disable_current_modes = _disable_current_modes
+    pytree = _pytree
 else:
     ScriptFunction = NAMES.take("torch._C.ScriptFunction", "putting back the calls that torch.testing._internal wraps")
     ScriptMethod = NAMES.take("torch._C.ScriptMethod", "putting back the calls that torch.testing._internal wraps")
     disable_current_modes = NAMES.take(
         "torch.utils._python_dispatch._disable_current_modes", "making inputs unseen by a device's dispatch modes"
     )
+    pytree = NAMES.take("torch.utils._pytree", "tensors in nested arguments and results")
 
 TESTING: str = NAMES.package("torch.testing._internal", "PyTorch's op database and autocast lists")
 NAMES.check()

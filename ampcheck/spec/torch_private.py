@@ -11,3 +11,11 @@ registrations = NAMES.call(
 )
 
 NAMES.check()
+
+_ATEN = "aten::"
+
+
+def registered(key: str) -> frozenset[str]:
+    """Return the aten overloads that this build registers under a dispatch key, without the namespace."""
+    names: list[str] = registrations(key)
+    return frozenset(name.removeprefix(_ATEN) for name in names if name.startswith(_ATEN))

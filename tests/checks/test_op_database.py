@@ -65,7 +65,7 @@ def test_writing_changes_the_lines_of_one_version(tmp_path: Path) -> None:
     lines = [line.split(",") for line in path.read_text().splitlines() if line.startswith("nn.functional.relu,")]
     assert sorted(line[-2:] for line in lines) == [["2.11", "2.12"], ["2.13", "2.13"], ["2.14", ""]]
     assert ["nn.functional.relu", "fp32", "relu", "2.13", "2.13"] in lines
-    with pytest.raises(UsageError, match=r"^torch 9\.9 is in no policy table yet; run python -m ampcheck.spec.release"):
+    with pytest.raises(UsageError, match=r"^torch 9\.9 is in no policy table yet; run python -m scripts.release"):
         tool.write(path, "9.9", {})
 
 

@@ -28,7 +28,7 @@ from ampcheck.errors import UsageError
 from ampcheck.observe.kernel_override import recording, replaceable
 from ampcheck.observe.recorder import Observation
 from ampcheck.spec.casting import APPENDED, POLICIES
-from ampcheck.spec.release import registered
+from ampcheck.spec.torch_private import registered
 
 
 @dataclass(frozen=True, slots=True)

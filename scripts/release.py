@@ -1,4 +1,4 @@
-"""Add the installed torch to the policy table: `python -m ampcheck.spec.release`.
+"""Add the installed torch to the policy table: `python -m scripts.release`.
 
 Registrations are read from the dispatcher of the installed torch, and the lists that the GPU keys share from its header
 `ATen/autocast_mode.h`. All else is taken over from the version before. A policy that neither says is asked for, and
@@ -23,7 +23,7 @@ from ampcheck.errors import UsageError
 from ampcheck.spec import policies, versioned
 from ampcheck.spec.casting import POLICIES
 from ampcheck.spec.policies import COLUMNS, KEYS, RELEASES, PolicyRow, minor, numbers, releases, rows, versions
-from ampcheck.spec.torch_private import registrations
+from ampcheck.spec.torch_private import registered
 
 HEADER = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
 
@@ -37,7 +37,6 @@ LISTS = {
 
 _SHARED = ("AutocastCUDA", "AutocastXPU", "AutocastMTIA", "AutocastMAIA")
 """The keys whose registrations use the lists of the header."""
-_ATEN = "aten::"
 _LIST = re.compile(r"^#define (AT_FORALL_\w+)\(_\)((?:.*\\\n)*.*)", re.MULTILINE)
 _ENTRY = re.compile(r"_\((\w+)(?:, (\w+))?\)")
 
@@ -55,12 +54,6 @@ class Release:
     rows: tuple[PolicyRow, ...]
     differences: tuple[str, ...]
     questions: tuple[str, ...]
-
-
-def registered(key: str) -> frozenset[str]:
-    """Return the aten overloads that this build registers under a dispatch key, without the namespace."""
-    names: list[str] = registrations(key)
-    return frozenset(name.removeprefix(_ATEN) for name in names if name.startswith(_ATEN))
 
 
 def listed(text: str) -> dict[str, tuple[str, str]]:
@@ -191,7 +184,7 @@ def _lines(tables: Mapping[str, Sequence[PolicyRow]]) -> Iterator[tuple[str, ...
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the table; return 1 where a person must answer a question first; the table then lacks that overload."""
-    parser = argparse.ArgumentParser(prog="python -m ampcheck.spec.release", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m scripts.release", description=__doc__)
     parser.add_argument("--policy", action="append", default=[], metavar="[KEY:]OVERLOAD=POLICY")
     parser.add_argument("--run", action="append", default=[], type=Path, metavar="FILE", help="a run of this torch")
     parser.add_argument("--output", type=Path, default=policies.TABLES, metavar="FOLDER", help="where to write")
